@@ -1,4 +1,7 @@
-"""Detectors: from telemetry to findings. One file a detector, one line in DETECTORS. Pure: no clock, no log."""
+"""Detectors: from telemetry to findings.
+
+Each detector has one module and one line in DETECTORS. Detectors are pure: they read no clock and write no log.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +21,33 @@ from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 
 
 class Detector(Protocol):
-    """What looks at a stream of telemetry and says what it found; it has seen nothing later than what it was shown."""
+    """A detector of a stream of telemetry. Its findings depend only on telemetry that it has received."""
 
     name: str
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
-        """Findings that are new since the last tick. A verdict told again under its id replaces the earlier one."""
+        """Return the findings that are new since the last tick. A verdict with a known id replaces the earlier one."""
         ...
 
     def measures(self) -> Iterable[Sample]:
-        """Samples of the catalogue, as of the newest tick."""
+        """Return the metric samples of the newest tick."""
         ...
 
     def snapshot(self) -> bytes:
-        """What must outlive a restart of the controller."""
+        """Encode the state that must survive a restart of the controller."""
         ...
 
     def restore(self, data: bytes) -> None:
-        """Take a snapshot's place. Raises ValueError where it is not one of this detector's."""
+        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector."""
         ...
 
 
 class Maker(Protocol):
-    """A detector's class. timed: whether times are real seconds on a clock; else each step is a window of its own.
-    panel: the counters, shared by the detectors of one stream."""
+    """Class of a detector.
+
+    timed: whether times are real seconds; otherwise each step is a window of its own. panel: counter statistics, shared
+    by the detectors of one stream.
+    """
 
     def __call__(
         self, timed: bool = True, switches: Switches | None = None, panel: Panel | None = None
@@ -55,10 +61,10 @@ DETECTORS: tuple[Maker, ...] = (
     InterferenceDetector,
     WorkloadDetector,
 )
-"""Every detector, in the order in which they look."""
+"""All detectors, in the order in which they run."""
 
 
 def make_all(timed: bool = True, switches: Switches | None = None) -> tuple[Detector, ...]:
-    """One of each, for one stream."""
+    """Return one detector of each class, for one stream."""
     panel = Panel(switches)
     return tuple(make(timed, switches, panel) for make in DETECTORS)

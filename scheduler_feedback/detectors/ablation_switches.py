@@ -1,4 +1,5 @@
-"""Switches: parts of the detectors that an ablation turns off, one at a time, to say what each is worth."""
+"""Ablation switches: parts of the detectors that a benchmark turns off, one at a time, to measure what each
+contributes."""
 
 from __future__ import annotations
 
@@ -7,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """All on, as in production.
-
-    self_residual: a rank against its own healthy past, beside its peers. wait_inversion: the culprit waits less than
-    its victims. frozen_scale: the scale of the healthy warm-up; off: that of the newest windows. group_intersection:
-    overlapping groups vote, and a healthy one vetoes. priors: how often each kind of fault occurs. same_samples: who is
-    slow with all that are given the same is not accused.
-    """
+    """Ablation switches. All are on in production."""
 
     self_residual: bool = True
+    """Compare a rank with its own healthy history, in addition to its peers."""
     wait_inversion: bool = True
+    """Require that the culprit waits less than its victims."""
     frozen_scale: bool = True
+    """Use the scale of the healthy warm-up; off: the scale of the newest windows."""
     group_intersection: bool = True
+    """Overlapping groups vote on a suspect, and a healthy group vetoes it."""
     priors: bool = True
+    """Use how often each kind of fault occurs."""
     same_samples: bool = True
+    """Do not accuse a rank that is slow together with all ranks that process the same samples."""

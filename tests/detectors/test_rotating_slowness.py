@@ -74,4 +74,4 @@ def test_nine_of_ten_of_a_dozen_windows_or_a_cause(
     judgement = Judgement(3, 1.2, 1.2, cause, 0.8, (), False)
     after = judged_by_turns(judgement, case, why)
     assert (after == judgement) is stands
-    assert stands or f"slow in {slow} of {windows} windows" in after.refusal
+    assert stands or f"slow in only {slow} of {windows} windows" in after.refusal

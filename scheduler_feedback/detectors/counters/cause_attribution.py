@@ -1,4 +1,4 @@
-"""Where a slow rank's extra time went, by its processes' own counters: the cause, or an honest 'unknown'."""
+"""Attribution of a slow rank's extra time to a cause, by the counters of its own processes; 'unknown' if none is clear."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.stats.medians import median_of_the_others
 
 CAUSE_SHARE = 0.6
-"""A cause explains at least this share of the excess; two halves are no cause."""
+"""Least share of the excess that a cause must explain. Two halves are not a cause."""
 
 STOPPED_SHARE = 0.3
 STOPPED_SECONDS_SHARE = 0.05
-"""A process that was found stopped again and again: what it lost so is named even beside other load, where it is a
-good part of the excess and five per cent of the step by itself."""
+"""Least share of the excess, and of the step, lost to stops of a process that was found stopped repeatedly. Such a
+cause is reported even if the machine has other load."""
 
 OFF_PROCESSOR_SHARE = 0.8
-"""Off the processor without waiting for it or for a disk, but never seen stopped: only so clear a case is called
-suspended, since a process that sleeps by itself looks alike."""
+"""Time off the CPU without waiting for it or for a disk, in a process never found stopped. Only such a large share is
+attributed to suspension: a process that sleeps on its own looks the same."""
 
 CONTESTED_SHARE = 0.5
-"""Waiting for a processor and needing more of it, behind half of the excess: on a shared machine anyone's load could
-be doing it, the latter through caches, sibling threads and time stolen by the hypervisor."""
+"""Least share of the excess that is CPU wait or additional CPU time. On a shared machine, load of other nodes can cause
+both, the latter through caches, sibling threads, and time stolen by the hypervisor."""
 
 CONTESTED_HINT = 0.2
-"""Behind a fifth of it: on a shared machine, without any other clear cause, load cannot be excluded."""
+"""The same without another clear cause: from a fifth on, load of other nodes cannot be excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The excess of a rank over its own healthy state and its peers, split; seconds a step.
-
-    known: whether the counters are there; all parts are NaN otherwise. rest: off the processor without waiting for
-    it or for a disk. stopped_share: share of samples in which a process of the rank was stopped; stopped_again: in
-    more than one slow stretch. on_device: the rank computes on a GPU.
-    """
+    """Excess of a rank over its own healthy state and its peers, split into parts; seconds a step."""
 
     cause: Cause
     known: bool
+    """Whether the counters are available. All parts are NaN otherwise."""
     excess: float
     processor: float = np.nan
     queue: float = np.nan
     storage: float = np.nan
     rest: float = np.nan
+    """Time off the CPU without waiting for it or for a disk."""
     stopped_share: float = np.nan
+    """Share of samples in which a process of the rank was stopped."""
     stopped_again: bool = False
+    """Whether the rank was found stopped in more than one slow stretch."""
     on_device: bool = False
+    """Whether the rank computes on a GPU."""
 
     def share(self, part: float) -> float:
-        """The part as a share of the excess; 0 where unknown."""
+        """Return the part as a share of the excess; 0 if unknown."""
         return float(part / self.excess) if self.known and self.excess > 0 else 0.0
 
     @property
     def may_be_chance_load(self) -> bool:
-        """Whether other load on the same machine could be behind it. Without counters it could."""
+        """Whether other load on the same machine could be the cause. True without counters."""
         if not self.known:
             return True
         if self.cause is Cause.SUSPENDED and self.stopped_again:
-            return False  # load stops nobody
+            return False  # load does not stop processes
         return self.contested_share >= (CONTESTED_HINT if self.cause is Cause.UNKNOWN else CONTESTED_SHARE)
 
     @property
@@ -80,13 +80,13 @@ def attribute(
     stopped_again: bool,
     on_device: bool = False,
 ) -> Attribution:
-    """Split what `rank` needs a step beyond its healthy state, less what its peers need beyond theirs.
+    """Split the rank's excess over its healthy state, less the excess of its peers over theirs.
 
-    compute: float64 [n], seconds a step in the alarm interval; per_step: float64 [n, 5] as CONSUMED, the first three
-    in seconds a step; samples: float64 [n, 2], stopped samples and samples in the interval. usual_compute [n] and
+    compute: float64 [n], seconds a step in the alarm interval. per_step: float64 [n, 5] as CONSUMED, the first three in
+    seconds a step. samples: float64 [n, 2], stopped samples and samples in the interval. usual_compute [n] and
     usual_parts [n, 3]: the healthy state; None compares with the peers alone (slow from the start). stopped_again:
     whether samples found the rank stopped in more than one slow stretch. on_device: the rank computes on a GPU, for
-    which its process sleeps or spins: time on the processor, and off it, then says nothing of why it is slow.
+    which its process sleeps or spins; CPU time then does not explain its slowness.
     """
     parts = per_step[:, :3]
     if usual_compute is None or usual_parts is None:

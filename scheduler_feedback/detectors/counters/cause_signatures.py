@@ -1,7 +1,7 @@
-"""Signatures: which counters speak for which cause, how often each cause occurs, and which is likeliest.
+"""Signatures of causes: which counters indicate which cause, how often each cause occurs, and which is most likely.
 
-Each cause is weighed by the counters' evidence as log-likelihood ratios, with the fleet's prior. A cause is named where
-it is likelier than the next by a factor of three; otherwise it is unknown. All suspects are weighed at once.
+The evidence of the counters and the fleet's prior give each cause its log odds. A cause is reported if it is three
+times as likely as the next one; otherwise the cause is unknown. All suspects are processed at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.counter_statistics import Panel
 
 MARGIN = math.log(3.0)
-"""The likeliest cause is named where it is three times as likely as the next."""
+"""A cause is reported if it is three times as likely as the next one."""
 
 SIGNATURES: dict[Cause, dict[str, float]] = {
     Cause.THERMAL: {"thermal_throttle": 1.0, "temperature": 0.5, "sm_clock": -0.5},
@@ -32,8 +32,8 @@ SIGNATURES: dict[Cause, dict[str, float]] = {
     Cause.STORAGE: {"io_waiting": 1.0},
     Cause.CONGESTION: {"nic_congestion": 0.8, "nic_pause_received": 0.5},
 }
-"""Counters that stand away from the peers when this is the cause, and in which direction: what operators and the
-published systems look at (Minder, Guard, C4D; throttle reasons and error counters by their vendors' manuals)."""
+"""Counters that differ from the peers for each cause, and in which direction. Sources: what operators and published
+systems use (Minder, Guard, C4D), and vendors' manuals for throttle reasons and error counters."""
 
 PRIORS: dict[Cause, float] = {
     Cause.MEMORY: 0.25,
@@ -47,8 +47,8 @@ PRIORS: dict[Cause, float] = {
     Cause.STORAGE: 0.05,
     Cause.CONGESTION: 0.02,
 }
-"""How often each occurs among faults of one member: Minder's table (NSDI'25), its classes put together; fleets
-disagree, and confirmed verdicts move them (`Priors.learn`)."""
+"""Frequency of each cause among faults of one member: Minder's table (NSDI'25), with its classes merged. Fleets differ,
+and confirmed verdicts change these values (`Priors.learn`)."""
 
 CAUSES = tuple(SIGNATURES)
 WEIGHTS = np.zeros((len(FEATURES), len(CAUSES)), np.float32)
@@ -63,12 +63,12 @@ OF_HOST = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.SUSPENDED, Cause
 EVIDENT = np.float32(2.0)
 MOST_EVIDENCE = np.float32(6.0)
 UNKNOWN_EVIDENCE = 2.0
-"""What an unknown cause is worth: any named one must beat it. A counter at two sigma says nothing, each further sigma
-adds its weight, six at most."""
+"""Evidence for an unknown cause, which every reported cause must exceed. A counter up to two sigma is no evidence. Each
+further sigma adds the counter's weight, up to six sigma."""
 
 
 class Priors:
-    """How often each cause occurs in this fleet: the published shares, worth ten verdicts, and the confirmed ones."""
+    """Frequency of each cause in this fleet: published shares, with the weight of ten verdicts, and confirmed verdicts."""
 
     WORTH = 10.0
 
@@ -76,12 +76,12 @@ class Priors:
         self._counts = {cause: self.WORTH * share for cause, share in PRIORS.items()}
 
     def learn(self, cause: Cause) -> None:
-        """A verdict of this cause was confirmed."""
+        """Count a confirmed verdict with this cause."""
         if cause in self._counts:
             self._counts[cause] += 1.0
 
     def logs(self) -> Float32Array:
-        """float32 [causes]: log of each share."""
+        """Return the log of each cause's share: float32 [causes]."""
         counts = np.array([self._counts[cause] for cause in CAUSES])
         result: Float32Array = np.log(counts / counts.sum()).astype(np.float32)
         return result
@@ -89,9 +89,10 @@ class Priors:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """For A suspects: cause of each, -1 for unknown; its log odds against the next; log odds of all [A, causes].
+    """Causes of A suspects: the cause of each, -1 if unknown; its log odds against the next; log odds of all, [A,
+    causes].
 
-    The second best, for the list of what else it could be, follows from `odds`.
+    The second most likely cause follows from `odds`.
     """
 
     cause: IndexArray
@@ -99,7 +100,7 @@ class Weighed:
     odds: Float32Array
 
     def name(self, suspect: int) -> Cause:
-        """The cause in words."""
+        """Return the suspect's cause."""
         index = int(self.cause[suspect])
         return Cause.UNKNOWN if index < 0 else CAUSES[index]
 
@@ -107,13 +108,15 @@ class Weighed:
 def weigh(
     panel: Panel, suspects: IndexArray, priors: Priors, switches: Switches | None = None, from_start: bool = False
 ) -> Weighed:
-    """Weigh all causes for these columns of the panel at once: [A]. from_start: they have no healthy past; against
-    their peers alone."""
+    """Compute the log odds of all causes for these columns of the panel at once: [A].
+
+    from_start: the suspects have no healthy history, and are compared with their peers only.
+    """
     level = (panel.peers if from_start else panel.level)[:, suspects] / panel.scale[:, suspects]
     size = np.clip(np.abs(np.nan_to_num(level)) - EVIDENT, 0.0, MOST_EVIDENCE)
     toward = np.sign(np.nan_to_num(level)) * size
     odds = np.clip(toward.T @ WEIGHTS, -4.0, 12.0).astype(np.float32)
-    # Errors and throttling stand at zero where all is well: a sum that alarmed is evidence by itself.
+    # Errors and throttling are zero in healthy state: an alarmed CUSUM alone is evidence.
     alarmed = np.where(panel.score[:, suspects] >= 8.0, np.float32(1.0), np.float32(0.0))
     odds += (alarmed.T @ np.abs(WEIGHTS)) * np.float32(1.0)
     if switches is None or switches.priors:
@@ -129,7 +132,7 @@ def weigh(
 
 
 def evidence(panel: Panel, column: int, most: int = 4) -> tuple[Evidence, ...]:
-    """The counters that stand furthest from the peers, as a person can look them up."""
+    """Return the counters that differ most from the peers, as evidence that a person can verify."""
     sigmas = np.nan_to_num(panel.level[:, column] / panel.scale[:, column])
     group = int(panel.peers_of.of[column])
     peers = panel.peers_of.order[panel.peers_of.starts[group] :][: panel.peers_of.sizes[group]]

@@ -1,10 +1,11 @@
-"""Panel: every counter of every rank of every job against its peers and its own healthy place among them, as arrays.
+"""Counter statistics: all counters of all ranks of all jobs against their peers and their own healthy offset, as
+arrays.
 
-A residual is x - median(peers) - own usual offset, where x is the counter on the scale on which it is judged (a
-logarithm for what is a rate of work, itself for a share, log(1 + x) for what counts mishaps). Peers are the ranks of a
-role, or of the whole job where roles are small. The offset and its scale are those of the first windows, then frozen: a
-norm that went on learning would take a lasting fault for the normal state. What holds over several windows is kept as
-a decaying mean, and as a sum that alarms (CUSUM).
+A residual is x - median(peers) - usual offset of the rank. x is the counter on its scale: a logarithm for rates of
+work, log(1 + x) for error counts, and unchanged for shares. Peers are the ranks of a role, or of the whole job if roles
+are small. The offset and its scale are learned from the first windows and then frozen: a baseline that kept learning
+would take a lasting fault for the normal state. Two statistics over several windows are kept: a decaying mean, and a
+CUSUM with an alarm threshold.
 """
 
 from __future__ import annotations
@@ -37,25 +38,26 @@ from scheduler_feedback.detectors.steps.windows import LEAST_PEERS
 
 WARM_UP_WINDOWS = 30
 WARM_UP_SECONDS, LEAST_WARM_UP_WINDOWS = 240.0, 8
-"""Samples from which a rank's usual place is learned: a robust scale settles in about 25 (public step traces). Long
+"""Samples from which a rank's usual offset is learned: a robust scale settles in about 25 (public step traces). Long
 windows are means of many samples: eight of half a minute are as good."""
 
 ABSENT_NS = 600_000_000_000
-"""Norms of jobs that are not seen within 600 s of a restart are dropped, as gangs are (core/telemetry/fleet.py)."""
+"""Time after a restart until baselines of jobs that have not reported are dropped: 600 s, as for gangs
+(core/telemetry/fleet.py)."""
 
 DECAY, LONG_DECAY = np.float32(1 / 8), np.float32(1 / 2)
 CLIP, LONG_CLIP = np.float32(3.0), np.float32(5.0)
 LONG_WINDOW_SECONDS = 5.0
-"""Windows of five seconds and more are means of as many samples, or counts of as long a time: each says as much as
-several short ones, and is neither damped nor clipped like one."""
+"""A window of five seconds or more is a mean of as many samples, or a count over that time. It is as informative as
+several short windows, and is damped and clipped less."""
 
 ALLOWANCE = np.float32(0.75)
 HIGHEST = np.float32(24.0)
 FEW = 8
-"""Where zeros are usual and at most one column in so many is not, the others are passed over."""
+"""A feature of zeros is processed sparsely if at most one column in eight is not zero."""
 
 ALARM = 8.0
-"""As for steps: an allowance of 0.75 and an alarm at 6 to 10 (trials on public traces); clipped at three sigma."""
+"""As for steps: an allowance of 0.75 and an alarm at 6 to 10 (trials on public traces), clipped at three sigma."""
 
 
 _NOTHING: Mapping[str, Float32Array | float] = {
@@ -63,12 +65,12 @@ _NOTHING: Mapping[str, Float32Array | float] = {
     **dict.fromkeys(("level", "peers", "newest"), np.nan),
     "scale": FLOOR[:, None],
 }
-"""What each state of a panel's columns is where nothing is known yet."""
+"""Initial value of each array of a panel's columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """What is usual of a job's ranks [n]: the residuals' mean and scale, float32 [F, n]; mean NaN where not learned."""
+    """Usual state of a job's ranks [n]: mean and scale of the residuals, float32 [F, n]; mean NaN where not learned."""
 
     ranks: IntArray
     mean: Float32Array
@@ -76,15 +78,14 @@ class Norm:
 
 
 class Panel:
-    """State over F features and N columns, float32 [F, N] each. Shared by the detectors of one stream.
+    """Counter statistics over F features and N columns, float32 [F, N] each. Shared by the detectors of one stream.
 
-    level: decaying mean of the residual, NaN where unknown. scale: the frozen scale. peers: decaying mean of the
-    residual against the peers alone. newest: the newest values as they came. score: CUSUM in the direction that is bad.
-    accused: (job, attempt, rank) of standing verdicts about hardware, so that no detector tells another's again.
-    disturbed: jobs of which stands that another one slows them down.
-    turns: of jobs of which stands that their ranks are slow in turn, why.
-    gates: of jobs that report no steps, how slow each is; the health detector's.
-    lemons: what past verdicts of any detector said of parts and nodes.
+    level: decaying mean of the residual, NaN if unknown. scale: the frozen scale. peers: decaying mean of the residual
+    against the peers only. newest: newest values, unscaled. score: CUSUM in the direction of a fault. accused: (job,
+    attempt, rank) of active hardware verdicts, so that no detector repeats another's. disturbed: jobs with an active
+    interference verdict. turns: cause of each job's active verdict about rotating slowness. gates: slowdown test of
+    each job that reports no steps, set by the health detector. lemons: fault history of parts and nodes, from verdicts
+    of all detectors.
     """
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -115,9 +116,9 @@ class Panel:
     score: Float32Array
 
     def _shape(self, columns: int, stay: Sequence[tuple[slice, slice]] = ()) -> None:
-        """Lay out so many columns, with nothing known but of those that stay: their places, and where they were.
+        """Allocate the arrays for so many columns. Copy the state of the columns that stay, by new and old place.
 
-        One array after the other: of 100,000 ranks each takes ten megabytes.
+        One array is processed after the other: for 100,000 ranks each takes ten megabytes.
         """
         for name, nothing in _NOTHING.items():
             state = np.full((COUNT, columns), nothing, np.float32)
@@ -127,13 +128,13 @@ class Panel:
         self._scaled = np.empty((COUNT, columns), np.float32)
         self._scratch = np.empty((2, columns), np.float32)
         self._knowns = Knowns(self.peers_of)
-        # Columns of a feature of which nearly all is zero that have something else; None where that is not known.
+        # Columns of a sparse feature that are not zero; None if unknown.
         self._moving: list[BoolArray | None] = [None] * COUNT
         self._warming = np.ones(COUNT, np.bool_)
         self._fresh = np.ones(COUNT, np.bool_)
 
     def at(self, telemetry: Telemetry) -> Panel:
-        """Fold this telemetry in, once however many detectors ask; the panel as of it."""
+        """Fold in this telemetry once, however many detectors call this. Return the panel."""
         if telemetry is self._seen:
             return self
         self._seen = telemetry
@@ -149,7 +150,7 @@ class Panel:
         self._decay, self._clip = (LONG_DECAY, LONG_CLIP) if long else (DECAY, CLIP)
         enough = math.ceil(WARM_UP_SECONDS / telemetry.counters.seconds)
         self._enough = min(max(enough, LEAST_WARM_UP_WINDOWS), WARM_UP_WINDOWS)
-        # What counts single things has no scale smaller than one of them in a window.
+        # The scale of an event counter is at least one event a window.
         one = np.float32(math.log1p(1.0 / telemetry.counters.seconds))
         self._floor = np.where(COUNTS, np.maximum(FLOOR, one), FLOOR)
         for window in range(values.shape[1]):
@@ -159,7 +160,7 @@ class Panel:
     # --- over a restart ---------------------------------------------------------------------------------------------
 
     def dump(self) -> bytes:
-        """The norms that are learned: without them a restart during a fault would learn the fault as healthy."""
+        """Encode the learned baselines: without them a restart during a fault would learn the fault as healthy."""
         norms = {
             (shape.job, shape.attempt): self._norm(shape, place)
             for shape, place in zip(self._shapes, self.columns.values(), strict=True)
@@ -176,9 +177,9 @@ class Panel:
         return msgspec.msgpack.encode(([feature.name for feature in FEATURES], kept))
 
     def load(self, data: bytes) -> None:
-        """Take a snapshot's place. Norms of other features than today's are left out: they are learned anew.
+        """Restore a snapshot. If the features have changed, the baselines are dropped and learned again.
 
-        Raises ValueError where it is not one of ours.
+        Raises ValueError if the bytes are not a snapshot.
         """
         try:
             names, kept = msgspec.msgpack.decode(
@@ -198,13 +199,13 @@ class Panel:
         self._restored_until_ns = 0
 
     def _norm(self, shape: Shape, place: slice) -> Norm:
-        """What is usual of a job by now, where its warm-up is over: half a norm is none."""
+        """Return a job's usual state where the warm-up is over; NaN elsewhere."""
         learned = self._taken[:, place] >= self._enough
         mean = np.where(learned, self._mean[:, place], np.float32(np.nan))
         return Norm(shape.ranks, mean, self.scale[:, place].copy())
 
     def _recall(self, shape: Shape, place: slice, norm: Norm) -> None:
-        """Ranks of the shape whose norm is known need no warm-up."""
+        """Set the baseline of the shape's ranks that the norm contains. They need no warm-up."""
         _, mine, theirs = np.intersect1d(shape.ranks, norm.ranks, assume_unique=True, return_indices=True)
         columns = place.start + mine
         mean, scale = norm.mean[:, theirs], norm.scale[:, theirs]
@@ -217,12 +218,12 @@ class Panel:
             state[:, columns] = np.where(known, values, state[:, columns])
 
     def newest_sigmas(self, rows: Sequence[int], columns: slice) -> Float32Array:
-        """[rows, columns]: what holds of late against the own usual place among the peers, in standard deviations."""
+        """Return the decaying mean of the residuals in standard deviations: [rows, columns]."""
         found: Float32Array = self.level[rows, columns] / self.scale[rows, columns]
         return found
 
     def of(self, job: str) -> slice:
-        """The job's columns. Raises KeyError for one that is not there."""
+        """Return the job's columns. Raises KeyError for an unknown job."""
         return self.columns[job]
 
     # --- one window -------------------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ class Panel:
         if not values.shape[1]:
             return
         dense: dict[Known, list[int]] = {}
-        for feature in range(COUNT):  # a row of 100,000 ranks fits into a processor's cache, all of them do not
+        for feature in range(COUNT):  # one row of 100,000 ranks fits into a CPU cache
             row = np.ascontiguousarray(values[feature], np.float32)
             x = self._scaled[feature]
             on_scale(feature, row, x)
@@ -252,8 +253,10 @@ class Panel:
                 self._one(feature, np.ascontiguousarray(values[feature], np.float32), x, False)
 
     def _one(self, feature: int, values: Float32Array, x: Float32Array, zeros: bool) -> None:
-        """One feature of all columns [N]: as it came, and against the peers. zeros: whether nearly all of it came as
-        zero."""
+        """Process one feature of all columns [N]: the raw values, and x against the peers.
+
+        zeros: whether nearly all values are zero.
+        """
         known = self._knowns.of(x)
         if known.whole:
             self.newest[feature] = values
@@ -280,8 +283,8 @@ class Panel:
         self._fold(feature, x, rows, None if known.whole else known, self._scratch)
 
     def _moving_columns(self, feature: int, x: Float32Array, known: Known) -> IndexArray | None:
-        """The columns in which something is or was other than zero, where those are few; else None. In the others a
-        zero changes nothing."""
+        """Return the columns that are or were not zero, if they are few; else None. A zero changes nothing in other
+        columns."""
         moving = self._moving[feature]
         if moving is None:
             moving = self._mean[feature] != 0
@@ -297,7 +300,7 @@ class Panel:
         return np.flatnonzero(moving if known.whole else moving & known.of)
 
     def _begin(self, feature: int, x: Float32Array, known: Known) -> None:
-        """A first sample is taken as it is."""
+        """Initialise the decaying means of new columns with their first sample."""
         unknown = np.isnan(self.level[feature])
         fresh = unknown & known.of
         if fresh.any():
@@ -311,8 +314,10 @@ class Panel:
     def _fold(
         self, feature: int, x: Float32Array, rows: list[Float32Array], partly: Known | None, scratch: Float32Array
     ) -> None:
-        """What some columns [n] are against their peers into what is kept of them: mean, scale, level, peers, score.
-        partly: which are known, where not all are. Changes the last three."""
+        """Fold residuals of some columns [n] into their state: mean, scale, level, peers, score.
+
+        partly: which columns have a sample, if not all. Changes the last three.
+        """
         mean, scale, level, peers, score = rows
         beside, residual = scratch
         if self._switches.self_residual:
@@ -330,17 +335,17 @@ class Panel:
         if BAD[feature] < 0:
             np.negative(residual, out=residual)
         residual /= scale if self._switches.frozen_scale else np.maximum(np.abs(level), FLOOR[feature])
-        np.clip(residual, -self._clip, self._clip, out=residual)  # one pass, where a minimum and a maximum are two
+        np.clip(residual, -self._clip, self._clip, out=residual)  # one pass instead of two
         residual -= ALLOWANCE
         if partly is not None:
-            partly.clear(residual)  # a sample that is missing speaks neither for nor against
+            partly.clear(residual)  # a missing sample is no evidence
         if np.isnan(residual.min()):
             residual[np.isnan(residual)] = 0.0
         score += residual
         np.clip(score, np.float32(0.0), HIGHEST, out=score)
 
     def _learn(self, feature: int, x: Float32Array, known: Known) -> None:
-        """Welford's running mean and variance of the residual against the peers, where the warm-up is not over."""
+        """Update Welford's running mean and variance of the residual against the peers, during the warm-up."""
         taken, mean, square = self._taken[feature], self._mean[feature], self._square[feature]
         unlearned = taken < self._enough
         warming = unlearned if known.whole else unlearned & known.of
@@ -360,7 +365,7 @@ class Panel:
     # --- other ranks ------------------------------------------------------------------------------------------------
 
     def _move(self, shapes: tuple[Shape, ...]) -> None:
-        """Columns came or went: what is known of those that stay moves with them."""
+        """Add and remove columns, and move the state of those that stay."""
         old = {
             (shape.job, shape.attempt): (shape, columns)
             for shape, columns in zip(self._shapes, self.columns.values(), strict=True)
@@ -377,8 +382,8 @@ class Panel:
             if (norm := self._restored.get((shape.job, shape.attempt))) is not None:
                 recalled.append((shape, place, norm))
                 if np.isin(norm.ranks, shape.ranks).all():
-                    del self._restored[shape.job, shape.attempt]  # else the others are heard again later
-            if before is not None:  # a rank was heard of that was not, or a device
+                    del self._restored[shape.job, shape.attempt]  # otherwise the other ranks may still resume reporting
+            if before is not None:  # a rank or device has started reporting
                 recalled.append((shape, place, self._norm(before, columns_before)))
         self._shape(ends[-1] if ends else 0, stay)
         for shape, place, norm in recalled:
@@ -394,13 +399,13 @@ class Panel:
 
 
 def _peers(shape: Shape) -> IndexArray:
-    """Number of each rank's peers: its role, or the job where a role is too small to vote."""
+    """Return the number of each rank's peer group: its role, or the job if a role is too small to vote."""
     roles = shape.roles
     return roles if len(roles) and np.bincount(roles).min() >= LEAST_PEERS else np.zeros(len(shape), np.intp)
 
 
 def _finite_of(x: Float32Array, known: Known) -> Float32Array:
-    """As numbers, zero where not known. Changes x."""
+    """Replace unknown values by zero. Changes x."""
     if not known.whole:
         known.clear(x)
     if not np.isfinite(x.min() + x.max()):
@@ -409,7 +414,7 @@ def _finite_of(x: Float32Array, known: Known) -> Float32Array:
 
 
 def joined(parts: list[IndexArray]) -> IndexArray:
-    """Group numbers of several jobs, made distinct."""
+    """Concatenate group numbers of several jobs, made distinct."""
     found, first = [], 0
     for part in parts:
         found.append(part + first)
@@ -418,5 +423,5 @@ def joined(parts: list[IndexArray]) -> IndexArray:
 
 
 def row(name: str) -> int:
-    """Row of a feature."""
+    """Return the row of a feature."""
     return FEATURE[name]

@@ -1,7 +1,7 @@
-"""Lemons: what past verdicts said of a part or a node. Some come back again and again, with another symptom each time.
+"""Fault history: earlier verdicts on a part or a node. Some parts fail repeatedly, with different symptoms.
 
-Kept per GPU UUID (or NIC) and per node, so that a part is remembered where it goes, and a node whatever parts it has.
-Cleared for a part that was replaced. Meta's lemon nodes were found by seven signals over 28 days.
+It is kept per GPU UUID or NIC, and per node. So it follows a part to another node, and stays with a node whose parts
+change. It is cleared for a replaced part. Meta found its lemon nodes by seven signals over 28 days.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ REMEMBERED_NS = 28 * 86_400_000_000_000
 MOST = 65_536
 EACH = 0.5
 MOST_WEIGHT = 1.5
-"""A past verdict on the same part makes the next one likelier; three settle it. A node's count for half."""
+"""Log-likelihood ratio of each earlier verdict on the same part, up to three verdicts. A verdict on the node counts
+half."""
 
 
 @dataclass(slots=True)
 class _Past:
-    """Verdicts on one part or node: how many, the newest's time and cause."""
+    """Earlier verdicts on one part or node: their number, and time and cause of the newest."""
 
     count: int
     newest_ns: int
@@ -31,13 +32,13 @@ class _Past:
 
 
 class Lemons:
-    """Past verdicts by part and by node."""
+    """Fault history by part and by node."""
 
     def __init__(self) -> None:
         self._past: dict[str, _Past] = {}
 
     def remember(self, device: str, node: str, cause: Cause, now_ns: int) -> None:
-        """A verdict was told about this part, on this node."""
+        """Record a verdict on this part and its node."""
         for name in {device, node} - {""}:
             known = self._past.get(name)
             if known is None or now_ns - known.newest_ns > REMEMBERED_NS:
@@ -47,12 +48,12 @@ class Lemons:
             del self._past[min(self._past, key=lambda name: self._past[name].newest_ns)]
 
     def forget(self, device: str, node: str) -> None:
-        """The part was replaced: neither the old one's past nor its node's counts any more."""
+        """Clear the history of a replaced part and its node."""
         self._past.pop(device, None)
         self._past.pop(node, None)
 
     def weight(self, device: str, node: str) -> tuple[Evidence, ...]:
-        """What the past says of it, as evidence; none where it says nothing."""
+        """Return the fault history of the part and its node as evidence; empty without any."""
         found = []
         for name, share in ((device, 1.0), (node, 0.5)):
             known = self._past.get(name) if name else None
@@ -63,11 +64,11 @@ class Lemons:
         return tuple(found)
 
     def dump(self) -> bytes:
-        """As bytes, for a snapshot."""
+        """Encode the history for a snapshot."""
         return msgspec.msgpack.encode({name: (one.count, one.newest_ns, one.cause) for name, one in self._past.items()})
 
     def load(self, data: bytes) -> None:
-        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot."""
         try:
             kept = msgspec.msgpack.decode(data, type=dict[str, tuple[int, int, str]])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Scales: how each feature is judged, and on which scale."""
+"""Scale and direction of each counter feature."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from scheduler_feedback.core.telemetry.telemetry import FEATURES, Float32Array
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """How a feature is judged. kind: 'log', 'share' or 'count'. bad: the direction in which it is a fault, +1, -1 or 0
-    for one that is only looked at. floor: no scale is smaller."""
+    """Scale of a feature."""
 
     kind: str
+    """'log', 'share' or 'count'."""
     bad: int
+    """Direction that is a fault: +1 or -1; 0 for a feature that is only recorded."""
     floor: float
+    """Least scale of the residuals."""
 
 
 _SCALES: dict[str, _Scale] = {
@@ -45,7 +47,7 @@ _SCALES: dict[str, _Scale] = {
     "runqueue_wait": _Scale("share", 1, 0.03),
     "processor": _Scale("log", 0, 0.05),
 }
-"""Floors: what is less than this is nobody's trouble, whatever the noise. Clocks come in steps of 15 MHz of 2 GHz."""
+"""A deviation below the floor is irrelevant, however low the noise. Clocks change in steps of 15 MHz of 2 GHz."""
 
 COUNT = len(FEATURES)
 BAD = np.array([_SCALES[feature.name].bad for feature in FEATURES], np.float32)
@@ -58,10 +60,10 @@ _HUGE = np.float32(np.inf)
 
 
 def on_scale(feature: int, values: Float32Array, out: Float32Array) -> None:
-    """One feature's row [N] on the scale on which it is judged, into `out`; NaN stays.
+    """Write one feature's row [N], on its scale, into `out`; NaN stays.
 
-    That is log(x) for a rate of work, log(1 + x) for what counts mishaps, reckoned only where there are any, and x
-    itself for a share.
+    The scale is log(x) for rates of work, log(1 + x) for error counts (computed only where there are any), and x for
+    shares.
     """
     if LOGS[feature]:
         np.log(np.clip(values, LEAST, _HUGE, out=out), out=out)

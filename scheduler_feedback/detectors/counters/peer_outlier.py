@@ -1,10 +1,10 @@
-"""Whether a rank of a job that reports no steps works apart from its peers, by its counters.
+"""Peer outliers: whether a rank of a job without step reports works longer, or is kept from working, by its counters.
 
-That a GPU throttles, or that a host is busy, is evidence of a cause, and never of slowness: a stage that is given more
-to do runs hotter, and nobody of it is at fault. All ranks of a synchronous job end their iterations together, and peers
-do the same work in one. So who is slow by itself needs more of an iteration's time for it than its peers: its tensor
-pipes are busy for longer, and where they cannot be seen its clock is lower. Who is kept from working runs nothing while
-its peers, who wait for it, poll: it draws less power. All against its own usual place among them (panel.py).
+A throttling GPU or a busy host is evidence for a cause, not for slowness: a stage with more work runs hotter without
+any fault. All ranks of a synchronous job finish an iteration together, and peers do the same work in it. A slow rank
+therefore needs a larger part of the iteration: its tensor pipes are busy longer or, if that is not measured, its clock
+is lower. A rank that is kept from working runs nothing while its waiting peers poll: it draws less power. All values
+are relative to the rank's usual offset from its peers (counter_statistics.py).
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from scheduler_feedback.detectors.counters.counter_statistics import Panel
 from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA
 
 SHARE = 0.5
-"""Of what the job is slower by, on a logarithm: who alone makes it slow works longer by all of that."""
+"""Least increase of a rank's work, as a share of the log of the job's slowdown. A rank that alone slows the job works
+longer by all of it."""
 
 NODE_SHARE, NODE_SIGMAS = 0.1, 0.7
-"""A rank that has nothing to run draws less than one that polls, for the time that it is kept from working: by a tenth
-of what the job is slower by at least, and by two deviations of a mean over some ten windows."""
+"""A rank that runs nothing draws less power than one that polls, for the time that it is kept from working: at least a
+tenth of the job's slowdown, and two standard deviations of a mean over about ten windows."""
 
 SIGMAS, NODE_RANKS_SIGMAS = 4.0, 1.5
-"""Of how far the ranks of a role stand from each other in these windows: experts that are sought more, or windows that
-are shorter than an iteration, put all of them apart. A node's ranks are eight, as a rule, of which the mean counts."""
+"""Least multiple of the spread within a role: popular experts, or windows shorter than an iteration, spread all ranks.
+A node usually has eight ranks, of which the mean is used."""
 
 MANY = 8
-"""More than one rank in so many on several nodes: what they share is the reason."""
+"""If more than one rank in eight, on several nodes, is affected, the cause is something that they share."""
 
 
 def works_longer(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
-    """Whether the rank (its place) needs longer for its work than its peers, and few others do."""
+    """Return whether the rank (index) works longer than its peers, and few other ranks do."""
     columns = panel.of(shape.job)
     longer = panel.level[FEATURE["tensor_active"], columns]
     if not np.isfinite(longer[rank]):
@@ -45,8 +46,11 @@ def works_longer(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
 
 
 def kept_from_working(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
-    """Whether the ranks on this rank's node draw less power than those of its role elsewhere, or, where that is not
-    known, have less on their SMs. Not than the middle of the role: of two nodes it may stand on either."""
+    """Return whether the ranks on this rank's node draw less power than ranks of its role on other nodes.
+
+    Without power readings, SM activity is compared. The node's own ranks are excluded from the reference: with two
+    nodes the median of the role could be on either.
+    """
     columns = panel.of(shape.job)
     here = np.array([node == shape.nodes[rank] for node in shape.nodes])
     peers = shape.roles == shape.roles[rank]
@@ -66,5 +70,5 @@ def _spread(values: Float32Array) -> float:
 
 
 def many(ranks: IndexArray, shape: Shape) -> bool:
-    """Whether so many ranks (their places) are alike, on several nodes, that no single member is the reason."""
+    """Return whether so many ranks (indices), on several nodes, are affected that no single member is the cause."""
     return len(ranks) > max(1, len(shape) // MANY) and len({shape.nodes[rank] for rank in ranks.tolist()}) > 1

@@ -1,14 +1,14 @@
-"""The hang detector: a job that makes no steps, and who of it never arrived.
+"""The hang detector: finds jobs that finish no steps, and the ranks that block them.
 
-Collectives are numbered by each rank. While a job hangs, the ranks that wait are inside of the newest one; who is not
-inside of it, and has not come past it, never arrived: it hangs in its own work (Aegis, NSDI'25: the lowest count of
-launches is the culprit). If all are inside, all have arrived and it is the transport that does not deliver: then a port
-or link that fails is named where one does, and else nobody. A job none of whose ranks waits in a collective is busy
-with something else, such as saving, and is left alone.
+Each rank numbers its collectives. While a job hangs, the waiting ranks are in the newest collective. A rank that is
+neither in it nor past it has not arrived: it hangs in its own work (Aegis, NSDI'25: the rank with the lowest launch
+count is the culprit). If all ranks are in the collective, the transport does not deliver. The detector then accuses a
+failing port or link, if there is one, and no rank otherwise. If no rank waits in a collective, the job is busy with
+other work, such as saving, and the detector reports nothing.
 
-What the processes of the ranks do (``hang_processes``) is proof or doubt: one that was stopped or has ended is the
-culprit wherever it stands, one that works may be saving. A whole job that is stopped, or that somebody debugs, is left
-alone.
+Process states of the ranks (``process_evidence``) confirm or weaken the evidence. A rank whose process is stopped or
+has ended is the culprit, whatever collective it is in. A rank whose process works may be saving. If all processes are
+stopped, or a debugger is attached, the detector abstains.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ from scheduler_feedback.detectors.stats import log_odds
 LEAST_SECONDS = 40.0
 TIMES_THE_USUAL = 4.5
 TIMES_THE_LONGEST = 1.5
-"""Silence is a hang beyond forty seconds, four and a half usual steps, and one and a half times the longest step so
-far, whichever is longest: saving and evaluating take tens of seconds and come again. DLRover waits 300 s, ByteRobust
-600 s. Time in which a process of the job was stopped is no part of a step, and a step that ended a hang that was proven
-does not count: else each stop would put off the next one's verdict."""
+"""A job hangs if it has finished no step for forty seconds, 4.5 usual steps, and 1.5 times its longest step so far,
+whichever is longest: checkpoints and evaluations take tens of seconds and recur. DLRover waits 300 s, ByteRobust 600 s.
+Time for which a process of the job was stopped does not count as part of a step. Nor does a step that ended a proven
+hang count: otherwise each hang would delay the next verdict."""
 
 CONFIDENT = 0.95
 AGAIN_SECONDS = 5.0
-"""A verdict below this confidence is judged again every five seconds: what the culprit's process does may prove it."""
+"""Interval at which a verdict below CONFIDENT is evaluated again: the state of the culprit's process may confirm it."""
 
 SURELY_SILENT = 2.0
-"""After so many usual steps without one, states of processes are followed."""
+"""Number of usual steps without a finished one after which process states are tracked."""
 
 FRESH_SECONDS = 15.0
-"""What was last seen open longer ago than this (and the agent was heard since) is not open any more."""
+"""A collective last seen open longer ago than this, while its agent has reported since, is treated as closed."""
 
 FEW = 8
-"""More than one rank in eight that never arrived: the job stopped in different places, and nobody is the culprit."""
+"""If more than one rank in eight has not arrived, on several nodes, no rank is the culprit."""
 
 RESTORED_SECONDS = 600.0
-"""As long as the fleet remembers a gang that reports nothing (fleet_records.py, FORGET_NS)."""
+"""Time for which restored state is kept, equal to the time for which the fleet keeps a gang that does not report
+(fleet_records.py, FORGET_NS)."""
 
 USUAL_STEPS = 64
 PAGED_RANKS = 16
@@ -63,39 +64,43 @@ SNAPSHOT_VERSION = 2
 
 
 _Restored = tuple[float, float, int, float | None]
-"""Of a job: its longest step and pause, the number of its attempt, and seconds of a usual step of that."""
+"""State of a job: its longest step, its longest pause, the number of its attempt, and the usual step of that attempt in
+seconds."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One attempt: when it last finished a step, lengths of its newest steps.
-
-    longest: of all steps of the job, those that a proven hang lengthened left aside. longest_pause: with those.
-    stopped_ns: since the newest step, how long a process of it was seen stopped. looked_ns, judged_ns: when it was last
-    looked at, and judged.
-    """
+    """State of one attempt of a job."""
 
     shape: Shape
     finished_ns: int
+    """Time at which the newest step ended."""
     step: int = -1
     seconds: list[float] = field(default_factory=list)
+    """Lengths of the newest steps."""
     restored_usual: float | None = None
-    """A usual step of this attempt, in seconds, as the detector before a restart knew it."""
+    """Usual step of this attempt in seconds, from a snapshot."""
     longest: float = 0.0
+    """Longest step of the job, without steps that a proven hang lengthened."""
     longest_pause: float = 0.0
+    """Longest step of the job, with those steps."""
     stopped_ns: int = 0
+    """Time since the newest step for which a process of the job was stopped."""
     looked_ns: int = 0
+    """Time of the last evaluation."""
     judged_ns: int = 0
+    """Time of the last judgement."""
     told: Verdict | None = None
+    """Active verdict."""
     abstained: bool = False
 
     @property
     def usual(self) -> float | None:
-        """Seconds of a usual step; None where no step of the attempt is known."""
+        """Seconds of a usual step; None if no step of the attempt was received."""
         return float(np.median(self.seconds)) if self.seconds else self.restored_usual
 
     def steps(self, lengths: FloatArray) -> None:
-        """Lengths of steps that were finished, [k]."""
+        """Add the lengths of finished steps, [k]."""
         own = lengths.copy()
         own[int(own.argmax())] -= min(self.stopped_ns * 1e-9, float(own.max()))
         longest = float(own.max())
@@ -107,7 +112,7 @@ class _Watched:
 
 
 class HangDetector:
-    """Finds jobs that hang. Owned by one thread."""
+    """Detector of jobs that hang. Owned by one thread."""
 
     name = "hang"
 
@@ -126,7 +131,7 @@ class HangDetector:
         self._unreported = UnreportedHangs()
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
-        """Look at what is open; the findings that are new. Says nothing of a recorded trace, which has no clock."""
+        """Evaluate all jobs, and return the new findings. Reports nothing for a recorded trace, which has no clock."""
         findings: list[Finding] = []
         if not self._timed:
             return findings
@@ -143,21 +148,21 @@ class HangDetector:
         return findings
 
     def _forget(self, now_ns: int) -> None:
-        """Drop what was restored of jobs that have not been seen for ten minutes since."""
+        """Drop restored state ten minutes after the restore: its jobs have not reported since."""
         if self._restored and not self._restored_until_ns:
             self._restored_until_ns = now_ns + round(RESTORED_SECONDS * 1e9)
         elif self._restored and now_ns > self._restored_until_ns:
             self._restored = {}
 
     def measures(self) -> Iterator[Sample]:
-        """None of its own."""
+        """Yield no samples: this detector has no metrics."""
         return iter(())
 
     def snapshot(self) -> bytes:
-        """Return the longest step and pause of each job, and its usual step.
+        """Encode the longest step, the longest pause and the usual step of each job.
 
-        Without the first two a restarted controller would take the next long pause for a hang. Without the last it
-        would never find a hang that began before the restart: a job that hangs makes no steps to learn from.
+        Without the first two a restarted controller would report the next long pause as a hang. Without the usual step
+        it would never find a hang that began before the restart: a hanging job finishes no steps to learn from.
         """
         longest = {
             name: (one.longest, one.longest_pause, one.shape.attempt, one.usual) for name, one in self._watched.items()
@@ -165,9 +170,9 @@ class HangDetector:
         return msgspec.msgpack.encode((SNAPSHOT_VERSION, self._restored | longest))
 
     def restore(self, data: bytes) -> None:
-        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector."""
         try:
-            if msgspec.msgpack.decode(data) == 1:  # of a release that kept nothing
+            if msgspec.msgpack.decode(data) == 1:  # written by a release without hang state
                 return
             version, longest = msgspec.msgpack.decode(data, type=tuple[int, dict[str, _Restored]])
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -200,7 +205,7 @@ class HangDetector:
             return findings
         states = states_of(job)
         if usual is None:
-            # No step of the attempt was seen: it may be compiling. Only a process that somebody stopped is no doubt.
+            # No step of the attempt was received: it may be compiling. Only a stopped process is unambiguous.
             if not (states == ProcessState.STOPPED).any():
                 return findings
             usual = LEAST_SECONDS / TIMES_THE_USUAL
@@ -215,7 +220,7 @@ class HangDetector:
         return self._judge_again(watched.told, job, watched, telemetry, silent, usual, states)
 
     def _watch(self, shape: Shape, now_ns: int) -> _Watched:
-        """What is known of the attempt. How long the job has paused in earlier attempts is known of it, too."""
+        """Return the state of the attempt. A new attempt inherits the longest step and pause of earlier ones."""
         watched = self._watched.get(shape.job)
         if watched is None or watched.shape.attempt != shape.attempt:
             longest, pause, attempt, usual = self._restored.pop(shape.job, (0.0, 0.0, -1, None))
@@ -232,8 +237,8 @@ class HangDetector:
         self, told: Verdict, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float,
         states: IntArray,
     ) -> list[Finding]:  # fmt: skip
-        """A verdict that was in doubt: told anew where it is proven by now."""
-        abstained, watched.abstained = watched.abstained, True  # it has been told already that something is wrong
+        """Evaluate an uncertain verdict again, and report it again if it is confirmed now."""
+        abstained, watched.abstained = watched.abstained, True  # a problem was reported already
         findings = self._judge(job, watched, telemetry, silent, usual, states)
         watched.abstained = abstained
         newer = next((one for one in findings if isinstance(one, Verdict)), None)
@@ -245,7 +250,7 @@ class HangDetector:
         return [Cleared(told.verdict_id, told.gang, telemetry.now_ns, "another rank is the culprit"), newer]
 
     def _look_unreported(self, job: JobTelemetry, columns: slice, telemetry: Telemetry) -> list[Finding]:
-        """The same of a job that says nothing: by what it moves, and by what is on its ranks' SMs."""
+        """Evaluate a job that reports no steps, by its traffic and by the SM activity of its ranks."""
         watched, counters = self._watched[job.shape.job], telemetry.counters
         if not len(counters.at_ns):
             return []
@@ -327,7 +332,7 @@ class HangDetector:
         self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, absent: IndexArray, who: int,
         found: tuple[Evidence, ...], states: IntArray,
     ) -> list[Finding]:  # fmt: skip
-        """These ranks never arrived, `who` first of them."""
+        """Accuse these ranks, which have not arrived; `who` is the first of them."""
         nodes = {job.shape.nodes[index] for index in absent.tolist()}
         if len(nodes) > 1 and len(absent) > max(1, len(job.shape) // FEW):
             return self._abstain(
@@ -340,7 +345,7 @@ class HangDetector:
     def _transport(
         self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, evidence: tuple[Evidence, ...]
     ) -> list[Finding]:
-        """All have arrived: the port or link that fails, where there is just one."""
+        """Accuse the failing port or link, if all ranks have arrived and exactly one node has errors."""
         columns = self._panel.of(job.shape.job)
         features = {Cause.NIC: ("nic_physical_errors", "nic_sequence_errors"), Cause.NVLINK: ("nvlink_errors",),
                     Cause.PCIE: ("pcie_errors", "pcie_link")}  # fmt: skip
@@ -412,7 +417,7 @@ class HangDetector:
 
 
 def _behind(numbers: IntArray, shape: Shape) -> npt.NDArray[np.bool_]:
-    """Which ranks are inside of an earlier collective than others of their role: roles count for themselves."""
+    """Return which ranks are in an earlier collective than others of their role. Each role has its own numbering."""
     roles = shape.roles
     newest = np.zeros(int(roles.max()) + 1, np.int64)
     np.maximum.at(newest, roles, numbers)
@@ -421,10 +426,11 @@ def _behind(numbers: IntArray, shape: Shape) -> npt.NDArray[np.bool_]:
 
 
 def at_fault(absent: IndexArray, lost: npt.NDArray[np.bool_], shape: Shape) -> IndexArray:
-    """Of the ranks (their places) that are in no collective those for which the others may be waiting.
+    """Return the indices of absent ranks for which the others may be waiting.
 
-    lost: [n], whose agents are not heard. Who is heard and in none is seen not to have arrived; who is not heard may be
-    anywhere. But in the replica of one that is lost others may wait for what it should have sent them.
+    lost: [n], ranks whose agents are not reporting. A reporting rank that is in no collective has not arrived. The
+    position of a rank that is not reporting is unknown. Other ranks of its replica may wait for data from it, and are
+    excluded.
     """
     replicas, unheard = shape.groups.get("pipeline"), absent[lost[absent]]
     if replicas is None or not len(unheard):
@@ -434,7 +440,8 @@ def at_fault(absent: IndexArray, lost: npt.NDArray[np.bool_], shape: Shape) -> I
 
 
 def is_inside(opened: IntArray, now_ns: int) -> npt.NDArray[np.bool_]:
-    """Which ranks are inside of a collective, as far as they were seen lately: the newest sight of any is 'now'."""
+    """Return which ranks are in a collective, by recent reports. The newest report of any rank is taken as the current
+    time."""
     newest = int(opened[:, 2].max())
     seen_ns = max(newest, now_ns - round(FRESH_SECONDS * 1e9))
     result: npt.NDArray[np.bool_] = (opened[:, 0] >= 0) & (seen_ns - opened[:, 2] <= FRESH_SECONDS * 1e9)

@@ -1,8 +1,8 @@
-"""What the processes of the ranks do that a job without steps waits for: proof that it hangs, or doubt.
+"""Process states of ranks as evidence for or against a hang.
 
-A rank that saves, evaluates or compiles alone keeps its peers waiting in a collective as one that hangs does. Its
-process works meanwhile: it uses a processor, or waits for a disk. One that was stopped, has ended, or sleeps without
-any work does not go on by itself.
+A rank that saves, evaluates or compiles alone keeps its peers waiting in a collective, as a hanging rank does. But its
+process works: it uses a CPU, or waits for a disk. A process that was stopped, has ended, or sleeps without using a CPU
+does not continue.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ NEVER_GO_ON = (ProcessState.STOPPED, ProcessState.ZOMBIE, ProcessState.GONE)
 
 IDLE_SHARE = 0.01
 IDLE_SECONDS = 5.0
-"""A rank is idle if it has used less than a hundredth of a processor for five seconds (the counters of eight are
-kept): a Python process with its helper threads takes a few thousandths, whatever saves or sends takes more."""
+"""A rank is idle if it used less than a hundredth of a CPU for five seconds; counters of eight seconds are kept. A
+Python process with its helper threads uses a few thousandths. A process that saves or sends uses more."""
 
 LONG_SECONDS = 600.0
-"""ByteRobust (SOSP'25) calls ten minutes without traffic a hang whatever the processes do; DLRover waits for five."""
+"""ByteRobust (SOSP'25) reports a hang after ten minutes without traffic, whatever the processes do; DLRover waits for
+five."""
 
 PROVEN = 4.0
 WORKING = -3.5
-"""Log-likelihood ratios. PROVEN alone, with the silence, makes .98; WORKING makes .92 of what would be .998: a verdict
-for people, below the .95 at which a job is restarted."""
+"""Log-likelihood ratios. PROVEN and the time without a step give a confidence of .98. WORKING lowers .998 to .92, which
+is below the .95 at which a job is restarted: a verdict for people only."""
 
 WORDS = {
     ProcessState.GONE: "no longer exists",
@@ -41,21 +42,23 @@ WORDS = {
 
 
 def states_of(job: JobTelemetry) -> IntArray:
-    """int64 [n]: a ProcessState of each rank, or UNKNOWN_STATE."""
+    """Return the ProcessState of each rank, or UNKNOWN_STATE: int64 [n]."""
     if job.process_states is None:
         return np.full(len(job.shape), UNKNOWN_STATE, np.int64)
     return job.process_states()
 
 
 def never_go_on(states: IntArray) -> npt.NDArray[np.bool_]:
-    """[n]: ranks whose processes do not go on by themselves."""
+    """Return which ranks' processes do not continue without intervention: bool [n]."""
     found: npt.NDArray[np.bool_] = np.isin(states, NEVER_GO_ON)
     return found
 
 
 def is_idle(job: JobTelemetry, who: int, now_ns: int) -> bool:
-    """Whether the processes of the rank at place `who` use no processor. False where the rank computes on a GPU, whose
-    work the processor does not show, and where no counter tells."""
+    """Return whether the processes of the rank with index `who` use no CPU.
+
+    Returns False if the rank computes on a GPU, whose work CPU time does not show, and if there are no counters.
+    """
     if job.consumed is None or (job.shape.gpus and job.shape.gpus[who]):
         return False
     now = job.consumed(np.full(len(job.shape), now_ns, np.int64))
@@ -66,7 +69,7 @@ def is_idle(job: JobTelemetry, who: int, now_ns: int) -> bool:
 
 
 def evidence(job: JobTelemetry, states: IntArray, who: int, silent_seconds: float, now_ns: int) -> tuple[Evidence, ...]:
-    """What the process of the rank at place `who` says about a hang; nothing where its state is not known."""
+    """Return the evidence of the process of the rank with index `who`; empty if its state is unknown."""
     if states[who] == UNKNOWN_STATE:
         return ()
     state, rank = ProcessState(int(states[who])), int(job.shape.ranks[who])

@@ -1,9 +1,9 @@
-"""Hangs of jobs that report neither steps nor collectives: no byte moves any more, and who has nothing to run.
+"""Hangs of jobs that report neither steps nor collectives, detected by missing traffic and by SM activity.
 
-While a synchronous job hangs its ranks poll in a collective: their SMs are busy with it, and draw more than an idle GPU
-does. One that is stuck in its own work does not poll: it runs nothing, or one kernel without end. Where all poll alike
-it is the transport, and nobody is named without a port that fails. Where nothing runs on most ranks the job does
-something else, such as saving, and is left alone.
+While a synchronous job hangs, its waiting ranks poll in a collective. Polling keeps their SMs active and draws more
+power than an idle GPU. A rank that is stuck in its own work does not poll: it runs nothing, or one kernel that does not
+finish. If all ranks poll alike, the transport is at fault, and the detector accuses a failing port only. If most ranks
+run nothing, the job does other work, such as saving, and the detector reports nothing.
 """
 
 from __future__ import annotations
@@ -20,69 +20,77 @@ from scheduler_feedback.detectors.iteration.job_slowdown import RATES
 
 LEAST_SECONDS = 40.0
 TIMES_THE_LONGEST = 1.5
-"""As for jobs that report (hang.py): silence is a hang beyond forty seconds and one and a half times the longest pause
-of the traffic so far."""
+"""As in hang.py: a job hangs if it has transferred nothing for forty seconds and for 1.5 times its longest pause so
+far."""
 
 LEAST_WATCHED_SECONDS, LEAST_WINDOWS = 180.0, 8
-"""So long must it have been seen at work for its pauses to be known."""
+"""Least time and number of windows with traffic from which pauses of the job are learned."""
 
 LEAST_SILENT_WINDOWS = 2
 NOTHING = 0.02
-"""Of the usual traffic: less is what a fabric has to say to itself."""
+"""Share of the usual traffic below which a window counts as without traffic: a fabric has background traffic."""
 
 NEWEST = 1 / 16
-"""What is usual is a mean over some sixteen windows in which something moved."""
+"""Weight of a new window in the usual traffic: a mean over about sixteen windows with traffic."""
 
 POLLS = 0.02
-"""Share of the SMs: a collective that polls holds one block a channel, of which NCCL has two at least; idle is zero."""
+"""Least SM activity of a rank that polls: a collective holds one block per channel, and NCCL has at least two channels.
+An idle GPU has zero."""
 
 APART = 0.5
-"""By half of what the middle rank has on its SMs."""
+"""Least deviation from the median rank's SM activity, as a share of it."""
 
 LEAST_IO_WAIT = 0.1
-"""Share of time. A rank that does not poll while its host waits for its disks so long writes or reads: it saves."""
+"""Share of time. A rank that does not poll, and whose host waits for its disks for so long, is saving or reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A job none of whose bytes move. seconds: since when; usual_pause: the longest before. ranks: places of those that
-    don't poll, empty where all do; polling: of the middle rank's SMs, theirs. unknown: ranks of which nothing is heard.
-    """
+    """A job that transfers no data."""
 
     seconds: float
+    """Time since its last traffic."""
     usual_pause: float
+    """Its longest earlier pause."""
     ranks: IndexArray
+    """Indices of the ranks that do not poll; empty if all poll."""
     polling: float
+    """SM activity of the median rank."""
     theirs: float
+    """SM activity of the first rank that does not poll."""
     unknown: int
+    """Number of ranks without counters."""
     evidence: tuple[Evidence, ...]
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What one job that reports nothing moves, window by window.
-
-    usual: bytes a second a rank while it works, NaN before anything moved. first_ns, moved_ns: when it was first and
-    last seen to move any; longest: seconds of its longest pause. silent: windows since. busy, waits: float64 [n], sums
-    over those windows of what is on the SMs and of waits for disks; heard: in how many of them the first was known.
-    """
+    """Traffic of one job that reports no steps, by windows."""
 
     shape: Shape
     usual: float = math.nan
+    """Usual bytes per second of a rank; NaN before the first traffic."""
     first_ns: int = 0
+    """Time of the first traffic."""
     moved_ns: int = 0
+    """Time of the newest traffic."""
     longest: float = 0.0
+    """Seconds of the longest pause."""
     windows: int = 0
     silent: int = 0
+    """Number of windows since the newest traffic."""
     busy: FloatArray = field(init=False)
+    """Sum of the SM activity over these windows: float64 [n]."""
     waits: FloatArray = field(init=False)
+    """Sum of the share of time that hosts wait for disks over these windows: float64 [n]."""
     heard: FloatArray = field(init=False)
+    """Number of these windows with a known SM activity: float64 [n]."""
 
     def __post_init__(self) -> None:
         self._begin()
 
     def take(self, values: Float32Array, at_ns: int) -> bool:
-        """One more window, [features, ranks], that ended then; whether anything moved in it after a pause."""
+        """Add one window, [features, ranks]. Return whether traffic resumed in it after a pause."""
         rows = values[[FEATURE[name] for name in RATES]]
         known = np.isfinite(rows)
         heard = int(known.any(axis=0).sum())
@@ -103,7 +111,7 @@ class Traffic:
         return paused
 
     def stuck(self, now_ns: int) -> Stuck | None:
-        """Where it hangs: who does not poll; None where it moves, or does something else."""
+        """Return the hang and the ranks that do not poll; None if data moves or the job does other work."""
         seconds = (now_ns - self.moved_ns) * 1e-9
         if self.silent < LEAST_SILENT_WINDOWS or seconds < max(LEAST_SECONDS, TIMES_THE_LONGEST * self.longest):
             return None
@@ -134,7 +142,7 @@ class Traffic:
         self.silent += 1
         busy, waits = values[FEATURE["sm_active"]], values[FEATURE["io_waiting"]]
         if self.silent == 1:
-            return  # it may still have worked in a part of this one
+            return  # it may have worked in a part of this window
         known = np.isfinite(busy)
         self.busy[known] += busy[known]
         self.heard += known
@@ -146,18 +154,18 @@ class Traffic:
 
 
 class UnreportedHangs:
-    """The traffic of all jobs that report no steps. Owned by the hang detector."""
+    """Traffic of all jobs that report no steps. Owned by the hang detector."""
 
     def __init__(self) -> None:
         self._of: dict[str, Traffic] = {}
 
     def keep(self, jobs: set[str]) -> None:
-        """Forget all others."""
+        """Drop the state of all other jobs."""
         for gone in self._of.keys() - jobs:
             del self._of[gone]
 
     def take(self, job: JobTelemetry, windows: Float32Array, at_ns: list[int]) -> Traffic:
-        """What is new of a job, [features, windows, ranks] that ended at these times; what is known of it since."""
+        """Add new windows of a job, [features, windows, ranks], that ended at these times. Return its traffic."""
         traffic = self._of.get(job.shape.job)
         if traffic is None or traffic.shape is not job.shape:
             traffic = self._of[job.shape.job] = Traffic(job.shape)
@@ -167,7 +175,7 @@ class UnreportedHangs:
 
 
 def never_arrived(stuck: Stuck) -> tuple[Cause, Evidence]:
-    """Why one that does not poll is accused."""
+    """Return the cause and the evidence for a rank that does not poll."""
     words = "SM activity of the median rank, which is polling; nothing runs on this rank"
     if stuck.theirs > stuck.polling:
         words = "SM activity of the median rank, which is polling; a kernel on this rank runs on"

@@ -1,7 +1,7 @@
-"""What an alarm must pass to become a verdict: the reasons for and against, as evidence a person can check.
+"""Checks that an alarm must pass to become a verdict. Each check adds evidence that a person can verify.
 
-An alarm says that one rank stands out. Whether the job is hurt, whether it is hurt by that rank, whether by that rank
-alone and for its own reason, is asked here, over all windows since the alarm's beginning.
+An alarm means that one rank is an outlier. The checks cover all windows since the alarm began. They test whether the
+job is slowed, whether this rank alone slows it, and whether the cause is the rank's own.
 """
 
 from __future__ import annotations
@@ -26,56 +26,61 @@ from scheduler_feedback.detectors.steps.windows import (
 )
 
 LEAST_SLOWDOWN = 1.05
-"""Below five per cent nothing is worth stopping a job for (EROICA's and Guard's threshold)."""
+"""Least slowdown for which a job may be stopped: five per cent (the threshold of EROICA and Guard)."""
 
 FIRST_SLOWDOWN = 1.15
-"""While the norm is young, only what is plain is told: real workers wander by a tenth for a few steps (PAI job 1)."""
+"""Least slowdown to report before the baseline is final: healthy workers vary by a tenth for a few steps (PAI job
+1)."""
 
 HIT_SIGMAS = 2.0
-"""A window in which a rank is slow: by two standard deviations."""
+"""A rank is slow in a window if its excess is at least two standard deviations."""
 
 INVERTED = 0.7
-"""Public traces: a culprit waited 0.144 times its peers' wait, the lowest healthy rank 0.85 times."""
+"""Most wait of a culprit relative to its peers. Public traces: a culprit waited 0.144 times as long as its peers, the
+lowest healthy rank 0.85 times."""
 
 HELD_SHARE = 0.5
-"""Peers must wait longer by at least this share of the suspect's excess, or they did not wait for it."""
+"""Least extra wait of the peers, as a share of the suspect's excess. Below it the peers did not wait for the
+suspect."""
 
 ALONE = 3.0
-"""The suspect explains at least this many times what the next rank does; odds below it are no finding, unless the
-suspect itself was found stopped again and again: then the others' part is another matter."""
+"""Least ratio of the seconds that the suspect explains to those of the next rank. Below it the alarm is refused, unless
+samples found the suspect stopped more than once."""
 
 
 OWN_RHYTHM_HITS = 3
 OWN_RHYTHM_STEPS = 5
-"""Slow steps that come every n-th step exactly (n >= 5), three times and more, are what the rank itself does then:
-saving a checkpoint, evaluating, collecting garbage. A fault does not count steps, unless it stops them in step with
-itself: a stopped process is exempt."""
+"""Three or more slow steps exactly n steps apart (n >= 5) are periodic work of the rank: checkpoints, evaluation,
+garbage collection. Faults are not tied to step numbers. A stopped process is exempt, because stops can coincide with
+steps."""
 
 CONCENTRATED = 0.6
-"""One step holds at least this share of its window's excess."""
+"""Least share of a window's excess that a single step must hold."""
 
 LARGER_PART = float(np.log(1.6))
-"""A rank that never was faster may have more to do: pipeline stages of healthy jobs differ by up to half (ByteDance
-trace ST; NVRx's rule, 1.33 times, names two of its ranks). Beyond this it is told as a straggler, with doubt."""
+"""A rank that was slow from the start may have more work: pipeline stages of healthy jobs differ by up to half
+(ByteDance trace ST; NVRx's rule, 1.33 times, accuses two of its ranks). Above this ratio the detector reports a
+straggler, with low confidence."""
 
 LARGER_PART_OF_ROLE = float(np.log(1.25))
-"""Where the layout says that its peers do the same work, what is left is uneven data and experts."""
+"""The same where the layout shows that the peers do the same work: only uneven data and experts remain as
+explanations."""
 
 GIVEN_SHARE = 0.5
-"""Tokens that explain half of what a rank takes longer by are its reason. Where tokens drove the time in warm-up,
-computing is held against the work given from the start, and there is nothing left to explain."""
+"""Tokens that explain half of a rank's excess are its reason. If tokens determined the compute time during warm-up,
+compute times are already normalised by work, and this check does not apply."""
 
 FEW = 8
-"""At most one rank in eight can be slow, each for its own reason, at one time; more is the workload or the machine."""
+"""At most one rank in eight can be slow for its own reason at one time. More means a workload or machine problem."""
 
 
 Means = dict[tuple[int, str], FloatArray]
-"""By number of windows and field."""
+"""Mean of a field over the interval, by number of windows and name of the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A window and what was made of it: float64 [n] excess of each rank in standard deviations."""
+    """A window, and the excess of each rank in standard deviations: float64 [n]."""
 
     window: Window
     sigmas: FloatArray
@@ -83,52 +88,55 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the gates say of one alarmed rank.
-
-    refusal: why it is no verdict, '' where it is one. harmless: the job is not hurt, so that not even an abstention
-    is due. slowdown: step time over step time without the suspect (or its whole node, where its other ranks stand
-    out as well). counters: whether its processes' counters are there to tell the cause. about: other ranks (indices)
-    that a refusal is about as much.
-    """
+    """Result of the checks for one alarmed rank."""
 
     rank: int
     slowdown: float
+    """Step time over step time without the suspect, or without its node where other ranks of the node are outliers
+    too."""
     step_seconds: float
     cause: Cause
     confidence: float
     evidence: tuple[Evidence, ...]
     counters: bool
+    """Whether the process counters that could show the cause are available."""
     refusal: str = ""
+    """Why the alarm is not a verdict; '' if it is one."""
     harmless: bool = False
+    """Whether the job is not slowed. Such a refusal is not reported as an abstention either."""
     about: tuple[int, ...] = ()
+    """Indices of other ranks to which the refusal applies as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An alarmed rank (index) and all that is looked at: the interval's windows, the ranks alarmed with it.
-
-    accused: of those, others that a verdict stands on. for_work: whether computing is held against the work given.
-    on_device: whether it computes on a GPU that is read. means: of fields, by the interval's windows; all alarmed ranks
-    of a job have theirs in one, since every interval ends now.
-    """
+    """An alarmed rank (index) with all data that the checks read."""
 
     rank: int
     ranks: tuple[int, ...]
     where: Places
     interval: Sequence[Judged]
+    """Judged windows since the alarm began."""
     baseline: Baseline
     best_step_seconds: float
     alarmed: frozenset[int]
+    """Indices of all ranks that are alarmed at the same time."""
     unrest: float
+    """Spread of the other ranks, in log seconds."""
     shared_machine: bool
     switches: Switches
     for_work: bool = False
+    """Whether compute times are normalised by the work of each rank."""
     accused: frozenset[int] = frozenset()
+    """Alarmed ranks, except this one, that active verdicts cover."""
     on_device: bool = False
+    """Whether the rank computes on a GPU with readable counters."""
     means: Means = field(default_factory=dict)
+    """Cache of field means by the number of windows. All alarmed ranks of a job share it, because every interval ends
+    now."""
 
     def mean(self, of: str) -> FloatArray:
-        """The mean of a field over the interval, weighted by steps (``windows.join``)."""
+        """Return the mean of a field over the interval, weighted by steps (``windows.join``)."""
         key = (len(self.interval), of)
         found = self.means.get(key)
         if found is None:
@@ -137,9 +145,10 @@ class Case:
 
 
 def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
-    """The windows in which the rank is slow: by two standard deviations, and not by a trifle beside the rest.
+    """Return the windows in which the rank is slow: by two standard deviations, and by a quarter of its second largest
+    excess.
 
-    The second largest excess is the measure, so that one long stall makes no other window small.
+    The second largest excess is the reference, so that one long stall does not hide all other slow windows.
     """
     sigmas = np.array([judged.sigmas[rank] for judged in interval])
     second = np.partition(sigmas, -2)[-2] if len(sigmas) > 1 else 0.0
@@ -148,17 +157,17 @@ def slow_windows(interval: Sequence[Judged], rank: int) -> list[Window]:
 
 
 def stopped_again(interval: Sequence[Judged], rank: int) -> bool:
-    """Whether samples found the rank stopped more than once.
+    """Return whether samples found the rank stopped more than once.
 
-    One stop, however long, lies in one step and so in one window, and reaches the one before by interpolation: two
-    windows that are not neighbours, or three, are two stops.
+    One stop lies in one step, and therefore in one window. Interpolation can extend it to the window before. Two
+    windows that are not adjacent, or three windows, are at least two stops.
     """
     found = [index for index, judged in enumerate(interval) if judged.window.stopped[rank] > 0]
     return len(found) > 1 and found[-1] - found[0] > 1
 
 
 def judge(case: Case) -> Judgement:
-    """Pass an alarm through the gates, in order of what they cost; every one that applies adds its evidence."""
+    """Run the checks on an alarm, the cheapest first. Every check that applies adds its evidence."""
     rank, baseline = case.rank, case.baseline
     windows = [judged.window for judged in case.interval]
     from_start = bool(baseline.from_start[rank])
@@ -172,7 +181,7 @@ def judge(case: Case) -> Judgement:
         own_gain = max(own_gain, _gain_beyond(compute, case, [rank, *(set(mates) - case.accused)]))
     split = _attribute(case, windows, from_start)
     if split.cause is Cause.SUSPENDED and case.shared_machine and split.contested_share >= CONTESTED_HINT:
-        own_gain = min(own_gain, max(split.rest, 0.0))  # what chance load may have added is not held against it
+        own_gain = min(own_gain, max(split.rest, 0.0))  # exclude what other load on the machine may have added
     without = max(step_seconds - own_gain, 1e-9)
     slowdown = step_seconds / without
 
@@ -305,8 +314,10 @@ def _without(mates: list[int], strangers: list[int], few: bool) -> str:
 
 
 def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
-    """By how much the steps would be shorter without these ranks once the others that stand out are gone, each for its
-    own reason: what those cost is held against nobody else."""
+    """Return by how much the steps would be shorter without these ranks, after removing the other alarmed ranks.
+
+    The cost of the other ranks, which are slow for their own reasons, is not attributed to these.
+    """
     alarmed = np.zeros(len(compute), np.bool_)
     alarmed[list(case.alarmed)] = True
     role = case.where.role[case.rank]
@@ -317,12 +328,12 @@ def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
 
 
 def _drift_of_others(compute: FloatArray, baseline: Baseline, where: Places, rank: int) -> float:
-    """How much slower or faster the others compute than in warm-up: what the whole gang does is no one's fault."""
+    """Return the ratio of the other ranks' compute time to the warm-up: drift of the whole gang is not a rank's fault."""
     return middle_of_others_of(compute / np.maximum(baseline.reference, 1e-9), where, rank)
 
 
 def _given(case: Case) -> float:
-    """How many times its peers' tokens the rank was given, while it was slow; 0 where not reported."""
+    """Return the ratio of the rank's tokens to its peers' while it was slow; 0 if tokens are not reported."""
     tokens = case.mean("tokens")
     if not np.isfinite(tokens).all() or (tokens <= 0).any():
         return 0.0
@@ -330,13 +341,13 @@ def _given(case: Case) -> float:
 
 
 def _held(wait: FloatArray, usual: FloatArray | None, where: Places, rank: int) -> float:
-    """By how much longer the others wait than the rank does, beyond what is usual between them; seconds a step."""
+    """Return how many seconds a step the others wait longer than the rank does, beyond the usual difference."""
     now = middle_of_others_of(wait, where, rank) - float(wait[rank])
     return now if usual is None else now - (middle_of_others_of(usual, where, rank) - float(usual[rank]))
 
 
 def _rhythm(case: Case, usual: float) -> int:
-    """Every how many steps the rank is slow, where one step makes each slow window and they come exactly so; or 0."""
+    """Return the exact period, in steps, of the slow steps, if one step causes each slow window; 0 if there is none."""
     rank = case.rank
     slow = slow_windows(case.interval, rank)
     excess = np.array([(window.compute[rank] - usual) * window.steps for window in slow])
@@ -344,7 +355,7 @@ def _rhythm(case: Case, usual: float) -> int:
     if len(slow) < OWN_RHYTHM_HITS or (peaks < CONCENTRATED * excess).any():
         return 0
     peak_steps = [int(window.peak_step[rank]) for window in slow]
-    if all(judged.window.steps == 1 for judged in case.interval):  # a trace may number every tenth step only
+    if all(judged.window.steps == 1 for judged in case.interval):  # a trace may contain only every tenth step number
         place = {judged.window.last_step: index for index, judged in enumerate(case.interval)}
         peak_steps = [place[number] for number in peak_steps]
     apart = np.diff(peak_steps)

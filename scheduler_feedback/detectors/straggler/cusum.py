@@ -1,6 +1,6 @@
-"""Residuals and sums of the straggler detector: what one window adds to each rank's CUSUM, and when an alarm counts.
+"""CUSUM of the straggler detector: residuals of one window, and persistence of an alarm.
 
-Residuals on logarithms, frozen scale and clipped sums follow trials on public step traces.
+Log residuals, a frozen scale and clipped sums were chosen in trials on public step traces.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ from scheduler_feedback.detectors.straggler.alarm_checks import Judged, slow_win
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, RECENT_WINDOWS, Watched
 
 CLIP_SIGMAS = 6.0
-"""One window adds at most this: a single stall, however long, can't alarm; two that are near one another can."""
+"""Most that one window adds: a single stall cannot raise an alarm, however long it is. Two stalls near each other
+can."""
 
 ALLOWANCE_SIGMAS = 0.75
 ALARM = 8.0
-"""Trials on public traces: an allowance of 0.75, an alarm at 6 to 10: 5 % found in three steps without false ranks."""
+"""Trials on public traces: with an allowance of 0.75 and an alarm at 6 to 10, a slowdown of 5 % is found in three
+steps, without false accusations."""
 
 HIGHEST_SCORE = 12.0
-"""Bounds how long a sum takes to come down after the fault has gone."""
+"""Upper bound of the CUSUM. It limits the time that the CUSUM takes to fall after a fault has ended."""
 
 LEAST_HITS = 3
 LEAST_HITS_STOPPED = 2
-"""Persistence: fewer than three slow windows are an accident. Two suffice where the rank was also seen stopped: no
-accident stops a process twice, and stalls of seconds make few windows."""
+"""Least number of slow windows; fewer are treated as chance. Two suffice if samples found the rank stopped more than
+once: chance does not stop a process twice, and stalls of seconds fill few windows."""
 
 ATTRIBUTION_NS = 2_000_000_000
-"""Counters sampled once a second say little of where time went in a shorter interval."""
+"""Least length of an interval to attribute its time: counters are sampled once a second."""
 
 LIGHT_WORK = 0.95
 LIGHT_NS = 1_800_000_000_000
-"""All ranks computing so much less than in the warm-up do something else, unless it goes on for half an hour: then the
-warm-up was not like the rest, as with caches that were cold. Evaluations take minutes."""
+"""All ranks computing so much less than in the warm-up are doing other work, such as an evaluation, which takes
+minutes. After half an hour the warm-up is treated as not representative, for example because caches were cold."""
 
 LARGE_GANG = 64
-"""From here on the spread of all ranks stands for that of the others: one of so many hardly moves it."""
+"""From this size on the spread of all ranks replaces the spread of the other ranks: one rank hardly changes it."""
 
 
 def judge_window(watched: Watched, baseline: Baseline, window: Window, switches: Switches) -> None:
-    """One window's residuals into the sums."""
+    """Compute the residuals of one window, and add them to the CUSUMs."""
     watched.counted += 1
     sigmas = np.zeros(len(watched.ranks))
     if window.known and baseline.known:
@@ -71,21 +73,26 @@ def judge_window(watched: Watched, baseline: Baseline, window: Window, switches:
 
 
 def _forget(watched: Watched) -> None:
-    """Of windows from before any sum left zero keep what they say of the gang, and which ranks were slow: no alarm
-    will look at the ranks' times in them. All of them would take 60 kB of a node of eight."""
+    """Drop per-rank times of windows that no alarm will read; keep their gang values and sigmas.
+
+    All windows would take 60 kB for a gang of eight ranks.
+    """
     risen = watched.since[watched.since >= 0]
     episode = watched.counted - int(risen.min()) if len(risen) else 0
     history = watched.history
     for index in range(len(history) - max(RECENT_WINDOWS, min(episode, INTERVAL_WINDOWS)) - 1, -1, -1):
         judged = history[index]
         if not len(judged.window.compute):
-            break  # nor those before it
+            break  # older windows are reduced already
         history[index] = Judged(judged.window.of_the_gang(), judged.sigmas)
 
 
 def _less_work(watched: Watched, window: Window) -> float:
-    """How many times its work of the warm-up the middle rank does of late, where that is less and not for long yet; or
-    1: what is soon over, such as an evaluation, says nothing of how short the usual steps can be."""
+    """Return the ratio of the median rank's recent work to the warm-up's, if it is lower and has not lasted long; else
+    1.
+
+    A short phase of less work, such as an evaluation, must not set the best step time.
+    """
     work = float(np.exp(np.median(np.array(watched.shifts), axis=1).mean())) if len(watched.shifts) else 1.0
     if work >= LIGHT_WORK:
         watched.light_since_ns = None
@@ -96,7 +103,8 @@ def _less_work(watched: Watched, window: Window) -> float:
 
 
 def _sigmas(watched: Watched, baseline: Baseline, window: Window, switches: Switches) -> FloatArray:
-    """Excess of each rank over its own past and, in groups that can vote, its peers, in standard deviations."""
+    """Return each rank's excess over its own history and, in large enough groups, over its peers, in standard
+    deviations."""
     now = log_compute(window.compute, baseline.step_seconds)
     shift = now - log_compute(baseline.reference, baseline.step_seconds)
     watched.shifts.append(shift)
@@ -120,7 +128,7 @@ def _sigmas(watched: Watched, baseline: Baseline, window: Window, switches: Swit
 
 
 def persistent(watched: Watched, rank: int, timed: bool) -> bool:
-    """Whether the alarm rests on enough slow windows to be no accident, and on enough time to say where it went."""
+    """Return whether the alarm has enough slow windows, and a long enough interval to attribute the time."""
     interval = watched.interval(rank)
     slow = slow_windows(interval, rank) if interval else []
     if not slow:
@@ -131,6 +139,6 @@ def persistent(watched: Watched, rank: int, timed: bool) -> bool:
 
 
 def mates_of(watched: Watched, rank: int) -> tuple[int, ...]:
-    """The other alarmed ranks of the node."""
+    """Return the other alarmed ranks of the rank's node."""
     same = watched.where.index == watched.where.index[rank]
     return tuple(r for r in np.flatnonzero(same & (watched.score >= ALARM)).tolist() if r != rank)

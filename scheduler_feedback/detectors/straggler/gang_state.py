@@ -1,7 +1,7 @@
-"""What the straggler detector remembers of a gang, and what of it outlives a restart of the controller.
+"""State that the straggler detector keeps for each gang, and its snapshot.
 
-Kept over a restart: baselines, sums, standing verdicts, and the ranks' places in earlier attempts. Not kept: windows;
-an alarm gathers its evidence anew, which takes seconds.
+A snapshot contains baselines, CUSUMs, active verdicts, and the ranks' roles in earlier attempts. It contains no
+windows: after a restart an alarm collects its evidence again, which takes seconds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from scheduler_feedback.detectors.steps.windows import Places, Window, places
 from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS, Judged
 
 RECENT_WINDOWS = 8
-"""Windows over which the present unrest of the others is measured."""
+"""Number of windows over which the current spread of the other ranks is measured."""
 
 INTERVAL_WINDOWS = 24
-"""Evidence looks back no further than this, even where the sum began to rise earlier."""
+"""Number of windows of evidence at most, even if the CUSUM began to rise earlier."""
 
 HISTORY_WINDOWS = 64
 
@@ -34,61 +34,69 @@ SNAPSHOT_VERSION = 2
 
 @dataclass(slots=True)
 class Standing:
-    """A verdict that stands: its id, wall time of the alarm's beginning, the highest confidence it was told with, and
-    whether a cause was. node: where several ranks of one are slow; cause: of that; others: indices of ranks there that
-    it speaks of, too."""
+    """An active verdict on one rank, or on a node of which several ranks are slow."""
 
     verdict_id: str
     first_ns: int
+    """Wall time at which the alarm began."""
     told_confidence: float
+    """Highest confidence reported so far."""
     told_cause: bool = False
+    """Whether a cause has been reported."""
     node: str = ""
+    """Node of which several ranks are slow; '' where the verdict is on one rank."""
     cause: str = ""
+    """Cause reported for that node."""
     others: set[int] = field(default_factory=set)
+    """Indices of the other ranks that the verdict covers."""
 
 
 @dataclass(slots=True)
 class Watched:
-    """What the detector remembers of one attempt of a gang. Arrays are float64 or int64 [n], by rising rank.
-
-    best_step_seconds: the least mean of a few windows, at the work of the warm-up; light_since_ns: since when all ranks
-    have computed less than that, None while they don't.
-    shape: what was last seen of it. pending: finished steps that are in no window yet. to_skip: how many of the
-    attempt's first steps are still to be passed over. work: what ranks should take for what they are given.
-    score: the CUSUM; since: number of the window in which it left zero, -1 at zero; refused: windows in a row in which
-    an alarm failed the gates. counted: windows judged so far. longest_episode: the most windows for which any rank's
-    sum stood above zero before it fell back. standing: verdicts by index of the rank. told: ranks (-1: the gang) of
-    which an abstention was told in the present episode. samples: of the catalogue, and how many windows had been judged
-    when they were made: ranks are many, and looked at more often than they make windows.
-    """
+    """State of one attempt of a gang. Arrays are float64 or int64 [n], in rank order."""
 
     attempt: int
     ranks: tuple[int, ...]
     where: Places
     seen_ns: int
+    """Time of the newest telemetry of the gang."""
     shape: Shape | None = None
+    """Newest shape of the gang."""
     pending: StepTable | None = None
+    """Finished steps that are in no window yet."""
     to_skip: int = SKIPPED_STEPS
+    """Number of the attempt's first steps that are still to be skipped."""
     work: Work | None = None
+    """Fitted model of the compute time for a given amount of work."""
     warm_up: list[Window] = field(default_factory=list)
     baseline: Baseline | None = None
     best_step_seconds: float = np.inf
+    """Least mean step time over RECENT_WINDOWS, at the amount of work of the warm-up."""
     light_since_ns: int | None = None
+    """Time since which all ranks have computed less than in the warm-up; None while they do not."""
     history: deque[Judged] = field(default_factory=lambda: deque(maxlen=HISTORY_WINDOWS))
     shifts: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_WINDOWS))
     counted: int = 0
+    """Number of windows judged so far."""
     longest_episode: int = 0
+    """Most windows for which the CUSUM of a rank was above zero before it returned to zero."""
     score: FloatArray = field(default_factory=lambda: np.zeros(0))
+    """CUSUM of each rank."""
     since: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Number of the window in which the CUSUM of each rank left zero; -1 at zero."""
     refused: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Number of consecutive windows in which the alarm of each rank failed the checks."""
     standing: dict[int, Standing] = field(default_factory=dict)
+    """Active verdicts by index of the rank."""
     slow_windows: int = 0
     calm_windows: int = 0
     told: set[int] = field(default_factory=set)
+    """Indices of ranks (-1: the gang) with an abstention reported in the current episode."""
     samples: tuple[int, tuple[Sample, ...]] = (-1, ())
+    """`counted` at the time when the metric samples were computed, and the samples: they are read more often."""
 
     def standing_on(self, rank: int) -> Standing | None:
-        """The verdict on the rank; else the surest on its node as a whole, where there is one."""
+        """Return the verdict on the rank, else the most certain verdict on its whole node, else None."""
         if rank in self.standing or not self.standing:
             return self.standing.get(rank)
         node = self.where.names[self.where.index[rank]]
@@ -97,31 +105,31 @@ class Watched:
 
     @property
     def accused(self) -> set[int]:
-        """All ranks that verdicts speak of."""
+        """Indices of all ranks that active verdicts cover."""
         return self.standing.keys() | {other for standing in self.standing.values() for other in standing.others}
 
     def forget_course(self) -> None:
-        """Sums at zero, as after the warm-up."""
+        """Reset all CUSUMs to zero, as after the warm-up."""
         count = len(self.ranks)
         self.score = np.zeros(count)
         self.since = np.full(count, -1, np.int64)
         self.refused = np.zeros(count, np.int64)
 
     def take_in(self, steps: StepTable) -> StepTable:
-        """Steps waiting for a window, with these behind them; the attempt's first ones are passed over."""
+        """Return the steps that are waiting for a window, followed by these; skip the attempt's first steps."""
         skipped = min(self.to_skip, len(steps))
         self.to_skip -= skipped
         steps = rest(steps, skipped)
         return steps if self.pending is None or not len(self.pending) else behind(self.pending, steps)
 
     def episode(self, rank: int) -> int:
-        """Windows since the rank's sum left zero; 0 at zero."""
+        """Return the number of windows since the rank's CUSUM left zero; 0 at zero."""
         return self.counted - int(self.since[rank]) if self.since[rank] >= 0 else 0
 
     def interval(self, rank: int) -> list[Judged]:
-        """Judged windows from the first slow one on, since the rank's sum left zero.
+        """Return the judged windows since the rank's CUSUM left zero, from the first slow window on.
 
-        A sum can leave zero by chance long before the fault; what lay between would dilute what the fault costs.
+        A CUSUM can leave zero by chance long before the fault. The windows between would dilute the cost of the fault.
         """
         length = min(self.counted - int(self.since[rank]), INTERVAL_WINDOWS, len(self.history))
         windows = list(self.history)[-length:] if length > 0 and self.since[rank] >= 0 else []
@@ -130,14 +138,14 @@ class Watched:
 
 
 def rest(steps: StepTable, after: int) -> StepTable:
-    """The steps without the first `after`."""
+    """Return the steps without the first `after`."""
     if not after:
         return steps
     return StepTable(*(None if array is None else array[after:] for array in _arrays_of(steps)))  # type: ignore[arg-type]
 
 
 def behind(first: StepTable, then: StepTable) -> StepTable:
-    """Two tables of the same ranks, one behind the other; what only one of them has is unknown in the other."""
+    """Concatenate two tables of the same ranks. Fill a column that only one table has with NaN in the other."""
     joined: list[FloatArray | IntArray | None] = []
     for one, other in zip(_arrays_of(first), _arrays_of(then), strict=True):
         if one is None and other is None:
@@ -157,7 +165,8 @@ def _arrays_of(steps: StepTable) -> tuple[FloatArray | IntArray | None, ...]:
 
 
 class _Kept(msgspec.Struct):
-    """One gang. Arrays by name of their field in Baseline or Watched, as little-endian float64."""
+    """State of one gang in a snapshot. Arrays are little-endian float64, by the name of their field in Baseline or
+    Watched."""
 
     attempt: int
     ranks: tuple[int, ...]
@@ -175,9 +184,9 @@ class _Kept(msgspec.Struct):
     arrays: dict[str, bytes]
     standing: dict[int, tuple[str, int, float]]
     told: tuple[int, ...]
-    longest_episode: int = 0  # snapshots of 0.1.0 don't have it, nor the next
+    longest_episode: int = 0  # absent in snapshots of 0.1.0; so is told_causes
     told_causes: tuple[int, ...] = ()
-    told_nodes: dict[int, tuple[str, str, tuple[int, ...]]] = {}  # nor those of the one after it
+    told_nodes: dict[int, tuple[str, str, tuple[int, ...]]] = {}  # also absent in the next release
 
 
 class _Snapshot(msgspec.Struct):
@@ -187,14 +196,14 @@ class _Snapshot(msgspec.Struct):
 
 
 Roles = dict[str, tuple[tuple[int, ...], FloatArray]]
-"""Gang -> its ranks and their log computing time against the gang's median in an earlier attempt."""
+"""Ranks of each gang, and the log of their compute time relative to the gang's median in an earlier attempt."""
 
 _ARRAYS = ("compute", "wait", "own_spread", "parts", "parts_compute", "from_start", "reference")
 _SUMS = ("score",)
 
 
 def dump(watched: Mapping[str, Watched], roles: Roles) -> bytes:
-    """Everything that outlives a restart."""
+    """Encode all state that must survive a restart."""
     kept = {name: _keep(one, one.baseline) for name, one in watched.items() if one.baseline is not None}
     packed_roles = {name: (ranks, place.astype("<f8").tobytes()) for name, (ranks, place) in roles.items()}
     return msgspec.msgpack.encode(_Snapshot(SNAPSHOT_VERSION, kept, packed_roles))
@@ -226,7 +235,7 @@ def _keep(watched: Watched, baseline: Baseline) -> _Kept:
 
 
 def load(data: bytes) -> tuple[dict[str, Watched], Roles]:
-    """What `dump` kept. Raises ValueError where the bytes are not a snapshot of this version."""
+    """Decode a snapshot of `dump`. Raises ValueError if the bytes are not a snapshot of this version."""
     try:
         snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
         if snapshot.version != SNAPSHOT_VERSION:
@@ -279,7 +288,7 @@ def _unpack(kept: _Kept) -> Watched:
 
 
 def _of(count: int, standing: Mapping[int, object], nodes: Mapping[int, tuple[str, str, tuple[int, ...]]]) -> bool:
-    """Whether all ranks that verdicts speak of are among so many."""
+    """Return whether all ranks that verdicts cover have an index below `count`."""
     others = (other for _, _, those in nodes.values() for other in those)
     return nodes.keys() <= standing.keys() and all(0 <= rank < count for rank in (*standing, *others))
 

@@ -1,12 +1,14 @@
-"""The straggler detector: which rank makes its gang wait, for its own reason.
+"""The straggler detector: finds the rank that delays its gang for its own reason.
 
-1. Completed steps are cut into windows (windows.py). 2. The warm-up's windows give a frozen baseline (baseline.py).
-3. Each later window gives each rank a residual against its own past and its peers, in standard deviations; a CUSUM
-adds them up. 4. A rank whose sum alarms passes the gates (gates.py) or is refused, with the reason. 5. A verdict
-stands until its rank has kept pace for a while.
+1. Completed steps are grouped into windows (steps/windows.py).
+2. The windows of the warm-up give a frozen baseline (steps/baseline.py).
+3. Each later window gives each rank a residual against its own history and its peers, in standard deviations. A CUSUM
+adds the residuals up (cusum.py).
+4. A rank whose CUSUM reaches the alarm threshold passes the checks (alarm_checks.py), or is refused with a reason.
+5. A verdict stays active until its rank has run at normal speed for a while.
 
-Residuals on logarithms, frozen scale, clipped CUSUM and wait inversion follow trials on public step traces; what the
-constants rest on stands beside them.
+Log residuals, frozen scale, clipped CUSUM and wait inversion were chosen in trials on public step traces. Each constant
+documents its source.
 """
 
 from __future__ import annotations
@@ -67,26 +69,26 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
 )
 
 LEAST_CONFIDENCE = 0.5
-"""Less likely than not is no verdict but an abstention."""
+"""Least confidence of a verdict. Below it the detector reports an abstention."""
 
 PATIENCE_WINDOWS = 3
-"""An alarm that fails the gates so often in a row is told as an abstention."""
+"""Number of consecutive windows after which a refused alarm is reported as an abstention."""
 
 FIRST_WINDOWS = 8
-"""So many windows give a first norm, by which the rest of the warm-up is judged already."""
+"""Number of windows of the first, preliminary baseline. The rest of the warm-up is already judged by it."""
 
 WORK_FIELDS = ("compute", "tokens", "squares")
 
 ABSENT_NS = 600_000_000_000
-"""A gang without telemetry for ten minutes is over, as in core/telemetry/fleet.py; a restarted controller receives
+"""A gang without telemetry for ten minutes has ended, as in core/telemetry/fleet.py. A restarted controller receives
 telemetry again sooner."""
 
 
 class StragglerDetector:
-    """Finds the member that its gang waits for. Owned by one thread.
+    """Detector of the rank for which a gang waits. Owned by one thread.
 
-    timed: windows of about a second, as frames come; else each step is a window and the first counts like the others,
-    as in a recorded trace, whose unit of time may be anything.
+    timed: windows last about a second, as frames arrive. Otherwise each step is a window, and the first steps are not
+    skipped, as in a recorded trace, whose unit of time may be anything.
     """
 
     name = DETECTOR
@@ -100,7 +102,7 @@ class StragglerDetector:
         self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
-        """Look at what was completed since the last tick; the findings that are new."""
+        """Process the steps completed since the last tick, and return the new findings."""
         findings: list[Finding] = []
         present = set()
         self._causes.at(telemetry)
@@ -122,24 +124,26 @@ class StragglerDetector:
         return findings
 
     def measures(self) -> Iterator[Sample]:
-        """Samples of the catalogue: how much slower each rank makes its gang, over the newest windows."""
+        """Yield metric samples: how much each rank slows its gang down, over the newest windows."""
         for name, watched in self._watched.items():
             if watched.samples[0] != watched.counted:
                 watched.samples = watched.counted, tuple(_slowdowns(name, watched))
             yield from watched.samples[1]
 
     def snapshot(self) -> bytes:
-        """Baselines, sums and standing verdicts: without them a restart during a fault would learn it as healthy."""
+        """Encode baselines, CUSUMs and active verdicts. Without them a restart during a fault would learn the fault as
+        healthy."""
         return dump(self._watched, self._roles)
 
     def restore(self, data: bytes) -> None:
-        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector."""
         self._watched, self._roles = load(data)
 
     # --- one gang -----------------------------------------------------------------------------------------------------
 
     def _watch(self, job: JobTelemetry, now_wall_ns: int) -> Watched | None:
-        """The memory of this attempt, begun anew for a new one or new ranks; None while there is nothing to compare."""
+        """Return the state of this attempt, or None if there is nothing to compare. Start over for a new attempt or new
+        ranks."""
         shape = job.shape
         name, watched = shape.job, self._watched.get(shape.job)
         if watched is not None and watched.shape is shape:
@@ -151,11 +155,11 @@ class StragglerDetector:
         if watched is not None and watched.attempt == shape.attempt:
             watched.seen_ns = now_wall_ns
             if watched.ranks == ranks:
-                watched.where = places(shape)  # who stands where, and in what role, may only just have been told
+                watched.where = places(shape)  # placement and roles may have just arrived
                 watched.shape = shape
                 return watched
             if set(ranks) < set(watched.ranks):
-                return None  # after a restart nodes are heard again one by one
+                return None  # after a restart, nodes resume reporting one by one
         elif watched is not None and watched.attempt > shape.attempt:
             return None
         elif watched is not None and watched.baseline is not None and watched.baseline.known:
@@ -178,12 +182,14 @@ class StragglerDetector:
         return findings
 
     def _warm_up(self, name: str, watched: Watched, window: Window, job: JobTelemetry) -> list[Finding]:
-        """Learn what is healthy: from the whole warm-up, and while it lasts from what there is, as long as all is calm.
+        """Learn the baseline from the whole warm-up; before its end, from the windows so far while no rank is
+        suspicious.
 
-        A rank that began to be slow in the meantime is not learned as healthy: the norm then stays as it was.
+        If a rank becomes slow during the warm-up, the earlier baseline stays, so that the slow rank is not learned as
+        healthy.
         """
         if watched.warm_up and watched.warm_up[-1].known != window.known:
-            watched.warm_up.clear()  # whether waits are known must not change within a baseline
+            watched.warm_up.clear()  # a baseline has known waits in all windows or in none
         watched.warm_up.append(window)
         windows, before = watched.warm_up, watched.baseline
         seconds = sum(w.steps * w.step_seconds for w in windows)
@@ -209,7 +215,7 @@ class StragglerDetector:
         watched.best_step_seconds = min(watched.best_step_seconds, watched.baseline.step_seconds)
         if before is not None or not watched.baseline.from_start.any():
             return []
-        for past in windows:  # a rank slow from the start has been slow in these already
+        for past in windows:  # a rank slow from the start was slow in these windows too
             judge_window(watched, watched.baseline, past, self._switches)
         return self._conclude(name, watched, watched.baseline, job)
 
@@ -231,7 +237,7 @@ class StragglerDetector:
                 speaks_of(name, watched, rank, standing, self._panel)
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
-                continue  # its reasons have been looked at often enough to look less often
+                continue  # after repeated refusals, evaluate less often
             case = self._case(watched, baseline, rank, alarmed, job, means)
             judgement = self._causes.judged_by(judge(case), job, baseline)
             judgement = judged_by_samples(judgement, case, job, watched.episode(rank), watched.longest_episode)
@@ -240,7 +246,7 @@ class StragglerDetector:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
                 judgement = self._causes.with_past(judgement, job.shape)
-                if self._timed:  # a recorded trace is acted on by nobody
+                if self._timed:  # no action follows from a recorded trace
                     judgement = not_yet_sure(judgement, len(slow_windows(case.interval, rank)))
                 watched.refused[rank] = 0
                 findings += verdict(name, watched, judgement, job, self._panel)
@@ -275,7 +281,7 @@ class StragglerDetector:
 
 
 def _slowdowns(name: str, watched: Watched) -> Iterator[Sample]:
-    """How much slower each rank makes its gang."""
+    """Yield how much each rank slows its gang down."""
     newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:] if judged.window.known]
     if newest:
         step_seconds, gain = float(join(newest, "step_seconds")), join(newest, "gain")
@@ -285,7 +291,7 @@ def _slowdowns(name: str, watched: Watched) -> Iterator[Sample]:
 
 
 def _given_usual_work(windows: list[Window], work: Work | None) -> list[Window]:
-    """The windows of the warm-up as later ones are cut: had all ranks been given their usual work."""
+    """Normalise the compute times of warm-up windows to each rank's usual work, as later windows are."""
     if work is None:
         return windows
     return [replace(w, compute=w.compute / work.factor(w.tokens, w.squares)) for w in windows]

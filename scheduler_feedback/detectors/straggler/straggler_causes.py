@@ -1,4 +1,4 @@
-"""What a slow rank is slow for, where its processes do not tell: by the devices' counters and their past."""
+"""Causes of slow ranks by device counters and fault history, where process counters do not show the cause."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ GPU_ROWS = np.array([row for row, feature in enumerate(FEATURES) if feature.of =
 OF_PARTS = frozenset(
     {Cause.THERMAL, Cause.POWER, Cause.GPU, Cause.MEMORY, Cause.NVLINK, Cause.PCIE, Cause.NIC, Cause.LINK}
 )
-"""What a part is remembered for: not what was done to its processes."""
+"""Causes that the fault history records for a part. Causes that act on the processes only are not recorded."""
 
 CONTENDED = frozenset({Cause.CPU_CONTENTION, Cause.STORAGE, Cause.UNKNOWN})
-"""What a rank on a host of several jobs may be slow for because of the others there: no cause is none of its own."""
+"""Causes that another job on the same host can produce. An unknown cause is one of them."""
 
 
 class Causes:
-    """The cause of an alarm by the panel's counters, and the past of the part that is blamed.
+    """Cause of an alarm by device counters, and fault history of the accused part.
 
-    Hosts that several jobs stand on are known: what a rank waits for there may be the other's doing.
+    It also keeps the set of hosts that several jobs share: waiting on such a host may be caused by the other job.
     """
 
     def __init__(self, panel: Panel, switches: Switches) -> None:
@@ -43,7 +43,7 @@ class Causes:
         self._crowded: set[str] = set()
 
     def at(self, telemetry: Telemetry) -> None:
-        """Fold in what is new, before the alarms of this look are judged."""
+        """Fold in new telemetry, before its alarms are judged."""
         self._panel.at(telemetry)
         shapes = tuple(job.shape for job in telemetry.jobs)
         if shapes != self._shapes:
@@ -52,13 +52,14 @@ class Causes:
             self._crowded = {host for host, jobs in hosts.items() if jobs > 1}
 
     def on_device(self, job: JobTelemetry, rank: int) -> bool:
-        """Whether the rank computes on a GPU that is read: then not its processes tell how it fares, but the GPU."""
+        """Return whether the rank computes on a GPU with readable counters; then GPU counters, not process counters,
+        show its state."""
         if job.shape.job not in self._panel.columns:
             return False
         return bool(np.isfinite(self._panel.newest[GPU_ROWS, self._panel.of(job.shape.job).start + rank]).any())
 
     def judged_by(self, judgement: Judgement, job: JobTelemetry, baseline: Baseline) -> Judgement:
-        """The cause as the devices' counters tell it, where the processes' own do not."""
+        """Add the cause shown by device counters, where process counters show none."""
         if judgement.refusal or judgement.cause is not Cause.UNKNOWN or job.shape.job not in self._panel.columns:
             return judgement
         column = self._panel.of(job.shape.job).start + judgement.rank
@@ -78,7 +79,8 @@ class Causes:
         return replace(judgement, cause=cause, evidence=told, confidence=log_odds.confidence(told), counters=True)
 
     def with_past(self, judgement: Judgement, shape: Shape) -> Judgement:
-        """With what earlier verdicts said of the part and its node; which makes no verdict, but one surer."""
+        """Add evidence of earlier verdicts on the part and its node. It raises the confidence but makes no verdict
+        alone."""
         rank = judgement.rank
         past = self._panel.lemons.weight(shape.gpus[rank] if shape.gpus else "", shape.nodes[rank])
         if judgement.cause not in OF_PARTS or not past:

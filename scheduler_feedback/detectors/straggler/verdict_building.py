@@ -1,4 +1,4 @@
-"""What the straggler detector tells: verdicts, the reasons of alarms that are none, ends, and gangs slow as a whole."""
+"""Findings of the straggler detector: verdicts, abstentions, cleared verdicts, and gangs that are slow as a whole."""
 
 from __future__ import annotations
 
@@ -21,40 +21,42 @@ from scheduler_feedback.detectors.straggler.straggler_causes import OF_PARTS
 DETECTOR = "straggler"
 
 CAUSE_NS = 6_000_000_000
-"""An alarm whose cause is not clear waits so long for it to become clear before it is told without."""
+"""Most time for which an alarm without a clear cause is held back before it is reported without one."""
 
 CAUSE_WINDOWS = 10
-"""A verdict that can be acted on but for its cause is looked at anew once in so many windows."""
+"""Interval, in windows, at which a verdict that lacks only its cause is evaluated again."""
 
 CLEAR_WINDOWS = 10
-"""A verdict holds until the rank was in none of so many windows slow, and on their mean within the allowance. Longer
-than the pauses of a fault that comes and goes; waiting for the sum to run down would take three times as long."""
+"""A verdict is cleared when the rank was slow in none of so many windows, and its mean excess is within the allowance.
+This is longer than the pauses of an intermittent fault. Waiting for the CUSUM to reach zero would take three times as
+long."""
 
 UNEASY_SCORE = ALARM / 3
-"""From a third of the alarm on an episode is not over."""
+"""An episode lasts while a CUSUM is at least a third of the alarm threshold."""
 
 ACTING_CONFIDENCE = 0.9
-"""A verdict told with less is told again when it reaches this: actions on running jobs wait for it (core/state.py)."""
+"""Least confidence for actions on running jobs (core/state.py). A verdict with less is reported again when it reaches
+this."""
 
 ACTING_WINDOWS = 5
 UNSURE_CONFIDENCE = 0.89
-"""Where no counter says why, a rank must have been slow in so many windows before anything is done about a running job:
-a node that pauses for three long steps looks the same until then. It is told at once all the same."""
+"""Most confidence without a known cause until the rank was slow in ACTING_WINDOWS windows: a node with three long
+pauses looks the same until then. The verdict is reported at once, but no running job is moved for it."""
 
 GANG_SLOWDOWN = 1.10
 GANG_WINDOWS = 8
 GANG_STEPS = 25
-"""So much slower for so long with nobody standing out: told as an abstention about the gang. Windows of one step are
-noisier by far."""
+"""A gang that is slower by so much for so many windows, without an outlier, is reported as an abstention. Windows of
+one step are far noisier and need more."""
 
 CALM_WINDOWS = 10
-"""So many quiet windows end an episode; until then a reason is told once."""
+"""Number of quiet windows that end an episode. A reason is reported once per episode."""
 
 
 def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry, panel: Panel) -> list[Finding]:
-    """The verdict, where it is new or says more than when it was told.
+    """Return the verdict if it is new, or if it contains more than the one already reported.
 
-    What is known of a node as a whole is not told again of each of its ranks: who is paged is paged once.
+    A verdict on a whole node is not repeated for each of its ranks, so that an operator is paged once.
     """
     rank = judgement.rank
     standing = watched.standing_on(rank)
@@ -109,24 +111,27 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
 
 
 def speaks_of(name: str, watched: Watched, rank: int, standing: Standing, panel: Panel) -> None:
-    """The verdict speaks of the rank as well, where it is not the rank's own: it stands until all of them keep pace."""
+    """Add the rank to a verdict on its node. The verdict is cleared when all of its ranks run at normal speed."""
     if watched.standing.get(rank) is not standing and rank not in standing.others:
         standing.others.add(rank)
         panel.accused.add((name, watched.attempt, watched.ranks[rank]))
 
 
 def told_enough(standing: Standing, windows: int, own: bool) -> bool:
-    """Whether nobody waits for more to be said of it; for a cause alone it is looked at less often. own: whether the
-    verdict is on the rank itself, not on its node."""
+    """Return whether no further evaluation of the verdict is due now. A verdict that lacks only its cause is evaluated
+    at longer intervals.
+
+    own: whether the verdict is on the rank itself, not on its node.
+    """
     known = standing.told_cause and own
     return standing.told_confidence >= ACTING_CONFIDENCE and (known or windows % CAUSE_WINDOWS > 0)
 
 
 def says_more(standing: Standing, judgement: Judgement, own: bool) -> bool:
-    """Whether it is sure enough to be acted on now, or its cause known, as it was not when it was told.
+    """Return whether the judgement adds to the reported verdict: enough confidence to act, or its cause.
 
-    Counters may come every half a minute, long after the steps have told who is slow; and nobody is moved for a cause
-    that is not known. What is wrong with one part is told beside another reason for which its node is slow.
+    Counters may arrive every half minute, long after the steps identified the slow rank, and no job is moved without a
+    known cause. A fault of one part is reported in addition to another reason for which its node is slow.
     """
     if not own and judgement.cause in OF_PARTS and judgement.cause != standing.cause:
         return True
@@ -137,7 +142,7 @@ def says_more(standing: Standing, judgement: Judgement, own: bool) -> bool:
 
 
 def abstention(name: str, watched: Watched, judgement: Judgement) -> Abstention:
-    """An alarm that is told with the reason why it is no verdict."""
+    """Return an abstention with the reason for which the alarm is not a verdict."""
     return Abstention(
         name,
         watched.attempt,
@@ -150,7 +155,7 @@ def abstention(name: str, watched: Watched, judgement: Judgement) -> Abstention:
 
 
 def cleared(name: str, watched: Watched, window: Window, panel: Panel) -> list[Finding]:
-    """Verdicts whose rank has kept pace for a while: they stand no longer."""
+    """Clear the verdicts whose ranks have run at normal speed for CLEAR_WINDOWS windows."""
     if not watched.standing:
         return []
     newest = np.array([judged.sigmas for judged in list(watched.history)[-CLEAR_WINDOWS:]])
@@ -172,7 +177,8 @@ def cleared(name: str, watched: Watched, window: Window, panel: Panel) -> list[F
 
 
 def whole_gang(name: str, watched: Watched, baseline: Baseline, alarmed: bool, timed: bool) -> list[Finding]:
-    """Slow without anybody standing out, or with waits unknown: told once an episode; and the episode's end."""
+    """Report once per episode that the gang is slow without an outlier, or with unknown wait times. Track the episode's
+    end."""
     window = watched.history[-1].window
     slower = window.step_seconds / min(baseline.step_seconds, watched.best_step_seconds)
     calm = slower < LEAST_SLOWDOWN and not (watched.score >= UNEASY_SCORE).any() and not watched.standing
@@ -196,7 +202,7 @@ def whole_gang(name: str, watched: Watched, baseline: Baseline, alarmed: bool, t
 
 
 def _place(shape: Shape, rank: int, cause: Cause, mates: tuple[int, ...]) -> dict[str, Any]:
-    """What is accused, and what else it could be: the GPU, its NIC, or the node where several of its ranks are slow."""
+    """Return the accused device and the alternatives: the GPU, its NIC, or the node if several of its ranks are slow."""
     node, gpu = shape.nodes[rank], shape.gpus[rank] if shape.gpus else ""
     nic = shape.nics[rank] if shape.nics else ""
     places = [("gpu", gpu), ("nic", nic), ("node", node)]
@@ -215,9 +221,10 @@ def _place(shape: Shape, rank: int, cause: Cause, mates: tuple[int, ...]) -> dic
 
 
 def _onset(interval: list[Judged], rank: int) -> Window:
-    """The window in which the slowness most likely began: an earlier chance excess can have kept the sum from zero.
+    """Return the window in which the slowness most likely began. A chance excess before it can have kept the CUSUM
+    above zero.
 
-    The likeliest beginning of a shift is where the excess over half of it, summed up to the end, is largest.
+    The most likely start of a shift is where the sum, up to the end, of the excess over half the shift is largest.
     """
     sigmas = np.array([min(judged.sigmas[rank], CLIP_SIGMAS) for judged in interval])
     newest = float(np.median(sigmas[-LEAST_HITS:]))
@@ -226,13 +233,13 @@ def _onset(interval: list[Judged], rank: int) -> Window:
 
 
 def _last_slow(watched: Watched, rank: int) -> int:
-    """The last step of the newest window in which the rank was slow; -1 where none is remembered."""
+    """Return the last step of the newest window in which the rank was slow; -1 if no such window is kept."""
     slow = (judged.window.last_step for judged in reversed(watched.history) if judged.sigmas[rank] >= HIT_SIGMAS)
     return next(slow, -1)
 
 
 def _before(watched: Watched, interval: int) -> float:
-    """Mean step time of the gang in the windows before the alarm's interval, or in warm-up where there are too few."""
+    """Return the gang's mean step time before the alarm's interval, or during warm-up if there are too few windows."""
     past = [judged.window for judged in list(watched.history)[:-interval]][-16:]
     if len(past) >= 3:
         return float(join(past, "step_seconds"))
@@ -240,12 +247,12 @@ def _before(watched: Watched, interval: int) -> float:
 
 
 def not_yet_sure(judgement: Judgement, slow_windows: int) -> Judgement:
-    """The judgement, too unsure to be acted on where neither a cause nor its persistence speaks for it."""
+    """Limit the confidence below ACTING_CONFIDENCE if neither a cause nor enough slow windows support the judgement."""
     if judgement.cause is not Cause.UNKNOWN or slow_windows >= ACTING_WINDOWS:
         return judgement
     return replace(judgement, confidence=min(judgement.confidence, UNSURE_CONFIDENCE))
 
 
 def too_weak(judgement: Judgement) -> Judgement:
-    """The judgement as a refusal: less likely than not."""
+    """Return the judgement as a refusal, because its confidence is below 0.5."""
     return replace(judgement, refusal=f"the evidence is too weak: confidence {judgement.confidence:.2f}")
