@@ -1,4 +1,4 @@
-"""Devices whose counters stand away from their peers', on jobs that are slower for it."""
+"""Devices whose counters differ from their peers', on jobs that are slower because of it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from scheduler_feedback.detectors.health.job_speed import Speeds
 from scheduler_feedback.detectors.health.suspicion import Suspicion
 
 WITNESSED = ALARM / 2
-"""The steps are a second witness: a device whose counters stand away from its peers' while its job is slower needs half
-of the sum that alarms by itself. That is two windows of a second, or one of five and more."""
+"""Alarm threshold for a device of a job that is slower: half of ALARM, because the steps are a second source of
+evidence. It is reached in two windows of a second, or in one of five seconds or more."""
 
 AGAIN_TICKS, AGAIN_TICKS_UNREPORTED = 6, 2
-"""A suspicion that was refused is looked at again so much later. Where steps are not reported sooner: that a rank works
-apart from its peers shows a window after what it would be slow for."""
+"""Number of ticks after which a refused suspicion is evaluated again. Fewer for jobs without step reports: a peer
+outlier shows one window later than the cause of its slowness."""
 
 HURT = 1.05
 PCIE_LEAST = 0.75
-"""A PCIe link at three quarters of its generation times width or less has lost a lane pair or a generation."""
+"""A PCIe link at or below three quarters of its generation times width has lost a lane pair or a generation."""
 
 FEATURES_OF: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
     (Cause.PCIE, "gpu", ("pcie_link", "pcie_errors")),
@@ -35,9 +35,9 @@ FEATURES_OF: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
     (Cause.NVLINK, "gpu", ("nvlink_errors",)),
     (Cause.MEMORY, "gpu", ("memory_errors",)),
 )
-"""What accuses which device: cause, level, and the counters any of which must stand above the peers. A NIC that pauses
-its switch without end makes a storm of it: who sends the pauses is the culprit. Throttling is no fault by itself (a
-power cap is set on purpose): it explains a slow rank, and that is the straggler detector's."""
+"""Evidence against each device: cause, level, and counters any of which must exceed the peers. A NIC that sends pause
+frames without end causes a storm: the sender is the culprit. Throttling is not a fault (a power cap is set on purpose).
+It explains a slow rank, which the straggler detector reports."""
 
 FEATURES_OF_SLOW: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
     (Cause.THERMAL, "gpu", ("thermal_throttle",)),
@@ -46,8 +46,8 @@ FEATURES_OF_SLOW: tuple[tuple[Cause, str, tuple[str, ...]], ...] = (
     (Cause.CPU_CONTENTION, "node", ("cpu_waiting",)),
     (Cause.STORAGE, "node", ("io_waiting",)),
 )
-"""Where a job reports no steps, these tell why a rank is slow, if by its traffic the job is slower than it was, and the
-rank works apart from its peers (apart.py)."""
+"""For jobs without step reports: counters that explain a slow rank, if the job's traffic shows that it is slower, and
+the rank is a peer outlier (peer_outlier.py)."""
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -55,14 +55,14 @@ ROWS = sorted({FEATURE[name] for _, _, names in (*FEATURES_OF, *FEATURES_OF_SLOW
 
 
 class Counted:
-    """Ranks whose counters stand away: (job, attempt, rank) -> for how many ticks."""
+    """Number of ticks for which each rank's counters have differed: (job, attempt, rank) -> ticks."""
 
     def __init__(self, panel: Panel) -> None:
         self._panel = panel
         self._counted: dict[tuple[str, int, int], int] = {}
 
     def failing(self, telemetry: Telemetry, speeds: Speeds) -> Iterator[Suspicion]:
-        """Error counters and degraded links that stand above the peers', on a job that is slower."""
+        """Yield suspicions for error counters and degraded links that exceed the peers', on slower jobs."""
         panel = self._panel
         if not telemetry.counters.values.shape[1]:
             return
@@ -78,7 +78,7 @@ class Counted:
         for name, columns in by_job.items():
             job, first = jobs[name], panel.of(name).start
             slower = speeds.slower(name)
-            if slower < HURT:  # then only what is plainly degraded is told
+            if slower < HURT:  # then report only clearly degraded links
                 columns = np.asarray(columns)[self._degraded(columns)].tolist()
             for column in columns:
                 key = (name, job.shape.attempt, int(job.shape.ranks[column - first]))
@@ -93,7 +93,7 @@ class Counted:
             del self._counted[key]
 
     def _degraded(self, columns: list[int]) -> BoolArray:
-        """Whether the PCIe link of each is narrower or slower than it could be, beyond doubt."""
+        """Return whether the PCIe link of each column is clearly narrower or slower than it could be."""
         row = FEATURE["pcie_link"]
         found: BoolArray = (self._panel.newest[row, columns] <= PCIE_LEAST) & (self._panel.score[row, columns] >= ALARM)
         return found
@@ -101,28 +101,32 @@ class Counted:
     def _suspect(
         self, job: JobTelemetry, column: int, first: int, slower: float, silent: bool, beside: bool
     ) -> Iterator[Suspicion]:
-        """What speaks against the rank of this column. silent: whether its job reports no steps; beside: whether it
-        does so on a node that another job has ranks on as well."""
+        """Yield the suspicion against the rank of this column, if there is one.
+
+        silent: whether its job reports no steps. beside: whether, in addition, another job has ranks on the same node.
+        """
         panel, shape, rank = self._panel, job.shape, column - first
-        least = WITNESSED if slower >= HURT and not silent else ALARM  # the steps are what bears witness
-        # What only explains a slow rank accuses none of a job that is slow for another reason.
+        least = (
+            WITNESSED if slower >= HURT and not silent else ALARM
+        )  # only reported steps are a second source of evidence
+        # Explanations of a slow rank do not apply to a job that another job slows down.
         telling = (*FEATURES_OF, *FEATURES_OF_SLOW) if silent and shape.job not in panel.disturbed else FEATURES_OF
         for cause, level, names in telling:
             if beside and level == "node":
-                continue  # whether the node is slow or the other job burdens it is told by what that one does there
+                continue  # the interference detector separates a slow node from a busy other job
             name = max(names, key=lambda one: float(panel.score[FEATURE[one], column]))
             score = float(panel.score[FEATURE[name], column])
             if score < least or (FEATURES[FEATURE[name]].unit == "1/s" and not panel.newest[FEATURE[name], column] > 0):
-                continue  # a sum runs down slowly: what has stopped is no reason any more
+                continue  # a CUSUM falls slowly: ignore errors that have stopped
             degraded = cause is Cause.PCIE and bool(self._degraded([column])[0])
             if not degraded and slower < HURT:
-                continue  # errors that cost nothing are a matter for maintenance, not for a verdict
+                continue  # errors without a slowdown are left to maintenance
             of_slow = (cause, level, names) in FEATURES_OF_SLOW
             stands_apart = kept_from_working if level == "node" else works_longer
             if of_slow and not stands_apart(panel, shape, rank, slower):
                 continue
             if many(np.flatnonzero(panel.score[FEATURE[name], panel.of(shape.job)] >= least), shape):
-                continue  # many devices alike: what they share is at fault
+                continue  # many devices are affected: the cause is something that they share
             names_of = {"nic": shape.nics, "gpu": shape.gpus}.get(level, ())
             device = names_of[rank] if names_of else ""
             more = (
@@ -150,5 +154,5 @@ class Counted:
 
 
 def _has_neighbours(node: str, telemetry: Telemetry) -> bool:
-    """Whether two jobs or more have ranks on the node's host."""
+    """Return whether two or more jobs have ranks on the node's host."""
     return sum(("host", node) in job.shape.resources or node in job.shape.nodes for job in telemetry.jobs) > 1

@@ -1,9 +1,10 @@
-"""The health detector: devices that their own events and counters accuse, whether or not a step shows it yet.
+"""The health detector: devices with faults by their events and counters, even before a step is slower, and lost nodes.
 
-Events act at once, where they may: an XID only where NVIDIA's catalogue asks for a reset, a reboot or a drain, or where
-the driver's recovery action does. Most XIDs are the application's own doing (13, 31, 43). A link that flaps is told
-once and damped. Telemetry that is lost needs a second witness: an agent can die while its node trains on. And losing
-many agents at once is a rollout or a network: everything is frozen, and told once.
+An XID event leads to a verdict if NVIDIA's catalogue asks for a reset, a reboot or a drain, or if the driver's recovery
+action does. Most XIDs are caused by the application (13, 31, 43). A flapping link is reported once and then damped. A
+node whose agent stops reporting is lost only with a second source of evidence: an agent can fail while its node trains
+on. If many agents stop reporting at once, a rollout or the network is the cause: all actions are frozen, with one
+report.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from scheduler_feedback.detectors.health.suspicion import Suspicion
 from scheduler_feedback.detectors.stats import log_odds
 
 ACTING_BUCKETS = frozenset({"RESET_GPU", "RESTART_BM"})
-"""Buckets of NVIDIA's XID catalogue that ask for a reset or reboot. RESTART_APP and IGNORE are the application's, and
-the workflows (48, 45, NVLink) end in one of the others or in none: the recovery action tells."""
+"""Buckets of NVIDIA's XID catalogue that ask for a reset or reboot. RESTART_APP and IGNORE concern the application. The
+workflows (48, 45, NVLink) end in one of the other buckets or in none: the recovery action decides."""
 
 ACTING_RECOVERIES = frozenset(
     {"gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset", "bus-reset", "system-reboot"}
@@ -48,7 +49,7 @@ SNAPSHOT_VERSION = 2
 
 
 class HealthDetector:
-    """Finds devices, links and nodes at fault. Owned by one thread."""
+    """Detector of faulty devices, links and nodes. Owned by one thread."""
 
     name = "health"
 
@@ -69,7 +70,7 @@ class HealthDetector:
         self.lemons = self._panel.lemons
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
-        """Look at events, counters and silence; the findings that are new."""
+        """Evaluate events, counters and stale agents, and return the new findings."""
         findings: list[Finding] = []
         self._panel.at(telemetry)
         if not self._timed:
@@ -91,20 +92,20 @@ class HealthDetector:
         return findings
 
     def periods(self) -> dict[str, float]:
-        """Seconds of an iteration, by job, as inferred from the traffic of those that report no steps."""
+        """Return the iteration time in seconds of each job without step reports, inferred from its traffic."""
         return self._speeds.periods()
 
     def measures(self) -> Iterator[Sample]:
-        """Samples of the catalogue: how long iterations are that no rank reports."""
+        """Yield metric samples: inferred iteration times of jobs without step reports."""
         for name, seconds in self.periods().items():
             yield "gangwatch_gang_inferred_step_seconds", (("gang", name),), seconds
 
     def snapshot(self) -> bytes:
-        """What past verdicts said of parts and nodes, the norms of counters, and how fast jobs went at their best."""
+        """Encode the fault history, the baselines of counters, and the best speed of each job."""
         return msgspec.msgpack.encode((SNAPSHOT_VERSION, self.lemons.dump(), self._panel.dump(), self._speeds.dump()))
 
     def restore(self, data: bytes) -> None:
-        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector."""
         try:
             version, *kept = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
             if msgspec.msgpack.decode(version, type=int) != SNAPSHOT_VERSION or len(kept) != 3:
@@ -144,7 +145,7 @@ class HealthDetector:
         return []
 
     def _replaced(self, told: NodeEvent, now_ns: int) -> list[Finding]:
-        """The part is new: what was held against the old one, or against the node, is forgotten."""
+        """Clear the fault history and the active verdicts of a replaced part and its node."""
         self.lemons.forget(told.event.entity, told.node)
         gone = [key for key in self._standing if key[1] in (told.event.entity, told.node)]
         return [
@@ -153,7 +154,7 @@ class HealthDetector:
         ]
 
     def _accuse(self, why: Suspicion, telemetry: Telemetry) -> list[Finding]:
-        """A verdict about a device, in every job that stands on it; without a job it is about the node alone."""
+        """Report a verdict on a device in every job that uses it; without a job, on the node alone."""
         findings: list[Finding] = []
         node, level, device = why.node, why.level, why.device
         affected: list[tuple[JobTelemetry | None, int]] = [(why.job, why.index)]
@@ -209,9 +210,10 @@ class HealthDetector:
 
 
 def _standing_on(telemetry: Telemetry, node: str, level: str, device: str) -> Iterator[tuple[JobTelemetry, int]]:
-    """Jobs with a rank on the device, and the first such rank; or on its node, and -1 where the device is nobody's.
+    """Yield jobs with a rank on the device, and its first rank; or jobs on the node, with -1 if no rank uses the
+    device.
 
-    A node's device is on that node, whatever another node's agent calls its own.
+    A device belongs to its node only, even if another node's agent reports the same name.
     """
     for job in telemetry.jobs:
         names = {"gpu": job.shape.gpus, "nic": job.shape.nics}.get(level, ())

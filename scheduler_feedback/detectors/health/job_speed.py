@@ -1,4 +1,4 @@
-"""How fast jobs go: by their steps, or where they report none by what an iteration moves."""
+"""Speed of jobs: by their steps or, for jobs without step reports, by the traffic of an iteration."""
 
 from __future__ import annotations
 
@@ -16,36 +16,39 @@ from scheduler_feedback.detectors.stats.medians import middle
 BEST_STEPS = 16
 NEWEST_SECONDS = 4.0
 LEAST_NEWEST, MOST_NEWEST = 2, 8
-"""How slow a job is now is the median of the newest steps that take four seconds together, two at least: one long step
+"""The current speed is the median of the newest steps that take four seconds together, at least two: a single long step
 is a checkpoint."""
 
 LOOKS_A_TICK = 4
-"""So many jobs that report no steps are looked at for their rhythm in one tick, those first that have waited longest: a
-look takes milliseconds, and there may be hundreds of them."""
+"""Number of jobs without step reports whose period is estimated in one tick, the longest waiting first: an estimate
+takes milliseconds, and there may be hundreds of jobs."""
 
 Bests = tuple[float, dict[str, float]]
-"""Seconds of the best steps (infinite where none are reported), and the best rate of each counter that tells."""
+"""Seconds of the best steps (infinite without step reports), and the best rate of each traffic counter."""
 
 NO_BEST: Bests = (float("inf"), {})
 
 
 @dataclass(slots=True)
 class Speed:
-    """How fast a job goes: its newest steps' seconds, the best median so far, when a step was last finished."""
+    """Speed of a job that reports steps."""
 
     newest: deque[float] = field(default_factory=lambda: deque(maxlen=BEST_STEPS))
+    """Seconds of the newest steps."""
     best: float = float("inf")
+    """Best median so far."""
     finished_ns: int = 0
+    """Time at which the newest step ended."""
     step: int = -1
 
     @property
     def usual(self) -> float:
-        """The median of the newest steps; NaN without any."""
+        """Median of the newest steps; NaN without any."""
         return middle(list(self.newest)) if self.newest else float("nan")
 
     @property
     def slower(self) -> float:
-        """The newest few steps over the best; 1 where not known."""
+        """Ratio of the newest few steps to the best; 1 if unknown."""
         if not math.isfinite(self.best):
             return 1.0
         count = min(max(math.ceil(NEWEST_SECONDS / max(self.best, 1e-9)), LEAST_NEWEST), MOST_NEWEST)
@@ -54,7 +57,7 @@ class Speed:
 
 
 class Speeds:
-    """All jobs'. of: by job, of those that report steps; gates: of those that do not."""
+    """Speed of all jobs. of: jobs that report steps. gates: jobs that do not."""
 
     def __init__(self) -> None:
         self.of: dict[str, Speed] = {}
@@ -63,7 +66,7 @@ class Speeds:
         self._bests_until_ns = 0
 
     def take(self, telemetry: Telemetry) -> None:
-        """What is new of each job."""
+        """Add the new telemetry of all jobs."""
         if self._bests:
             self._bests_until_ns = self._bests_until_ns or telemetry.now_ns + ABSENT_NS
             if telemetry.now_ns > self._bests_until_ns:
@@ -77,24 +80,24 @@ class Speeds:
             del self.gates[gone]
 
     def slower(self, job: str) -> float:
-        """By what factor the job is slower than at its best; 1 where not known."""
+        """Return the job's slowdown relative to its best speed; 1 if unknown."""
         if (gate := self.gates.get(job)) is not None:
             return gate.slower()
         speed = self.of.get(job)
         return 1.0 if speed is None else speed.slower
 
     def periods(self) -> dict[str, float]:
-        """Seconds of an iteration, by job, of those that report no steps and whose traffic tells for sure."""
+        """Return the iteration time in seconds of each job without step reports whose traffic has a reliable period."""
         return {name: gate.period_seconds for name, gate in self.gates.items() if gate.period_seconds is not None}
 
     def dump(self) -> dict[str, Bests]:
-        """How fast jobs went at their best."""
+        """Return the best speed of each job."""
         bests: dict[str, Bests] = {name: (float(speed.best), {}) for name, speed in self.of.items()}
         bests |= {name: (float("inf"), gate.best) for name, gate in self.gates.items()}
         return {**self._bests, **bests}
 
     def load(self, bests: dict[str, Bests]) -> None:
-        """Take a snapshot's place."""
+        """Restore a snapshot."""
         self._bests = bests
 
     def _steps(self, telemetry: Telemetry) -> None:

@@ -1,4 +1,4 @@
-"""Ports that go down: for good, or again and again. Each is told once, and then damped."""
+"""Ports that go down, permanently or repeatedly. Each is reported once, and then damped."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.health.suspicion import Suspicion
 
 LINK_DOWN_SECONDS = 5.0
-"""A port that is back within five seconds has flapped: retraining takes one to three."""
+"""A port that is up again within five seconds has flapped: retraining takes one to three seconds."""
 
 FLAPS = 3
 FLAP_SECONDS = 600.0
 DAMPED_SECONDS = 1800.0
-"""Three flaps in ten minutes are a fault; after that the port is not told of for half an hour (as BGP damps routes)."""
+"""Three flaps in ten minutes are a fault. After the report the port is ignored for half an hour (as BGP damps
+routes)."""
 
 
 @dataclass(slots=True)
 class Port:
-    """A port that went down: since when it is, and when it was before; until when it is not told of again.
-
-    flaps: times by who told of them: the kernel's log, the port's state, and each of the counters see the same ones.
-    """
+    """A port that went down."""
 
     down_ns: int = 0
+    """Time since which it is down; 0 while it is up."""
     flaps: dict[str, deque[int]] = field(default_factory=dict)
+    """Times of flaps by source: the kernel log, the port state and each counter report the same flaps."""
     damped_until_ns: int = 0
+    """Time until which it is not reported again."""
 
     def flapped(self, source: str, times: int, now_ns: int) -> None:
-        """The port was down and is up again, so many times."""
+        """Count so many flaps: the port was down and is up again."""
         self.flaps.setdefault(source, deque(maxlen=2 * FLAPS)).extend([now_ns] * times)
 
     def recent(self, now_ns: int) -> int:
-        """How often it flapped of late, by the source that saw most of it."""
+        """Return the number of recent flaps, by the source with the most."""
         since_ns = now_ns - round(FLAP_SECONDS * 1e9)
         return max((sum(at_ns >= since_ns for at_ns in ring) for ring in self.flaps.values()), default=0)
 
@@ -47,13 +48,13 @@ class Ports:
         self._ports: dict[str, Port] = {}
 
     def take(self, told: NodeEvent, now_ns: int) -> None:
-        """An event of a link."""
+        """Process a link event."""
         port = self._ports.setdefault(_name(told), Port())
         detail = told.event.detail
         state, source = detail.get("state"), detail.get("source", "")
         if state == "down":
             port.down_ns = port.down_ns or now_ns
-        elif state == "lost":  # a counter: how often, not whether it is up
+        elif state == "lost":  # a counter reports how many times, not the state
             times = detail.get("times", "1")
             port.flapped(source, int(times) if times.isdecimal() else 1, now_ns)
         elif port.down_ns:
@@ -61,7 +62,7 @@ class Ports:
             port.down_ns = 0
 
     def failing(self, now_ns: int) -> Iterator[Suspicion]:
-        """Ports that stay down, and ports that keep flapping."""
+        """Yield suspicions for ports that stay down, and for ports that keep flapping."""
         for name, port in self._ports.items():
             if now_ns < port.damped_until_ns:
                 continue

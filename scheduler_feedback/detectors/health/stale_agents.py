@@ -1,4 +1,5 @@
-"""Agents that fall silent: many at once are a rollout or a network; one is a lost node if a job there stands still."""
+"""Stale agents: agents that stop reporting. Many at once mean a rollout or a network fault. One means a lost node, if a
+job on it has stopped."""
 
 from __future__ import annotations
 
@@ -14,28 +15,28 @@ from scheduler_feedback.detectors.health.suspicion import Suspicion
 
 SILENT_SECONDS = 15.0
 STILL_SECONDS = 30.0
-"""An agent unheard for fifteen seconds is lost; its node is, where from then on a job there makes no step for thirty,
-and for three of its steps: records of steps may come late for no such reason, and have half a minute to come. Where
-collectives are reported the others must have waited in one for so long, and for a usual step: records that are late
-leave them in the newest."""
+"""An agent that has not reported for fifteen seconds is stale. Its node is lost if, from then on, a job there finishes
+no step for thirty seconds and for three usual steps: step records can be late for other reasons, and get half a minute
+to arrive. If collectives are reported, the other ranks must have waited in one for as long, and for a usual step: late
+records show them in the newest collective."""
 
 OWN_GAP_SECONDS = SILENT_SECONDS / 2
-"""The detectors run twice a second. After a gap of half of an agent's silence this controller itself was suspended, and
-what the agents sent meanwhile is still unread: their silence counts from here on."""
+"""The detectors run twice a second. After a gap of half of SILENT_SECONDS this controller itself was suspended, and
+data that agents sent meanwhile is unread: staleness counts from then on."""
 
 STOOD_STEPS, STOOD_SECONDS = 2.0, 5.0
-"""A node that is lost takes its agent's word with it in the step that nobody finishes. Where the agent was heard for
-longer after the job's last step than two usual ones take, and five seconds for clocks, the job stood still before."""
+"""A lost node stops its agent during the first step that does not finish. If the agent reported for more than two usual
+steps after the last step, plus five seconds for clock differences, the job had stopped before."""
 
 MASS_SHARE = 0.05
 MASS_SECONDS = 60.0
 MASS_LEAST = 3
-"""More than five per cent of the agents lost within a minute is a rollout or a network, not the nodes. Below three
-agents a share says nothing."""
+"""More than five per cent of the agents stale within a minute mean a rollout or a network fault, not lost nodes. Below
+three agents the share is meaningless."""
 
 
 class Silence:
-    """Who has not been heard of late."""
+    """Agents that have stopped reporting."""
 
     def __init__(self) -> None:
         self._lost: dict[str, int] = {}
@@ -44,7 +45,7 @@ class Silence:
         self._awake_ns = 0
 
     def mass(self, telemetry: Telemetry) -> Abstention | None:
-        """Whether so many were lost at once that nothing may be acted on; told once."""
+        """Return an abstention, once, if so many agents became stale at once that all actions must be frozen."""
         now_ns = telemetry.now_ns
         if self._ticked_ns is not None and (now_ns - self._ticked_ns) * 1e-9 > OWN_GAP_SECONDS:
             self._awake_ns = now_ns
@@ -71,7 +72,7 @@ class Silence:
         return Abstention("", 0, None, now_ns, words, (), MASS_LOSS)
 
     def lost(self, telemetry: Telemetry, speeds: Speeds) -> Iterator[Suspicion]:
-        """Nodes whose agent is silent and on which a job makes no steps."""
+        """Yield suspicions for nodes with a stale agent on which a job has stopped finishing steps."""
         now_ns = telemetry.now_ns
         if now_ns < self._mass_until_ns or not self._lost:
             return
@@ -82,7 +83,7 @@ class Silence:
             still = (now_ns - speed.finished_ns) * 1e-9
             for node in dict.fromkeys(job.shape.nodes):
                 lost_ns = self._lost.get(node)
-                # The second witness: the job has made no step since, for longer than its steps take.
+                # Second source of evidence: the job has finished no step since, for longer than its steps take.
                 if lost_ns is None or speed.finished_ns > lost_ns or (now_ns - lost_ns) * 1e-9 < STILL_SECONDS:
                     continue
                 stood = (telemetry.heard_ns[node] - speed.finished_ns) * 1e-9
@@ -95,8 +96,10 @@ class Silence:
 
 
 def _waited_for(job: JobTelemetry, telemetry: Telemetry, seconds: float) -> bool:
-    """Whether the ranks that are in a collective have been in it for so long, and nobody who is heard keeps them
-    waiting; true where none is reported."""
+    """Return whether the ranks in a collective have been in it for so long, and no reporting rank delays them.
+
+    Returns True if no collectives are reported.
+    """
     opened = job.open_collectives
     if opened is None:
         return True

@@ -1,4 +1,4 @@
-"""Suspicion: what of the health detector's parts accuses which device, before it is told as a verdict."""
+"""Suspicion: a fault found by a part of the health detector, before it becomes a verdict."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A device of a node and why. level: what it is. value: of the event, in its own unit. more: evidence beside it.
-
-    job, index: whose it is and the rank's place in it, where that is known; every job that stands on it else.
-    slower: the job's steps over its best.
-    """
+    """A suspected device of a node, with the reason."""
 
     node: str
     level: str
+    """Kind of the device: gpu, nic, link or node."""
     device: str
     cause: Cause
     words: str
     value: float
+    """Value of the event, in its own unit."""
     more: tuple[Evidence, ...] = ()
+    """Additional evidence."""
     job: JobTelemetry | None = None
+    """Job that uses the device; None applies the suspicion to every job that does."""
     index: int = -1
+    """Index of the rank in that job."""
     slower: float = 1.0
+    """The job's step time over its best."""
     kind: Kind = Kind.HEALTH

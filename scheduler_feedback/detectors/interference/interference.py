@@ -1,13 +1,13 @@
-"""The interference detector: a job that is slow because of another one, which is named.
+"""The interference detector: finds jobs that another job slows down, and reports the other job.
 
-Jobs that share something (a host, a PCIe switch, a NIC, an uplink) are neighbours there. A victim's communication time
-(for an uplink or NIC) or the excess of its ranks on the shared host is followed beside what each neighbour sends or
-burns there. The two must rise and fall together more than they do when one is shifted against the other in a circle: a
-neighbour's starts, stops and pauses are natural experiments, and a shifted copy has the same ones at the wrong times.
-Nobody is quarantined for it. Without a known topology it says that it does not know.
+Jobs that share a resource (a host, a PCIe switch, a NIC, an uplink) are neighbours. The detector tracks the victim's
+communication time (for an uplink or NIC), or the excess of its ranks on the shared host, and the load of each neighbour
+there. The correlation of the two must exceed that of circularly shifted copies: the starts, stops and pauses of a
+neighbour are natural experiments, and a shifted copy has them at the wrong times. No node is quarantined for
+interference. Without a known topology the detector abstains.
 
-Of a job that reports no steps it is followed by how much longer its iterations take, told from what they move; and the
-counters of its own ranks there must tell of the neighbour, too.
+For a job without step reports, iteration times are inferred from its traffic. The counters of its ranks on the shared
+resource must confirm the neighbour's load, too.
 """
 
 from __future__ import annotations
@@ -60,23 +60,22 @@ from scheduler_feedback.detectors.stats.correlation import (
 from scheduler_feedback.detectors.stats.medians import median
 
 TEST_SECONDS = 6.0
-"""So often is it looked at."""
+"""Interval between two tests."""
 
 LEAST_COST = 0.05
-"""What the victim loses while the neighbour is busy, as a share of its step: below five per cent nobody cares."""
+"""Least loss of the victim while the neighbour is busy, as a share of its step."""
 
 LEAST_ELSEWHERE = 0.25
-"""What all ranks do is taken off by those that share no host, where a quarter or more do not: there may be none."""
+"""Least share of ranks on unshared hosts that serve as a reference for the others. There may be none."""
 
 CONGESTED_RANKS = 0.2
 UNKNOWN_COST = 0.10
 HOLD_TESTS = 20
-"""Tests in a row without a finding after which a verdict ends: two minutes."""
+"""Number of consecutive tests without a correlation after which a verdict is cleared: two minutes."""
 
 HOLD_PAUSES = 2
-"""A neighbour disturbs in bursts. It has ended where it has been quiet for twice as long as it ever paused, and for as
-long as HOLD_TESTS take at least: the past, in which the two rose and fell together, is looked back over for twelve
-minutes."""
+"""A neighbour causes interference in bursts. Its verdict is cleared when the neighbour has been idle for twice its
+longest pause, and for the time of HOLD_TESTS: the windows of the past twelve minutes still correlate."""
 
 SNAPSHOT_VERSION = 1
 WAITING = np.array([FEATURE["cpu_waiting"], FEATURE["runqueue_wait"]])
@@ -84,19 +83,22 @@ WAITING = np.array([FEATURE["cpu_waiting"], FEATURE["runqueue_wait"]])
 
 @dataclass(slots=True)
 class _Course:
-    """One job on the common clock: communication share of the step in each window, own time on each shared host, NaN
-    where not known yet; what each of its resources sees of it. Rings of KEPT_WINDOWS, newest last. steps: the same by
-    its own steps, where they are long. unreported: of a job that reports no steps and shares something."""
+    """History of one job on the common clock: rings of KEPT_WINDOWS windows, newest last."""
 
     shape: Shape
     communication: Means = field(default_factory=Means)
+    """Communication share of the step."""
     excess: dict[str, Means] = field(default_factory=dict)
+    """Excess compute time on each shared host; NaN where unknown."""
     sent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
+    """Load of the job on each shared resource."""
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     steps: Steps = field(default_factory=Steps)
+    """The same by steps of the job, if they are long."""
     step: int = -1
     unknown_told: bool = False
     unreported: Unreported | None = None
+    """State of a job that reports no steps and shares a resource."""
 
 
 @dataclass(slots=True)
@@ -106,7 +108,7 @@ class _Standing:
 
 
 class InterferenceDetector:
-    """Finds jobs that others slow down. Owned by one thread."""
+    """Detector of jobs that other jobs slow down. Owned by one thread."""
 
     name = "interference"
 
@@ -124,7 +126,7 @@ class InterferenceDetector:
         self._sharing = Sharing()
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
-        """Follow neighbours; the findings that are new."""
+        """Track neighbours, and return the new findings."""
         self._panel.at(telemetry)
         if not self._timed:
             return []
@@ -156,15 +158,15 @@ class InterferenceDetector:
         return findings
 
     def measures(self) -> Iterator[Sample]:
-        """None of its own."""
+        """Yield no samples: this detector has no metrics."""
         return iter(())
 
     def snapshot(self) -> bytes:
-        """Nothing but its version: neighbours are followed anew."""
+        """Encode the version only: neighbours are tracked from scratch after a restart."""
         return msgspec.msgpack.encode(SNAPSHOT_VERSION)
 
     def restore(self, data: bytes) -> None:
-        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector."""
         try:
             version = msgspec.msgpack.decode(data, type=int)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -175,7 +177,7 @@ class InterferenceDetector:
     # --- following --------------------------------------------------------------------------------------------------
 
     def _advance(self, telemetry: Telemetry, resources: Resources) -> None:
-        """Windows of counters are the clock: one more place in every ring for each."""
+        """Append one place to every ring for each new window of counters, which are the common clock."""
         values, ends = telemetry.counters.values, telemetry.counters.at_ns
         for window in range(len(ends)):
             self._windows += 1
@@ -199,7 +201,7 @@ class InterferenceDetector:
                     ring = course.sent.setdefault((kind, place), deque(maxlen=KEPT_WINDOWS))
                     if len(ring) < len(self._ends):
                         pad(ring, len(self._ends), 0.0)
-                    # Before its first sample nothing is known; before the job came it sent nothing.
+                    # The load is unknown before the first sample, and zero before the job started.
                     ring.append(sent[at] if sent[at] == sent[at] else ring[-1] if ring else np.nan)
                     at += 1
                     if kind == "host" and place not in course.excess:
@@ -208,7 +210,7 @@ class InterferenceDetector:
             self._ends.append(int(ends[window]))
 
     def _marks(self, telemetry: Telemetry, marked: Float32Array) -> None:
-        """Marks a second of all ranks [n], for the jobs whose steps are long and that share a way to send."""
+        """Add the congestion marks per second of all ranks [n] for jobs with long steps that share a network path."""
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             steps = self._courses[job.shape.job].steps
             if not steps.end_ns or job.shape.job not in self._sharing.senders:
@@ -218,7 +220,7 @@ class InterferenceDetector:
             steps.marks.take(marked[columns])
 
     def _unreported(self, telemetry: Telemetry, values: Float32Array, resources: Resources) -> None:
-        """One window of the jobs that report no steps and share something: [features, ranks of all jobs]."""
+        """Add one window of jobs without step reports that share a resource: [features, ranks of all jobs]."""
         if all(job.steps is not None for job in telemetry.jobs):
             return
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
@@ -231,7 +233,10 @@ class InterferenceDetector:
             course.unreported.take(values[:, columns], resources)
 
     def _steps(self, job: JobTelemetry, steps: StepTable, ends: IntArray, window_seconds: float) -> None:
-        """Finished steps fill the windows that they covered. ends: of all windows that are kept."""
+        """Add finished steps to the windows that they covered.
+
+        ends: end times of all kept windows.
+        """
         course = self._courses.get(job.shape.job)
         if course is None:
             return
@@ -299,7 +304,7 @@ class InterferenceDetector:
             if own is None:
                 continue
             victim = own.values() if lost is None else lost
-            for aggressor in sorted(members.keys() - {name}):  # of equals the first by name
+            for aggressor in sorted(members.keys() - {name}):  # ties: the first by name
                 sent = np.array(self._courses[aggressor].sent[kind, place])
                 if silent is not None:
                     sent = silent.beside(sent)
@@ -327,9 +332,10 @@ class InterferenceDetector:
         return over + self._told(job, course, best, tuple(dict.fromkeys(others)), telemetry)
 
     def _at_ease(self, shape: Shape, ranks: IntArray, cost: float) -> bool:
-        """Whether by their counters none of these ranks waits for a processor for as long as it loses: a share `cost`
-        of its usual step. Where the two are only alike by chance it stays so; where they are not, it is told when next
-        the host is crowded."""
+        """Return whether no rank waits for a CPU for as long as it loses: a share `cost` of its usual step.
+
+        If the correlation is chance, this stays so. If it is not, the verdict follows when the host is busy again.
+        """
         columns = self._panel.of(shape.job)
         waits = self._panel.newest[WAITING, columns][:, ranks]
         known = waits[np.isfinite(waits)]
@@ -338,8 +344,11 @@ class InterferenceDetector:
     def _by_steps(
         self, steps: Steps, aggressor: str, resource: tuple[str, str], ranks: IntArray, window_seconds: float
     ) -> tuple[float, float, float] | None:
-        """The same by the victim's own steps. A neighbour sends less once both are slowed, so that the two courses may
-        differ by a few steps, where packets that are marked tell that the way is full. ranks: the victim's there."""
+        """Correlate by the victim's own steps.
+
+        A neighbour sends less once both jobs are slowed, so that the two series can be shifted by a few steps.
+        Congestion marks on the path then confirm the correlation. ranks: ranks of the victim on the resource.
+        """
         kind, place = resource
         long_ns, sent, ends = window_seconds * 1e9, self._courses[aggressor].sent[resource], self._ends
         if steps.usual_ns() >= BLOCK_STEP_WINDOWS * long_ns:
@@ -424,7 +433,8 @@ class InterferenceDetector:
         return [verdict]
 
     def _ended(self, name: str, resources: Resources, telemetry: Telemetry) -> list[Finding]:
-        """Verdicts about neighbours that have long been quiet. These are told again once they are busy."""
+        """Clear verdicts on neighbours that have been idle for long. They are reported again once the neighbour is
+        busy."""
         seconds = telemetry.counters.seconds
         hold = round(HOLD_TESTS * max(TEST_SECONDS, seconds) / seconds)
         over: list[Finding] = []
@@ -434,7 +444,7 @@ class InterferenceDetector:
                 for resource, members in resources.items()
                 if name in members and key[1] in members
             ]
-            if not rings:  # it is gone, or shares nothing with the victim any more
+            if not rings:  # the neighbour has ended, or shares nothing with the victim
                 self._quiet.discard(key)
                 continue
             quiet, longest = min(pauses(np.array(ring)) for ring in rings)
@@ -449,7 +459,10 @@ class InterferenceDetector:
         return over
 
     def _clear(self, name: str, now_ns: int, still: Sequence[str] = ()) -> list[Finding]:
-        """Verdicts about neighbours with whom it has not risen and fallen together for a while. still: who does now."""
+        """Clear verdicts on neighbours whose load has not correlated for a while.
+
+        still: neighbours whose load correlates now.
+        """
         over: list[Finding] = []
         for key, standing in list(self._standing.items()):
             if key[0] == name and key[1] in still:
@@ -464,7 +477,7 @@ class InterferenceDetector:
         return over
 
     def _unknown(self, job: JobTelemetry, course: _Course, telemetry: Telemetry) -> list[Finding]:
-        """Congested on many ports and slower for it, with no topology to say whom it shares the fabric with."""
+        """Abstain if many ports are congested and the job is slower, but no topology shows which jobs share its fabric."""
         if course.unknown_told or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
             return []
         victim = course.communication.values() if course.unreported is None else course.unreported.lost()
@@ -487,7 +500,7 @@ class InterferenceDetector:
 
 
 def _sure(found: tuple[float, float, float] | None) -> tuple[float, float, float] | None:
-    """Correlation, chance and cost, where they say that the two belong together."""
+    """Return correlation, chance and cost if they are sufficient for a verdict; else None."""
     if found is None or found[0] < LEAST_CORRELATION or found[1] >= CHANCE or found[2] < LEAST_COST:
         return None
     return found

@@ -1,4 +1,4 @@
-"""Sharing: what jobs share (a host, a PCIe switch, a NIC, an uplink), who has ranks there, and what each does there."""
+"""Shared resources: which jobs share a host, a PCIe switch, a NIC or an uplink, and their load on it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from scheduler_feedback.core.telemetry.gang_attempts import IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, JobTelemetry, Shape, Telemetry
 
 SENDING = ("uplink", "nic", "pcie_switch")
-"""What is shared by sending through it; on a host jobs share its processors."""
+"""Resources that are shared by sending through them. On a host, jobs share the CPUs."""
 
 Resource = tuple[str, str]
-"""(kind, name) of something shared."""
+"""(kind, name) of a shared resource."""
 
 Resources = dict[Resource, dict[str, IntArray]]
-"""What is shared -> job -> indices of its ranks there."""
+"""Shared resource -> job -> indices of its ranks there."""
 
 NOBODY = np.zeros(0, np.int64)
 
 
 class Sharing:
-    """What the jobs of a stream share. Owned by one thread. senders: jobs that share a way to send."""
+    """Resources that the jobs of a stream share. Owned by one thread. senders: jobs that share a network path."""
 
     def __init__(self) -> None:
         self._shapes: tuple[Shape, ...] = ()
@@ -29,7 +29,7 @@ class Sharing:
         self._rows = self._places = self._counts = NOBODY
 
     def of(self, telemetry: Telemetry) -> Resources:
-        """What is shared by whom; it changes with the jobs only."""
+        """Return the shared resources. They change only with the jobs."""
         shapes = tuple(job.shape for job in telemetry.jobs)
         if len(shapes) != len(self._shapes) or any(a is not b for a, b in zip(shapes, self._shapes, strict=True)):
             self._shapes, self._known = shapes, _shared(telemetry.jobs)
@@ -46,7 +46,8 @@ class Sharing:
         return self._known
 
     def sums(self, values: Float32Array) -> list[float]:
-        """What each job does on each shared resource in one window, in the order of the resources; NaN for unknown."""
+        """Return the load of each job on each shared resource in one window, in the order of the resources; NaN if
+        unknown."""
         if not len(self._counts):
             return []
         samples = values[self._rows, self._places].astype(np.float64)
@@ -60,7 +61,7 @@ class Sharing:
 
 
 def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
-    """Resources on which two jobs or more stand: (kind, name) -> job -> indices of its ranks there."""
+    """Return the resources that two or more jobs use: (kind, name) -> job -> indices of its ranks there."""
     once: set[tuple[str, str]] = set()
     shared: set[tuple[str, str]] = set()
     for job in jobs:
@@ -78,5 +79,5 @@ def _shared(jobs: tuple[JobTelemetry, ...]) -> Resources:
 
 
 def ranks_of(shape: Shape, kind: str, place: str) -> IntArray:
-    """Indices of the job's ranks there."""
+    """Return the indices of the job's ranks on this resource."""
     return np.array([index for index, name in enumerate(shape.sharing.get(kind, ())) if name == place], np.int64)

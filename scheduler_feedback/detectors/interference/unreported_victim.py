@@ -1,8 +1,8 @@
-"""What a neighbour does to a job that reports no steps: how much longer its iterations take, and what its counters say.
+"""Interference in a job that reports no steps: how much longer its iterations take, and what its counters show.
 
-All ranks of a synchronous job slow down together, whoever is disturbed: the work rate alone would blame any neighbour
-that happens to be busy then. The ranks that stand where the neighbour is must see it, too: wait for a processor on the
-host that they share, or have their packets marked on the way that they share.
+All ranks of a synchronous job slow down together, whichever rank is affected. The work rate alone would accuse any
+neighbour that is busy at the time. Therefore the ranks on the shared resource must confirm it: by waiting for a CPU on
+the shared host, or by congestion marks on the shared path.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ from scheduler_feedback.detectors.iteration.work_rate import WorkRate, averaged
 from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS, pad
 
 LEAST_WAIT = 0.03
-"""Share of its time for which a rank waits for a processor more while the neighbour is busy: a window of the panel's
-floor."""
+"""Least increase of a rank's CPU wait while the neighbour is busy, as a share of time: one scale floor of the
+counter."""
 
 LEAST_MARKS = 0.7
-"""Marked packets are twice as many while the neighbour is busy: log(1 + marks a second)."""
+"""Least increase of log(1 + congestion marks per second) while the neighbour is busy: twice as many marks."""
 
 
 SLOW_OF_BUSY, BUSY_OF_SLOW = 0.6, 0.6
-"""It must be slow for so much of the time in which the neighbour is busy, and the neighbour busy for so much of the
-time in which it is slow. Steps tell communication from computing; a work rate falls for any reason."""
+"""The job must be slow for this share of the time in which the neighbour is busy, and the neighbour busy for this share
+of the time in which the job is slow. Step reports separate communication from computing; a work rate falls for any
+reason."""
 
 LEAST_NEWEST = 0.005
-"""What a rank usually sees is a mean over two hundred windows; it stands for the time before a neighbour came."""
+"""Weight of a new window in a rank's usual value: a mean over 200 windows, used for the time before a neighbour
+started."""
 
 
 @dataclass(slots=True)
 class Unreported:
-    """One job that reports no steps, on the common clock.
-
-    shape: as of which its ranks are numbered. seen: for each thing that is shared what its ranks there see, the newest
-    last. usual: float32 [2, ranks], what each rank usually sees of waits and of marks, NaN where not known yet.
-    """
+    """One job without step reports, on the common clock."""
 
     shape: Shape
+    """Shape by which its ranks are numbered."""
     rate: WorkRate = field(default_factory=WorkRate)
     seen: dict[Resource, deque[float]] = field(default_factory=dict)
+    """Counter values of its ranks on each shared resource, newest last."""
     usual: Float32Array = field(init=False)
+    """Usual CPU wait and congestion marks of each rank: float32 [2, ranks], NaN if unknown."""
     taken: int = 0
 
     def __post_init__(self) -> None:
         self.usual = np.full((2, len(self.shape)), np.nan, np.float32)
 
     def take(self, values: Float32Array, shared: Mapping[Resource, Mapping[str, IntArray]]) -> None:
-        """One more window: [features, ranks]. shared: for each thing that is shared, by whose ranks."""
+        """Add one window, [features, ranks]. shared: ranks of each job on each shared resource."""
         self.rate.take(values)
         sees = np.stack([values[FEATURE["runqueue_wait"]], np.log1p(values[FEATURE["nic_congestion"]])])
         for resource, members in shared.items():
@@ -75,12 +76,12 @@ class Unreported:
         self.usual = np.where(known, before + share * (sees - before), self.usual).astype(np.float32)
 
     def lost(self) -> FloatArray:
-        """[windows]: by how much longer than usual an iteration takes, as a share; empty where that is not known."""
+        """Return how much longer than usual an iteration takes, as a share: [windows]; empty if unknown."""
         found = self.rate.lost()
         return np.zeros(0) if found is None else found
 
     def beside(self, sent: FloatArray) -> FloatArray:
-        """What a neighbour does, over as many windows as the work rate is a mean of."""
+        """Return the neighbour's load, averaged over as many windows as the work rate."""
         known = np.flatnonzero(np.isfinite(sent))
         width = self.rate.width
         if not len(known) or width is None:
@@ -90,9 +91,11 @@ class Unreported:
         return found
 
     def witnessed(self, resource: Resource, sent: FloatArray, lost: FloatArray, cost: float) -> bool:
-        """Whether it is slow while the neighbour is busy and hardly else, and its ranks there see the neighbour.
+        """Return whether the job is slow mainly while the neighbour is busy, and its ranks there confirm the
+        neighbour's load.
 
-        sent: as ``beside`` gives it. cost: what it loses then, as a share of an iteration.
+        sent: load as returned by ``beside``. cost: loss of the job while the neighbour is busy, as a share of an
+        iteration.
         """
         seen = np.array(self.seen.get(resource, ()))
         length = min(len(seen), len(sent), len(lost))

@@ -1,9 +1,9 @@
-"""The clock of the victim: what it lost in each of its own steps, beside what a neighbour did during that step.
+"""Correlation by the victim's steps: its loss in each of its own steps, and the mean load of a neighbour during that
+step.
 
-A neighbour sends in bursts, step after step of its own. Where the victim's steps are many windows long, each says one
-thing of a time in which the neighbour was busy and quiet again and again; what can rise and fall together is a step and
-the mean of what the neighbour did in it. Few such steps fit into the time for which single windows are kept, so that
-blocks of windows are kept for longer.
+A neighbour sends in bursts, at its own steps. If a step of the victim covers many windows, the neighbour is busy and
+idle several times within it. Only whole steps and the mean load during them can correlate. Few such steps fit into the
+time for which single windows are kept, so that blocks of windows are kept for longer.
 """
 
 from __future__ import annotations
@@ -20,54 +20,57 @@ from scheduler_feedback.detectors.interference.shared_resources import Resource
 from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS, pad
 
 LONG_STEP_WINDOWS = 3.0
-"""Steps of so many windows are followed by themselves, too."""
+"""Least length, in windows, of steps that are also tracked as steps."""
 
 BLOCK_WINDOWS = 5
 BLOCK_STEP_WINDOWS = 8.0
 KEPT_STEPS = 450
-"""Windows in a block: an hour is kept where counters come every second, eighty steps of three quarters of a minute.
-Shorter ones than eight windows are held against single windows, which hold ninety of them."""
+"""Windows per block: with counters every second, an hour is kept, which is eighty steps of 45 seconds. Steps shorter
+than eight windows are compared with single windows, which cover ninety of them."""
 
 NEWEST_SHARE = 0.25
 USUAL_SHARE = 1 / KEPT_WINDOWS
 LEAST_MARKS = 0.7
-"""Marked packets are twice as many as usual: log(1 + marks a second). What is newest is a mean over some four blocks,
-what is usual one over as many as are kept."""
+"""Least increase of log(1 + congestion marks per second): twice as many. The newest value is a mean over about four
+blocks, the usual value a mean over all kept blocks."""
 
 
 @dataclass(slots=True)
 class Marks:
-    """How many packets of each rank of a job are marked for congestion, float32 [n]; NaN where not known yet."""
+    """Congestion marks of each rank of a job, float32 [n]; NaN if unknown."""
 
     usual: Float32Array
     newest: Float32Array
     taken: int = 0
 
     def take(self, marked: Float32Array) -> None:
-        """One more sample: marks a second of each rank."""
+        """Add one sample: congestion marks per second of each rank."""
         found = np.log1p(marked)
         self.taken += 1
         self.usual = _nearer(self.usual, found, max(USUAL_SHARE, 1 / self.taken))
         self.newest = _nearer(self.newest, found, NEWEST_SHARE)
 
     def more(self, ranks: IntArray) -> bool:
-        """Whether most of these ranks have more than usual."""
+        """Return whether most of these ranks have more marks than usual."""
         grown = self.newest[ranks] - self.usual[ranks]
         return bool(np.isfinite(grown).all()) and float(np.median(grown)) >= LEAST_MARKS
 
 
 @dataclass(slots=True)
 class Steps:
-    """Newest steps of one job: when each began and ended, and what it lost; NaN where not known. marks: of its
-    packets."""
+    """Newest steps of one job."""
 
     begin_ns: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    """Time at which each step began."""
     end_ns: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    """Time at which each step ended."""
     lost: dict[str, deque[float]] = field(default_factory=dict)
+    """Loss in each step, by shared host, or '' for communication; NaN if unknown."""
     marks: Marks | None = None
+    """Congestion marks of the job."""
 
     def add(self, begin_ns: int, end_ns: int, lost: dict[str, float]) -> None:
-        """One more step. lost: by what it was lost at: a shared host, or '' for communication."""
+        """Add one step. lost: its loss by shared host, or '' for communication."""
         self.begin_ns.append(begin_ns)
         self.end_ns.append(end_ns)
         for key, value in lost.items():
@@ -79,19 +82,20 @@ class Steps:
             self.lost[key].append(np.nan)
 
     def usual_ns(self) -> float:
-        """The length of the middle one."""
+        """Return the median length of the steps."""
         lengths = np.fromiter(self.end_ns, np.int64) - np.fromiter(self.begin_ns, np.int64)
         return float(np.median(lengths)) if len(lengths) else 0.0
 
     def values(self, key: str) -> FloatArray:
-        """[steps]: what was lost there."""
+        """Return the losses for this key: [steps]."""
         ring = self.lost.get(key, ())
         return np.fromiter(ring, np.float64, len(ring))
 
     def during(self, sent: Sequence[float], ends_ns: IntArray, long_ns: int) -> FloatArray:
-        """[steps]: the mean of what a neighbour did in each; NaN for those of a time that is not kept.
+        """Return the neighbour's mean load in each step: [steps], NaN for steps outside of the kept time.
 
-        sent: in each block or window, the newest last. ends_ns: of all that are kept. long_ns: how long one is.
+        sent: load in each block or window, newest last. ends_ns: end times of all that are kept. long_ns: length of
+        one.
         """
         levels = np.fromiter(sent, np.float64, len(sent))
         ends_ns = ends_ns[len(ends_ns) - len(levels) :]
@@ -103,7 +107,7 @@ class Steps:
         levels, ends_ns = levels[known[0] :], ends_ns[known[0] :]
         first = int(ends_ns[0]) - long_ns
         at = np.concatenate([[0.0], (ends_ns - first) * 1e-9])
-        # The newest step ends within a block that is not over: what is known of the step stands for it.
+        # The newest step ends within an incomplete block: use the known part of the step.
         until = (np.minimum(end, int(ends_ns[-1])) - first) * 1e-9
         since = (begin - first) * 1e-9
         summed = np.concatenate([[0.0], np.cumsum(np.nan_to_num(levels) * np.diff(at))])
@@ -115,14 +119,14 @@ class Steps:
 
 
 def _nearer(mean: Float32Array, found: Float32Array, share: float) -> Float32Array:
-    """A mean that goes by this share towards what was found; what is not known changes nothing."""
+    """Move the mean towards the new value by this share. Unknown values change nothing."""
     before = np.where(np.isfinite(mean), mean, found)
     moved: Float32Array = np.where(np.isfinite(found), before + np.float32(share) * (found - before), before)
     return moved
 
 
 class Blocks:
-    """What each job does on each thing that it shares, in blocks of BLOCK_WINDOWS windows; KEPT_WINDOWS of them."""
+    """Load of each job on each shared resource, in blocks of BLOCK_WINDOWS windows; KEPT_WINDOWS of them."""
 
     def __init__(self) -> None:
         self.ends_ns: deque[int] = deque(maxlen=KEPT_WINDOWS)
@@ -133,12 +137,12 @@ class Blocks:
         self._windows = 0
 
     def take(self, end_ns: int, sent: Sequence[float], shared: Mapping[Resource, Mapping[str, IntArray]]) -> bool:
-        """One more window; whether it is the last one of its block.
+        """Add one window. Return whether it completes its block.
 
-        sent: by all on everything that is shared, in the order of `shared`; NaN for unknown.
+        sent: load of all jobs on all shared resources, in the order of `shared`; NaN if unknown.
         """
         levels = np.array(sent)
-        if shared is not self._of:  # others share something now: what is left of the block is of them
+        if shared is not self._of:  # the shared resources changed: the rest of the block is for the new ones
             self._of, self._sums, self._counts = shared, np.zeros(len(levels)), np.zeros(len(levels))
         known = np.isfinite(levels)
         self._sums += np.where(known, levels, 0.0)
@@ -153,7 +157,7 @@ class Blocks:
             for job in members:
                 ring = self._rings.setdefault(job, {}).setdefault(resource, deque(maxlen=KEPT_WINDOWS))
                 if len(ring) < len(self.ends_ns):
-                    pad(ring, len(self.ends_ns), 0.0)  # before the job came it sent nothing
+                    pad(ring, len(self.ends_ns), 0.0)  # no load before the job started
                 ring.append(means[at] if means[at] == means[at] else ring[-1] if ring else np.nan)
                 at += 1
         self.ends_ns.append(end_ns)
@@ -162,9 +166,9 @@ class Blocks:
         return True
 
     def forget(self, job: str) -> None:
-        """It is gone, or began anew."""
+        """Drop a job that has ended or restarted."""
         self._rings.pop(job, None)
 
     def sent(self, job: str, resource: Resource) -> deque[float]:
-        """In each block, the newest last; empty where it shares nothing there yet."""
+        """Return the job's load in each block, newest last; empty if it shares nothing there yet."""
         return self._rings.get(job, {}).get(resource, deque())
