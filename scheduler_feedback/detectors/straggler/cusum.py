@@ -75,7 +75,7 @@ def judge_window(watched: Watched, baseline: Baseline, window: Window, switches:
 def _forget(watched: Watched) -> None:
     """Drop per-rank times of windows that no alarm will read; keep their gang values and sigmas.
 
-    All windows would take 60 kB for a gang of eight ranks.
+    All windows would take 60 kB for each node of eight ranks.
     """
     risen = watched.since[watched.since >= 0]
     episode = watched.counted - int(risen.min()) if len(risen) else 0

@@ -1,4 +1,4 @@
-"""Course: what the workload detector remembers of one attempt of a job, and how a step is taken into it."""
+"""Attempt history: state of the workload detector for one attempt of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA, Places, mid
 from scheduler_feedback.detectors.workload.slow_stage import Pressure
 
 RECENT_STEPS = 64
-"""Steps that are looked at; at 16,000 ranks they are 16 MB a job."""
+"""Number of steps that are kept; for 16,000 ranks they take 16 MB a job."""
 
 LEAST_STEPS = 5
 OFFSET_STEPS = 100
@@ -27,16 +27,18 @@ OFFSET_BLOCKS = 4
 LEAST_KNOWN = 0.8
 SPIKE = 1.5
 LONGER = 1.04
-"""Steps of four per cent more than usual are long: just below the five from which a slowdown is told."""
+"""Least ratio of a long step to a usual one: just below the five per cent from which a slowdown is reported."""
 
 
 @dataclass(slots=True)
 class Standing:
-    """What is told and holds. seen, seen_ns: the step and the time at which it was last found again."""
+    """An active verdict."""
 
     verdict: Verdict
     seen: int
+    """Number of steps taken when its cause was last detected."""
     seen_ns: int
+    """Time at which its cause was last detected."""
 
 
 LEAST_SWAY = 0.005
@@ -45,32 +47,35 @@ LEAST_SWAY = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What a job was like when it was new.
-
-    compute, tokens: [n] of each rank. normal: [n], its own time had it been given its usual work. sway: by how much the
-    middle rank's own time varies from step to step, as log seconds. top, tops_spread, unlike: how far the slowest rank
-    of a step was from the middle one, how that varies, and half of the ranks from it, each over its own usual time.
-    unequal: by how much the largest work given in a step is above its mean, as the tokens have it, and how that varies.
-    busy: [2, roles], seconds a step in which the tensor pipes work and their standard error as a share, NaN where no
-    counter tells.
-    """
+    """State of a job when it was new."""
 
     seconds: float
     compute: FloatArray
+    """Compute time of each rank: [n]."""
     tokens: FloatArray
+    """Tokens of each rank: [n]."""
     normal: FloatArray
+    """Compute time of each rank for its usual work: [n]."""
     sway: float
+    """Variation of the median rank's compute time from step to step, in log seconds."""
     top: float
+    """Excess of a step's slowest rank over the median rank, each relative to its own usual time."""
     tops_spread: float
+    """Variation of `top`."""
     unlike: float
+    """Spread of half of the ranks around the median rank."""
     unequal: float
+    """Excess of a step's largest work over its mean, by tokens."""
     unequal_spread: float
+    """Variation of `unequal`."""
     busy: FloatArray
+    """Seconds a step in which tensor pipes are busy, and their relative standard error: [2, roles], NaN without
+    counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """One window of counters: when it ended, how long it was, the share of it in which tensor pipes worked [roles]."""
+    """One window of counters: its end, its length, and the share of it in which tensor pipes were busy, [roles]."""
 
     at_ns: int
     seconds: float
@@ -79,13 +84,7 @@ class Busy:
 
 @dataclass(slots=True)
 class Course:
-    """One attempt of a job. Rows of the newest steps: own seconds [n] and the middle rank's, the same had all ranks
-    been given their usual work, step seconds, number, when it ended, tokens, squares [n]. work: what they should take
-    for what they are given. busy: newest windows of counters. since_ns: from when on newest steps have been longer than
-    usual; 0: they are not. pressure: on its nodes, where each stage stands on one. waits: on its nodes, where nothing
-    counts how busy tensor pipes are. long_steps: those that the whole job took, and their period. beat_tests: how many
-    patterns of periods below five were tried.
-    """
+    """History of one attempt of a job. The deques hold rows of the newest steps."""
 
     shape: Shape
     where: Places
@@ -94,8 +93,11 @@ class Course:
     taken: int = 0
     looked: int = 0
     compute: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """Compute seconds: [n]."""
     middle: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """Compute seconds of the median rank."""
     normal: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """Compute seconds for the usual work of each rank: [n]."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     ends_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     numbers: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -104,22 +106,29 @@ class Course:
     forward: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     backward: deque[FloatArray] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     busy: deque[Busy] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """Newest windows of counters."""
     work: Work | None = None
+    """Fitted model of the compute time for a given amount of work."""
     last_ns: int = 0
     since_ns: int = 0
+    """Time since which the newest steps are longer than usual; 0 if they are not."""
     offsets: deque[tuple[int, FloatArray]] = field(default_factory=lambda: deque(maxlen=OFFSET_BLOCKS))
     block: list[FloatArray] = field(default_factory=list)
     block_step: int = 0
     usual: Usual | None = None
     pressure: Pressure | None = None
+    """Waiting tasks on its nodes, if each stage is on a node of its own."""
     waits: Pressure | None = None
+    """Waiting tasks on its nodes, without tensor pipe counters."""
     long_steps: LongSteps = field(default_factory=LongSteps)
+    """Long steps of the whole job, and their period."""
     beat_tests: int = 0
+    """Number of tested patterns with a period below five."""
     standing: dict[str, Standing] = field(default_factory=dict)
 
 
 def take_in(course: Course, steps: StepTable) -> bool:
-    """Keep the steps that nearly every rank reported with its wait; whether there are any."""
+    """Add the steps that nearly every rank reported with its wait. Return whether there are any."""
     fine = np.isfinite(steps.seconds) & np.isfinite(steps.wait_seconds)
     kept = 0
     for k in np.flatnonzero(fine.mean(axis=1) >= LEAST_KNOWN).tolist():
@@ -131,7 +140,7 @@ def take_in(course: Course, steps: StepTable) -> bool:
         compute = np.maximum(steps.seconds[k] - steps.wait_seconds[k], 1e-9 * seconds)
         if not fine[k].all():
             before = course.compute[-1] if course.compute else np.full(len(compute), np.median(compute[fine[k]]))
-            compute = np.where(fine[k], compute, before)  # a report that is missing says nothing new
+            compute = np.where(fine[k], compute, before)  # a missing report changes nothing
         usual = median(np.array(course.seconds)) if len(course.seconds) >= LEAST_STEPS else seconds
         course.taken += 1
         course.last_ns = int(steps.end_ns[k].max())
@@ -140,7 +149,7 @@ def take_in(course: Course, steps: StepTable) -> bool:
         course.compute.append(compute)
         course.middle.append(median(compute))
         normal = compute
-        if course.work is not None:  # a rank that was not heard is as it was
+        if course.work is not None:  # a rank without a report keeps its last value
             normal = np.where(fine[k], compute / _factor(course.work, steps, k), course.normal[-1])
         course.normal.append(normal)
         course.seconds.append(seconds)
@@ -168,7 +177,7 @@ def take_in(course: Course, steps: StepTable) -> bool:
 
 
 def _of_all(course: Course, compute: FloatArray, seconds: float) -> bool:
-    """Whether it was the whole job that took so long: the middle rank as well, not one that the others waited for."""
+    """Return whether the whole job was slow: the median rank as well, not just one rank that the others waited for."""
     usual = course.usual
     return usual is not None and float(np.median(compute - usual.compute)) >= (seconds - usual.seconds) / 2
 
@@ -180,7 +189,7 @@ def _factor(work: Work, steps: StepTable, k: int) -> FloatArray | float:
 
 
 def _learn(course: Course) -> None:
-    """What is usual of the job, from its first steps."""
+    """Learn the usual state of the job from its first steps."""
     compute = np.array(course.compute)
     unknown = np.full_like(compute, np.nan)
     tokens = np.array(course.tokens) if len(course.tokens) == len(compute) else unknown
@@ -210,7 +219,7 @@ def _learn(course: Course) -> None:
 
 
 def _mark(course: Course) -> None:
-    """Since when the steps are longer than usual."""
+    """Update the time since which steps are longer than usual."""
     if course.usual is None:
         return
     longer = len(course.seconds) >= 2 and min(list(course.seconds)[-2:]) >= LONGER * course.usual.seconds
@@ -222,14 +231,16 @@ def _mark(course: Course) -> None:
 
 
 def busy_seconds(course: Course, since_ns: int, step_seconds: float) -> FloatArray:
-    """[2, roles]: seconds a step in which tensor pipes work, by the windows of counters that began since, and their
-    standard error as a share; NaN without."""
+    """Return the seconds a step in which tensor pipes are busy, and their relative standard error: [2, roles].
+
+    Uses windows of counters that began at or after `since_ns`; NaN without any.
+    """
     windows = [one for one in course.busy if one.at_ns - round(one.seconds * 1e9) >= since_ns]
     if not windows:
         return np.full((2, len(course.where.roles)), np.nan)
     shares = np.array([one.share for one in windows])
     mean = shares.mean(axis=0)
-    # A window shorter than a step shows a part of one: only those of a whole step or more can be compared.
+    # A window shorter than a step covers a part of it: compare groups of windows that cover a whole step.
     together = math.ceil(step_seconds / windows[0].seconds)
     whole = len(shares) // together
     if whole < 2:
@@ -241,12 +252,12 @@ def busy_seconds(course: Course, since_ns: int, step_seconds: float) -> FloatArr
 
 
 def unequal_work(given: FloatArray) -> FloatArray:
-    """[k, n] -> [k]: by how much the largest work of a step is above its mean."""
+    """Return the excess of each step's largest work over its mean: [k, n] -> [k]."""
     found: FloatArray = given.max(axis=1) - given.mean(axis=1)
     return found
 
 
 def tops(ratio: FloatArray) -> tuple[FloatArray, float]:
-    """[k, n] -> by how much each step's slowest rank is above its middle one [k], and the spread of half of them."""
+    """Return the excess of each step's slowest rank over the median rank [k], and the spread of half of the ranks."""
     middle = row_medians(ratio)
     return ratio.max(axis=1) - middle, MAD_TO_SIGMA * median(np.abs(ratio - middle[:, None]))

@@ -1,7 +1,7 @@
-"""Rules on what a job became since it was new: it does more, a stage does, it waits for its input, its ranks pause.
+"""Rules for changes since a job was new: all ranks or one stage have more work, wait for input, or pause in turn.
 
-Newest steps are held against the usual ones. How many are looked at follows from how long they are: short ones are
-noisy and cheap, of long ones four must do.
+The newest steps are compared with the usual ones. Their number depends on their length: short steps are noisy and many
+are used; of long steps, four must suffice.
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN,
 
 LEAST_RECENT, MOST_RECENT = 4, 16
 RECENT_SECONDS = 12.0
-"""Steps that are looked at: as many as take twelve seconds, four at least."""
+"""Newest steps that are evaluated: as many as take twelve seconds, at least four."""
 
 SHIFT_SIGMAS = 5.0
 LONG_SHARE = 0.75
-"""A shift is one where three quarters of the newest steps are beyond five standard deviations of what steps vary by:
-chance does not do that once in a job's life, however heavy the tails."""
+"""A shift requires three quarters of the newest steps beyond five standard deviations of the usual variation. Chance
+does not produce this during a job, however heavy the tails."""
 
 SHARE_OF_WORK = 0.6
-"""Of what the steps grew by, at least this share must be the ranks' own time for it to be the job's own doing."""
+"""Least share of the increase in step time that must be compute time for a cause within the job."""
 
 PATIENCE_STEPS = 5
-"""So many steps the counters are waited for before the first stage is said to wait for its input without their word."""
+"""Number of steps to wait for counters before the first stage is reported as waiting for input without them."""
 
 APART = 3.0
-"""A stage alone has grown where the others have by less than a third of it."""
+"""Only one stage has grown if all others have grown by less than a third of it."""
 
 LEAST_OF_STAGE = 4
 IDLE_SHARE, WORK_SHARE = 1 / 3, 2 / 3
-"""Of what the ranks' own time grew by, their tensor pipes were busier by less than a third: they were kept from work,
-not given more; from two thirds on they were given more. Between the two nothing is said."""
+"""Limits for the idle share: the part of the increase in compute time in which tensor pipes were not busier. Above two
+thirds the ranks were kept from working. Below one third they have more work. Between the two there is no claim."""
 
 UNEQUAL_SIGMAS = 4.0
 SHARE_OF_LENGTHS = 1 / 3
-"""Of what the steps grew by, unequal sums of lengths explain a third at least; in a pipeline of p stages a third of a
-p-th: they work on p microbatches at a time and wait for the longest, which no sum over a rank's microbatches shows."""
+"""Least share of the increase in step time that unequal sequence lengths explain: a third. In a pipeline of p stages, a
+third of 1/p: the stages work on p microbatches at a time and wait for the longest, which a sum over a rank's
+microbatches does not show."""
 
 LENGTHS_EXPLAIN = 0.8
-"""Lengths differ that did not: four fifths of how each rank's own time varies follow what it is given."""
+"""Lengths have become unequal if the reported work explains four fifths of the variance of each rank's compute time."""
 
 PAUSE = 0.05
 PAUSE_STEPS = 6
@@ -64,28 +65,33 @@ PAUSE_RANKS = 4
 PAUSE_NODE_SHARE = 0.75
 ROTATING_SHARE = 0.5
 AS_EVER = 1.5
-"""Pauses that go round: in three quarters of the newest six steps or more the slowest rank is further off than it used
-to be, by five per cent and three standard deviations; half of the ranks are spread as ever (within a half); and at
-least four ranks were the slowest, none in more than half of the steps, no node in more than three quarters."""
+"""Rotating pauses: in three quarters of the newest six or more steps the slowest rank's excess is above its usual one
+by five per cent and three standard deviations. The spread of half of the ranks is unchanged (within a half). At least
+four ranks were the slowest, none in more than half of the steps, and no node in more than three quarters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """Newest steps. normal: [k, n], own time given usual work; shift: [n], median of its logarithm over usual."""
+    """Newest steps of a job."""
 
     seconds: float
     normal: FloatArray
+    """Compute time normalised by work: [k, n]."""
     compute: FloatArray
     shift: FloatArray
+    """Log of the median of `normal` over its usual value: [n]."""
 
 
 def claims(course: Course, job: JobTelemetry, crowded: bool, panel: Panel) -> Iterator[Claim]:
-    """What the rules say. crowded: whether other jobs stand on its hosts: what slows all there may be theirs."""
+    """Yield the claims of all rules.
+
+    crowded: whether other jobs use its hosts; a slowdown of all ranks on a host may then be caused by them.
+    """
     usual = course.usual
     if usual is None or crowded:
         return
     if job.shared_machine is not None and bool(job.shared_machine.any()):
-        return  # other load on a shared machine looks alike
+        return  # other load on a shared machine looks the same
     count = int(np.clip(math.ceil(RECENT_SECONDS / usual.seconds), LEAST_RECENT, MOST_RECENT))
     if course.taken < WARM_UP_STEPS + count:
         return
@@ -106,7 +112,7 @@ def claims(course: Course, job: JobTelemetry, crowded: bool, panel: Panel) -> It
 
 
 def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:
-    """The node of a stage, where that is what became slow."""
+    """Claim the node of a stage, if the node is what became slow."""
     if course.pressure is None or not course.since_ns or not course.where.layout_known:
         return None
     ranks, stages = tuple(course.shape.ranks.tolist()), course.shape.coordinate("stage")
@@ -121,15 +127,17 @@ def _slow_node(course: Course, usual: Usual, recent: Recent) -> Claim | None:
 
 
 def _shifted(usual: Usual, normal: FloatArray, members: IndexArray | slice) -> bool:
-    """Whether the middle one of these ranks takes longer than it did, in most of the steps and beyond chance."""
+    """Return whether the median of these ranks is longer than usual, in most of the steps and beyond chance."""
     middle = row_medians(np.log(normal[:, members] / usual.normal[members]))
     least = max(SHIFT_SIGMAS * usual.sway, math.log(LEAST_SLOWDOWN) / 2)
     return float((middle >= least).mean()) >= LONG_SHARE
 
 
 def _idle(course: Course, usual: Usual, recent: Recent) -> FloatArray:
-    """[roles]: of what the ranks' own time grew by, the share in which their tensor pipes were not busier; NaN where
-    no counter tells yet, or not exactly enough."""
+    """Return the share of the increase in compute time in which tensor pipes were not busier: [roles].
+
+    NaN if counters are missing or not exact enough.
+    """
     busy = busy_seconds(course, course.since_ns, recent.seconds) if course.since_ns else np.nan * usual.busy
     shift = np.array([median(recent.shift[members]) for members in course.where.roles])
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -140,7 +148,7 @@ def _idle(course: Course, usual: Usual, recent: Recent) -> FloatArray:
 
 
 def _pressed(course: Course, job: JobTelemetry, panel: Panel) -> list[bool]:
-    """[roles]: whether the hosts of its ranks wait for processors or disks more than others of the job."""
+    """Return whether hosts of each role wait for CPUs or disks more than other hosts of the job: [roles]."""
     if job.shape.job not in panel.columns:
         return [False] * len(course.where.roles)
     columns = panel.of(job.shape.job)
@@ -150,7 +158,7 @@ def _pressed(course: Course, job: JobTelemetry, panel: Panel) -> list[bool]:
 
 
 def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> Iterator[Claim]:
-    """Every rank's own time is longer than when the job was new, by about the same factor."""
+    """Claim that all ranks compute longer than when the job was new, by about the same factor."""
     shift = recent.shift
     middle = median(shift)
     if middle <= 0 or middle < SHARE_OF_WORK * math.log(recent.seconds / usual.seconds):
@@ -181,9 +189,9 @@ def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> It
 
 
 def _hosts_may_be_busier(course: Course, usual: Usual) -> bool:
-    """Whether tasks wait longer than they used to on half of the job's hosts, or no counters have come since.
+    """Return whether tasks wait longer than usual on half of the job's hosts, or no counters have arrived since.
 
-    False where tensor pipes are counted, which tell more work from a busier host: both slow all ranks of a host alike.
+    False with tensor pipe counters, which separate more work from busier hosts: both slow all ranks of a host alike.
     """
     waits = course.waits
     if waits is None or waits.usual is None or np.isfinite(usual.busy[0]).any():
@@ -200,7 +208,8 @@ def _kept_waiting(idle: float) -> Evidence:
 def _stage_grown(
     course: Course, usual: Usual, recent: Recent, idle: FloatArray, pressed: list[bool]
 ) -> Iterator[Claim]:
-    """All ranks of one stage take longer than when the job was new, the others do not: more work, or no input."""
+    """Claim a stage whose ranks all take longer than when the job was new, while the others do not: more work, or no
+    input."""
     where = course.where
     if not where.layout_known or len(where.roles) < 2:
         return
@@ -222,7 +231,7 @@ def _stage_grown(
     if np.isnan(kept) and np.isfinite(usual.busy[0]).any():
         lasts = (course.last_ns - course.since_ns) * 1e-9 if course.since_ns else 0.0
         if (first and lasts < PATIENCE_STEPS * usual.seconds) or (on_nodes == 1 and not first):
-            return  # whether it waits for its input, or its node is slow, the next counters tell
+            return  # the next counters separate missing input from a slow node
     evidence = (
         Evidence("compute_to_usual", math.exp(shift), math.exp(others), "ratio",
                  "each rank's own when the job was new; the next stage's", log_odds.of_residual(shift / usual.sway)),
@@ -231,7 +240,7 @@ def _stage_grown(
     )  # fmt: skip
     ranks = tuple(course.shape.ranks[members].tolist())
     if first and (kept > WORK_SHARE or np.isnan(kept)):
-        # What the first stage does changes seldom; what it is fed, often.
+        # The work of the first stage seldom changes; its input does often.
         told = evidence if np.isnan(kept) else (*evidence, _kept_waiting(kept))
         yield Claim("loading", Kind.WORKLOAD, Cause.DATA_LOADING, -1, ranks, usual.seconds, told)
     elif not kept > IDLE_SHARE:
@@ -240,14 +249,14 @@ def _stage_grown(
 
 
 def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Claim]:
-    """The work given to the ranks became more unequal: by what it should take, the slowest lose what the job loses."""
+    """Claim that the work of the ranks has become more unequal: the excess of the largest work explains the job's loss."""
     if len(course.tokens) < len(recent.compute):
         return
     given = recent.compute / recent.normal if course.work is not None else _newly_given(course, recent)
     if given is None:
         return
     normal = median(np.abs(np.log(column_medians(recent.compute / given) / usual.normal)))
-    top = float(unequal_work(given).mean())  # what the work given should take, over usual
+    top = float(unequal_work(given).mean())  # expected compute time for this work, over usual
     lost = (recent.seconds - usual.seconds) / float(np.median(usual.compute))
     grown = top - usual.unequal
     noise = usual.unequal_spread / math.sqrt(len(recent.normal))
@@ -266,8 +275,10 @@ def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Cla
 
 
 def _newly_given(course: Course, recent: Recent) -> FloatArray | None:
-    """[k, n]: what the work given should take, over usual, in a job of which lengths said nothing when it was new; None
-    where they still say nothing."""
+    """Return the expected work over its usual value, [k, n], for a job whose lengths explained nothing when it was new.
+
+    None if they still explain nothing.
+    """
     count = len(recent.compute)
     tokens = np.array(list(course.tokens)[-count:])
     squares = np.array(list(course.squares)[-count:]) if len(course.squares) >= count else np.full_like(tokens, np.nan)
@@ -283,14 +294,14 @@ def _newly_given(course: Course, recent: Recent) -> FloatArray | None:
 
 
 def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
-    """Now one rank stops for a moment, now another, and each time all wait for it: nobody's hardware."""
+    """Claim rotating pauses: ranks stop for a moment, one after the other, and all others wait each time."""
     if course.taken < WARM_UP_STEPS + count or len(course.where.names) < 2:
         return
     now = median(np.array(list(course.seconds)[-count:]))
     if now < LEAST_SLOWDOWN * usual.seconds:
         return
     normal = np.array(list(course.normal)[-count:])
-    ratio = normal / column_medians(normal)  # what experts are given drifts; whoever pauses now and then did not then
+    ratio = normal / column_medians(normal)  # relative to the step's median: the load of experts drifts
     above, unlike = tops(ratio)
     least = usual.top + max(PAUSE, PAUSE_SIGMAS * usual.tops_spread)
     if float((above > least).mean()) < LONG_SHARE:
@@ -301,7 +312,7 @@ def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
     of_role = float(np.bincount(course.where.role[slowest]).max()) / count
     excess = float(np.median(above)) - usual.top
     if len(course.where.roles) > 1 and of_role > PAUSE_NODE_SHARE:
-        return  # a stage that became slow
+        return  # a slow stage
     grown = abs(float(np.median(normal / usual.normal)) - 1.0)
     alike = unlike <= AS_EVER * max(usual.unlike, 0.01) and grown < excess / 2
     who_paused = set(slowest[above > least].tolist())

@@ -1,8 +1,8 @@
-"""A stage that became slow, or its node: told apart where every stage of a job stands on one node alone.
+"""Slow stage or slow node: separates the two where each stage of a job is on a node of its own.
 
-There no rank has a role peer elsewhere. All ranks of a stage take longer together whether the stage was given more to
-do, waits for its input, or shares a slow disk or a crowded processor; how long tasks of the node wait for those says
-which. Where it says the node, that is no doing of the job's.
+No rank of such a job has a role peer on another node. All ranks of a stage take longer together, whether the stage has
+more work, waits for its input, or shares a slow disk or a busy CPU. The time that the node's tasks wait for disks and
+CPUs separates these. If the node is slow, the cause is not within the job.
 """
 
 from __future__ import annotations
@@ -26,33 +26,32 @@ CAUSES = (Cause.STORAGE, Cause.CPU_CONTENTION)
 
 KEPT_WINDOWS = 16
 USUAL_SHARE = 1 / 720
-"""What is usual is a mean over as many windows as interference is looked back over: what the first slow steps add
-before they are seen as such is little of it."""
+"""Weight of a window in the usual wait: a mean over as many windows as the interference detector keeps. The first slow
+steps, before they are detected, change it little."""
 
 LEAST_WAITING = 0.03
 TIMES_USUAL = 3.0
-"""Its tasks wait for three per cent of the time more, and three times as long as they used to."""
+"""The node is slow if its tasks wait for three more per cent of the time, and three times as long as usual."""
 
 APART = 3.0
-"""The others have grown, and wait, by less than a third of what it has."""
+"""The increase of all other nodes, in compute time and in waiting, must be less than a third of the slow node's."""
 
 NODE = "node"
-"""Keys of claims about a node begin so."""
+"""Prefix of the keys of claims about a node."""
 
 
 @dataclass(slots=True)
 class Pressure:
-    """How long tasks of each node of one job wait, as a share of the time: [2, nodes], for disks and for processors.
-
-    newest: windows, each with the middle of its time. usual: None where not known yet.
-    """
+    """Share of time that tasks of each node of one job wait for disks and for CPUs: [2, nodes]."""
 
     newest: deque[tuple[int, FloatArray]] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+    """Newest windows, each with the middle of its time."""
     usual: FloatArray | None = None
+    """Usual share; None if unknown."""
     taken: int = 0
 
     def take(self, middle_ns: int, values: Float32Array, where: Places, calm: bool) -> None:
-        """One more window of what all features [features, n] say. calm: steps take no longer than usual."""
+        """Add one window of all features, [features, n]. calm: whether steps take no longer than usual."""
         waiting = values[WAITING, :].astype(np.float64)
         ranks_on = np.bincount(where.index, minlength=len(where.names))
         found = np.stack([np.bincount(where.index, row, len(where.names)) / ranks_on for row in waiting])
@@ -65,14 +64,14 @@ class Pressure:
             self.usual = before + max(USUAL_SHARE, 1 / self.taken) * (found - before)
 
     def more(self, since_ns: int) -> FloatArray | None:
-        """[2, nodes]: longer than usual since; None where no window tells yet."""
+        """Return the increase over the usual share since then: [2, nodes]; None without a window."""
         since = [found for middle_ns, found in self.newest if middle_ns >= since_ns]
         if not since or self.usual is None:
             return None
         return np.asarray(np.mean(since, axis=0) - self.usual)
 
     def open(self, since_ns: int, nodes: npt.NDArray[np.bool_]) -> bool:
-        """Whether it may be one of these nodes (bool [nodes]) that is slow: its tasks wait, or no window tells yet."""
+        """Return whether one of these nodes (bool [nodes]) may be slow: its tasks wait, or there is no window yet."""
         if self.usual is None:
             return False
         more = self.more(since_ns) if since_ns else None
@@ -80,7 +79,7 @@ class Pressure:
 
 
 def alone(where: Places) -> bool:
-    """Whether each role stands on one node, and there are several."""
+    """Return whether there are several roles, each on one node."""
     return len(where.roles) > 1 and len(where.names) > 1 and all(len(nodes) == 1 for _, nodes, _ in where.by_node)
 
 
@@ -94,10 +93,10 @@ def slow_node(
     since_ns: int,
     usual: float,
 ) -> Claim | None:
-    """A node all of whose ranks take longer, and whose tasks wait.
+    """Claim a node whose ranks all take longer and whose tasks wait.
 
-    first: bool [n], ranks of the first stage. shift: [n], by how much each rank takes longer than usual, as log
-    seconds. sway: by how much the middle one's time varies. usual: seconds of a step.
+    first: bool [n], ranks of the first stage. shift: [n], increase of each rank's compute time, in log seconds. sway:
+    variation of the median rank's time. usual: seconds of a step.
     """
     shifts = np.array([float(np.median(shift[where.index == node])) for node in range(len(where.names))])
     worst = int(shifts.argmax())

@@ -1,19 +1,19 @@
-"""What a job that reports no steps does to itself, told from the counters of all its ranks.
+"""Causes within a job that reports no steps, by the counters of all its ranks.
 
-Such a job is slower where its iterations move their bytes in more time (gate.py). What its ranks do in that time says
-why. A rank's matrix work per byte that the iterations move is what an iteration asks of it; of a rank that waits for
-another one in a collective the SMs stay busy with polling, of one that has nothing to run they don't. Whoever is slow
-alone makes the others poll: their work stays as it is. So that is the job's own what most ranks of a role do alike and
-no single member could make them do:
+Such a job is slower if its iterations take longer to transfer their bytes (job_slowdown.py). The activity of its ranks
+shows why. Tensor work per byte transferred is the work of an iteration. SMs of a rank that waits in a collective are
+busy polling; SMs of a rank with nothing to run are idle. A single slow rank makes the others poll, and their work stays
+the same. Therefore these causes are within the job, because most ranks of a role show them alike and no single member
+can produce them:
 
-- the ranks of all roles come to work more an iteration: another batch, another loss, an evaluation within it;
-- the ranks of one stage do: it was given more;
-- the ranks of all roles, or of the first stage, have nothing to run: they wait for input, or save.
+- The ranks of all roles have more work per iteration: another batch, another loss, an evaluation.
+- The ranks of one stage have more work.
+- The ranks of all roles, or of the first stage, run nothing: they wait for input, or save.
 
-A stage that always had more to do than the others is told as well: its ranks' tensor pipes are busier than theirs.
+A stage that always had more work than the others is reported as well: its tensor pipes are busier.
 
-Middles over a role are compared, so that no one member can move them, and a role that stands on one node tells nothing:
-what is wrong with a node is alike on all its ranks.
+Values are medians or quantiles over a role, so that no single member changes them. A role on a single node is not used:
+a fault of a node affects all its ranks alike.
 """
 
 from __future__ import annotations
@@ -41,53 +41,54 @@ from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN,
 from scheduler_feedback.detectors.workload.workload_rules import STAGE_RATIO
 
 KEPT = 512
-"""Windows: as many as the gate keeps. What a role does takes twenty bytes a window."""
+"""Number of windows: as many as the slowdown test keeps. A role takes twenty bytes a window."""
 
 LEAST_BEFORE = 6
-"""So many averages over whole iterations say what is usual, and how much it varies. Of samples of a second eight of
-forty seconds each are kept."""
+"""Least number of averages over whole iterations to learn the usual value and its variation. Of samples every second,
+eight averages of forty seconds each are kept."""
 
 EACH, LEAST_NEWEST, LONG_WINDOW_SECONDS = 0.5, 3, 20.0
-"""Each of the newest averages, of which there are three where windows are shorter than this, must show half of what
-their mean does: a job that saves is idle in one of them, or in two."""
+"""Each of the newest averages must show half of the change of their mean: a job that saves is idle in one or two of
+them. There are at least three if windows are shorter than this."""
 
 TENSOR, BUSY, CLOCK, INSIDE, BETWEEN = range(5)
 SIGNALS = ("tensor_active", "sm_active", "sm_clock", *RATES)
 SHARES = (0.5, 0.75, 0.5, 0.5, 0.5)
-"""Of a role's ranks the middle one is looked at; of how busy the SMs are the upper quartile, since that the ranks have
-nothing to run is to be said of three quarters of them."""
+"""Quantile over the ranks of a role: the median, and the upper quartile for SM activity, because "nothing runs" must
+hold for three quarters of the ranks."""
 
 MOST_SLOWDOWN = 4.0
-"""A job that is slower than this does not iterate more slowly but something else, or nothing."""
+"""A job that is slower than this does other work, or none."""
 
 MORE, NO_MORE = 0.6, 0.3
-"""Work an iteration has grown by six tenths and more of what the iteration's time has, or by three tenths and less."""
+"""Increase of the work per iteration, as a share of the increase of iteration time: more work from 0.6 on, no more work
+up to 0.3."""
 
 LESS_CLOCK = 0.25
-"""Where clocks fell by a quarter of what the job is slower by, the same work takes longer: that is heat or power."""
+"""If clocks fell by a quarter of the slowdown, the same work takes longer because of heat or a power limit."""
 
 IDLE, POLLING = 0.1, 0.15
-"""Of the time that was lost, as a share of what the ranks' SMs were busy with before: who polls is busy for 24 of an
-H100's 132 SMs' worth of it (NCCL's channels), who has nothing to run is not."""
+"""Limits for the share of the lost time in which SMs are busy, relative to their activity before. A polling rank uses
+24 of an H100's 132 SMs (NCCL's channels). A rank that runs nothing uses none."""
 
 SIGMAS = 3.0
 LEAST_SIGMA = 0.01
 
 LEAST_WINDOWS, LEAST_SECONDS = 16, 300.0
 STAGES_ALIKE = 1.03
-"""A stage has more to do than the others where those are alike, as of jobs that report, by a tenth (workload_rules.py),
-and its clock is no lower, in the middle of five minutes and more."""
+"""A stage has more work if the other stages are alike, and its tensor pipes are a tenth busier, as for jobs with step
+reports (workload_rules.py), at no lower clock, in the median of five minutes or more."""
 
 AGAIN_SECONDS = 4.0
-"""A look takes a tenth of a millisecond: of a job with windows of a second every fourth one has a look."""
+"""Interval between evaluations, which take a tenth of a millisecond: every fourth window for windows of a second."""
 
 HOLD_SECONDS = 120.0
-"""What was told holds until it was not seen for so long; of slow windows as many as two more averages take."""
+"""A verdict is cleared when its cause was not detected for so long; for slow windows, for two more averages."""
 
 
 @dataclass(slots=True)
 class Standing:
-    """A verdict that was told, and when what it says was last seen, ns."""
+    """An active verdict, and the time in ns at which its cause was last detected."""
 
     verdict: Verdict
     seen_ns: int
@@ -95,18 +96,19 @@ class Standing:
 
 @dataclass(slots=True)
 class Doings:
-    """One job that reports no steps: what its roles did, window by window.
-
-    ring: float32 [KEPT, signals, roles], NaN where less than half of a role is known; taken: windows so far.
-    members, nodes: places of each role's ranks, and how many nodes they stand on. standing: what was told, by key.
-    """
+    """Activity of one job without step reports, by role and window."""
 
     shape: Shape
     ring: Float32Array = field(init=False)
+    """Signals: float32 [KEPT, signals, roles], NaN if less than half of a role is known."""
     members: tuple[IndexArray, ...] = field(init=False)
+    """Indices of each role's ranks."""
     nodes: tuple[int, ...] = field(init=False)
+    """Number of nodes of each role."""
     taken: int = 0
+    """Number of windows so far."""
     standing: dict[str, Standing] = field(default_factory=dict)
+    """Active verdicts by key."""
 
     def __post_init__(self) -> None:
         roles = self.shape.roles
@@ -115,7 +117,7 @@ class Doings:
         self.ring = np.full((KEPT, len(SIGNALS), len(self.members)), np.nan, np.float32)
 
     def take(self, values: Float32Array) -> None:
-        """One more window: [features, ranks]."""
+        """Add one window: [features, ranks]."""
         row = self.ring[self.taken % KEPT]
         for signal, (name, share) in enumerate(zip(SIGNALS, SHARES, strict=True)):
             for role, ranks in enumerate(self.members):
@@ -123,7 +125,7 @@ class Doings:
         self.taken += 1
 
     def claims(self, gate: JobGate) -> list[Claim]:
-        """What the job does to itself, where it is slower and its ranks tell why; one claim at most."""
+        """Return the cause within the job, if it is slower and its ranks show why: at most one claim."""
         if not LEAST_SLOWDOWN <= gate.slower() <= MOST_SLOWDOWN or not gate.recent_windows:
             return []
         width, newest = self._whole_iterations(gate)
@@ -132,7 +134,7 @@ class Doings:
             return []
         traffic = means[:, INSIDE if gate.judged_by == RATES[0] else BETWEEN]
         rate, _ = _against_the_usual(traffic, newest)
-        # Of one and the same windows, so that where an iteration is cut matters to neither.
+        # Both are of the same windows, so that the cut of iterations affects them alike.
         of_traffic = means[:, TENSOR] / np.where(traffic > 0, traffic, np.nan)
         work, sigma = _against_the_usual(of_traffic, newest)
         clock, _ = _against_the_usual(means[:, CLOCK], newest)
@@ -157,7 +159,7 @@ class Doings:
         return []
 
     def standing_claims(self, seconds: float) -> list[Claim]:
-        """Of a stage that has had more to do than the others all the time, by windows of so many seconds."""
+        """Claim a stage that has always had more work than the others, by windows of so many seconds."""
         kept = min(self.taken, KEPT)
         if (
             self.shape.stage is None
@@ -189,7 +191,7 @@ class Doings:
         return [Claim(key, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, 1.0 / ratio, told)]
 
     def _whole_iterations(self, gate: JobGate) -> tuple[int, int]:
-        """Over how many windows is averaged, and how many such averages are new."""
+        """Return the number of windows per average, and the number of averages that are new."""
         width = gate.widths[gate.judged_by]
         if gate.period_seconds is not None:
             iterations = math.ceil(width * gate.window_seconds / gate.period_seconds - 0.5)
@@ -198,7 +200,7 @@ class Doings:
         return width, newest if gate.window_seconds >= LONG_WINDOW_SECONDS else max(newest, LEAST_NEWEST)
 
     def _means(self, width: int) -> FloatArray:
-        """[blocks, signals, roles]: over as many windows each, newest last; NaN where half of them are not known."""
+        """Return averages over `width` windows, newest last: [blocks, signals, roles]; NaN if less than half is known."""
         kept = min(self.taken, KEPT)
         course = np.roll(self.ring, -(self.taken % KEPT), axis=0)[KEPT - kept :]
         blocks = kept // width
@@ -210,7 +212,7 @@ class Doings:
         return found
 
     def _of_stage(self, more: BoolArray, work: FloatArray, clock: FloatArray, slower: float) -> list[Claim]:
-        """One stage works more, and no other."""
+        """Claim that exactly one stage has more work."""
         found = np.flatnonzero(more)
         if len(found) != 1 or self.shape.stage is None or self.nodes[found[0]] < 2:
             return []
@@ -220,7 +222,8 @@ class Doings:
         return [_claim(f"{STAGE}-more", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, slower, ranks, told)]
 
     def _idle(self, means: FloatArray, newest: int, slower: float) -> list[Claim]:
-        """Nobody works more: whether what was lost was lost to polling, that is to others, or to having nothing."""
+        """Claim missing input if no rank has more work: separate time lost to polling from time without anything to
+        run."""
         works, _ = _against_the_usual(means[:, TENSOR], newest)
         busy, _ = _against_the_usual(means[:, BUSY], newest)
         polls = np.divide(
@@ -272,7 +275,7 @@ class UnreportedWorkloads:
         self._doings: dict[str, Doings] = {}
 
     def look(self, telemetry: Telemetry) -> list[Finding]:
-        """What is new of what such jobs do to themselves."""
+        """Return the new findings about such jobs."""
         windows, seconds = telemetry.counters.values.shape[1], telemetry.counters.seconds
         silent = {job.shape.job for job in telemetry.jobs if job.steps is None}
         for gone in self._doings.keys() - silent:
@@ -317,7 +320,7 @@ class UnreportedWorkloads:
         return findings
 
     def _claims(self, name: str, gate: JobGate | None, doings: Doings) -> list[Claim]:
-        """None of a job that is known to be slow for another's or for a member's sake."""
+        """Return the claims; none for a job with an active verdict on a member or on interference."""
         accused = any(gang == name for gang, _, _ in self._panel.accused)
         if gate is None or accused or name in self._panel.disturbed:
             return []
@@ -349,7 +352,7 @@ def _verdict(claim: Claim, job: JobTelemetry, gate: JobGate, now_ns: int, second
 
 
 def _quantile(row: Float32Array, share: float) -> float:
-    """Of the known values; NaN where less than half of them are."""
+    """Return a quantile of the known values; NaN if less than half are known."""
     known = row[np.isfinite(row)]
     if 2 * len(known) <= len(row):
         return float("nan")
@@ -358,8 +361,10 @@ def _quantile(row: Float32Array, share: float) -> float:
 
 
 def _to_the_usual(means: FloatArray, newest: int) -> FloatArray:
-    """[blocks, roles] -> [newest, roles]: the newest over the middle of those before; NaN where less than half of those
-    are known."""
+    """Return the newest blocks over the median of the earlier ones: [blocks, roles] -> [newest, roles].
+
+    NaN if less than half of the earlier blocks are known.
+    """
     before = means[:-newest]
     known = np.isfinite(before).mean(axis=0) >= 0.5
     usual = np.nanmedian(np.where(known, before, 1.0), axis=0)
@@ -368,8 +373,10 @@ def _to_the_usual(means: FloatArray, newest: int) -> FloatArray:
 
 
 def _against_the_usual(means: FloatArray, newest: int) -> tuple[FloatArray, FloatArray]:
-    """[blocks, roles] -> ([roles], [roles]): the mean of the newest over the middle of those before, and the standard
-    deviation of one block of those."""
+    """Return the mean of the newest blocks over the median of the earlier ones, and the standard deviation of a block.
+
+    [blocks, roles] -> ([roles], [roles]).
+    """
     before = np.where(np.isfinite(means[:-newest]).mean(axis=0) >= 0.5, means[:-newest], 1.0)
     usual = np.nanmedian(before, axis=0)
     spread = 1.4826 * np.nanmedian(np.abs(before - usual), axis=0) / np.maximum(np.abs(usual), 1e-30)

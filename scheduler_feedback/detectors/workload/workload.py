@@ -1,8 +1,9 @@
-"""The workload detector: what the job does to itself. Named, so that nobody hunts for bad hardware; never acted on.
+"""The workload detector: slowdowns that a job causes itself. It reports them, so that no one searches for faulty
+hardware; no action follows.
 
-Looked at over the newest steps of a job: pipeline stages with unequal work, sequences of unequal length, ranks that
-stand a little above their peers all the time, steps that are long in a rhythm (saving, evaluating), and a job whose
-every rank came to do more.
+It evaluates the newest steps of a job: pipeline stages with unequal work, sequences of unequal length, ranks with a
+constant offset from their peers, long steps at a fixed period (checkpoints, evaluation), and a job all of whose ranks
+have more work than before.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ from scheduler_feedback.detectors.workload.workload_rules import RHYTHM, claims
 
 EVERY_STEPS = 4
 LONG_STEP_SECONDS = 2.0
-"""How often a live job's workload is looked at: what it does to itself it does for long. Steps that take long come
-seldom enough to look at each."""
+"""Interval, in steps, at which a live job is evaluated: causes within the job last long. Long steps are evaluated one
+by one."""
 
 HOLD_STEPS, HOLD_SECONDS = 64, 120.0
-"""A finding holds until it was not seen for so many steps and so long: what a job is given varies by chance, and of
-sixty steps of half a second some have none that is long. Told and taken back every minute it would be noise."""
+"""A verdict is cleared when its cause was not detected for so many steps and for so long. The work of a job varies by
+chance: of sixty steps of half a second, some stretches contain no long step. Without this, verdicts would appear and
+clear every minute."""
 
 HOLD_NODE_STEPS = 8
-"""What is said of a node is acted on: it holds for twice as many steps as are looked at where they are long."""
+"""The same for verdicts on a node, on which actions follow: twice as many steps as are evaluated if steps are long."""
 
 LEAST_CONFIDENCE = 0.5
 
@@ -47,7 +49,7 @@ SNAPSHOT_VERSION = 1
 
 
 class WorkloadDetector:
-    """Names what a job does to itself. Owned by one thread."""
+    """Detector of slowdowns that a job causes itself. Owned by one thread."""
 
     name = "workload"
 
@@ -63,10 +65,10 @@ class WorkloadDetector:
         self._unreported = UnreportedWorkloads(self._panel)
         self._shapes: tuple[Shape, ...] = ()
         self._roles = Grouping(())
-        self._ends: list[int] = []  # of each job's roles among those of all jobs
+        self._ends: list[int] = []  # end of each job's roles among the roles of all jobs
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
-        """Look at the steps that were completed since the last tick; the findings that are new."""
+        """Evaluate the steps completed since the last tick, and return the new findings."""
         findings: list[Finding] = []
         self._panel.at(telemetry)
         present = {job.shape.job for job in telemetry.jobs}
@@ -92,15 +94,15 @@ class WorkloadDetector:
         return findings
 
     def measures(self) -> Iterator[Sample]:
-        """None of its own."""
+        """Yield no samples: this detector has no metrics."""
         return iter(())
 
     def snapshot(self) -> bytes:
-        """Nothing but its version: all of it is learned anew within a hundred steps."""
+        """Encode the version only: all state is learned again within a hundred steps."""
         return msgspec.msgpack.encode(SNAPSHOT_VERSION)
 
     def restore(self, data: bytes) -> None:
-        """Take a snapshot's place. Raises ValueError where it is not one of ours."""
+        """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector."""
         try:
             version = msgspec.msgpack.decode(data, type=int)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -118,7 +120,7 @@ class WorkloadDetector:
         return course
 
     def _follow(self, telemetry: Telemetry) -> None:
-        """How busy the tensor pipes of each job's roles are, by the newest windows of counters."""
+        """Add the tensor pipe activity of each job's roles in the newest windows of counters."""
         counters, place = telemetry.counters, FEATURE["tensor_active"]
         if not len(counters.at_ns) or not self._courses or np.isnan(counters.values[place]).all():
             return
@@ -139,8 +141,8 @@ class WorkloadDetector:
                         course.busy.append(Busy(at_ns, counters.seconds, share[window]))
 
     def _wait(self, telemetry: Telemetry) -> None:
-        """How long tasks wait on the nodes of the jobs each of whose stages stands on one, and of those whose tensor
-        pipes nothing counts."""
+        """Add the time that tasks wait on nodes, for jobs with one stage per node and jobs without tensor pipe
+        counters."""
         counters = telemetry.counters
         uncounted = np.isnan(counters.values[FEATURE["tensor_active"]])
         all_counted = not uncounted.any()
@@ -196,7 +198,7 @@ class WorkloadDetector:
             if claim.node:
                 members = {(name, job.shape.attempt, rank) for rank in claim.ranks}
                 if not members.isdisjoint(self._panel.accused):
-                    continue  # another detector's
+                    continue  # another detector has reported it
                 self._panel.accused |= members
             course.standing[claim.key] = Standing(verdict, course.taken, course.last_ns)
             findings.append(verdict)
@@ -220,6 +222,6 @@ class WorkloadDetector:
 
 
 def _turns(course: Course) -> Cause | None:
-    """Why the job's ranks are slow in turn, where that stands."""
+    """Return the cause of the job's active verdict about rotating slowness; None without one."""
     stands = {one.verdict.cause for one in course.standing.values()}
     return next((why for why in IN_TURN if why in stands), None)

@@ -1,4 +1,4 @@
-"""Claim: what a rule about the workload says, before it is told."""
+"""Claim: result of a workload rule, before it becomes a verdict."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from dataclasses import dataclass
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 
 STAGE = "stage"
-"""Keys of claims about a stage begin so."""
+"""Prefix of the keys of claims about a stage."""
 
 LEAST_SLOWDOWN = 1.05
-"""Below five per cent nothing is worth telling (EROICA's and Guard's threshold)."""
+"""Least slowdown to report: five per cent (the threshold of EROICA and Guard)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a rule says: about which rank (-1: the job), what the steps would be without, and why. node: the one that is
-    at fault, where it is not the job."""
+    """Result of a rule."""
 
     key: str
     kind: Kind
     cause: Cause
     rank: int
+    """Rank that the claim is about; -1 for the job."""
     ranks: tuple[int, ...]
     without_seconds: float
+    """Step time without the cause."""
     evidence: tuple[Evidence, ...]
     first_step: int | None = None
     node: str = ""
+    """Faulty node; '' if the cause is within the job."""

@@ -1,4 +1,4 @@
-"""Rules: what a job does to itself, and how each of it is told from bad hardware."""
+"""Rules for causes within a job, and for how each differs from faulty hardware."""
 
 from __future__ import annotations
 
@@ -27,38 +27,42 @@ from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN,
 
 STAGE_RATIO = 1.10
 STAGE_OF_EACH = 1.05
-"""A stage is larger where its median rank takes a tenth longer than the other stages, and every one of its ranks takes
-longer: five per cent is where slowness begins to matter (EROICA, Guard); trial ST of ByteDance's traces has 1.6."""
+"""A stage has more work if its median rank takes a tenth longer than the other stages, and each of its ranks takes five
+per cent longer (the threshold of EROICA and Guard). Trial ST of ByteDance's traces has 1.6."""
 
 OFFSET_RATIO = math.log(1.04)
-"""Ranks of public traces wander by four per cent for minutes (PAI job 1); what stands above that in each of four
-quarters of a hundred steps is no chance."""
+"""Healthy ranks of public traces vary by four per cent for minutes (PAI job 1). A larger offset in each of four
+quarters of a hundred steps is not chance."""
 
 UNLIKE = 0.04
 SEQUENCE_COST = 0.05
 ALIKE = 0.9
-"""Forward and backward times that rise and fall together on one rank mean more work, not a slower machine (ByteDance,
-OSDI'25: a correlation of 0.9)."""
+"""Least correlation of forward and backward times of a rank: then the rank has more work, not a slower machine
+(ByteDance, OSDI'25: a correlation of 0.9)."""
 
 ROTATING_SHARE = 0.5
-"""In a healthy long-context job no rank was the slow one in more than 37 % of the steps; a culprit is in all."""
+"""In a healthy long-context job no rank was the slowest in more than 37 % of the steps. A culprit is the slowest in
+all."""
 
 EXPLAINED = 0.5
 WELL_EXPLAINED = 0.8
 LEAST_SEQUENCE_STEPS = 5
 SEQUENCE_SECONDS = 30.0
 RHYTHM, BEAT = "rhythm", "beat"
-"""Keys of claims about long steps at a period: of five and more, and below."""
+"""Keys of claims about periodic long steps: a period of five and more, and a shorter one."""
 
 BEAT_RATIO = 1.1
 HELD_BEATS = 3
-"""Steps that are long in a rhythm of two to four: each long one is a tenth above every other step between, and they are
-so many that chance does not put the longest at one place of the rhythm (``periodicity.beats_needed``). Once reported it
-holds while the newest three are."""
+"""Long steps at a period of two to four: each is a tenth longer than every step between them, and there are so many
+that chance does not place the longest steps at one phase of the period (``periodicity.beats_needed``). Once reported,
+the claim holds while the newest three long steps meet this."""
 
 
 def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
-    """What the rules say. crowded: whether other jobs stand on its hosts, which may slow a whole stage."""
+    """Yield the claims of all rules.
+
+    crowded: whether other jobs use its hosts, which can slow a whole stage.
+    """
     if len(course.compute) < LEAST_STEPS:
         return
     newest = np.array([course.compute[row] for row in range(-min(len(course.compute), WARM_UP_STEPS), 0)])
@@ -69,18 +73,18 @@ def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
         yield from _stages(course, seconds, ranks)
     yield from _sequences(course, newest, seconds)
     yield from _rhythms(course, seconds)
-    if job.shared_machine is None or not job.shared_machine.any():  # other load on a shared machine looks alike
+    if job.shared_machine is None or not job.shared_machine.any():  # other load on a shared machine looks the same
         yield from _offsets(course, seconds, ranks)
-        if not crowded:  # processes that take turns on a processor make every second to fourth step long as well
+        if not crowded:  # processes sharing a CPU lengthen every second to fourth step as well
             yield from _beats(course, seconds)
 
 
 def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
-    """A stage all of whose ranks compute longer than those of the other stages."""
+    """Claim a stage whose ranks all compute longer than those of the other stages."""
     where = course.where
     if not where.layout_known or len(where.roles) < 2:
         return
-    if course.usual is not None:  # a stage that came to be larger is another matter
+    if course.usual is not None:  # a stage that has grown is a separate rule
         by_rank = course.usual.compute
         seconds = course.usual.seconds
     else:
@@ -110,7 +114,7 @@ def _stages(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[
 
 
 def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator[Claim]:
-    """Ranks that stand somewhat above their peers in every quarter of the newest hundred steps."""
+    """Claim ranks that are slightly slower than their peers in every quarter of the newest hundred steps."""
     if len(course.offsets) < OFFSET_BLOCKS:
         return
     blocks = np.array([block for _, block in course.offsets])
@@ -124,7 +128,7 @@ def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator
     alike[:, found] = row_medians(np.delete(compute, found, axis=1))[:, None]
     without = seconds - float(np.mean(compute.max(axis=1) - np.minimum(alike, compute).max(axis=1)))
     if seconds < LEAST_SLOWDOWN * without:
-        return  # some rank is always the slowest; it costs nothing worth telling
+        return  # some rank is always the slowest; the cost is too small to report
     for rank in found.tolist():
         offset, lowest = float(mean[rank]), float(low[rank])
         residual = log_odds.of_residual(offset / max(float(blocks[:, rank].std()), 0.005))
@@ -159,11 +163,11 @@ def _offsets(course: Course, seconds: float, ranks: tuple[int, ...]) -> Iterator
 
 
 def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[Claim]:
-    """Ranks that take turns in being slow, with more work as the reason."""
+    """Claim ranks that are slow in turn because of more work."""
     whole = len(course.compute)
     if whole < WARM_UP_STEPS // 2:
         return
-    # One that has just begun must not wait for old steps; where steps are long, for fewer yet.
+    # Use recent steps only, so that a new cause is found soon; fewer if steps are long.
     newest_steps = int(np.clip(SEQUENCE_SECONDS / max(seconds, 1e-9), LEAST_SEQUENCE_STEPS, WARM_UP_STEPS))
     compute = compute[-newest_steps:]
     cost = float(np.mean(compute.max(axis=1) - compute.mean(axis=1))) / seconds
@@ -171,7 +175,7 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
         return
     apart = _within_roles(np.log(compute), course.where)
     high = float((apart > math.log(1.1)).mean(axis=0).max())
-    few = len(compute) < WARM_UP_STEPS // 2  # so few steps say little of turns; then the tokens must say all
+    few = len(compute) < WARM_UP_STEPS // 2  # too few steps to see a rotation: tokens must explain it
     if high > ROTATING_SHARE and not few:
         return
     own = apart - column_medians(apart)
@@ -208,7 +212,7 @@ def _sequences(course: Course, compute: FloatArray, seconds: float) -> Iterator[
 
 
 def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
-    """Long steps of the whole job that come every so many steps: it saves or evaluates."""
+    """Claim long steps of the whole job at a fixed period: checkpoints or evaluation."""
     period = course.long_steps.period
     if period is None:
         return
@@ -228,7 +232,7 @@ def _rhythms(course: Course, seconds: float) -> Iterator[Claim]:
 
 
 def _beats(course: Course, seconds: float) -> Iterator[Claim]:
-    """Every second, third or fourth step is long, for all ranks alike: the job saves after so many."""
+    """Claim that every second, third or fourth step is long for all ranks alike: checkpoints."""
     middle, in_a_row = list(course.middle), _in_a_row(list(course.numbers))
     standing = course.standing.get(BEAT)
     for apart in range(2, LEAST_PERIOD):
@@ -238,7 +242,7 @@ def _beats(course: Course, seconds: float) -> Iterator[Claim]:
             continue
         rising = sorted(middle[-count:])
         if rising[-beats] < BEAT_RATIO * rising[-beats - 1]:
-            continue  # were there a beat, its long steps would be the longest, and a tenth above all others
+            continue  # periodic long steps would be the longest, by a tenth
         course.beat_tests += standing is None
         phases = np.array(middle[-count:]).reshape(beats, apart)
         high = int(column_medians(phases).argmax())
@@ -259,7 +263,7 @@ def _beats(course: Course, seconds: float) -> Iterator[Claim]:
 
 
 def _in_a_row(numbers: list[int]) -> int:
-    """How many of the newest numbers follow one upon the other."""
+    """Return how many of the newest step numbers are consecutive."""
     most = len(numbers)
     return next((count for count in range(1, most) if numbers[-count] - numbers[-count - 1] != 1), most)
 
