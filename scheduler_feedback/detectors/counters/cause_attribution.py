@@ -1,4 +1,4 @@
-"""Attribution of a slow rank's extra time to a cause, by the counters of its own processes; 'unknown' if none is clear."""
+"""Attribution of a slow rank's extra time to a cause, by counters of its own processes; 'unknown' if none is clear."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ further sigma adds the counter's weight, up to six sigma."""
 
 
 class Priors:
-    """Frequency of each cause in this fleet: published shares, with the weight of ten verdicts, and confirmed verdicts."""
+    """Frequency of each cause in this fleet: the published shares, which weigh ten verdicts, and confirmed verdicts."""
 
     WORTH = 10.0
 

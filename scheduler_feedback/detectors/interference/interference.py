@@ -477,7 +477,7 @@ class InterferenceDetector:
         return over
 
     def _unknown(self, job: JobTelemetry, course: _Course, telemetry: Telemetry) -> list[Finding]:
-        """Abstain if many ports are congested and the job is slower, but no topology shows which jobs share its fabric."""
+        """Abstain if many ports are congested and the job is slower, but no topology shows the jobs on its fabric."""
         if course.unknown_told or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
             return []
         victim = course.communication.values() if course.unreported is None else course.unreported.lost()

@@ -1,8 +1,8 @@
-"""The job gate: whether a job is slower than it was, and how long its iterations are, where it reports no steps.
+"""Slowdown test for jobs that report no steps, and an estimate of their iteration time.
 
-Bytes over NVLink and NICs come in a rhythm of their own: what an iteration moves does not change, so that their mean
-rate falls as iterations get longer, whatever the sampling. Where samples come faster than iterations, the length of an
-iteration is that of the rate's rhythm.
+Bytes over NVLink and NICs repeat with each iteration. An iteration always transfers the same bytes, so that the mean
+rate falls as iterations get longer, at any sampling interval. If samples are shorter than iterations, the iteration
+time is the period of the rate.
 """
 
 from __future__ import annotations
@@ -21,66 +21,73 @@ from scheduler_feedback.detectors.iteration.work_rate import steady_width
 
 RATES = ("nvlink_bytes", "nic_transmit_bytes")
 LEAST_WARM_UP, WARM_UP, WARM_UP_SECONDS = 8, 24, 240.0
-"""Two dozen windows give a usual rate to compare with; eight of half a minute will."""
+"""Number of windows for a usual rate: two dozen, or eight of half a minute."""
 
 USUAL_WINDOWS = 32
-"""So often is the usual rate, the middle of all that are kept, taken down."""
+"""Interval, in windows, at which the usual rate is recorded: the median of all kept averages."""
 
 LASTS_SECONDS, LEAST_BLOCKS = 15.0, 2
 LESS_SIGMAS, EACH_SIGMAS, EACH_SHARE = 4.0, 2.0, 0.04
 LEAST_SIGMA = 0.005
-"""A job is slower where its rate, averaged over whole iterations, has been lower for two averages and a quarter of a
-minute: all of them by two standard deviations of those before and by four per cent, and in their mean by four
-deviations. Saving lies in one average, as a rule."""
+"""A job is slower if its rate, averaged over whole iterations, has been lower for two averages and 15 seconds: each by
+two standard deviations of the earlier averages and by four per cent, and their mean by four deviations. A checkpoint
+usually affects one average."""
 
 STEADY_SHARE = 0.97
-"""Of the time in which the averages must not change: a pause of one window in ten belongs to the iteration."""
+"""Share of the time in which averages must not change. Pauses in one window of ten are part of the iteration."""
 
 STANDING = 0.95
-"""Where what is kept is slower than this of what was usual once, the job has been slow for long."""
+"""If the median of the kept averages is below this share of the best usual rate, the job has been slow for long."""
 
 KEPT = 512
 COARSER = 4
-"""So many samples are kept, and as many means of four of them: an iteration of half a minute shows in samples of a
-second only over more of them, and one of three seconds needs them as they are."""
+"""Number of kept samples, and of kept means of four samples. An iteration of half a minute shows in samples of a second
+only over a long time; an iteration of three seconds needs single samples."""
 
 AGAIN_WINDOWS, AGAIN_PART = 16, 4
-"""A look takes some milliseconds. It is due again after sixteen windows, and after a quarter of all those before."""
+"""A period estimate takes some milliseconds. It is repeated after sixteen windows, and after a quarter of all windows
+before."""
 
 AGREE = 0.03
-"""Two looks at one rhythm that differ by more than this are no finding."""
+"""Two estimates of a period that differ by more than this share are rejected."""
 
 
 @dataclass(slots=True)
 class JobGate:
-    """One job without step reports. signals: for each counter its mean over the ranks in each window in which half of
-    them are known; evenly: the same in every window, NaN where not known; coarsely: means of COARSER of those.
-    best: the highest usual rate; widths: over how many windows a rate must be averaged to be steady.
-    period_seconds: length of an iteration, by the newest look; None where none is sure. recent_windows: how many of the
-    newest windows were held against those before when the job was last asked how slow it is, and judged_by: in which
-    counter; 0 and none where it could not be told. voices: its nodes, each with the moments of its samples."""
+    """Slowdown test of one job without step reports."""
 
     signals: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
+    """For each counter, its mean over the ranks in each window in which at least half of them are known."""
     evenly: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
+    """The same for every window; NaN if unknown."""
     coarsely: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
+    """Means of COARSER values of `evenly`."""
     best: dict[str, float] = field(default_factory=dict)
+    """Highest usual rate."""
     widths: dict[str, int] = field(default_factory=dict)
+    """Number of windows over which a rate must be averaged to be steady."""
     taken: int = 0
     looked: int = 0
     window_seconds: float = 0.0
     period_seconds: float | None = None
+    """Iteration time by the newest estimate; None if it is not reliable."""
     recent_windows: int = 0
+    """Number of newest windows compared with earlier ones in the last call of `slower`; 0 if there was no result."""
     judged_by: str = ""
+    """Counter used in that call."""
     voices: Voices | None = None
+    """Its nodes, each with the times of its samples."""
 
     def of(self, shape: Shape) -> None:
-        """Whose counters they are from now on."""
+        """Set the shape to which the counters belong."""
         if self.voices is None or self.voices.shape is not shape:
             self.voices = Voices(shape)
 
     def take(self, values: Float32Array, seconds: float = 1.0, lag_seconds: Float32Array | None = None) -> None:
-        """One window of this job's counters, of so many seconds: [features, ranks]; and how long before its end each
-        rank was sampled, where that is known."""
+        """Add one window of this job's counters: [features, ranks].
+
+        seconds: length of the window. lag_seconds: time from each rank's sample to the end of the window, if known.
+        """
         if seconds != self.window_seconds:
             self.window_seconds = seconds
             self.taken = self.looked = 0
@@ -109,14 +116,14 @@ class JobGate:
 
     @property
     def due(self) -> int:
-        """By how many windows a look at the rhythm is overdue; below zero where it is too soon."""
+        """Number of windows by which a period estimate is overdue; below zero if it is too early."""
         return self.taken - self.looked - max(AGAIN_WINDOWS, self.looked // AGAIN_PART)
 
     def look(self) -> None:
-        """Look for the rhythm anew."""
+        """Estimate the period again."""
         self.looked = self.taken
         self.period_seconds = None
-        for name in reversed(RATES):  # what goes over the network pauses most
+        for name in reversed(RATES):  # network traffic has the longest pauses
             found = [
                 told
                 for ring, seconds in (
@@ -134,7 +141,7 @@ class JobGate:
             self.period_seconds = self.voices.period(self.window_seconds)
 
     def slower(self) -> float:
-        """Iteration time over its usual, by what the iterations move; 1 where that is not known, or may be chance."""
+        """Return iteration time over usual iteration time, by the traffic; 1 if it is unknown or may be chance."""
         self.recent_windows, self.judged_by = 0, ""
         for name in RATES:
             blocks, seconds = self._blocks(name)
@@ -156,7 +163,8 @@ class JobGate:
         return 1.0
 
     def _blocks(self, name: str) -> tuple[FloatArray, float]:
-        """(means of a rate over whole iterations, newest last; how long each is); no mean where it is not steady."""
+        """Return (means of a rate over whole iterations, newest last; length of each); no mean if the rate is not
+        steady."""
         rate, width = np.array(self.signals[name]), self.widths.get(name)
         if width is None:
             return np.zeros(0), 1.0
@@ -166,12 +174,13 @@ class JobGate:
     def _take_down(self, name: str) -> None:
         rate = np.array(self.signals[name])
         width = steady_width(rate, STEADY_SHARE) if len(rate) >= self._enough() and rate.mean() > 0 else None
-        if width is not None:  # what was steady before something happened still is, but for that
+        if width is not None:  # keep the last steady width
             self.widths[name] = width
             self.best[name] = max(self.best.get(name, 0.0), float(np.median(self._blocks(name)[0])))
 
     def _soon(self, known: int) -> bool:
-        """Whether to look for a first width with so many windows: as soon as there are enough, and then in between."""
+        """Return whether to search for a first width at this number of windows: as soon as there are enough, then at
+        intervals."""
         over = known - self._enough()
         return over >= 0 and over % AGAIN_PART == 0
 

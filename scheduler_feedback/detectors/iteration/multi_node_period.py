@@ -1,15 +1,15 @@
-"""Chorus: how long iterations are, told from several nodes that take their samples at different moments.
+"""Multi-node period: iteration time from several nodes that sample at different times.
 
-Samples of one node can't tell a rhythm from its mirror images: those whose frequencies differ by a whole number a
-sample look alike. To nodes that sample at other moments each of them comes at another phase, and in one iteration all
-ranks of a role move their bytes together: only the true frequency is in phase on all nodes. So their samples are fitted
-with one sinusoid for each frequency up to far above Nyquist's (a Lomb-Scargle periodogram in which the nodes of
-a role share amplitude and phase), and the strongest is looked at: is it a line, does it fit all nodes, do its mirror
-images fit less well, and is there nothing at its halves, thirds and quarters, of which it would be a harmonic.
+Samples of one node cannot separate a period from its aliases, whose frequencies differ by a whole number a sample. For
+nodes that sample at other times each alias has another phase. In an iteration all ranks of a role transfer their bytes
+together, so that only the true frequency is in phase on all nodes. The samples are fitted with a sinusoid at each
+frequency, up to far above the Nyquist limit (a Lomb-Scargle periodogram in which the nodes of a role share amplitude
+and phase). The strongest one is checked: it must be a line, fit all nodes, and fit better than its aliases. There must
+be no line at its half, third and quarter, of which it would be a harmonic.
 
-Samples are means over their windows, which damps what is fast by the reciprocal of its frequency and hides nothing but
-what fits into a window a whole number of times. Iterations of unequal lengths show no line: they are followed instead
-(rhythm.py).
+Samples are means over their windows. This damps fast periods by the reciprocal of their frequency, and hides only those
+that fit into a window a whole number of times. Iterations of unequal lengths have no line: they are tracked instead
+(period_estimation.py).
 """
 
 from __future__ import annotations
@@ -24,53 +24,59 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, IndexArray, Shape
 
 VOICES = 16
-"""Nodes' roles that are listened to: as many tell a mirror image from a rhythm wherever two nodes do."""
+"""Number of signals that are used. Two nodes suffice to identify an alias; sixteen do so in all cases in which two
+do."""
 
 KEPT, LEAST_SAMPLES = 512, 64
 LEAST_KNOWN = 0.8
 LEAST_CYCLES, LOWEST_CYCLES = 32, 6
-"""Over the whole time: of what is told, and of what it may be a harmonic of. A line is as wide as one of them, so that
-of fewer its place is not known to two per cent; those are long enough to be followed."""
+"""Least number of cycles over the whole time: of a result, and of a period of which it may be a harmonic. A line is one
+cycle wide, so that fewer cycles are not accurate to two per cent. Longer periods can be tracked."""
 
 MOST_A_SAMPLE = 6.0
-"""Iterations that fit into a sample, at most: the window leaves a twentieth of a rhythm as fast as that."""
+"""Most iterations per sample: the window damps a period that fast to a twentieth."""
 
 FINER = 4
-"""Places of the spectrum for each that the time tells apart."""
+"""Bins of the spectrum for each one that the time can resolve."""
 
 STEADY = 0.05
-"""A node samples at one moment of each window: standard deviation, as a share of the window."""
+"""A node samples at a fixed time of each window: most standard deviation, as a share of the window."""
 
 ALIKE, RIVAL = 0.97, 0.95
-"""Share of the line's power, over all nodes, that is in phase; and at most, of that, what a mirror image has."""
+"""Least share of the line's power, over all nodes, that is in phase; and most power of an alias, relative to the
+line."""
 
 CLEAR = 100.0
-"""Times above what lies beside it. Of noise the highest of ten thousand places stands ten times above its middle."""
+"""Least height above the surroundings. The highest of ten thousand bins of noise is ten times above its median."""
 
 SUBHARMONIC = 0.05
 DIVISORS = (2, 3, 4)
 WIDTH, BESIDE = 2.5, 40.0
-"""Half of a line's width under a Hann window, and how far to its sides one looks, in cycles over the whole time."""
+"""Half of a line's width under a Hann window, and width of its surroundings on each side, in cycles over the whole
+time."""
 
 
 @dataclass(slots=True)
 class Voices:
-    """What some of one job's nodes move: one voice for each role that a node has ranks of.
-
-    members: places of each voice's ranks; role [voices]. ring: float32 [KEPT, voices], means over a voice's ranks.
-    lag, square: float64 [voices], sums of how long before the windows' ends they were sampled, in windows, and of its
-    square; heard: in how many windows that was known; taken: windows so far. counter: the one that is listened to.
-    """
+    """Traffic signals of one job's nodes: one signal for each role on a node."""
 
     shape: Shape
     members: tuple[IndexArray, ...] = field(init=False)
+    """Indices of the ranks of each signal."""
     role: IntArray = field(init=False)
+    """Role of each signal."""
     ring: Float32Array = field(init=False)
+    """Means over the ranks of a signal: float32 [KEPT, signals]."""
     lag: FloatArray = field(init=False)
+    """Sum of the time from sample to end of the window, in windows: float64 [signals]."""
     square: FloatArray = field(init=False)
+    """Sum of its square: float64 [signals]."""
     heard: FloatArray = field(init=False)
+    """Number of windows in which it was known: float64 [signals]."""
     taken: int = 0
+    """Number of windows so far."""
     counter: str = ""
+    """Counter in use; '' before the first traffic."""
 
     def __post_init__(self) -> None:
         by_voice: dict[tuple[int, str], list[int]] = {}
@@ -79,7 +85,7 @@ class Voices:
         of_role: dict[int, list[list[int]]] = {}
         for (role, _), ranks in sorted(by_voice.items()):
             of_role.setdefault(role, []).append(ranks)
-        # Roles in turn, the largest first: one voice of a role alone has nobody to be in phase with.
+        # Largest roles first. A role on one node is not used: it has no other signal to be in phase with.
         largest = sorted((role for role in of_role if len(of_role[role]) > 1), key=lambda role: -len(of_role[role]))
         most = VOICES // max(1, min(len(largest), VOICES // 4))
         chosen = [(role, ranks) for role in largest for ranks in of_role[role][:most]][:VOICES]
@@ -89,7 +95,7 @@ class Voices:
         self._silence()
 
     def take(self, values: Float32Array, lag_seconds: Float32Array, seconds: float) -> None:
-        """One more window of so many seconds: [features, ranks], and how long before its end each rank was sampled."""
+        """Add one window of so many seconds: [features, ranks]; and the time from each rank's sample to its end."""
         if not self.counter:
             self.counter = next((name for name in COUNTERS if np.nansum(values[FEATURE[name]]) > 0), "")
         row = self.ring[self.taken % KEPT]
@@ -107,13 +113,13 @@ class Voices:
                 self.heard[voice] += 1.0
 
     def forget(self) -> None:
-        """Samples are of another length from now on."""
+        """Drop all samples: the length of windows has changed."""
         self.ring[:] = np.nan
         self.taken = 0
         self._silence()
 
     def period(self, seconds: float) -> float | None:
-        """Seconds of an iteration; None where no rhythm is sure. seconds: of a window."""
+        """Return the iteration time in seconds; None if no period is reliable. seconds: length of a window."""
         count = min(self.taken, KEPT)
         heard = np.maximum(self.heard, 1.0)
         lag = self.lag / heard
@@ -136,10 +142,10 @@ COUNTERS = ("nvlink_bytes", "nic_transmit_bytes")
 
 
 def strongest(course: FloatArray, phase: FloatArray, role: IntArray) -> float | None:
-    """Cycles a sample of the rhythm that all voices share; None where none is sure.
+    """Return the frequency, in cycles a sample, that all signals share; None if none is reliable.
 
-    course [voices, samples], around zero; sample i of a voice was taken at i + phase (in samples). Voices of a role are
-    in phase.
+    course: [signals, samples], around zero. Sample i of a signal was taken at i + phase, in samples. Signals of a role
+    are in phase.
     """
     count = course.shape[1]
     size = 1 << math.ceil(math.log2(FINER * count))
@@ -171,19 +177,19 @@ def strongest(course: FloatArray, phase: FloatArray, role: IntArray) -> float | 
     for divisor in DIVISORS:
         part = here / divisor
         if min(abs(_around(part - here)), abs(_around(part + here))) < 2.0 * width:
-            return None  # a mirror image of the line stands there, and would hide another one
+            return None  # an alias of the line is there, and would hide another line
         if float(line[np.abs(frequency - part) < width].max(initial=0.0)) > SUBHARMONIC * height:
             return None
     return float(here)
 
 
 def _around(value: npt.NDArray[np.float64] | float) -> npt.NDArray[np.float64]:
-    """To the nearest whole number."""
+    """Return the distance to the nearest whole number."""
     return np.asarray(value - np.round(value), np.float64)
 
 
 def _even(course: FloatArray, known: npt.NDArray[np.bool_]) -> FloatArray:
-    """[voices, samples]: each over its mean, less one, with what is missing filled in."""
+    """Return each signal over its mean, less one, with missing samples interpolated: [signals, samples]."""
     places = np.arange(course.shape[1])
     filled = np.stack([np.interp(places, places[k], row[k]) for row, k in zip(course, known, strict=True)])
     mean = filled.mean(axis=1, keepdims=True)

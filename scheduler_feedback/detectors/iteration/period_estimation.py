@@ -1,13 +1,12 @@
-"""Rhythm: how long iterations are, told from a rate of traffic alone.
+"""Period estimation: iteration time from the rate of traffic alone.
 
-Bytes move in every iteration in the same way, so that their rate repeats itself; but iterations are not equally long,
-and lines of a spectrum that is taken over time are smeared the more the higher they are. The rate's phase is therefore
-followed through time, around a first guess, and the rate is looked at again over its phase (order tracking): there an
-iteration has one length, and what repeats with it stands in sharp lines at whole orders. What repeats less often than
-the guess shows as lines between them.
+Each iteration transfers bytes in the same pattern, so that the rate repeats. But iterations are not equally long, which
+smears the lines of a spectrum over time, the higher ones more. Therefore the phase of the rate is tracked around a
+first guess, and a spectrum over phase is computed (order tracking). Over phase all iterations have one length, and the
+pattern has sharp lines at whole orders. Lines between them indicate a longer period than the guess.
 
-A sample is the mean of its window, so that a rhythm faster than the samples is weakened by what fits into a window of
-its mirror image: a rhythm that is stronger than that leaves is no mirror image.
+A sample is the mean of its window. A rate faster than the samples appears as an alias at a lower frequency, damped by
+the window. A period that is stronger than such an alias can be is real.
 """
 
 from __future__ import annotations
@@ -24,50 +23,51 @@ LEAST_SAMPLES = 64
 LEAST_KNOWN = 0.8
 LEAST_CYCLES = 11
 LEAST_SAMPLES_A_CYCLE = 2.2
-"""Two samples a period are Nyquist's bound; below it a rhythm looks like another one, longer."""
+"""Two samples a period are the Nyquist limit. Below it a period looks like another, longer one."""
 
 LEAST_VARIATION = 0.9
-"""Standard deviation of the samples over their mean. As soon as a window holds an iteration or more, samples vary by
-far less than their mean. One above this says that most windows hold no traffic at all, so that they are shorter than
-the pauses of an iteration, and the rhythm is no mirror image."""
+"""Standard deviation of the samples over their mean. If a window contains an iteration or more, samples vary far less
+than their mean. Above this, most windows contain no traffic: they are shorter than the pauses of an iteration, and the
+period is not an alias."""
 
 MIRRORED = 1.1
-"""A rhythm must be so many times as strong as its mirror images can be."""
+"""Least strength of a period, as a multiple of the most that its aliases can have."""
 
 MIXED = (2.6, 3.6)
-"""With so many samples a cycle the mirror image of the second harmonic, at 1 - 2 / cycle, stands so near to the rhythm
-itself that the band in which that is followed holds both, and what is told lies between them."""
+"""With so many samples a cycle, the alias of the second harmonic, at 1 - 2 / cycle, is in the tracked band of the
+period itself, and the result would be between the two."""
 
 QUALITY = 0.12
 STRIDE = 0.12
 HUMP = 0.05
-"""A first guess is any frequency, an eighth apart, around which a stretch of the spectrum, as wide as this share of it
-to both sides, holds a twentieth of what the strongest holds."""
+"""First guesses are frequencies 12 % apart. The band around a guess, as wide as QUALITY of it on both sides, must hold
+a twentieth of the power of the strongest band."""
 
 ALIKE = 0.03
 MOST_GUESSES = 6
-"""Guesses that led to cycles of one length count as one; so many are looked at closely, the evenest first."""
+"""Guesses with cycles of one length, within ALIKE, count as one. So many are examined, the most regular first."""
 
 ASIDE = (1.1, 0.9)
 SAME, COARSE_SAME = 1.03, 1.015
-"""Where the bell stands a tenth aside, the cycles must be as long, or their length depends on the guess."""
+"""Most ratio of cycle lengths when the tracked band is shifted by ASIDE. More means that the length depends on the
+guess."""
 
 EVEN = 0.02
 
 DIVISORS = (4, 3, 2)
 
 FOLLOWED = 0.25
-"""The phase is followed in a band around the guess: a bell over the logarithm of the frequency, of this width."""
+"""Width of the tracked band around the guess: a bell over the log of the frequency."""
 
 FADED = 0.3
-"""Where the rhythm fades below this share of its usual strength, a cycle may have been counted too many or too few."""
+"""If the signal fades below this share of its usual strength, cycles may have been counted wrongly."""
 
 UNEVEN = 0.06
-"""Median deviation of the cycles' lengths over their median. Healthy jobs with documents of very unequal lengths stay
-below a twentieth; noise that is followed has a sixth."""
+"""Most median deviation of cycle lengths, over their median. Healthy jobs with documents of very unequal lengths stay
+below a twentieth; tracked noise has a sixth."""
 
 COARSE_SAMPLES, COARSE_UNEVEN = 3.5, 0.015
-"""With fewer samples a cycle, lengths that differ by more than this are not followed well enough for two per cent."""
+"""With fewer samples a cycle, lengths that differ more than this are not accurate to two per cent."""
 
 ORDERS = 8
 A_CYCLE = 16
@@ -76,26 +76,28 @@ BETWEEN = 0.03
 CLEAR = 6.0
 MIRROR_BINS = 3.0
 APART_BINS = 5.5
-"""Whole orders hold seven tenths of the power at least. Lines at halves, thirds or quarters that hold a thirtieth of
-what whole orders do, and stand six times above what lies between, say that an iteration is longer than this; those
-within three places of where a mirrored harmonic stands say nothing. Lines are five places wide."""
+"""Whole orders hold at least seven tenths of the power. Lines at halves, thirds or quarters mean that an iteration is
+longer, if they hold a thirtieth of the power of the whole orders, and are six times above their surroundings. Lines
+within three bins of an aliased harmonic are ignored. A line is five bins wide."""
 
 ORDINARY = 0.3
-"""Cycles within 30 % of the median are ordinary ones; others are those in which the job saved or evaluated."""
+"""Cycles within 30 % of the median are ordinary. Others contain checkpoints or evaluations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rhythm:
-    """A rhythm that is sure. seconds: of an ordinary cycle. ends: float64 [cycles + 1], in samples from the first one,
-    where cycles begin and end. strength: share of the power that repeats."""
+    """A reliable period."""
 
     seconds: float
+    """Length of an ordinary cycle."""
     ends: FloatArray
+    """Starts and ends of the cycles, in samples from the first one: float64 [cycles + 1]."""
     strength: float
+    """Share of the power that repeats."""
 
 
 def rhythm(rate: FloatArray, sample_seconds: float) -> Rhythm | None:
-    """The rhythm of a rate [samples], NaN where missing; None where there is none, or none that is sure."""
+    """Return the period of a rate [samples], NaN if missing; None if there is none, or none that is reliable."""
     known = np.isfinite(rate)
     count = len(rate)
     if count < LEAST_SAMPLES or known.mean() < LEAST_KNOWN or not (mean := float(rate[known].mean())) > 0:
@@ -111,7 +113,7 @@ def rhythm(rate: FloatArray, sample_seconds: float) -> Rhythm | None:
         one = _follow(spectrum, guess)
         if one is None or any(one.like(other) for other in distinct):
             continue
-        one = _follow(spectrum, 1.0 / one.cycle)  # the bell in its middle
+        one = _follow(spectrum, 1.0 / one.cycle)  # centre the band on it
         if one is not None and not any(one.like(other) for other in distinct):
             distinct.append(one)
     distinct.sort(key=lambda one: one.uneven)
@@ -130,13 +132,13 @@ def rhythm(rate: FloatArray, sample_seconds: float) -> Rhythm | None:
 
 
 def ordinary(lengths: FloatArray) -> float:
-    """Mean of the lengths that are near to their median."""
+    """Return the mean of the lengths near their median."""
     middle = float(np.median(lengths))
     return float(lengths[np.abs(lengths - middle) <= ORDINARY * middle].mean())
 
 
 def _guesses(relative: FloatArray) -> list[float]:
-    """Frequencies, in cycles a sample, around which there may be a rhythm."""
+    """Return frequencies, in cycles a sample, near which there may be a period."""
     count = len(relative)
     size = 1 << math.ceil(math.log2(4 * count))
     power = np.abs(np.fft.rfft(relative * np.hanning(count), size)) ** 2
@@ -154,27 +156,31 @@ def _guesses(relative: FloatArray) -> list[float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Followed:
-    """A rhythm that was followed. phase: float64 [samples], in cycles, rising. ends: where cycles end, in samples.
-    cycle, uneven: median of their lengths, and its median deviation over it. strength: of the rhythm, over the mean."""
+    """A tracked period."""
 
     phase: FloatArray
+    """Rising phase, in cycles: float64 [samples]."""
     ends: FloatArray
+    """Ends of the cycles, in samples."""
     cycle: float
+    """Median length of the cycles."""
     uneven: float
+    """Median deviation of the lengths, over `cycle`."""
     strength: float
+    """Strength of the periodic part, over the mean rate."""
 
     @property
     def length(self) -> float:
-        """Of an ordinary cycle. Where they are alike their middle is it, whatever was counted while the job saved."""
+        """Length of an ordinary cycle. For regular cycles this is the median, which checkpoints do not change."""
         return self.cycle if self.uneven <= EVEN else ordinary(np.diff(self.ends))
 
     def like(self, other: _Followed) -> bool:
-        """Whether the two are of one length."""
+        """Return whether the two have cycles of one length."""
         return abs(self.cycle / other.cycle - 1.0) <= ALIKE
 
 
 def _follow(spectrum: npt.NDArray[np.complex128], guess: float) -> _Followed | None:
-    """What repeats at about this frequency; None where it fades, or where its cycles are not alike."""
+    """Track the signal near this frequency; None if it fades, or if its cycles are irregular."""
     count = len(spectrum)
     frequency = np.fft.fftfreq(count)[1 : (count + 1) // 2]
     bell = np.zeros(count)
@@ -198,8 +204,7 @@ def _follow(spectrum: npt.NDArray[np.complex128], guess: float) -> _Followed | N
 
 
 def _whole_orders(relative: FloatArray, phase: FloatArray, cycle: float) -> float:
-    """Share of the power that stands at whole orders; 0 where that is too little, or where something repeats less often
-    than these cycles do."""
+    """Return the share of the power at whole orders; 0 if it is too low, or if a longer period exists."""
     turns = np.arange(math.ceil(phase[0] * A_CYCLE), math.floor(phase[-1] * A_CYCLE) + 1) / A_CYCLE
     over_phase = np.interp(turns, phase, relative)
     over_phase -= over_phase.mean()
@@ -210,7 +215,7 @@ def _whole_orders(relative: FloatArray, phase: FloatArray, cycle: float) -> floa
     comb = sum(_line(power, order * per_order)[0] for order in range(1, highest + 1))
     if not total > 0 or comb < LEAST_COMB * total:
         return 0.0
-    # Harmonics beyond what the samples resolve are mirrored, and may come to stand between whole orders.
+    # Harmonics above the Nyquist limit are aliased, possibly between whole orders.
     mirrors = np.abs((np.arange(2, ORDERS + 1) + 0.5 * cycle) % cycle - 0.5 * cycle)
     for part in DIVISORS:
         if per_order < APART_BINS * part:
@@ -218,14 +223,14 @@ def _whole_orders(relative: FloatArray, phase: FloatArray, cycle: float) -> floa
         for order in (k / part for k in range(1, 2 * part) if k % part and k / part < 0.5 * cycle):
             line, above = _line(power, order * per_order)
             mirrored = float(np.min(np.abs(mirrors - order))) * per_order <= MIRROR_BINS
-            # Halves that differ and the harmonic of a rhythm without halves look the same.
+            # Unequal halves and an aliased harmonic look the same.
             if above >= CLEAR and line >= BETWEEN * comb and (part == 2 or not mirrored):
                 return 0.0
     return comb / total
 
 
 def _line(power: FloatArray, place: float) -> tuple[float, float]:
-    """(power of the line at this place above what lies beside it, its height over that)."""
+    """Return (power of the line at this place above its surroundings, its height over them)."""
     at, half = round(place), 2
     if at - 6 < 1 or at + 7 > len(power):
         return 0.0, 0.0
@@ -235,9 +240,9 @@ def _line(power: FloatArray, place: float) -> tuple[float, float]:
 
 
 def _mirrored(cycle: float) -> float:
-    """The most that is left, in windows, of rhythms faster than the samples that look as if they had this cycle.
+    """Return the most strength that aliases of faster periods can have at this cycle.
 
-    A part that repeats f times a sample is left with sin(pi f) / (pi f) of its strength, which is one at most.
+    A part that repeats f times a sample is damped to sin(pi f) / (pi f) of its strength, which is one at most.
     """
     apparent = 1.0 / cycle
     return MIRRORED * float(np.abs(np.sinc(1.0 - apparent)) + np.abs(np.sinc(1.0 + apparent)))

@@ -1,8 +1,8 @@
-"""How fast a job that reports no steps works, by what its iterations move.
+"""Work rate of a job that reports no steps, by the traffic and tensor activity of its iterations.
 
-An iteration moves the same bytes over NVLink and keeps the tensor cores busy for as long, whatever it waits for; so
-both fall, in their mean over whole iterations, as iterations get longer. Samples hold parts of iterations: they are
-averaged over as few neighbours as it takes for the averages to stay the same.
+An iteration transfers the same bytes over NVLink and uses the tensor cores for the same time, whatever it waits for.
+The means of both over whole iterations therefore fall as iterations get longer. A sample covers a part of an iteration:
+samples are averaged over as few neighbours as are needed for steady averages.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array
 from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS
 
 COUNTERS = ("nvlink_bytes", "tensor_active")
-"""What goes over NICs may be counted together with a neighbour's; what goes over NVLink and what is computed is the
-job's own."""
+"""NIC counters may include a neighbour's traffic. NVLink traffic and tensor activity belong to the job."""
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 36, 40, 48, 56, 64)
 STEADY, STEADY_SHARE = 0.05, 0.9
 LEAST_BLOCKS = 8
-"""Averages over so many windows each do, where one differs from the next by less than this share for nine in ten of
-eight and more: what remains is when something happened, and not where an iteration was cut."""
+"""A width is sufficient if nine in ten of at least eight averages differ from the next by less than this share. The
+rest are real changes, not effects of where an iteration is cut."""
 
 LEAST_KNOWN = 0.7
 USUAL = 0.8
-"""A job's usual rate is the one that it exceeds for a fifth of the time."""
+"""The usual rate of a job is the rate that it exceeds for a fifth of the time."""
 
 MOST_LOST = 3.0
 
@@ -39,22 +38,26 @@ def _ring() -> deque[float]:
 
 @dataclass(slots=True)
 class WorkRate:
-    """One job, window by window: means over its ranks of the counters of COUNTERS, NaN where unknown. width: over how
-    many windows the rate was averaged when it was last asked for."""
+    """Work rate of one job by windows: means over its ranks of the counters of COUNTERS, NaN if unknown.
+
+    width: number of windows of an average in the last call of `lost`.
+    """
 
     rings: tuple[deque[float], ...] = field(default_factory=lambda: tuple(_ring() for _ in COUNTERS))
     width: int | None = None
 
     def take(self, values: Float32Array) -> None:
-        """One more window: [features, ranks]."""
+        """Add one window: [features, ranks]."""
         for ring, name in zip(self.rings, COUNTERS, strict=True):
             row = values[FEATURE[name]]
             known = row[np.isfinite(row)]
             ring.append(float(known.mean()) if 2 * len(known) > len(row) else np.nan)
 
     def lost(self) -> FloatArray | None:
-        """[windows]: by how much longer than usual an iteration takes, as a share of the usual; None where the job's
-        work shows no steady rate."""
+        """Return how much longer than usual an iteration takes, as a share of the usual time: [windows].
+
+        None if the job's work has no steady rate.
+        """
         for ring in self.rings:
             rate = np.array(ring)
             known = np.isfinite(rate)
@@ -71,8 +74,10 @@ class WorkRate:
 
 
 def steady_width(rate: FloatArray, share: float = STEADY_SHARE) -> int | None:
-    """Over how many neighbours a rate must be averaged to be steady for this share of the time; None where no width of
-    WIDTHS does."""
+    """Return the least number of neighbours to average for a steady rate, for this share of the time.
+
+    None if no width of WIDTHS is sufficient.
+    """
     mean = float(rate.mean())
     for width in WIDTHS:
         blocks = len(rate) // width
@@ -86,7 +91,7 @@ def steady_width(rate: FloatArray, share: float = STEADY_SHARE) -> int | None:
 
 
 def averaged(rate: FloatArray, width: int) -> FloatArray:
-    """Mean of each value and its neighbours, `width` in all; of fewer at the ends."""
+    """Return the mean of each value and its neighbours, `width` in all; of fewer at the ends."""
     sums = np.concatenate([[0.0], np.cumsum(rate)])
     places = np.arange(len(rate))
     first, last = np.maximum(places - width // 2, 0), np.minimum(places + (width + 1) // 2, len(rate))

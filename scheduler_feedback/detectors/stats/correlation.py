@@ -1,7 +1,8 @@
-"""Together: whether what a job loses rises and falls with what another one does, more than chance would have it.
+"""Correlation of two series by window: whether a job's loss rises and falls with the load of another job, beyond
+chance.
 
-Both are courses over the windows of the counters. One is shifted against the other in a circle: a shifted copy has the
-same starts, stops and pauses at the wrong times.
+The null distribution comes from circular shifts of one series against the other: a shifted copy has the same starts,
+stops and pauses, at the wrong times.
 """
 
 from __future__ import annotations
@@ -16,48 +17,49 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 KEPT_WINDOWS = 720
 LEAST_WINDOWS = 18
 LEAST_STATE = 3
-"""Windows that are looked back over, at least three of them with the neighbour busy and three without."""
+"""Number of windows that are kept, and least number of them; at least three with the neighbour busy and three
+without."""
 
 SLOW_SAMPLING_SECONDS = 20.0
 SLOW_LEAST_WINDOWS = 10
 SLOW_LEAST_STATE = 2
-"""Where a window is that long, ten of them are five minutes, and two a minute: steps end many times in each."""
+"""The same for windows of SLOW_SAMPLING_SECONDS: ten of them are five minutes. Many steps end in each window."""
 
 LEAST_SHIFTS = 160
 MOST_FINER = 12
-"""Steps end between two samples of a slow counter: both courses are laid on a finer grid, so that there are enough
-shifts to tell one in a hundred."""
+"""Steps end between two samples of a slow counter. Both series are interpolated to a finer grid, which gives enough
+shifts to resolve a probability of one in a hundred."""
 
 LATE = 2
-"""Samples and the ends of steps are told as being in one window or the next."""
+"""Samples and ends of steps can be assigned to a window or to the next."""
 
 CHANCE = 0.01
 GUARD_SHARE = 0.05
 LEAST_CORRELATION = 0.35
-"""One shift in a hundred may do as well by chance; shifts by less than a twentieth of the time are the same thing, and
-are left out. A correlation below a third explains a tenth of the variance, whatever its chance."""
+"""At most one shift in a hundred may correlate as well. Shifts below a twentieth of the time are excluded, because they
+are nearly the original. A correlation below a third explains a tenth of the variance, whatever its probability."""
 
 
 @dataclass(slots=True)
 class Means:
-    """The mean of what fell into each window; a ring of KEPT_WINDOWS, newest last. A long window holds many steps."""
+    """Mean of the values in each window: a ring of KEPT_WINDOWS, newest last. A long window contains many steps."""
 
     total: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
     count: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
 
     def window(self, until: int) -> None:
-        """One more window; those before that are missing, up to so many in all, are unknown."""
+        """Append a window. Fill up with unknown windows to `until` in all."""
         for _ in range(max(1, min(until, KEPT_WINDOWS) - len(self.total))):
             self.total.append(0.0)
             self.count.append(0)
 
     def add(self, index: int, value: float) -> None:
-        """One more value in a window."""
+        """Add one value to a window."""
         self.total[index] += value
         self.count[index] += 1
 
     def values(self) -> FloatArray:
-        """[windows], NaN where nothing fell."""
+        """Return the means: [windows], NaN without a value."""
         count = np.array(self.count, np.float64)
         total = np.array(self.total, np.float64)
         found: FloatArray = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
@@ -65,7 +67,7 @@ class Means:
 
 
 def least(window_seconds: float) -> tuple[int, int]:
-    """Least windows that are looked back over, and least of them with the neighbour busy and without."""
+    """Return the least number of windows, and the least number with the neighbour busy and without."""
     if window_seconds >= SLOW_SAMPLING_SECONDS:
         return SLOW_LEAST_WINDOWS, SLOW_LEAST_STATE
     return LEAST_WINDOWS, LEAST_STATE
@@ -74,11 +76,12 @@ def least(window_seconds: float) -> tuple[int, int]:
 def together(
     victim: FloatArray, sent: FloatArray, least_windows: int, least_state: int, late: int = LATE
 ) -> tuple[float, float, float] | None:
-    """Correlation of the two, the chance of one as high, and what the victim loses while the neighbour is busy.
+    """Return the correlation, the probability of one as high by chance, and the victim's loss while the neighbour is
+    busy.
 
-    late: by how many windows at most the victim may follow the neighbour, or half as many go before it.
+    late: most windows by which the victim may follow the neighbour; half as many by which it may precede it.
 
-    None where too little is known, or one of them never changes: then nothing can be told.
+    None if too few windows are known, or if one of the series never changes.
     """
     length = min(len(victim), len(sent))
     victim, sent = victim[len(victim) - length :], sent[len(sent) - length :]
@@ -101,7 +104,7 @@ def together(
     if finer > 1:
         fine = np.arange(0, len(victim) - 1, 1 / finer)
         victim, sent = (np.interp(fine, np.arange(len(values)), values) for values in (victim, sent))
-    # One huge stall must not make the whole correlation.
+    # One huge stall must not determine the correlation.
     high = float(np.quantile(victim, 0.98))
     victim = np.minimum(victim, high)
     if victim.std() <= 1e-9 or sent.std() <= 1e-9 * max(float(np.abs(sent).max()), 1e-9):
@@ -118,9 +121,9 @@ def together(
 
 
 def pauses(sent: FloatArray) -> tuple[int, int]:
-    """Windows since the neighbour was last busy, and the longest that it has paused between being busy.
+    """Return the number of windows since the neighbour was last busy, and its longest pause in windows.
 
-    (0, 0) where it never changes: then it cannot be told.
+    (0, 0) if its load never changes.
     """
     sent = sent[np.isfinite(sent)]
     if not len(sent):
@@ -132,7 +135,7 @@ def pauses(sent: FloatArray) -> tuple[int, int]:
 
 
 def grown(values: FloatArray, least_windows: int, least_state: int) -> float:
-    """By how much the newest windows are above the calm ones; 0 where too little is known. values: NaN for unknown."""
+    """Return by how much the newest windows exceed the calm ones; 0 if too few are known. values: NaN if unknown."""
     values = values[~np.isnan(values)]
     if len(values) < least_windows:
         return 0.0
@@ -141,7 +144,7 @@ def grown(values: FloatArray, least_windows: int, least_state: int) -> float:
 
 
 def pad(ring: deque[float], length: int, value: float) -> None:
-    """Fill a ring that began late up to this length, in front."""
+    """Fill a ring that began late, at its front, up to this length."""
     missing = min(length, ring.maxlen or length) - len(ring)
     for _ in range(max(0, missing)):
         ring.appendleft(value)

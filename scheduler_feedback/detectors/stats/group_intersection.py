@@ -1,8 +1,8 @@
-"""Intersection: ranks of one group can be slow alike because one of them is; who is in most slow groups is that one.
+"""Group intersection: finds the rank that makes its groups slow, by the number of slow groups that it belongs to.
 
-A rank belongs to several groups at once (tensor, data, pipeline, rail). Where waiting inside of a group is not told
-apart from computing, a slow member makes its whole group look slow. It alone is also in the other groups that look
-slow; a healthy group that contains a suspect vetoes it.
+A rank belongs to several groups at once (tensor, data, pipeline, rail). If waiting within a group is counted as
+computing, a slow member makes its whole group look slow. Only that member is also in the other slow groups. A healthy
+group that contains a suspect vetoes it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy.typing as npt
 from scheduler_feedback.core.telemetry.telemetry import Shape
 
 SLOW_SHARE = 0.75
-"""A group is slow as a whole where three quarters of its members are: one that is only unlucky leaves most healthy."""
+"""A group is slow if three quarters of its members are. Chance leaves most members healthy."""
 
 
 def intersected(slow: npt.NDArray[np.bool_], shape: Shape, alarmed: Sequence[int]) -> list[int]:
-    """Those of the alarmed ranks (indices) that no better suspect of a common slow group explains.
+    """Return those alarmed ranks (indices) that no better suspect in a common slow group explains.
 
-    slow: bool [n], which ranks look slow now.
+    slow: bool [n], which ranks are slow now.
     """
     if len(alarmed) < 2:
         return list(alarmed)

@@ -1,7 +1,7 @@
-"""Arithmetic over all groups of a grouping at once: medians of [features, N] arrays, however unequal the groups are.
+"""Medians and means of all groups of a grouping at once, on [features, N] arrays, for groups of any sizes.
 
-np.partition spends more on a call for each row than on the row where rows are short. Small groups are therefore laid
-with their members on the first axis and sorted by a network of minima and maxima, which runs over all of them at once.
+On short rows np.partition spends more time on the call for each row than on the row. Small groups are therefore laid
+out with their members on the first axis, and sorted by a network of minima and maxima over all groups at once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from scheduler_feedback.core.telemetry.telemetry import Float32Array, Grouping
 from scheduler_feedback.detectors.stats.validity_mask import Known, Knowns
 
 NETWORK_SIZE = 16
-"""Up to so many members a sorting network is faster than partitioning (measured: at 8 members five times)."""
+"""Largest group for which a sorting network is faster than partitioning (measured: five times faster at 8 members)."""
 
 CELLS_AT_ONCE = 1 << 21
-"""So many values are laid out at once (8 MiB): all features of 80,000 ranks. Fewer at a time cost twice as much, in
-calls for the many sizes of groups."""
+"""Most values that are laid out at once (8 MiB): all features of 80,000 ranks. Fewer at a time cost twice as much,
+because of the calls for the many group sizes."""
 
 
 def group_median(values: Float32Array, grouping: Grouping) -> Float32Array:
-    """float32 [features, N] -> [features, groups]: the lower median of each group's known members; NaN without any.
+    """Return the lower median of each group's known members: float32 [features, N] -> [features, groups]; NaN without
+    any.
 
-    The lower of the two middle ones, not their mean: it is a value that some member really has.
+    The lower of the two middle values is used, not their mean, so that the result is the value of a member.
     """
     knowns, result = Knowns(grouping), np.empty((len(values), len(grouping)), np.float32)
     by_known: dict[Known, list[int]] = {}
@@ -37,7 +38,7 @@ def group_median(values: Float32Array, grouping: Grouping) -> Float32Array:
 
 
 def known_median(values: Float32Array, features: Sequence[int], grouping: Grouping, known: Known) -> Float32Array:
-    """As ``group_median``, of some of the features, in all of which just these columns are known: [those, groups]."""
+    """Return ``group_median`` of some features that all have samples in exactly these columns: [features, groups]."""
     columns = values.shape[1]
     at_once = max(1, min(len(features), CELLS_AT_ONCE // max(columns, 1)))
     padded = np.empty((at_once, columns + 2), np.float32)
@@ -64,9 +65,9 @@ def known_median(values: Float32Array, features: Sequence[int], grouping: Groupi
 
 
 def usual_value(values: Float32Array, usual: float, grouping: Grouping, known: Known) -> bool:
-    """Whether more than half of the known members of every group have just this value, which then is its median.
+    """Return whether more than half of the known members of every group have this value, which is then the median.
 
-    Errors are zero nearly everywhere; to see that costs a fraction of a median.
+    Errors are zero nearly everywhere. This test costs a fraction of a median.
     """
     unlike = values != usual
     if not known.whole:
@@ -78,7 +79,7 @@ def usual_value(values: Float32Array, usual: float, grouping: Grouping, known: K
 
 
 def group_mean(values: Float32Array, grouping: Grouping) -> Float32Array:
-    """float32 [features, N] -> [features, groups]: mean of each group's known members; NaN without any."""
+    """Return the mean of each group's known members: float32 [features, N] -> [features, groups]; NaN without any."""
     order = grouping.order
     known = np.isfinite(values)
     if known.all():

@@ -1,7 +1,8 @@
-"""Medians, to the bit those of numpy.median, at a fraction of its cost where arrays are small and many.
+"""Medians, equal to numpy.median to the bit, at a fraction of its cost for many small arrays.
 
-A controller takes thousands of medians a second. numpy.median spends some 20 microseconds of Python on each, asks for
-two places of the partition where one and a maximum will do, and walks an array's columns as if they were rows.
+A controller computes thousands of medians a second. numpy.median spends about 20 microseconds of Python on each,
+requests two places of the partition instead of one and a maximum, and reads the columns of an array as if they were
+rows.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 
 
 def median(values: FloatArray) -> float:
-    """Median of all values, of any shape, at least one; NaN where one of them is."""
+    """Return the median of all values, of any shape, at least one; NaN if one of them is NaN."""
     part = values.flatten()
     return float(_middle(part[None, :])[0])
 
 
 def row_medians(values: FloatArray) -> FloatArray:
-    """[k, n] -> [k]: the median of each row, n >= 1; NaN where one of its values is."""
+    """Return the median of each row: [k, n] -> [k], n >= 1; NaN if one of its values is NaN."""
     return _middle(values.copy())
 
 
 def column_medians(values: FloatArray) -> FloatArray:
-    """[k, n] -> [n]: the median of each column, k >= 1; NaN where one of its values is."""
+    """Return the median of each column: [k, n] -> [n], k >= 1; NaN if one of its values is NaN."""
     return _middle(np.array(values.T, order="C"))
 
 
 def middle(values: Sequence[float]) -> float:
-    """Median of a few numbers that are no array, at least one, none of them NaN."""
+    """Return the median of a short sequence of numbers, at least one, none of them NaN."""
     rising = sorted(values)
     half = len(rising) // 2
     return rising[half] if len(rising) % 2 else (rising[half - 1] + rising[half]) / 2
 
 
 def _middle(part: FloatArray) -> FloatArray:
-    """[k, n] -> [k]. Changes the order of `part`."""
+    """Return the median of each row: [k, n] -> [k]. Reorders `part`."""
     count = part.shape[1]
     half = count // 2
     part.partition(half, axis=1)
@@ -52,13 +53,15 @@ def _middle(part: FloatArray) -> FloatArray:
 
 
 def median_of_others(values: FloatArray) -> FloatArray:
-    """[..., n] -> [..., n]: for each value the median of the others beside it; of two, each is measured against the
-    other. n >= 2. NaN counts as larger than all."""
+    """Return for each value the median of the other values: [..., n] -> [..., n], n >= 2.
+
+    With two values each gets the other. NaN sorts above all numbers.
+    """
     count = values.shape[-1]
     middle = (count - 2) // 2
     ordered = np.partition(values, middle + 1, axis=-1)
     low, here = ordered[..., : middle + 1].max(axis=-1, keepdims=True), ordered[..., middle + 1 : middle + 2]
-    # The others of one that stands at or below the lower middle have theirs one place further up.
+    # For a value at or below the lower middle, the median of the others is one place further up.
     first: FloatArray = np.where(values <= low, here, low)
     if count % 2 == 0:
         return first
@@ -70,7 +73,7 @@ def median_of_others(values: FloatArray) -> FloatArray:
 
 
 def median_of_the_others(values: FloatArray, index: int) -> float:
-    """[n] -> that of ``median_of_others`` at one place."""
+    """Return the value of ``median_of_others`` at one index: [n]."""
     others = np.delete(values, index)
     count = len(others)
     half = count // 2

@@ -1,24 +1,24 @@
-"""Significance test: whether long steps of a job come at a fixed period, with a bounded false-alarm probability.
+"""Significance test: whether long steps of a job occur at a fixed period, with a bounded false-alarm probability.
 
-A job that saves every 50 steps is long at every 50th. A busy host also makes steps long, at random; of a handful of
-random steps some are always equally far apart. So a period is reported only where chance does not give it.
+A job that saves every 50 steps has a long step every 50 steps. A busy host also causes long steps, at random; among a
+handful of random steps, some are always equally far apart. A period is therefore reported only if chance does not
+explain it.
 
-**Null hypothesis.** The long steps between two of them are placed at random among the steps between: whatever makes
-them long, at whatever rate, does not count steps.
+**Null hypothesis.** The long steps between two of them are placed at random among the steps between. Their cause, and
+its rate, are independent of step numbers.
 
-**Test of one pattern.** The first and the newest of m + 1 beats lie D steps apart; between them lie m - 1 beats, N
+**Test of one pattern.** The first and the newest of m + 1 beats are D steps apart; between them are m - 1 beats, N
 steps and n long steps, of which k are at beats. Under the null k is hypergeometric, so chance gives as many with
-probability ``tail(N, n, m - 1, k)``. Rate and length of the stretch are the observed ones: nothing is estimated from
-calmer times.
+probability ``tail(N, n, m - 1, k)``. Rate and length are the observed ones: nothing is estimated from calmer times.
 
 **Periods tried.** Every earlier long step may be the first beat, and every divisor m of D gives a period. The
 probability is multiplied by the number T of such pairs (Bonferroni).
 
 **Times tried.** The test runs once for each long step that has ended. The j-th test may use ``share_of(j)`` of
 FALSE_ALARM; the shares of all tests add up to FALSE_ALARM (alpha spending, Lan and DeMets 1983). So the probability
-that an attempt, however long it runs, is ever reported to have a period that it does not have is at most FALSE_ALARM.
+that an attempt, whatever its length, is ever reported with a period that it does not have is at most FALSE_ALARM.
 
-What it costs, on a job without other long steps: a period of 50 is reported at its fifth beat, one of 5 at its eighth.
+Delay, for a job without other long steps: a period of 50 is reported at its fifth beat, a period of 5 at its eighth.
 """
 
 from __future__ import annotations
@@ -30,45 +30,49 @@ from dataclasses import dataclass, field
 import numpy as np
 
 FALSE_ALARM = 0.001
-"""Bound on the probability that an attempt of a job is ever reported to have a period by chance, whatever its length:
-one job in a thousand on hosts that are busy all the time, none on quiet ones. Derived above. Periods below five
-(``beats_needed``) have as much again."""
+"""Bound on the probability that an attempt of a job is ever reported with a period by chance, whatever its length: one
+job in a thousand on hosts that are always busy, none on idle hosts. Derived above. Periods below five
+(``beats_needed``) have the same bound in addition."""
 
 LEAST_PERIOD = 5
-"""Shorter periods are for ``beats_needed``: there half of the steps may be long."""
+"""Shorter periods are handled by ``beats_needed``: there, half of the steps may be long."""
 
 LEAST_BEATS = 4
 KEPT_RUNS = 64
-"""Long steps that are looked back over. Of a host that makes one step in twelve long they are 770 steps: fifteen beats
-of a period of 50."""
+"""Number of runs of long steps that are kept. On a host that makes one step in twelve long they cover 770 steps:
+fifteen beats of a period of 50."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Long steps in a row. number: the job's own number of the first; taken: how many steps of the attempt came before
-    it; steps: how many; lost_seconds: of all of them, over usual ones."""
+    """Consecutive long steps."""
 
     number: int
+    """The job's number of the first step."""
     taken: int
+    """Number of steps of the attempt before it."""
     steps: int
+    """Number of steps."""
     lost_seconds: float
+    """Excess of all of them over usual steps."""
 
 
 @dataclass(slots=True)
 class Period:
-    """A period that chance does not give. newest: the number of its newest beat; beats: how many were long.
-
-    steps_each: long steps of the shortest beat. lost_seconds: of all beats. chance: probability of such a pattern under
-    the null, times the number of patterns tried.
-    """
+    """A period that is not explained by chance."""
 
     steps: int
     newest: int
+    """Number of the newest beat."""
     beats: int
+    """Number of beats that were long."""
     missed: int
     steps_each: int
+    """Number of long steps of the shortest beat."""
     lost_seconds: float
+    """Loss of all beats."""
     chance: float
+    """Probability of such a pattern under the null hypothesis, times the number of patterns tried."""
 
     @property
     def lost_seconds_a_step(self) -> float:
@@ -78,7 +82,7 @@ class Period:
 
 @dataclass(slots=True)
 class LongSteps:
-    """The newest long steps of one attempt, and their period; None where chance explains them."""
+    """Newest long steps of one attempt, and their period; None if chance explains them."""
 
     runs: deque[Run] = field(default_factory=lambda: deque(maxlen=KEPT_RUNS))
     tests: int = 0
@@ -88,8 +92,8 @@ class LongSteps:
     _open: bool = False
 
     def take(self, number: int, lost_seconds: float | None) -> None:
-        """One more step of the job. lost_seconds: by how much it is longer than usual where it is long, else None."""
-        if number <= self._newest:  # the job went back to a checkpoint: its numbers mean other steps now
+        """Add one step. lost_seconds: its excess over a usual step if it is long, else None."""
+        if number <= self._newest:  # the job returned to a checkpoint: numbers are reused
             self.runs.clear()
             self.period, self._open = None, False
         self._newest = number
@@ -122,7 +126,7 @@ class LongSteps:
             self.period = self._found()
 
     def _found(self) -> Period | None:
-        """The likeliest period that ends at the newest run; None where chance gives one as good."""
+        """Return the most likely period that ends at the newest run; None if chance can explain it."""
         runs = list(self.runs)
         newest = runs[-1]
         at = {run.number: index for index, run in enumerate(runs)}
@@ -152,12 +156,14 @@ class LongSteps:
 
 
 def share_of(test: int) -> float:
-    """What the test of this number, from 1 on, may use of FALSE_ALARM: those of all tests add up to it."""
+    """Return the share of FALSE_ALARM for the test of this number, from 1 on. The shares of all tests add up to
+    FALSE_ALARM."""
     return FALSE_ALARM * 6 / (math.pi * test) ** 2
 
 
 def tail(steps: int, long: int, beats: int, hits: int) -> float:
-    """Probability that of `long` steps, placed at random among `steps`, at least `hits` fall on `beats` given ones."""
+    """Return the probability that of `long` steps, placed at random among `steps`, at least `hits` fall on `beats`
+    given ones."""
     if hits <= 0:
         return 1.0
     if steps < max(long, beats):
@@ -167,10 +173,11 @@ def tail(steps: int, long: int, beats: int, hits: int) -> float:
 
 
 def beats_needed(period: int, test: int) -> int:
-    """Beats after which the longest steps of so many all stand at one place of a period of two to four.
+    """Return the number of beats after which chance does not place the longest steps at one phase of a period of 2 to
+    4.
 
-    Of beats x period steps in random order the longest all do so with probability period / C(beats x period, beats).
-    test: how many such patterns have been tried in the attempt, this one included; each has its share as above.
+    In beats x period steps in random order, the longest are all at one phase with probability period / C(beats x
+    period, beats). test: number of such patterns tried in the attempt, including this one; each has its share as above.
     """
     beats = 2
     while period / math.comb(beats * period, beats) > share_of(test):

@@ -1,7 +1,7 @@
-"""Which of all columns hold a sample, and what follows from it: worked out once for all features that miss the same.
+"""Validity masks: which columns hold a sample, with derived data, computed once for all features that miss the same.
 
-A look comes when some nodes' frames have come and others' have not. To copy or clear the one by a mask of booleans
-takes numpy five to fifty times as long as to add two rows; a mask of bits takes as long.
+Masks are needed while some nodes' frames have arrived and others' have not. Copying or clearing with a boolean mask
+takes numpy five to fifty times as long as adding two rows. A bit mask takes as long as the addition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _BITS = np.dtype(np.uint32)
 
 
 class Known:
-    """Which of the N columns of a grouping hold a sample. of: bool [N]. whole: all do; any: one of them does."""
+    """Validity mask over the N columns of a grouping. of: bool [N]. whole: all columns hold a sample; any: at least one
+    does."""
 
     def __init__(self, of: BoolArray, grouping: Grouping) -> None:
         self.of = of
@@ -29,24 +30,27 @@ class Known:
 
     @cached_property
     def first(self) -> int:
-        """The first column that holds one."""
+        """First column that holds a sample."""
         return int(self.of.argmax())
 
     @cached_property
     def sizes(self) -> IndexArray:
-        """[groups]: how many members of each group hold one."""
+        """Number of members of each group that hold a sample: [groups]."""
         groups = self._grouping
         return groups.sizes if self.whole else np.bincount(groups.of[self.of], minlength=len(groups))
 
     @cached_property
     def _bits(self) -> npt.NDArray[np.uint32]:
-        """[N]: all bits set where there is a sample, none else."""
+        """All bits set in columns that hold a sample, none elsewhere: [N]."""
         return np.negative(self.of.astype(np.int32)).view(_BITS)
 
     @cached_property
     def _instead(self) -> npt.NDArray[np.uint32]:
-        """[N], as bits: what stands instead of a sample that is missing: just so many of each group's are below all
-        values that the lower median of its known members stands where that of all of them would."""
+        """Placeholders for missing samples, as bits: [N].
+
+        In each group, so many placeholders are below all values that the lower median of all members is the lower
+        median of the known ones.
+        """
         groups = self._grouping
         missing = groups.order[~self.of[groups.order]]  # by group
         group = groups.of[missing]
@@ -58,24 +62,24 @@ class Known:
         return instead.view(_BITS)
 
     def clear(self, row: Float32Array) -> None:
-        """Zero in a row [N] where there is no sample. Changes the row."""
+        """Set a row [N] to zero where there is no sample. Changes the row."""
         bits = row.view(_BITS)
         np.bitwise_and(bits, self._bits, out=bits)
 
     def put(self, row: Float32Array, values: Float32Array) -> None:
-        """The values [N] into a row where they hold a sample; else it stays as it is. Changes the row."""
+        """Copy the values [N] that hold a sample into a row. Changes the row."""
         bits = row.view(_BITS)
         bits ^= (bits ^ values.view(_BITS)) & self._bits
 
     def fill(self, row: Float32Array) -> None:
-        """Into a row [N] what stands instead of samples that are missing, for medians. Changes the row."""
+        """Fill missing samples of a row [N] with the placeholders for medians. Changes the row."""
         bits = row.view(_BITS)
         np.bitwise_and(bits, self._bits, out=bits)
         np.bitwise_or(bits, self._instead, out=bits)
 
 
 class Knowns:
-    """The patterns of one set of columns that were met lately. Most features of a look share one."""
+    """Cache of recent validity masks. Most features of an evaluation share one."""
 
     MOST = 8
 
@@ -85,7 +89,7 @@ class Knowns:
         self._met: list[Known] = []
 
     def of(self, row: Float32Array) -> Known:
-        """That of a row [N], N >= 1."""
+        """Return the mask of a row [N], N >= 1."""
         if not np.isnan(row.min()):
             return self._whole
         known = ~np.isnan(row)

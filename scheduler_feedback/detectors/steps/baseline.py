@@ -1,6 +1,6 @@
-"""What a gang is like when healthy: learned once from its warm-up, then frozen.
+"""Baseline: healthy state of a gang, learned once from its warm-up and then frozen.
 
-A baseline that went on learning would take a lasting fault for the normal state.
+A baseline that kept learning would take a lasting fault for the normal state.
 """
 
 from __future__ import annotations
@@ -23,75 +23,78 @@ from scheduler_feedback.detectors.steps.windows import (
 )
 
 SKIPPED_STEPS = 3
-"""The first steps compile, allocate and fill caches."""
+"""Number of skipped steps: the first steps compile, allocate and fill caches."""
 
 WARM_UP_STEPS = 25
 WARM_UP_SECONDS = 8.0
-"""Public step traces: the scale of a rank settles within about 25 steps. Short steps are given eight seconds all the
-same: what disturbs a machine for a second or two must not make the norm."""
+"""In public step traces the scale of a rank settles within about 25 steps. The warm-up lasts at least eight seconds, so
+that a disturbance of a second or two does not determine the baseline of short steps."""
 
 SPREAD_FLOOR = 0.02
-"""Two per cent: no scale is smaller, or a very regular job would make suspects of trifles."""
+"""Least scale: two per cent. Below it, a very regular job would have alarms for tiny deviations."""
 
 FROM_START_PEERS = float(np.log(1.15))
 FROM_START_SELF = float(np.log(1.10))
 FROM_START_SIGMAS = 4.0
-"""A rank so much above its peers (or above its own place among them in an earlier attempt) has been slow from the
-start. Four sigma of the others' own spread: unequal pipeline stages spread a healthy gang (ByteDance trace ST)."""
+"""A rank with such an excess over its peers, or over its own role in an earlier attempt, is slow from the start. Four
+sigma of the others' own spread: unequal pipeline stages spread a healthy gang (ByteDance trace ST)."""
 
 LEAST_SHARE = 16
-"""More than one place in sixteen slow from the start is how the work was divided."""
+"""If more nodes are slow from the start than one for each sixteen ranks, the work is divided unequally."""
 
 EARLY_WINDOWS = 3
 EARLY_RATIO = float(np.log(1.3))
-"""So few windows suffice to see a rank that is far slower than its peers from the start, in each of them: the norm of
-everybody else is learned all the same when the warm-up is over."""
+"""Number of windows, and ratio to the peers in each of them, that suffice to find a rank that is slow from the start.
+The baseline of all other ranks is still learned at the end of the warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Healthy means of n ranks. All times in seconds a step.
-
-    steps: how many it rests on. step_seconds: of the gang. shared_wait: of the collective itself.
-    compute, wait: float64 [n].
-    own_spread: float64 [n], standard deviation of the logarithm of a window's computing time against its peers.
-    parts: float64 [n, 3], processor, run-queue and block-I/O time, NaN where unknown; parts_compute: float64 [n], the
-    computing time over exactly the same windows.
-    from_start: bool [n], slow already here; reference: float64 [n], what its computing time should have been then.
-    role_known: whether an earlier attempt of the gang tells the ranks' places among their peers.
-    final: whether it rests on a whole warm-up; otherwise it was learned early, for a rank slow from the start.
-    """
+    """Healthy means of n ranks. All times are in seconds a step."""
 
     steps: int
+    """Number of steps of the warm-up."""
     step_seconds: float
+    """Step time of the gang."""
     shared_wait: float
+    """Time of the collective itself."""
     compute: FloatArray
+    """Compute time: float64 [n]."""
     wait: FloatArray
+    """Time that each rank waits: float64 [n]."""
     own_spread: FloatArray
+    """Standard deviation of the log of a window's compute time against the peers: float64 [n]."""
     parts: FloatArray
+    """CPU, run-queue and block-I/O time: float64 [n, 3], NaN if unknown."""
     parts_compute: FloatArray
+    """Compute time over exactly the same windows: float64 [n]."""
     from_start: npt.NDArray[np.bool_]
+    """Ranks that were slow in the warm-up already: bool [n]."""
     reference: FloatArray
+    """Expected healthy compute time of each rank: float64 [n]."""
     role_known: bool
+    """Whether an earlier attempt of the gang shows the ranks' usual offsets from their peers."""
     final: bool = True
+    """Whether it covers a whole warm-up. Otherwise it was learned early, for a rank that is slow from the start."""
 
     @property
     def known(self) -> bool:
-        """Whether waits were known when it was learned."""
+        """Whether wait times were known when it was learned."""
         return bool(np.isfinite(self.compute[0]))
 
 
 def log_compute(compute: FloatArray, step_seconds: float) -> FloatArray:
-    """Logarithm of computing time; what is too short to matter to the step counts as just so long."""
+    """Return the log of compute times. Times that are too short to matter count as LEAST_COMPUTE of a step."""
     result: FloatArray = np.log(np.maximum(compute, LEAST_COMPUTE * step_seconds))
     return result
 
 
 def per_step(windows: Sequence[Window]) -> FloatArray:
-    """[n, 5] counters' advance a step from the beginning of the first window to that of the last, NaN where unknown.
+    """Return the counters' increase a step from the start of the first window to the start of the last: [n, 5], NaN if
+    unknown.
 
-    The last window only lends its beginning: by the time it is complete, samples from both sides of that instant are
-    there. The counters' own times count, not the windows'.
+    Only the start of the last window is used: when that window is complete, samples from both sides of its start have
+    arrived. Elapsed time is taken from the counters, not from the windows.
     """
     first, last = windows[0].began, windows[-1].began
     elapsed = (last.at_ns - first.at_ns) * 1e-9
@@ -104,11 +107,11 @@ def per_step(windows: Sequence[Window]) -> FloatArray:
 
 
 def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, final: bool = True) -> Baseline:
-    """Freeze what the warm-up's windows show. `role`: float64 [n], log computing time against the gang's median in an
-    earlier attempt; None where there is none.
+    """Learn and freeze the baseline from the windows of the warm-up.
 
-    Each rank's own worst window is left out, and of the gang's times its worst: one stall while starting must not
-    become the norm; two are nature.
+    role: float64 [n], log compute time relative to the gang's median in an earlier attempt; None without one. Each
+    rank's worst window, and the gang's worst step time, are excluded: a single stall during start-up must not affect
+    the baseline; two stalls are normal behaviour.
     """
     compute = np.array([window.compute for window in windows])
     usual_windows = sorted(windows, key=lambda window: window.step_seconds)[: max(1, len(windows) - 1)]
@@ -143,7 +146,7 @@ def learn(windows: Sequence[Window], role: FloatArray | None, where: Places, fin
 
 
 def learn_early(windows: Sequence[Window], role: FloatArray | None, where: Places) -> Baseline | None:
-    """A norm from the first few windows, where in all of them some rank is far slower than its peers; None else."""
+    """Return a baseline of the first few windows, if a rank is far slower than its peers in all of them; else None."""
     if len(windows) < EARLY_WINDOWS or not all(window.known for window in windows):
         return None
     found = learn(windows, role, where, final=False)
@@ -160,7 +163,7 @@ def learn_early(windows: Sequence[Window], role: FloatArray | None, where: Place
 def _slow_from_start(
     usual_log: FloatArray, own: FloatArray, role: FloatArray | None, where: Places
 ) -> tuple[npt.NDArray[np.bool_], FloatArray]:
-    """Who is slow from the start, and each rank's healthy computing time as far as that can be told."""
+    """Return which ranks are slow from the start, and each rank's expected healthy compute time."""
     place = usual_log if role is None else usual_log - role
     expected = middle_of_peers(place, where) if role is None else middle_of_others(place, where)
     residual = np.nan_to_num(place - expected, nan=-np.inf)
@@ -172,5 +175,5 @@ def _slow_from_start(
             scale = max(spread(place[others]), float(own[rank]), SPREAD_FLOOR)
             slow[rank] = residual[rank] >= FROM_START_SIGMAS * scale
     if len(set(where.index[slow].tolist())) > max(1, len(usual_log) // LEAST_SHARE):
-        return np.zeros_like(slow), np.exp(usual_log)  # many places: unequal work, not bad places
+        return np.zeros_like(slow), np.exp(usual_log)  # many nodes: unequal work, not faulty nodes
     return slow, np.exp(np.where(slow, expected if role is None else expected + role, usual_log))

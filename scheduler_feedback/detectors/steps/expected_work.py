@@ -1,8 +1,8 @@
-"""Work: how long computing should take for what a rank was given to do.
+"""Expected work: compute time to expect for the work of a rank.
 
-Sequences of unequal length make ranks unequal for no fault of theirs: a transformer's step costs alpha N for the N
-tokens and beta times the sum of squared sequence lengths for attention. Both factors are fitted once, to the healthy
-warm-up, from what the ranks report.
+Sequences of unequal length make ranks unequal without a fault. A step of a transformer costs alpha N for N tokens, plus
+beta times the sum of squared sequence lengths for attention. Both factors are fitted once, to the healthy warm-up, from
+the ranks' reports.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 
 LEAST_EXPLAINED = 0.3
-"""A fit that explains less than this share of the variance is none: the tokens do not drive the time."""
+"""Least share of the variance that a fit must explain. Otherwise tokens do not determine the time."""
 
 LEAST_FACTOR, MOST_FACTOR = 0.2, 5.0
-"""What is further from usual than this was not seen in warm-up: the line is not drawn on for ever."""
+"""Limits of the factor. Values beyond them did not occur in the warm-up, and the line is not extrapolated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds of computing = fixed + a_token * tokens + a_square * squares, in units of the usual computing time."""
+    """Compute seconds = fixed + a_token * tokens + a_square * squares, in units of the usual compute time."""
 
     fixed: float
     a_token: float
     a_square: float
 
     def factor(self, tokens: FloatArray, squares: FloatArray | None) -> FloatArray:
-        """Times the usual computing time that this work should take; 1 where it is not reported."""
+        """Return the expected compute time for this work, relative to the usual time; 1 if the work is not reported."""
         value = (
             self.fixed
             + self.a_token * tokens
@@ -40,10 +40,10 @@ class Work:
 
 
 def fit(compute: FloatArray, tokens: FloatArray, squares: FloatArray) -> Work | None:
-    """Fit to windows of the warm-up: [w, n] each, NaN where not reported; None where tokens explain little.
+    """Fit the model to windows of the warm-up: [w, n] each, NaN if not reported; None if tokens explain little.
 
-    Each rank counts against its own mean, so that a rank that is slow does not look like work; factors below zero are
-    left out.
+    Each rank is centred on its own mean, so that a slow rank does not look like more work. Negative factors are
+    dropped.
     """
     known = np.isfinite(compute) & np.isfinite(tokens) & (compute > 0)
     if known.sum() < 8 or len(compute) < 2:

@@ -1,8 +1,8 @@
-"""Samples: ranks of one model replica are given the same sequences, and are slow together where those are long.
+"""Shared sequences: ranks of one model replica process the same sequences, and are slow together if these are long.
 
-A member's own fault does not make others compute longer: they wait. Ranks of one replica (one data rank; all its stages
-and tensor ranks) that come to compute longer all at once, on several nodes, were given more to do. Where the replica
-stands on one node the node may be at fault as well: there the job's own history and the counters decide.
+A fault of one member does not make other ranks compute longer: they wait. If the ranks of one replica (one data rank,
+with all its stages and tensor ranks) compute longer at the same time, on several nodes, they have more work. If the
+replica is on one node, the node may be faulty as well; then the job's history and the counters decide.
 """
 
 from __future__ import annotations
@@ -18,55 +18,61 @@ from scheduler_feedback.detectors.stats.medians import median
 from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
 
 ALIKE_SHARE = 0.5
-"""Where the median of those given the same samples has half of the suspect's excess, more than half of it is theirs."""
+"""Least excess of the replica's median, as a share of the suspect's excess, for a common cause."""
 
 HEARD_SHARE = 0.9
-"""Who is not heard is counted as its peers are: that says nothing of what it was given. Of so many of the windows in
-which the suspect was heard it must have been, too."""
+"""A rank that does not report is filled in from its peers, which says nothing about its work. A mate must have reported
+in this share of the windows in which the suspect reported."""
 
 UNEVEN = 0.03
-"""Ranks that vary by so much about their peers in health are not given the same every step: public balanced traces
-vary by 0.4 to 1 % (ByteDance AR), long-context jobs by eleven (notes of the same traces)."""
+"""Least healthy variation of a rank relative to its peers for unequal work in each step: balanced public traces vary by
+0.4 to 1 % (ByteDance AR), long-context jobs by eleven (notes of the same traces)."""
 
 LASTING_EPISODES = 3.0
 LEAST_EPISODE = 8
-"""Sequences are drawn anew each step: what lasts three times as long as any episode of the job before, of eight windows
-at least, is no draw."""
+"""Sequences are drawn in each step. An episode three times as long as the longest earlier one, or three times eight
+windows if that is more, is not chance."""
 
 UNTOLD = frozenset({Cause.UNKNOWN, Cause.COMPUTE})
-"""Longer sequences need more computing: a cause that says no more says nothing against them."""
+"""Causes that longer sequences explain: they need more computing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """How the ranks given the suspect's samples stand: whom, by how much longer they compute than before (as the rest
-    of the job does, in log seconds), and the suspect itself. nodes: how many they and the suspect stand on. beside: the
-    same of the node's ranks that are given other samples, -inf without any."""
+    """Comparison of the suspect with the ranks of its replica."""
 
     ranks: tuple[int, ...]
+    """Indices of the other ranks of the replica."""
     theirs: float
+    """Increase of their compute time, relative to the rest of the job, in log seconds."""
     own: float
+    """The same of the suspect."""
     nodes: int
+    """Number of nodes of the replica."""
     beside: float
+    """The same of ranks on the suspect's node with other samples; -inf without any."""
 
     @property
     def node_wide(self) -> bool:
-        """Whether those on its node that are given other samples are slow as well."""
+        """Whether ranks on its node with other samples are slow as well."""
         return self.beside >= ALIKE_SHARE * self.own
 
     @property
     def slow(self) -> bool:
-        """Whether they are slow as the suspect is."""
+        """Whether the replica is slow like the suspect."""
         return self.own > 0 and self.theirs >= ALIKE_SHARE * self.own
 
     def evidence(self) -> Evidence:
-        """As a person can check it."""
+        """Return the comparison as evidence."""
         against = f"the suspect; median of the {len(self.ranks)} that are given the same samples, each over its past"
         return Evidence("compute_to_past_of_its_replica", math.exp(self.theirs), math.exp(self.own), "ratio", against)
 
 
 def mates(shape: Shape, rank: int) -> IndexArray:
-    """Indices of the other ranks of the suspect's replica; none where the layout is not known or there is but one."""
+    """Return the indices of the other ranks of the suspect's replica.
+
+    None if the layout is unknown or has one replica.
+    """
     replica = shape.groups.get("pipeline")
     if replica is None or not (replica != replica[rank]).any():
         return np.zeros(0, np.intp)
@@ -76,7 +82,7 @@ def mates(shape: Shape, rank: int) -> IndexArray:
 
 
 def alike(case: Case, shape: Shape) -> Alike | None:
-    """Compare a suspect with those of its mates that are heard, over the alarm's interval; None without any."""
+    """Compare a suspect with its reporting mates over the alarm's interval; None without any."""
     its_mates = mates(shape, case.rank)
     heard = case.mean("present")
     its_mates = its_mates[heard[its_mates] >= HEARD_SHARE * heard[case.rank]]
@@ -94,11 +100,11 @@ def alike(case: Case, shape: Shape) -> Alike | None:
 
 
 def judged_by_samples(judgement: Judgement, case: Case, job: JobTelemetry, windows: int, longest: int) -> Judgement:
-    """The judgement, refused where what was given to the suspect explains it as well as its own fault would.
+    """Refuse the judgement if the suspect's sequences explain it as well as a fault.
 
-    windows: how long the alarm's episode has lasted; longest: the longest of the job's episodes before.
+    windows: length of the alarm's episode. longest: longest earlier episode of the job.
     """
-    # What was seen stopped was not given more.
+    # A stopped process is not explained by more work.
     if judgement.refusal or judgement.cause is Cause.SUSPENDED or not case.switches.same_samples:
         return judgement
     found = alike(case, job.shape)
@@ -108,7 +114,7 @@ def judged_by_samples(judgement: Judgement, case: Case, job: JobTelemetry, windo
     if found.nodes > 1:
         refusal = f"{many}, on {found.nodes} nodes: no member's fault makes others compute longer"
     elif (
-        case.for_work  # what they were given is told, and taken into account
+        case.for_work  # compute times are already normalised by work
         or judgement.cause not in UNTOLD
         or found.node_wide
         or case.baseline.own_spread[case.rank] < UNEVEN

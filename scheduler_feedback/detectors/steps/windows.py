@@ -1,4 +1,4 @@
-"""From aligned steps to windows: per rank means, and how much shorter the steps would have been without each rank."""
+"""Windows of aligned steps: means of each rank, and how much shorter the steps would have been without each rank."""
 
 from __future__ import annotations
 
@@ -20,76 +20,84 @@ from scheduler_feedback.detectors.stats.medians import (
 from scheduler_feedback.detectors.steps.expected_work import Work
 
 WINDOW_SECONDS = 1.0
-"""Frames come once a second: shorter windows find nothing sooner."""
+"""Least length of a window: frames arrive once a second, so that shorter windows find nothing sooner."""
 
 WINDOW_STEPS = 5
 LONG_WINDOW_SECONDS = 2.0
-"""Fewer steps make a noisy mean: a window holds five, unless they take longer than two seconds. Beyond, waiting for
-more steps would cost more time than their mean saves."""
+"""A window contains at least five steps, because a mean of fewer is noisy, unless they take longer than two seconds.
+Waiting for more long steps would cost more time than their mean saves."""
 
 SHARED_WAIT_SLACK = 1.25
-"""The collective's own time varies with load by about a quarter; a stop is not such a trifle."""
+"""The time of a collective varies with load by about a quarter. A stop is longer."""
 
 LEAST_COMPUTE = 0.02
-"""Computing below this share of a step counts as this much: a change of it cannot move the step time measurably."""
+"""Least compute time, as a share of a step: changes below it cannot change the step time measurably."""
 
 MAD_TO_SIGMA = 1.4826
-"""Median absolute deviation of a normal distribution times this is its standard deviation."""
+"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
 
 LONGEST_SECONDS = 4e9
-"""A trace's unit of time may be anything; a time beyond this would leave 64 bits."""
+"""Most seconds of a step: the unit of time of a trace may be anything, and longer times would exceed 64 bits."""
 
 LEAST_PEERS = 4
-"""In groups below four two peers cannot out-vote a third: only a rank's own past speaks there."""
+"""Least size of a group that can vote: in a smaller one, two peers cannot outvote a third, and only a rank's own
+history counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some consecutive steps of all n ranks, which stand on m nodes.
+    """Some consecutive steps of all n ranks, which are on m nodes.
 
-    The MEAN is kept, not the median: a process stopped 0.3 s of every second hits a minority of the steps and still
-    costs the job its mean.
-
-    first_ns, last_ns: wall time; first_step, last_step: numbers. step_seconds: mean over steps and ranks, end to end.
-    compute, wait: float64 [n] mean seconds a step, NaN where waits are unknown; computing is what it would be had all
-    ranks been given their usual work (work.py), once that is known.
-    gain: float64 [n], mean over steps of (largest computing time of its role - largest of the others in it): by so
-    much would the steps have been shorter without the rank. node_gain: float64 [m], the same without a whole node.
-    peak, peak_step: float64 and int64 [n], each rank's largest computing time and the number of that step.
-    shared_wait: mean over steps of the shortest wait of any rank: what the collective itself takes.
-    began: cumulative counters at the beginning of the window. stopped: float64 [n], how many samples found the rank
-    stopped during it. present: bool [n], whether any step of the rank was reported in it.
-    tokens, squares: float64 [n], mean a step, NaN where not reported.
-    alike: correlation of forward and backward times over ranks and steps, each against the step's median; NaN unknown.
+    Values are means, not medians: a process that is stopped for 0.3 s of every second affects a minority of the steps,
+    and still delays the job by its mean.
     """
 
     steps: int
     first_ns: int
+    """Wall time at its start."""
     last_ns: int
+    """Wall time at its end."""
     step_seconds: float
+    """Mean over steps and ranks, end to end."""
     compute: FloatArray
+    """Mean compute seconds a step: float64 [n], NaN if waits are unknown. Normalised by work (expected_work.py) once
+    that is known."""
     wait: FloatArray
+    """Mean seconds a step in collectives: float64 [n], NaN if unknown."""
     gain: FloatArray
+    """Mean over steps of (largest compute time of its role - largest of the others in it): float64 [n]. The steps would
+    have been shorter by this without the rank."""
     node_gain: FloatArray
+    """The same without a whole node: float64 [m]."""
     peak: FloatArray
+    """Largest compute time of each rank: float64 [n]."""
     peak_step: IntArray
+    """Number of that step: int64 [n]."""
     shared_wait: float
+    """Mean over steps of the shortest wait of any rank: the time of the collective itself."""
     began: Consumed
+    """Cumulative counters at the start of the window."""
     stopped: FloatArray
+    """Number of samples in it that found the rank stopped: float64 [n]."""
     present: npt.NDArray[np.bool_]
+    """Whether any step of the rank was reported in it: bool [n]."""
     first_step: int
     last_step: int
     tokens: FloatArray
+    """Mean tokens a step: float64 [n], NaN if not reported."""
     squares: FloatArray
+    """Mean sum of squared lengths a step: float64 [n], NaN if not reported."""
     alike: float
+    """Correlation of forward and backward times over ranks and steps, each against the step's median; NaN if
+    unknown."""
 
     @property
     def known(self) -> bool:
-        """Whether waits, and with them computing times, are known."""
+        """Whether wait times, and therefore compute times, are known."""
         return bool(np.isfinite(self.compute).all())
 
     def of_the_gang(self) -> Window:
-        """What it says of all ranks together; arrays are empty."""
+        """Return the window with its gang values only; arrays are empty."""
         return replace(
             self, compute=_NONE, wait=_NONE, gain=_NONE, node_gain=_NONE, peak=_NONE, peak_step=_NO_STEPS,
             began=_NOT_CONSUMED, stopped=_NONE, present=_NO_STEPS.astype(np.bool_), tokens=_NONE, squares=_NONE,
@@ -102,24 +110,26 @@ _NOT_CONSUMED = Consumed(np.zeros((0, len(CONSUMED))), _NO_STEPS)
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the ranks are: node names [m], index of each rank's node [n]; role of each rank [n], ranks of each role.
-
-    Ranks of one role (pipeline stage) do the same work. layout_known: whether a layout said so; one role of all else.
-    grid: the roles [roles, size] where all are of one size, for arithmetic on all at once. votes: bool [roles], whether
-    a role's ranks are enough to out-vote one of them. by_node: for each role its ranks by node [of the role], the nodes
-    that it has ranks of, and where in that order each node begins. node_grid: the same [roles, nodes, size] where all
-    have as many nodes, and each as many ranks on every one of them.
-    """
+    """Nodes and roles of the ranks. Ranks of one role (pipeline stage) do the same work."""
 
     names: tuple[str, ...]
+    """Names of the nodes: [m]."""
     index: npt.NDArray[np.intp]
+    """Index of each rank's node: [n]."""
     role: npt.NDArray[np.intp]
+    """Role of each rank: [n]."""
     roles: tuple[npt.NDArray[np.intp], ...]
+    """Ranks of each role."""
     layout_known: bool
+    """Whether a layout defines the roles. Otherwise all ranks have one role."""
     grid: npt.NDArray[np.intp] | None
+    """Ranks of the roles, [roles, size], if all roles have one size: for arithmetic on all at once."""
     votes: npt.NDArray[np.bool_]
+    """Whether a role has enough ranks to outvote one of them: bool [roles]."""
     by_node: tuple[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]], ...]
+    """For each role: its ranks by node, its nodes, and the index in that order at which each node begins."""
     node_grid: npt.NDArray[np.intp] | None
+    """The same as [roles, nodes, size], if all roles have as many nodes, and as many ranks on each of them."""
 
 
 def places(shape: Shape) -> Places:
@@ -151,10 +161,10 @@ ConsumedAt = Callable[[IntArray], Consumed]
 def cut(
     steps: StepTable, where: Places, consumed: ConsumedAt | None, timed: bool = True, work: Work | None = None
 ) -> tuple[list[Window], int]:
-    """Cut completed steps into whole windows; returns them and how many steps were used.
+    """Cut completed steps into whole windows. Return the windows and the number of steps used.
 
-    A rest too short for a window is left for later. `timed`: windows of about a second; else of one step each, which
-    no unit of time can change. `work`: what each rank's computing time should be for what it was given.
+    Steps that are too few for a window are left for later. timed: windows of about a second; otherwise one step each,
+    independent of the unit of time. work: expected compute time of each rank for its work.
     """
     if not timed:
         return [_window(steps, slice(k, k + 1), where, consumed, work) for k in range(len(steps))], len(steps)
@@ -172,7 +182,7 @@ def cut(
 
 
 def _mean_of_known(values: FloatArray) -> FloatArray:
-    """[k, n] -> [k]: mean of each row's known values, 0 without any."""
+    """Return the mean of each row's known values, 0 without any: [k, n] -> [k]."""
     mean: FloatArray = values.mean(axis=1)
     if np.isnan(mean).any():
         with np.errstate(invalid="ignore"):
@@ -231,14 +241,14 @@ def _window(steps: StepTable, rows: slice, where: Places, consumed: ConsumedAt |
 
 
 def _mean(values: FloatArray | None, rows: slice, ranks: int) -> FloatArray:
-    return np.broadcast_to(np.nan, ranks) if values is None else values[rows].mean(axis=0)  # eight bytes for all
+    return np.broadcast_to(np.nan, ranks) if values is None else values[rows].mean(axis=0)  # one value for all ranks
 
 
 def _filled(values: FloatArray, where: Places) -> FloatArray:
-    """[k, n]: what is missing takes what its role took in that step, and what the rank differs by from it: nothing new.
+    """Fill missing values with the role's time in that step, plus the rank's usual difference from it: [k, n].
 
-    In one role: a node that is not heard, counted as what the lighter stages take, would make the others of its own
-    stage look slow. In that step: a rank heard only in the one in which the job saved would pass for slow in both.
+    Within a role: a node that does not report, filled with the time of lighter stages, would make the rest of its stage
+    look slow. Within a step: a rank that reported only the step of a checkpoint would look slow in all steps.
     """
     result = values.copy()
     for members in where.roles:
@@ -247,9 +257,9 @@ def _filled(values: FloatArray, where: Places) -> FloatArray:
 
 
 def _filled_by_peers(values: FloatArray) -> FloatArray:
-    """[k, members] as ``_filled``, within one role; NaN where none of it is known.
+    """Fill missing values of one role as ``_filled``: [k, members]; NaN if none of it is known.
 
-    Differences, not ratios: a save takes no longer where computing does.
+    Differences are used, not ratios: a checkpoint does not take longer on a rank that computes longer.
     """
     known = np.isfinite(values)
     middle = float(np.median(values[known])) if known.any() else np.nan
@@ -274,10 +284,11 @@ def _alike(steps: StepTable, rows: slice, where: Places) -> float:
 
 
 def blame_stopped(window: Window, usual_shared_wait: float, where: Places) -> Window:
-    """Give what the collective took beyond its usual time to the rank that was seen stopped, if there is just one node.
+    """Attribute the excess time of the collective to the rank that samples found stopped, if stops are on one node
+    only.
 
-    A rank that is stopped inside of the collective holds everybody up and looks like everybody else: all wait. Only
-    its process state tells; what was waiting then becomes its own time.
+    A rank that is stopped within the collective delays all ranks, and looks like them: all wait. Only its process state
+    shows the stop. The excess wait becomes its compute time.
     """
     excess = window.shared_wait - SHARED_WAIT_SLACK * usual_shared_wait
     stopped = np.flatnonzero(window.stopped > 0)
@@ -293,7 +304,7 @@ def blame_stopped(window: Window, usual_shared_wait: float, where: Places) -> Wi
 
 
 def _gain_by_rank(compute: FloatArray, where: Places) -> FloatArray:
-    """[k steps, n] -> [n]: what the steps would gain without each rank, as its role's."""
+    """Return how much shorter the steps would be without each rank, within its role: [k steps, n] -> [n]."""
     result = np.zeros(compute.shape[1])
     if where.grid is not None:
         result[where.grid] = _gain(compute[:, where.grid])
@@ -304,7 +315,8 @@ def _gain_by_rank(compute: FloatArray, where: Places) -> FloatArray:
 
 
 def _gain(compute: FloatArray) -> FloatArray:
-    """[k steps, ..., n] -> [..., n]: mean over steps of the largest less the next. Spoils `compute`."""
+    """Return the mean over steps of the largest less the next value: [k steps, ..., n] -> [..., n]. Overwrites
+    `compute`."""
     steps, count = len(compute), compute.shape[-1]
     if count == 1:
         return np.zeros(compute.shape[1:])
@@ -320,7 +332,7 @@ def _gain(compute: FloatArray) -> FloatArray:
 
 
 def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> FloatArray:
-    """[m]: what the steps would gain without each whole node; the largest of the roles that it has ranks of."""
+    """Return how much shorter the steps would be without each node, the largest of its roles: [m]."""
     nodes = len(where.names)
     if nodes == compute.shape[1]:
         return gain[np.argsort(where.index)]
@@ -336,14 +348,14 @@ def _gain_by_node(compute: FloatArray, where: Places, gain: FloatArray) -> Float
 
 
 def middle_of_others(values: FloatArray, where: Places) -> FloatArray:
-    """[n] -> [n]: median of the others of its role where those are enough to vote, of all others else."""
+    """Return the median of the other ranks of the role if they can vote, else of all other ranks: [n] -> [n]."""
     if len(where.roles) == 1 or not where.votes.all():
         return median_of_others(values)
     return _of_roles(values, where)
 
 
 def middle_of_others_of(values: FloatArray, where: Places, rank: int) -> float:
-    """That of ``middle_of_others`` for one rank (index)."""
+    """Return ``middle_of_others`` for one rank (index)."""
     if len(where.roles) == 1 or not where.votes.all():
         return median_of_the_others(values, rank)
     members = where.roles[where.role[rank]]
@@ -351,7 +363,7 @@ def middle_of_others_of(values: FloatArray, where: Places, rank: int) -> float:
 
 
 def middle_of_peers(values: FloatArray, where: Places) -> FloatArray:
-    """[n] -> [n]: median of the others of its role; NaN where those are too few to vote."""
+    """Return the median of the other ranks of the role: [n] -> [n]; NaN if they are too few to vote."""
     return _of_roles(values, where)
 
 
@@ -368,15 +380,15 @@ def _of_roles(values: FloatArray, where: Places) -> FloatArray:
 
 
 def spread(values: FloatArray) -> float:
-    """Robust standard deviation around the median."""
+    """Return the robust standard deviation around the median."""
     return MAD_TO_SIGMA * median(np.abs(values - median(values)))
 
 
 def spread_of_others(shifts: FloatArray, rank: int) -> float:
-    """Root mean square of how the other ranks disagree, over the newest windows: shifts is [windows, n].
+    """Return the root mean square deviation of the other ranks from each other, over the newest windows: [windows, n].
 
-    Not a robust measure, on purpose: bursts that hit one rank now and another then are what it must see. Where there
-    are fewer than three others they cannot disagree visibly, and their unrest in time counts as well.
+    It is not robust on purpose: it must include bursts that affect different ranks in turn. Fewer than three others
+    cannot deviate visibly from each other, so that their variation in time counts as well.
     """
     others = np.delete(shifts, rank, axis=1)
     across = others - row_medians(others)[:, None]
@@ -388,13 +400,11 @@ def spread_of_others(shifts: FloatArray, rank: int) -> float:
 
 
 def join(windows: Sequence[Window], field: str) -> FloatArray:
-    """Mean of a per-rank, per-node or scalar field over windows, weighted by their steps."""
+    """Return the mean of a per-rank, per-node or scalar field over windows, weighted by their steps."""
     weights = np.array([window.steps for window in windows], float)
     told = [getattr(window, field) for window in windows]
-    alike = not isinstance(
-        told[0], float
-    )  # np.array looks at each array for what it is, which takes three times as long
+    alike = not isinstance(told[0], float)  # np.array inspects each array, which takes three times as long
     values = np.concatenate(told).reshape(len(told), *told[0].shape) if alike else np.array(told)
-    # As np.tensordot has it, which takes three times as long to find out how.
+    # As np.tensordot, which takes three times as long.
     result: FloatArray = np.dot((weights / weights.sum()).reshape(1, -1), values.reshape(len(values), -1))
     return result.reshape(values.shape[1:])

@@ -202,7 +202,7 @@ def whole_gang(name: str, watched: Watched, baseline: Baseline, alarmed: bool, t
 
 
 def _place(shape: Shape, rank: int, cause: Cause, mates: tuple[int, ...]) -> dict[str, Any]:
-    """Return the accused device and the alternatives: the GPU, its NIC, or the node if several of its ranks are slow."""
+    """Return the accused device and the alternatives: GPU, NIC, or the node if several of its ranks are slow."""
     node, gpu = shape.nodes[rank], shape.gpus[rank] if shape.gpus else ""
     nic = shape.nics[rank] if shape.nics else ""
     places = [("gpu", gpu), ("nic", nic), ("node", node)]

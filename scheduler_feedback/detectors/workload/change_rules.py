@@ -249,7 +249,7 @@ def _stage_grown(
 
 
 def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Claim]:
-    """Claim that the work of the ranks has become more unequal: the excess of the largest work explains the job's loss."""
+    """Claim that the work of the ranks has become more unequal: the excess of the largest work explains the loss."""
     if len(course.tokens) < len(recent.compute):
         return
     given = recent.compute / recent.normal if course.work is not None else _newly_given(course, recent)

@@ -31,7 +31,7 @@ steps, before they are detected, change it little."""
 
 LEAST_WAITING = 0.03
 TIMES_USUAL = 3.0
-"""The node is slow if its tasks wait for three more per cent of the time, and three times as long as usual."""
+"""The node is slow if its tasks wait for three percentage points more of the time, and three times as long as usual."""
 
 APART = 3.0
 """The increase of all other nodes, in compute time and in waiting, must be less than a third of the slow node's."""

@@ -200,7 +200,10 @@ class Doings:
         return width, newest if gate.window_seconds >= LONG_WINDOW_SECONDS else max(newest, LEAST_NEWEST)
 
     def _means(self, width: int) -> FloatArray:
-        """Return averages over `width` windows, newest last: [blocks, signals, roles]; NaN if less than half is known."""
+        """Return averages over `width` windows, newest last: [blocks, signals, roles]; NaN if less than half is known.
+
+        A block is one average.
+        """
         kept = min(self.taken, KEPT)
         course = np.roll(self.ring, -(self.taken % KEPT), axis=0)[KEPT - kept :]
         blocks = kept // width
