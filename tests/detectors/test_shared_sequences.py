@@ -70,7 +70,7 @@ def test_a_replica_on_several_nodes_that_is_slow_as_a_whole_accuses_none_of_them
     found = findings(2, whole_replica)
     assert not told(found)
     (reason,) = [one.reason for one in found if isinstance(one, Abstention) and one.rank is not None]
-    assert "all 8 ranks that are given the same samples are slow alike, on 2 nodes" in reason
+    assert "all 8 ranks that process the same samples are equally slow, on 2 nodes" in reason
 
 
 def test_who_of_the_replica_is_not_heard_does_not_speak_for_the_samples_being_even() -> None:
@@ -90,7 +90,7 @@ def test_a_replica_on_one_node_is_the_nodes_fault_only_where_its_lengths_are_eve
     untold = findings(1, whole_replica, varies=0.08)
     assert not told(untold)
     (reason,) = [one.reason for one in untold if isinstance(one, Abstention) and one.rank is not None]
-    assert "their lengths are not told" in reason
+    assert "sequence lengths are not reported" in reason
 
 
 def test_a_node_all_of_whose_replicas_are_slow_is_at_fault_whatever_they_were_given() -> None:

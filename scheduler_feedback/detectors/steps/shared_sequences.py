@@ -64,7 +64,7 @@ class Alike:
 
     def evidence(self) -> Evidence:
         """Return the comparison as evidence."""
-        against = f"the suspect; median of the {len(self.ranks)} that are given the same samples, each over its past"
+        against = f"the suspect over its baseline; value: median of {len(self.ranks)} ranks with the same samples"
         return Evidence("compute_to_past_of_its_replica", math.exp(self.theirs), math.exp(self.own), "ratio", against)
 
 
@@ -110,9 +110,9 @@ def judged_by_samples(judgement: Judgement, case: Case, job: JobTelemetry, windo
     found = alike(case, job.shape)
     if found is None or not found.slow:
         return judgement
-    many = f"all {len(found.ranks) + 1} ranks that are given the same samples are slow alike"
+    many = f"all {len(found.ranks) + 1} ranks that process the same samples are equally slow"
     if found.nodes > 1:
-        refusal = f"{many}, on {found.nodes} nodes: no member's fault makes others compute longer"
+        refusal = f"{many}, on {found.nodes} nodes: a fault of one member does not make others compute longer"
     elif (
         case.for_work  # compute times are already normalised by work
         or judgement.cause not in UNTOLD
@@ -122,5 +122,5 @@ def judged_by_samples(judgement: Judgement, case: Case, job: JobTelemetry, windo
     ):
         return judgement
     else:
-        refusal = f"{many}, their lengths are not told, and no counter says that it is the node"
+        refusal = f"{many}, sequence lengths are not reported, and no counter shows a fault of the node"
     return replace(judgement, refusal=refusal, about=found.ranks, evidence=(*judgement.evidence, found.evidence()))

@@ -328,7 +328,7 @@ def _gain_beyond(compute: FloatArray, case: Case, own: list[int]) -> float:
 
 
 def _drift_of_others(compute: FloatArray, baseline: Baseline, where: Places, rank: int) -> float:
-    """Return the ratio of the other ranks' compute time to the warm-up: the whole gang's drift is not a rank's fault."""
+    """Return the ratio of the other ranks' compute time to the warm-up: drift of the gang is not a rank's fault."""
     return middle_of_others_of(compute / np.maximum(baseline.reference, 1e-9), where, rank)
 
 

@@ -169,10 +169,10 @@ def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> It
     if float(shift.max()) > 2 * middle or spread_of_shift > middle / 2:
         return
     evidence = [
-        Evidence("compute_to_usual", math.exp(middle), 1.0, "ratio", "each rank's own when the job was new, the median",
+        Evidence("compute_to_usual", math.exp(middle), 1.0, "ratio", "usual compute time of each rank, median",
                  log_odds.of_residual(middle / usual.sway)),
         Evidence("spread_of_compute_to_usual", spread_of_shift, middle / 2, "log seconds",
-                 "half of the shift: all ranks alike", 1.5),
+                 "half of the shift; all ranks are alike", 1.5),
     ]  # fmt: skip
     cause, kept = Cause.WHOLE_JOB, float(np.median(idle))
     if _hosts_may_be_busier(course, usual):
@@ -184,7 +184,7 @@ def _grown(course: Course, usual: Usual, recent: Recent, idle: FloatArray) -> It
         given = float(np.median(np.mean(list(course.tokens)[-len(recent.normal) :], axis=0) / usual.tokens))
         if math.log(max(given, 1e-9)) > middle / 2:
             cause = Cause.SEQUENCE_LENGTH
-            evidence.append(Evidence("tokens_to_usual", given, 1.0, "ratio", "when the job was new", 1.0))
+            evidence.append(Evidence("tokens_to_usual", given, 1.0, "ratio", "usual tokens", 1.0))
     yield Claim("grown", Kind.WORKLOAD, cause, -1, (), usual.seconds, tuple(evidence))
 
 
@@ -201,8 +201,8 @@ def _hosts_may_be_busier(course: Course, usual: Usual) -> bool:
 
 
 def _kept_waiting(idle: float) -> Evidence:
-    return Evidence("not_busier_share", idle, WORK_SHARE, "ratio", "of what its own time grew by: the tensor pipes had "
-                    "no more to do", 2.0)  # fmt: skip
+    return Evidence("not_busier_share", idle, WORK_SHARE, "ratio",
+                    "least share of its growth without tensor activity", 2.0)  # fmt: skip
 
 
 def _stage_grown(
@@ -234,9 +234,9 @@ def _stage_grown(
             return  # the next counters separate missing input from a slow node
     evidence = (
         Evidence("compute_to_usual", math.exp(shift), math.exp(others), "ratio",
-                 "each rank's own when the job was new; the next stage's", log_odds.of_residual(shift / usual.sway)),
+                 "growth since warm-up; the next slowest stage has this", log_odds.of_residual(shift / usual.sway)),
         Evidence("least_of_the_stage", math.exp(float(recent.shift[members].min())), 1.0, "ratio",
-                 "all of its ranks take longer: it is the stage and no rank", 1.5),
+                 "usual; all ranks of the stage take longer", 1.5),
     )  # fmt: skip
     ranks = tuple(course.shape.ranks[members].tolist())
     if first and (kept > WORK_SHARE or np.isnan(kept)):
@@ -267,9 +267,9 @@ def _lengths_grown(course: Course, usual: Usual, recent: Recent) -> Iterator[Cla
         "sequence-grown", Kind.SEQUENCE_IMBALANCE, Cause.SEQUENCE_LENGTH, -1, (), usual.seconds,
         (
             Evidence("slowest_work_over_mean_work", top, usual.unequal, "ratio",
-                     "by the tokens reported; when the job was new", 3.0),
-            Evidence("own_time_for_the_same_work", math.exp(normal), 1.0, "ratio", "when the job was new: no rank is "
-                     "slower at what it is given", 2.0),
+                     "usual, by the reported tokens", 3.0),
+            Evidence("own_time_for_the_same_work", math.exp(normal), 1.0, "ratio",
+                     "usual; ranks are not slower for the same work", 2.0),
         ),
     )  # fmt: skip
 
@@ -323,9 +323,9 @@ def _pauses(course: Course, usual: Usual, count: int) -> Iterator[Claim]:
         "pauses", Kind.WORKLOAD, Cause.PAUSES, -1, (), usual.seconds,
         (
             Evidence("slowest_above_the_middle", float(np.median(above)), usual.top, "ratio",
-                     "of its own usual time, in each step; when the job was new", log_odds.of_residual(excess / noise)),
-            Evidence("slow_steps_of_the_slowest_rank", often, ROTATING_SHARE, "ratio", "a rank at fault is slow in all",
+                     "usual excess of the slowest rank in a step", log_odds.of_residual(excess / noise)),
+            Evidence("slow_steps_of_the_slowest_rank", often, ROTATING_SHARE, "ratio", "a faulty rank is slow in all",
                      1.5),
-            Evidence("spread_of_the_others", unlike, usual.unlike, "ratio", "as ever: the work has not changed", 0.5),
+            Evidence("spread_of_the_others", unlike, usual.unlike, "ratio", "usual; the work has not changed", 0.5),
         ),
     )  # fmt: skip
