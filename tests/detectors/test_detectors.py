@@ -620,7 +620,7 @@ def test_a_cause_that_counters_show_late_is_told_of_the_verdict_that_stands() ->
     anew = StragglerDetector()
     anew.restore(straggler.snapshot())
     assert anew._watched["j"].standing == straggler._watched["j"].standing
-    assert anew._watched["j"].standing[3].told_cause
+    assert anew._watched["j"].standing[3].reported_cause
 
 
 def test_a_part_with_a_past_makes_a_verdict_surer_until_it_is_replaced() -> None:

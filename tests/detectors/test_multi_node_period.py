@@ -92,7 +92,7 @@ def test_nodes_that_are_not_in_phase_tell_nothing_wrong(seed: int) -> None:
     """As of stages that nobody told of: among many mirror images one fits somewhat, by chance."""
     lengths = even(0.73)
     found = sung(lengths, LAGS)
-    found.lag += found.heard * np.random.default_rng(seed).uniform(0.0, 0.73, len(LAGS))
+    found.lag += found.counted * np.random.default_rng(seed).uniform(0.0, 0.73, len(LAGS))
     told = found.period(1.0)
     assert told is None or told == pytest.approx(lengths.mean(), rel=0.02)
 

@@ -84,6 +84,6 @@ def test_a_verdict_on_a_node_outlives_a_restart_of_the_controller() -> None:
 def test_what_is_wrong_with_a_part_is_told_beside_what_its_node_is_slow_for(
     cause: Cause, confidence: float, own: bool, more: bool
 ) -> None:
-    of_node = Standing("v", 0, 0.95, told_cause=True, node="n1", cause=Cause.CPU_CONTENTION)
+    of_node = Standing("v", 0, 0.95, reported_cause=True, node="n1", cause=Cause.CPU_CONTENTION)
     judgement = Judgement(3, 1.4, 0.1, cause, confidence, (), counters=True)
     assert says_more(of_node, judgement, own) is more

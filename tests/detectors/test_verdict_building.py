@@ -38,9 +38,9 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
     _onset,
     _place,
     cleared,
+    is_settled,
     not_yet_sure,
     says_more,
-    told_enough,
 )
 from tests.detectors.gang_windows import NS, START_NS, shape_of, table_of, windows_of
 from tests.detectors.test_alarm_checks import RANKS, healthy, own_times
@@ -168,7 +168,7 @@ def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgeme
 
 
 @pytest.mark.parametrize(
-    ("told", "told_cause", "now", "cause", "more"),
+    ("told", "reported_cause", "now", "cause", "more"),
     [
         (0.7, False, 0.95, Cause.UNKNOWN, True),  # sure enough to be acted on now
         (0.7, False, 0.8, Cause.UNKNOWN, False),  # surer, and not enough
@@ -182,9 +182,9 @@ def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgeme
     ],
 )
 def test_a_verdict_is_told_again_where_it_can_be_acted_on_or_its_cause_is_known(
-    told: float, told_cause: bool, now: float, cause: Cause, more: bool
+    told: float, reported_cause: bool, now: float, cause: Cause, more: bool
 ) -> None:
-    assert says_more(Standing("v", 0, told, told_cause), judgement(cause, now), True) is more
+    assert says_more(Standing("v", 0, told, reported_cause), judgement(cause, now), True) is more
 
 
 def test_what_is_wrong_with_a_part_is_told_beside_its_nodes_other_reason() -> None:
@@ -210,7 +210,7 @@ def test_what_is_wrong_with_a_part_is_told_beside_its_nodes_other_reason() -> No
 def test_nobody_waits_for_more_to_be_said_of_what_is_sure_and_known(
     confidence: float, cause: bool, own: bool, windows: int, enough: bool
 ) -> None:
-    assert told_enough(Standing("v", 0, confidence, cause), windows, own) is enough
+    assert is_settled(Standing("v", 0, confidence, cause), windows, own) is enough
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def standing_gang() -> Watched:
     watched = watched_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
     judge_all(watched, own_times(5, r3=1.5, r2=1.4))
     watched.standing = {3: Standing("v", 77, 0.93, True, "n0", "gpu", {2}), 9: Standing("w", 78, 0.6)}
-    watched.told, watched.best_step_seconds = {-1, 5}, 1.1
+    watched.abstained, watched.best_step_seconds = {-1, 5}, 1.1
     return watched
 
 
@@ -320,7 +320,7 @@ def test_all_that_a_verdict_rests_on_comes_back() -> None:
     roles = {"g": ((0, 1), np.array([0.5, -0.5]))}
     found, found_roles = load(dump({"g": before}, roles))
     after = found["g"]
-    assert after.standing == before.standing and after.told == before.told
+    assert after.standing == before.standing and after.abstained == before.abstained
     assert after.score.tolist() == before.score.tolist() and after.score[3] > 8.0
     assert ((after.since >= 0) == (before.score > 0)).all()
     assert (after.best_step_seconds, after.longest_episode) == (1.1, before.longest_episode)

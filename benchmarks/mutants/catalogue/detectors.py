@@ -174,8 +174,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.iteration.multi_node_period:Voices.period",
-        "sung = steady & ",
-        "sung = ",
+        "usable = steady & ",
+        "usable = ",
         ("tests/detectors/test_multi_node_period.py",),
     ),
     # --- gate ---
@@ -324,20 +324,20 @@ MUTANTS = (
     ),
     # --- hang ---
     Mutant(
-        "detectors.hang.hang:HangDetector._look",
+        "detectors.hang.hang:HangDetector._evaluate",
         "if proven or silent <",
         "if silent <",
         ("tests/detectors/test_hang.py",),
     ),
     Mutant(
-        "detectors.hang.hang:_Watched.steps",
+        "detectors.hang.hang:_AttemptState.steps",
         "own[int(own.argmax())] -= min(self.stopped_ns * 1e-9, float(own.max()))",
         "pass",
         ("tests/detectors/test_hang.py",),
     ),
     Mutant(
-        "detectors.hang.hang:_Watched.steps",
-        "if self.told is None or self.told.confidence < CONFIDENT:",
+        "detectors.hang.hang:_AttemptState.steps",
+        "if self.active is None or self.active.confidence < CONFIDENT:",
         "if True:",
         ("tests/detectors/test_hang.py",),
     ),
@@ -367,7 +367,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.hang:at_fault",
-        " & ~np.isin(replicas[absent], replicas[unheard])",
+        " & ~np.isin(replicas[absent], replicas[stale])",
         "",
         (_D + "who_is_heard_and_has_not_arrived_is_at_fault_and_not_who_is_silent",),
     ),
@@ -426,8 +426,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.hang.unreported_hang:Traffic.take",
-        "if 2 * heard <= len(self.shape):",
-        "if not heard:",
+        "if 2 * reporting <= len(self.shape):",
+        "if not reporting:",
         ("tests/detectors/test_unreported_hang.py",),
     ),
     # --- health ---
@@ -451,8 +451,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.health.health:HealthDetector._replaced",
-        "key[1] in (told.event.entity, told.node)",
-        "key[1] == told.node",
+        "key[1] in (node_event.event.entity, node_event.node)",
+        "key[1] == node_event.node",
         (_D + "a_recovery_action_and_a_lost_device_accuse_and_a_new_part_clears",),
     ),
     Mutant(
@@ -557,7 +557,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.health.stale_agents:Silence.lost",
-        "if stood > STOOD_STEPS * speed.usual + STOOD_SECONDS:",
+        "if reported_after > STOOD_STEPS * speed.usual + STOOD_SECONDS:",
         "if False:",
         (_D + "an_agent_that_falls_silent_while_its_job_hangs_has_not_taken_its_node_with_it",),
     ),
@@ -606,7 +606,7 @@ MUTANTS = (
         (_D + "a_neighbour_that_pauses_for_long_is_given_time",),
     ),
     Mutant(
-        "detectors.interference.interference:InterferenceDetector._told",
+        "detectors.interference.interference:InterferenceDetector._report",
         "if key in self._standing or key in self._quiet:\n            return []",
         "",
         (
@@ -847,8 +847,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.steps.shared_sequences:alike",
-        "heard[its_mates] >= HEARD_SHARE * heard[case.rank]",
-        "heard[its_mates] >= 0",
+        "present[its_mates] >= PRESENT_SHARE * present[case.rank]",
+        "present[its_mates] >= 0",
         ("tests/detectors/test_shared_sequences.py",),
     ),
     Mutant(
@@ -1065,16 +1065,16 @@ MUTANTS = (
         "return work",
         ("tests/detectors/test_other_work.py",),
     ),
-    # --- straggler_telling ---
+    # --- verdict_building ---
     Mutant(
         "detectors.straggler.verdict_building:says_more",
-        "standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence",
-        "standing.told_confidence < judgement.confidence",
+        "standing.reported_confidence < ACTING_CONFIDENCE <= judgement.confidence",
+        "standing.reported_confidence < judgement.confidence",
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
-        "detectors.straggler.verdict_building:told_enough",
-        "standing.told_confidence >= ACTING_CONFIDENCE and ",
+        "detectors.straggler.verdict_building:is_settled",
+        "standing.reported_confidence >= ACTING_CONFIDENCE and ",
         "",
         ("tests/detectors/test_verdict_building.py",),
     ),
@@ -1104,7 +1104,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.verdict_building:whole_gang",
-        "or -1 in watched.told\n",
+        "or -1 in watched.abstained\n",
         "",
         (_S + "a_gang_that_slows_down_as_a_whole_is_told_once",),
     ),
@@ -1222,8 +1222,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.straggler.gang_state:_unpack",
-        "told_cause=rank in kept.told_causes",
-        "told_cause=False",
+        "reported_cause=rank in kept.told_causes",
+        "reported_cause=False",
         (_D + "a_cause_that_counters_show_late_is_told_of_the_verdict_that_stands",),
     ),
     Mutant(

@@ -33,7 +33,7 @@ MUTANTS = (
         ("tests/detectors/test_detectors.py",),
     ),
     Mutant(
-        "detectors.hang.hang:HangDetector._look", ", TIMES_THE_LONGEST * watched.longest)", ")",
+        "detectors.hang.hang:HangDetector._evaluate", ", TIMES_THE_LONGEST * watched.longest)", ")",
         ("tests/detectors/test_hang.py", "tests/detectors/test_detectors.py"),
     ),
 )  # fmt: skip

@@ -69,7 +69,7 @@ seconds."""
 
 
 @dataclass(slots=True)
-class _Watched:
+class _AttemptState:
     """State of one attempt of a job."""
 
     shape: Shape
@@ -86,11 +86,11 @@ class _Watched:
     """Longest step of the job, with those steps."""
     stopped_ns: int = 0
     """Time since the newest step for which a process of the job was stopped."""
-    looked_ns: int = 0
+    evaluated_ns: int = 0
     """Time of the last evaluation."""
     judged_ns: int = 0
     """Time of the last judgement."""
-    told: Verdict | None = None
+    active: Verdict | None = None
     """Active verdict."""
     abstained: bool = False
 
@@ -105,7 +105,7 @@ class _Watched:
         own[int(own.argmax())] -= min(self.stopped_ns * 1e-9, float(own.max()))
         longest = float(own.max())
         self.longest_pause = max(self.longest_pause, longest)
-        if self.told is None or self.told.confidence < CONFIDENT:
+        if self.active is None or self.active.confidence < CONFIDENT:
             self.longest = max(self.longest, longest)
         self.seconds = [*self.seconds, *lengths.tolist()][-USUAL_STEPS:]
         self.stopped_ns = 0
@@ -125,7 +125,7 @@ class HangDetector:
         self._timed = timed
         self._switches = Switches() if switches is None else switches
         self._panel = Panel(self._switches) if panel is None else panel
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _AttemptState] = {}
         self._restored: dict[str, _Restored] = {}
         self._restored_until_ns = 0
         self._unreported = UnreportedHangs()
@@ -142,9 +142,9 @@ class HangDetector:
             del self._watched[name]
         self._unreported.keep({job.shape.job for job in telemetry.jobs if job.steps is None})
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
-            findings += self._look(job, telemetry)
+            findings += self._evaluate(job, telemetry)
             if job.steps is None:
-                findings += self._look_unreported(job, columns, telemetry)
+                findings += self._evaluate_unreported(job, columns, telemetry)
         return findings
 
     def _forget(self, now_ns: int) -> None:
@@ -181,22 +181,22 @@ class HangDetector:
             raise ValueError(f"hang snapshot of {len(data)} bytes: version {version}")
         self._restored, self._restored_until_ns = longest, 0
 
-    def _look(self, job: JobTelemetry, telemetry: Telemetry) -> list[Finding]:
+    def _evaluate(self, job: JobTelemetry, telemetry: Telemetry) -> list[Finding]:
         name, now_ns = job.shape.job, telemetry.now_ns
         watched = self._watch(job.shape, now_ns)
         findings: list[Finding] = []
-        since_ns, watched.looked_ns = max(watched.looked_ns, watched.finished_ns), now_ns
+        since_ns, watched.evaluated_ns = max(watched.evaluated_ns, watched.finished_ns), now_ns
         if job.steps is not None and len(job.steps):
             seconds = job.steps.seconds
             watched.steps(np.nanmax(np.where(np.isfinite(seconds), seconds, 0.0), axis=1))
             watched.finished_ns = max(watched.finished_ns, int(job.steps.end_ns.max()))
             watched.step = int(job.steps.number[-1])
             watched.abstained = False
-            if watched.told is not None:
-                told, watched.told = watched.told, None
-                findings.append(Cleared(told.verdict_id, name, now_ns, "the job finishes steps again"))
+            if watched.active is not None:
+                over, watched.active = watched.active, None
+                findings.append(Cleared(over.verdict_id, name, now_ns, "the job finishes steps again"))
             return findings
-        proven = watched.told is not None and watched.told.confidence >= CONFIDENT
+        proven = watched.active is not None and watched.active.confidence >= CONFIDENT
         if job.open_collectives is None:
             return findings
         silent = (now_ns - watched.finished_ns) * 1e-9
@@ -213,20 +213,20 @@ class HangDetector:
             watched.stopped_ns += max(now_ns - since_ns, 0)
         if proven or silent < max(LEAST_SECONDS, TIMES_THE_USUAL * usual, TIMES_THE_LONGEST * watched.longest):
             return findings
-        if watched.told is None:
+        if watched.active is None:
             return self._judge(job, watched, telemetry, silent, usual, states)
         if now_ns - watched.judged_ns < AGAIN_SECONDS * 1e9:
             return findings
-        return self._judge_again(watched.told, job, watched, telemetry, silent, usual, states)
+        return self._judge_again(watched.active, job, watched, telemetry, silent, usual, states)
 
-    def _watch(self, shape: Shape, now_ns: int) -> _Watched:
+    def _watch(self, shape: Shape, now_ns: int) -> _AttemptState:
         """Return the state of the attempt. A new attempt inherits the longest step and pause of earlier ones."""
         watched = self._watched.get(shape.job)
         if watched is None or watched.shape.attempt != shape.attempt:
             longest, pause, attempt, usual = self._restored.pop(shape.job, (0.0, 0.0, -1, None))
             if watched is not None:
                 longest, pause = max(longest, watched.longest), max(pause, watched.longest_pause)
-            watched = self._watched[shape.job] = _Watched(
+            watched = self._watched[shape.job] = _AttemptState(
                 shape, now_ns, longest=longest, longest_pause=pause,
                 restored_usual=usual if attempt == shape.attempt else None,
             )  # fmt: skip
@@ -234,7 +234,7 @@ class HangDetector:
         return watched
 
     def _judge_again(
-        self, told: Verdict, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float,
+        self, earlier: Verdict, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, silent: float, usual: float,
         states: IntArray,
     ) -> list[Finding]:  # fmt: skip
         """Evaluate an uncertain verdict again, and report it again if it is confirmed now."""
@@ -243,13 +243,13 @@ class HangDetector:
         watched.abstained = abstained
         newer = next((one for one in findings if isinstance(one, Verdict)), None)
         if newer is None or newer.confidence < CONFIDENT:
-            watched.told = told
+            watched.active = earlier
             return []
-        if newer.verdict_id == told.verdict_id:
+        if newer.verdict_id == earlier.verdict_id:
             return [newer]
-        return [Cleared(told.verdict_id, told.gang, telemetry.now_ns, "another rank is the culprit"), newer]
+        return [Cleared(earlier.verdict_id, earlier.gang, telemetry.now_ns, "another rank is the culprit"), newer]
 
-    def _look_unreported(self, job: JobTelemetry, columns: slice, telemetry: Telemetry) -> list[Finding]:
+    def _evaluate_unreported(self, job: JobTelemetry, columns: slice, telemetry: Telemetry) -> list[Finding]:
         """Evaluate a job that reports no steps, by its traffic and by the SM activity of its ranks."""
         watched, counters = self._watched[job.shape.job], telemetry.counters
         if not len(counters.at_ns):
@@ -257,11 +257,11 @@ class HangDetector:
         traffic = self._unreported.take(job, counters.values[:, :, columns], counters.at_ns.tolist())
         if not traffic.silent:
             watched.abstained = False
-            if watched.told is None:
+            if watched.active is None:
                 return []
-            told, watched.told = watched.told, None
-            return [Cleared(told.verdict_id, job.shape.job, telemetry.now_ns, "the job's network traffic has resumed")]
-        stuck = None if watched.told is not None else traffic.stuck(int(counters.at_ns[-1]))
+            over, watched.active = watched.active, None
+            return [Cleared(over.verdict_id, job.shape.job, telemetry.now_ns, "the job's network traffic has resumed")]
+        stuck = None if watched.active is not None else traffic.stuck(int(counters.at_ns[-1]))
         if stuck is None:
             return []
         watched.finished_ns = traffic.moved_ns
@@ -279,7 +279,7 @@ class HangDetector:
         ]
 
     def _judge(
-        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, silent: float, usual: float,
+        self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, silent: float, usual: float,
         states: IntArray,
     ) -> list[Finding]:  # fmt: skip
         opened, now_ns = job.open_collectives, telemetry.now_ns
@@ -304,8 +304,12 @@ class HangDetector:
         entered = float(np.mean((telemetry.now_ns - opened[inside, 1]) * 1e-9))
         if entered < LEAST_SECONDS / 2:
             return []
-        heard = np.array([telemetry.heard_ns.get(node, 0) for node in job.shape.nodes])
-        lost = (telemetry.now_ns - heard) * 1e-9 > FRESH_SECONDS if telemetry.heard_ns else np.zeros(len(heard), bool)
+        reported_ns = np.array([telemetry.heard_ns.get(node, 0) for node in job.shape.nodes])
+        lost = (
+            (telemetry.now_ns - reported_ns) * 1e-9 > FRESH_SECONDS
+            if telemetry.heard_ns
+            else np.zeros(len(reported_ns), bool)
+        )
         waiting = Evidence(
             "ranks_in_the_newest_collective", float(inside.sum()), float(len(inside)), "ranks",
             f"all ranks; they have been in collective {newest} for {entered:.0f} s on average", 2.0,
@@ -329,7 +333,7 @@ class HangDetector:
         return self._of_ranks(job, watched, telemetry, absent, int(who), (silence, waiting, arrived), states)
 
     def _of_ranks(
-        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, absent: IndexArray, who: int,
+        self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, absent: IndexArray, who: int,
         found: tuple[Evidence, ...], states: IntArray,
     ) -> list[Finding]:  # fmt: skip
         """Accuse these ranks, which have not arrived; `who` is the first of them."""
@@ -339,11 +343,11 @@ class HangDetector:
                 job, watched, telemetry, f"{len(absent)} of {len(job.shape)} ranks on {len(nodes)} nodes are absent"
             )
         silent = found[0].value
-        told = (*found, *of_process(job, states, who, silent, telemetry.now_ns))
-        return [self._verdict(job, watched, telemetry, who, absent, Cause.NEVER_ARRIVED, told)]
+        evidence = (*found, *of_process(job, states, who, silent, telemetry.now_ns))
+        return [self._verdict(job, watched, telemetry, who, absent, Cause.NEVER_ARRIVED, evidence)]
 
     def _transport(
-        self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, evidence: tuple[Evidence, ...]
+        self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, evidence: tuple[Evidence, ...]
     ) -> list[Finding]:
         """Accuse the failing port or link, if all ranks have arrived and exactly one node has errors."""
         columns = self._panel.of(job.shape.job)
@@ -359,10 +363,12 @@ class HangDetector:
             reason = "all ranks are in one collective, and no port or link reports errors: suspect the transport"
             return self._abstain(job, watched, telemetry, reason)
         score, cause, failing = max(found, key=lambda one: one[0])
-        told = Evidence("error_counters", score, ALARM, "sigma", "alarm threshold of the CUSUM against its peers", 3.0)
-        return [self._verdict(job, watched, telemetry, int(failing[0]), failing, cause, (*evidence, told))]
+        errors = Evidence(
+            "error_counters", score, ALARM, "sigma", "alarm threshold of the CUSUM against its peers", 3.0
+        )
+        return [self._verdict(job, watched, telemetry, int(failing[0]), failing, cause, (*evidence, errors))]
 
-    def _abstain(self, job: JobTelemetry, watched: _Watched, telemetry: Telemetry, reason: str) -> list[Finding]:
+    def _abstain(self, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, reason: str) -> list[Finding]:
         if watched.abstained:
             return []
         watched.abstained = True
@@ -373,7 +379,7 @@ class HangDetector:
     def _verdict(
         self,
         job: JobTelemetry,
-        watched: _Watched,
+        watched: _AttemptState,
         telemetry: Telemetry,
         who: int,
         all_of_them: IntArray,
@@ -387,7 +393,7 @@ class HangDetector:
         rank = int(shape.ranks[who])
         ranks = tuple(shape.ranks[all_of_them].tolist()) if 1 < len(all_of_them) <= PAGED_RANKS else ()
         usual = LEAST_SECONDS / TIMES_THE_USUAL if watched.usual is None else watched.usual
-        watched.told = Verdict(
+        watched.active = Verdict(
             verdict_id=f"{shape.job}.{shape.attempt}.hang.{rank}.{watched.finished_ns}",
             kind=Kind.HANG,
             gang=shape.job,
@@ -413,7 +419,7 @@ class HangDetector:
             detected_step=watched.step,
             longest_pause_seconds=watched.longest_pause,
         )
-        return watched.told
+        return watched.active
 
 
 def _behind(numbers: IntArray, shape: Shape) -> npt.NDArray[np.bool_]:
@@ -432,10 +438,10 @@ def at_fault(absent: IndexArray, lost: npt.NDArray[np.bool_], shape: Shape) -> I
     position of a rank that is not reporting is unknown. Other ranks of its replica may wait for data from it, and are
     excluded.
     """
-    replicas, unheard = shape.groups.get("pipeline"), absent[lost[absent]]
-    if replicas is None or not len(unheard):
+    replicas, stale = shape.groups.get("pipeline"), absent[lost[absent]]
+    if replicas is None or not len(stale):
         return absent
-    seen = absent[~lost[absent] & ~np.isin(replicas[absent], replicas[unheard])]
+    seen = absent[~lost[absent] & ~np.isin(replicas[absent], replicas[stale])]
     return seen if len(seen) else absent
 
 

@@ -83,7 +83,7 @@ class Traffic:
     """Sum of the SM activity over these windows: float64 [n]."""
     waits: FloatArray = field(init=False)
     """Sum of the share of time that hosts wait for disks over these windows: float64 [n]."""
-    heard: FloatArray = field(init=False)
+    counted: FloatArray = field(init=False)
     """Number of these windows with a known SM activity: float64 [n]."""
 
     def __post_init__(self) -> None:
@@ -93,10 +93,10 @@ class Traffic:
         """Add one window, [features, ranks]. Return whether traffic resumed in it after a pause."""
         rows = values[[FEATURE[name] for name in RATES]]
         known = np.isfinite(rows)
-        heard = int(known.any(axis=0).sum())
-        if 2 * heard <= len(self.shape):
+        reporting = int(known.any(axis=0).sum())
+        if 2 * reporting <= len(self.shape):
             return False
-        moved = float(rows[known].sum()) / heard
+        moved = float(rows[known].sum()) / reporting
         if not moved > NOTHING * (0.0 if math.isnan(self.usual) else self.usual):
             self._still(values)
             return False
@@ -117,15 +117,15 @@ class Traffic:
             return None
         if self.windows < LEAST_WINDOWS or (self.moved_ns - self.first_ns) * 1e-9 < LEAST_WATCHED_SECONDS:
             return None
-        known = self.heard > 0
+        known = self.counted > 0
         if 2 * int(known.sum()) <= len(self.shape):
             return None
-        busy = self.busy[known] / self.heard[known]
+        busy = self.busy[known] / self.counted[known]
         polling = float(np.median(busy))
         if polling < POLLS:
             return None
         apart = np.flatnonzero(known)[np.abs(busy - polling) > APART * polling]
-        theirs = float(self.busy[apart[0]] / self.heard[apart[0]]) if len(apart) else math.nan
+        theirs = float(self.busy[apart[0]] / self.counted[apart[0]]) if len(apart) else math.nan
         if len(apart) and float(self.waits[apart].max()) > LEAST_IO_WAIT * self.silent:
             return None
         alike = Evidence(
@@ -145,12 +145,12 @@ class Traffic:
             return  # it may have worked in a part of this window
         known = np.isfinite(busy)
         self.busy[known] += busy[known]
-        self.heard += known
+        self.counted += known
         self.waits += np.nan_to_num(waits)
 
     def _begin(self) -> None:
         self.silent = 0
-        self.busy, self.waits, self.heard = (np.zeros(len(self.shape)) for _ in range(3))
+        self.busy, self.waits, self.counted = (np.zeros(len(self.shape)) for _ in range(3))
 
 
 class UnreportedHangs:

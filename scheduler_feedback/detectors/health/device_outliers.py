@@ -110,8 +110,8 @@ class Counted:
             WITNESSED if slower >= HURT and not silent else ALARM
         )  # only reported steps are a second source of evidence
         # Explanations of a slow rank do not apply to a job that another job slows down.
-        telling = (*FEATURES_OF, *FEATURES_OF_SLOW) if silent and shape.job not in panel.disturbed else FEATURES_OF
-        for cause, level, names in telling:
+        candidates = (*FEATURES_OF, *FEATURES_OF_SLOW) if silent and shape.job not in panel.disturbed else FEATURES_OF
+        for cause, level, names in candidates:
             if beside and level == "node":
                 continue  # the interference detector separates a slow node from a busy other job
             name = max(names, key=lambda one: float(panel.score[FEATURE[one], column]))

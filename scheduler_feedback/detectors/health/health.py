@@ -116,8 +116,8 @@ class HealthDetector:
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
             raise ValueError(f"health snapshot of {len(data)} bytes: {error}") from None
 
-    def _event(self, told: NodeEvent, telemetry: Telemetry) -> list[Finding]:
-        event, detail = told.event, told.event.detail
+    def _event(self, node_event: NodeEvent, telemetry: Telemetry) -> list[Finding]:
+        event, detail = node_event.event, node_event.event.detail
         if event.kind == XID:
             try:
                 code = int(detail.get("code", ""))
@@ -128,26 +128,28 @@ class HealthDetector:
             if action not in ACTING_BUCKETS:
                 return []
             words = f"XID {code} {known.name}: {known.meaning}; NVIDIA's catalogue asks for {action}"
-            return self._accuse(Suspicion(told.node, "gpu", event.entity, Cause.XID, words, float(code)), telemetry)
+            return self._accuse(
+                Suspicion(node_event.node, "gpu", event.entity, Cause.XID, words, float(code)), telemetry
+            )
         if event.kind == RECOVERY_ACTION:
             action = detail.get("action", "")
             if action not in ACTING_RECOVERIES:
                 return []
             words = f"the driver's recovery action asks for {action}"
-            return self._accuse(Suspicion(told.node, "gpu", event.entity, Cause.XID, words, 1.0), telemetry)
+            return self._accuse(Suspicion(node_event.node, "gpu", event.entity, Cause.XID, words, 1.0), telemetry)
         if event.kind == DEVICE_LOST:
             words = f"{event.entity} is no longer present"
-            return self._accuse(Suspicion(told.node, "gpu", event.entity, Cause.LOST, words, 1.0), telemetry)
+            return self._accuse(Suspicion(node_event.node, "gpu", event.entity, Cause.LOST, words, 1.0), telemetry)
         if event.kind == LINK:
-            self._ports.take(told, telemetry.now_ns)
+            self._ports.take(node_event, telemetry.now_ns)
         elif event.kind == PART_REPLACED:
-            return self._replaced(told, telemetry.now_ns)
+            return self._replaced(node_event, telemetry.now_ns)
         return []
 
-    def _replaced(self, told: NodeEvent, now_ns: int) -> list[Finding]:
+    def _replaced(self, node_event: NodeEvent, now_ns: int) -> list[Finding]:
         """Clear the fault history and the active verdicts of a replaced part and its node."""
-        self.lemons.forget(told.event.entity, told.node)
-        gone = [key for key in self._standing if key[1] in (told.event.entity, told.node)]
+        self.lemons.forget(node_event.event.entity, node_event.node)
+        gone = [key for key in self._standing if key[1] in (node_event.event.entity, node_event.node)]
         return [
             Cleared(one.verdict_id, one.gang, now_ns, "the part was replaced")
             for one in (self._standing.pop(key) for key in gone)
@@ -166,8 +168,8 @@ class HealthDetector:
             key = (gang, device or node)
             if key in self._standing:
                 continue
-            told = Evidence("event", why.value, float("nan"), "", why.words, 3.0 if why.more else 6.0)
-            items = (told, *why.more, *past)
+            cause_evidence = Evidence("event", why.value, float("nan"), "", why.words, 3.0 if why.more else 6.0)
+            items = (cause_evidence, *why.more, *past)
             speed = self._speeds.of.get(gang, Speed())
             before, now = speed.best if math.isfinite(speed.best) else speed.usual, speed.usual
             if (period := self.periods().get(gang)) is not None:

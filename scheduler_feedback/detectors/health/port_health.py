@@ -47,10 +47,10 @@ class Ports:
     def __init__(self) -> None:
         self._ports: dict[str, Port] = {}
 
-    def take(self, told: NodeEvent, now_ns: int) -> None:
+    def take(self, node_event: NodeEvent, now_ns: int) -> None:
         """Process a link event."""
-        port = self._ports.setdefault(_name(told), Port())
-        detail = told.event.detail
+        port = self._ports.setdefault(_name(node_event), Port())
+        detail = node_event.event.detail
         state, source = detail.get("state"), detail.get("source", "")
         if state == "down":
             port.down_ns = port.down_ns or now_ns
@@ -80,6 +80,6 @@ class Ports:
             yield Suspicion(node, level, name, Cause.LINK, words, float(value))
 
 
-def _name(told: NodeEvent) -> str:
-    entity = told.event.entity
-    return entity if entity.startswith(f"{told.node}/") else f"{told.node}/{entity}"
+def _name(node_event: NodeEvent) -> str:
+    entity = node_event.event.entity
+    return entity if entity.startswith(f"{node_event.node}/") else f"{node_event.node}/{entity}"

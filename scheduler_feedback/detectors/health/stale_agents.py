@@ -61,9 +61,9 @@ class Silence:
         agents = len(telemetry.heard_ns)
         if len(recent) < MASS_LEAST or len(recent) <= MASS_SHARE * agents:
             return None
-        told = now_ns < self._mass_until_ns
+        already_reported = now_ns < self._mass_until_ns
         self._mass_until_ns = now_ns + round(MASS_SECONDS * 1e9)
-        if told:
+        if already_reported:
             return None
         words = (
             f"{len(recent)} of {agents} agents stopped reporting within {MASS_SECONDS:.0f} s: suspect a rollout or the "
@@ -86,8 +86,8 @@ class Silence:
                 # Second source of evidence: the job has finished no step since, for longer than its steps take.
                 if lost_ns is None or speed.finished_ns > lost_ns or (now_ns - lost_ns) * 1e-9 < STILL_SECONDS:
                     continue
-                stood = (telemetry.heard_ns[node] - speed.finished_ns) * 1e-9
-                if stood > STOOD_STEPS * speed.usual + STOOD_SECONDS:
+                reported_after = (telemetry.heard_ns[node] - speed.finished_ns) * 1e-9
+                if reported_after > STOOD_STEPS * speed.usual + STOOD_SECONDS:
                     continue
                 if still < 3 * speed.usual or not _waited_for(job, telemetry, max(STILL_SECONDS, speed.usual)):
                     continue

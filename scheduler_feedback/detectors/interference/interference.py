@@ -96,7 +96,7 @@ class _Course:
     steps: Steps = field(default_factory=Steps)
     """The same by steps of the job, if they are long."""
     step: int = -1
-    unknown_told: bool = False
+    unknown_reported: bool = False
     unreported: Unreported | None = None
     """State of a job that reports no steps and shares a resource."""
 
@@ -329,7 +329,7 @@ class InterferenceDetector:
         over += self._clear(name, telemetry.now_ns, others)
         if best is None:
             return over + self._unknown(job, course, telemetry)
-        return over + self._told(job, course, best, tuple(dict.fromkeys(others)), telemetry)
+        return over + self._report(job, course, best, tuple(dict.fromkeys(others)), telemetry)
 
     def _at_ease(self, shape: Shape, ranks: IntArray, cost: float) -> bool:
         """Return whether no rank waits for a CPU for as long as it loses: a share `cost` of its usual step.
@@ -359,7 +359,7 @@ class InterferenceDetector:
         lost = steps.values(place if kind == "host" else "")
         return _sure(together(lost, beside, LEAST_WINDOWS, LEAST_STATE, late))
 
-    def _told(
+    def _report(
         self,
         job: JobTelemetry,
         course: _Course,
@@ -478,7 +478,7 @@ class InterferenceDetector:
 
     def _unknown(self, job: JobTelemetry, course: _Course, telemetry: Telemetry) -> list[Finding]:
         """Abstain if many ports are congested and the job is slower, but no topology shows the jobs on its fabric."""
-        if course.unknown_told or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
+        if course.unknown_reported or "uplink" in job.shape.sharing or len(telemetry.jobs) < 2:
             return []
         victim = course.communication.values() if course.unreported is None else course.unreported.lost()
         known = victim[np.isfinite(victim)]
@@ -489,7 +489,7 @@ class InterferenceDetector:
         marked = level > 10.0 * max(float(np.nanquantile(level, 0.1)), 1.0) if np.isfinite(level).any() else level > 0
         if more < UNKNOWN_COST or float(np.mean(marked)) < CONGESTED_RANKS:
             return []
-        course.unknown_told = True
+        course.unknown_reported = True
         shape = job.shape
         share = float(np.mean(marked))
         words = (

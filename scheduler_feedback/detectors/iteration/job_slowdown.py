@@ -125,17 +125,17 @@ class JobGate:
         self.period_seconds = None
         for name in reversed(RATES):  # network traffic has the longest pauses
             found = [
-                told
+                estimate
                 for ring, seconds in (
                     (self.coarsely[name], COARSER * self.window_seconds),
                     (self.evenly[name], self.window_seconds),
                 )
-                if (told := rhythm(np.array(ring), seconds)) is not None
+                if (estimate := rhythm(np.array(ring), seconds)) is not None
             ]
             if found and abs(found[0].seconds / found[-1].seconds - 1.0) > AGREE:
                 return
             if found:
-                self.period_seconds = max(found, key=lambda told: len(told.ends)).seconds
+                self.period_seconds = max(found, key=lambda estimate: len(estimate.ends)).seconds
                 return
         if self.voices is not None:
             self.period_seconds = self.voices.period(self.window_seconds)

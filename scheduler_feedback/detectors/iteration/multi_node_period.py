@@ -71,7 +71,7 @@ class Voices:
     """Sum of the time from sample to end of the window, in windows: float64 [signals]."""
     square: FloatArray = field(init=False)
     """Sum of its square: float64 [signals]."""
-    heard: FloatArray = field(init=False)
+    counted: FloatArray = field(init=False)
     """Number of windows in which it was known: float64 [signals]."""
     taken: int = 0
     """Number of windows so far."""
@@ -92,7 +92,7 @@ class Voices:
         self.role = np.array([role for role, _ in chosen], np.int64)
         self.members = tuple(np.array(ranks, np.intp) for _, ranks in chosen)
         self.ring = np.full((KEPT, len(chosen)), np.nan, np.float32)
-        self._silence()
+        self._reset_lags()
 
     def take(self, values: Float32Array, lag_seconds: Float32Array, seconds: float) -> None:
         """Add one window of so many seconds: [features, ranks]; and the time from each rank's sample to its end."""
@@ -110,32 +110,32 @@ class Voices:
             if math.isfinite(lag):
                 self.lag[voice] += lag
                 self.square[voice] += lag * lag
-                self.heard[voice] += 1.0
+                self.counted[voice] += 1.0
 
     def forget(self) -> None:
         """Drop all samples: the length of windows has changed."""
         self.ring[:] = np.nan
         self.taken = 0
-        self._silence()
+        self._reset_lags()
 
     def period(self, seconds: float) -> float | None:
         """Return the iteration time in seconds; None if no period is reliable. seconds: length of a window."""
         count = min(self.taken, KEPT)
-        heard = np.maximum(self.heard, 1.0)
-        lag = self.lag / heard
-        steady = self.square / heard - lag**2 <= STEADY**2
+        counted = np.maximum(self.counted, 1.0)
+        lag = self.lag / counted
+        steady = self.square / counted - lag**2 <= STEADY**2
         course = np.roll(self.ring, -(self.taken % KEPT), axis=0)[KEPT - count :].T.astype(np.float64)
         known = np.isfinite(course)
         if count < LEAST_SAMPLES:
             return None
-        sung = steady & (2 * self.heard > self.taken) & (known.mean(axis=1) >= LEAST_KNOWN)
-        if sung.sum() < 2:
+        usable = steady & (2 * self.counted > self.taken) & (known.mean(axis=1) >= LEAST_KNOWN)
+        if usable.sum() < 2:
             return None
-        found = strongest(_even(course[sung], known[sung]), -lag[sung], self.role[sung])
+        found = strongest(_even(course[usable], known[usable]), -lag[usable], self.role[usable])
         return None if found is None else seconds / found
 
-    def _silence(self) -> None:
-        self.lag, self.square, self.heard = (np.zeros(len(self.members)) for _ in range(3))
+    def _reset_lags(self) -> None:
+        self.lag, self.square, self.counted = (np.zeros(len(self.members)) for _ in range(3))
 
 
 COUNTERS = ("nvlink_bytes", "nic_transmit_bytes")
@@ -159,9 +159,9 @@ def strongest(course: FloatArray, phase: FloatArray, role: IntArray) -> float | 
             continue
         together = np.zeros(len(places), np.complex128)
         for voice in of_role.tolist():
-            heard = spectrum[voice, places % size]
-            together += heard * np.exp(-2j * math.pi * frequency * phase[voice])
-            voices += np.abs(heard) ** 2
+            signal = spectrum[voice, places % size]
+            together += signal * np.exp(-2j * math.pi * frequency * phase[voice])
+            voices += np.abs(signal) ** 2
         line += np.abs(together) ** 2 / len(of_role)
     place = int(np.argmax(np.where(frequency >= LEAST_CYCLES / count, line, 0.0)))
     here, height, width = frequency[place], float(line[place]), WIDTH / count

@@ -20,7 +20,7 @@ from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
 ALIKE_SHARE = 0.5
 """Least excess of the replica's median, as a share of the suspect's excess, for a common cause."""
 
-HEARD_SHARE = 0.9
+PRESENT_SHARE = 0.9
 """A rank that does not report is filled in from its peers, which says nothing about its work. A mate must have reported
 in this share of the windows in which the suspect reported."""
 
@@ -33,7 +33,7 @@ LEAST_EPISODE = 8
 """Sequences are drawn in each step. An episode three times as long as the longest earlier one, or three times eight
 windows if that is more, is not chance."""
 
-UNTOLD = frozenset({Cause.UNKNOWN, Cause.COMPUTE})
+EXPLAINED_BY_WORK = frozenset({Cause.UNKNOWN, Cause.COMPUTE})
 """Causes that longer sequences explain: they need more computing."""
 
 
@@ -84,8 +84,8 @@ def mates(shape: Shape, rank: int) -> IndexArray:
 def alike(case: Case, shape: Shape) -> Alike | None:
     """Compare a suspect with its reporting mates over the alarm's interval; None without any."""
     its_mates = mates(shape, case.rank)
-    heard = case.mean("present")
-    its_mates = its_mates[heard[its_mates] >= HEARD_SHARE * heard[case.rank]]
+    present = case.mean("present")
+    its_mates = its_mates[present[its_mates] >= PRESENT_SHARE * present[case.rank]]
     if not len(its_mates):
         return None
     longer = np.log(np.maximum(case.mean("compute"), 1e-9) / np.maximum(case.baseline.reference, 1e-9))
@@ -115,7 +115,7 @@ def judged_by_samples(judgement: Judgement, case: Case, job: JobTelemetry, windo
         refusal = f"{many}, on {found.nodes} nodes: a fault of one member does not make others compute longer"
     elif (
         case.for_work  # compute times are already normalised by work
-        or judgement.cause not in UNTOLD
+        or judgement.cause not in EXPLAINED_BY_WORK
         or found.node_wide
         or case.baseline.own_spread[case.rank] < UNEVEN
         or windows >= LASTING_EPISODES * max(longest, LEAST_EPISODE)

@@ -402,9 +402,9 @@ def spread_of_others(shifts: FloatArray, rank: int) -> float:
 def join(windows: Sequence[Window], field: str) -> FloatArray:
     """Return the mean of a per-rank, per-node or scalar field over windows, weighted by their steps."""
     weights = np.array([window.steps for window in windows], float)
-    told = [getattr(window, field) for window in windows]
-    alike = not isinstance(told[0], float)  # np.array inspects each array, which takes three times as long
-    values = np.concatenate(told).reshape(len(told), *told[0].shape) if alike else np.array(told)
+    parts = [getattr(window, field) for window in windows]
+    alike = not isinstance(parts[0], float)  # np.array inspects each array, which takes three times as long
+    values = np.concatenate(parts).reshape(len(parts), *parts[0].shape) if alike else np.array(parts)
     # As np.tensordot, which takes three times as long.
     result: FloatArray = np.dot((weights / weights.sum()).reshape(1, -1), values.reshape(len(values), -1))
     return result.reshape(values.shape[1:])

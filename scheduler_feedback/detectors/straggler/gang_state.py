@@ -39,9 +39,9 @@ class Standing:
     verdict_id: str
     first_ns: int
     """Wall time at which the alarm began."""
-    told_confidence: float
+    reported_confidence: float
     """Highest confidence reported so far."""
-    told_cause: bool = False
+    reported_cause: bool = False
     """Whether a cause has been reported."""
     node: str = ""
     """Node of which several ranks are slow; '' where the verdict is on one rank."""
@@ -90,7 +90,7 @@ class Watched:
     """Active verdicts by index of the rank."""
     slow_windows: int = 0
     calm_windows: int = 0
-    told: set[int] = field(default_factory=set)
+    abstained: set[int] = field(default_factory=set)
     """Indices of ranks (-1: the gang) with an abstention reported in the current episode."""
     samples: tuple[int, tuple[Sample, ...]] = (-1, ())
     """`counted` at the time when the metric samples were computed, and the samples: they are read more often."""
@@ -101,7 +101,7 @@ class Watched:
             return self.standing.get(rank)
         node = self.where.names[self.where.index[rank]]
         of_node = [standing for standing in self.standing.values() if standing.node == node]
-        return max(of_node, key=lambda standing: (standing.told_cause, standing.told_confidence), default=None)
+        return max(of_node, key=lambda standing: (standing.reported_cause, standing.reported_confidence), default=None)
 
     @property
     def accused(self) -> set[int]:
@@ -226,10 +226,10 @@ def _keep(watched: Watched, baseline: Baseline) -> _Kept:
         layout_known=watched.where.layout_known,
         work=None if watched.work is None else (watched.work.fixed, watched.work.a_token, watched.work.a_square),
         arrays={name: array.astype("<f8").tobytes() for name, array in arrays.items()},
-        standing={r: (s.verdict_id, s.first_ns, s.told_confidence) for r, s in watched.standing.items()},
-        told_causes=tuple(sorted(rank for rank, standing in watched.standing.items() if standing.told_cause)),
+        standing={r: (s.verdict_id, s.first_ns, s.reported_confidence) for r, s in watched.standing.items()},
+        told_causes=tuple(sorted(rank for rank, standing in watched.standing.items() if standing.reported_cause)),
         told_nodes={r: (s.node, s.cause, tuple(sorted(s.others))) for r, s in watched.standing.items() if s.node},
-        told=tuple(sorted(watched.told)),
+        told=tuple(sorted(watched.abstained)),
         longest_episode=watched.longest_episode,
     )
 
@@ -277,12 +277,12 @@ def _unpack(kept: _Kept) -> Watched:
     watched.score = arrays["score"]
     watched.since = np.where(watched.score > 0, 0, -1).astype(np.int64)
     watched.standing = {
-        rank: Standing(*verdict, told_cause=rank in kept.told_causes) for rank, verdict in kept.standing.items()
+        rank: Standing(*verdict, reported_cause=rank in kept.told_causes) for rank, verdict in kept.standing.items()
     }
     for rank, (node, cause, others) in kept.told_nodes.items():
         standing = watched.standing[rank]
         standing.node, standing.cause, standing.others = node, cause, set(others)
-    watched.told = set(kept.told)
+    watched.abstained = set(kept.told)
     watched.longest_episode = kept.longest_episode
     return watched
 

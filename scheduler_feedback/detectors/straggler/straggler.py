@@ -60,9 +60,9 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
     UNEASY_SCORE,
     abstention,
     cleared,
+    cover_rank,
+    is_settled,
     not_yet_sure,
-    speaks_of,
-    told_enough,
     too_weak,
     verdict,
     whole_gang,
@@ -233,8 +233,8 @@ class StragglerDetector:
         means: Means = {}
         for rank in alarmed:
             standing = watched.standing_on(rank)
-            if standing is not None and told_enough(standing, watched.counted, rank in watched.standing):
-                speaks_of(name, watched, rank, standing, self._panel)
+            if standing is not None and is_settled(standing, watched.counted, rank in watched.standing):
+                cover_rank(name, watched, rank, standing, self._panel)
                 continue
             if watched.refused[rank] > PATIENCE_WINDOWS and watched.counted % PATIENCE_WINDOWS:
                 continue  # after repeated refusals, evaluate less often
@@ -252,8 +252,8 @@ class StragglerDetector:
                 findings += verdict(name, watched, judgement, job, self._panel)
             elif not judgement.harmless and rank not in watched.accused:
                 watched.refused[rank] += 1
-                if watched.refused[rank] >= PATIENCE_WINDOWS and rank not in watched.told:
-                    watched.told |= {rank, *judgement.about}
+                if watched.refused[rank] >= PATIENCE_WINDOWS and rank not in watched.abstained:
+                    watched.abstained |= {rank, *judgement.about}
                     findings.append(abstention(name, watched, judgement))
         findings += cleared(name, watched, window, self._panel)
         findings += whole_gang(name, watched, baseline, bool(alarmed), self._timed)

@@ -67,16 +67,16 @@ class Causes:
             return judgement
         from_start = bool(baseline.from_start[judgement.rank])
         weighed = weigh(self._panel, np.array([column], np.intp), self._priors, self._switches, from_start)
-        told = (*(item for item in judgement.evidence if item.measure != MISSING), *evidence(self._panel, column))
+        items = (*(item for item in judgement.evidence if item.measure != MISSING), *evidence(self._panel, column))
         cause = weighed.name(0)
         hosts = job.shape.sharing.get("host", ())
         if hosts and hosts[judgement.rank] in self._crowded and cause in CONTENDED:
             refusal = "another job uses the same host, and no counter excludes contention between the two jobs"
-            return replace(judgement, cause=cause, evidence=told, refusal=refusal)
+            return replace(judgement, cause=cause, evidence=items, refusal=refusal)
         if cause is not Cause.UNKNOWN:
             margin = log_odds.bounded(float(weighed.margin[0]), 0.0, 1.0)
-            told = (*told, Evidence("log_odds_of_cause", float(weighed.margin[0]), MARGIN, "", str(cause), margin))
-        return replace(judgement, cause=cause, evidence=told, confidence=log_odds.confidence(told), counters=True)
+            items = (*items, Evidence("log_odds_of_cause", float(weighed.margin[0]), MARGIN, "", str(cause), margin))
+        return replace(judgement, cause=cause, evidence=items, confidence=log_odds.confidence(items), counters=True)
 
     def with_past(self, judgement: Judgement, shape: Shape) -> Judgement:
         """Add evidence of earlier verdicts on the part and its node. It raises the confidence but makes no verdict
@@ -85,5 +85,5 @@ class Causes:
         past = self._panel.lemons.weight(shape.gpus[rank] if shape.gpus else "", shape.nodes[rank])
         if judgement.cause not in OF_PARTS or not past:
             return judgement
-        told = (*judgement.evidence, *past)
-        return replace(judgement, evidence=told, confidence=log_odds.confidence(told))
+        items = (*judgement.evidence, *past)
+        return replace(judgement, evidence=items, confidence=log_odds.confidence(items))

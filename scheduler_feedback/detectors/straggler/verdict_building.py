@@ -62,7 +62,7 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
     standing = watched.standing_on(rank)
     interval = watched.interval(rank)
     if standing is not None and not says_more(standing, judgement, rank in watched.standing):
-        speaks_of(name, watched, rank, standing, panel)
+        cover_rank(name, watched, rank, standing, panel)
         return []
     standing = watched.standing.get(rank)
     if standing is None:
@@ -78,12 +78,12 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
     if mates:
         standing.node, standing.cause = job.shape.nodes[rank], judgement.cause
         for mate in mates:
-            speaks_of(name, watched, mate, standing, panel)
-    if judgement.cause in OF_PARTS and not standing.told_cause:
+            cover_rank(name, watched, mate, standing, panel)
+    if judgement.cause in OF_PARTS and not standing.reported_cause:
         gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
         panel.lemons.remember(gpu, node, judgement.cause, standing.first_ns)
-    standing.told_confidence = max(standing.told_confidence, judgement.confidence)
-    standing.told_cause = standing.told_cause or judgement.cause is not Cause.UNKNOWN
+    standing.reported_confidence = max(standing.reported_confidence, judgement.confidence)
+    standing.reported_cause = standing.reported_cause or judgement.cause is not Cause.UNKNOWN
     return [
         Verdict(
             verdict_id=standing.verdict_id,
@@ -110,21 +110,21 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
     ]
 
 
-def speaks_of(name: str, watched: Watched, rank: int, standing: Standing, panel: Panel) -> None:
+def cover_rank(name: str, watched: Watched, rank: int, standing: Standing, panel: Panel) -> None:
     """Add the rank to a verdict on its node. The verdict is cleared when all of its ranks run at normal speed."""
     if watched.standing.get(rank) is not standing and rank not in standing.others:
         standing.others.add(rank)
         panel.accused.add((name, watched.attempt, watched.ranks[rank]))
 
 
-def told_enough(standing: Standing, windows: int, own: bool) -> bool:
+def is_settled(standing: Standing, windows: int, own: bool) -> bool:
     """Return whether no further evaluation of the verdict is due now. A verdict that lacks only its cause is evaluated
     at longer intervals.
 
     own: whether the verdict is on the rank itself, not on its node.
     """
-    known = standing.told_cause and own
-    return standing.told_confidence >= ACTING_CONFIDENCE and (known or windows % CAUSE_WINDOWS > 0)
+    known = standing.reported_cause and own
+    return standing.reported_confidence >= ACTING_CONFIDENCE and (known or windows % CAUSE_WINDOWS > 0)
 
 
 def says_more(standing: Standing, judgement: Judgement, own: bool) -> bool:
@@ -135,10 +135,10 @@ def says_more(standing: Standing, judgement: Judgement, own: bool) -> bool:
     """
     if not own and judgement.cause in OF_PARTS and judgement.cause != standing.cause:
         return True
-    if standing.told_confidence < ACTING_CONFIDENCE <= judgement.confidence:
+    if standing.reported_confidence < ACTING_CONFIDENCE <= judgement.confidence:
         return True
-    sure = judgement.confidence >= min(standing.told_confidence, ACTING_CONFIDENCE)
-    return sure and not standing.told_cause and judgement.cause is not Cause.UNKNOWN
+    sure = judgement.confidence >= min(standing.reported_confidence, ACTING_CONFIDENCE)
+    return sure and not standing.reported_cause and judgement.cause is not Cause.UNKNOWN
 
 
 def abstention(name: str, watched: Watched, judgement: Judgement) -> Abstention:
@@ -184,16 +184,16 @@ def whole_gang(name: str, watched: Watched, baseline: Baseline, alarmed: bool, t
     calm = slower < LEAST_SLOWDOWN and not (watched.score >= UNEASY_SCORE).any() and not watched.standing
     watched.calm_windows = watched.calm_windows + 1 if calm else 0
     if watched.calm_windows >= CALM_WINDOWS:
-        watched.told.clear()
+        watched.abstained.clear()
     watched.slow_windows = watched.slow_windows + 1 if slower >= GANG_SLOWDOWN else 0
     if (
         alarmed
         or watched.standing
-        or -1 in watched.told
+        or -1 in watched.abstained
         or watched.slow_windows < (GANG_WINDOWS if timed else GANG_STEPS)
     ):
         return []
-    watched.told.add(-1)
+    watched.abstained.add(-1)
     why = "no rank is an outlier: suspect the workload or the machine"
     if not (window.known and baseline.known):
         why = "the time that ranks wait in collectives is unknown"

@@ -241,8 +241,8 @@ def _stage_grown(
     ranks = tuple(course.shape.ranks[members].tolist())
     if first and (kept > WORK_SHARE or np.isnan(kept)):
         # The work of the first stage seldom changes; its input does often.
-        told = evidence if np.isnan(kept) else (*evidence, _kept_waiting(kept))
-        yield Claim("loading", Kind.WORKLOAD, Cause.DATA_LOADING, -1, ranks, usual.seconds, told)
+        facts = evidence if np.isnan(kept) else (*evidence, _kept_waiting(kept))
+        yield Claim("loading", Kind.WORKLOAD, Cause.DATA_LOADING, -1, ranks, usual.seconds, facts)
     elif not kept > IDLE_SHARE:
         yield Claim(f"{STAGE}-grown-{stage}", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, usual.seconds,
                     evidence)  # fmt: skip

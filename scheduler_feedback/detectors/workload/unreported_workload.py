@@ -150,8 +150,8 @@ class Doings:
         more = (grown >= np.maximum(MORE * extra, SIGMAS * sigma)) & (each >= EACH * MORE * extra)
         no_more = grown <= NO_MORE * extra
         if more.all() and len({*self.shape.nodes}) > 1:
-            told = _works(float(work.min()), float(clock.min()))
-            return [_claim("more-work", Kind.WORKLOAD, Cause.WHOLE_JOB, slower, (), told)]
+            evidence = _works(float(work.min()), float(clock.min()))
+            return [_claim("more-work", Kind.WORKLOAD, Cause.WHOLE_JOB, slower, (), evidence)]
         if more.any() and no_more[~more].all():
             return self._of_stage(more, work, clock, slower)
         if no_more.all():
@@ -182,13 +182,13 @@ class Doings:
         if ratio < STAGE_RATIO or not alike:
             return []
         words = f"median of the other {len(others)} stages; the busiest of them has {others.max():.2f}"
-        told = (
+        evidence = (
             Evidence("tensor_active", float(busy[most]), middle, "ratio", words, 3.5),
             Evidence("sm_clock", float(clock[most]), float(clock.max()), "hertz", "the highest of all stages", 0.5),
         )
         ranks = tuple(self.shape.ranks[self.members[most]].tolist())
         key = f"{STAGE}-{int(self.shape.stage[self.members[most][0]])}"
-        return [Claim(key, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, 1.0 / ratio, told)]
+        return [Claim(key, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, 1.0 / ratio, evidence)]
 
     def _whole_iterations(self, gate: JobGate) -> tuple[int, int]:
         """Return the number of windows per average, and the number of averages that are new."""
@@ -221,8 +221,8 @@ class Doings:
             return []
         stage = int(found[0])
         ranks = tuple(self.shape.ranks[self.members[stage]].tolist())
-        told = _works(float(work[stage]), float(clock[stage]))
-        return [_claim(f"{STAGE}-more", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, slower, ranks, told)]
+        evidence = _works(float(work[stage]), float(clock[stage]))
+        return [_claim(f"{STAGE}-more", Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, slower, ranks, evidence)]
 
     def _idle(self, means: FloatArray, newest: int, slower: float) -> list[Claim]:
         """Claim missing input if no rank has more work: separate time lost to polling from time without anything to
@@ -239,18 +239,18 @@ class Doings:
         polling = (busy - works) / lost
         idle = (polling <= IDLE) & (sigma <= IDLE * lost * SIGMAS)
         wide = np.array(self.nodes) > 1
-        told = Evidence(
+        polling_share = Evidence(
             "polling_of_lost_time", float(polling[idle].max(initial=0.0)), POLLING, "ratio",
             "least share of the lost time that the SMs of a waiting rank are busy polling", 3.0,
         )  # fmt: skip
         if idle.all() and wide.any():
             words = "all ranks; three quarters of them run nothing and wait for no rank: they read input or save"
             alike = Evidence("ranks_alike", float(len(self.shape)), float(len(self.shape)), "ranks", words, 2.0)
-            return [_claim("idle", Kind.WORKLOAD, Cause.DATA_LOADING, slower, (), (told, alike))]
+            return [_claim("idle", Kind.WORKLOAD, Cause.DATA_LOADING, slower, (), (polling_share, alike))]
         if len(idle) > 1 and idle[0] and wide[0] and (polling[1:] >= POLLING).all():
             words = "least share for stages that wait for the first stage, which runs nothing"
             later = Evidence("polling_of_later_stages", float(polling[1:].min()), POLLING, "ratio", words, 2.0)
-            return [_claim("input", Kind.WORKLOAD, Cause.DATA_LOADING, slower, (), (told, later))]
+            return [_claim("input", Kind.WORKLOAD, Cause.DATA_LOADING, slower, (), (polling_share, later))]
         return []
 
 
@@ -263,10 +263,10 @@ def _works(work: float, clock: float) -> tuple[Evidence, ...]:
 
 
 def _claim(
-    key: str, kind: Kind, cause: Cause, slower: float, ranks: tuple[int, ...], told: tuple[Evidence, ...]
+    key: str, kind: Kind, cause: Cause, slower: float, ranks: tuple[int, ...], more: tuple[Evidence, ...]
 ) -> Claim:
     words = "least slowdown; inferred from traffic: the job reports no steps"
-    evidence = (Evidence("iteration_to_usual", slower, LEAST_SLOWDOWN, "ratio", words, 1.0), *told)
+    evidence = (Evidence("iteration_to_usual", slower, LEAST_SLOWDOWN, "ratio", words, 1.0), *more)
     return Claim(key, kind, cause, -1, ranks, 1.0 / slower, evidence)
 
 
