@@ -15,7 +15,14 @@ from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
 from scheduler_feedback.detectors.steps.windows import Places, places
 from scheduler_feedback.detectors.workload import change_rules, workload_rules
-from scheduler_feedback.detectors.workload.attempt_history import Busy, Course, Standing, Usual, busy_seconds, take_in
+from scheduler_feedback.detectors.workload.attempt_history import (
+    ActiveVerdict,
+    Busy,
+    Course,
+    Usual,
+    busy_seconds,
+    take_in,
+)
 from scheduler_feedback.detectors.workload.slow_stage import Pressure, alone, slow_node
 from scheduler_feedback.detectors.workload.workload import _turns
 from scheduler_feedback.detectors.workload.workload_claim import Claim
@@ -249,7 +256,7 @@ def test_ranks_are_slow_in_turn_as_long_as_a_reason_for_it_stands() -> None:
         course = Run().course
         for number, cause in enumerate(causes):
             told = Verdict(str(number), Kind.WORKLOAD, "g", 1, -1, "", cause, 0.9, 1.1, 1.0, 1.1, 0, 1)
-            course.standing[str(number)] = Standing(told, 0, 0)
+            course.standing[str(number)] = ActiveVerdict(told, 0, 0)
         return _turns(course)
 
     assert stands() is None

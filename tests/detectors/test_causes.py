@@ -105,7 +105,7 @@ def test_a_past_makes_a_verdict_surer_for_what_a_part_is_remembered_for(gpus: bo
     one = judgement(Cause.THERMAL)
     assert causes.with_past(one, shape) is one, "nothing is remembered"
     for _ in range(2):
-        panel.lemons.remember("GPU-3", "n03", Cause.THERMAL, 1)
+        panel.fault_history.remember("GPU-3", "n03", Cause.THERMAL, 1)
     surer = causes.with_past(one, shape)
     past = [item.against for item in surer.evidence if item.measure == "past_verdicts"]
     assert len(past) == (2 if gpus else 1) and surer.confidence > one.confidence

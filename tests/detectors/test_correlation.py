@@ -21,11 +21,11 @@ from scheduler_feedback.detectors.stats.correlation import (
     LEAST_WINDOWS,
     SLOW_SAMPLING_SECONDS,
     Means,
+    correlate,
     grown,
     least,
     pad,
     pauses,
-    together,
 )
 from scheduler_feedback.detectors.stats.group_intersection import intersected
 
@@ -51,7 +51,7 @@ def noise(seed: int, windows: int = 400, size: float = 0.02) -> FloatArray:
 @pytest.mark.parametrize("seed", range(5))
 def test_who_loses_while_another_is_busy_goes_with_it(seed: int) -> None:
     busy = bursts(seed)
-    found = together(0.3 * busy + noise(seed), 1e9 * (1 + 8 * busy), *ENOUGH)
+    found = correlate(0.3 * busy + noise(seed), 1e9 * (1 + 8 * busy), *ENOUGH)
     assert found is not None
     correlation, chance, cost = found
     assert correlation > 0.9
@@ -63,13 +63,13 @@ def test_who_loses_while_another_is_busy_goes_with_it(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_who_gains_while_another_is_busy_loses_nothing_by_it(seed: int) -> None:
     busy = bursts(seed)
-    found = together(0.3 * (1 - busy) + noise(seed), busy, *ENOUGH)
+    found = correlate(0.3 * (1 - busy) + noise(seed), busy, *ENOUGH)
     assert found is not None and found[2] == pytest.approx(-0.3, abs=0.02)
     assert _sure(found) is None
 
 
 def test_what_has_nothing_to_do_with_it_is_not_sure_more_often_than_chance_says() -> None:
-    tried = [together(0.3 * bursts(seed) + noise(seed), bursts(500 + seed), *ENOUGH) for seed in range(200)]
+    tried = [correlate(0.3 * bursts(seed) + noise(seed), bursts(500 + seed), *ENOUGH) for seed in range(200)]
     assert all(found is not None for found in tried)
     assert sum(_sure(found) is not None for found in tried) <= 8
     high = [found for found in tried if found is not None and found[1] < 0.1]
@@ -80,7 +80,7 @@ def test_what_has_nothing_to_do_with_it_is_not_sure_more_often_than_chance_says(
 def test_a_victim_may_follow_by_two_windows_and_go_ahead_by_one(late: int, goes: bool) -> None:
     """What it loses is told when its steps have ended: never long before the neighbour was busy."""
     steep = np.random.default_rng(4).integers(0, 2, 400).astype(float)
-    found = together(0.3 * np.roll(steep, late) + noise(1), steep, *ENOUGH)
+    found = correlate(0.3 * np.roll(steep, late) + noise(1), steep, *ENOUGH)
     assert found is not None and (found[0] > 0.9) is goes
 
 
@@ -92,30 +92,30 @@ def test_it_must_be_high_no_chance_and_cost_something() -> None:
 
 def test_where_too_little_is_known_nothing_can_be_told() -> None:
     busy = bursts(1)
-    assert together(busy[: LEAST_WINDOWS - 1], busy[: LEAST_WINDOWS - 1], *ENOUGH) is None
-    assert together(np.full(400, np.nan), busy, *ENOUGH) is None
-    assert together(busy, np.ones(400), *ENOUGH) is None, "it never changes"
-    assert together(np.ones(400), busy, *ENOUGH) is None
+    assert correlate(busy[: LEAST_WINDOWS - 1], busy[: LEAST_WINDOWS - 1], *ENOUGH) is None
+    assert correlate(np.full(400, np.nan), busy, *ENOUGH) is None
+    assert correlate(busy, np.ones(400), *ENOUGH) is None, "it never changes"
+    assert correlate(np.ones(400), busy, *ENOUGH) is None
     once = np.zeros(400)
     once[100 : 100 + LEAST_STATE - 1] = 1.0
-    assert together(busy, once, *ENOUGH) is None, "busy too seldom"
+    assert correlate(busy, once, *ENOUGH) is None, "busy too seldom"
 
 
 def test_a_hole_is_bridged_and_one_stall_does_not_make_it() -> None:
     busy = bursts(2)
     victim = 0.3 * busy + noise(2)
     victim[50:60] = np.nan
-    holes = together(victim, busy, *ENOUGH)
+    holes = correlate(victim, busy, *ENOUGH)
     assert holes is not None and holes[0] > 0.85
     stall = noise(3)
     stall[int(np.flatnonzero(busy)[5])] = 500.0
-    found = together(stall, busy, *ENOUGH)
+    found = correlate(stall, busy, *ENOUGH)
     assert found is not None and found[0] < 0.35
 
 
 def test_the_newest_of_the_longer_course_is_what_counts() -> None:
     busy = bursts(5)
-    found = together(0.3 * busy[100:], np.concatenate([np.ones(300), busy]), *ENOUGH)
+    found = correlate(0.3 * busy[100:], np.concatenate([np.ones(300), busy]), *ENOUGH)
     assert found is not None and found[0] > 0.9
 
 

@@ -21,7 +21,7 @@ from scheduler_feedback.detectors.counters.counter_statistics import (
     joined,
 )
 from scheduler_feedback.detectors.counters.feature_scales import BAD, COUNTS, FLOOR, LOGS
-from scheduler_feedback.detectors.stats.validity_mask import Knowns
+from scheduler_feedback.detectors.stats.validity_mask import ValidityMasks
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -127,7 +127,7 @@ def test_what_is_missing_is_left_as_it_was(of: list[int], holes: float, seed: in
     missing = random.random(len(of)) < holes
     values[missing] = np.nan
     grouping = Grouping(of)
-    known = Knowns(grouping).of(values)
+    known = ValidityMasks(grouping).of(values)
     assert np.array_equal(known.of, ~missing) and known.whole == (not missing.any()) and known.any != missing.all()
     sizes = [int((~missing[grouping.of == group]).sum()) for group in range(len(grouping))]
     assert known.sizes.tolist() == sizes

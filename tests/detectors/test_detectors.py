@@ -32,11 +32,11 @@ from scheduler_feedback.detectors import DETECTORS, Detector, make_all
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
 from scheduler_feedback.detectors.counters.counter_statistics import Panel
-from scheduler_feedback.detectors.counters.fault_history import Lemons
+from scheduler_feedback.detectors.counters.fault_history import FaultHistory
 from scheduler_feedback.detectors.hang.hang import HangDetector
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.interference.interference import InterferenceDetector
-from scheduler_feedback.detectors.iteration.job_slowdown import JobGate
+from scheduler_feedback.detectors.iteration.job_slowdown import SlowdownTest
 from scheduler_feedback.detectors.stats.group_intersection import intersected
 from scheduler_feedback.detectors.stats.group_medians import NETWORK_SIZE, group_mean, group_median
 from scheduler_feedback.detectors.straggler.gang_state import rest
@@ -425,7 +425,7 @@ def test_without_a_topology_it_is_unknown() -> None:
     assert not verdicts([(0, one) for one in found])
 
 
-# --- panel, groups, signatures, lemons, gate --------------------------------------------------------------------------
+# --- counter statistics, groups, signatures, fault history, slowdown test ----------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -483,23 +483,23 @@ def test_samples_that_are_missing_accuse_nobody() -> None:
 
 
 def test_a_part_is_remembered_wherever_it_goes_and_forgotten_when_replaced() -> None:
-    lemons = Lemons()
-    assert lemons.weight("GPU-1", "n0") == ()
-    lemons.remember("GPU-1", "n0", Cause.MEMORY, 1)
-    lemons.remember("GPU-1", "n5", Cause.NVLINK, 2)
-    (of_part, of_node) = lemons.weight("GPU-1", "n5")
+    fault_history = FaultHistory()
+    assert fault_history.weight("GPU-1", "n0") == ()
+    fault_history.remember("GPU-1", "n0", Cause.MEMORY, 1)
+    fault_history.remember("GPU-1", "n5", Cause.NVLINK, 2)
+    (of_part, of_node) = fault_history.weight("GPU-1", "n5")
     assert of_part.log_likelihood_ratio > of_node.log_likelihood_ratio > 0
-    copy = Lemons()
-    copy.load(lemons.dump())
+    copy = FaultHistory()
+    copy.load(fault_history.dump())
     assert copy.weight("GPU-1", "") == (of_part,)
-    lemons.forget("GPU-1", "n5")
-    assert lemons.weight("GPU-1", "n5") == ()
+    fault_history.forget("GPU-1", "n5")
+    assert fault_history.weight("GPU-1", "n5") == ()
     with pytest.raises(ValueError, match="past verdicts"):
         copy.load(b"\xc1")
 
 
 def test_a_job_without_steps_is_slower_where_its_traffic_is_less() -> None:
-    job, random, gate = Job(), np.random.default_rng(1), JobGate()
+    job, random, gate = Job(), np.random.default_rng(1), SlowdownTest()
     for second in range(120):
         job.sends = lambda second: 1e9 if second < 80 else 0.7e9
         job.feature["nvlink_bytes"] = lambda second: np.full(8, 1e9 if second < 80 else 0.7e9)
@@ -615,7 +615,7 @@ def test_a_cause_that_counters_show_late_is_told_of_the_verdict_that_stands() ->
     assert (after.verdict_id, after.cause) == (before[0].verdict_id, Cause.THERMAL)
     assert after.confidence >= 0.9
     (panel,) = [one._panel for one in detectors if isinstance(one, HealthDetector)]
-    assert panel.lemons.weight("GPU-j-3", "j-n0"), "its part is remembered for it"
+    assert panel.fault_history.weight("GPU-j-3", "j-n0"), "its part is remembered for it"
     (straggler,) = [one for one in detectors if isinstance(one, StragglerDetector)]
     anew = StragglerDetector()
     anew.restore(straggler.snapshot())
@@ -624,28 +624,28 @@ def test_a_cause_that_counters_show_late_is_told_of_the_verdict_that_stands() ->
 
 
 def test_a_part_with_a_past_makes_a_verdict_surer_until_it_is_replaced() -> None:
-    def verdict(lemons: Lemons) -> Verdict:
+    def verdict(fault_history: FaultHistory) -> Verdict:
         detectors = make_all()
         panel = next(one._panel for one in detectors if isinstance(one, HealthDetector))
-        panel.lemons.load(lemons.dump())
+        panel.fault_history.load(fault_history.dump())
         job = Job(ranks=16)
         job.work = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.9, 0.7)
         job.feature["thermal_throttle"] = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.4, 0.0)
         job.feature["sm_clock"] = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.75, 1.0)
         (first, *_) = [one for one in verdicts(course(list(detectors), [job], 110)) if one.kind is Kind.STRAGGLER]
         assert (first.rank, first.cause) == (3, Cause.THERMAL)
-        weight = panel.lemons.weight("GPU-j-3", "j-n0")
-        assert weight[0].value >= 1 + sum(one.value for one in lemons.weight("GPU-j-3", ""))
+        weight = panel.fault_history.weight("GPU-j-3", "j-n0")
+        assert weight[0].value >= 1 + sum(one.value for one in fault_history.weight("GPU-j-3", ""))
         return first
 
-    known = Lemons()
+    known = FaultHistory()
     for _ in range(3):
         known.remember("GPU-j-3", "j-n0", Cause.THERMAL, START)
-    blank, past = verdict(Lemons()), verdict(known)
+    blank, past = verdict(FaultHistory()), verdict(known)
     assert "past_verdicts" in {one.measure for one in past.evidence}
     assert "past_verdicts" not in {one.measure for one in blank.evidence}
     assert past.confidence >= blank.confidence
     health = HealthDetector()
-    health.lemons.load(known.dump())
+    health.fault_history.load(known.dump())
     course(health, [Job()], 5, {3: [event("j-n0", PART_REPLACED, "GPU-j-3", gpu="GPU-new")]})
-    assert health.lemons.weight("GPU-j-3", "j-n0") == ()
+    assert health.fault_history.weight("GPU-j-3", "j-n0") == ()

@@ -21,11 +21,11 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 from scheduler_feedback.core.verdict import Abstention, Cause, Kind, Verdict
 from scheduler_feedback.detectors.counters.counter_statistics import Panel
-from scheduler_feedback.detectors.counters.fault_history import MOST_WEIGHT, REMEMBERED_NS, Lemons
+from scheduler_feedback.detectors.counters.fault_history import MOST_WEIGHT, REMEMBERED_NS, FaultHistory
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.health.job_speed import BEST_STEPS, Speed, Speeds
 from scheduler_feedback.detectors.health.port_health import DAMPED_SECONDS, FLAP_SECONDS, Ports
-from scheduler_feedback.detectors.health.stale_agents import MASS_SECONDS, SILENT_SECONDS, Silence
+from scheduler_feedback.detectors.health.stale_agents import MASS_SECONDS, SILENT_SECONDS, StaleAgents
 from tests.detectors.test_detectors import Job, course, event, verdicts
 
 NS = 1_000_000_000
@@ -39,7 +39,7 @@ def at(second: float) -> int:
 # --- ports -----------------------------------------------------------------------------------------------------------
 
 
-class Watched:
+class WatchedPorts:
     """Ports, and what was told of them, second by second."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Watched:
 
 
 def test_a_port_that_stays_down_is_told_after_five_seconds_since_it_went_down() -> None:
-    port = Watched()
+    port = WatchedPorts()
     port.hears(0.0, "down")
     port.hears(3.0, "down", "carrier")  # another tells of the same
     assert not port.told(4.9)
@@ -74,14 +74,14 @@ def test_a_port_that_stays_down_is_told_after_five_seconds_since_it_went_down() 
 
 
 def test_what_keeps_failing_is_told_again_after_half_an_hour() -> None:
-    port = Watched()
+    port = WatchedPorts()
     port.hears(0.0, "down")
     told = [second for second in range(0, 4000, 10) if port.told(second)]
     assert told == [10, 10 + int(DAMPED_SECONDS), 10 + 2 * int(DAMPED_SECONDS)]
 
 
 def test_three_flaps_within_ten_minutes_are_a_fault_and_two_or_old_ones_are_not() -> None:
-    port = Watched()
+    port = WatchedPorts()
     port.flaps(0.0, 100.0)
     assert not port.told(110.0)
     port.flaps(FLAP_SECONDS + 3.0)
@@ -91,7 +91,7 @@ def test_three_flaps_within_ten_minutes_are_a_fault_and_two_or_old_ones_are_not(
 
 
 def test_all_who_tell_of_flaps_see_the_same_ones() -> None:
-    port = Watched()
+    port = WatchedPorts()
     for source in ("kernel", "carrier", "counter"):
         port.flaps(10.0, source=source)
     assert not port.told(20.0), "it has flapped once"
@@ -100,14 +100,14 @@ def test_all_who_tell_of_flaps_see_the_same_ones() -> None:
 
 
 def test_a_counter_that_tells_of_losses_says_how_many() -> None:
-    port = Watched()
+    port = WatchedPorts()
     port.hears(10.0, "lost", times="3")
     assert port.told(11.0)
-    odd = Watched()
+    odd = WatchedPorts()
     odd.hears(10.0, "lost", times="many")
     odd.hears(11.0, "up")
     assert not odd.told(12.0), "one, and a port that was never down comes up"
-    links = Watched()
+    links = WatchedPorts()
     links.hears(0.0, "down", entity="GPU-1/3")
     links.hears(0.0, "down", entity="n/mlx5_1")
     assert links.told(6.0) == [("n/GPU-1/3", "link"), ("n/mlx5_1", "nic")]
@@ -117,10 +117,10 @@ def test_a_counter_that_tells_of_losses_says_how_many() -> None:
 
 
 class Listening:
-    """Silence of a cluster of agents; those of `quiet` have not been heard since that second."""
+    """Stale agents of a cluster; agents of `quiet` have not reported since that second."""
 
     def __init__(self, agents: int = 100) -> None:
-        self.silence, self.agents = Silence(), agents
+        self.silence, self.agents = StaleAgents(), agents
         self.quiet: dict[str, float] = {}
 
     def looks(self, *seconds: float) -> list[Abstention]:
@@ -261,10 +261,10 @@ def test_the_best_outlives_a_restart_also_of_jobs_that_are_heard_later() -> None
 def test_a_job_that_begins_to_report_steps_is_told_by_them() -> None:
     shape = Shape("j", 1, np.arange(2), ("n0", "n1"))
     speeds = taken(Speeds(), JobTelemetry(shape))
-    assert set(speeds.gates) == {"j"}
+    assert set(speeds.slowdown_tests) == {"j"}
     taken(speeds, steps("j", [1.0] * BEST_STEPS))
     taken(speeds, steps("j", [2.0] * 4))
-    assert not speeds.gates and speeds.slower("j") == 2.0
+    assert not speeds.slowdown_tests and speeds.slower("j") == 2.0
     taken(speeds)
     assert not speeds.of, "gone"
 
@@ -273,19 +273,19 @@ def test_a_job_that_begins_to_report_steps_is_told_by_them() -> None:
 
 
 def test_a_past_counts_for_four_weeks_and_three_settle_it() -> None:
-    lemons = Lemons()
+    fault_history = FaultHistory()
     for number in range(5):
-        lemons.remember("GPU-1", "n0", Cause.MEMORY, number)
-    of_part, of_node = lemons.weight("GPU-1", "n0")
+        fault_history.remember("GPU-1", "n0", Cause.MEMORY, number)
+    of_part, of_node = fault_history.weight("GPU-1", "n0")
     assert (of_part.value, of_part.log_likelihood_ratio) == (5.0, MOST_WEIGHT)
     assert (of_node.value, of_node.log_likelihood_ratio) == (5.0, 1.25)
-    lemons.remember("GPU-1", "n7", Cause.NVLINK, 4 + REMEMBERED_NS)
-    assert lemons.weight("GPU-1", "")[0].value == 6.0, "no longer than that ago"
-    lemons.remember("GPU-1", "n7", Cause.NVLINK, 5 + 2 * REMEMBERED_NS)
-    (anew,) = lemons.weight("GPU-1", "")
+    fault_history.remember("GPU-1", "n7", Cause.NVLINK, 4 + REMEMBERED_NS)
+    assert fault_history.weight("GPU-1", "")[0].value == 6.0, "no longer than that ago"
+    fault_history.remember("GPU-1", "n7", Cause.NVLINK, 5 + 2 * REMEMBERED_NS)
+    (anew,) = fault_history.weight("GPU-1", "")
     assert anew.value == 1.0 and "newest for nvlink" in anew.against
-    lemons.remember("", "n9", Cause.LOST, 1)
-    assert len(lemons.weight("", "n9")) == 1 and lemons.weight("", "") == ()
+    fault_history.remember("", "n9", Cause.LOST, 1)
+    assert len(fault_history.weight("", "n9")) == 1 and fault_history.weight("", "") == ()
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ import pytest
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 from scheduler_feedback.detectors.iteration import job_slowdown as gate_module
-from scheduler_feedback.detectors.iteration.job_slowdown import AGREE, COARSER, WARM_UP, JobGate
-from scheduler_feedback.detectors.iteration.period_estimation import Rhythm
+from scheduler_feedback.detectors.iteration.job_slowdown import AGREE, COARSER, WARM_UP, SlowdownTest
+from scheduler_feedback.detectors.iteration.period_estimation import EstimatedPeriod
 
 
-def fed(gate: JobGate, rates: FloatArray, seconds: float = 1.0, known: int = 8, name: str = "nvlink_bytes") -> JobGate:
+def fed(
+    gate: SlowdownTest, rates: FloatArray, seconds: float = 1.0, known: int = 8, name: str = "nvlink_bytes"
+) -> SlowdownTest:
     """Windows in which the first `known` of eight ranks move so much."""
     for rate in rates.tolist():
         values = np.full((len(FEATURES), 8), np.nan, np.float32)
@@ -28,7 +30,7 @@ def steady(windows: int, level: float = 1.0, varies: float = 0.0) -> FloatArray:
 
 @pytest.mark.parametrize(("level", "slower"), [(1.0, 1.0), (0.97, 1.0), (0.9, 1 / 0.9), (0.5, 2.0), (1.2, 1.0)])
 def test_an_iteration_takes_longer_by_what_is_moved_less(level: float, slower: float) -> None:
-    gate = fed(JobGate(), np.r_[steady(60, varies=0.005), steady(15, level)])
+    gate = fed(SlowdownTest(), np.r_[steady(60, varies=0.005), steady(15, level)])
     assert gate.slower() == pytest.approx(slower, rel=0.01)
     assert (gate.recent_windows, gate.judged_by) == (15, "nvlink_bytes")
 
@@ -36,35 +38,35 @@ def test_an_iteration_takes_longer_by_what_is_moved_less(level: float, slower: f
 def test_what_may_be_chance_is_not_slower() -> None:
     """By more than two deviations each, but not by four in the mean."""
     before = steady(60, varies=0.0135)  # a standard deviation of two per cent, by its median deviation
-    assert fed(JobGate(), np.r_[before, steady(15, 0.945)]).slower() == 1.0
-    assert fed(JobGate(), np.r_[before, steady(15, 0.9)]).slower() == pytest.approx(1 / 0.9, rel=0.02)
+    assert fed(SlowdownTest(), np.r_[before, steady(15, 0.945)]).slower() == 1.0
+    assert fed(SlowdownTest(), np.r_[before, steady(15, 0.9)]).slower() == pytest.approx(1 / 0.9, rel=0.02)
 
 
 def test_one_pause_is_no_slowness() -> None:
     rates = steady(75)
     rates[-10:-3] = 0.0
-    assert fed(JobGate(), rates).slower() == 1.0
+    assert fed(SlowdownTest(), rates).slower() == 1.0
 
 
 def test_a_job_that_has_been_slow_for_long_is_held_against_its_best() -> None:
-    assert fed(JobGate(), steady(80, 0.8)).slower() == 1.0, "nobody knows that it was faster"
-    assert fed(JobGate(best={"nvlink_bytes": 1.0}), steady(80, 0.8)).slower() == pytest.approx(1 / 0.8)
-    assert fed(JobGate(best={"nvlink_bytes": 1.0}), steady(80, 0.97)).slower() == 1.0
+    assert fed(SlowdownTest(), steady(80, 0.8)).slower() == 1.0, "nobody knows that it was faster"
+    assert fed(SlowdownTest(best={"nvlink_bytes": 1.0}), steady(80, 0.8)).slower() == pytest.approx(1 / 0.8)
+    assert fed(SlowdownTest(best={"nvlink_bytes": 1.0}), steady(80, 0.97)).slower() == 1.0
 
 
 def test_where_too_little_is_known_it_is_not_slower() -> None:
-    young = fed(JobGate(), np.r_[steady(14), steady(15, 0.5)])
+    young = fed(SlowdownTest(), np.r_[steady(14), steady(15, 0.5)])
     assert (young.slower(), young.recent_windows, young.judged_by) == (1.0, 0, "")
-    few = fed(JobGate(), np.r_[steady(60), steady(15, 0.5)], known=3)
+    few = fed(SlowdownTest(), np.r_[steady(60), steady(15, 0.5)], known=3)
     assert few.slower() == 1.0, "three ranks of eight"
-    half = fed(JobGate(), np.r_[steady(60), steady(15, 0.5)], known=4)
+    half = fed(SlowdownTest(), np.r_[steady(60), steady(15, 0.5)], known=4)
     assert half.slower() == pytest.approx(2.0)
-    other = fed(JobGate(), np.r_[steady(60), steady(15, 0.5)], name="nic_transmit_bytes")
+    other = fed(SlowdownTest(), np.r_[steady(60), steady(15, 0.5)], name="nic_transmit_bytes")
     assert other.slower() == pytest.approx(2.0) and other.judged_by == "nic_transmit_bytes"
 
 
 def test_samples_of_another_length_begin_anew() -> None:
-    gate = fed(JobGate(), steady(40))
+    gate = fed(SlowdownTest(), steady(40))
     assert len(gate.evenly["nvlink_bytes"]) == 40 and len(gate.coarsely["nvlink_bytes"]) == 40 // COARSER
     fed(gate, steady(6), seconds=5.0)
     assert (gate.taken, gate.window_seconds) == (6, 5.0)
@@ -73,13 +75,13 @@ def test_samples_of_another_length_begin_anew() -> None:
 
 
 def test_what_is_missing_is_missing_in_means_as_well() -> None:
-    gate = fed(fed(JobGate(), steady(3)), steady(1), known=1)
+    gate = fed(fed(SlowdownTest(), steady(3)), steady(1), known=1)
     assert np.isnan(gate.evenly["nvlink_bytes"][-1]) and np.isnan(gate.coarsely["nvlink_bytes"][-1])
     assert len(gate.signals["nvlink_bytes"]) == 3
 
 
 def test_a_look_is_due_after_sixteen_windows_and_then_ever_more_seldom() -> None:
-    gate = JobGate()
+    gate = SlowdownTest()
     due = []
     for window in range(1, 400):
         fed(gate, steady(1))
@@ -104,12 +106,12 @@ def test_a_look_is_due_after_sixteen_windows_and_then_ever_more_seldom() -> None
 def test_two_looks_that_disagree_are_no_finding(
     monkeypatch: pytest.MonkeyPatch, coarse: float | None, fine: float | None, found: float | None
 ) -> None:
-    def rhythm(rate: FloatArray, seconds: float) -> Rhythm | None:
+    def estimate_period(rate: FloatArray, seconds: float) -> EstimatedPeriod | None:
         told = coarse if seconds == COARSER else fine
-        return None if told is None else Rhythm(told, np.arange(3.0 if seconds == COARSER else 9.0), 1.0)
+        return None if told is None else EstimatedPeriod(told, np.arange(3.0 if seconds == COARSER else 9.0), 1.0)
 
-    monkeypatch.setattr(gate_module, "rhythm", rhythm)
-    gate = fed(JobGate(), steady(WARM_UP))
+    monkeypatch.setattr(gate_module, "estimate_period", estimate_period)
+    gate = fed(SlowdownTest(), steady(WARM_UP))
     gate.look()
     assert gate.period_seconds == found
     assert gate.looked == WARM_UP

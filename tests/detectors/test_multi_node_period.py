@@ -7,9 +7,9 @@ import pytest
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Float32Array, Shape
-from scheduler_feedback.detectors.iteration.job_slowdown import JobGate
-from scheduler_feedback.detectors.iteration.multi_node_period import KEPT, Voices
-from scheduler_feedback.detectors.iteration.period_estimation import rhythm
+from scheduler_feedback.detectors.iteration.job_slowdown import SlowdownTest
+from scheduler_feedback.detectors.iteration.multi_node_period import KEPT, NodeSignals
+from scheduler_feedback.detectors.iteration.period_estimation import estimate_period
 
 SAMPLES = 300
 PER_NODE = 2
@@ -33,14 +33,14 @@ def sung(
     lost: float = 0.02,
     stages: int = 1,
     share: float = 0.3,
-) -> Voices:
-    """Voices of a job with so long iterations, of nodes that sample so long before each window's end. It sends in the
+) -> NodeSignals:
+    """Signals of a job with so long iterations, of nodes that sample so long before each window's end. It sends in the
     last share of each iteration."""
     random = np.random.default_rng(7)
     ranks = len(lags) * PER_NODE
     nodes = tuple(f"n{rank // PER_NODE}" for rank in range(ranks))
     stage = np.arange(ranks) * stages // ranks
-    voices = Voices(Shape("job", 1, np.arange(ranks), nodes, stage=stage))
+    voices = NodeSignals(Shape("job", 1, np.arange(ranks), nodes, stage=stage))
     ends = np.cumsum(lengths)
     lag = (lags * seconds)[None] + seconds * jitter * random.standard_normal((samples + 1, len(lags)))
     at = seconds * (5.0 + np.arange(samples + 1))[:, None] - lag
@@ -132,7 +132,7 @@ def test_halves_that_differ_a_little_are_one_iteration(half: float) -> None:
 def test_the_gate_asks_the_voices_where_the_rhythm_tells_nothing() -> None:
     lengths = even(0.73)
     voices = sung(lengths, LAGS)
-    gate = JobGate()
+    gate = SlowdownTest()
     gate.of(voices.shape)
     assert gate.voices is not None
     for window in range(SAMPLES):
@@ -141,6 +141,6 @@ def test_the_gate_asks_the_voices_where_the_rhythm_tells_nothing() -> None:
             values[FEATURE["nvlink_bytes"], ranks] = voices.ring[window % KEPT, place]
         lag: Float32Array = np.repeat(LAGS, PER_NODE).astype(np.float32)
         gate.take(values, 1.0, lag)
-    assert rhythm(np.array(gate.evenly["nvlink_bytes"]), 1.0) is None
+    assert estimate_period(np.array(gate.evenly["nvlink_bytes"]), 1.0) is None
     gate.look()
     assert gate.period_seconds == pytest.approx(lengths.mean(), rel=0.01)

@@ -48,7 +48,7 @@ def test_who_works_longer_than_its_peers_stands_apart() -> None:
 
 @pytest.mark.parametrize("staged", [True, False])
 def test_nobody_of_a_stage_that_works_longer_stands_apart(staged: bool) -> None:
-    """Known or not that it is one: they are many, on several nodes."""
+    """Whether or not the stage is known: they are many, on several nodes."""
     panel, shape = panel_of({"tensor_active": at(list(range(16, 32)), 1.0, others=1 / SLOWER)}, staged)
     assert not any(works_longer(panel, shape, rank, SLOWER) for rank in range(RANKS))
 

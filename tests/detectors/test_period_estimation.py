@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
-from scheduler_feedback.detectors.iteration.period_estimation import rhythm
+from scheduler_feedback.detectors.iteration.period_estimation import estimate_period
 
 
 def bursts(lengths: FloatArray, samples: int, share: float = 0.3, finer: int = 20) -> FloatArray:
@@ -25,7 +25,7 @@ def test_the_length_of_iterations_is_in_the_traffic(seconds: float, seed: int) -
     lengths = seconds * random.normal(1.0, 0.02, 400)
     signal = bursts(lengths, 500) * random.normal(1.0, 0.02, 500)
     signal[random.random(500) < 0.05] = np.nan
-    found = rhythm(signal, 1.0)
+    found = estimate_period(signal, 1.0)
     assert found is not None
     assert found.seconds == pytest.approx(np.mean(lengths[: int(500 / seconds)]), rel=0.02)
 
@@ -36,7 +36,7 @@ def test_iterations_that_differ_by_a_tenth_are_counted_one_by_one(seed: int) -> 
     random = np.random.default_rng(seed)
     lengths = 9.0 * random.lognormal(-0.005, 0.1, 60)
     lengths[20] += 8.0  # it saved
-    found = rhythm(bursts(lengths, 440), 1.0)
+    found = estimate_period(bursts(lengths, 440), 1.0)
     assert found is not None
     assert found.seconds == pytest.approx(np.delete(lengths[:48], 20).mean(), rel=0.02)
 
@@ -48,7 +48,7 @@ def test_what_is_mixed_with_the_mirror_image_of_its_harmonic_is_not_told(seconds
     random = np.random.default_rng(seed)
     for uneven in (0.003, 0.02):
         lengths = seconds * random.normal(1.0, uneven, 400)
-        found = rhythm(bursts(lengths, 160, 0.1) * random.normal(1.0, 0.02, 160), 1.0)
+        found = estimate_period(bursts(lengths, 160, 0.1) * random.normal(1.0, 0.02, 160), 1.0)
         assert found is None or found.seconds == pytest.approx(seconds, rel=0.02)
 
 
@@ -58,7 +58,7 @@ def test_iterations_too_short_for_the_samples_are_not_taken_for_longer_ones(seco
     """Their mirror image is as clear a line as a true one; what tells is that it is weaker."""
     random = np.random.default_rng(seed)
     lengths = seconds * random.normal(1.0, 0.002, round(600 / seconds))
-    found = rhythm(bursts(lengths, 400), 1.0)
+    found = estimate_period(bursts(lengths, 400), 1.0)
     assert found is None or found.seconds == pytest.approx(seconds, rel=0.02)
 
 
@@ -68,7 +68,7 @@ def test_a_job_of_two_alike_halves_has_one_iteration() -> None:
     phase = fine % 12.4
     traffic = (phase < 1.4) + 0.6 * ((phase > 6.2) & (phase < 7.6))
     signal = traffic.reshape(-1, 20).mean(axis=1) * random.normal(1.0, 0.02, 480)
-    found = rhythm(signal, 1.0)
+    found = estimate_period(signal, 1.0)
     assert found is not None
     assert found.seconds == pytest.approx(12.4, rel=0.02)
 
@@ -76,23 +76,23 @@ def test_a_job_of_two_alike_halves_has_one_iteration() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_has_no_rhythm(seed: int) -> None:
     random = np.random.default_rng(seed)
-    assert rhythm(random.normal(1.0, 1.0, 400), 1.0) is None
-    assert rhythm(random.exponential(1.0, 400), 1.0) is None
-    assert rhythm(np.exp(np.cumsum(random.normal(0.0, 0.2, 400))), 1.0) is None
-    assert rhythm((random.random(400) < 0.2).astype(float), 1.0) is None
+    assert estimate_period(random.normal(1.0, 1.0, 400), 1.0) is None
+    assert estimate_period(random.exponential(1.0, 400), 1.0) is None
+    assert estimate_period(np.exp(np.cumsum(random.normal(0.0, 0.2, 400))), 1.0) is None
+    assert estimate_period((random.random(400) < 0.2).astype(float), 1.0) is None
 
 
 @pytest.mark.parametrize("rate", [np.zeros(400), np.ones(400), np.full(400, np.nan), np.ones(3), np.zeros(0)])
 def test_what_says_nothing_has_no_rhythm(rate: FloatArray) -> None:
-    assert rhythm(rate, 1.0) is None
+    assert estimate_period(rate, 1.0) is None
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_a_rhythm_under_noise_as_strong_as_itself_is_not_sure(seed: int) -> None:
     wave = 2.0 + np.cos(2 * np.pi * np.arange(440) / 12.3)
     random = np.random.default_rng(seed)
-    assert rhythm(wave + random.normal(0.0, 1.0, 440), 1.0) is None
-    found = rhythm(wave + random.normal(0.0, 0.3, 440), 1.0)
+    assert estimate_period(wave + random.normal(0.0, 1.0, 440), 1.0) is None
+    found = estimate_period(wave + random.normal(0.0, 0.3, 440), 1.0)
     assert found is not None and found.seconds == pytest.approx(12.3, rel=0.01)
 
 
@@ -102,13 +102,13 @@ def test_half_of_an_iteration_that_is_too_long_to_be_followed_is_not_taken_for_i
     phase = np.arange(0, samples, 0.05) % 12.4
     traffic = (phase < 1.4) + 0.6 * ((phase > 6.2) & (phase < 7.6))
     signal = traffic.reshape(-1, 20).mean(axis=1) * np.random.default_rng(iterations).normal(1.0, 0.02, samples)
-    assert rhythm(signal, 1.0) is None
+    assert estimate_period(signal, 1.0) is None
 
 
 def test_where_the_rhythm_fades_for_a_while_cycles_cannot_be_counted() -> None:
     """The job moves as much meanwhile, but evenly."""
     random = np.random.default_rng(3)
     signal = bursts(np.full(60, 9.3), 440)
-    assert rhythm(signal * random.normal(1.0, 0.02, 440), 1.0) is not None
+    assert estimate_period(signal * random.normal(1.0, 0.02, 440), 1.0) is not None
     signal[200:288] = signal.mean()
-    assert rhythm(signal * random.normal(1.0, 0.02, 440), 1.0) is None
+    assert estimate_period(signal * random.normal(1.0, 0.02, 440), 1.0) is None

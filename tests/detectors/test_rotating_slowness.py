@@ -12,7 +12,7 @@ from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.straggler import rotating_slowness
 from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
-from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_turns
+from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
 from scheduler_feedback.sim.world import fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fault import Fault
@@ -72,6 +72,6 @@ def test_nine_of_ten_of_a_dozen_windows_or_a_cause(
     monkeypatch.setattr(rotating_slowness, "slow_windows", lambda interval, rank: interval[:slow])
     case = cast(Case, SimpleNamespace(rank=3, interval=[None] * windows, for_work=for_work))
     judgement = Judgement(3, 1.2, 1.2, cause, 0.8, (), False)
-    after = judged_by_turns(judgement, case, why)
+    after = judged_by_rotation(judgement, case, why)
     assert (after == judgement) is stands
     assert stands or f"slow in only {slow} of {windows} windows" in after.refusal

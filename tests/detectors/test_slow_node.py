@@ -9,7 +9,7 @@ import pytest
 from benchmarks.straggler import Heard, watch
 from scheduler_feedback.core.verdict import Cause, Cleared, Verdict
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
-from scheduler_feedback.detectors.straggler.gang_state import Standing
+from scheduler_feedback.detectors.straggler.gang_state import ActiveVerdict
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.detectors.straggler.verdict_building import says_more
 from scheduler_feedback.sim.world.processes import Gang, frames, happen
@@ -84,6 +84,6 @@ def test_a_verdict_on_a_node_outlives_a_restart_of_the_controller() -> None:
 def test_what_is_wrong_with_a_part_is_told_beside_what_its_node_is_slow_for(
     cause: Cause, confidence: float, own: bool, more: bool
 ) -> None:
-    of_node = Standing("v", 0, 0.95, reported_cause=True, node="n1", cause=Cause.CPU_CONTENTION)
+    of_node = ActiveVerdict("v", 0, 0.95, reported_cause=True, node="n1", cause=Cause.CPU_CONTENTION)
     judgement = Judgement(3, 1.4, 0.1, cause, confidence, (), counters=True)
     assert says_more(of_node, judgement, own) is more

@@ -10,7 +10,7 @@ import pytest
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.detectors.iteration.job_slowdown import JobGate
+from scheduler_feedback.detectors.iteration.job_slowdown import SlowdownTest
 from scheduler_feedback.detectors.iteration.work_rate import WorkRate, averaged, steady_width
 
 NS = 1_000_000_000
@@ -135,7 +135,7 @@ def test_nobody_is_named_who_costs_nothing() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_healthy_job_of_uneven_iterations_is_never_slower_and_one_that_is_slower_is(seed: int) -> None:
     """Its rate varies by a tenth from window to window, and it saves once for ten seconds."""
-    random, gate = np.random.default_rng(seed), JobGate()
+    random, gate = np.random.default_rng(seed), SlowdownTest()
     for second in range(600):
         made = values(random) * random.lognormal(0.0, 0.1) * (0.0 if 300 <= second < 310 else 1.0)
         gate.take(made.astype(np.float32))

@@ -12,7 +12,7 @@ from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Count
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.counters.counter_statistics import Panel
 from scheduler_feedback.detectors.health.health import HealthDetector
-from scheduler_feedback.detectors.workload.unreported_workload import Doings
+from scheduler_feedback.detectors.workload.unreported_workload import RoleActivity
 from scheduler_feedback.detectors.workload.workload import WorkloadDetector
 
 NS = 1_000_000_000
@@ -175,7 +175,7 @@ def test_a_stage_has_more_to_do_where_the_others_are_alike_and_its_clock_is_no_l
     busy: tuple[float, ...], clock: tuple[float, ...], found: bool
 ) -> None:
     stage = np.arange(64) // 16
-    doings = Doings(Shape("job", 1, np.arange(64), tuple(f"n{rank // 8}" for rank in range(64)), stage=stage))
+    doings = RoleActivity(Shape("job", 1, np.arange(64), tuple(f"n{rank // 8}" for rank in range(64)), stage=stage))
     values = np.zeros((len(FEATURES), 64), np.float32)
     values[FEATURE["tensor_active"]] = np.array(busy)[stage]
     values[FEATURE["sm_clock"]] = np.array(clock)[stage] * 1e9

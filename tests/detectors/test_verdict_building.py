@@ -26,7 +26,7 @@ from scheduler_feedback.detectors.straggler.cusum import (
     mates_of,
     persistent,
 )
-from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, Standing, Watched, dump, load
+from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, ActiveVerdict, GangState, dump, load
 from scheduler_feedback.detectors.straggler.straggler import ABSENT_NS, StragglerDetector, _slowdowns
 from scheduler_feedback.detectors.straggler.verdict_building import (
     ACTING_CONFIDENCE,
@@ -48,14 +48,14 @@ from tests.detectors.test_alarm_checks import RANKS, healthy, own_times
 SHAPE = shape_of(RANKS)
 
 
-def watched_of(shape: Shape = SHAPE, baseline: Baseline | None = None) -> Watched:
-    found = Watched(1, tuple(shape.ranks.tolist()), places(shape), START_NS, shape)
+def watched_of(shape: Shape = SHAPE, baseline: Baseline | None = None) -> GangState:
+    found = GangState(1, tuple(shape.ranks.tolist()), places(shape), START_NS, shape)
     found.forget_course()
     found.baseline = healthy() if baseline is None else baseline
     return found
 
 
-def judge_all(watched: Watched, own: FloatArray, switches: Switches | None = None) -> list[Window]:
+def judge_all(watched: GangState, own: FloatArray, switches: Switches | None = None) -> list[Window]:
     windows = windows_of(own, watched.where)
     assert watched.baseline is not None
     for window in windows:
@@ -184,11 +184,11 @@ def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgeme
 def test_a_verdict_is_told_again_where_it_can_be_acted_on_or_its_cause_is_known(
     told: float, reported_cause: bool, now: float, cause: Cause, more: bool
 ) -> None:
-    assert says_more(Standing("v", 0, told, reported_cause), judgement(cause, now), True) is more
+    assert says_more(ActiveVerdict("v", 0, told, reported_cause), judgement(cause, now), True) is more
 
 
 def test_what_is_wrong_with_a_part_is_told_beside_its_nodes_other_reason() -> None:
-    of_node = Standing("v", 0, 0.95, True, "n0", Cause.CPU_CONTENTION)
+    of_node = ActiveVerdict("v", 0, 0.95, True, "n0", Cause.CPU_CONTENTION)
     assert says_more(of_node, judgement(Cause.THERMAL, 0.6), own=False)
     assert not says_more(replace(of_node, cause=Cause.THERMAL), judgement(Cause.THERMAL, 0.6), own=False)
     assert not says_more(of_node, judgement(Cause.STORAGE, 0.6), own=False)
@@ -210,7 +210,7 @@ def test_what_is_wrong_with_a_part_is_told_beside_its_nodes_other_reason() -> No
 def test_nobody_waits_for_more_to_be_said_of_what_is_sure_and_known(
     confidence: float, cause: bool, own: bool, windows: int, enough: bool
 ) -> None:
-    assert is_settled(Standing("v", 0, confidence, cause), windows, own) is enough
+    assert is_settled(ActiveVerdict("v", 0, confidence, cause), windows, own) is enough
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_the_last_slow_step_is_the_newest() -> None:
 
 def test_a_verdict_stands_until_its_rank_has_kept_pace_for_ten_windows_in_a_row() -> None:
     watched, panel = watched_of(), Panel()
-    watched.standing[3] = Standing("v", 0, 0.95)
+    watched.standing[3] = ActiveVerdict("v", 0, 0.95)
     panel.accused = {("g", 1, 3), ("g", 1, 5)}
     windows = judge_all(watched, own_times(CLEAR_WINDOWS, r3=1.5))
     watched.history.extend(interval_of([0.0] * (CLEAR_WINDOWS - 1)))
@@ -287,14 +287,14 @@ def test_a_verdict_stands_until_its_rank_has_kept_pace_for_ten_windows_in_a_row(
     assert found.last_step == CLEAR_WINDOWS - 1
     assert not watched.standing and panel.accused == {("g", 1, 5)}
     assert (watched.score[3], watched.since[3]) == (0.0, -1)
-    watched.standing[4] = Standing("w", 0, 0.95)
+    watched.standing[4] = ActiveVerdict("w", 0, 0.95)
     watched.history.extend(interval_of([1.0] * CLEAR_WINDOWS))
     assert not cleared("g", watched, windows[-1], panel), "never slow, and in the mean not within what is allowed"
 
 
 def test_a_verdict_on_a_node_stands_until_all_of_its_ranks_have_kept_pace() -> None:
     watched, panel = watched_of(), Panel()
-    watched.standing[3] = Standing("v", 0, 0.95, others={2})
+    watched.standing[3] = ActiveVerdict("v", 0, 0.95, others={2})
     calm = interval_of([0.0] * CLEAR_WINDOWS)
     slow = np.where(np.arange(RANKS) == 2, 5.0, 0.0)
     watched.history.extend([Judged(calm[0].window, slow), *calm[1:]])
@@ -307,10 +307,10 @@ def test_a_verdict_on_a_node_stands_until_all_of_its_ranks_have_kept_pace() -> N
 # --- over a restart --------------------------------------------------------------------------------------------------
 
 
-def standing_gang() -> Watched:
+def standing_gang() -> GangState:
     watched = watched_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
     judge_all(watched, own_times(5, r3=1.5, r2=1.4))
-    watched.standing = {3: Standing("v", 77, 0.93, True, "n0", "gpu", {2}), 9: Standing("w", 78, 0.6)}
+    watched.standing = {3: ActiveVerdict("v", 77, 0.93, True, "n0", "gpu", {2}), 9: ActiveVerdict("w", 78, 0.6)}
     watched.abstained, watched.best_step_seconds = {-1, 5}, 1.1
     return watched
 
@@ -375,7 +375,7 @@ class Told:
         return self.detector.tick(Telemetry(now, (JobTelemetry(shape, table),), no_counters(ranks)))
 
     @property
-    def watched(self) -> Watched:
+    def watched(self) -> GangState:
         return self.detector._watched["g"]
 
 

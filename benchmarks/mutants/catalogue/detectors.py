@@ -173,20 +173,20 @@ MUTANTS = (
         ("tests/detectors/test_multi_node_period.py",),
     ),
     Mutant(
-        "detectors.iteration.multi_node_period:Voices.period",
+        "detectors.iteration.multi_node_period:NodeSignals.period",
         "usable = steady & ",
         "usable = ",
         ("tests/detectors/test_multi_node_period.py",),
     ),
     # --- gate ---
     Mutant(
-        "detectors.iteration.job_slowdown:JobGate.slower",
+        "detectors.iteration.job_slowdown:SlowdownTest.slower",
         "usual / max(float(recent.mean()), 1e-3 * usual)",
         "float(recent.mean()) / usual",
         (_D + "a_job_without_steps_is_slower_where_its_traffic_is_less", "tests/detectors/test_job_slowdown.py"),
     ),
     Mutant(
-        "detectors.iteration.job_slowdown:JobGate.slower",
+        "detectors.iteration.job_slowdown:SlowdownTest.slower",
         "float(less.mean()) > LESS_SIGMAS * sigma and ",
         "",
         (
@@ -195,31 +195,31 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "detectors.iteration.job_slowdown:JobGate.slower",
+        "detectors.iteration.job_slowdown:SlowdownTest.slower",
         "if usual < STANDING * self.best.get(name, 0.0):\n                usual = self.best[name]",
         "",
         ("tests/detectors/test_job_slowdown.py",),
     ),
     Mutant(
-        "detectors.iteration.job_slowdown:JobGate.look",
+        "detectors.iteration.job_slowdown:SlowdownTest.look",
         "> AGREE:",
         "> 1.0 + AGREE:",
         ("tests/detectors/test_job_slowdown.py",),
     ),
     Mutant(
-        "detectors.iteration.job_slowdown:JobGate.take",
+        "detectors.iteration.job_slowdown:SlowdownTest.take",
         "if len(known) < max(1, len(row) // 2):",
         "if not len(known):",
         ("tests/detectors/test_job_slowdown.py",),
     ),
     Mutant(
-        "detectors.iteration.job_slowdown:JobGate.take",
+        "detectors.iteration.job_slowdown:SlowdownTest.take",
         "ring.clear()",
         "pass",
         ("tests/detectors/test_job_slowdown.py",),
     ),
     Mutant(
-        "detectors.iteration.job_slowdown:JobGate.due",
+        "detectors.iteration.job_slowdown:SlowdownTest.due",
         "self.taken - self.looked - max",
         "self.taken - max",
         ("tests/detectors/test_job_slowdown.py",),
@@ -469,19 +469,19 @@ MUTANTS = (
     ),
     # --- health_counters ---
     Mutant(
-        "detectors.health.device_outliers:Counted._suspect",
+        "detectors.health.device_outliers:DifferingCounters._suspect",
         ' or (FEATURES[FEATURE[name]].unit == "1/s" and not panel.newest[FEATURE[name], column] > 0)',
         "",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.health.device_outliers:Counted._suspect",
+        "detectors.health.device_outliers:DifferingCounters._suspect",
         "if many(np.flatnonzero(panel.score[FEATURE[name], panel.of(shape.job)] >= least), shape):",
         "if False:",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.health.device_outliers:Counted._suspect",
+        "detectors.health.device_outliers:DifferingCounters._suspect",
         "if of_slow and not stands_apart(panel, shape, rank, slower):",
         "if False:",
         (
@@ -489,7 +489,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "detectors.health.device_outliers:Counted._suspect",
+        "detectors.health.device_outliers:DifferingCounters._suspect",
         "if silent and shape.job not in panel.disturbed else FEATURES_OF",
         "if silent else FEATURES_OF",
         (
@@ -497,13 +497,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "detectors.health.device_outliers:Counted._degraded",
+        "detectors.health.device_outliers:DifferingCounters._degraded",
         "(self._panel.newest[row, columns] <= PCIE_LEAST) & ",
         "",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.health.device_outliers:Counted.failing",
+        "detectors.health.device_outliers:DifferingCounters.failing",
         " and key not in panel.accused",
         "",
         ("tests/detectors/test_health_parts.py",),
@@ -532,31 +532,31 @@ MUTANTS = (
     ),
     # --- health_silence ---
     Mutant(
-        "detectors.health.stale_agents:Silence.mass",
+        "detectors.health.stale_agents:StaleAgents.mass",
         "max(heard_ns, self._awake_ns)",
         "heard_ns",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.health.stale_agents:Silence.mass",
+        "detectors.health.stale_agents:StaleAgents.mass",
         "(now_ns - at) * 1e-9 <= MASS_SECONDS]",
         "True]",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.health.stale_agents:Silence.mass",
+        "detectors.health.stale_agents:StaleAgents.mass",
         "len(recent) < MASS_LEAST or ",
         "",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.health.stale_agents:Silence.lost",
+        "detectors.health.stale_agents:StaleAgents.lost",
         "if now_ns < self._mass_until_ns or not self._lost:",
         "if not self._lost:",
         (_D + "many_agents_lost_at_once_freeze_and_page_once", "tests/detectors/test_health_parts.py"),
     ),
     Mutant(
-        "detectors.health.stale_agents:Silence.lost",
+        "detectors.health.stale_agents:StaleAgents.lost",
         "if reported_after > STOOD_STEPS * speed.usual + STOOD_SECONDS:",
         "if False:",
         (_D + "an_agent_that_falls_silent_while_its_job_hangs_has_not_taken_its_node_with_it",),
@@ -582,7 +582,7 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.health.job_speed:Speeds._counters",
-        "self.gates.pop(name, None)",
+        "self.slowdown_tests.pop(name, None)",
         "pass",
         ("tests/detectors/test_health_parts.py",),
     ),
@@ -641,47 +641,50 @@ MUTANTS = (
     ),
     # --- known ---
     Mutant(
-        "detectors.stats.validity_mask:Known._instead",
+        "detectors.stats.validity_mask:ValidityMask._instead",
         "place < below[group]",
         "place <= below[group]",
         (_D + "medians_and_means_of_groups_are_just_that",),
     ),
     Mutant(
-        "detectors.stats.validity_mask:Known.put", " & self._bits", "", ("tests/detectors/test_counter_statistics.py",)
+        "detectors.stats.validity_mask:ValidityMask.put",
+        " & self._bits",
+        "",
+        ("tests/detectors/test_counter_statistics.py",),
     ),
     Mutant(
-        "detectors.stats.validity_mask:Known.clear",
+        "detectors.stats.validity_mask:ValidityMask.clear",
         "np.bitwise_and(bits, self._bits, out=bits)",
         "pass",
         ("tests/detectors/test_counter_statistics.py",),
     ),
     Mutant(
-        "detectors.stats.validity_mask:Knowns.of",
+        "detectors.stats.validity_mask:ValidityMasks.of",
         "if np.array_equal(one.of, known):",
         "if one.of.sum() == known.sum():",
         ("tests/detectors/test_counter_statistics.py",),
     ),
-    # --- lemons ---
+    # --- fault_history ---
     Mutant(
-        "detectors.counters.fault_history:Lemons.weight",
+        "detectors.counters.fault_history:FaultHistory.weight",
         "(node, 0.5)",
         "(node, 1.0)",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.counters.fault_history:Lemons.remember",
+        "detectors.counters.fault_history:FaultHistory.remember",
         "or now_ns - known.newest_ns > REMEMBERED_NS",
         "",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.counters.fault_history:Lemons.weight",
+        "detectors.counters.fault_history:FaultHistory.weight",
         "min(share * EACH * known.count, MOST_WEIGHT)",
         "share * EACH * known.count",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(
-        "detectors.counters.fault_history:Lemons.forget",
+        "detectors.counters.fault_history:FaultHistory.forget",
         "self._past.pop(node, None)",
         "pass",
         (_D + "a_part_is_remembered_wherever_it_goes_and_forgotten_when_replaced",),
@@ -795,15 +798,15 @@ MUTANTS = (
         "self.beats * self.steps",
         ("tests/detectors/test_periodicity.py::test_the_terms_are_what_they_say",),
     ),
-    # --- rhythm ---
+    # --- period estimation ---
     Mutant(
-        "detectors.iteration.period_estimation:rhythm",
+        "detectors.iteration.period_estimation:estimate_period",
         "MIXED[0] < one.cycle < MIXED[1] or ",
         "",
         ("tests/detectors/test_period_estimation.py",),
     ),
     Mutant(
-        "detectors.iteration.period_estimation:rhythm",
+        "detectors.iteration.period_estimation:estimate_period",
         "or (one.strength <= _mirrored(one.cycle) and variation < LEAST_VARIATION)",
         "",
         ("tests/detectors/test_period_estimation.py",),
@@ -828,19 +831,19 @@ MUTANTS = (
     ),
     # --- samples ---
     Mutant(
-        "detectors.steps.shared_sequences:judged_by_samples",
+        "detectors.steps.shared_sequences:judged_by_sequences",
         "or found.node_wide\n",
         "",
         ("tests/detectors/test_shared_sequences.py",),
     ),
     Mutant(
-        "detectors.steps.shared_sequences:judged_by_samples",
+        "detectors.steps.shared_sequences:judged_by_sequences",
         "or case.baseline.own_spread[case.rank] < UNEVEN\n",
         "",
         ("tests/detectors/test_shared_sequences.py",),
     ),
     Mutant(
-        "detectors.steps.shared_sequences:judged_by_samples",
+        "detectors.steps.shared_sequences:judged_by_sequences",
         "or windows >= LASTING_EPISODES * max(longest, LEAST_EPISODE)\n",
         "",
         ("tests/detectors/test_shared_sequences.py",),
@@ -1114,21 +1117,21 @@ MUTANTS = (
         "watched.history",
         ("tests/detectors/test_verdict_building.py",),
     ),
-    # --- together ---
+    # --- correlation ---
     Mutant(
-        "detectors.stats.correlation:together",
+        "detectors.stats.correlation:correlate",
         "null = shifted[guard : length - guard]",
         "null = shifted[guard : length // 4]",
         ("tests/detectors/test_correlation.py",),
     ),
     Mutant(
-        "detectors.stats.correlation:together",
+        "detectors.stats.correlation:correlate",
         "np.median(victim[busy]) - np.median(victim[~busy])",
         "np.median(victim[~busy]) - np.median(victim[busy])",
         ("tests/detectors/test_correlation.py",),
     ),
     Mutant(
-        "detectors.stats.correlation:together",
+        "detectors.stats.correlation:correlate",
         "np.arange(-finer * late // 2, finer * late + 1)",
         "np.arange(-finer * late, finer * late // 2 + 1)",
         ("tests/detectors/test_correlation.py",),
@@ -1159,19 +1162,19 @@ MUTANTS = (
     ),
     # --- turns ---
     Mutant(
-        "detectors.straggler.rotating_slowness:judged_by_turns",
+        "detectors.straggler.rotating_slowness:judged_by_rotation",
         "windows >= LEAST_WINDOWS and ",
         "",
         ("tests/detectors/test_rotating_slowness.py::test_nine_of_ten_of_a_dozen_windows_or_a_cause",),
     ),
     Mutant(
-        "detectors.straggler.rotating_slowness:judged_by_turns",
+        "detectors.straggler.rotating_slowness:judged_by_rotation",
         " or judgement.cause is not Cause.UNKNOWN",
         "",
         ("tests/detectors/test_rotating_slowness.py::test_nine_of_ten_of_a_dozen_windows_or_a_cause",),
     ),
     Mutant(
-        "detectors.straggler.rotating_slowness:judged_by_turns",
+        "detectors.straggler.rotating_slowness:judged_by_rotation",
         "turns is Cause.SEQUENCE_LENGTH and case.for_work",
         "case.for_work",
         ("tests/detectors/test_rotating_slowness.py::test_nine_of_ten_of_a_dozen_windows_or_a_cause",),
@@ -1203,13 +1206,13 @@ MUTANTS = (
     ),
     # --- watched ---
     Mutant(
-        "detectors.straggler.gang_state:Watched.interval",
+        "detectors.straggler.gang_state:GangState.interval",
         "return windows[next(slow, 0) :]",
         "return windows",
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
-        "detectors.straggler.gang_state:Watched.standing_on",
+        "detectors.straggler.gang_state:GangState.standing_on",
         "if standing.node == node]",
         "]",
         ("tests/detectors/test_slow_node.py",),
@@ -1233,7 +1236,7 @@ MUTANTS = (
         ("tests/detectors/test_verdict_building.py",),
     ),
     Mutant(
-        "detectors.straggler.gang_state:Watched.take_in",
+        "detectors.straggler.gang_state:GangState.take_in",
         "self.to_skip -= skipped",
         "pass",
         ("tests/detectors/test_verdict_building.py",),
@@ -1498,25 +1501,25 @@ MUTANTS = (
     ),
     # --- workload_unreported ---
     Mutant(
-        "detectors.workload.unreported_workload:Doings.claims",
+        "detectors.workload.unreported_workload:RoleActivity.claims",
         "(clock < 1.0 - LESS_CLOCK * extra / slower).any() or ",
         "",
         ("tests/detectors/test_unreported_workload.py",),
     ),
     Mutant(
-        "detectors.workload.unreported_workload:Doings.claims",
+        "detectors.workload.unreported_workload:RoleActivity.claims",
         " and len({*self.shape.nodes}) > 1",
         "",
         ("tests/detectors/test_unreported_workload.py",),
     ),
     Mutant(
-        "detectors.workload.unreported_workload:Doings._of_stage",
+        "detectors.workload.unreported_workload:RoleActivity._of_stage",
         " or self.nodes[found[0]] < 2",
         "",
         ("tests/detectors/test_unreported_workload.py",),
     ),
     Mutant(
-        "detectors.workload.unreported_workload:Doings._idle",
+        "detectors.workload.unreported_workload:RoleActivity._idle",
         "(polling <= IDLE) & ",
         "",
         ("tests/detectors/test_unreported_workload.py",),
@@ -1528,7 +1531,7 @@ MUTANTS = (
         ("tests/detectors/test_unreported_workload.py",),
     ),
     Mutant(
-        "detectors.workload.unreported_workload:Doings.standing_claims",
+        "detectors.workload.unreported_workload:RoleActivity.standing_claims",
         "float(others.max()) <= STAGES_ALIKE * middle and ",
         "",
         ("tests/detectors/test_unreported_workload.py",),

@@ -29,11 +29,11 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.fault_history import Lemons
+from scheduler_feedback.detectors.counters.fault_history import FaultHistory
 from scheduler_feedback.detectors.counters.feature_scales import BAD, COUNT, COUNTS, FLOOR, on_scale
-from scheduler_feedback.detectors.iteration.job_slowdown import JobGate
+from scheduler_feedback.detectors.iteration.job_slowdown import SlowdownTest
 from scheduler_feedback.detectors.stats.group_medians import known_median, usual_value
-from scheduler_feedback.detectors.stats.validity_mask import BoolArray, Known, Knowns
+from scheduler_feedback.detectors.stats.validity_mask import BoolArray, ValidityMask, ValidityMasks
 from scheduler_feedback.detectors.steps.windows import LEAST_PEERS
 
 WARM_UP_WINDOWS = 30
@@ -78,15 +78,7 @@ class Norm:
 
 
 class Panel:
-    """Counter statistics over F features and N columns, float32 [F, N] each. Shared by the detectors of one stream.
-
-    level: decaying mean of the residual, NaN if unknown. scale: the frozen scale. peers: decaying mean of the residual
-    against the peers only. newest: newest values, unscaled. score: CUSUM in the direction of a fault. accused: (job,
-    attempt, rank) of active hardware verdicts, so that no detector repeats another's. disturbed: jobs with an active
-    interference verdict. turns: cause of each job's active verdict about rotating slowness. gates: slowdown test of
-    each job that reports no steps, set by the health detector. lemons: fault history of parts and nodes, from verdicts
-    of all detectors.
-    """
+    """Counter statistics over F features and N columns, float32 [F, N] each. Shared by the detectors of one stream."""
 
     def __init__(self, switches: Switches | None = None) -> None:
         self._switches = Switches() if switches is None else switches
@@ -95,11 +87,16 @@ class Panel:
         self.columns: dict[str, slice] = {}
         self.peers_of = Grouping(())
         self.overlapping: dict[str, Grouping] = {}
+        # (job, attempt, rank) of active hardware verdicts, so that no detector repeats another's.
         self.accused: set[tuple[str, int, int]] = set()
+        # Jobs with an active interference verdict.
         self.disturbed: set[str] = set()
-        self.turns: Mapping[str, Cause] = {}
-        self.gates: Mapping[str, JobGate] = {}
-        self.lemons = Lemons()
+        # Cause of each job's active verdict about rotating slowness.
+        self.rotating: Mapping[str, Cause] = {}
+        # Slowdown test of each job that reports no steps; set by the health detector.
+        self.slowdown_tests: Mapping[str, SlowdownTest] = {}
+        # Fault history of parts and nodes, from verdicts of all detectors.
+        self.fault_history = FaultHistory()
         self._restored: dict[tuple[str, int], Norm] = {}
         self._restored_until_ns = 0
         self._decay, self._clip = DECAY, CLIP
@@ -110,10 +107,15 @@ class Panel:
     _square: Float32Array
     _taken: Float32Array
     scale: Float32Array
+    """Frozen scale of the residual."""
     level: Float32Array
+    """Decaying mean of the residual; NaN if unknown."""
     peers: Float32Array
+    """Decaying mean of the residual against the peers only."""
     newest: Float32Array
+    """Newest values, unscaled."""
     score: Float32Array
+    """CUSUM in the direction of a fault."""
 
     def _shape(self, columns: int, stay: Sequence[tuple[slice, slice]] = ()) -> None:
         """Allocate the arrays for so many columns. Copy the state of the columns that stay, by new and old place.
@@ -127,7 +129,7 @@ class Panel:
             setattr(self, name, state)
         self._scaled = np.empty((COUNT, columns), np.float32)
         self._scratch = np.empty((2, columns), np.float32)
-        self._knowns = Knowns(self.peers_of)
+        self._masks = ValidityMasks(self.peers_of)
         # Columns of a sparse feature that are not zero; None if unknown.
         self._moving: list[BoolArray | None] = [None] * COUNT
         self._warming = np.ones(COUNT, np.bool_)
@@ -231,12 +233,12 @@ class Panel:
     def _take(self, values: Float32Array) -> None:
         if not values.shape[1]:
             return
-        dense: dict[Known, list[int]] = {}
+        dense: dict[ValidityMask, list[int]] = {}
         for feature in range(COUNT):  # one row of 100,000 ranks fits into a CPU cache
             row = np.ascontiguousarray(values[feature], np.float32)
             x = self._scaled[feature]
             on_scale(feature, row, x)
-            known = self._knowns.of(row)
+            known = self._masks.of(row)
             if not known.any:
                 continue
             usual = float(x[known.first])
@@ -257,7 +259,7 @@ class Panel:
 
         zeros: whether nearly all values are zero.
         """
-        known = self._knowns.of(x)
+        known = self._masks.of(x)
         if known.whole:
             self.newest[feature] = values
         elif known.any:
@@ -282,7 +284,7 @@ class Panel:
             self._begin(feature, x, known)
         self._fold(feature, x, rows, None if known.whole else known, self._scratch)
 
-    def _moving_columns(self, feature: int, x: Float32Array, known: Known) -> IndexArray | None:
+    def _moving_columns(self, feature: int, x: Float32Array, known: ValidityMask) -> IndexArray | None:
         """Return the columns that are or were not zero, if they are few; else None. A zero changes nothing in other
         columns."""
         moving = self._moving[feature]
@@ -299,7 +301,7 @@ class Panel:
         self._moving[feature] = moving
         return np.flatnonzero(moving if known.whole else moving & known.of)
 
-    def _begin(self, feature: int, x: Float32Array, known: Known) -> None:
+    def _begin(self, feature: int, x: Float32Array, known: ValidityMask) -> None:
         """Initialise the decaying means of new columns with their first sample."""
         unknown = np.isnan(self.level[feature])
         fresh = unknown & known.of
@@ -312,7 +314,12 @@ class Panel:
         return x - mean if self._switches.self_residual else x
 
     def _fold(
-        self, feature: int, x: Float32Array, rows: list[Float32Array], partly: Known | None, scratch: Float32Array
+        self,
+        feature: int,
+        x: Float32Array,
+        rows: list[Float32Array],
+        partly: ValidityMask | None,
+        scratch: Float32Array,
     ) -> None:
         """Fold residuals of some columns [n] into their state: mean, scale, level, peers, score.
 
@@ -344,7 +351,7 @@ class Panel:
         score += residual
         np.clip(score, np.float32(0.0), HIGHEST, out=score)
 
-    def _learn(self, feature: int, x: Float32Array, known: Known) -> None:
+    def _learn(self, feature: int, x: Float32Array, known: ValidityMask) -> None:
         """Update Welford's running mean and variance of the residual against the peers, during the warm-up."""
         taken, mean, square = self._taken[feature], self._mean[feature], self._square[feature]
         unlearned = taken < self._enough
@@ -352,7 +359,7 @@ class Panel:
         if not warming.any():
             self._warming[feature] = bool(unlearned.any())
             return
-        warm = known if warming is unlearned and warming.all() else Known(warming, self.peers_of)
+        warm = known if warming is unlearned and warming.all() else ValidityMask(warming, self.peers_of)
         taken += warming
         away = _finite_of(x - mean, warm)
         count = np.clip(taken, np.float32(1.0), None)
@@ -391,7 +398,7 @@ class Panel:
         self._shapes = shapes
         self.columns = {shape.job: place for shape, place in zip(shapes, columns, strict=True)}
         self.peers_of = Grouping(joined([_peers(shape) for shape in shapes]))
-        self._knowns = Knowns(self.peers_of)
+        self._masks = ValidityMasks(self.peers_of)
         ways = sorted({way for shape in shapes for way in shape.groups})
         self.overlapping = {
             way: Grouping(joined([shape.groups.get(way, np.arange(len(shape))) for shape in shapes])) for way in ways
@@ -404,7 +411,7 @@ def _peers(shape: Shape) -> IndexArray:
     return roles if len(roles) and np.bincount(roles).min() >= LEAST_PEERS else np.zeros(len(shape), np.intp)
 
 
-def _finite_of(x: Float32Array, known: Known) -> Float32Array:
+def _finite_of(x: Float32Array, known: ValidityMask) -> Float32Array:
     """Replace unknown values by zero. Changes x."""
     if not known.whole:
         known.clear(x)

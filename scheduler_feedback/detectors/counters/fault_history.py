@@ -31,7 +31,7 @@ class _Past:
     cause: str
 
 
-class Lemons:
+class FaultHistory:
     """Fault history by part and by node."""
 
     def __init__(self) -> None:

@@ -234,8 +234,8 @@ class HangDetector:
         return watched
 
     def _judge_again(
-        self, earlier: Verdict, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, silent: float, usual: float,
-        states: IntArray,
+        self, earlier: Verdict, job: JobTelemetry, watched: _AttemptState, telemetry: Telemetry, silent: float,
+        usual: float, states: IntArray,
     ) -> list[Finding]:  # fmt: skip
         """Evaluate an uncertain verdict again, and report it again if it is confirmed now."""
         abstained, watched.abstained = watched.abstained, True  # a problem was reported already

@@ -54,7 +54,7 @@ BoolArray = npt.NDArray[np.bool_]
 ROWS = sorted({FEATURE[name] for _, _, names in (*FEATURES_OF, *FEATURES_OF_SLOW) for name in names})
 
 
-class Counted:
+class DifferingCounters:
     """Number of ticks for which each rank's counters have differed: (job, attempt, rank) -> ticks."""
 
     def __init__(self, panel: Panel) -> None:
@@ -85,7 +85,7 @@ class Counted:
                 seen.add(key)
                 before = self._counted.get(key, 0)
                 self._counted[key] = before + 1
-                silent = name in speeds.gates
+                silent = name in speeds.slowdown_tests
                 if before % (AGAIN_TICKS_UNREPORTED if silent else AGAIN_TICKS) == 0 and key not in panel.accused:
                     beside = silent and _has_neighbours(job.shape.nodes[column - first], telemetry)
                     yield from self._suspect(job, column, first, slower, silent, beside)

@@ -29,10 +29,10 @@ from scheduler_feedback.core.telemetry.telemetry import (
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Finding, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.counter_statistics import Panel
-from scheduler_feedback.detectors.health.device_outliers import Counted
+from scheduler_feedback.detectors.health.device_outliers import DifferingCounters
 from scheduler_feedback.detectors.health.job_speed import Bests, Speed, Speeds
 from scheduler_feedback.detectors.health.port_health import Ports
-from scheduler_feedback.detectors.health.stale_agents import Silence
+from scheduler_feedback.detectors.health.stale_agents import StaleAgents
 from scheduler_feedback.detectors.health.suspicion import Suspicion
 from scheduler_feedback.detectors.stats import log_odds
 
@@ -62,12 +62,12 @@ class HealthDetector:
         self._timed = timed
         self._panel = Panel(switches) if panel is None else panel
         self._ports = Ports()
-        self._silence = Silence()
+        self._silence = StaleAgents()
         self._speeds = Speeds()
-        self._panel.gates = self._speeds.gates
-        self._counted = Counted(self._panel)
+        self._panel.slowdown_tests = self._speeds.slowdown_tests
+        self._counted = DifferingCounters(self._panel)
         self._standing: dict[tuple[str, str], Verdict] = {}
-        self.lemons = self._panel.lemons
+        self.fault_history = self._panel.fault_history
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
         """Evaluate events, counters and stale agents, and return the new findings."""
@@ -102,7 +102,9 @@ class HealthDetector:
 
     def snapshot(self) -> bytes:
         """Encode the fault history, the baselines of counters, and the best speed of each job."""
-        return msgspec.msgpack.encode((SNAPSHOT_VERSION, self.lemons.dump(), self._panel.dump(), self._speeds.dump()))
+        return msgspec.msgpack.encode(
+            (SNAPSHOT_VERSION, self.fault_history.dump(), self._panel.dump(), self._speeds.dump())
+        )
 
     def restore(self, data: bytes) -> None:
         """Restore a snapshot. Raises ValueError if the bytes are not a snapshot of this detector."""
@@ -110,7 +112,7 @@ class HealthDetector:
             version, *kept = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
             if msgspec.msgpack.decode(version, type=int) != SNAPSHOT_VERSION or len(kept) != 3:
                 raise ValueError("of another version")
-            self.lemons.load(msgspec.msgpack.decode(kept[0], type=bytes))
+            self.fault_history.load(msgspec.msgpack.decode(kept[0], type=bytes))
             self._panel.load(msgspec.msgpack.decode(kept[1], type=bytes))
             self._speeds.load(msgspec.msgpack.decode(kept[2], type=dict[str, Bests]))
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
@@ -148,7 +150,7 @@ class HealthDetector:
 
     def _replaced(self, node_event: NodeEvent, now_ns: int) -> list[Finding]:
         """Clear the fault history and the active verdicts of a replaced part and its node."""
-        self.lemons.forget(node_event.event.entity, node_event.node)
+        self.fault_history.forget(node_event.event.entity, node_event.node)
         gone = [key for key in self._standing if key[1] in (node_event.event.entity, node_event.node)]
         return [
             Cleared(one.verdict_id, one.gang, now_ns, "the part was replaced")
@@ -162,7 +164,7 @@ class HealthDetector:
         affected: list[tuple[JobTelemetry | None, int]] = [(why.job, why.index)]
         if why.job is None:
             affected = [*_standing_on(telemetry, node, level, device)] or [(None, -1)]
-        past = self.lemons.weight(device, node)
+        past = self.fault_history.weight(device, node)
         for one, rank in affected:
             gang = "" if one is None else one.shape.job
             key = (gang, device or node)
@@ -206,7 +208,7 @@ class HealthDetector:
                 continue
             self._standing[key] = verdict
             self._panel.accused.add((gang, attempt, number))
-            self.lemons.remember(device, node, why.cause, telemetry.now_ns)
+            self.fault_history.remember(device, node, why.cause, telemetry.now_ns)
             findings.append(verdict)
         return findings
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.detectors.counters.counter_statistics import ABSENT_NS
-from scheduler_feedback.detectors.iteration.job_slowdown import JobGate
+from scheduler_feedback.detectors.iteration.job_slowdown import SlowdownTest
 from scheduler_feedback.detectors.stats.medians import middle
 
 BEST_STEPS = 16
@@ -57,11 +57,11 @@ class Speed:
 
 
 class Speeds:
-    """Speed of all jobs. of: jobs that report steps. gates: jobs that do not."""
+    """Speed of all jobs. of: jobs that report steps. slowdown_tests: jobs that do not."""
 
     def __init__(self) -> None:
         self.of: dict[str, Speed] = {}
-        self.gates: dict[str, JobGate] = {}
+        self.slowdown_tests: dict[str, SlowdownTest] = {}
         self._bests: dict[str, Bests] = {}
         self._bests_until_ns = 0
 
@@ -76,24 +76,26 @@ class Speeds:
         present = {job.shape.job for job in telemetry.jobs}
         for gone in self.of.keys() - present:
             del self.of[gone]
-        for gone in self.gates.keys() - present:
-            del self.gates[gone]
+        for gone in self.slowdown_tests.keys() - present:
+            del self.slowdown_tests[gone]
 
     def slower(self, job: str) -> float:
         """Return the job's slowdown relative to its best speed; 1 if unknown."""
-        if (gate := self.gates.get(job)) is not None:
+        if (gate := self.slowdown_tests.get(job)) is not None:
             return gate.slower()
         speed = self.of.get(job)
         return 1.0 if speed is None else speed.slower
 
     def periods(self) -> dict[str, float]:
         """Return the iteration time in seconds of each job without step reports whose traffic has a reliable period."""
-        return {name: gate.period_seconds for name, gate in self.gates.items() if gate.period_seconds is not None}
+        return {
+            name: gate.period_seconds for name, gate in self.slowdown_tests.items() if gate.period_seconds is not None
+        }
 
     def dump(self) -> dict[str, Bests]:
         """Return the best speed of each job."""
         bests: dict[str, Bests] = {name: (float(speed.best), {}) for name, speed in self.of.items()}
-        bests |= {name: (float("inf"), gate.best) for name, gate in self.gates.items()}
+        bests |= {name: (float("inf"), gate.best) for name, gate in self.slowdown_tests.items()}
         return {**self._bests, **bests}
 
     def load(self, bests: dict[str, Bests]) -> None:
@@ -120,16 +122,16 @@ class Speeds:
         for job, columns in zip(telemetry.jobs, telemetry.columns(), strict=True):
             name = job.shape.job
             if job.steps is not None:
-                self.gates.pop(name, None)
+                self.slowdown_tests.pop(name, None)
                 continue
-            gate = self.gates.get(name)
+            gate = self.slowdown_tests.get(name)
             if gate is None:
-                gate = self.gates[name] = JobGate(best=dict(self._bests.pop(name, NO_BEST)[1]))
+                gate = self.slowdown_tests[name] = SlowdownTest(best=dict(self._bests.pop(name, NO_BEST)[1]))
             gate.of(job.shape)
             lags = telemetry.counters.lag_seconds
             for window in range(values.shape[1]):
                 lag = None if lags is None else lags[columns]
                 gate.take(values[:, window, columns], telemetry.counters.seconds, lag)
-        due = [gate for gate in self.gates.values() if gate.due >= 0]
+        due = [gate for gate in self.slowdown_tests.values() if gate.due >= 0]
         for gate in sorted(due, key=lambda one: -one.due)[:LOOKS_A_TICK]:
             gate.look()

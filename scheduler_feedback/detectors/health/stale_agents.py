@@ -35,7 +35,7 @@ MASS_LEAST = 3
 three agents the share is meaningless."""
 
 
-class Silence:
+class StaleAgents:
     """Agents that have stopped reporting."""
 
     def __init__(self) -> None:

@@ -51,11 +51,11 @@ from scheduler_feedback.detectors.stats.correlation import (
     LEAST_STATE,
     LEAST_WINDOWS,
     Means,
+    correlate,
     grown,
     least,
     pad,
     pauses,
-    together,
 )
 from scheduler_feedback.detectors.stats.medians import median
 
@@ -308,7 +308,7 @@ class InterferenceDetector:
                 sent = np.array(self._courses[aggressor].sent[kind, place])
                 if silent is not None:
                     sent = silent.beside(sent)
-                found = _sure(together(victim, sent, *enough))
+                found = _sure(correlate(victim, sent, *enough))
                 if found is None and long is not None:
                     seconds = telemetry.counters.seconds
                     found = self._by_steps(long, aggressor, (kind, place), members[name], seconds)
@@ -357,7 +357,7 @@ class InterferenceDetector:
         marked = kind in SENDING and steps.marks is not None and steps.marks.more(ranks)
         late = round(GUARD_SHARE * len(beside)) if marked else 0
         lost = steps.values(place if kind == "host" else "")
-        return _sure(together(lost, beside, LEAST_WINDOWS, LEAST_STATE, late))
+        return _sure(correlate(lost, beside, LEAST_WINDOWS, LEAST_STATE, late))
 
     def _report(
         self,

@@ -15,8 +15,8 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, Shape
-from scheduler_feedback.detectors.iteration.multi_node_period import Voices
-from scheduler_feedback.detectors.iteration.period_estimation import rhythm
+from scheduler_feedback.detectors.iteration.multi_node_period import NodeSignals
+from scheduler_feedback.detectors.iteration.period_estimation import estimate_period
 from scheduler_feedback.detectors.iteration.work_rate import steady_width
 
 RATES = ("nvlink_bytes", "nic_transmit_bytes")
@@ -53,7 +53,7 @@ AGREE = 0.03
 
 
 @dataclass(slots=True)
-class JobGate:
+class SlowdownTest:
     """Slowdown test of one job without step reports."""
 
     signals: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
@@ -75,13 +75,13 @@ class JobGate:
     """Number of newest windows compared with earlier ones in the last call of `slower`; 0 if there was no result."""
     judged_by: str = ""
     """Counter used in that call."""
-    voices: Voices | None = None
+    voices: NodeSignals | None = None
     """Its nodes, each with the times of its samples."""
 
     def of(self, shape: Shape) -> None:
         """Set the shape to which the counters belong."""
         if self.voices is None or self.voices.shape is not shape:
-            self.voices = Voices(shape)
+            self.voices = NodeSignals(shape)
 
     def take(self, values: Float32Array, seconds: float = 1.0, lag_seconds: Float32Array | None = None) -> None:
         """Add one window of this job's counters: [features, ranks].
@@ -130,7 +130,7 @@ class JobGate:
                     (self.coarsely[name], COARSER * self.window_seconds),
                     (self.evenly[name], self.window_seconds),
                 )
-                if (estimate := rhythm(np.array(ring), seconds)) is not None
+                if (estimate := estimate_period(np.array(ring), seconds)) is not None
             ]
             if found and abs(found[0].seconds / found[-1].seconds - 1.0) > AGREE:
                 return

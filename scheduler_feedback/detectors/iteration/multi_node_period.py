@@ -57,7 +57,7 @@ time."""
 
 
 @dataclass(slots=True)
-class Voices:
+class NodeSignals:
     """Traffic signals of one job's nodes: one signal for each role on a node."""
 
     shape: Shape

@@ -85,7 +85,7 @@ ORDINARY = 0.3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rhythm:
+class EstimatedPeriod:
     """A reliable period."""
 
     seconds: float
@@ -96,7 +96,7 @@ class Rhythm:
     """Share of the power that repeats."""
 
 
-def rhythm(rate: FloatArray, sample_seconds: float) -> Rhythm | None:
+def estimate_period(rate: FloatArray, sample_seconds: float) -> EstimatedPeriod | None:
     """Return the period of a rate [samples], NaN if missing; None if there is none, or none that is reliable."""
     known = np.isfinite(rate)
     count = len(rate)
@@ -128,7 +128,7 @@ def rhythm(rate: FloatArray, sample_seconds: float) -> Rhythm | None:
     lengths = [other.length for other in (one, *beside) if other is not None]
     if max(lengths) > (COARSE_SAME if one.cycle < COARSE_SAMPLES else SAME) * min(lengths):
         return None
-    return Rhythm(one.length * sample_seconds, one.ends, shares[best])
+    return EstimatedPeriod(one.length * sample_seconds, one.ends, shares[best])
 
 
 def ordinary(lengths: FloatArray) -> float:

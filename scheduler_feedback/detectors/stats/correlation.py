@@ -73,7 +73,7 @@ def least(window_seconds: float) -> tuple[int, int]:
     return LEAST_WINDOWS, LEAST_STATE
 
 
-def together(
+def correlate(
     victim: FloatArray, sent: FloatArray, least_windows: int, least_state: int, late: int = LATE
 ) -> tuple[float, float, float] | None:
     """Return the correlation, the probability of one as high by chance, and the victim's loss while the neighbour is

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_feedback.core.telemetry.telemetry import Float32Array, Grouping
-from scheduler_feedback.detectors.stats.validity_mask import Known, Knowns
+from scheduler_feedback.detectors.stats.validity_mask import ValidityMask, ValidityMasks
 
 NETWORK_SIZE = 16
 """Largest group for which a sorting network is faster than partitioning (measured: five times faster at 8 members)."""
@@ -28,8 +28,8 @@ def group_median(values: Float32Array, grouping: Grouping) -> Float32Array:
 
     The lower of the two middle values is used, not their mean, so that the result is the value of a member.
     """
-    knowns, result = Knowns(grouping), np.empty((len(values), len(grouping)), np.float32)
-    by_known: dict[Known, list[int]] = {}
+    knowns, result = ValidityMasks(grouping), np.empty((len(values), len(grouping)), np.float32)
+    by_known: dict[ValidityMask, list[int]] = {}
     for feature, row in enumerate(values):
         by_known.setdefault(knowns.of(row), []).append(feature)
     for known, features in by_known.items():
@@ -37,7 +37,9 @@ def group_median(values: Float32Array, grouping: Grouping) -> Float32Array:
     return result
 
 
-def known_median(values: Float32Array, features: Sequence[int], grouping: Grouping, known: Known) -> Float32Array:
+def known_median(
+    values: Float32Array, features: Sequence[int], grouping: Grouping, known: ValidityMask
+) -> Float32Array:
     """Return ``group_median`` of some features that all have samples in exactly these columns: [features, groups]."""
     columns = values.shape[1]
     at_once = max(1, min(len(features), CELLS_AT_ONCE // max(columns, 1)))
@@ -64,7 +66,7 @@ def known_median(values: Float32Array, features: Sequence[int], grouping: Groupi
     return result
 
 
-def usual_value(values: Float32Array, usual: float, grouping: Grouping, known: Known) -> bool:
+def usual_value(values: Float32Array, usual: float, grouping: Grouping, known: ValidityMask) -> bool:
     """Return whether more than half of the known members of every group have this value, which is then the median.
 
     Errors are zero nearly everywhere. This test costs a fraction of a median.

@@ -18,7 +18,7 @@ BoolArray = npt.NDArray[np.bool_]
 _BITS = np.dtype(np.uint32)
 
 
-class Known:
+class ValidityMask:
     """Validity mask over the N columns of a grouping. of: bool [N]. whole: all columns hold a sample; any: at least one
     does."""
 
@@ -78,17 +78,17 @@ class Known:
         np.bitwise_or(bits, self._instead, out=bits)
 
 
-class Knowns:
+class ValidityMasks:
     """Cache of recent validity masks. Most features of an evaluation share one."""
 
     MOST = 8
 
     def __init__(self, grouping: Grouping) -> None:
         self._grouping = grouping
-        self._whole = Known(np.ones(len(grouping.of), np.bool_), grouping)
-        self._met: list[Known] = []
+        self._whole = ValidityMask(np.ones(len(grouping.of), np.bool_), grouping)
+        self._met: list[ValidityMask] = []
 
-    def of(self, row: Float32Array) -> Known:
+    def of(self, row: Float32Array) -> ValidityMask:
         """Return the mask of a row [N], N >= 1."""
         if not np.isnan(row.min()):
             return self._whole
@@ -96,5 +96,5 @@ class Knowns:
         for one in self._met:
             if np.array_equal(one.of, known):
                 return one
-        self._met = [Known(known, self._grouping), *self._met[: self.MOST - 1]]
+        self._met = [ValidityMask(known, self._grouping), *self._met[: self.MOST - 1]]
         return self._met[0]

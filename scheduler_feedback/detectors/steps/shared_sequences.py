@@ -99,7 +99,7 @@ def alike(case: Case, shape: Shape) -> Alike | None:
     return Alike(tuple(its_mates.tolist()), theirs, its_own, len(np.unique(case.where.index[own])), beside)
 
 
-def judged_by_samples(judgement: Judgement, case: Case, job: JobTelemetry, windows: int, longest: int) -> Judgement:
+def judged_by_sequences(judgement: Judgement, case: Case, job: JobTelemetry, windows: int, longest: int) -> Judgement:
     """Refuse the judgement if the suspect's sequences explain it as well as a fault.
 
     windows: length of the alarm's episode. longest: longest earlier episode of the job.

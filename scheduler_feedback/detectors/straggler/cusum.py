@@ -19,7 +19,7 @@ from scheduler_feedback.detectors.steps.windows import (
     spread_of_others,
 )
 from scheduler_feedback.detectors.straggler.alarm_checks import Judged, slow_windows, stopped_again
-from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, RECENT_WINDOWS, Watched
+from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, RECENT_WINDOWS, GangState
 
 CLIP_SIGMAS = 6.0
 """Most that one window adds: a single stall cannot raise an alarm, however long it is. Two stalls near each other
@@ -50,7 +50,7 @@ LARGE_GANG = 64
 """From this size on the spread of all ranks replaces the spread of the other ranks: one rank hardly changes it."""
 
 
-def judge_window(watched: Watched, baseline: Baseline, window: Window, switches: Switches) -> None:
+def judge_window(watched: GangState, baseline: Baseline, window: Window, switches: Switches) -> None:
     """Compute the residuals of one window, and add them to the CUSUMs."""
     watched.counted += 1
     sigmas = np.zeros(len(watched.ranks))
@@ -72,7 +72,7 @@ def judge_window(watched: Watched, baseline: Baseline, window: Window, switches:
         watched.best_step_seconds = min(watched.best_step_seconds, recent / _less_work(watched, window))
 
 
-def _forget(watched: Watched) -> None:
+def _forget(watched: GangState) -> None:
     """Drop per-rank times of windows that no alarm will read; keep their gang values and sigmas.
 
     All windows would take 60 kB for each node of eight ranks.
@@ -87,7 +87,7 @@ def _forget(watched: Watched) -> None:
         history[index] = Judged(judged.window.of_the_gang(), judged.sigmas)
 
 
-def _less_work(watched: Watched, window: Window) -> float:
+def _less_work(watched: GangState, window: Window) -> float:
     """Return the ratio of the median rank's recent work to the warm-up's, if it is lower and has not lasted long; else
     1.
 
@@ -102,7 +102,7 @@ def _less_work(watched: Watched, window: Window) -> float:
     return 1.0 if window.last_ns - watched.light_since_ns >= LIGHT_NS else work
 
 
-def _sigmas(watched: Watched, baseline: Baseline, window: Window, switches: Switches) -> FloatArray:
+def _sigmas(watched: GangState, baseline: Baseline, window: Window, switches: Switches) -> FloatArray:
     """Return each rank's excess over its own history and, in large enough groups, over its peers, in standard
     deviations."""
     now = log_compute(window.compute, baseline.step_seconds)
@@ -127,7 +127,7 @@ def _sigmas(watched: Watched, baseline: Baseline, window: Window, switches: Swit
     return sigmas
 
 
-def persistent(watched: Watched, rank: int, timed: bool) -> bool:
+def persistent(watched: GangState, rank: int, timed: bool) -> bool:
     """Return whether the alarm has enough slow windows, and a long enough interval to attribute the time."""
     interval = watched.interval(rank)
     slow = slow_windows(interval, rank) if interval else []
@@ -138,7 +138,7 @@ def persistent(watched: Watched, rank: int, timed: bool) -> bool:
     return len(slow) >= (LEAST_HITS_STOPPED if stopped_again(interval, rank) else LEAST_HITS)
 
 
-def mates_of(watched: Watched, rank: int) -> tuple[int, ...]:
+def mates_of(watched: GangState, rank: int) -> tuple[int, ...]:
     """Return the other alarmed ranks of the rank's node."""
     same = watched.where.index == watched.where.index[rank]
     return tuple(r for r in np.flatnonzero(same & (watched.score >= ALARM)).tolist() if r != rank)

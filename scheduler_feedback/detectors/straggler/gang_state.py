@@ -33,7 +33,7 @@ SNAPSHOT_VERSION = 2
 
 
 @dataclass(slots=True)
-class Standing:
+class ActiveVerdict:
     """An active verdict on one rank, or on a node of which several ranks are slow."""
 
     verdict_id: str
@@ -52,7 +52,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Watched:
+class GangState:
     """State of one attempt of a gang. Arrays are float64 or int64 [n], in rank order."""
 
     attempt: int
@@ -86,7 +86,7 @@ class Watched:
     """Number of the window in which the CUSUM of each rank left zero; -1 at zero."""
     refused: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Number of consecutive windows in which the alarm of each rank failed the checks."""
-    standing: dict[int, Standing] = field(default_factory=dict)
+    standing: dict[int, ActiveVerdict] = field(default_factory=dict)
     """Active verdicts by index of the rank."""
     slow_windows: int = 0
     calm_windows: int = 0
@@ -95,7 +95,7 @@ class Watched:
     samples: tuple[int, tuple[Sample, ...]] = (-1, ())
     """`counted` at the time when the metric samples were computed, and the samples: they are read more often."""
 
-    def standing_on(self, rank: int) -> Standing | None:
+    def standing_on(self, rank: int) -> ActiveVerdict | None:
         """Return the verdict on the rank, else the most certain verdict on its whole node, else None."""
         if rank in self.standing or not self.standing:
             return self.standing.get(rank)
@@ -166,7 +166,7 @@ def _arrays_of(steps: StepTable) -> tuple[FloatArray | IntArray | None, ...]:
 
 class _Kept(msgspec.Struct):
     """State of one gang in a snapshot. Arrays are little-endian float64, by the name of their field in Baseline or
-    Watched."""
+    GangState."""
 
     attempt: int
     ranks: tuple[int, ...]
@@ -202,14 +202,14 @@ _ARRAYS = ("compute", "wait", "own_spread", "parts", "parts_compute", "from_star
 _SUMS = ("score",)
 
 
-def dump(watched: Mapping[str, Watched], roles: Roles) -> bytes:
+def dump(watched: Mapping[str, GangState], roles: Roles) -> bytes:
     """Encode all state that must survive a restart."""
     kept = {name: _keep(one, one.baseline) for name, one in watched.items() if one.baseline is not None}
     packed_roles = {name: (ranks, place.astype("<f8").tobytes()) for name, (ranks, place) in roles.items()}
     return msgspec.msgpack.encode(_Snapshot(SNAPSHOT_VERSION, kept, packed_roles))
 
 
-def _keep(watched: Watched, baseline: Baseline) -> _Kept:
+def _keep(watched: GangState, baseline: Baseline) -> _Kept:
     arrays = {name: getattr(baseline, name) for name in _ARRAYS} | {name: getattr(watched, name) for name in _SUMS}
     return _Kept(
         attempt=watched.attempt,
@@ -234,7 +234,7 @@ def _keep(watched: Watched, baseline: Baseline) -> _Kept:
     )
 
 
-def load(data: bytes) -> tuple[dict[str, Watched], Roles]:
+def load(data: bytes) -> tuple[dict[str, GangState], Roles]:
     """Decode a snapshot of `dump`. Raises ValueError if the bytes are not a snapshot of this version."""
     try:
         snapshot = msgspec.msgpack.decode(data, type=_Snapshot)
@@ -249,14 +249,14 @@ def load(data: bytes) -> tuple[dict[str, Watched], Roles]:
     return watched, roles
 
 
-def _unpack(kept: _Kept) -> Watched:
+def _unpack(kept: _Kept) -> GangState:
     count = len(kept.ranks)
     if len(kept.nodes) != count or len(kept.roles) != count or not _of(count, kept.standing, kept.told_nodes):
         raise ValueError(f"{count} ranks, {len(kept.nodes)} nodes, verdicts on {sorted(kept.standing)}")
     arrays = {name: _floats(kept.arrays[name], count, 3 if name == "parts" else 1) for name in (*_ARRAYS, *_SUMS)}
     roles = np.array(kept.roles, np.int64) if kept.layout_known else None
     shape = Shape("", kept.attempt, np.array(kept.ranks, np.int64), kept.nodes, stage=roles)
-    watched = Watched(kept.attempt, kept.ranks, places(shape), kept.seen_ns)
+    watched = GangState(kept.attempt, kept.ranks, places(shape), kept.seen_ns)
     watched.work = None if kept.work is None else Work(*kept.work)
     watched.forget_course()
     watched.baseline = Baseline(
@@ -277,7 +277,8 @@ def _unpack(kept: _Kept) -> Watched:
     watched.score = arrays["score"]
     watched.since = np.where(watched.score > 0, 0, -1).astype(np.int64)
     watched.standing = {
-        rank: Standing(*verdict, reported_cause=rank in kept.told_causes) for rank, verdict in kept.standing.items()
+        rank: ActiveVerdict(*verdict, reported_cause=rank in kept.told_causes)
+        for rank, verdict in kept.standing.items()
     }
     for rank, (node, cause, others) in kept.told_nodes.items():
         standing = watched.standing[rank]

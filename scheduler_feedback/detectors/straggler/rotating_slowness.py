@@ -21,7 +21,7 @@ LEAST_SHARE = 0.9
 of twelve occur by chance in 0.3 % of all intervals at a half, and in 5 of 100,000 at a third."""
 
 
-def judged_by_turns(judgement: Judgement, case: Case, turns: Cause | None) -> Judgement:
+def judged_by_rotation(judgement: Judgement, case: Case, turns: Cause | None) -> Judgement:
     """Refuse the judgement if rotating slowness can explain it.
 
     turns: cause of the job's active verdict about rotating slowness; None without such a verdict.

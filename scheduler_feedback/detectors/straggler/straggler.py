@@ -35,7 +35,7 @@ from scheduler_feedback.detectors.steps.baseline import (
     log_compute,
 )
 from scheduler_feedback.detectors.steps.expected_work import Work, fit
-from scheduler_feedback.detectors.steps.shared_sequences import judged_by_samples
+from scheduler_feedback.detectors.steps.shared_sequences import judged_by_sequences
 from scheduler_feedback.detectors.steps.windows import (
     Window,
     blame_stopped,
@@ -52,8 +52,8 @@ from scheduler_feedback.detectors.straggler.alarm_checks import (
     slow_windows,
 )
 from scheduler_feedback.detectors.straggler.cusum import ALARM, LEAST_HITS, judge_window, persistent
-from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, Watched, dump, load, rest
-from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_turns
+from scheduler_feedback.detectors.straggler.gang_state import RECENT_WINDOWS, GangState, dump, load, rest
+from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
 from scheduler_feedback.detectors.straggler.straggler_causes import Causes
 from scheduler_feedback.detectors.straggler.verdict_building import (
     DETECTOR,
@@ -98,7 +98,7 @@ class StragglerDetector:
         self._switches = Switches() if switches is None else switches
         self._panel = Panel(self._switches) if panel is None else panel
         self._causes = Causes(self._panel, self._switches)
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, GangState] = {}
         self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
@@ -141,7 +141,7 @@ class StragglerDetector:
 
     # --- one gang -----------------------------------------------------------------------------------------------------
 
-    def _watch(self, job: JobTelemetry, now_wall_ns: int) -> Watched | None:
+    def _watch(self, job: JobTelemetry, now_wall_ns: int) -> GangState | None:
         """Return the state of this attempt, or None if there is nothing to compare. Start over for a new attempt or new
         ranks."""
         shape = job.shape
@@ -165,13 +165,13 @@ class StragglerDetector:
         elif watched is not None and watched.baseline is not None and watched.baseline.known:
             base = log_compute(watched.baseline.compute, watched.baseline.step_seconds)
             self._roles[name] = (watched.ranks, base - np.median(base))
-        watched = Watched(shape.attempt, ranks, places(shape), now_wall_ns, shape)
+        watched = GangState(shape.attempt, ranks, places(shape), now_wall_ns, shape)
         watched.to_skip = SKIPPED_STEPS if self._timed else 0
         watched.forget_course()
         self._watched[name] = watched
         return watched
 
-    def _take(self, name: str, watched: Watched, window: Window, job: JobTelemetry) -> list[Finding]:
+    def _take(self, name: str, watched: GangState, window: Window, job: JobTelemetry) -> list[Finding]:
         findings: list[Finding] = []
         baseline = watched.baseline
         if baseline is not None:
@@ -181,7 +181,7 @@ class StragglerDetector:
             findings += self._warm_up(name, watched, window, job)
         return findings
 
-    def _warm_up(self, name: str, watched: Watched, window: Window, job: JobTelemetry) -> list[Finding]:
+    def _warm_up(self, name: str, watched: GangState, window: Window, job: JobTelemetry) -> list[Finding]:
         """Learn the baseline from the whole warm-up; before its end, from the windows so far while no rank is
         suspicious.
 
@@ -219,7 +219,7 @@ class StragglerDetector:
             judge_window(watched, watched.baseline, past, self._switches)
         return self._conclude(name, watched, watched.baseline, job)
 
-    def _conclude(self, name: str, watched: Watched, baseline: Baseline, job: JobTelemetry) -> list[Finding]:
+    def _conclude(self, name: str, watched: GangState, baseline: Baseline, job: JobTelemetry) -> list[Finding]:
         findings: list[Finding] = []
         window = watched.history[-1].window
         alarmed = [
@@ -240,8 +240,8 @@ class StragglerDetector:
                 continue  # after repeated refusals, evaluate less often
             case = self._case(watched, baseline, rank, alarmed, job, means)
             judgement = self._causes.judged_by(judge(case), job, baseline)
-            judgement = judged_by_samples(judgement, case, job, watched.episode(rank), watched.longest_episode)
-            judgement = judged_by_turns(judgement, case, self._panel.turns.get(name))
+            judgement = judged_by_sequences(judgement, case, job, watched.episode(rank), watched.longest_episode)
+            judgement = judged_by_rotation(judgement, case, self._panel.rotating.get(name))
             if not judgement.refusal and judgement.confidence < LEAST_CONFIDENCE:
                 judgement = too_weak(judgement)
             if not judgement.refusal:
@@ -260,7 +260,7 @@ class StragglerDetector:
         return findings
 
     def _case(
-        self, watched: Watched, baseline: Baseline, rank: int, alarmed: list[int], job: JobTelemetry, means: Means
+        self, watched: GangState, baseline: Baseline, rank: int, alarmed: list[int], job: JobTelemetry, means: Means
     ) -> Case:
         return Case(
             rank=rank,
@@ -280,7 +280,7 @@ class StragglerDetector:
         )
 
 
-def _slowdowns(name: str, watched: Watched) -> Iterator[Sample]:
+def _slowdowns(name: str, watched: GangState) -> Iterator[Sample]:
     """Yield how much each rank slows its gang down."""
     newest = [judged.window for judged in list(watched.history)[-RECENT_WINDOWS:] if judged.window.known]
     if newest:

@@ -82,7 +82,7 @@ class Causes:
         """Add evidence of earlier verdicts on the part and its node. It raises the confidence but makes no verdict
         alone."""
         rank = judgement.rank
-        past = self._panel.lemons.weight(shape.gpus[rank] if shape.gpus else "", shape.nodes[rank])
+        past = self._panel.fault_history.weight(shape.gpus[rank] if shape.gpus else "", shape.nodes[rank])
         if judgement.cause not in OF_PARTS or not past:
             return judgement
         items = (*judgement.evidence, *past)

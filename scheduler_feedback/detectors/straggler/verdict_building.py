@@ -15,7 +15,7 @@ from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, join
 from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS, LEAST_SLOWDOWN, Judged, Judgement
 from scheduler_feedback.detectors.straggler.cusum import ALARM, ALLOWANCE_SIGMAS, CLIP_SIGMAS, LEAST_HITS, mates_of
-from scheduler_feedback.detectors.straggler.gang_state import Standing, Watched
+from scheduler_feedback.detectors.straggler.gang_state import ActiveVerdict, GangState
 from scheduler_feedback.detectors.straggler.straggler_causes import OF_PARTS
 
 DETECTOR = "straggler"
@@ -53,7 +53,7 @@ CALM_WINDOWS = 10
 """Number of quiet windows that end an episode. A reason is reported once per episode."""
 
 
-def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry, panel: Panel) -> list[Finding]:
+def verdict(name: str, watched: GangState, judgement: Judgement, job: JobTelemetry, panel: Panel) -> list[Finding]:
     """Return the verdict if it is new, or if it contains more than the one already reported.
 
     A verdict on a whole node is not repeated for each of its ranks, so that an operator is paged once.
@@ -72,7 +72,7 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
         first_ns = interval[0].window.first_ns
         verdict_id = f"{name}.{watched.attempt}.{watched.ranks[rank]}.{first_ns}"
         panel.accused.add((name, watched.attempt, watched.ranks[rank]))
-        standing = watched.standing[rank] = Standing(verdict_id, first_ns, judgement.confidence)
+        standing = watched.standing[rank] = ActiveVerdict(verdict_id, first_ns, judgement.confidence)
     mates = mates_of(watched, rank)
     place = _place(job.shape, rank, judgement.cause, mates)
     if mates:
@@ -81,7 +81,7 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
             cover_rank(name, watched, mate, standing, panel)
     if judgement.cause in OF_PARTS and not standing.reported_cause:
         gpu, node = job.shape.gpus[rank] if job.shape.gpus else "", job.shape.nodes[rank]
-        panel.lemons.remember(gpu, node, judgement.cause, standing.first_ns)
+        panel.fault_history.remember(gpu, node, judgement.cause, standing.first_ns)
     standing.reported_confidence = max(standing.reported_confidence, judgement.confidence)
     standing.reported_cause = standing.reported_cause or judgement.cause is not Cause.UNKNOWN
     return [
@@ -110,14 +110,14 @@ def verdict(name: str, watched: Watched, judgement: Judgement, job: JobTelemetry
     ]
 
 
-def cover_rank(name: str, watched: Watched, rank: int, standing: Standing, panel: Panel) -> None:
+def cover_rank(name: str, watched: GangState, rank: int, standing: ActiveVerdict, panel: Panel) -> None:
     """Add the rank to a verdict on its node. The verdict is cleared when all of its ranks run at normal speed."""
     if watched.standing.get(rank) is not standing and rank not in standing.others:
         standing.others.add(rank)
         panel.accused.add((name, watched.attempt, watched.ranks[rank]))
 
 
-def is_settled(standing: Standing, windows: int, own: bool) -> bool:
+def is_settled(standing: ActiveVerdict, windows: int, own: bool) -> bool:
     """Return whether no further evaluation of the verdict is due now. A verdict that lacks only its cause is evaluated
     at longer intervals.
 
@@ -127,7 +127,7 @@ def is_settled(standing: Standing, windows: int, own: bool) -> bool:
     return standing.reported_confidence >= ACTING_CONFIDENCE and (known or windows % CAUSE_WINDOWS > 0)
 
 
-def says_more(standing: Standing, judgement: Judgement, own: bool) -> bool:
+def says_more(standing: ActiveVerdict, judgement: Judgement, own: bool) -> bool:
     """Return whether the judgement adds to the reported verdict: enough confidence to act, or its cause.
 
     Counters may arrive every half minute, long after the steps identified the slow rank, and no job is moved without a
@@ -141,7 +141,7 @@ def says_more(standing: Standing, judgement: Judgement, own: bool) -> bool:
     return sure and not standing.reported_cause and judgement.cause is not Cause.UNKNOWN
 
 
-def abstention(name: str, watched: Watched, judgement: Judgement) -> Abstention:
+def abstention(name: str, watched: GangState, judgement: Judgement) -> Abstention:
     """Return an abstention with the reason for which the alarm is not a verdict."""
     return Abstention(
         name,
@@ -154,7 +154,7 @@ def abstention(name: str, watched: Watched, judgement: Judgement) -> Abstention:
     )
 
 
-def cleared(name: str, watched: Watched, window: Window, panel: Panel) -> list[Finding]:
+def cleared(name: str, watched: GangState, window: Window, panel: Panel) -> list[Finding]:
     """Clear the verdicts whose ranks have run at normal speed for CLEAR_WINDOWS windows."""
     if not watched.standing:
         return []
@@ -176,7 +176,7 @@ def cleared(name: str, watched: Watched, window: Window, panel: Panel) -> list[F
     return found
 
 
-def whole_gang(name: str, watched: Watched, baseline: Baseline, alarmed: bool, timed: bool) -> list[Finding]:
+def whole_gang(name: str, watched: GangState, baseline: Baseline, alarmed: bool, timed: bool) -> list[Finding]:
     """Report once per episode that the gang is slow without an outlier, or with unknown wait times. Track the episode's
     end."""
     window = watched.history[-1].window
@@ -232,13 +232,13 @@ def _onset(interval: list[Judged], rank: int) -> Window:
     return interval[int(to_the_end.argmax())].window
 
 
-def _last_slow(watched: Watched, rank: int) -> int:
+def _last_slow(watched: GangState, rank: int) -> int:
     """Return the last step of the newest window in which the rank was slow; -1 if no such window is kept."""
     slow = (judged.window.last_step for judged in reversed(watched.history) if judged.sigmas[rank] >= HIT_SIGMAS)
     return next(slow, -1)
 
 
-def _before(watched: Watched, interval: int) -> float:
+def _before(watched: GangState, interval: int) -> float:
     """Return the gang's mean step time before the alarm's interval, or during warm-up if there are too few windows."""
     past = [judged.window for judged in list(watched.history)[:-interval]][-16:]
     if len(past) >= 3:

@@ -31,7 +31,7 @@ LONGER = 1.04
 
 
 @dataclass(slots=True)
-class Standing:
+class ActiveVerdict:
     """An active verdict."""
 
     verdict: Verdict
@@ -124,7 +124,7 @@ class Course:
     """Long steps of the whole job, and their period."""
     beat_tests: int = 0
     """Number of tested patterns with a period below five."""
-    standing: dict[str, Standing] = field(default_factory=dict)
+    standing: dict[str, ActiveVerdict] = field(default_factory=dict)
 
 
 def take_in(course: Course, steps: StepTable) -> bool:

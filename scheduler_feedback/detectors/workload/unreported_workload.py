@@ -34,7 +34,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.counters.counter_statistics import Panel
-from scheduler_feedback.detectors.iteration.job_slowdown import RATES, JobGate
+from scheduler_feedback.detectors.iteration.job_slowdown import RATES, SlowdownTest
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.validity_mask import BoolArray
 from scheduler_feedback.detectors.workload.workload_claim import LEAST_SLOWDOWN, STAGE, Claim
@@ -87,7 +87,7 @@ HOLD_SECONDS = 120.0
 
 
 @dataclass(slots=True)
-class Standing:
+class ActiveVerdict:
     """An active verdict, and the time in ns at which its cause was last detected."""
 
     verdict: Verdict
@@ -95,7 +95,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Doings:
+class RoleActivity:
     """Activity of one job without step reports, by role and window."""
 
     shape: Shape
@@ -107,7 +107,7 @@ class Doings:
     """Number of nodes of each role."""
     taken: int = 0
     """Number of windows so far."""
-    standing: dict[str, Standing] = field(default_factory=dict)
+    standing: dict[str, ActiveVerdict] = field(default_factory=dict)
     """Active verdicts by key."""
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Doings:
                 row[signal, role] = _quantile(values[FEATURE[name], ranks], share)
         self.taken += 1
 
-    def claims(self, gate: JobGate) -> list[Claim]:
+    def claims(self, gate: SlowdownTest) -> list[Claim]:
         """Return the cause within the job, if it is slower and its ranks show why: at most one claim."""
         if not LEAST_SLOWDOWN <= gate.slower() <= MOST_SLOWDOWN or not gate.recent_windows:
             return []
@@ -190,7 +190,7 @@ class Doings:
         key = f"{STAGE}-{int(self.shape.stage[self.members[most][0]])}"
         return [Claim(key, Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION, -1, ranks, 1.0 / ratio, evidence)]
 
-    def _whole_iterations(self, gate: JobGate) -> tuple[int, int]:
+    def _whole_iterations(self, gate: SlowdownTest) -> tuple[int, int]:
         """Return the number of windows per average, and the number of averages that are new."""
         width = gate.widths[gate.judged_by]
         if gate.period_seconds is not None:
@@ -275,7 +275,7 @@ class UnreportedWorkloads:
 
     def __init__(self, panel: Panel) -> None:
         self._panel = panel
-        self._doings: dict[str, Doings] = {}
+        self._doings: dict[str, RoleActivity] = {}
 
     def look(self, telemetry: Telemetry) -> list[Finding]:
         """Return the new findings about such jobs."""
@@ -292,7 +292,7 @@ class UnreportedWorkloads:
                 continue
             doings = self._doings.get(name)
             if doings is None or doings.shape is not job.shape:
-                doings = self._doings[name] = Doings(job.shape)
+                doings = self._doings[name] = RoleActivity(job.shape)
             before = doings.taken
             for window in range(windows):
                 doings.take(telemetry.counters.values[:, window, columns])
@@ -301,10 +301,10 @@ class UnreportedWorkloads:
                 findings += self._judge(job, doings, telemetry)
         return findings
 
-    def _judge(self, job: JobTelemetry, doings: Doings, telemetry: Telemetry) -> list[Finding]:
+    def _judge(self, job: JobTelemetry, doings: RoleActivity, telemetry: Telemetry) -> list[Finding]:
         name, now_ns = job.shape.job, telemetry.now_ns
         findings: list[Finding] = []
-        gate = self._panel.gates.get(name)
+        gate = self._panel.slowdown_tests.get(name)
         hold_ns = round(max(HOLD_SECONDS, 4.0 * telemetry.counters.seconds) * 1e9)
         for claim in self._claims(name, gate, doings):
             standing = doings.standing.get(claim.key)
@@ -314,7 +314,7 @@ class UnreportedWorkloads:
             assert gate is not None
             verdict = _verdict(claim, job, gate, now_ns, telemetry.counters.seconds)
             if verdict.confidence >= log_odds.LEAST_CONFIDENCE:
-                doings.standing[claim.key] = Standing(verdict, now_ns)
+                doings.standing[claim.key] = ActiveVerdict(verdict, now_ns)
                 findings.append(verdict)
         for key in [key for key, one in doings.standing.items() if now_ns - one.seen_ns > hold_ns]:
             over = doings.standing.pop(key).verdict
@@ -322,7 +322,7 @@ class UnreportedWorkloads:
             findings.append(Cleared(over.verdict_id, name, now_ns, reason))
         return findings
 
-    def _claims(self, name: str, gate: JobGate | None, doings: Doings) -> list[Claim]:
+    def _claims(self, name: str, gate: SlowdownTest | None, doings: RoleActivity) -> list[Claim]:
         """Return the claims; none for a job with an active verdict on a member or on interference."""
         accused = any(gang == name for gang, _, _ in self._panel.accused)
         if gate is None or accused or name in self._panel.disturbed:
@@ -330,7 +330,7 @@ class UnreportedWorkloads:
         return [*doings.claims(gate), *doings.standing_claims(gate.window_seconds)]
 
 
-def _verdict(claim: Claim, job: JobTelemetry, gate: JobGate, now_ns: int, seconds: float) -> Verdict:
+def _verdict(claim: Claim, job: JobTelemetry, gate: SlowdownTest, now_ns: int, seconds: float) -> Verdict:
     before = float("nan") if gate.period_seconds is None else gate.period_seconds
     slowdown = 1.0 / claim.without_seconds
     return Verdict(

@@ -25,7 +25,7 @@ from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS
 from scheduler_feedback.detectors.steps.windows import places
 from scheduler_feedback.detectors.straggler.rotating_slowness import IN_TURN
 from scheduler_feedback.detectors.workload import change_rules
-from scheduler_feedback.detectors.workload.attempt_history import Busy, Course, Standing, take_in
+from scheduler_feedback.detectors.workload.attempt_history import ActiveVerdict, Busy, Course, take_in
 from scheduler_feedback.detectors.workload.slow_stage import Pressure, alone
 from scheduler_feedback.detectors.workload.unreported_workload import UnreportedWorkloads
 from scheduler_feedback.detectors.workload.workload_rules import RHYTHM, claims
@@ -88,7 +88,9 @@ class WorkloadDetector:
             if take_in(course, job.steps) and course.taken - course.looked >= every:
                 course.looked = course.taken
                 findings += self._conclude(course, job, not crowded.isdisjoint(job.shape.sharing.get("host", ())))
-        self._panel.turns = {name: why for name, course in self._courses.items() if (why := _turns(course)) is not None}
+        self._panel.rotating = {
+            name: why for name, course in self._courses.items() if (why := _turns(course)) is not None
+        }
         if self._timed:
             findings += self._unreported.look(telemetry)
         return findings
@@ -200,7 +202,7 @@ class WorkloadDetector:
                 if not members.isdisjoint(self._panel.accused):
                     continue  # another detector has reported it
                 self._panel.accused |= members
-            course.standing[claim.key] = Standing(verdict, course.taken, course.last_ns)
+            course.standing[claim.key] = ActiveVerdict(verdict, course.taken, course.last_ns)
             findings.append(verdict)
         for key, one in list(course.standing.items()):
             if key == RHYTHM and course.long_steps.period is None:
