@@ -1,4 +1,4 @@
-"""Windows of a gang whose every time is given: for tests of the straggler detector's parts, each by itself."""
+"""Windows of a gang with given times, for unit tests of the straggler detector's parts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from scheduler_feedback.detectors.steps.windows import Places, Window, cut, plac
 NS = 1_000_000_000
 START_NS = 1_700_000_000 * NS
 SHARED_WAIT = 0.2
-"""Seconds that the collective itself takes."""
+"""Seconds of the collective itself."""
 
 
 def shape_of(count: int, nodes: Sequence[str] = (), stage: Sequence[int] | None = None) -> Shape:
-    """Each rank on a node of its own where nothing else is said."""
+    """Return a shape; each rank is on its own node by default."""
     names = tuple(nodes) or tuple(f"n{rank:02d}" for rank in range(count))
     return Shape("g", 1, np.arange(count), names, stage=None if stage is None else np.array(stage, np.int64))
 
@@ -33,7 +33,7 @@ def table_of(
     first: int = 0,
     tokens: FloatArray | None = None,
 ) -> StepTable:
-    """Steps in which the ranks compute for so long [k, n]. together: all wait for the slowest; else nobody does."""
+    """Return steps in which the ranks compute for these times, [k, n]. together: all wait for the slowest rank."""
     seconds = np.repeat(own.max(axis=1, keepdims=True), own.shape[1], axis=1) + shared if together else own + shared
     ends = START_NS + np.rint(np.cumsum(seconds.max(axis=1)) * NS).astype(np.int64)
     numbers = np.arange(first, first + len(own))
@@ -44,8 +44,11 @@ def windows_of(
     own: FloatArray, where: Places, shared: float = SHARED_WAIT, together: bool = True, first: int = 0,
     tokens: FloatArray | None = None, stopped_steps: Sequence[int] = (), stopped: int = 0, used: float | None = None,
 ) -> list[Window]:  # fmt: skip
-    """One window a step. stopped_steps: those in which samples found the rank `stopped` stopped. used: seconds of
-    processor that each rank uses a second; None: no counter tells."""
+    """Return one window per step.
+
+    stopped_steps: steps in which samples found the rank `stopped` stopped. used: CPU seconds per second of each rank;
+    None without counters.
+    """
     steps = table_of(own, shared, together, first, tokens)
     ends = steps.end_ns[:, 0]
 

@@ -1,4 +1,4 @@
-"""Each gate by itself: what is asked of one alarm, and with which words it is refused."""
+"""Each alarm check alone: its result, and the text of its refusal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALONE = where_of(RANKS)
 
 
 def own_times(count: int = 8, **slower: float) -> FloatArray:
-    """Each rank computes for a second; r3=1.5: rank 3 for one and a half."""
+    """Return one compute second for each rank; r3=1.5 sets rank 3 to 1.5 seconds."""
     own = np.ones((count, RANKS))
     for name, factor in slower.items():
         own[:, int(name[1:])] = factor
@@ -64,7 +64,7 @@ def fact(judgement: Judgement, measure: str) -> tuple[float, float]:
     return found
 
 
-def test_one_that_all_wait_for_passes_and_the_facts_can_be_checked() -> None:
+def test_a_rank_that_delays_all_others_passes_with_checkable_evidence() -> None:
     found = said(own_times(r3=1.4))
     assert found.refusal == ""
     assert found.slowdown == pytest.approx((1.4 + SHARED_WAIT) / (1.0 + SHARED_WAIT))
@@ -78,27 +78,27 @@ def test_one_that_all_wait_for_passes_and_the_facts_can_be_checked() -> None:
     assert found.confidence > 0.9
 
 
-def test_a_job_that_is_not_hurt_is_left_alone() -> None:
+def test_an_alarm_in_a_job_that_is_not_slowed_is_refused() -> None:
     found = said(own_times(r3=1.04))
     assert found.refusal.startswith("the gang is not slowed") and found.harmless
     faster = said(own_times(r3=1.04), best_step_seconds=1.0)
     assert not faster.refusal.startswith("the gang is not slowed"), "it was faster once"
 
 
-def test_where_most_stand_out_it_is_no_member() -> None:
+def test_an_alarm_is_refused_if_most_ranks_are_outliers() -> None:
     others = {f"r{rank}": 1.4 for rank in range(9)}
     found = said(own_times(**others), alarmed=frozenset(range(9)))
     assert found.refusal == "9 of 16 ranks are outliers: suspect the workload or the machine"
     assert not found.harmless
 
 
-def test_one_without_whom_the_steps_would_be_as_long_is_no_finding() -> None:
+def test_an_alarm_is_refused_if_steps_would_be_as_long_without_the_rank() -> None:
     all_slower = {f"r{rank}": 1.4 for rank in range(RANKS)}
     found = said(own_times(**(all_slower | {"r3": 1.45})))
     assert found.refusal.startswith("without this rank the steps would be only 3.") and found.harmless
 
 
-def test_ranks_that_are_slow_alike_are_named_together_and_one_of_two_is_judged_without_the_other() -> None:
+def test_equally_slow_ranks_are_refused_together_and_one_of_two_is_judged_alone() -> None:
     three = said(own_times(r3=1.4, r7=1.4, r9=1.4), alarmed=frozenset({3, 7, 9}))
     assert three.refusal == "ranks 103, 107, 109 are equally slow: no single rank explains the step time"
     assert not three.harmless
@@ -107,7 +107,7 @@ def test_ranks_that_are_slow_alike_are_named_together_and_one_of_two_is_judged_w
     assert two.slowdown == pytest.approx(1.6 / 1.2)
 
 
-def test_ranks_of_one_node_are_judged_by_what_the_steps_would_be_without_the_node() -> None:
+def test_ranks_of_one_node_are_judged_by_the_step_time_without_the_node() -> None:
     pairs = where_of(RANKS, [f"n{rank // 2:02d}" for rank in range(RANKS)])
     found = said(own_times(r2=1.4, r3=1.4), where=pairs, alarmed=frozenset({2, 3}))
     assert (found.refusal, found.slowdown) == ("", pytest.approx(1.6 / 1.2))
@@ -115,7 +115,7 @@ def test_ranks_of_one_node_are_judged_by_what_the_steps_would_be_without_the_nod
 
 
 @pytest.mark.parametrize(("factor", "final", "passes"), [(1.1, False, False), (1.1, True, True), (1.3, False, True)])
-def test_while_the_norm_is_young_only_what_is_plain_is_told(factor: float, final: bool, passes: bool) -> None:
+def test_only_large_slowdowns_are_reported_during_warm_up(factor: float, final: bool, passes: bool) -> None:
     found = said(own_times(r3=factor), baseline=healthy(final=final))
     assert (found.refusal == "") is passes
     assert passes or (found.refusal, found.harmless) == ("the slowdown is too small to report during warm-up", True)
@@ -124,7 +124,7 @@ def test_while_the_norm_is_young_only_what_is_plain_is_told(factor: float, final
 @pytest.mark.parametrize(
     ("tokens", "for_work", "passes"), [(1.4, False, False), (1.05, False, True), (1.4, True, True)]
 )
-def test_one_that_was_given_more_has_more_to_do_unless_that_is_taken_into_account(
+def test_more_tokens_refuse_an_alarm_unless_times_are_normalised_by_work(
     tokens: float, for_work: bool, passes: bool
 ) -> None:
     given = np.where(np.arange(RANKS) == SLOW, 1000.0 * tokens, 1000.0)
@@ -133,7 +133,7 @@ def test_one_that_was_given_more_has_more_to_do_unless_that_is_taken_into_accoun
     assert passes or found.refusal == "the rank processes 1.4 times the tokens of its peers: it has more work"
 
 
-def test_where_peers_do_not_wait_it_holds_up_nobody() -> None:
+def test_an_alarm_is_refused_if_peers_do_not_wait() -> None:
     apart = {"together": False}
     own = own_times(r3=4.0)  # the mean over ranks of the step's time rises by a seventh
     found = said(own, apart)
@@ -141,7 +141,7 @@ def test_where_peers_do_not_wait_it_holds_up_nobody() -> None:
     assert said(own, apart, switches=replace(Switches(), wait_inversion=False)).refusal != found.refusal
 
 
-def test_that_it_always_waited_less_is_no_reason_to_say_that_peers_wait_for_it() -> None:
+def test_a_usual_difference_of_waits_does_not_count_as_waiting() -> None:
     """Its part was larger in health as well; what it takes beyond that nobody waits for."""
     larger = healthy(own=own_times(25, r3=1.1))
     windows = windows_of(own_times(r3=1.1), ALONE)
@@ -154,7 +154,7 @@ def test_that_it_always_waited_less_is_no_reason_to_say_that_peers_wait_for_it()
     assert judge(case_of(longer, larger)).refusal == "its peers do not wait for it: it does not delay the gang"
 
 
-def test_what_the_whole_gang_does_is_no_ones_excess() -> None:
+def test_drift_of_the_whole_gang_is_not_excess_of_a_rank() -> None:
     threefold = {f"r{rank}": 3.0 for rank in range(RANKS)}
     found = said(own_times(**(threefold | {"r3": 4.2})))
     assert found.refusal == ""
@@ -175,7 +175,7 @@ def from_start(factor: float, where: Places = ALONE, role_known: bool = False) -
     (1.5, False, False, False), (1.7, False, False, True), (1.5, True, False, True), (1.5, False, True, True),
     (1.2, False, True, False),
 ])  # fmt: skip
-def test_one_that_never_was_faster_may_have_more_to_do(
+def test_a_rank_slow_from_the_start_may_have_more_work(
     factor: float, role_known: bool, layout: bool, passes: bool
 ) -> None:
     where = where_of(RANKS, stage=[0] * RANKS) if layout else ALONE
@@ -185,7 +185,7 @@ def test_one_that_never_was_faster_may_have_more_to_do(
     assert found.harmless is False
 
 
-def test_from_the_start_its_victims_wait_and_it_does_not() -> None:
+def test_a_rank_slow_from_the_start_must_wait_less_than_its_peers() -> None:
     collective = {"shared": 4.0}
     found = said(own_times(r3=2.0), collective, baseline=from_start(2.0))
     assert found.refusal == "it waits 0.8 times as long as its peers: it does not delay them"
@@ -201,7 +201,7 @@ def slow_at(*steps: int, count: int = 21) -> FloatArray:
     return own
 
 
-def test_slow_steps_that_come_every_so_many_steps_are_what_it_does_itself() -> None:
+def test_slow_steps_at_an_exact_period_are_work_of_the_rank() -> None:
     found = said(slow_at(0, 5, 10, 20))
     assert found.refusal == "it is slow exactly every 5 steps: periodic work of its own, such as checkpoints"
     assert said(slow_at(0, 5, 11, 16)).refusal == "", "not exactly"
@@ -209,7 +209,7 @@ def test_slow_steps_that_come_every_so_many_steps_are_what_it_does_itself() -> N
     assert said(slow_at(0, 5, count=7)).refusal == "", "twice is chance"
 
 
-def test_another_rank_that_explains_it_nearly_as_well_is_held_against_it() -> None:
+def test_an_alarm_is_refused_if_another_rank_explains_it_nearly_as_well() -> None:
     own = own_times(12, r3=1.5)
     own[::3] = own_times(4, r9=1.5)  # every third step another one is the slow one
     found = said(own)
@@ -218,7 +218,7 @@ def test_another_rank_that_explains_it_nearly_as_well_is_held_against_it() -> No
     assert said(own).refusal == ""
 
 
-def test_on_a_shared_machine_without_counters_chance_load_cannot_be_told_apart() -> None:
+def test_on_a_shared_machine_other_load_is_not_excluded_without_counters() -> None:
     found = said(own_times(r3=1.4), shared_machine=True)
     assert "shares a machine with other nodes and its process counters are missing" in found.refusal
     assert said(own_times(r3=1.4), shared_machine=False).refusal == ""
@@ -230,7 +230,7 @@ def test_on_a_shared_machine_without_counters_chance_load_cannot_be_told_apart()
 @pytest.mark.parametrize(("sigmas", "slow"), [
     ([40, 40, 2.5, 2.5], [0, 1]), ([40, 2.5, 2.5, 0], [0, 1, 2]), ([1.9, 2.0, 2.1], [1, 2]), ([7.0], [0]), ([1.0], []),
 ])  # fmt: skip
-def test_a_window_is_slow_by_two_deviations_and_not_by_a_trifle_beside_the_rest(
+def test_a_slow_window_exceeds_two_deviations_and_a_quarter_of_the_second_largest(
     sigmas: list[float], slow: list[int]
 ) -> None:
     windows = windows_of(own_times(len(sigmas)), ALONE)
@@ -241,14 +241,14 @@ def test_a_window_is_slow_by_two_deviations_and_not_by_a_trifle_beside_the_rest(
 @pytest.mark.parametrize(
     ("steps", "again"), [((), False), ((4,), False), ((4, 5), False), ((4, 6), True), ((3, 4, 5), True)]
 )
-def test_two_stops_are_in_windows_that_are_no_neighbours(steps: tuple[int, ...], again: bool) -> None:
+def test_two_stops_are_in_windows_that_are_not_adjacent(steps: tuple[int, ...], again: bool) -> None:
     windows = windows_of(own_times(), ALONE, stopped_steps=steps, stopped=SLOW)
     interval = [Judged(one, np.zeros(RANKS)) for one in windows]
     assert stopped_again(interval, SLOW) is again
     assert not stopped_again(interval, SLOW + 1)
 
 
-def test_one_that_was_stopped_again_and_again_is_named_though_others_are_slow_beside_it() -> None:
+def test_a_rank_stopped_repeatedly_is_accused_even_if_others_are_slow() -> None:
     own = own_times(12, r3=1.5)
     own[::3] = own_times(4, r9=1.5)
     windows = windows_of(own, ALONE, stopped_steps=(1, 4, 7, 10), stopped=SLOW, used=0.0)

@@ -1,4 +1,4 @@
-"""The workload detector's parts by themselves: a job's course step by step, and each rule on a course made by hand."""
+"""Parts of the workload detector: the history of an attempt, and each rule on a constructed history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STAGES = [rank // 4 for rank in range(RANKS)]
 
 
 class Run:
-    """A course that is told steps: own seconds [k, n] of each rank, all of which wait for the slowest."""
+    """A history that receives steps: compute seconds [k, n] of each rank; all wait for the slowest."""
 
     def __init__(self, shape: Shape = SHAPE, skip: int = 0) -> None:
         self.course, self.at_ns, self.number = Course(shape, places(shape), START_NS, skip), START_NS, 0
@@ -63,7 +63,7 @@ class Run:
 
 
 def own(count: int, level: float = 1.0, **slower: float) -> FloatArray:
-    """Each rank computes for a second; r3=1.5: rank 3 for one and a half."""
+    """Return one compute second for each rank; r3=1.5 sets rank 3 to 1.5 seconds."""
     found = np.full((count, RANKS), level)
     for name, factor in slower.items():
         found[:, int(name[1:])] = factor
@@ -73,7 +73,7 @@ def own(count: int, level: float = 1.0, **slower: float) -> FloatArray:
 # --- a course --------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_steps_are_passed_over_and_those_that_few_reported_are_left_out() -> None:
+def test_the_first_steps_and_steps_with_few_reports_are_skipped() -> None:
     run = Run(skip=3)
     assert not run.steps(own(3, 30.0))
     assert run.steps(own(2)) and (run.course.taken, run.course.to_skip) == (2, 0)
@@ -87,7 +87,7 @@ def test_the_first_steps_are_passed_over_and_those_that_few_reported_are_left_ou
     assert first.course.compute[-1][5] == pytest.approx(2.0), "before anything was heard it is as the others are"
 
 
-def test_what_is_usual_is_learned_once_from_the_first_steps() -> None:
+def test_the_usual_state_is_learned_once_from_the_first_steps() -> None:
     run = Run()
     run.steps(own(WARM_UP_STEPS - 1, r3=1.5))
     assert run.course.usual is None
@@ -100,7 +100,7 @@ def test_what_is_usual_is_learned_once_from_the_first_steps() -> None:
     assert run.usual is learned
 
 
-def test_steps_are_longer_than_usual_from_the_first_of_two_and_until_two_are_not() -> None:
+def test_steps_are_long_from_the_first_of_two_long_ones_until_two_are_not() -> None:
     run = Run()
     run.steps(own(WARM_UP_STEPS))
     begins_ns = run.at_ns
@@ -119,7 +119,7 @@ def test_steps_are_longer_than_usual_from_the_first_of_two_and_until_two_are_not
 
 
 @pytest.mark.parametrize(("everybody", "told"), [(True, True), (False, False)])
-def test_only_long_steps_of_the_whole_job_are_looked_at_for_a_rhythm(everybody: bool, told: bool) -> None:
+def test_only_long_steps_of_the_whole_job_count_for_a_period(everybody: bool, told: bool) -> None:
     run = Run()
     run.steps(own(WARM_UP_STEPS))
     for _ in range(8):
@@ -129,7 +129,7 @@ def test_only_long_steps_of_the_whole_job_are_looked_at_for_a_rhythm(everybody: 
     assert len(run.course.long_steps.runs) == (8 if told else 0)
 
 
-def test_tensor_pipes_are_counted_in_windows_that_began_since() -> None:
+def test_tensor_activity_is_taken_from_windows_that_began_since() -> None:
     course = Run().course
     for second, share in enumerate((0.9, 0.9, 0.3, 0.5), 1):
         course.busy.append(Busy(START_NS + second * 10 * NS, 10.0, np.array([share])))
@@ -158,7 +158,7 @@ def staged(stages: Sequence[int] = STAGES) -> Shape:
         ([1.0, 1.0, 1.0, 1.5], False),  # a rank, and no stage
     ],
 )
-def test_a_stage_is_larger_where_its_middle_rank_and_each_of_its_ranks_takes_longer(
+def test_a_stage_is_larger_if_its_median_rank_and_each_of_its_ranks_takes_longer(
     of_stage: list[float], told: bool
 ) -> None:
     times = own(WARM_UP_STEPS + 5)
@@ -196,7 +196,7 @@ def test_every_third_step_is_long_for_all_alike(times: FloatArray, told: bool) -
     assert not told or found[0].evidence[0].value == 3.0
 
 
-def test_long_steps_at_the_right_places_beside_others_as_long_are_no_rhythm() -> None:
+def test_periodic_long_steps_among_other_long_steps_are_not_a_period() -> None:
     times = beats(3, 30)
     times[[10, 17, 22]] = 1.3
     run = Run()
@@ -212,12 +212,13 @@ def test_long_steps_at_the_right_places_beside_others_as_long_are_no_rhythm() ->
 @pytest.mark.parametrize(
     ("numbers", "count"), [([], 0), ([4], 1), ([1, 2, 3], 3), ([1, 3, 4], 2), ([5, 6, 2, 3], 2), ([3, 3], 1)]
 )
-def test_how_many_steps_follow_one_upon_the_other(numbers: list[int], count: int) -> None:
+def test_the_number_of_consecutive_step_numbers_is_counted(numbers: list[int], count: int) -> None:
     assert _in_a_row(numbers) == count
 
 
 def lengths(rotating: bool, count: int = 40, seed: int = 3) -> tuple[FloatArray, FloatArray]:
-    """Tokens that differ by a quarter, and times that follow them; else one rank is given more than the others."""
+    """Return tokens that vary by a quarter, and times that follow them; otherwise one rank has more tokens than the
+    others."""
     random = np.random.default_rng(seed)
     tokens = 1000.0 * random.normal(1.0, 0.12, (count, RANKS))
     if not rotating:
@@ -226,7 +227,7 @@ def lengths(rotating: bool, count: int = 40, seed: int = 3) -> tuple[FloatArray,
 
 
 @pytest.mark.parametrize(("rotating", "told"), [(True, True), (False, False)])
-def test_ranks_that_are_given_more_in_turn_are_slow_in_turn(rotating: bool, told: bool) -> None:
+def test_ranks_with_more_tokens_in_turn_are_slow_in_turn(rotating: bool, told: bool) -> None:
     times, tokens = lengths(rotating)
     run = Run()
     run.steps(times, tokens=tokens)
@@ -237,7 +238,7 @@ def test_ranks_that_are_given_more_in_turn_are_slow_in_turn(rotating: bool, told
     assert not [one for one in silent.claims() if one.key == "sequence"], "nothing says that it is the lengths"
 
 
-def test_a_rank_that_stands_above_its_peers_all_the_time_is_told_where_it_costs_something() -> None:
+def test_a_constant_offset_is_reported_if_it_slows_the_job() -> None:
     times = own(120, r3=1.09) * np.random.default_rng(2).normal(1.0, 0.003, (120, RANKS))
     run = Run()
     run.steps(times)
@@ -251,7 +252,7 @@ def test_a_rank_that_stands_above_its_peers_all_the_time_is_told_where_it_costs_
     assert not [one for one in begun.claims() if one.cause is Cause.STANDING_OFFSET], "it began, it does not stand"
 
 
-def test_ranks_are_slow_in_turn_as_long_as_a_reason_for_it_stands() -> None:
+def test_rotating_slowness_lasts_as_long_as_its_verdict() -> None:
     def stands(*causes: Cause) -> Cause | None:
         course = Run().course
         for number, cause in enumerate(causes):
@@ -269,7 +270,7 @@ def test_ranks_are_slow_in_turn_as_long_as_a_reason_for_it_stands() -> None:
 
 
 def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim]:
-    """What is said of pauses of these ranks, one a step, in turn."""
+    """Return the claims for pauses of these ranks, one a step, in turn."""
     run = Run()
     noise = np.random.default_rng(4).normal(1.0, 0.004, (WARM_UP_STEPS + 12, RANKS))
     run.steps(own(WARM_UP_STEPS) * noise[:WARM_UP_STEPS])
@@ -290,11 +291,11 @@ def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim
         (list(range(RANKS)), True),
     ],
 )
-def test_pauses_go_round_where_four_ranks_of_several_nodes_have_their_turn(ranks: list[int], told: bool) -> None:
+def test_rotating_pauses_need_four_ranks_on_several_nodes(ranks: list[int], told: bool) -> None:
     assert [(one.cause, one.rank) for one in paused(ranks)] == [(Cause.PAUSES, -1)] * told
 
 
-def test_pauses_are_told_where_most_steps_have_one_and_they_cost_something() -> None:
+def test_pauses_are_reported_if_most_steps_have_one_and_the_job_is_slower() -> None:
     assert not paused([0, 5, 10, 15], count=8), "a third of the steps has none"
     assert not paused([0, 5, 10, 15], by=0.05)
     assert paused([0, 5, 10, 15], count=10)
@@ -308,7 +309,7 @@ NODES: Places = places(staged())
 
 
 def window(**waits: float) -> FloatArray:
-    """n1=0.3: tasks on that node wait for disks for three tenths of the time."""
+    """Return waits of each node; n1=0.3: tasks on that node wait for disks for 30 % of the time."""
     values = np.full((len(FEATURES), RANKS), 0.01, np.float32)
     for name, value in waits.items():
         values[FEATURE["io_waiting"], NODES.index == NODES.names.index(name)] = value
@@ -349,7 +350,7 @@ SECOND_NODE = dict.fromkeys(range(4, 8), 0.4)
         (SECOND_NODE | {5: 0.0}, {}, {"n1": 0.3}, False),  # one of its ranks is as ever
     ],
 )
-def test_a_node_is_slow_where_all_of_its_ranks_and_no_others_are_and_its_tasks_alone_wait(
+def test_a_node_is_slow_if_only_its_ranks_are_slow_and_only_its_tasks_wait(
     shift: dict[int, float], usual: dict[str, float], now: dict[str, float], found: bool
 ) -> None:
     claim = told_of(shift, usual, now)
@@ -359,14 +360,14 @@ def test_a_node_is_slow_where_all_of_its_ranks_and_no_others_are_and_its_tasks_a
         assert claim.kind is Kind.STRAGGLER and claim.key == "node-n1"
 
 
-def test_the_node_that_alone_reads_the_input_is_told_with_doubt() -> None:
+def test_the_only_node_that_reads_input_is_reported_with_lower_confidence() -> None:
     claim = told_of(dict.fromkeys(range(4), 0.4), {}, {"n0": 0.3})
     assert claim is not None and "reads_alone" in [one.measure for one in claim.evidence]
     other = told_of(SECOND_NODE, {}, {"n1": 0.3})
     assert other is not None and "reads_alone" not in [one.measure for one in other.evidence]
 
 
-def test_how_long_tasks_usually_wait_is_not_learned_from_slow_steps() -> None:
+def test_the_usual_wait_of_tasks_is_not_learned_from_slow_steps() -> None:
     pressure = pressed({}, {"n1": 0.5})
     assert pressure.usual is not None and pressure.usual[0].tolist() == pytest.approx([0.01] * 4)
     more = pressure.more(START_NS + 100 * NS)
@@ -381,7 +382,7 @@ def test_how_long_tasks_usually_wait_is_not_learned_from_slow_steps() -> None:
     assert len(pressure.newest) == before
 
 
-def test_stages_stand_alone_where_each_has_one_node_and_there_are_several() -> None:
+def test_stages_are_alone_if_each_has_one_node_and_there_are_several() -> None:
     assert alone(NODES)
     assert not alone(places(SHAPE)), "one role"
     assert not alone(where_of(RANKS, ["n"] * RANKS, STAGES)), "one node"

@@ -1,4 +1,4 @@
-"""What is learned of a gang while it is healthy, and who has been slow from the start."""
+"""The healthy baseline of a gang, and ranks that are slow from the start."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ALONE = where_of(RANKS)
 
 
 def calm(count: int = 25, **slower: float) -> FloatArray:
-    """Each rank computes for a second; r3=1.5: rank 3 for one and a half."""
+    """Return one compute second for each rank; r3=1.5 sets rank 3 to 1.5 seconds."""
     own = np.ones((count, RANKS))
     for name, factor in slower.items():
         own[:, int(name[1:])] = factor
     return own
 
 
-def test_one_stall_while_starting_is_not_the_norm_and_two_are() -> None:
+def test_one_stall_in_warm_up_does_not_change_the_baseline_and_two_do() -> None:
     own = calm(11)
     own[4, 2] = 9.0
     once = learn(windows_of(own, ALONE), None, ALONE)
@@ -48,14 +48,14 @@ def test_one_stall_while_starting_is_not_the_norm_and_two_are() -> None:
     assert not twice.from_start.any(), "one that stalls now and then is not slow from the start"
 
 
-def test_windows_count_by_their_steps() -> None:
+def test_windows_are_weighted_by_their_steps() -> None:
     short, long = windows_of(np.array([[1.0, 3.0], [2.0, 2.0]]), where_of(2))
     long = replace(long, steps=3)
     assert join([short, long], "compute") == pytest.approx([1.75, 2.25])
     assert float(join([short, long], "step_seconds")) == pytest.approx((3.2 + 3 * 2.2) / 4)
 
 
-def test_what_is_used_is_told_a_step_and_by_the_counters_own_times() -> None:
+def test_usage_per_step_follows_the_sample_times_of_counters() -> None:
     windows = windows_of(calm(6), ALONE, used=0.5)
     found = per_step(windows)
     assert found[:, CPU] == pytest.approx(np.full(RANKS, 0.5 * (1.0 + SHARED_WAIT)))
@@ -64,7 +64,7 @@ def test_what_is_used_is_told_a_step_and_by_the_counters_own_times() -> None:
     assert np.isnan(per_step([windows[0], windows[0]])).all(), "no time has passed"
 
 
-def test_what_is_too_short_to_matter_counts_as_just_so_long() -> None:
+def test_very_short_compute_times_count_as_the_least_one() -> None:
     assert log_compute(np.array([0.0, 0.01, 0.5]), 1.0) == pytest.approx(np.log([0.02, 0.02, 0.5]))
 
 
@@ -78,21 +78,19 @@ def slow_ranks(own: FloatArray, where: object = ALONE, role: FloatArray | None =
 
 
 @pytest.mark.parametrize(("factor", "slow"), [(1.12, False), (1.18, True), (3.0, True)])
-def test_a_rank_far_above_its_peers_is_slow_from_the_start_and_should_take_what_they_do(
-    factor: float, slow: bool
-) -> None:
+def test_a_rank_far_above_its_peers_is_slow_from_the_start(factor: float, slow: bool) -> None:
     found, reference = slow_ranks(calm(r3=factor))
     assert found == ([3] if slow else [])
     assert reference[3] == pytest.approx(1.0 if slow else factor)
     assert np.delete(reference, 3) == pytest.approx(np.ones(RANKS - 1))
 
 
-def test_where_peers_differ_as_much_none_stands_out() -> None:
+def test_no_rank_is_slow_from_the_start_if_its_peers_differ_as_much() -> None:
     own = np.tile(np.linspace(0.8, 1.25, RANKS), (25, 1))
     assert slow_ranks(own)[0] == []
 
 
-def test_many_places_that_are_slow_are_how_the_work_was_divided() -> None:
+def test_many_slow_nodes_mean_unequal_work() -> None:
     assert slow_ranks(calm(r3=1.5, r9=1.5))[0] == [], "two of sixteen"
     pairs = where_of(RANKS, [f"n{rank // 2}" for rank in range(RANKS)])
     assert slow_ranks(calm(r2=1.5, r3=1.5), pairs)[0] == [2, 3], "two on one node are one place"
@@ -100,7 +98,7 @@ def test_many_places_that_are_slow_are_how_the_work_was_divided() -> None:
     assert reference[[3, 9]] == pytest.approx([1.5, 1.5])
 
 
-def test_ranks_of_a_stage_are_held_against_their_stage() -> None:
+def test_ranks_are_compared_within_their_stage() -> None:
     stages = where_of(RANKS, stage=[rank // 8 for rank in range(RANKS)])
     larger = {f"r{rank}": 1.6 for rank in range(8)}
     assert slow_ranks(calm(**larger), stages)[0] == []
@@ -110,7 +108,7 @@ def test_ranks_of_a_stage_are_held_against_their_stage() -> None:
     assert slow_ranks(calm(r3=2.0), few)[0] == [], "one peer cannot out-vote it"
 
 
-def test_the_place_in_an_earlier_attempt_is_what_a_rank_is_held_against() -> None:
+def test_a_rank_is_compared_with_its_offset_in_an_earlier_attempt() -> None:
     role = np.where(np.arange(RANKS) == 3, np.log(1.5), 0.0)
     assert slow_ranks(calm(r3=1.5), role=role)[0] == [], "it always had more to do"
     found, reference = slow_ranks(calm(r3=1.5 * 1.3), role=role)
@@ -124,7 +122,7 @@ def test_the_place_in_an_earlier_attempt_is_what_a_rank_is_held_against() -> Non
 # --- early -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_few_windows_are_enough_for_who_is_far_slower_in_each_of_them() -> None:
+def test_a_few_windows_suffice_for_a_rank_that_is_far_slower_in_each() -> None:
     found = learn_early(windows_of(calm(EARLY_WINDOWS, r3=1.5), ALONE), None, ALONE)
     assert found is not None and not found.final
     assert np.flatnonzero(found.from_start).tolist() == [3]
@@ -137,13 +135,13 @@ def test_a_few_windows_are_enough_for_who_is_far_slower_in_each_of_them() -> Non
     assert learn_early(windows_of(now_and_then, ALONE), None, ALONE) is None, "not in each"
 
 
-def test_where_waits_are_not_known_nobody_is_early() -> None:
+def test_without_waits_there_is_no_early_baseline() -> None:
     windows = windows_of(calm(4, r3=1.5), ALONE)
     windows[2] = replace(windows[2], compute=np.full(RANKS, np.nan))
     assert learn_early(windows, None, ALONE) is None
 
 
-def test_only_the_sure_are_slow_and_the_others_are_as_they_are() -> None:
+def test_an_early_baseline_marks_only_ranks_that_are_clearly_slow() -> None:
     where = where_of(RANKS, ["a", "a", *(f"n{rank}" for rank in range(2, RANKS))])
     own = calm(4, r0=1.6, r1=1.22)
     found = learn_early(windows_of(own, where), None, where)

@@ -1,4 +1,4 @@
-"""Which cause the counters speak for, how sure, and what is told of them."""
+"""Causes by counters: the most likely cause, its confidence, and its evidence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ RANKS = 8
 
 
 def panel_of(rank: int = 3, alarmed: tuple[str, ...] = (), of_peers: bool = False, **sigmas: float) -> Panel:
-    """Counters that stand so many standard deviations away; of_peers: from its peers, not from its own past."""
+    """Return statistics with counters this many standard deviations away; of_peers: from the peers, not from the
+    history."""
     level, peers = (np.zeros((len(FEATURES), RANKS), np.float32) for _ in range(2))
     for name, value in sigmas.items():
         (peers if of_peers else level)[FEATURE[name], rank] = 0.5 * value
@@ -45,17 +46,17 @@ def named(panel: Panel, rank: int = 3, from_start: bool = False, priors: Priors 
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=str)
-def test_each_cause_is_named_by_its_own_counters(cause: Cause) -> None:
+def test_each_cause_is_found_by_its_own_counters(cause: Cause) -> None:
     assert named(panel_of(**{name: 8.0 * np.sign(weight) for name, weight in SIGNATURES[cause].items()})) is cause
 
 
-def test_what_stands_away_in_the_other_direction_speaks_for_nothing() -> None:
+def test_a_deviation_in_the_other_direction_is_no_evidence() -> None:
     assert named(panel_of(sm_clock=9.0)) is Cause.UNKNOWN, "a clock that is higher"
     assert named(panel_of(thermal_throttle=-9.0)) is Cause.UNKNOWN
     assert named(panel_of(thermal_throttle=1.9, temperature=1.9)) is Cause.UNKNOWN, "within two deviations"
 
 
-def test_two_that_are_as_likely_are_unknown() -> None:
+def test_two_equally_likely_causes_give_an_unknown_cause() -> None:
     level = panel_of(cpu_waiting=8.0, io_waiting=8.0)
     weighed = weigh(level, np.array([3, 0]), Priors())
     assert weighed.name(0) is Cause.UNKNOWN
@@ -64,14 +65,14 @@ def test_two_that_are_as_likely_are_unknown() -> None:
     assert named(panel_of(cpu_waiting=8.0, runqueue_wait=8.0, io_waiting=5.0)) is Cause.CPU_CONTENTION
 
 
-def test_a_sum_that_alarmed_is_evidence_by_itself() -> None:
+def test_an_alarmed_cusum_alone_is_evidence() -> None:
     quiet, loud = (panel_of(alarmed=alarmed, nvlink_errors=6.0) for alarmed in ((), ("nvlink_errors",)))
     column = CAUSES.index(Cause.NVLINK)
     odds = [float(weigh(panel, np.array([3]), Priors()).odds[0, column]) for panel in (quiet, loud)]
     assert odds[1] - odds[0] == pytest.approx(1.0)
 
 
-def test_one_that_is_slow_from_the_start_is_held_against_its_peers() -> None:
+def test_a_rank_slow_from_the_start_is_compared_with_its_peers_only() -> None:
     panel = panel_of(of_peers=True, sm_clock=-9.0)
     assert named(panel) is Cause.UNKNOWN
     assert named(panel, from_start=True) is Cause.GPU
@@ -92,7 +93,7 @@ def test_priors_are_the_published_shares_until_verdicts_are_confirmed() -> None:
     assert off.odds[0].tolist() == weigh(panel, np.array([3]), Priors(), Switches(priors=False)).odds[0].tolist()
 
 
-def test_what_is_told_is_what_stands_furthest_away_with_the_peers_beside_it() -> None:
+def test_evidence_lists_the_largest_deviations_with_their_peers() -> None:
     panel = panel_of(sm_clock=-9.0, power=-5.0, temperature=2.5, tensor_active=1.9, dram_active=3.0, sm_active=2.1)
     panel.newest[:, 0] = np.nan
     told = evidence(panel, 3)

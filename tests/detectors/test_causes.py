@@ -1,4 +1,4 @@
-"""What a slow rank is slow for by its device's counters, where its processes do not tell; and the part's past."""
+"""Causes of slow ranks by device counters, without a cause by process counters; and the fault history of the part."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ def shape_of(name: str, hosts: tuple[str, ...] = (), gpus: bool = True) -> Shape
 def after(
     shapes: list[Shape], unread: tuple[int, ...] = (), **changes: float
 ) -> tuple[Causes, Panel, list[JobTelemetry]]:
-    """The causes of jobs whose counters were as ever for a minute, and then stood so far away on one rank of the first
-    job. unread: ranks of which no GPU is read."""
+    """Return the causes of jobs with usual counters for a minute, and then deviating counters on one rank of the first
+    job.
+
+    unread: ranks without GPU readings.
+    """
     random, panel = np.random.default_rng(1), Panel()
     causes = Causes(panel, Switches())
     jobs = [JobTelemetry(shape) for shape in shapes]
@@ -56,7 +59,7 @@ def judgement(cause: Cause = Cause.UNKNOWN, refusal: str = "", rank: int = SLOW)
     return Judgement(rank, 1.3, 1.6, cause, log_odds.confidence((sure, missing)), (sure, missing), False, refusal)
 
 
-def test_the_devices_counters_name_the_cause_where_nothing_else_did() -> None:
+def test_device_counters_give_the_cause_if_nothing_else_does() -> None:
     causes, _, [job] = after([shape_of("j")], sm_clock=0.7, thermal_throttle=0.5)
     found = causes.judged_by(judgement(), job, BASELINE)
     assert (found.cause, found.counters, found.refusal) == (Cause.THERMAL, True, "")
@@ -67,7 +70,7 @@ def test_the_devices_counters_name_the_cause_where_nothing_else_did() -> None:
         assert causes.judged_by(one, job, BASELINE) is one, "what its processes tell stands"
 
 
-def test_where_no_counter_stands_away_the_cause_stays_unknown() -> None:
+def test_without_a_deviating_counter_the_cause_is_unknown() -> None:
     causes, _, [job] = after([shape_of("j")])
     found = causes.judged_by(judgement(), job, BASELINE)
     assert (found.cause, found.counters) == (Cause.UNKNOWN, True), "they are there, and say nothing"
@@ -80,7 +83,7 @@ def test_where_no_counter_stands_away_the_cause_stays_unknown() -> None:
     ({"cpu_waiting": 0.6, "runqueue_wait": 0.6}, True), ({"io_waiting": 0.6}, True), ({}, True),
     ({"sm_clock": 0.6, "thermal_throttle": 0.6}, False), ({"memory_errors": 90.0}, False),
 ])  # fmt: skip
-def test_on_a_host_of_two_jobs_what_they_share_accuses_nobody(changes: dict[str, float], refused: bool) -> None:
+def test_contention_on_a_host_of_two_jobs_accuses_no_rank(changes: dict[str, float], refused: bool) -> None:
     hosts = tuple(f"h{rank // 4}" for rank in range(RANKS))
     beside = ("", *("h0",) * 3, *(f"x{rank}" for rank in range(4, RANKS)))
     causes, _, jobs = after([shape_of("j", hosts), shape_of("k", beside)], **changes)
@@ -92,14 +95,14 @@ def test_on_a_host_of_two_jobs_what_they_share_accuses_nobody(changes: dict[str,
     assert not elsewhere.refusal, "no other job stands on its host"
 
 
-def test_a_rank_computes_on_a_device_where_its_own_gpu_is_read() -> None:
+def test_a_rank_computes_on_a_device_if_its_gpu_has_readings() -> None:
     causes, _, [job] = after([shape_of("j")], unread=(0, 1, 2, 4))
     assert [causes.on_device(job, rank) for rank in range(5)] == [False, False, False, True, False]
     assert not causes.on_device(JobTelemetry(shape_of("another")), SLOW)
 
 
 @pytest.mark.parametrize("gpus", [True, False])
-def test_a_past_makes_a_verdict_surer_for_what_a_part_is_remembered_for(gpus: bool) -> None:
+def test_fault_history_raises_confidence_for_causes_of_parts(gpus: bool) -> None:
     causes, panel, _ = after([shape_of("j")])
     shape = shape_of("j", gpus=gpus)
     one = judgement(Cause.THERMAL)

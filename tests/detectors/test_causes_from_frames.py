@@ -1,4 +1,4 @@
-"""Causes as they come out of whole frames: with the processes' counters beside the devices', as agents send both."""
+"""Causes from whole frames, with process counters and device counters, as agents send them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ ONSET, LENGTH = 240.0, 90.0
         ("cpu-contention", Cause.CPU_CONTENTION),
     ],
 )
-def test_a_rank_is_slow_for_what_its_device_says_and_not_because_its_process_sleeps(
-    disorder: str, cause: Cause
-) -> None:
-    """The process of a rank whose GPU is slow is off its processor for longer, as one that somebody suspends."""
+def test_the_device_gives_the_cause_and_not_a_sleeping_process(disorder: str, cause: Cause) -> None:
+    """The process of a rank with a slow GPU is off the CPU for longer, as a suspended process is."""
     one = job("j-000001", range(2))
     fault = Fault(disorder, one.name, (9,), ONSET, LENGTH, severity=0.4)
     one.course.faults.append(one.course.solved(fault))

@@ -1,4 +1,4 @@
-"""What a job became since it was new: input that does not come, work that grew, and how few long steps suffice."""
+"""Changes since a job was new: missing input, more work, and how few long steps suffice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANKS = 16
 
 
 def _slower(job: Job, factor: float, busy: float, after: float = 60.0) -> None:
-    """Own time grows by this factor; the tensor pipes are busy for so many seconds a step then, 0.7 before."""
+    """Compute time grows by this factor. Tensor pipes are then busy for `busy` seconds a step; 0.7 before."""
     job.work = lambda second: np.full(RANKS, 0.7 * (factor if second > after else 1.0))
     job.feature["tensor_active"] = lambda second: np.full(
         RANKS, busy / (0.7 * factor + 0.3) if second > after + 1 else 0.7
@@ -26,7 +26,7 @@ def _slower(job: Job, factor: float, busy: float, after: float = 60.0) -> None:
 
 
 @pytest.mark.parametrize(("busy", "cause"), [(0.7, Cause.DATA_LOADING), (0.98, Cause.WHOLE_JOB)])
-def test_input_that_comes_too_slowly_leaves_the_tensor_pipes_no_busier(busy: float, cause: Cause) -> None:
+def test_slow_input_does_not_increase_tensor_activity(busy: float, cause: Cause) -> None:
     job = Job(ranks=RANKS)
     _slower(job, 1.4, busy)
     (verdict,) = verdicts(course(list(make_all()), [job], 120))
@@ -34,14 +34,14 @@ def test_input_that_comes_too_slowly_leaves_the_tensor_pipes_no_busier(busy: flo
     assert verdict.step_seconds_before == pytest.approx(1.0, abs=0.03)
 
 
-def test_a_job_that_does_a_little_more_is_told_and_one_that_does_as_ever_is_not() -> None:
+def test_a_job_with_more_work_is_reported_and_an_unchanged_job_is_not() -> None:
     for factor, told in ((1.0, 0), (1.12, 1)):
         job = Job(ranks=RANKS)
         _slower(job, factor, 0.7 * factor)
         assert len(verdicts(course(WorkloadDetector(), [job], 140))) == told
 
 
-def test_what_goes_on_stands_and_what_was_not_seen_for_two_minutes_is_over() -> None:
+def test_a_verdict_lasts_while_detected_and_is_cleared_after_two_minutes() -> None:
     job = Job(ranks=RANKS)
     job.work = lambda second: np.full(RANKS, 0.7 * (1.4 if 60 < second < 360 else 1.0))
     found = course(WorkloadDetector(), [job], 620)
@@ -61,10 +61,8 @@ def test_four_long_steps_of_a_slow_job_are_enough() -> None:
 
 
 @pytest.mark.parametrize(("crowded", "told"), [(False, 1), (True, 0)])
-def test_a_host_that_becomes_busier_is_not_taken_for_more_work_where_nothing_counts_the_work(
-    crowded: bool, told: int
-) -> None:
-    """Found by an ordinary day: other load on the only host made every rank slower by the same factor."""
+def test_a_busier_host_is_not_reported_as_more_work_without_tensor_counters(crowded: bool, told: int) -> None:
+    """Seen on a real machine: other load on the only host made every rank slower by the same factor."""
     job = Job(ranks=4, nodes=1)
     job.work = lambda second: np.full(4, 0.7 * (1.4 if second > 60 else 1.0))
     job.feature["tensor_active"] = lambda _: np.full(4, np.nan)
@@ -73,20 +71,20 @@ def test_a_host_that_becomes_busier_is_not_taken_for_more_work_where_nothing_cou
     assert [one.cause for one in found] == [Cause.WHOLE_JOB] * told
 
 
-def test_a_job_slower_by_its_network_has_not_more_to_do() -> None:
+def test_a_job_with_a_slow_network_has_not_more_work() -> None:
     job = Job(ranks=RANKS)
     job.network = lambda second: 0.5 if second > 60 else 0.3
     assert not verdicts(course(WorkloadDetector(), [job], 120))
 
 
-def test_nor_one_that_does_a_little_more_and_is_slower_by_far_more() -> None:
+def test_a_job_slower_by_far_more_than_its_work_has_another_cause() -> None:
     job = Job(ranks=RANKS)
     job.work = lambda second: np.full(RANKS, 0.7 * (1.05 if second > 60 else 1.0))
     job.network = lambda second: 0.6 if second > 60 else 0.3
     assert not verdicts(course(WorkloadDetector(), [job], 120))
 
 
-def test_work_is_known_from_tokens_alone() -> None:
+def test_tokens_alone_suffice_to_find_more_work() -> None:
     tokens = np.array([[100.0, 200.0]])
     work = Work(0.1, 0.006, 0.0)
     np.testing.assert_allclose(work.factor(tokens, None), [[0.7, 1.3]])
@@ -94,8 +92,8 @@ def test_work_is_known_from_tokens_alone() -> None:
 
 
 @pytest.mark.parametrize("pauses", [True, False])
-def test_ranks_that_pause_in_turn_are_told_where_what_each_is_given_drifts(pauses: bool) -> None:
-    """Experts get more and less to do over minutes: nobody is as it was, and still nobody is slow by himself."""
+def test_rotating_pauses_are_found_while_expert_load_drifts(pauses: bool) -> None:
+    """The load of experts drifts over minutes: all ranks change, and none is slow alone."""
     job, turns = Job(ranks=RANKS), np.random.default_rng(4)
     drift = np.sin(np.arange(RANKS) * 2.1)
 
@@ -111,7 +109,7 @@ def test_ranks_that_pause_in_turn_are_told_where_what_each_is_given_drifts(pause
 
 
 @pytest.mark.parametrize("follows", [1.0, 0.5, 0.0])
-def test_lengths_that_begin_to_differ_are_told_where_the_time_of_each_rank_follows_them(follows: float) -> None:
+def test_unequal_lengths_are_reported_if_compute_times_follow_them(follows: float) -> None:
     """A pipeline loses more than any sum shows. A job that told no lengths, or always the same, tells them now.
 
     At a half the time of a rank varies as much for another reason: lengths explain two fifths of it.

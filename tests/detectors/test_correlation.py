@@ -1,4 +1,4 @@
-"""What rises and falls together: courses by hand, who shares what, and the clock of the victim's own steps."""
+"""Correlation of constructed series, shared resources, and the victim's own steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENOUGH = (LEAST_WINDOWS, LEAST_STATE)
 
 
 def bursts(seed: int, windows: int = 400) -> FloatArray:
-    """1 where a neighbour is busy, 0 where it is not: stretches of chance lengths."""
+    """Return 1 while a neighbour is busy and 0 while it is not: stretches of random lengths."""
     random = np.random.default_rng(seed)
     found: list[float] = []
     while len(found) < windows:
@@ -49,7 +49,7 @@ def noise(seed: int, windows: int = 400, size: float = 0.02) -> FloatArray:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_who_loses_while_another_is_busy_goes_with_it(seed: int) -> None:
+def test_a_loss_during_a_neighbours_load_correlates(seed: int) -> None:
     busy = bursts(seed)
     found = correlate(0.3 * busy + noise(seed), 1e9 * (1 + 8 * busy), *ENOUGH)
     assert found is not None
@@ -61,14 +61,14 @@ def test_who_loses_while_another_is_busy_goes_with_it(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_who_gains_while_another_is_busy_loses_nothing_by_it(seed: int) -> None:
+def test_a_gain_during_a_neighbours_load_is_no_loss(seed: int) -> None:
     busy = bursts(seed)
     found = correlate(0.3 * (1 - busy) + noise(seed), busy, *ENOUGH)
     assert found is not None and found[2] == pytest.approx(-0.3, abs=0.02)
     assert _sure(found) is None
 
 
-def test_what_has_nothing_to_do_with_it_is_not_sure_more_often_than_chance_says() -> None:
+def test_unrelated_series_correlate_no_more_often_than_chance() -> None:
     tried = [correlate(0.3 * bursts(seed) + noise(seed), bursts(500 + seed), *ENOUGH) for seed in range(200)]
     assert all(found is not None for found in tried)
     assert sum(_sure(found) is not None for found in tried) <= 8
@@ -77,20 +77,20 @@ def test_what_has_nothing_to_do_with_it_is_not_sure_more_often_than_chance_says(
 
 
 @pytest.mark.parametrize(("late", "goes"), [(-3, False), (-1, True), (0, True), (2, True), (5, False)])
-def test_a_victim_may_follow_by_two_windows_and_go_ahead_by_one(late: int, goes: bool) -> None:
-    """What it loses is told when its steps have ended: never long before the neighbour was busy."""
+def test_a_victim_may_lag_by_two_windows_and_lead_by_one(late: int, goes: bool) -> None:
+    """A loss is recorded when its steps have ended: never long before the neighbour was busy."""
     steep = np.random.default_rng(4).integers(0, 2, 400).astype(float)
     found = correlate(0.3 * np.roll(steep, late) + noise(1), steep, *ENOUGH)
     assert found is not None and (found[0] > 0.9) is goes
 
 
-def test_it_must_be_high_no_chance_and_cost_something() -> None:
+def test_correlation_chance_and_cost_must_all_suffice() -> None:
     assert _sure((0.9, 0.001, 0.3)) == (0.9, 0.001, 0.3)
     for found in ((0.3, 0.001, 0.3), (0.9, CHANCE, 0.3), (0.9, 0.001, 0.04), None):
         assert _sure(found) is None
 
 
-def test_where_too_little_is_known_nothing_can_be_told() -> None:
+def test_too_few_windows_give_no_correlation() -> None:
     busy = bursts(1)
     assert correlate(busy[: LEAST_WINDOWS - 1], busy[: LEAST_WINDOWS - 1], *ENOUGH) is None
     assert correlate(np.full(400, np.nan), busy, *ENOUGH) is None
@@ -101,7 +101,7 @@ def test_where_too_little_is_known_nothing_can_be_told() -> None:
     assert correlate(busy, once, *ENOUGH) is None, "busy too seldom"
 
 
-def test_a_hole_is_bridged_and_one_stall_does_not_make_it() -> None:
+def test_gaps_are_interpolated_and_one_stall_does_not_determine_the_correlation() -> None:
     busy = bursts(2)
     victim = 0.3 * busy + noise(2)
     victim[50:60] = np.nan
@@ -113,7 +113,7 @@ def test_a_hole_is_bridged_and_one_stall_does_not_make_it() -> None:
     assert found is not None and found[0] < 0.35
 
 
-def test_the_newest_of_the_longer_course_is_what_counts() -> None:
+def test_the_newest_part_of_the_longer_series_is_used() -> None:
     busy = bursts(5)
     found = correlate(0.3 * busy[100:], np.concatenate([np.ones(300), busy]), *ENOUGH)
     assert found is not None and found[0] > 0.9
@@ -123,17 +123,17 @@ def test_the_newest_of_the_longer_course_is_what_counts() -> None:
     ([1, 0, 0, 1, 0, 0, 0, 1, 0, 0], 2, 3), ([0, 0, 1, 1], 0, 0), ([0, 1, 0, np.nan, 0], 2, 0), ([5, 5, 5], 0, 0),
     ([], 0, 0), ([np.nan], 0, 0),
 ])  # fmt: skip
-def test_how_long_it_has_been_quiet_and_how_long_it_ever_paused(sent: list[float], quiet: int, longest: int) -> None:
+def test_the_current_and_the_longest_pause_are_counted(sent: list[float], quiet: int, longest: int) -> None:
     assert pauses(np.array(sent, float)) == (quiet, longest)
 
 
-def test_what_has_grown_is_above_the_calm_windows_and_not_the_calmest() -> None:
+def test_growth_is_measured_over_calm_windows() -> None:
     values = np.r_[[-9.0], np.full(19, 1.0), [np.nan], [3.0, 3.0, 4.0]]
     assert grown(values, 18, 3) == 2.0, "the third highest, over a fifth of all"
     assert grown(values[:10], 18, 3) == 0.0, "too little is known"
 
 
-def test_a_ring_that_began_late_is_filled_in_front() -> None:
+def test_a_ring_that_began_late_is_padded_at_its_front() -> None:
     ring = deque([1.0, 2.0], maxlen=5)
     pad(ring, 4, 0.0)
     assert list(ring) == [0.0, 0.0, 1.0, 2.0]
@@ -143,13 +143,13 @@ def test_a_ring_that_began_late_is_filled_in_front() -> None:
     assert list(ring) == [9.0, 0.0, 0.0, 1.0, 2.0], "no longer than it may be, and nothing is pushed out"
 
 
-def test_long_windows_are_fewer() -> None:
+def test_fewer_long_windows_suffice() -> None:
     assert least(1.0) == least(SLOW_SAMPLING_SECONDS - 0.1) == (LEAST_WINDOWS, LEAST_STATE)
     fewer = least(SLOW_SAMPLING_SECONDS)
     assert fewer[0] < LEAST_WINDOWS and fewer[1] < LEAST_STATE
 
 
-def test_the_mean_of_a_window_is_over_what_fell_into_it() -> None:
+def test_the_mean_of_a_window_covers_its_values() -> None:
     means = Means()
     means.window(3)
     means.add(1, 2.0)
@@ -177,7 +177,7 @@ def told(*shapes: Shape) -> Telemetry:
     return Telemetry(1, tuple(map(JobTelemetry, shapes)), counters)
 
 
-def test_only_what_two_jobs_stand_on_is_shared() -> None:
+def test_only_resources_of_two_jobs_are_shared() -> None:
     jobs = (
         shape_of("a", host=("h0", "h1", ""), uplink=("u", "u", "v")), shape_of("b", host=("h1", ""), uplink=("w", "v")),
         shape_of("c", host=("h9",)),
@@ -194,7 +194,7 @@ def test_only_what_two_jobs_stand_on_is_shared() -> None:
     assert sharing.of(told(jobs[0])) == {}
 
 
-def test_what_a_job_does_there_is_summed_over_its_ranks_by_what_is_known_of_them() -> None:
+def test_load_on_a_resource_is_extrapolated_from_known_ranks() -> None:
     jobs = (shape_of("first", host=("x",)), shape_of("a", uplink=("u", "u", "v")),
             shape_of("b", uplink=("u", "z"), host=("h", "h")), shape_of("c", host=("h",)))  # fmt: skip
     sharing = Sharing()
@@ -211,8 +211,9 @@ def test_what_a_job_does_there_is_summed_over_its_ranks_by_what_is_known_of_them
     assert Sharing().sums(values) == []
 
 
-def test_a_node_that_is_slow_as_a_whole_explains_none_of_its_ranks() -> None:
-    """Ranks of a node are slow alike for the node's own reason: that is no group in which one makes the others wait."""
+def test_a_slow_node_does_not_explain_its_ranks_as_a_group() -> None:
+    """Ranks of a node are equally slow because of the node. A node is not a group in which one rank makes the others
+    wait."""
     index = np.arange(16)
     shape = Shape("j", 1, index, tuple(f"n{r // 4}" for r in index.tolist()), data=index % 4, stage=index * 0,
                   tensor=index // 4)  # fmt: skip
@@ -229,7 +230,7 @@ def test_a_node_that_is_slow_as_a_whole_explains_none_of_its_ranks() -> None:
 NS = 1_000_000_000
 
 
-def test_what_a_neighbour_did_is_told_of_the_time_of_each_step() -> None:
+def test_a_neighbours_load_is_averaged_over_each_step() -> None:
     steps = Steps()
     for begin, end in ((-1, 2), (0, 2), (3, 5), (5, 7), (9, 12)):
         steps.add(begin * NS, end * NS, {"": 0.1})
@@ -248,7 +249,7 @@ def test_what_a_neighbour_did_is_told_of_the_time_of_each_step() -> None:
     assert steps.usual_ns() == 2.5 * NS
 
 
-def test_what_was_lost_stands_beside_the_step_in_which_it_was() -> None:
+def test_losses_are_aligned_with_their_steps() -> None:
     steps = Steps()
     steps.add(0, 1, {"": 0.1})
     steps.add(1, 2, {"": 0.2, "host": 0.7})
@@ -259,7 +260,7 @@ def test_what_was_lost_stands_beside_the_step_in_which_it_was() -> None:
     assert Steps().usual_ns() == 0.0
 
 
-def test_packets_are_marked_more_than_usual_where_most_ranks_see_it() -> None:
+def test_congestion_marks_grow_if_most_ranks_have_more() -> None:
     marks = Marks(*np.full((2, 4), np.nan, np.float32))
     everybody = np.arange(4)
     assert not marks.more(everybody), "nothing is known"
@@ -275,7 +276,7 @@ def test_packets_are_marked_more_than_usual_where_most_ranks_see_it() -> None:
     assert not marks.more(everybody), "less is not more"
 
 
-def test_blocks_are_means_of_windows_and_begin_anew() -> None:
+def test_blocks_are_means_of_windows_and_start_over() -> None:
     blocks = Blocks()
     shared: Any = {("uplink", "u"): {"a": np.array([0]), "b": np.array([0])}}
     done = []
@@ -308,7 +309,7 @@ def witness(seen: FloatArray, kind: str = "host") -> tuple[Unreported, tuple[str
 
 
 @pytest.mark.parametrize("kind", ["host", "uplink"])
-def test_a_neighbour_is_witnessed_where_the_ranks_there_see_it_and_the_job_is_slow_then(kind: str) -> None:
+def test_a_neighbour_is_confirmed_by_counters_of_ranks_while_the_job_is_slow(kind: str) -> None:
     busy = bursts(7)
     more = 0.2 if kind == "host" else 10.0
     sees, resource = witness(0.01 + more * busy, kind)
@@ -324,7 +325,7 @@ def test_a_neighbour_is_witnessed_where_the_ranks_there_see_it_and_the_job_is_sl
     assert not sees.witnessed(resource, busy, seldom, 0.3), "slow in half of the times in which it is busy"
 
 
-def test_one_that_is_slow_as_often_without_it_is_not_disturbed_by_it() -> None:
+def test_a_job_slow_as_often_without_the_neighbour_is_not_its_victim() -> None:
     busy = np.tile(np.r_[np.zeros(14), np.ones(6)], 20)
     sees, resource = witness(0.01 + 0.2 * busy)
     assert sees.witnessed(resource, busy, 0.3 * busy, 0.3)
@@ -334,7 +335,7 @@ def test_one_that_is_slow_as_often_without_it_is_not_disturbed_by_it() -> None:
     assert not sees.witnessed(resource, busy, 0.3 * often, 0.3), "half of its slow time is without it"
 
 
-def test_what_ranks_usually_see_stands_for_the_time_before_a_neighbour_came() -> None:
+def test_usual_counters_fill_the_time_before_a_neighbour_started() -> None:
     job = Unreported(shape_of("victim", host=("h",) * 4))
     quiet = np.zeros((len(FEATURES), 4), np.float32)
     quiet[FEATURE["runqueue_wait"]] = 0.02

@@ -1,4 +1,4 @@
-"""What the panel reckons in few passes is, to the bit, what its formulas give column by column."""
+"""Counter statistics in few passes equal, to the bit, their formulas column by column."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE = np.float32(1.0)
 
 
 class Plain:
-    """The formulas of the panel's docstring for one column of one feature. Windows are of a second."""
+    """Formulas of the counter statistics for one column of one feature. Windows last a second."""
 
     def __init__(self, feature: int, switches: Switches) -> None:
         self.feature, self.switches = feature, switches
@@ -61,7 +61,7 @@ class Plain:
 
 
 def against_peers(feature: int, values: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """[N]: one feature on its scale, less the lower median of the group's known members."""
+    """Return one feature on its scale, less the lower median of the group's known members: [N]."""
     x = values.copy()
     if LOGS[feature]:
         x = np.log(np.maximum(x, np.float32(1e-6)))
@@ -76,8 +76,11 @@ def against_peers(feature: int, values: np.ndarray, of: np.ndarray) -> np.ndarra
 
 
 def windows(random: np.random.Generator, columns: int, count: int) -> list[np.ndarray]:
-    """Float32 [features, columns] each: counts that are mostly zero, of other columns late, of many for a moment; nodes
-    and features that are missing."""
+    """Return float32 [features, columns] windows.
+
+    They contain counts that are mostly zero, that change columns, or that are not zero in many columns for a moment;
+    and missing nodes and features.
+    """
     found = []
     for window in range(count):
         late = 5 if window > 0.7 * count else 0
@@ -99,7 +102,7 @@ def windows(random: np.random.Generator, columns: int, count: int) -> list[np.nd
 
 @pytest.mark.parametrize("switches", [Switches(), Switches(self_residual=False), Switches(frozen_scale=False)], ids=str)
 @pytest.mark.parametrize(("stages", "seed"), [([0] * 18 + [1] * 18, 1), ([0, 1] * 12 + [0] * 9, 2), ([0], 3)], ids=str)
-def test_the_panel_is_its_formulas_to_the_bit(stages: list[int], seed: int, switches: Switches) -> None:
+def test_the_statistics_equal_their_formulas_to_the_bit(stages: list[int], seed: int, switches: Switches) -> None:
     columns = len(stages)
     shape = Shape("j", 1, np.arange(columns), tuple(f"n{index // 4}" for index in range(columns)),
                   stage=np.array(stages))  # fmt: skip
@@ -121,7 +124,7 @@ def test_the_panel_is_its_formulas_to_the_bit(stages: list[int], seed: int, swit
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.floats(0, 1), st.integers(0, 2**32 - 1))
-def test_what_is_missing_is_left_as_it_was(of: list[int], holes: float, seed: int) -> None:
+def test_missing_samples_leave_the_state_unchanged(of: list[int], holes: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     values = random.normal(size=len(of)).astype(np.float32)
     missing = random.random(len(of)) < holes
@@ -144,9 +147,7 @@ def test_what_is_missing_is_left_as_it_was(of: list[int], holes: float, seed: in
 @pytest.mark.parametrize(("stages", "peers"), [
     ([0] * 4 + [1] * 4, [0] * 4 + [1] * 4), ([0] * 3 + [1] * 5, [0] * 8), ([0] * 8, [0] * 8), ([0, 1], [0, 0]),
 ])  # fmt: skip
-def test_peers_are_the_role_where_it_is_large_enough_to_vote_and_else_the_job(
-    stages: list[int], peers: list[int]
-) -> None:
+def test_peers_are_the_role_if_it_can_vote_and_else_the_job(stages: list[int], peers: list[int]) -> None:
     shape = Shape("j", 1, np.arange(len(stages)), ("n",) * len(stages), stage=np.array(stages))
     assert _peers(shape).tolist() == peers
     assert joined([_peers(shape), _peers(shape)]).tolist() == [*peers, *(1 + max(peers) + one for one in peers)]
@@ -161,7 +162,7 @@ def seen_by(panel: Panel, shape: Shape, windows: int, first: int = 0) -> None:
         panel.at(Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, values)))
 
 
-def test_norms_outlive_a_restart_soon_after_another_of_which_a_part_was_heard() -> None:
+def test_baselines_survive_two_restarts_in_short_succession() -> None:
     whole = Shape("j", 1, np.arange(16), ("n",) * 16)
     part = Shape("j", 1, np.arange(5), ("n",) * 5)
     first, second, third = Panel(), Panel(), Panel()
@@ -174,7 +175,7 @@ def test_norms_outlive_a_restart_soon_after_another_of_which_a_part_was_heard() 
     assert np.abs(third._mean - first._mean).max() < 0.01
 
 
-def test_what_nobody_comes_back_for_is_dropped_after_ten_minutes() -> None:
+def test_restored_baselines_are_dropped_after_ten_minutes() -> None:
     gone, here = Shape("gone", 1, np.arange(4), ("n",) * 4), Shape("here", 1, np.arange(4), ("n",) * 4)
     before, after = Panel(), Panel()
     seen_by(before, gone, WARM_UP_WINDOWS + 1)
@@ -188,7 +189,7 @@ def test_what_nobody_comes_back_for_is_dropped_after_ten_minutes() -> None:
         after.load(b"\xc1")
 
 
-def test_the_detectors_of_a_stream_share_one_panel_and_its_switches() -> None:
+def test_detectors_of_a_stream_share_statistics_and_switches() -> None:
     switches = Switches(self_residual=False)
     panels = {detector._panel for detector in make_all(switches=switches)}  # type: ignore[attr-defined]
     (panel,) = panels

@@ -1,4 +1,4 @@
-"""Hang, health, interference, panel and groups on telemetry made by hand, through the seam that all sources share."""
+"""Hang, health, interference, counter statistics and groups on constructed telemetry, through the common interface."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ START = 1_700_000_000 * NS
 
 
 class Job:
-    """A synchronous job: `work(second)` gives each rank's computing seconds, `network(second)` the collective's."""
+    """A synchronous job. `work(second)` gives the compute seconds of each rank, `network(second)` those of the
+    collective."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ def course(
     seed: int = 1,
     first: int = 1,
 ) -> list[tuple[int, Finding]]:
-    """(second, finding) of a look each second."""
+    """Return (second, finding), with one tick each second."""
     random = np.random.default_rng(seed)
     found: list[tuple[int, Finding]] = []
     heard: dict[str, int] = {}
@@ -147,7 +148,7 @@ def event(node: str, kind: str, entity: str, **detail: str) -> NodeEvent:
 # --- hang -------------------------------------------------------------------------------------------------------------
 
 
-def test_who_never_arrived_is_the_culprit() -> None:
+def test_a_rank_that_never_arrived_is_the_culprit() -> None:
     job = Job()
     job.hung_from = 60.0
     job.inside[5] = False
@@ -158,7 +159,7 @@ def test_who_never_arrived_is_the_culprit() -> None:
     assert 60 + 40 <= found[0][0] <= 60 + 60
 
 
-def test_all_arrived_is_the_transport_and_a_failing_port_is_named() -> None:
+def test_if_all_ranks_arrived_the_failing_port_is_accused() -> None:
     job = Job()
     job.hung_from = 60.0
     (told,) = [one for _, one in course(HangDetector(), [job], 160)]
@@ -171,7 +172,7 @@ def test_all_arrived_is_the_transport_and_a_failing_port_is_named() -> None:
     assert (verdict.rank, verdict.cause, verdict.device) == (3, Cause.NIC, "j/mlx5_3")
 
 
-def test_a_pause_in_which_nobody_waits_is_no_hang_and_steps_clear_one() -> None:
+def test_a_pause_without_waiting_ranks_is_no_hang_and_steps_clear_a_hang() -> None:
     paused = Job()
     paused.hung_from = 60.0
     paused.inside[:] = False
@@ -192,12 +193,12 @@ def test_a_pause_in_which_nobody_waits_is_no_hang_and_steps_clear_one() -> None:
 @pytest.mark.parametrize(
     ("code", "acts"), [(13, False), (31, False), (43, False), (14, False), (95, True), (119, True)]
 )
-def test_an_xid_accuses_only_where_nvidia_asks_for_a_reset(code: int, acts: bool) -> None:
+def test_an_xid_accuses_only_if_nvidia_asks_for_a_reset(code: int, acts: bool) -> None:
     found = verdicts(course(HealthDetector(), [Job()], 40, {30: [event("j-n1", XID, "GPU-j-3", code=str(code))]}))
     assert [(one.kind, one.device, one.rank) for one in found] == ([(Kind.HEALTH, "GPU-j-3", 3)] if acts else [])
 
 
-def test_a_recovery_action_and_a_lost_device_accuse_and_a_new_part_clears() -> None:
+def test_recovery_actions_and_lost_devices_accuse_and_a_new_part_clears() -> None:
     events = {
         20: [event("j-n0", RECOVERY_ACTION, "GPU-j-0", action="none"), event("j-n0", XID, "GPU-j-0", code="x")],
         30: [event("j-n1", RECOVERY_ACTION, "GPU-j-2", action="drain-and-reset")],
@@ -209,7 +210,7 @@ def test_a_recovery_action_and_a_lost_device_accuse_and_a_new_part_clears() -> N
     assert [at for at, one in found if isinstance(one, Cleared)] == [50]
 
 
-def test_a_flapping_link_is_told_once_and_one_that_comes_back_is_not() -> None:
+def test_a_flapping_link_is_reported_once_and_a_retrained_link_is_not() -> None:
     def flaps(*seconds: int) -> dict[int, list[NodeEvent]]:
         return {at + off: [event("j-n1", LINK, "mlx5_3", state=state)] for at in seconds
                 for off, state in ((0, "down"), (2, "up"))}  # fmt: skip
@@ -221,7 +222,7 @@ def test_a_flapping_link_is_told_once_and_one_that_comes_back_is_not() -> None:
     assert [at for at, one in course(HealthDetector(), [Job()], 60, down)] == [35]
 
 
-def test_a_silent_agent_needs_a_second_witness() -> None:
+def test_a_stale_agent_needs_a_second_source_of_evidence() -> None:
     silent = gone_after(50, "j-n2")
     assert not course(HealthDetector(), [Job(ranks=64, nodes=64)], 150, silent=silent)
     job = Job(ranks=64, nodes=64)
@@ -230,16 +231,16 @@ def test_a_silent_agent_needs_a_second_witness() -> None:
     assert (verdict.node, verdict.cause, verdict.level) == ("j-n2", Cause.LOST, "node")
 
 
-def test_an_agent_that_falls_silent_while_its_job_hangs_has_not_taken_its_node_with_it() -> None:
-    """Two that have nothing to do with each other: whoever stops the job has stopped it before."""
+def test_an_agent_stale_during_a_hang_does_not_mean_a_lost_node() -> None:
+    """The two are independent: the job stopped before its agent became stale."""
     job = Job(ranks=64, nodes=64)
     job.hung_from = 50.0
     assert not verdicts(course(HealthDetector(), [job], 200, silent=gone_after(80, "j-n2")))
 
 
 @pytest.mark.parametrize(("replicas", "rank"), [(64, 41), (2, None)])
-def test_who_is_heard_and_has_not_arrived_is_at_fault_and_not_who_is_silent(replicas: int, rank: int | None) -> None:
-    """But a rank of the silent one's own replica may be waiting for what that should have sent it."""
+def test_a_reporting_absent_rank_is_at_fault_and_not_a_stale_one(replicas: int, rank: int | None) -> None:
+    """But a rank of the stale rank's own replica may be waiting for data from it."""
     job = Job(ranks=64, nodes=32)
     job.shape = replace(
         job.shape, data=np.arange(64) % replicas, stage=np.arange(64) // replicas, tensor=np.zeros(64, int)
@@ -255,7 +256,7 @@ def test_who_is_heard_and_has_not_arrived_is_at_fault_and_not_who_is_silent(repl
 
 
 class LateRecords(Job):
-    """A job that goes on, of whose steps no record comes from the fiftieth second on."""
+    """A job that continues, without step records from second 50 on."""
 
     def look(self, second: float, random: np.random.Generator) -> JobTelemetry:
         heard = super().look(second, random)
@@ -264,7 +265,7 @@ class LateRecords(Job):
         )
 
 
-def test_a_silent_agent_and_late_records_are_no_lost_node_while_the_others_pass_their_collectives() -> None:
+def test_a_stale_agent_with_late_records_is_no_lost_node_while_collectives_go_on() -> None:
     assert not verdicts(course(HealthDetector(), [LateRecords()], 200, silent=gone_after(50, "j-n2")))
 
 
@@ -279,7 +280,7 @@ def test_many_agents_lost_at_once_freeze_and_page_once() -> None:
     assert not [one for one in found[:1] if isinstance(one, Verdict)]
 
 
-def test_errors_accuse_a_port_where_the_job_is_slower_and_nobody_where_it_is_not() -> None:
+def test_errors_accuse_a_port_only_if_the_job_is_slower() -> None:
     def failing(slower: bool) -> Job:
         job = Job()
         job.feature["nic_physical_errors"] = lambda second: np.where(np.arange(8) == 6, 50.0 * (second > 80), 0.0)
@@ -299,7 +300,7 @@ HOST: dict[str, tuple[str, ...]] = {"host": ("host-0", "host-0", *(f"host-{n}" f
 
 
 def neighbours(sharing: dict[str, tuple[str, ...]], disturbs: bool = True) -> list[Job]:
-    """A victim, a neighbour that sends in bursts and slows it, and one that sends in bursts of its own."""
+    """Return a victim, a neighbour that sends in bursts and slows it, and one that sends in independent bursts."""
     victim, loud, other = Job("victim", sharing=sharing), Job("loud", sharing=sharing), Job("other", sharing=sharing)
 
     def busy(second: float) -> bool:
@@ -312,7 +313,7 @@ def neighbours(sharing: dict[str, tuple[str, ...]], disturbs: bool = True) -> li
     return [victim, loud, other]
 
 
-def test_the_neighbour_that_disturbs_is_named_and_nobody_is_accused() -> None:
+def test_an_interfering_neighbour_is_reported_and_no_rank_is_accused() -> None:
     found = verdicts(course(list(make_all()), neighbours(UPLINK), 320))
     assert {(one.kind, one.gang, one.aggressor, one.rank) for one in found} == {
         (Kind.INTERFERENCE, "victim", "loud", -1)
@@ -322,8 +323,8 @@ def test_the_neighbour_that_disturbs_is_named_and_nobody_is_accused() -> None:
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
-def test_of_two_neighbours_that_go_with_the_victim_the_one_that_goes_better_is_named(names: tuple[str, str]) -> None:
-    """Whatever they are called and in which order they come."""
+def test_the_neighbour_with_the_higher_correlation_is_reported(names: tuple[str, str]) -> None:
+    """This holds for any names, in any order."""
     culprit, rival = names
     victim, loud, like = Job("victim", sharing=UPLINK), Job(culprit, sharing=UPLINK), Job(rival, sharing=UPLINK)
 
@@ -342,16 +343,14 @@ def test_of_two_neighbours_that_go_with_the_victim_the_one_that_goes_better_is_n
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_neighbours_that_do_not_disturb_are_left_alone(seed: int) -> None:
+def test_harmless_neighbours_are_not_reported(seed: int) -> None:
     assert not verdicts(course(list(make_all()), neighbours(UPLINK, disturbs=False), 250, seed=seed))
 
 
 @pytest.mark.parametrize(("waits", "told"), [(0.3, True), (0.1, False), (0.0, False), (np.nan, True)])
-def test_on_a_host_on_which_nobody_waits_for_a_processor_that_long_nobody_is_disturbed(
-    waits: float, told: bool
-) -> None:
-    """What a rank takes and what a neighbour burns go together by chance now and then. It loses a fifth of its time
-    here: so long it must wait for a processor."""
+def test_without_long_cpu_waits_there_is_no_host_interference(waits: float, told: bool) -> None:
+    """Compute time and a neighbour's load correlate by chance now and then. The loss here is a fifth of the time: the
+    rank must wait for a CPU as long."""
     victim, loud = jobs = [Job("victim", sharing=HOST), Job("loud", sharing=HOST)]
 
     def busy(second: float) -> bool:
@@ -366,7 +365,7 @@ def test_on_a_host_on_which_nobody_waits_for_a_processor_that_long_nobody_is_dis
     assert [(one.gang, one.aggressor) for one in found if one.kind is Kind.INTERFERENCE] == [("victim", "loud")] * told
 
 
-def test_interference_ends_when_the_neighbour_is_quiet_and_is_told_again_when_it_is_not() -> None:
+def test_interference_is_cleared_when_the_neighbour_is_idle_and_reported_again() -> None:
     jobs = neighbours(UPLINK)
     victim, loud = jobs[0], jobs[1]
     bursts = [(110, 130), (160, 180), (210, 230), (260, 280), (600, 620), (650, 670)]
@@ -384,7 +383,7 @@ def test_interference_ends_when_the_neighbour_is_quiet_and_is_told_again_when_it
     assert 600 <= again < 670
 
 
-def test_a_neighbour_that_pauses_for_long_is_given_time() -> None:
+def test_a_neighbour_with_long_pauses_keeps_its_verdict() -> None:
     jobs = neighbours(UPLINK)
     victim, loud = jobs[0], jobs[1]
 
@@ -399,8 +398,8 @@ def test_a_neighbour_that_pauses_for_long_is_given_time() -> None:
 
 
 @pytest.mark.parametrize("disturbs", [True, False])
-def test_a_neighbour_that_sends_in_bursts_within_each_long_step_is_named_by_the_steps(disturbs: bool) -> None:
-    """Steps of twelve windows beside bursts of two in five: window by window the two have nothing in common."""
+def test_bursts_within_long_steps_are_correlated_by_steps(disturbs: bool) -> None:
+    """Steps of twelve windows with bursts of two windows in five: single windows do not correlate."""
     victim, loud, other = (
         Job("victim", sharing=UPLINK, step_seconds=12.0), Job("loud", sharing=UPLINK), Job("other", sharing=UPLINK)
     )  # fmt: skip
@@ -416,7 +415,7 @@ def test_a_neighbour_that_sends_in_bursts_within_each_long_step_is_named_by_the_
     assert [(one.gang, one.aggressor) for one in found] == [("victim", "loud")] * disturbs
 
 
-def test_without_a_topology_it_is_unknown() -> None:
+def test_without_a_topology_the_neighbour_is_unknown() -> None:
     jobs = neighbours({})
     jobs[0].network = lambda second: 0.3 if second < 120 else 0.6
     jobs[0].feature["nic_congestion"] = lambda second: np.full(8, 5.0 if second < 120 else 5000.0)
@@ -425,12 +424,12 @@ def test_without_a_topology_it_is_unknown() -> None:
     assert not verdicts([(0, one) for one in found])
 
 
-# --- counter statistics, groups, signatures, fault history, slowdown test ----------------------------------------------
+# --- counter statistics, groups, signatures, fault history, slowdown test --------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.floats(0, 0.3), st.integers(0, 2**32 - 1))
-def test_medians_and_means_of_groups_are_just_that(sizes: list[int], holes: float, seed: int) -> None:
+def test_medians_and_means_of_groups_are_correct(sizes: list[int], holes: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     of = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
     values = random.normal(size=(3, len(of))).astype(np.float32)
@@ -461,7 +460,7 @@ def panel_after(order: np.ndarray, seconds: int = 60) -> Panel:
     return panel
 
 
-def test_permuting_ranks_permutes_the_panel() -> None:
+def test_permuting_ranks_permutes_the_statistics() -> None:
     order = np.random.default_rng(9).permutation(12)
     straight, mixed = panel_after(np.arange(12)), panel_after(order)
     assert np.allclose(straight.level[:, order], mixed.level, equal_nan=True, atol=1e-5)
@@ -472,7 +471,7 @@ def test_permuting_ranks_permutes_the_panel() -> None:
     assert {weighed.name(rank) for rank in range(12) if rank != 7} == {Cause.UNKNOWN}
 
 
-def test_samples_that_are_missing_accuse_nobody() -> None:
+def test_missing_samples_accuse_no_rank() -> None:
     job = Job(ranks=12)
     random, panel = np.random.default_rng(3), Panel()
     for second in range(150):
@@ -482,7 +481,7 @@ def test_samples_that_are_missing_accuse_nobody() -> None:
     assert (panel.score < 8.0).all()
 
 
-def test_a_part_is_remembered_wherever_it_goes_and_forgotten_when_replaced() -> None:
+def test_fault_history_follows_a_part_until_it_is_replaced() -> None:
     fault_history = FaultHistory()
     assert fault_history.weight("GPU-1", "n0") == ()
     fault_history.remember("GPU-1", "n0", Cause.MEMORY, 1)
@@ -498,7 +497,7 @@ def test_a_part_is_remembered_wherever_it_goes_and_forgotten_when_replaced() -> 
         copy.load(b"\xc1")
 
 
-def test_a_job_without_steps_is_slower_where_its_traffic_is_less() -> None:
+def test_a_job_without_steps_is_slower_if_its_traffic_falls() -> None:
     job, random, gate = Job(), np.random.default_rng(1), SlowdownTest()
     for second in range(120):
         job.sends = lambda second: 1e9 if second < 80 else 0.7e9
@@ -507,8 +506,8 @@ def test_a_job_without_steps_is_slower_where_its_traffic_is_less() -> None:
     assert gate.slower() == pytest.approx(1 / 0.7, rel=0.05)
 
 
-def test_who_is_in_most_slow_groups_explains_the_others() -> None:
-    """Four replicas of four tensor ranks: a whole tensor group looks slow, and one data group of it as well."""
+def test_the_rank_in_most_slow_groups_explains_the_others() -> None:
+    """Four replicas of four tensor ranks: a whole tensor group looks slow, and one of its data groups as well."""
     index = np.arange(16)
     shape = Shape("j", 1, index, ("n",) * 16, data=index // 4, stage=np.zeros(16, np.int64), tensor=index % 4)
     slow = (index // 4 == 1) | (index % 4 == 2)
@@ -521,7 +520,7 @@ def test_who_is_in_most_slow_groups_explains_the_others() -> None:
 
 
 @pytest.mark.parametrize("make", DETECTORS)
-def test_every_detector_takes_back_its_snapshot_and_nobody_elses(make: Callable[..., Detector]) -> None:
+def test_every_detector_restores_only_its_own_snapshot(make: Callable[..., Detector]) -> None:
     detector = make()
     course(detector, [Job()], 30)
     make().restore(detector.snapshot())
@@ -542,12 +541,12 @@ def test_a_slow_gpu_is_found_with_any_part_off(part: str | None) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_healthy_jobs_are_left_alone(seed: int) -> None:
+def test_healthy_jobs_have_no_findings(seed: int) -> None:
     jobs = [Job("a"), Job("b", ranks=2, nodes=2), Job("c", ranks=32, nodes=4, step_seconds=3.0)]
     assert not course(list(make_all()), jobs, 150, seed=seed)
 
 
-def test_no_telemetry_is_telemetry() -> None:
+def test_detectors_accept_empty_telemetry() -> None:
     for detector in make_all():
         assert (
             detector.tick(Telemetry(1, (), Counters(np.zeros(0, np.int64), 1.0, np.zeros((24, 0, 0), np.float32))))
@@ -562,7 +561,8 @@ def watched(panel: Panel, job: Job, first: int, seconds: int) -> HealthDetector:
 
 
 def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
-    """Rank 3's clock is low when the controller comes back: without the norms from before it would be usual there."""
+    """Rank 3's clock is low when the controller restarts. Without the stored baselines the low clock would become
+    usual."""
     job = Job(ranks=16)
     before = watched(Panel(), job, 1, 60).snapshot()
     job.feature["sm_clock"] = lambda second: np.where(np.arange(16) == 3, 0.8, 1.0)
@@ -580,7 +580,7 @@ def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
     again.restore(detector.snapshot())
 
 
-def test_norms_come_back_rank_by_rank_and_only_those_of_the_same_attempt() -> None:
+def test_baselines_are_restored_rank_by_rank_within_an_attempt() -> None:
     job = Job(ranks=16)
     before = watched(Panel(), job, 1, 60).snapshot()
     few, all_of_them = job.shape, job.shape
@@ -601,8 +601,8 @@ def test_norms_come_back_rank_by_rank_and_only_those_of_the_same_attempt() -> No
     assert (panel._taken[FEATURE["power"]] <= 2).all(), "another attempt may stand on other devices"
 
 
-def test_a_cause_that_counters_show_late_is_told_of_the_verdict_that_stands() -> None:
-    """Counters that come every half a minute show why long after the steps have shown who."""
+def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
+    """Counters that arrive every half minute show the cause long after the steps identified the rank."""
     detectors = make_all()
     job = Job(ranks=16)
     job.work = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.9, 0.7)
@@ -623,7 +623,7 @@ def test_a_cause_that_counters_show_late_is_told_of_the_verdict_that_stands() ->
     assert anew._watched["j"].standing[3].reported_cause
 
 
-def test_a_part_with_a_past_makes_a_verdict_surer_until_it_is_replaced() -> None:
+def test_fault_history_raises_confidence_until_the_part_is_replaced() -> None:
     def verdict(fault_history: FaultHistory) -> Verdict:
         detectors = make_all()
         panel = next(one._panel for one in detectors if isinstance(one, HealthDetector))

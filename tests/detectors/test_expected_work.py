@@ -1,4 +1,4 @@
-"""What a rank should take for what it was given, and how fast a job works by what its iterations move."""
+"""Expected compute time for given work, and the work rate of a job by its traffic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING = np.full((WINDOWS, RANKS), np.nan)
 
 
 def given(seed: int = 1) -> tuple[FloatArray, FloatArray]:
-    """Tokens, and sums of squared lengths, of each rank in each window: not in step with each other."""
+    """Return tokens, and sums of squared lengths, of each rank in each window; the two are not proportional."""
     random = np.random.default_rng(seed)
     return random.uniform(500, 1500, (WINDOWS, RANKS)), random.uniform(1e5, 9e5, (WINDOWS, RANKS))
 
@@ -41,7 +41,7 @@ def test_a_rank_that_is_slower_does_not_look_like_work() -> None:
     assert with_it.a_token == pytest.approx(work.a_token, rel=0.35)
 
 
-def test_what_would_take_less_time_the_more_there_is_is_left_out() -> None:
+def test_negative_factors_are_dropped() -> None:
     tokens, squares = given()
     compute = 1.0 + 4e-4 * tokens - 2e-7 * squares
     work = fit(compute, tokens, squares)
@@ -50,7 +50,7 @@ def test_what_would_take_less_time_the_more_there_is_is_left_out() -> None:
     assert fit(2.0 - 4e-4 * tokens, tokens, NOTHING) is None
 
 
-def test_tokens_that_explain_little_are_no_reason() -> None:
+def test_tokens_that_explain_little_give_no_fit() -> None:
     tokens, squares = given()
     for seed in range(10):
         noise = np.random.default_rng(seed).normal(0.0, 0.1, tokens.shape)
@@ -61,7 +61,7 @@ def test_tokens_that_explain_little_are_no_reason() -> None:
 
 
 @pytest.mark.parametrize("missing", ["tokens", "compute", "a rank"])
-def test_where_work_is_not_told_of_all_ranks_there_is_no_fit(missing: str) -> None:
+def test_without_work_reports_of_all_ranks_there_is_no_fit(missing: str) -> None:
     tokens, _ = given()
     compute = 1.0 + 3e-4 * tokens
     if missing == "tokens":
@@ -73,7 +73,7 @@ def test_where_work_is_not_told_of_all_ranks_there_is_no_fit(missing: str) -> No
     assert fit(compute, tokens, NOTHING) is None
 
 
-def test_what_was_not_told_counts_as_usual_and_nothing_is_drawn_on_for_ever() -> None:
+def test_unreported_work_counts_as_usual_and_the_factor_is_bounded() -> None:
     work = Work(0.1, 9e-4, 0.0)
     factors = work.factor(np.array([1000.0, np.nan, 1e9, -1e9, 0.0]), None)
     assert factors.tolist() == pytest.approx([1.0, 1.0, MOST_FACTOR, LEAST_FACTOR, LEAST_FACTOR])
@@ -85,7 +85,7 @@ def test_what_was_not_told_counts_as_usual_and_nothing_is_drawn_on_for_ever() ->
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 8])
-def test_an_average_is_over_as_many_as_there_are(width: int) -> None:
+def test_averages_at_the_ends_cover_fewer_values(width: int) -> None:
     rate = np.random.default_rng(2).uniform(0.0, 1.0, 20)
     found = averaged(rate, width)
     for place in range(20):
@@ -113,7 +113,7 @@ def rate_of(values: FloatArray, heard: int = 4, counter: str = "nvlink_bytes") -
     return found
 
 
-def test_an_iteration_takes_longer_where_less_is_moved() -> None:
+def test_less_traffic_means_longer_iterations() -> None:
     values = np.r_[np.full(60, 2.0), np.full(20, 1.0), np.full(20, 2.0)]
     lost = rate_of(values, heard=8).lost()
     assert lost is not None
@@ -122,7 +122,7 @@ def test_an_iteration_takes_longer_where_less_is_moved() -> None:
     assert stopped is not None and stopped.max() == 3.0, "bounded"
 
 
-def test_a_rate_is_known_where_most_ranks_are() -> None:
+def test_a_rate_is_known_if_most_ranks_are_known() -> None:
     assert rate_of(np.ones(40), heard=4).lost() is None, "half of the ranks are not most of them"
     assert rate_of(np.ones(40), heard=5).lost() is not None
     assert rate_of(np.ones(40), heard=8, counter="tensor_active").lost() is not None, "the next counter tells"

@@ -1,4 +1,4 @@
-"""On which scale each counter is judged, and which direction is bad."""
+"""Scale and fault direction of each counter."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def scaled(name: str, *values: float) -> list[float]:
 
 
 @pytest.mark.parametrize("values", [(0.0, 3.0, 0.0, 0.0, 0.0, -1.0), (3.0, 3.0, 3.0, -1.0)])
-def test_mishaps_are_counted_on_a_scale_on_which_none_is_zero(values: tuple[float, ...]) -> None:
-    """Whether nearly all of it is zero, or hardly any."""
+def test_error_counts_have_a_scale_with_zero_for_none(values: tuple[float, ...]) -> None:
+    """The result is the same for mostly zero and for mostly other values."""
     expected = [np.log1p(max(value, 0.0)) for value in values]
     assert scaled("memory_errors", *values) == pytest.approx(expected)
 
 
-def test_rates_of_work_are_judged_by_their_ratio_and_shares_by_themselves() -> None:
+def test_rates_have_a_log_scale_and_shares_are_unchanged() -> None:
     assert scaled("sm_clock", 2.0, 1.0, 0.0) == pytest.approx([np.log(2.0), 0.0, np.log(1e-6)])
     assert scaled("cpu_waiting", 0.0, 0.25, -0.5) == [0.0, 0.25, -0.5]
 
 
 @pytest.mark.parametrize("name", ["sm_clock", "cpu_waiting", "memory_errors"])
-def test_what_is_not_known_stays_so(name: str) -> None:
+def test_unknown_values_stay_unknown(name: str) -> None:
     assert np.isnan(scaled(name, NAN, 1.0, NAN)).tolist() == [True, False, True]
     assert np.isnan(scaled(name, NAN, 0.0, 0.0)).tolist() == [True, False, False]
 

@@ -1,4 +1,4 @@
-"""Hangs and what only looks like one: by what the ranks' processes do, and by how long the job has paused before."""
+"""Hangs and similar pauses, by the states of the ranks' processes and by earlier pauses of the job."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ RUNNING, STOPPED, TRACED = ProcessState.RUNNING, ProcessState.STOPPED, ProcessSt
 
 
 class Training(Job):
-    """A job of processes. stops: (from, to, ranks, state), in which it makes no step; pauses: (from, to) of a rank that
-    works alone. cores: processors that each rank uses while it works or waits; only those of `idle` use none."""
+    """A job of processes.
+
+    stops: (from, to, ranks, state) in which it finishes no step. pauses: (from, to) of a rank that works alone. cores:
+    CPUs that each rank uses while it works or waits; only ranks of `idle` use none.
+    """
 
     def __init__(self, ranks: int = 8, gpus: bool = False, **options: float) -> None:
         super().__init__(ranks=ranks, **options)  # type: ignore[arg-type]
@@ -77,7 +80,7 @@ def told(found: list[tuple[int, Finding]]) -> list[tuple[int, str]]:
     return [(second, type(one).__name__) for second, one in found]
 
 
-def test_a_stopped_process_is_the_culprit_and_the_sentence_says_so() -> None:
+def test_a_stopped_process_is_the_culprit_and_the_text_says_so() -> None:
     job = Training()
     job.stops = [(60.0, 1e9, (3,), STOPPED)]
     ((second, verdict),) = course(HangDetector(), [job], 130)
@@ -89,7 +92,7 @@ def test_a_stopped_process_is_the_culprit_and_the_sentence_says_so() -> None:
     assert "rank 3's process is stopped (SIGSTOP)" in sentence(verdict)
 
 
-def test_one_that_was_stopped_inside_of_the_collective_is_the_culprit_all_the_same() -> None:
+def test_a_process_stopped_within_the_collective_is_the_culprit() -> None:
     job = Training()
     job.stops = [(60.0, 1e9, (5,), STOPPED)]
     look = job.look
@@ -106,7 +109,7 @@ def test_one_that_was_stopped_inside_of_the_collective_is_the_culprit_all_the_sa
 
 
 def opened_as(job: Training, numbers: Callable[[int], int], seen: Callable[[int], float] = lambda rank: 0.0) -> None:
-    """Change what is open: each rank's number of its collective, and how many seconds ago it was seen in it."""
+    """Replace the open collectives: each rank's number of its collective, and the seconds since its last report."""
     look = job.look
 
     def changed(second: float, random: np.random.Generator) -> JobTelemetry:
@@ -125,8 +128,8 @@ def opened_as(job: Training, numbers: Callable[[int], int], seen: Callable[[int]
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_where_all_are_inside_of_a_collective_the_one_in_an_earlier_one_is_the_culprit(staged: bool) -> None:
-    """Stages count for themselves: that the numbers of two differ says nothing."""
+def test_the_rank_in_an_earlier_collective_is_the_culprit(staged: bool) -> None:
+    """Each stage has its own numbering: different numbers of two stages mean nothing."""
     job = Training(ranks=16)
     if staged:
         job.shape = replace(job.shape, stage=np.arange(16) // 8)
@@ -137,7 +140,7 @@ def test_where_all_are_inside_of_a_collective_the_one_in_an_earlier_one_is_the_c
     assert verdict.rank == 5
 
 
-def test_one_that_was_last_seen_inside_long_ago_is_not_inside() -> None:
+def test_a_rank_last_seen_in_a_collective_long_ago_is_not_in_it() -> None:
     job = Training(ranks=16)
     job.known = False
     job.pauses = [(60.0, 1e9)]
@@ -152,7 +155,7 @@ def test_one_that_was_last_seen_inside_long_ago_is_not_inside() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_a_job_that_is_stopped_as_a_whole_is_left_alone(ranks: int) -> None:
+def test_a_job_that_is_stopped_as_a_whole_has_no_verdict(ranks: int) -> None:
     job = Training(ranks=ranks, nodes=1)
     job.stops = [(60.0, 160.0, tuple(range(ranks)), STOPPED)]
     found = course(HangDetector(), [job], 300)
@@ -160,7 +163,7 @@ def test_a_job_that_is_stopped_as_a_whole_is_left_alone(ranks: int) -> None:
     assert ["stopped" in one.reason for _, one in found if isinstance(one, Abstention)] == [True]
 
 
-def test_a_job_that_somebody_debugs_is_left_alone() -> None:
+def test_a_debugged_job_has_no_verdict() -> None:
     job = Training()
     job.stops = [(60.0, 400.0, (2,), TRACED)]
     found = course(HangDetector(), [job], 300)
@@ -175,7 +178,7 @@ def test_a_job_that_somebody_debugs_is_left_alone() -> None:
         (ProcessState.ZOMBIE, "rank 3's process has ended and is a zombie"),
     ],
 )
-def test_one_that_has_ended_is_the_culprit_for_sure(state: ProcessState, words: str) -> None:
+def test_an_ended_process_is_the_culprit(state: ProcessState, words: str) -> None:
     job = Training()
     job.stops = [(60.0, 1e9, (3,), state)]
     (verdict,) = verdicts(course(HangDetector(), [job], 130))
@@ -183,7 +186,7 @@ def test_one_that_has_ended_is_the_culprit_for_sure(state: ProcessState, words: 
     assert words in sentence(verdict)
 
 
-def test_one_that_waits_for_a_disk_may_be_saving() -> None:
+def test_a_process_that_waits_for_a_disk_may_be_saving() -> None:
     job = Training()
     job.stops = [(60.0, 1e9, (3,), ProcessState.UNINTERRUPTIBLE)]
     (verdict,) = verdicts(course(HangDetector(), [job], 130))
@@ -192,8 +195,8 @@ def test_one_that_waits_for_a_disk_may_be_saving() -> None:
 
 
 @pytest.mark.parametrize(("stopped", "named"), [((3, 9), True), ((3, 9, 14), False), ((4, 5, 6, 7), True)])
-def test_many_on_several_nodes_that_never_arrived_are_nobodys_fault(stopped: tuple[int, ...], named: bool) -> None:
-    """Two of sixteen ranks may be; a node of four is one place."""
+def test_many_absent_ranks_on_several_nodes_accuse_no_rank(stopped: tuple[int, ...], named: bool) -> None:
+    """Two of sixteen ranks may be accused; so may a node of four."""
     job = Training(ranks=16)
     job.stops = [(60.0, 1e9, stopped, STOPPED)]
     found = course(HangDetector(), [job], 130)
@@ -205,7 +208,7 @@ def test_many_on_several_nodes_that_never_arrived_are_nobodys_fault(stopped: tup
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_second_stop_is_found_as_soon_as_the_first(known: bool) -> None:
-    """A stop of 40 s, one of 100 s, and one for good: none puts off the verdict about the next."""
+    """A stop of 40 s, one of 100 s, and a permanent one: none delays the verdict on the next."""
     job = Training()
     job.known = known
     job.stops = [(60.0, 160.0, (3,), STOPPED), (200.0, 1e9, (3,), STOPPED)]
@@ -218,8 +221,8 @@ def test_a_second_stop_is_found_as_soon_as_the_first(known: bool) -> None:
     assert 40 <= second - 200 <= 43
 
 
-def test_a_long_save_is_waited_for_half_as_long_again_and_is_no_hang_the_next_time() -> None:
-    """A rank saves alone for a minute, while the others wait in a collective, for longer each time."""
+def test_a_long_checkpoint_raises_the_limit_for_the_next_one() -> None:
+    """A rank saves alone for a minute while the others wait in a collective, for longer each time."""
     job = Training()
     job.pauses = [(60.0, 95.0), (150.0, 188.0), (250.0, 305.0), (400.0, 478.0)]
     found = course(HangDetector(), [job], 600)
@@ -233,8 +236,8 @@ def test_a_long_save_is_waited_for_half_as_long_again_and_is_no_hang_the_next_ti
     assert found[0][1].longest_pause_seconds == pytest.approx(60.0, abs=3.0)
 
 
-def test_what_was_a_long_pause_before_is_no_hang() -> None:
-    """Each pause is less than one and a half times the longest before it, and more than forty seconds."""
+def test_a_pause_below_the_longest_so_far_is_no_hang() -> None:
+    """Each pause is shorter than 1.5 times the longest before it, and longer than forty seconds."""
     job = Training()
     job.pauses = [(60.0, 98.0), (150.0, 204.0), (300.0, 378.0)]
     assert not verdicts(course(HangDetector(), [job], 460))
@@ -245,7 +248,8 @@ def test_what_was_a_long_pause_before_is_no_hang() -> None:
 
 
 def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
-    """It is told, and below what restarts a job; once it works no more, or after ten minutes, it is sure."""
+    """It is reported below the confidence that restarts a job. When it stops working, or after ten minutes, it is
+    certain."""
     working = Training()
     working.pauses = [(60.0, 1e9)]
     found = verdicts(course(HangDetector(), [working], 640))
@@ -270,7 +274,7 @@ def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
     assert [one.confidence >= CONFIDENT for one in verdicts(course(long, [waits], 700))] == [False, True]
 
 
-def test_steps_clear_it_and_the_longest_pause_outlives_the_detector() -> None:
+def test_steps_clear_a_hang_and_the_longest_pause_survives_a_restart() -> None:
     job = Training()
     job.pauses = [(60.0, 98.0)]
     detector = HangDetector()
@@ -288,7 +292,7 @@ def test_steps_clear_it_and_the_longest_pause_outlives_the_detector() -> None:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["stopped", "works alone"])
 def test_a_hang_that_began_before_a_restart_is_found_after_it(inside: bool) -> None:
-    """The job makes no step that the new detector could learn from."""
+    """The job finishes no step from which the new detector could learn."""
     job = Training()
     if inside:
         job.pauses = [(60.0, 1e9)]
@@ -303,8 +307,8 @@ def test_a_hang_that_began_before_a_restart_is_found_after_it(inside: bool) -> N
     assert 115 <= found[0][0] <= 120, "forty seconds that the new detector has seen itself"
 
 
-def test_a_stopped_process_is_a_hang_even_if_no_step_was_ever_seen() -> None:
-    """As after a restart before the first snapshot with the job. A job that is merely slow to begin is left alone."""
+def test_a_stopped_process_is_a_hang_even_without_any_step() -> None:
+    """As after a restart before the first snapshot with the job. A job that is merely slow to start has no verdict."""
     job = Training()
     job.stops = [(60.0, 1e9, (3,), STOPPED)]
     course(HangDetector(), [job], 70)

@@ -1,4 +1,4 @@
-"""The health detector's parts by themselves: ports, silence, speeds, pasts, and what counters accuse."""
+"""Parts of the health detector: ports, stale agents, speeds, fault history, and accusations by counters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def at(second: float) -> int:
 
 
 class WatchedPorts:
-    """Ports, and what was told of them, second by second."""
+    """Ports, and their reports second by second."""
 
     def __init__(self) -> None:
         self.ports = Ports()
@@ -60,7 +60,7 @@ class WatchedPorts:
         return [(one.device, one.level) for one in self.ports.failing(at(second))]
 
 
-def test_a_port_that_stays_down_is_told_after_five_seconds_since_it_went_down() -> None:
+def test_a_port_down_for_five_seconds_is_reported() -> None:
     port = WatchedPorts()
     port.hears(0.0, "down")
     port.hears(3.0, "down", "carrier")  # another tells of the same
@@ -73,7 +73,7 @@ def test_a_port_that_stays_down_is_told_after_five_seconds_since_it_went_down() 
     assert port.told(DAMPED_SECONDS + 26.0)
 
 
-def test_what_keeps_failing_is_told_again_after_half_an_hour() -> None:
+def test_a_port_that_keeps_failing_is_reported_again_after_half_an_hour() -> None:
     port = WatchedPorts()
     port.hears(0.0, "down")
     told = [second for second in range(0, 4000, 10) if port.told(second)]
@@ -90,7 +90,7 @@ def test_three_flaps_within_ten_minutes_are_a_fault_and_two_or_old_ones_are_not(
     assert port.told(FLAP_SECONDS + 23.0) == [("n/mlx5_0", "nic")]
 
 
-def test_all_who_tell_of_flaps_see_the_same_ones() -> None:
+def test_all_sources_report_the_same_flaps() -> None:
     port = WatchedPorts()
     for source in ("kernel", "carrier", "counter"):
         port.flaps(10.0, source=source)
@@ -99,7 +99,7 @@ def test_all_who_tell_of_flaps_see_the_same_ones() -> None:
     assert port.told(31.0)
 
 
-def test_a_counter_that_tells_of_losses_says_how_many() -> None:
+def test_a_counter_of_losses_reports_their_number() -> None:
     port = WatchedPorts()
     port.hears(10.0, "lost", times="3")
     assert port.told(11.0)
@@ -140,9 +140,7 @@ def every(first: float, last: float) -> list[float]:
 
 
 @pytest.mark.parametrize(("agents", "lost", "frozen"), [(100, 5, False), (100, 6, True), (20, 2, False), (20, 3, True)])
-def test_more_than_a_twentieth_lost_at_once_and_three_at_least_is_no_nodes_fault(
-    agents: int, lost: int, frozen: bool
-) -> None:
+def test_a_mass_loss_of_agents_freezes_all_actions(agents: int, lost: int, frozen: bool) -> None:
     cluster = Listening(agents)
     cluster.looks(*every(0.0, 10.0))
     cluster.loses(10.0, range(lost))
@@ -151,7 +149,7 @@ def test_more_than_a_twentieth_lost_at_once_and_three_at_least_is_no_nodes_fault
     assert not frozen or f"{lost} of {agents} agents stopped reporting" in found[0].reason
 
 
-def test_those_lost_one_after_the_other_are_not_lost_at_once() -> None:
+def test_agents_lost_one_by_one_are_not_a_mass_loss() -> None:
     cluster = Listening(100)
     for number in range(12):
         cluster.loses(10.0 + 20.0 * number, [number])
@@ -162,7 +160,7 @@ def test_those_lost_one_after_the_other_are_not_lost_at_once() -> None:
     assert len(cluster.looks(*every(301.0, 300.0 + SILENT_SECONDS + MASS_SECONDS))) == 1
 
 
-def test_after_the_controller_itself_was_away_their_silence_counts_from_then_on() -> None:
+def test_after_a_suspension_of_the_controller_staleness_starts_over() -> None:
     cluster = Listening(100)
     cluster.looks(*every(0.0, 10.0))
     cluster.loses(9.5, range(50))
@@ -185,7 +183,7 @@ def lost_nodes(cluster: Listening, second: float, job: JobTelemetry, last_step: 
     return [one.node for one in cluster.silence.lost(cluster.telemetry(second, job), speeds)]
 
 
-def test_a_silent_node_is_lost_where_a_job_there_has_stood_still_since_and_none_while_many_are() -> None:
+def test_a_stale_node_is_lost_if_its_job_has_stopped_except_in_a_mass_loss() -> None:
     job = standing_still("j", ("n3", "n4"))
     cluster = Listening(100)
     cluster.looks(*every(0.0, 10.0))
@@ -227,16 +225,14 @@ def taken(speeds: Speeds, *jobs: JobTelemetry, second: float = 0.0) -> Speeds:
         (0.1, [0.1] * 4 + [0.2] * 8, 2.0),
     ],
 )
-def test_how_slow_a_job_is_now_is_told_by_its_newest_few_steps(
-    usual: float, newest: list[float], slower: float
-) -> None:
+def test_the_slowdown_of_a_job_follows_its_newest_steps(usual: float, newest: list[float], slower: float) -> None:
     speeds = taken(Speeds(), steps("j", [usual] * BEST_STEPS))
     taken(speeds, steps("j", newest))
     assert speeds.slower("j") == pytest.approx(slower)
     assert speeds.slower("another") == 1.0
 
 
-def test_a_best_is_the_middle_of_sixteen_steps_and_no_single_one() -> None:
+def test_the_best_speed_is_a_median_of_sixteen_steps() -> None:
     speeds = taken(Speeds(), steps("j", [0.1] + [1.0] * (BEST_STEPS - 2)))
     assert speeds.slower("j") == 1.0 and not np.isfinite(speeds.of["j"].best), "too few to know"
     taken(speeds, steps("j", [1.0] * 8, 90))
@@ -246,7 +242,7 @@ def test_a_best_is_the_middle_of_sixteen_steps_and_no_single_one() -> None:
     assert speeds.of["j"].best == 1.0, "it is not forgotten"
 
 
-def test_the_best_outlives_a_restart_also_of_jobs_that_are_heard_later() -> None:
+def test_the_best_speed_survives_a_restart_of_the_controller() -> None:
     before = taken(Speeds(), steps("j", [1.0] * BEST_STEPS), steps("k", [2.0] * BEST_STEPS))
     after = Speeds()
     after.load(before.dump())
@@ -258,7 +254,7 @@ def test_the_best_outlives_a_restart_also_of_jobs_that_are_heard_later() -> None
     assert "j" not in after.dump(), "for ten minutes"
 
 
-def test_a_job_that_begins_to_report_steps_is_told_by_them() -> None:
+def test_a_job_that_starts_to_report_steps_is_judged_by_them() -> None:
     shape = Shape("j", 1, np.arange(2), ("n0", "n1"))
     speeds = taken(Speeds(), JobTelemetry(shape))
     assert set(speeds.slowdown_tests) == {"j"}
@@ -272,7 +268,7 @@ def test_a_job_that_begins_to_report_steps_is_told_by_them() -> None:
 # --- pasts -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_past_counts_for_four_weeks_and_three_settle_it() -> None:
+def test_fault_history_lasts_four_weeks_and_saturates_at_three() -> None:
     fault_history = FaultHistory()
     for number in range(5):
         fault_history.remember("GPU-1", "n0", Cause.MEMORY, number)
@@ -291,7 +287,7 @@ def test_a_past_counts_for_four_weeks_and_three_settle_it() -> None:
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_told_is_not_told_again_while_it_stands_and_again_once_its_job_is_gone() -> None:
+def test_an_active_verdict_is_not_repeated_until_its_job_has_ended() -> None:
     detector, job = HealthDetector(), Job()
     xid = event("j-n1", XID, "GPU-j-3", code="95")
     assert len(verdicts(course(detector, [job], 40, {30: [xid, xid], 35: [xid]}))) == 1
@@ -299,7 +295,7 @@ def test_what_was_told_is_not_told_again_while_it_stands_and_again_once_its_job_
     assert len(verdicts(course(detector, [job], 5, {45: [xid]}, first=44))) == 1
 
 
-def test_of_a_device_that_is_nobodys_the_jobs_of_its_node_are_told_without_a_rank() -> None:
+def test_a_fault_of_an_unused_device_is_reported_without_a_rank() -> None:
     events = {30: [event("j-n1", XID, "GPU-spare", code="95")], 31: [event("elsewhere", DEVICE_LOST, "GPU-x")]}
     detector = HealthDetector()
     found = verdicts(course(detector, [Job()], 40, events))
@@ -311,7 +307,7 @@ def test_of_a_device_that_is_nobodys_the_jobs_of_its_node_are_told_without_a_ran
 
 
 def failing(feature: str, value: float, ranks: Callable[[np.ndarray], np.ndarray], usual: float = 0.0) -> Job:
-    """A job of 16 ranks on 8 nodes that gets slower while counters of some of its ranks fail."""
+    """Return a job of 16 ranks on 8 nodes that slows down while counters of some ranks report faults."""
     job = Job(ranks=16, nodes=8)
     bad = ranks(np.arange(16))
     job.feature[feature] = lambda second: np.where(bad & (second > 80), value, usual)
@@ -319,16 +315,14 @@ def failing(feature: str, value: float, ranks: Callable[[np.ndarray], np.ndarray
     return job
 
 
-def test_many_ports_alike_on_several_nodes_have_a_switch_in_common() -> None:
+def test_many_failing_ports_on_several_nodes_accuse_no_port() -> None:
     one = verdicts(course(HealthDetector(), [failing("nic_physical_errors", 50.0, lambda r: r == 6)], 140))
     assert [(v.rank, v.cause) for v in one] == [(6, Cause.NIC)]
     assert not verdicts(course(HealthDetector(), [failing("nic_physical_errors", 50.0, lambda r: r % 2 == 0)], 140))
 
 
 @pytest.mark.parametrize(("share", "slower", "told"), [(0.5, False, True), (0.8, False, False), (0.8, True, True)])
-def test_a_link_that_has_lost_a_generation_is_told_though_the_job_is_not_slower(
-    share: float, slower: bool, told: bool
-) -> None:
+def test_a_degraded_link_is_reported_even_if_the_job_is_not_slower(share: float, slower: bool, told: bool) -> None:
     job = failing("pcie_link", share, lambda r: r == 6, usual=1.0)
     if not slower:
         job.network = lambda second: 0.3
@@ -336,7 +330,7 @@ def test_a_link_that_has_lost_a_generation_is_told_though_the_job_is_not_slower(
     assert [(one.rank, one.cause, one.kind) for one in found] == [(6, Cause.PCIE, Kind.HEALTH)] * told
 
 
-def test_what_another_detector_has_accused_is_not_told_again() -> None:
+def test_a_verdict_of_another_detector_is_not_repeated() -> None:
     panel = Panel()
     panel.accused.add(("j", 1, 6))
     assert not verdicts(
@@ -344,14 +338,14 @@ def test_what_another_detector_has_accused_is_not_told_again() -> None:
     )
 
 
-def test_errors_that_have_stopped_are_no_reason_any_more() -> None:
+def test_errors_that_have_stopped_accuse_no_device() -> None:
     job = failing("nvlink_errors", 50.0, lambda r: r == 6)
     job.network = lambda second: 0.6 if second > 95 else 0.3
     job.feature["nvlink_errors"] = lambda second: np.where((np.arange(16) == 6) & (80 < second <= 88), 50.0, 0.0)
     assert not verdicts(course(HealthDetector(), [job], 130))
 
 
-def test_a_verdict_says_how_fast_the_job_was_and_is() -> None:
+def test_a_verdict_contains_the_job_speed_before_and_now() -> None:
     job = failing("nic_physical_errors", 50.0, lambda r: r == 6)
     (verdict,) = verdicts(course(HealthDetector(), [job], 140))
     assert isinstance(verdict, Verdict)

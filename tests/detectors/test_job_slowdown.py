@@ -1,4 +1,4 @@
-"""Whether a job that reports no steps is slower than it was, by rates that are given window by window."""
+"""Slowdown test of jobs that report no steps, on constructed rates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler_feedback.detectors.iteration.period_estimation import EstimatedPe
 def fed(
     gate: SlowdownTest, rates: FloatArray, seconds: float = 1.0, known: int = 8, name: str = "nvlink_bytes"
 ) -> SlowdownTest:
-    """Windows in which the first `known` of eight ranks move so much."""
+    """Add windows in which the first `known` of eight ranks transfer these amounts."""
     for rate in rates.tolist():
         values = np.full((len(FEATURES), 8), np.nan, np.float32)
         values[FEATURE[name], :known] = rate
@@ -24,37 +24,37 @@ def fed(
 
 
 def steady(windows: int, level: float = 1.0, varies: float = 0.0) -> FloatArray:
-    """So much, in turn a little more and a little less."""
+    """Return a constant level with a small alternating variation."""
     return level + varies * np.where(np.arange(windows) % 2, 1.0, -1.0)
 
 
 @pytest.mark.parametrize(("level", "slower"), [(1.0, 1.0), (0.97, 1.0), (0.9, 1 / 0.9), (0.5, 2.0), (1.2, 1.0)])
-def test_an_iteration_takes_longer_by_what_is_moved_less(level: float, slower: float) -> None:
+def test_the_slowdown_follows_the_loss_of_traffic(level: float, slower: float) -> None:
     gate = fed(SlowdownTest(), np.r_[steady(60, varies=0.005), steady(15, level)])
     assert gate.slower() == pytest.approx(slower, rel=0.01)
     assert (gate.recent_windows, gate.judged_by) == (15, "nvlink_bytes")
 
 
-def test_what_may_be_chance_is_not_slower() -> None:
-    """By more than two deviations each, but not by four in the mean."""
+def test_a_change_within_chance_is_no_slowdown() -> None:
+    """Each differs by more than two deviations, but the mean by less than four."""
     before = steady(60, varies=0.0135)  # a standard deviation of two per cent, by its median deviation
     assert fed(SlowdownTest(), np.r_[before, steady(15, 0.945)]).slower() == 1.0
     assert fed(SlowdownTest(), np.r_[before, steady(15, 0.9)]).slower() == pytest.approx(1 / 0.9, rel=0.02)
 
 
-def test_one_pause_is_no_slowness() -> None:
+def test_one_pause_is_no_slowdown() -> None:
     rates = steady(75)
     rates[-10:-3] = 0.0
     assert fed(SlowdownTest(), rates).slower() == 1.0
 
 
-def test_a_job_that_has_been_slow_for_long_is_held_against_its_best() -> None:
+def test_a_job_slow_for_long_is_compared_with_its_best() -> None:
     assert fed(SlowdownTest(), steady(80, 0.8)).slower() == 1.0, "nobody knows that it was faster"
     assert fed(SlowdownTest(best={"nvlink_bytes": 1.0}), steady(80, 0.8)).slower() == pytest.approx(1 / 0.8)
     assert fed(SlowdownTest(best={"nvlink_bytes": 1.0}), steady(80, 0.97)).slower() == 1.0
 
 
-def test_where_too_little_is_known_it_is_not_slower() -> None:
+def test_with_too_few_windows_there_is_no_slowdown() -> None:
     young = fed(SlowdownTest(), np.r_[steady(14), steady(15, 0.5)])
     assert (young.slower(), young.recent_windows, young.judged_by) == (1.0, 0, "")
     few = fed(SlowdownTest(), np.r_[steady(60), steady(15, 0.5)], known=3)
@@ -65,7 +65,7 @@ def test_where_too_little_is_known_it_is_not_slower() -> None:
     assert other.slower() == pytest.approx(2.0) and other.judged_by == "nic_transmit_bytes"
 
 
-def test_samples_of_another_length_begin_anew() -> None:
+def test_samples_of_another_length_reset_the_test() -> None:
     gate = fed(SlowdownTest(), steady(40))
     assert len(gate.evenly["nvlink_bytes"]) == 40 and len(gate.coarsely["nvlink_bytes"]) == 40 // COARSER
     fed(gate, steady(6), seconds=5.0)
@@ -74,13 +74,13 @@ def test_samples_of_another_length_begin_anew() -> None:
     assert list(gate.coarsely["nvlink_bytes"]) == [1.0]
 
 
-def test_what_is_missing_is_missing_in_means_as_well() -> None:
+def test_missing_samples_are_missing_in_means_as_well() -> None:
     gate = fed(fed(SlowdownTest(), steady(3)), steady(1), known=1)
     assert np.isnan(gate.evenly["nvlink_bytes"][-1]) and np.isnan(gate.coarsely["nvlink_bytes"][-1])
     assert len(gate.signals["nvlink_bytes"]) == 3
 
 
-def test_a_look_is_due_after_sixteen_windows_and_then_ever_more_seldom() -> None:
+def test_a_period_estimate_is_due_at_growing_intervals() -> None:
     gate = SlowdownTest()
     due = []
     for window in range(1, 400):
@@ -103,7 +103,7 @@ def test_a_look_is_due_after_sixteen_windows_and_then_ever_more_seldom() -> None
         (None, None, None),
     ],
 )
-def test_two_looks_that_disagree_are_no_finding(
+def test_two_estimates_that_disagree_give_no_period(
     monkeypatch: pytest.MonkeyPatch, coarse: float | None, fine: float | None, found: float | None
 ) -> None:
     def estimate_period(rate: FloatArray, seconds: float) -> EstimatedPeriod | None:

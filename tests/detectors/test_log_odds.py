@@ -1,4 +1,4 @@
-"""What each fact argues for, and what chance load on a shared machine could be behind."""
+"""Log odds of each fact, and what other load on a shared machine can explain."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from scheduler_feedback.detectors.stats.log_odds import (
 )
 
 
-def test_what_is_no_number_argues_for_nothing() -> None:
+def test_nan_is_no_evidence() -> None:
     assert bounded(math.nan) == 0.0
     assert (bounded(9.0), bounded(-9.0), bounded(9.0, 0.0, 2.0), bounded(-1.0, 0.0, 2.0)) == (5.0, -5.0, 2.0, 0.0)
 
 
-def test_the_confidence_is_the_logistic_of_all_that_is_told() -> None:
+def test_the_confidence_is_the_logistic_of_all_evidence() -> None:
     items = [Evidence("m", 0.0, 0.0, "", "", ratio) for ratio in (3.0, -0.5, 1.0)]
     assert confidence(items) == pytest.approx(1 / (1 + math.exp(-(3.5 + log_odds.PRIOR))))
     assert confidence(items, prior=-3.5) == pytest.approx(0.5)
 
 
-def test_each_measure_argues_in_its_own_direction() -> None:
-    """Worse for the suspect is never worth less; each of these has a point at which it changes its side."""
+def test_each_measure_is_monotonic() -> None:
+    """A worse value for the suspect never weighs less; each measure changes its sign at some point."""
     courses: list[tuple[list[float], float, float]] = [
         ([of_residual(sigmas) for sigmas in (-9.0, 0.0, 1.0, 3.0, 7.0, 20.0)], -1.0, 3.0),
         ([of_slowdown(slower) for slower in (1.0, 1.05, 1.1, 1.2, 1.3, 9.0)], -0.5, 2.0),
@@ -53,7 +53,7 @@ def test_each_measure_argues_in_its_own_direction() -> None:
     assert of_unrest(2.0, 1.0) == 0.0, "up to twice as unlike as ever"
 
 
-def test_where_there_is_nothing_to_compare_with_nothing_is_claimed() -> None:
+def test_without_a_reference_there_is_no_evidence() -> None:
     assert of_waits(1.0, 0.0) == of_waits(1.0, -1.0) == -2.0
     assert of_margin(0.0, 0.0) == of_margin(-0.1, 0.0) == -2.0
     assert of_margin(0.5, 0.0) == 1.0, "nobody else explains anything"
@@ -64,7 +64,7 @@ def test_where_there_is_nothing_to_compare_with_nothing_is_claimed() -> None:
 
 
 def split(cause: Cause = Cause.COMPUTE, known: bool = True, **more: Any) -> Attribution:
-    """An excess of a second a step."""
+    """Return an excess of a second a step."""
     parts: dict[str, Any] = {"processor": 0.0, "queue": 0.0, "storage": 0.0, "rest": 0.0} | more
     return Attribution(cause, known, 1.0, **parts)
 
@@ -85,7 +85,7 @@ def split(cause: Cause = Cause.COMPUTE, known: bool = True, **more: Any) -> Attr
         (split(Cause.STORAGE, storage=1.0, queue=0.1), True, False, log_odds.CAUSE_CLEAR),
     ],
 )
-def test_a_clear_cause_argues_for_the_verdict_unless_chance_load_could_be_behind_it(
+def test_a_clear_cause_supports_a_verdict_unless_other_load_can_explain_it(
     one: Attribution, shared: bool, from_start: bool, worth: float
 ) -> None:
     assert of_cause(one, shared, from_start) == pytest.approx(worth)
@@ -105,13 +105,11 @@ def test_a_clear_cause_argues_for_the_verdict_unless_chance_load_could_be_behind
         (split(Cause.UNKNOWN, rest=0.9, queue=0.1), False),
     ],
 )
-def test_load_of_others_may_be_behind_what_waits_for_a_processor_or_needs_more_of_it(
-    one: Attribution, may: bool
-) -> None:
+def test_other_load_can_explain_cpu_waits_and_additional_cpu_time(one: Attribution, may: bool) -> None:
     assert one.may_be_chance_load is may
 
 
-def test_a_share_of_nothing_is_nothing() -> None:
+def test_a_share_of_no_excess_is_zero() -> None:
     assert Attribution(Cause.COMPUTE, True, 0.0).share(1.0) == 0.0
     assert Attribution(Cause.COMPUTE, False, 2.0).share(1.0) == 0.0
     assert Attribution(Cause.COMPUTE, True, 2.0).share(1.0) == 0.5

@@ -1,4 +1,4 @@
-"""Medians that cost little are numpy's to the bit; what is reckoned for all roles at once is what each gives alone."""
+"""Fast medians equal numpy's to the bit; values for all roles at once equal those of each role."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ values = st.sampled_from([-1.5, 0.0, 0.1, 0.1, 0.3, 1e-300, 7.0, float("inf"), f
 
 
 def tables(rows: int) -> st.SearchStrategy[FloatArray]:
-    """[rows, n], n from 1 to 12, with ties, infinities and what is not known."""
+    """Return [rows, n], n from 1 to 12, with ties, infinities and NaN."""
     return st.integers(1, 12).flatmap(
         lambda n: st.lists(st.lists(values, min_size=n, max_size=n), min_size=rows, max_size=rows).map(np.array)
     )
 
 
 @given(tables(3))
-def test_they_are_numpys_to_the_bit(table: FloatArray) -> None:
+def test_medians_equal_numpys_to_the_bit(table: FloatArray) -> None:
     before = table.copy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # infinity less infinity, in numpy's as in ours
@@ -50,14 +50,14 @@ def test_they_are_numpys_to_the_bit(table: FloatArray) -> None:
 
 
 @given(st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=17))
-def test_that_of_a_few_numbers_is_numpys_too(few: list[float]) -> None:
+def test_the_median_of_a_short_sequence_equals_numpys(few: list[float]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         assert np.array_equal(middle(few), np.median(few), equal_nan=True)
 
 
 @given(st.lists(values, min_size=2, max_size=20))
-def test_the_median_of_others_is_that_of_the_rest(told: list[float]) -> None:
+def test_the_median_of_others_excludes_the_value_itself(told: list[float]) -> None:
     array = np.array(told)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -86,7 +86,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_is_reckoned_for_all_roles_at_once_is_what_each_gives_alone(name: str) -> None:
+def test_values_for_all_roles_at_once_equal_those_of_each_role(name: str) -> None:
     told = SHAPES[name]
     where, random = places(told), np.random.default_rng(3)
     compute = np.round(random.uniform(0.1, 0.4, (12, len(told))), 2)  # with ties

@@ -1,4 +1,4 @@
-"""How long iterations are, told from nodes that sample at different moments; what is sure, and what must not be."""
+"""Iteration time from nodes that sample at different times: which periods are reliable, and which are not reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PER_NODE = 2
 
 
 def moved(ends: FloatArray, at: FloatArray, share: float = 0.3) -> FloatArray:
-    """What was moved up to these times by a job that sends in the last `share` of each iteration."""
+    """Return the traffic up to these times of a job that sends in the last `share` of each iteration."""
     lengths = np.diff(ends, prepend=0.0)
     sends = share * lengths
     index = np.minimum(np.searchsorted(ends, at), len(ends) - 1)
@@ -64,32 +64,32 @@ LAGS = np.array([0.05, 0.31, 0.48, 0.83])
 
 
 @pytest.mark.parametrize("period", [0.31, 0.41, 0.73, 1.31, 1.9, 2.3, 3.4, 7.7])
-def test_iterations_shorter_than_the_samples_are_told_by_nodes_that_sample_apart(period: float) -> None:
+def test_nodes_with_different_sample_times_resolve_short_iterations(period: float) -> None:
     lengths = even(period)
     found = sung(lengths, LAGS).period(1.0)
     assert found == pytest.approx(lengths.mean(), rel=0.01)
 
 
-def test_what_is_told_does_not_hang_on_how_long_windows_are() -> None:
+def test_the_period_does_not_depend_on_the_window_length() -> None:
     lengths = even(13.1, seconds=10.0)
     assert sung(lengths, LAGS, seconds=10.0).period(10.0) == pytest.approx(lengths.mean(), rel=0.01)
 
 
 @pytest.mark.parametrize("period", [0.31, 0.73, 1.31, 1.9])
-def test_nodes_that_sample_together_tell_nothing_of_what_may_be_a_mirror_image(period: float) -> None:
+def test_nodes_with_equal_sample_times_give_no_period(period: float) -> None:
     assert sung(even(period), np.full(4, 0.4)).period(1.0) is None
     assert sung(even(period), LAGS[:1]).period(1.0) is None
 
 
 @pytest.mark.parametrize("period", [20.0, 24.3, 31.2])
-def test_a_harmonic_of_what_is_too_slow_to_be_told_is_not_taken_for_it(period: float) -> None:
+def test_a_harmonic_of_a_slow_period_is_not_reported(period: float) -> None:
     """Ten or fifteen iterations in all: too few for a line; their second harmonic is one."""
     assert sung(even(period), LAGS, share=0.9).period(1.0) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nodes_that_are_not_in_phase_tell_nothing_wrong(seed: int) -> None:
-    """As of stages that nobody told of: among many mirror images one fits somewhat, by chance."""
+def test_nodes_out_of_phase_give_no_wrong_period(seed: int) -> None:
+    """As of stages without a known layout: among many aliases, one fits somewhat, by chance."""
     lengths = even(0.73)
     found = sung(lengths, LAGS)
     found.lag += found.counted * np.random.default_rng(seed).uniform(0.0, 0.73, len(LAGS))
@@ -101,12 +101,12 @@ def test_nodes_of_different_stages_need_not_be_in_phase() -> None:
     assert sung(even(0.73), LAGS, stages=4).period(1.0) is None
 
 
-def test_moments_that_wander_tell_nothing() -> None:
+def test_varying_sample_times_give_no_period() -> None:
     assert sung(even(0.73), LAGS, jitter=0.1).period(1.0) is None
 
 
 @pytest.mark.parametrize("period", [1.0, 0.5])
-def test_what_fits_into_a_window_is_hidden(period: float) -> None:
+def test_a_period_that_divides_the_window_is_hidden(period: float) -> None:
     found = sung(even(period, uneven=0.0), LAGS).period(1.0)
     assert found is None or found == pytest.approx(period, rel=0.02)
 
@@ -120,7 +120,7 @@ def test_noise_has_no_period(seed: int) -> None:
 
 
 @pytest.mark.parametrize("half", [0.43, 0.62, 0.77, 1.21, 2.6])
-def test_halves_that_differ_a_little_are_one_iteration(half: float) -> None:
+def test_slightly_different_halves_are_one_iteration(half: float) -> None:
     """The line of the halves stands out, and that of the whole is there; with a half of 0.62 s it is where the mirror
     image of the other one stands."""
     halves = even(half)
@@ -129,7 +129,7 @@ def test_halves_that_differ_a_little_are_one_iteration(half: float) -> None:
     assert found is None or found == pytest.approx(2 * halves.mean(), rel=0.02)
 
 
-def test_the_gate_asks_the_voices_where_the_rhythm_tells_nothing() -> None:
+def test_the_slowdown_test_uses_several_nodes_if_one_rate_gives_no_period() -> None:
     lengths = even(0.73)
     voices = sung(lengths, LAGS)
     gate = SlowdownTest()

@@ -1,5 +1,4 @@
-"""A job that does less for a while (it evaluates) is not slow when it goes on; one that does less for good has become
-faster."""
+"""A job with less work for a while (an evaluation) is not slow afterwards. With permanently less work it is faster."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ USUAL_SECONDS, BATCH_STEPS = 1.0, 50
 
 
 def findings(phases: list[tuple[int, float]]) -> list[Finding]:
-    """What is said of a job that takes so many steps, each this share of its usual work, phase after phase."""
+    """Return the findings on a job with phases of this many steps, each with this share of its usual work."""
     random, detector, end_ns = np.random.default_rng(7), StragglerDetector(), START_NS
     found: list[Finding] = []
     shares = np.concatenate([np.full(steps, share) for steps, share in phases])
@@ -32,11 +31,11 @@ def findings(phases: list[tuple[int, float]]) -> list[Finding]:
 
 
 @pytest.mark.parametrize("evaluation", [3, 20, 400])
-def test_after_an_evaluation_the_usual_steps_are_not_called_slow(evaluation: int) -> None:
+def test_usual_steps_after_an_evaluation_are_not_slow(evaluation: int) -> None:
     assert not findings([(200, 1.0), (evaluation, 1 / 3), (200, 1.0)])
 
 
-def test_a_job_that_was_faster_for_long_is_slow_when_it_takes_as_long_as_at_its_start_again() -> None:
+def test_a_job_that_was_faster_for_long_is_slow_at_its_initial_speed() -> None:
     lasting = round(2400.0 / (0.7 * USUAL_SECONDS + 0.1))
     (one,) = findings([(200, 1.0), (lasting, 0.7), (200, 1.0)])
     assert isinstance(one, Abstention)

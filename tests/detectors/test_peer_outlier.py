@@ -1,4 +1,4 @@
-"""Throttling and busy hosts are causes: who is slow for one works apart from its peers, and few others do."""
+"""Throttling and busy hosts are causes: a rank slow because of one is a peer outlier, and few others are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ BEGINS = 60
 
 
 def panel_of(changes: dict[str, FloatArray], staged: bool = True, unknown: tuple[str, ...] = ()) -> tuple[Panel, Shape]:
-    """A panel that saw a healthy minute and then half of one in which counters stood at so many times their usual."""
+    """Return statistics after a healthy minute, and half a minute with counters at these multiples of their usual
+    value."""
     random = np.random.default_rng(2)
     stage = np.arange(RANKS) // 16 if staged else None
     shape = Shape("job", 1, np.arange(RANKS), tuple(f"n{rank // 8}" for rank in range(RANKS)), stage=stage)
@@ -41,24 +42,24 @@ def at(ranks: list[int], value: float, others: float = 1.0) -> FloatArray:
     return found
 
 
-def test_who_works_longer_than_its_peers_stands_apart() -> None:
+def test_a_rank_that_works_longer_than_its_peers_is_an_outlier() -> None:
     panel, shape = panel_of({"tensor_active": at([5], 1.0, others=1 / SLOWER)})
     assert [rank for rank in range(RANKS) if works_longer(panel, shape, rank, SLOWER)] == [5]
 
 
 @pytest.mark.parametrize("staged", [True, False])
-def test_nobody_of_a_stage_that_works_longer_stands_apart(staged: bool) -> None:
-    """Whether or not the stage is known: they are many, on several nodes."""
+def test_ranks_of_a_stage_that_works_longer_are_no_outliers(staged: bool) -> None:
+    """With or without a known stage: there are many of them, on several nodes."""
     panel, shape = panel_of({"tensor_active": at(list(range(16, 32)), 1.0, others=1 / SLOWER)}, staged)
     assert not any(works_longer(panel, shape, rank, SLOWER) for rank in range(RANKS))
 
 
-def test_many_on_several_nodes_have_a_reason_in_common() -> None:
+def test_many_ranks_on_several_nodes_are_no_outliers() -> None:
     panel, shape = panel_of({"tensor_active": at([1, 9, 17, 25, 30], 1.0, others=1 / SLOWER)})
     assert not any(works_longer(panel, shape, rank, SLOWER) for rank in range(RANKS))
 
 
-def test_many_on_one_node_may_be_slow_for_its_sake() -> None:
+def test_many_ranks_on_one_node_may_be_outliers() -> None:
     here = list(range(8, 16))
     panel, shape = panel_of({"tensor_active": at(here, 1.0, others=1 / SLOWER)}, staged=False)
     assert [rank for rank in range(RANKS) if works_longer(panel, shape, rank, SLOWER)] == here
@@ -66,7 +67,7 @@ def test_many_on_one_node_may_be_slow_for_its_sake() -> None:
     assert [many(np.array(ranks), shape) for ranks in (here, few, [*few, 30], [3])] == [False, False, True, False]
 
 
-def test_where_all_ranks_differ_one_that_differs_as_they_do_is_not_why_the_job_is_slow() -> None:
+def test_a_rank_within_the_spread_of_its_role_is_no_outlier() -> None:
     """Experts are sought unequally; and within an iteration some are done and others are not."""
     differs = np.exp(np.random.default_rng(8).permutation(np.linspace(-0.1, 0.1, RANKS)))
     panel, shape = panel_of({"tensor_active": differs}, staged=False)

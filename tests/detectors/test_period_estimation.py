@@ -1,4 +1,4 @@
-"""How long iterations are, told from traffic that was made for it: what is sure, and what must not be."""
+"""Period estimation on constructed traffic: which periods are reliable, and which are not reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_feedback.detectors.iteration.period_estimation import estimate_pe
 
 
 def bursts(lengths: FloatArray, samples: int, share: float = 0.3, finer: int = 20) -> FloatArray:
-    """Mean rate in each of so many windows of a second, of a job that sends in the last `share` of each iteration."""
+    """Return mean rates in windows of a second, of a job that sends in the last `share` of each iteration."""
     ends = np.cumsum(lengths)
     fine = np.arange(0, samples, 1 / finer)
     step = np.searchsorted(ends, fine)
@@ -20,7 +20,7 @@ def bursts(lengths: FloatArray, samples: int, share: float = 0.3, finer: int = 2
 
 @pytest.mark.parametrize("seconds", [4.0, 7.3, 12.9, 31.0])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_length_of_iterations_is_in_the_traffic(seconds: float, seed: int) -> None:
+def test_the_iteration_time_is_found_in_the_traffic(seconds: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     lengths = seconds * random.normal(1.0, 0.02, 400)
     signal = bursts(lengths, 500) * random.normal(1.0, 0.02, 500)
@@ -32,7 +32,7 @@ def test_the_length_of_iterations_is_in_the_traffic(seconds: float, seed: int) -
 
 @pytest.mark.parametrize("seed", range(6))
 def test_iterations_that_differ_by_a_tenth_are_counted_one_by_one(seed: int) -> None:
-    """A line of their spectrum is smeared; their phase is not."""
+    """Their spectral line is smeared; their phase is not."""
     random = np.random.default_rng(seed)
     lengths = 9.0 * random.lognormal(-0.005, 0.1, 60)
     lengths[20] += 8.0  # it saved
@@ -43,8 +43,8 @@ def test_iterations_that_differ_by_a_tenth_are_counted_one_by_one(seed: int) -> 
 
 @pytest.mark.parametrize("seconds", [2.7, 2.93, 3.25, 3.4])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_what_is_mixed_with_the_mirror_image_of_its_harmonic_is_not_told(seconds: float, seed: int) -> None:
-    """Three samples an iteration: what is told may be off by seven per cent."""
+def test_a_period_mixed_with_an_alias_of_its_harmonic_is_not_reported(seconds: float, seed: int) -> None:
+    """With three samples an iteration, a result could be wrong by seven per cent."""
     random = np.random.default_rng(seed)
     for uneven in (0.003, 0.02):
         lengths = seconds * random.normal(1.0, uneven, 400)
@@ -55,14 +55,14 @@ def test_what_is_mixed_with_the_mirror_image_of_its_harmonic_is_not_told(seconds
 @pytest.mark.parametrize("seconds", [0.3, 0.7, 1.216, 1.643, 1.9, 2.2])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_iterations_too_short_for_the_samples_are_not_taken_for_longer_ones(seconds: float, seed: int) -> None:
-    """Their mirror image is as clear a line as a true one; what tells is that it is weaker."""
+    """Their alias is as clear a line as a real one; only its strength is lower."""
     random = np.random.default_rng(seed)
     lengths = seconds * random.normal(1.0, 0.002, round(600 / seconds))
     found = estimate_period(bursts(lengths, 400), 1.0)
     assert found is None or found.seconds == pytest.approx(seconds, rel=0.02)
 
 
-def test_a_job_of_two_alike_halves_has_one_iteration() -> None:
+def test_two_equal_halves_count_as_one_period() -> None:
     random = np.random.default_rng(4)
     fine = np.arange(0, 480, 0.05)
     phase = fine % 12.4
@@ -74,7 +74,7 @@ def test_a_job_of_two_alike_halves_has_one_iteration() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_noise_has_no_rhythm(seed: int) -> None:
+def test_noise_has_no_estimated_period(seed: int) -> None:
     random = np.random.default_rng(seed)
     assert estimate_period(random.normal(1.0, 1.0, 400), 1.0) is None
     assert estimate_period(random.exponential(1.0, 400), 1.0) is None
@@ -83,12 +83,12 @@ def test_noise_has_no_rhythm(seed: int) -> None:
 
 
 @pytest.mark.parametrize("rate", [np.zeros(400), np.ones(400), np.full(400, np.nan), np.ones(3), np.zeros(0)])
-def test_what_says_nothing_has_no_rhythm(rate: FloatArray) -> None:
+def test_an_uninformative_rate_has_no_period(rate: FloatArray) -> None:
     assert estimate_period(rate, 1.0) is None
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_a_rhythm_under_noise_as_strong_as_itself_is_not_sure(seed: int) -> None:
+def test_a_period_under_equally_strong_noise_is_not_reliable(seed: int) -> None:
     wave = 2.0 + np.cos(2 * np.pi * np.arange(440) / 12.3)
     random = np.random.default_rng(seed)
     assert estimate_period(wave + random.normal(0.0, 1.0, 440), 1.0) is None
@@ -97,7 +97,7 @@ def test_a_rhythm_under_noise_as_strong_as_itself_is_not_sure(seed: int) -> None
 
 
 @pytest.mark.parametrize("iterations", [8, 9, 10])
-def test_half_of_an_iteration_that_is_too_long_to_be_followed_is_not_taken_for_it(iterations: int) -> None:
+def test_half_of_a_long_iteration_is_not_reported_as_the_period(iterations: int) -> None:
     samples = int(12.4 * iterations)
     phase = np.arange(0, samples, 0.05) % 12.4
     traffic = (phase < 1.4) + 0.6 * ((phase > 6.2) & (phase < 7.6))
@@ -105,8 +105,8 @@ def test_half_of_an_iteration_that_is_too_long_to_be_followed_is_not_taken_for_i
     assert estimate_period(signal, 1.0) is None
 
 
-def test_where_the_rhythm_fades_for_a_while_cycles_cannot_be_counted() -> None:
-    """The job moves as much meanwhile, but evenly."""
+def test_a_period_that_fades_for_a_while_is_not_reported() -> None:
+    """The job transfers as much meanwhile, but evenly."""
     random = np.random.default_rng(3)
     signal = bursts(np.full(60, 9.3), 440)
     assert estimate_period(signal * random.normal(1.0, 0.02, 440), 1.0) is not None

@@ -1,4 +1,4 @@
-"""Long steps at a period: what chance gives on a busy host is not reported, what a job does is, and it is withdrawn."""
+"""Long steps at a period: chance on a busy host is not reported, a job's period is, and it is cleared when it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Steps = np.ndarray
 
 
 def found_in(seconds: Steps, random: np.random.Generator, ranks: int = 4) -> list[tuple[int, Finding]]:
-    """(step, finding) of the detector. seconds: [k], own time of every rank."""
+    """Return (step, finding) of the detector. seconds: [k], compute time of all ranks."""
     index = np.arange(ranks)
     shape = Shape("j", 1, index, tuple(f"n{rank // 2}" for rank in index.tolist()))
     detector, found, end_ns = WorkloadDetector(), [], START
@@ -49,7 +49,7 @@ def spikes(share: float) -> Callable[[np.random.Generator, int], Steps]:
 
 
 def bursts(random: np.random.Generator, count: int) -> Steps:
-    """A host that is busy for a hundred steps now and then, with pauses of all lengths."""
+    """A host that is busy for a hundred steps at times, with pauses of all lengths."""
     share = np.repeat(np.where(random.random(count // 100 + 1) < 0.2, 0.3, 0.01), 100)[:count]
     long: Steps = np.where(random.random(count) < share, 1.3 + random.pareto(1.2, count), 1.0)
     return long
@@ -66,7 +66,7 @@ BUSY: dict[str, Callable[[np.random.Generator, int], Steps]] = {
 
 @pytest.mark.parametrize("kind", BUSY)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_job_on_a_busy_host_has_no_rhythm(kind: str, seed: int) -> None:
+def test_a_job_on_a_busy_host_has_no_period(kind: str, seed: int) -> None:
     random = np.random.default_rng([seed, len(kind)])
     assert not rhythms(found_in(0.05 * BUSY[kind](random, 1500), random))
 
@@ -74,7 +74,7 @@ def test_a_job_on_a_busy_host_has_no_rhythm(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
 def test_the_false_alarm_rate_is_what_is_stated(share: float) -> None:
     """Random long steps, 150 attempts of 4,000 steps: the bound allows 0.15 false alarms. Independent of the bound's
-    derivation: nothing but steps goes in."""
+    derivation: the only input is steps."""
     random = np.random.default_rng(round(1000 * share))
     alarms = 0
     for _ in range(150):
@@ -100,7 +100,7 @@ def test_the_terms_are_what_they_say() -> None:
     assert period.lost_seconds_a_step == pytest.approx(25.0 / 500), "those that were missed cost nothing"
 
 
-def test_a_period_is_told_at_the_beat_at_which_all_that_were_tried_do_not_give_it_by_chance() -> None:
+def test_a_period_is_reported_at_the_beat_that_excludes_chance() -> None:
     long, found = LongSteps(), []
     for number in range(260):
         long.take(number, 1.0 if number % 50 == 0 else None)
@@ -116,7 +116,7 @@ def test_a_period_is_told_at_the_beat_at_which_all_that_were_tried_do_not_give_i
 
 @pytest.mark.parametrize(("period", "beats"), [(50, 5), (20, 6), (7, 7), (5, 8)])
 def test_a_job_that_saves_is_found_after_a_few_saves(period: int, beats: int) -> None:
-    """As many as the module's text says, however the other steps vary by less than a half."""
+    """After as many as the module documents, while the other steps vary by less than a half."""
     random = np.random.default_rng(period)
     steps = np.arange(30 + (beats + 3) * period)
     saves = (steps % period == 0) & (steps > 30)
@@ -140,7 +140,7 @@ def test_a_job_that_saves_on_a_busy_host_is_found() -> None:
     assert told[0][0] <= 1000
 
 
-def test_it_is_withdrawn_when_two_saves_did_not_come_and_told_again_when_they_do() -> None:
+def test_a_period_is_cleared_after_two_missing_saves_and_reported_again() -> None:
     random = np.random.default_rng(1)
     steps = np.arange(2400)
     saves = (steps % 40 == 0) & (steps > 40) & ((steps < 800) | (steps >= 1600))
@@ -151,7 +151,7 @@ def test_it_is_withdrawn_when_two_saves_did_not_come_and_told_again_when_they_do
     assert "long steps in a row did not occur" in kinds[1][2]
 
 
-def test_an_evaluation_of_several_steps_is_told_as_one() -> None:
+def test_an_evaluation_of_several_steps_is_reported_as_one() -> None:
     random = np.random.default_rng(2)
     steps = np.arange(700)
     evaluates = (steps % 60 < 3) & (steps >= 60)
@@ -159,7 +159,7 @@ def test_an_evaluation_of_several_steps_is_told_as_one() -> None:
     assert verdict.cause is Cause.EVALUATION
 
 
-def test_a_job_that_falls_back_to_a_checkpoint_begins_anew() -> None:
+def test_a_return_to_a_checkpoint_resets_the_test() -> None:
     long = LongSteps()
     for number in range(40):
         long.take(number, 1.0 if number % 10 == 0 else None)

@@ -1,4 +1,4 @@
-"""Where a job's ranks are slow in turn nobody is accused for having had its turn oftener; who is slow always is."""
+"""Rotating slowness: a rank slow more often by chance is not accused; a permanently slow rank is."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def told(seed: int, *beside: Fault) -> list[Verdict]:
     return [found for found in findings if isinstance(found, Verdict)]
 
 
-def test_whose_turn_comes_oftener_by_chance_is_not_accused() -> None:
+def test_a_rank_slow_more_often_by_chance_is_not_accused() -> None:
     assert {(found.kind, found.cause) for found in told(6)} == {(Kind.WORKLOAD, Cause.PAUSES)}
 
 
-def test_who_is_slow_beside_those_that_pause_in_turn_is_found() -> None:
+def test_a_slow_rank_among_rotating_pauses_is_found() -> None:
     found = told(6, Fault("memory-errors", "j", (SICK,), 450.0, 250.0, "step", 0.3))
     assert {one.rank for one in found if one.kind is Kind.STRAGGLER} == {SICK}
 
@@ -60,7 +60,7 @@ def test_who_is_slow_beside_those_that_pause_in_turn_is_found() -> None:
         (3, 5, Cause.SEQUENCE_LENGTH, Cause.UNKNOWN, True, True),
     ],
 )
-def test_nine_of_ten_of_a_dozen_windows_or_a_cause(
+def test_rotating_slowness_refuses_alarms_without_cause_or_persistence(
     monkeypatch: pytest.MonkeyPatch,
     slow: int,
     windows: int,

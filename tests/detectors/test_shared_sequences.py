@@ -1,4 +1,4 @@
-"""Ranks that are given the same samples are slow together: who is slow with all of them is no bad hardware."""
+"""Ranks with the same samples are slow together: a rank that is slow with all of them is not faulty."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def findings(
     replicas_a_node: int = 1,
     silent: str = "",
 ) -> list[Finding]:
-    """What is said of a job of one-step windows; varies: by how much its replicas are given more or less each step.
-    silent: a node that is not heard from the onset on."""
+    """Return the findings on a job of one-step windows.
+
+    varies: variation of the replicas' work in each step. silent: a node that does not report from the onset on.
+    """
     random = np.random.default_rng(5)
     job, detector = shape(stages, replicas_a_node), StragglerDetector()
     found: list[Finding] = []
@@ -66,23 +68,23 @@ def one_rank(number: int, job: Shape) -> np.ndarray:
     return np.where((job.ranks == 13) & (number >= ONSET), 1.6, 1.0)
 
 
-def test_a_replica_on_several_nodes_that_is_slow_as_a_whole_accuses_none_of_them_and_is_told_of_once() -> None:
+def test_a_slow_replica_on_several_nodes_is_one_abstention() -> None:
     found = findings(2, whole_replica)
     assert not told(found)
     (reason,) = [one.reason for one in found if isinstance(one, Abstention) and one.rank is not None]
     assert "all 8 ranks that process the same samples are equally slow, on 2 nodes" in reason
 
 
-def test_who_of_the_replica_is_not_heard_does_not_speak_for_the_samples_being_even() -> None:
+def test_a_stale_rank_of_the_replica_is_no_evidence_for_even_samples() -> None:
     assert not told(findings(2, whole_replica, varies=0.08, silent="n1-3"))
 
 
-def test_a_rank_that_is_slow_beside_those_with_the_same_samples_is_named() -> None:
+def test_a_rank_slower_than_its_replica_is_accused() -> None:
     for varies in (0.0, 0.08):
         assert {verdict.rank for verdict in told(findings(2, one_rank, varies=varies))} == {13}
 
 
-def test_a_replica_on_one_node_is_the_nodes_fault_only_where_its_lengths_are_even_or_told() -> None:
+def test_a_replica_on_one_node_accuses_it_only_with_even_or_reported_lengths() -> None:
     accused = {12, 13, 14, 15}
     assert {verdict.rank for verdict in told(findings(1, whole_replica))} <= accused
     assert told(findings(1, whole_replica))
@@ -93,7 +95,7 @@ def test_a_replica_on_one_node_is_the_nodes_fault_only_where_its_lengths_are_eve
     assert "sequence lengths are not reported" in reason
 
 
-def test_a_node_all_of_whose_replicas_are_slow_is_at_fault_whatever_they_were_given() -> None:
+def test_a_node_with_only_slow_replicas_is_at_fault() -> None:
     def whole_node(number: int, job: Shape) -> np.ndarray:
         return np.where((np.array(job.nodes) == "n0-1") & (ONSET <= number < ONSET + 12), 1.6, 1.0)
 
@@ -101,7 +103,7 @@ def test_a_node_all_of_whose_replicas_are_slow_is_at_fault_whatever_they_were_gi
     assert found and {verdict.node for verdict in found} == {"n0-1"}
 
 
-def test_what_lasts_far_longer_than_the_jobs_own_episodes_is_no_chance_of_lengths() -> None:
+def test_an_episode_far_longer_than_earlier_ones_is_not_chance() -> None:
     found = told(findings(1, lambda number, job: whole_replica(number, job, 10_000), steps=260, varies=0.08))
     assert found and {verdict.node for verdict in found} == {"n0-3"}
     assert {verdict.cause for verdict in found} == {Cause.UNKNOWN}
@@ -110,7 +112,7 @@ def test_what_lasts_far_longer_than_the_jobs_own_episodes_is_no_chance_of_length
 
 
 def beside_a_culprit(by: float) -> Slow:
-    """Rank 13 takes 1.6 times as long; a little later rank 22 of the same stage comes to take a little longer."""
+    """Rank 13 takes 1.6 times as long. A little later rank 22 of the same stage takes slightly longer."""
 
     def slow(number: int, job: Shape) -> np.ndarray:
         late = np.where((job.ranks == 22) & (number >= ONSET + 12), by, 1.0)
@@ -119,13 +121,13 @@ def beside_a_culprit(by: float) -> Slow:
     return slow
 
 
-def test_what_an_accused_rank_costs_is_not_held_against_the_next() -> None:
+def test_the_cost_of_an_accused_rank_is_not_attributed_to_another() -> None:
     # Without both the steps would be 1.6 times as short; without the second, once the first is gone, by four per cent.
     assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.05)))} == {13}
     assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.3)))} == {13, 22}
 
 
-def test_what_a_rank_costs_that_is_only_suspected_is_not_held_against_another_either() -> None:
+def test_the_cost_of_a_suspected_rank_is_not_attributed_to_another() -> None:
     def slow(number: int, job: Shape) -> np.ndarray:
         # Both alarm in one window; the one that is judged first, by its number, costs four per cent by itself.
         lesser = np.where((job.ranks == 5) & (number >= ONSET - 10), 1.05, 1.0)

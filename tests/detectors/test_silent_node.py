@@ -1,4 +1,4 @@
-"""What is not heard of accuses nobody: who is silent, or heard in part, says nothing about who is not."""
+"""A node that does not report, or reports in part, causes no accusation of other nodes."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def accused(silent: int | None, slow: int | None, by: float = 1.3) -> set[int]:
 
 
 @pytest.mark.parametrize("silent", range(2 * len(STAGE_SECONDS)))
-def test_no_node_that_is_not_heard_makes_its_peers_slow(silent: int) -> None:
+def test_a_stale_node_does_not_make_its_peers_slow(silent: int) -> None:
     assert not accused(silent, None)
 
 
 @pytest.mark.parametrize(("silent", "slow"), [(None, 48), (7, 48), (0, 48), (6, 60)])
-def test_who_is_slow_is_found_all_the_same(silent: int | None, slow: int) -> None:
+def test_a_slow_rank_is_found_despite_a_stale_node(silent: int | None, slow: int) -> None:
     assert accused(silent, slow) == {slow}
 
 
-def test_nobody_is_slow_for_being_heard_only_of_the_step_in_which_the_job_saved() -> None:
+def test_a_rank_that_reports_only_the_checkpoint_step_is_not_slow() -> None:
     ranks, random, detector, end_ns = 16, np.random.default_rng(4), StragglerDetector(), START_NS
     shape = Shape("j", 1, np.arange(ranks), tuple(f"n{rank // 8}" for rank in range(ranks)))
     for number in range(STEPS):

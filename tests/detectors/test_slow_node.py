@@ -1,4 +1,4 @@
-"""A node that is slow as a whole is told once, not once a rank; and its end once all of its ranks keep pace."""
+"""A slow node is reported once, not once for each rank, and cleared when all of its ranks run at normal speed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def verdicts(heard: list[Heard]) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("seed", [8101, 8102])
-def test_a_node_that_is_slow_is_told_once(seed: int) -> None:
+def test_a_slow_node_is_reported_once(seed: int) -> None:
     heard = course(NODE, 110.0, seed=seed)
     told = verdicts(heard)
     assert {verdict.node for verdict in told} == {"n1"}
@@ -43,7 +43,7 @@ def test_a_node_that_is_slow_is_told_once(seed: int) -> None:
     }
 
 
-def test_the_verdict_on_a_node_stands_until_all_of_its_ranks_keep_pace() -> None:
+def test_a_node_verdict_is_active_until_all_ranks_run_at_normal_speed() -> None:
     longer = SLOW | dict.fromkeys(range(12, 16), (25.0, 120.0, 1.4))
     heard = course(replace(NODE, slower=longer), 160.0)
     of_node = {verdict.verdict_id for verdict in verdicts(heard) if verdict.level == "node"}
@@ -54,12 +54,12 @@ def test_the_verdict_on_a_node_stands_until_all_of_its_ranks_keep_pace() -> None
     assert len({verdict.verdict_id for verdict in verdicts(heard)}) <= 2, "those that stay slow are not told anew"
 
 
-def test_ranks_of_another_node_are_told_beside_it() -> None:
+def test_slow_ranks_of_another_node_are_reported_as_well() -> None:
     heard = course(replace(NODE, slower=SLOW | {30: (50.0, 90.0, 2.0)}), 80.0)
     assert {verdict.node for verdict in verdicts(heard)} == {"n1", "n3"}
 
 
-def test_a_verdict_on_a_node_outlives_a_restart_of_the_controller() -> None:
+def test_a_node_verdict_survives_a_restart_of_the_controller() -> None:
     history = happen(NODE, 68.0, 8101)
     sent = list(frames(NODE, history, 8101, until=68.0))
     before, after = StragglerDetector(), StragglerDetector()
@@ -81,7 +81,7 @@ def test_a_verdict_on_a_node_outlives_a_restart_of_the_controller() -> None:
         (Cause.THERMAL, 0.95, True, False),  # the verdict on the rank itself was told for good
     ],
 )
-def test_what_is_wrong_with_a_part_is_told_beside_what_its_node_is_slow_for(
+def test_a_fault_of_a_part_is_reported_besides_its_nodes_cause(
     cause: Cause, confidence: float, own: bool, more: bool
 ) -> None:
     of_node = ActiveVerdict("v", 0, 0.95, reported_cause=True, node="n1", cause=Cause.CPU_CONTENTION)

@@ -1,4 +1,4 @@
-"""A stage that became slow or its node, where every stage of a job stands on one node alone."""
+"""Slow stages and slow nodes, where every stage of a job is on a node of its own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def told(job: Job) -> list[tuple[int, Finding]]:
 
 
 @pytest.mark.parametrize(("waits", "cause"), [("io_waiting", Cause.STORAGE), ("cpu_waiting", Cause.CPU_CONTENTION)])
-def test_a_node_whose_tasks_wait_is_told_and_not_its_stages(waits: str, cause: Cause) -> None:
+def test_a_node_with_waiting_tasks_is_reported_and_not_its_stages(waits: str, cause: Cause) -> None:
     job = job_of_stages({waits: 0.3})
     found = told(job)
     (at, verdict) = next((second, one) for second, one in found if isinstance(one, Verdict))
@@ -53,7 +53,7 @@ def test_a_node_whose_tasks_wait_is_told_and_not_its_stages(waits: str, cause: C
     assert ENDS < found[1][0] < ENDS + 30, "what is acted on ends soon after it is over"
 
 
-def test_a_node_that_alone_reads_the_input_is_told_with_doubt() -> None:
+def test_a_node_that_alone_reads_input_is_reported_with_lower_confidence() -> None:
     """Its own disk or the job's input: both make the tasks of that node wait."""
     job = job_of_stages({"io_waiting": 0.3})
     job.shape = replace(job.shape, stage=np.arange(RANKS) * 2 // RANKS, data=np.arange(RANKS) % 8)
@@ -61,17 +61,17 @@ def test_a_node_that_alone_reads_the_input_is_told_with_doubt() -> None:
     assert 0.5 <= verdict.confidence < Policy().minimum_confidence
 
 
-def test_stages_that_have_more_to_do_accuse_no_node() -> None:
+def test_stages_with_more_work_accuse_no_node() -> None:
     for ranks in (4, 8):
         found = [one for _, one in told(job_of_stages({}, ranks)) if isinstance(one, Verdict)]
         assert not [one for one in found if one.node]
 
 
-def test_a_node_whose_tasks_wait_while_the_job_is_as_ever_is_not_accused() -> None:
+def test_waiting_tasks_without_a_slowdown_accuse_no_node() -> None:
     assert not told(job_of_stages({"io_waiting": 0.3}, ranks=0))
 
 
-def test_a_node_of_which_another_detector_has_spoken_is_not_told_again() -> None:
+def test_a_node_accused_by_another_detector_is_not_reported_again() -> None:
     job, panel = job_of_stages({"io_waiting": 0.3}), Panel()
     panel.accused.add(("j", 1, 6))
     assert not [one for _, one in course(WorkloadDetector(panel=panel), [job], 190) if isinstance(one, Verdict)]

@@ -68,7 +68,7 @@ def first_verdict(heard: list[Heard]) -> tuple[float, Verdict]:
     ],
     ids=str,
 )
-def test_a_rank_stopped_in_turns_is_named_soon_and_surely(
+def test_a_rank_stopped_repeatedly_is_found_soon_with_high_confidence(
     pattern: tuple[float, float], compute_seconds: float, seed: int
 ) -> None:
     onset = ONSET + (seed % 7) * 0.37
@@ -134,7 +134,7 @@ def test_evidence_can_be_checked_by_a_person() -> None:
     assert verdict == first_verdict(course(gang, 40.0, 5))[1], "a replay names it alike"
 
 
-def test_a_verdict_is_cleared_once_the_rank_keeps_pace_again() -> None:
+def test_a_verdict_is_cleared_once_the_rank_runs_at_normal_speed() -> None:
     heard = course(Gang(stops={2: stopped_by(0.3, 0.3, ONSET, 50.0)}), 80.0, 3)
     told = [item for item in heard if isinstance(item.finding, Verdict | Cleared)]
     assert [type(item.finding) for item in told] == [Verdict, Cleared]
@@ -159,7 +159,7 @@ def test_slower_computing_on_an_own_machine(factor: float, seed: int) -> None:
     assert 1 + 0.5 * (real - 1) < verdict.slowdown < 1 + 1.2 * (real - 1), "the first window began before the fault"
 
 
-def test_waiting_for_a_processor_is_told_apart_by_whose_machine_it_is() -> None:
+def test_cpu_waits_accuse_a_node_only_on_its_own_machine() -> None:
     contended = Gang(queue=weather.on_one(4, 1, 25.0, 100.0, 0.08))
     _, verdict = first_verdict(course(replace(contended, shared_machine=False), 45.0, JUDGING[0]))
     assert (verdict.rank, verdict.cause) == (1, Cause.CPU_CONTENTION)
@@ -175,7 +175,7 @@ def test_waiting_for_a_disk() -> None:
     assert (verdict.rank, verdict.cause) == (3, Cause.STORAGE)
 
 
-def test_without_counters_the_cause_is_unknown_and_on_a_shared_machine_nothing_is_said() -> None:
+def test_without_counters_the_cause_is_unknown_or_the_alarm_is_refused() -> None:
     gang = Gang(counters=False, stops={1: stopped_by(0.3, 0.3, ONSET, 100.0)})
     _, verdict = first_verdict(course(replace(gang, shared_machine=False), 45.0, JUDGING[0]))
     _, with_counters = first_verdict(course(replace(gang, counters=True), 45.0, JUDGING[0]))
@@ -186,7 +186,7 @@ def test_without_counters_the_cause_is_unknown_and_on_a_shared_machine_nothing_i
     assert "counters are missing" in abstentions(heard)[0].reason
 
 
-def test_where_waits_are_unknown_it_abstains() -> None:
+def test_with_unknown_waits_the_detector_abstains() -> None:
     heard = course(Gang(wait_known=False, stops={1: stopped_by(0.3, 0.3, ONSET, 100.0)}), 50.0, JUDGING[0])
     assert not verdicts(heard)
     assert [(item.rank, "ranks wait in collectives is unknown" in item.reason) for item in abstentions(heard)] == [
@@ -221,31 +221,31 @@ HEALTHY: dict[str, Callable[[int], Gang]] = {
 
 @pytest.mark.parametrize("seed", [*SPENT, *JUDGING])
 @pytest.mark.parametrize("name", HEALTHY)
-def test_nobody_is_blamed_for_what_is_nobodys_fault(name: str, seed: int) -> None:
+def test_effects_without_a_culprit_accuse_no_rank(name: str, seed: int) -> None:
     heard = course(HEALTHY[name](seed), 90.0, seed)
     assert not verdicts(heard), [(item.rank, item.cause, item.evidence) for item in verdicts(heard)]
 
 
-def test_a_gang_that_slows_down_as_a_whole_is_told_once() -> None:
+def test_a_gang_slow_as_a_whole_is_reported_once() -> None:
     heard = course(HEALTHY["another job begins"](0), 90.0, JUDGING[0])
     told = [item for item in abstentions(heard) if item.rank is None]
     assert len(told) == 1
     assert "no rank is an outlier" in told[0].reason
 
 
-def test_a_rank_that_saves_is_said_to_have_its_own_rhythm() -> None:
+def test_a_rank_that_saves_is_refused_as_periodic() -> None:
     heard = course(HEALTHY["one saves"](0), 90.0, JUDGING[0])
     assert any("every 40 steps" in item.reason for item in abstentions(heard))
 
 
-def test_two_members_slow_alike_are_no_finding_about_either() -> None:
+def test_two_equally_slow_members_are_not_accused() -> None:
     gang = Gang(shared_machine=False, slower={0: (25.0, 200.0, 1.5), 1: (25.0, 200.0, 1.5)})
     heard = course(gang, 60.0, JUDGING[0])
     assert not verdicts(heard)
     assert abstentions(heard)
 
 
-def test_a_node_with_two_slow_ranks_is_found_by_what_the_steps_would_be_without_it() -> None:
+def test_a_node_with_two_slow_ranks_is_found_by_the_step_time_without_it() -> None:
     gang = Gang(ranks=8, ranks_per_node=2, shared_machine=False, slower={2: (25.0, 90.0, 1.4), 3: (25.0, 90.0, 1.4)})
     found = verdicts(course(gang, 50.0, JUDGING[0]))
     assert {item.node for item in found} == {"n1"}
@@ -253,7 +253,7 @@ def test_a_node_with_two_slow_ranks_is_found_by_what_the_steps_would_be_without_
 
 
 @pytest.mark.parametrize("seed", JUDGING)
-def test_chance_load_does_not_hide_a_stopped_rank_for_ever(seed: int) -> None:
+def test_other_load_does_not_hide_a_stopped_rank(seed: int) -> None:
     gang = Gang(queue=weather.heavy_tailed(4, 0.02), stops={1: stopped_by(0.3, 0.3, ONSET, 200.0)})
     found = verdicts(course(gang, 90.0, seed))
     assert found
@@ -263,7 +263,7 @@ def test_chance_load_does_not_hide_a_stopped_rank_for_ever(seed: int) -> None:
 # --- slow from the start, other attempts, restarts of the controller --------------------------------------------------
 
 
-def test_slow_from_the_start_is_told_with_doubt_unless_it_was_seen_stopped() -> None:
+def test_slowness_from_the_start_has_low_confidence_unless_stopped() -> None:
     _, doubtful = first_verdict(course(Gang(shared_machine=False, slower={1: (0.0, 200.0, 2.0)}), 40.0, JUDGING[0]))
     assert (doubtful.rank, doubtful.confidence < 0.9) == (1, True)
     _, sure = first_verdict(course(Gang(stops={1: stopped_by(0.3, 0.3, 0.0, 200.0)}), 40.0, JUDGING[0]))
@@ -302,7 +302,7 @@ def test_a_restart_of_the_controller_neither_learns_the_fault_nor_forgets_the_ve
     assert after.snapshot() != before.snapshot()
 
 
-def test_a_snapshot_gives_back_what_it_took() -> None:
+def test_a_snapshot_restores_its_state() -> None:
     detector = StragglerDetector()
     course(Gang(stops={2: stopped_by(0.3, 0.7, 40.0, 100.0)}), 70.0, 4, detector)
     copy = StragglerDetector()
@@ -310,7 +310,7 @@ def test_a_snapshot_gives_back_what_it_took() -> None:
     assert copy.snapshot() == detector.snapshot()
 
 
-def test_how_long_episodes_last_in_a_job_is_known_after_a_restart() -> None:
+def test_the_longest_episode_survives_a_restart() -> None:
     detector, copy = StragglerDetector(), StragglerDetector()
     course(Gang(stops={2: stopped_by(0.3, 0.7, 40.0, 50.0)}), 80.0, 4, detector)
     copy.restore(detector.snapshot())
@@ -320,7 +320,7 @@ def test_how_long_episodes_last_in_a_job_is_known_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"\x80", b"\x93\x01\x02\x03"])
-def test_a_snapshot_of_something_else_is_refused(data: bytes) -> None:
+def test_a_foreign_snapshot_is_refused(data: bytes) -> None:
     detector = StragglerDetector()
     with pytest.raises(ValueError, match="straggler snapshot"):
         detector.restore(data)
@@ -368,14 +368,14 @@ def heard_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[He
     return watch(StragglerDetector(), [frames(gang, History(start, start + compute, end, *never), 1)])
 
 
-def test_the_worker_that_was_slowed_on_purpose_is_found_with_doubt_about_why() -> None:
+def test_the_deliberately_slowed_worker_is_found_with_an_unknown_cause() -> None:
     """Trial AR: traced rank 0 computes 2.3 times as long as the others in all of its 44 steps."""
     found = verdicts(heard_of_recording(*recorded("AR")))
     assert [(item.rank, item.slowdown > 2.0) for item in found] == [(0, True)]
     assert found[0].confidence < 0.9, "it has no healthy past: nothing is to be done to a running job"
 
 
-def test_unequal_pipeline_stages_are_nobodys_fault() -> None:
+def test_unequal_pipeline_stages_accuse_no_rank() -> None:
     """Trial ST: healthy machines; the last stage computes 1.6 times as long as the first."""
     assert not verdicts(heard_of_recording(*recorded("ST")))
 
@@ -404,7 +404,7 @@ def test_a_worker_slow_for_a_while_is_found_then_and_cleared_after() -> None:
     assert 1811 < iterations[found] <= 2011
 
 
-def test_several_slow_workers_are_no_single_stragglers() -> None:
+def test_several_slow_workers_are_not_accused() -> None:
     """PAI job 3: its authors say that there could be several; late in it workers 6 to 9 are slow."""
     compute, _ = trace("pai-job3")
     gang = Gang(ranks=compute.shape[1], shared_machine=False, counters=False, collective_seconds=0.05)
@@ -428,7 +428,7 @@ def test_measures_are_rows_of_the_catalogue() -> None:
     assert values["0"] < 1.05
 
 
-def test_every_detector_of_the_table_can_be_made_and_remembers() -> None:
+def test_every_listed_detector_can_be_made_and_restored() -> None:
     for make in DETECTORS:
         detector = make()
         assert detector.name
@@ -436,7 +436,7 @@ def test_every_detector_of_the_table_can_be_made_and_remembers() -> None:
         assert detector.tick(Look(Fleet()).next(0)) == []
 
 
-def test_memory_is_bounded_and_the_gone_are_forgotten() -> None:
+def test_memory_is_bounded_and_ended_jobs_are_dropped() -> None:
     detector = StragglerDetector()
     fleet = Fleet()
     gang = Gang()

@@ -1,4 +1,4 @@
-"""The straggler detector's parts: windows, medians of others, counterfactuals, attribution; and anything at all."""
+"""Parts of the straggler detector: windows, medians of others, gains, attribution; and arbitrary streams of steps."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ finite = st.floats(-1e6, 1e6, allow_nan=False)
 
 
 @given(st.lists(finite, min_size=2, max_size=40))
-def test_median_of_others_is_just_that(values: list[float]) -> None:
+def test_the_median_of_others_is_correct(values: list[float]) -> None:
     array = np.array(values)
     naive = [np.median(np.delete(array, index)) for index in range(len(values))]
     assert median_of_others(array).tolist() == pytest.approx(naive, abs=1e-6)
 
 
 def gang_of(compute: np.ndarray, waits: np.ndarray, nodes: list[str] | None = None) -> Gang:
-    """A gang whose ranks made these steps, float64 [k, n] seconds."""
+    """Return a gang whose ranks took these steps, float64 [k, n] seconds."""
     gang = Gang("g", 1)
     now = np.zeros(compute.shape[1])
     for step in range(len(compute)):
@@ -70,7 +70,7 @@ def windows_of(gang: Gang) -> list[Window]:
 
 @settings(max_examples=60)
 @given(st.integers(2, 6), st.integers(0, 2**32 - 1))
-def test_the_gain_is_what_the_steps_would_have_been_shorter(ranks: int, seed: int) -> None:
+def test_the_gain_is_the_step_time_saved_without_the_rank(ranks: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     compute = random.uniform(0.1, 0.4, (12, ranks))
     waits = compute.max(axis=1, keepdims=True) - compute + 0.05
@@ -102,7 +102,7 @@ def test_windows_last_a_second_and_hold_five_steps() -> None:
 
 
 @pytest.mark.parametrize("unheard", range(2))
-def test_what_is_not_heard_of_a_rank_is_what_its_peers_took_then_and_what_it_differs_by(unheard: int) -> None:
+def test_missing_times_are_filled_from_peers_and_the_usual_difference(unheard: int) -> None:
     own = np.array([1.3, 1.3, 1.3, 1.4]) + np.array([[0.0], [9.0]])  # the job saves in the second of two steps
     seconds = np.full((2, 4), 1.9) + np.array([[0.0], [9.0]])
     waits = seconds - own
@@ -115,7 +115,7 @@ def test_what_is_not_heard_of_a_rank_is_what_its_peers_took_then_and_what_it_dif
     assert window.step_seconds == pytest.approx(6.4)
 
 
-def test_nobody_is_taken_to_have_computed_for_less_than_nothing() -> None:
+def test_filled_compute_times_are_not_negative() -> None:
     own = np.array([[1.3, 1.3, 1.3, np.nan], [10.3, 10.3, 10.3, 1.3]])  # all but the last save in the second step
     seconds = np.array([[1.9, 1.9, 1.9, np.nan], [10.9, 10.9, 10.9, 10.9]])
     ends = np.array([[2 * SECOND], [13 * SECOND]]) + np.zeros((1, 4), np.int64)
@@ -132,7 +132,7 @@ def test_a_step_is_used_once_and_the_rest_is_left_for_later() -> None:
     assert cut(left, at(list(gang.nodes)), gang.consumed) == ([], 0)
 
 
-def test_the_spread_of_others_sees_their_bursts_and_not_the_suspects_own() -> None:
+def test_the_spread_of_others_includes_their_bursts_only() -> None:
     shifts = np.zeros((8, 4))
     shifts[:, 0] = 1.0
     assert spread_of_others(shifts, 0) == 0.0
@@ -146,7 +146,7 @@ def stopped_window(stopped: list[float]) -> Window:
     return Window(**{name: getattr(window, name) for name in Window.__slots__} | {"stopped": np.array(stopped)})
 
 
-def test_what_the_collective_took_too_long_is_laid_to_the_one_that_was_stopped() -> None:
+def test_excess_time_of_a_collective_is_attributed_to_the_stopped_rank() -> None:
     window = stopped_window([0.0, 2.0, 0.0])
     blamed = blame_stopped(window, 0.1, at(["a", "b", "c"]))
     excess = 0.5 - 1.25 * 0.1
@@ -156,7 +156,7 @@ def test_what_the_collective_took_too_long_is_laid_to_the_one_that_was_stopped()
 
 
 @pytest.mark.parametrize("stopped", [[0.0, 0.0, 0.0], [1.0, 2.0, 0.0]], ids=["nobody", "two nodes"])
-def test_nobody_is_blamed_for_the_collective_without_being_the_only_one(stopped: list[float]) -> None:
+def test_a_collective_is_attributed_only_to_a_single_stopped_node(stopped: list[float]) -> None:
     window = stopped_window(stopped)
     assert blame_stopped(window, 0.1, at(["a", "b", "c"])) is window
 
@@ -170,7 +170,7 @@ USUAL_PARTS = np.tile([0.1, 0.0, 0.0], (4, 1))
 def cause_of(
     extra: tuple[float, float, float], total: float, *, stopped_again: bool = False, on_device: bool = False
 ) -> Cause:
-    """Cause named for a rank that needs `total` more seconds a step, of which `extra` is accounted for."""
+    """Return the cause for a rank that needs `total` more seconds a step, of which `extra` is accounted for."""
     compute, parts = USUAL.copy(), np.tile([0.1, 0.0, 0.0, 0.0, 1.0], (4, 1))
     compute[1] += total
     parts[1, :3] += extra
@@ -217,7 +217,7 @@ def test_a_process_that_waits_for_a_slow_gpu_is_not_called_suspended(
     assert cause_of(extra, 0.1, stopped_again=stopped_again, on_device=True) is cause
 
 
-def test_what_peers_grew_by_as_well_is_no_ones_excess() -> None:
+def test_growth_shared_with_peers_is_not_excess() -> None:
     compute, parts = USUAL + 0.05, np.tile([0.15, 0.0, 0.0, 0.0, 1.0], (4, 1))
     compute[1] += 0.1
     split = attribute(1, compute, parts, np.ones((4, 2)), USUAL, USUAL_PARTS, 0.3, False)
@@ -261,8 +261,8 @@ def test_no_single_fact_decides_alone(value: float) -> None:
 
 
 def found_in_bursts(seed: int) -> tuple[list[str], list[int]]:
-    """What is found of a gang of 16 of which one rank is slow for a while now and then; and of how many windows the
-    ranks' times are kept after each step."""
+    """Return the findings on a gang of 16 with an intermittently slow rank, and the number of windows kept with
+    per-rank times."""
     random = np.random.default_rng(seed)
     shape = Shape("g", 1, np.arange(16), tuple(f"n{rank // 8}" for rank in range(16)))
     detector, at_ns = StragglerDetector(), SECOND
@@ -282,7 +282,7 @@ def found_in_bursts(seed: int) -> tuple[list[str], list[int]]:
     return found, kept
 
 
-def test_what_no_alarm_can_look_back_to_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_that_no_alarm_reads_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     found, kept = found_in_bursts(1)
     assert any("Verdict(" in one for one in found)
     assert any("Cleared(" in one for one in found)
@@ -311,10 +311,10 @@ streams = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(streams, st.integers(0, 2**32 - 1))
-def test_no_stream_of_steps_upsets_the_detector(
+def test_no_stream_of_steps_breaks_the_detector(
     stream: list[tuple[int, int, int, int, float | None, int]], seed: int
 ) -> None:
-    """Wild steps between regular ones, which get it past its warm-up."""
+    """Wild steps between regular ones, which complete the warm-up."""
     random = np.random.default_rng(seed)
     fleet, detector = Fleet(), StragglerDetector()
     look = Look(fleet)

@@ -1,4 +1,5 @@
-"""Hangs of jobs that report neither steps nor collectives: who does not poll is named, and a pause is no hang."""
+"""Hangs of jobs that report neither steps nor collectives: a rank that does not poll is accused, and a pause is no
+hang."""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ POLLS = np.full(RANKS, 0.18)
 def told(
     busy: FloatArray, lasts: int = 120, pause: int = 0, writes: bool = False, seconds: float = 1.0, stops: int = STOPS
 ) -> list[Finding]:
-    """Findings on one job that moves nothing for `lasts` seconds and then goes on. busy: of the SMs then, [ranks].
-    pause: seconds for which it moved nothing before; writes: whether the host of rank 3 waits for its disks."""
+    """Return the findings on a job that transfers nothing for `lasts` seconds and then continues.
+
+    busy: SM activity meanwhile, [ranks]. pause: seconds of an earlier pause. writes: whether the host of rank 3 waits
+    for its disks.
+    """
     shape = Shape("job", 1, np.arange(RANKS), tuple(f"n{rank // 8}" for rank in range(RANKS)))
     detector = HangDetector()
     found: list[Finding] = []
@@ -53,7 +57,7 @@ def without(rank: int, busy: float = 0.0) -> FloatArray:
 
 @pytest.mark.parametrize("seconds", [1.0, 10.0, 30.0])
 @pytest.mark.parametrize("busy", [0.0, 1.0])
-def test_who_does_not_poll_never_arrived(seconds: float, busy: float) -> None:
+def test_a_rank_that_does_not_poll_has_not_arrived(seconds: float, busy: float) -> None:
     found = told(without(3, busy), seconds=seconds)
     assert [type(one) for one in found] == [Verdict, Cleared]
     verdict = found[0]
@@ -62,7 +66,7 @@ def test_who_does_not_poll_never_arrived(seconds: float, busy: float) -> None:
     assert 40.0 <= (verdict.last_wall_ns - verdict.first_wall_ns) * 1e-9 <= 40.0 + 2 * seconds
 
 
-def test_where_all_poll_nobody_is_named() -> None:
+def test_if_all_ranks_poll_no_rank_is_accused() -> None:
     found = told(POLLS)
     assert [type(one) for one in found] == [Abstention]
 
@@ -81,14 +85,14 @@ def test_a_pause_is_no_hang(busy: FloatArray, more: dict[str, Any]) -> None:
     assert not told(busy, **more)
 
 
-def test_half_of_the_ranks_that_stopped_are_not_named() -> None:
+def test_half_of_the_ranks_are_not_accused() -> None:
     busy = POLLS.copy()
     busy[[1, 2, 3, 9, 10, 11]] = 0.0
     assert [type(one) for one in told(busy)] == [Abstention]
 
 
 def window(moved: float, heard: int = RANKS, busy: float = 0.2) -> np.ndarray:
-    """[features, ranks], of which the first `heard` are known."""
+    """Return [features, ranks], of which the first `heard` are known."""
     values = np.full((len(FEATURES), RANKS), np.nan, np.float32)
     values[[FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"], FEATURE["io_waiting"]], :heard] = [
         [moved],
@@ -99,8 +103,8 @@ def window(moved: float, heard: int = RANKS, busy: float = 0.2) -> np.ndarray:
     return values
 
 
-def test_a_window_of_which_less_than_half_is_known_says_nothing() -> None:
-    """Agents that are not heard would look like a job that moves nothing, or like one that moves again."""
+def test_a_window_with_less_than_half_of_the_ranks_is_ignored() -> None:
+    """Stale agents would look like a job that transfers nothing, or like one that resumes."""
     shape = Shape("job", 1, np.arange(RANKS), ("n",) * RANKS)
     traffic = Traffic(shape)
     for second in range(1, 301):

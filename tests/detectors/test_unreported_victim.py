@@ -1,4 +1,4 @@
-"""Jobs that report no steps: the neighbour that disturbs one is named from counters alone, and nobody else is."""
+"""Interference in jobs that report no steps: the neighbour is found by counters alone, and no other job is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shape(name: str, sharing: dict[str, tuple[str, ...]]) -> Shape:
 
 
 def values(random: np.random.Generator, slower: float = 1.0) -> np.ndarray:
-    """Counters of a healthy job whose iterations take so many times as long as usual."""
+    """Return counters of a healthy job whose iterations take this many times as long as usual."""
     made = np.zeros((len(FEATURES), RANKS))
     for name in ("tensor_active", "nvlink_bytes", "nic_transmit_bytes"):
         made[FEATURE[name]] = random.normal(1.0, 0.01, RANKS) / slower
@@ -89,7 +89,7 @@ def bursts(second: int) -> bool:
     ("sharing", "sees", "cause"),
     [(UPLINK, "nic_congestion", Cause.CONGESTION), (HOST, "runqueue_wait", Cause.HOST_CONTENTION)],
 )
-def test_the_neighbour_of_a_job_that_reports_nothing_is_named(
+def test_the_neighbour_of_a_job_without_steps_is_reported(
     sharing: dict[str, tuple[str, ...]], sees: str, cause: Cause
 ) -> None:
     found = told(sharing, bursts, True, sees)
@@ -100,35 +100,35 @@ def test_the_neighbour_of_a_job_that_reports_nothing_is_named(
     assert found[0].slowdown == pytest.approx(1.25, rel=0.1)
 
 
-def test_a_neighbour_that_came_with_the_trouble_is_named() -> None:
-    """It was never there before: what the ranks usually saw stands for the time without it."""
+def test_a_neighbour_that_started_with_the_slowdown_is_reported() -> None:
+    """It was never there before: usual counter values fill the time without it."""
     found = told(UPLINK, lambda second: second > 250, True, "nic_congestion")
     assert {(one.kind, one.aggressor) for one in found} == {(Kind.INTERFERENCE, "noisy")}
 
 
-def test_nobody_is_named_of_whom_the_ranks_there_see_nothing() -> None:
+def test_a_neighbour_without_confirmation_by_counters_is_not_reported() -> None:
     assert not told(UPLINK, bursts, True, None)
     assert not told(HOST, bursts, True, None)
 
 
-def test_nobody_is_named_whose_victim_is_slow_at_other_times() -> None:
+def test_a_neighbour_is_not_reported_if_the_job_is_slow_at_other_times() -> None:
     assert not told(UPLINK, bursts, False, "nic_congestion", slow=lambda second: second > 120 and second % 70 < 25)
 
 
-def test_a_hot_rank_is_accused_unless_a_neighbour_is_known_to_be_why_the_job_is_slow() -> None:
+def test_a_hot_rank_is_accused_unless_a_neighbour_explains_the_slowdown() -> None:
     hot = told(UPLINK, lambda second: False, False, None, slow=lambda second: second > 300, hot=lambda s: s > 300)
     assert {(one.kind, one.rank) for one in hot} == {(Kind.STRAGGLER, 3)}
     disturbed = told(UPLINK, bursts, True, "nic_congestion", hot=lambda second: second > 300)
     assert {one.kind for one in disturbed} == {Kind.INTERFERENCE}
 
 
-def test_a_hot_rank_that_works_no_longer_than_its_peers_is_not_why_the_job_is_slow() -> None:
+def test_a_hot_rank_that_works_no_longer_is_not_accused() -> None:
     assert not told(
         UPLINK, lambda second: False, False, None, slow=lambda second: second > 300, hot=lambda s: s > 300, longer=1.0
     )
 
 
-def test_nobody_is_named_who_costs_nothing() -> None:
+def test_a_neighbour_without_cost_is_not_reported() -> None:
     assert not told(UPLINK, bursts, False, "nic_congestion")
 
 
@@ -155,7 +155,7 @@ def test_a_rate_is_averaged_over_whole_iterations() -> None:
     assert steady_width(random.exponential(1.0, 400)) is None
 
 
-def test_what_is_lost_is_told_of_the_usual() -> None:
+def test_the_loss_is_relative_to_the_usual_rate() -> None:
     rate, random = WorkRate(), np.random.default_rng(2)
     for second in range(300):
         rate.take(values(random, 1.3 if second >= 240 else 1.0).astype(np.float32))

@@ -1,4 +1,5 @@
-"""What a job that reports no steps does to itself is told from its counters, and what a member does to it is not."""
+"""Causes within a job that reports no steps are found by its counters; effects of single members are not reported as
+such."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def told(
     begins: int = BEGINS,
     meanwhile: Callable[[Panel], None] = lambda panel: None,
 ) -> list[Finding]:
-    """What is told of one job of two stages, an iteration of which takes a second, and longer from `begins` on."""
+    """Return the findings on a job of two stages with iterations of a second, and longer ones from `begins` on."""
     random = np.random.default_rng(5)
     nodes = tuple(f"n{rank // per_node}" for rank in range(RANKS))
     shape = Shape("job", 1, np.arange(RANKS), nodes, stage=STAGE if staged else None)
@@ -103,7 +104,7 @@ def a_node_is_kept(step: FloatArray) -> None:
 
 
 def the_network_is_slow(step: FloatArray) -> None:
-    """Everybody polls for longer."""
+    """All ranks poll for longer."""
 
 
 def all_are_hot(step: FloatArray) -> None:
@@ -120,7 +121,7 @@ def all_are_hot(step: FloatArray) -> None:
         (first_stage_waits_for_input, Kind.WORKLOAD, Cause.DATA_LOADING),
     ],
 )
-def test_what_most_ranks_do_alike_is_the_jobs_own(does: Does, kind: Kind, cause: Cause) -> None:
+def test_behaviour_of_most_ranks_is_a_cause_within_the_job(does: Does, kind: Kind, cause: Cause) -> None:
     found = told(does)
     assert kinds(found) == {(kind, cause)}
     (verdict,) = (one for one in found if isinstance(one, Verdict))
@@ -131,31 +132,31 @@ def test_what_most_ranks_do_alike_is_the_jobs_own(does: Does, kind: Kind, cause:
 
 
 @pytest.mark.parametrize("does", [one_works_longer, one_is_kept, a_node_is_kept, the_network_is_slow, all_are_hot])
-def test_what_a_member_or_the_network_or_heat_may_do_is_not_told_of_the_job(does: Does) -> None:
+def test_effects_of_members_network_or_heat_are_no_workload_verdict(does: Does) -> None:
     assert not kinds(told(does))
 
 
-def test_a_stage_on_one_node_may_be_that_nodes_fault() -> None:
+def test_a_stage_on_one_node_gives_no_workload_verdict() -> None:
     assert not kinds(told(last_stage_works_more, per_node=16))
     assert not kinds(told(first_stage_waits_for_input, per_node=16))
 
 
-def test_a_job_on_one_node_may_be_slow_for_that_nodes_sake() -> None:
+def test_a_job_on_one_node_gives_no_workload_verdict() -> None:
     assert not kinds(told(all_work_more, per_node=RANKS))
 
 
-def test_a_job_that_is_slow_for_another_reason_that_is_known_is_not_told_to_do_it_to_itself() -> None:
+def test_a_job_with_another_known_cause_gets_no_workload_verdict() -> None:
     assert not kinds(told(all_work_more, meanwhile=lambda panel: panel.disturbed.add("job")))
     assert not kinds(told(all_work_more, meanwhile=lambda panel: panel.accused.add(("job", 1, 5))))
     others = told(all_work_more, meanwhile=lambda panel: panel.accused.add(("another", 1, 5)))
     assert kinds(others) == {(Kind.WORKLOAD, Cause.WHOLE_JOB)}
 
 
-def test_where_stages_are_not_known_none_is_named() -> None:
+def test_without_known_stages_no_stage_is_reported() -> None:
     assert not kinds(told(last_stage_works_more, staged=False))
 
 
-def test_a_stage_that_always_had_more_to_do_is_told() -> None:
+def test_a_stage_that_always_had_more_work_is_reported() -> None:
     found = told(last_stage_works_more, seconds=420, begins=0)
     assert kinds(found) == {(Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION)}
     assert [one.ranks for one in found if isinstance(one, Verdict)] == [tuple(range(16, 32))]
@@ -171,7 +172,7 @@ def test_a_stage_that_always_had_more_to_do_is_told() -> None:
         ((0.5, 0.5, 0.5, 0.7), (1.9, 1.9, 1.9, 1.6), False),  # its clock is lower: it is slower, for all that is seen
     ],
 )
-def test_a_stage_has_more_to_do_where_the_others_are_alike_and_its_clock_is_no_lower(
+def test_a_larger_stage_needs_equal_others_and_no_lower_clock(
     busy: tuple[float, ...], clock: tuple[float, ...], found: bool
 ) -> None:
     stage = np.arange(64) // 16
@@ -184,6 +185,6 @@ def test_a_stage_has_more_to_do_where_the_others_are_alike_and_its_clock_is_no_l
     assert [claim.kind for claim in doings.standing_claims(1.0)] == [Kind.STAGE_IMBALANCE] * found
 
 
-def test_what_is_over_is_cleared() -> None:
+def test_a_verdict_is_cleared_when_its_cause_is_over() -> None:
     found = told(all_work_more, seconds=440, until=260)
     assert [type(one) for one in found] == [Verdict, Cleared]

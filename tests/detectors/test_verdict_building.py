@@ -1,4 +1,4 @@
-"""The straggler detector's books: sums, intervals, what is told of an alarm and when, what outlives a restart."""
+"""State of the straggler detector: CUSUMs, intervals, reports of an alarm, and snapshots."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def judge_all(watched: GangState, own: FloatArray, switches: Switches | None = N
 # --- sums ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_single_stall_however_long_cannot_alarm_and_adds_no_more_than_its_clip() -> None:
+def test_a_single_stall_adds_at_most_the_clip_and_raises_no_alarm() -> None:
     watched = watched_of()
     judge_all(watched, own_times(1, r3=50.0))
     assert watched.score[3] == pytest.approx(CLIP_SIGMAS - ALLOWANCE_SIGMAS)
@@ -75,7 +75,7 @@ def test_a_single_stall_however_long_cannot_alarm_and_adds_no_more_than_its_clip
     assert watched.score[3] == HIGHEST_SCORE
 
 
-def test_an_episode_begins_where_the_sum_leaves_zero_and_ends_where_it_falls_back() -> None:
+def test_an_episode_lasts_while_the_cusum_is_above_zero() -> None:
     watched = watched_of()
     judge_all(watched, own_times(4))
     assert watched.since.max() == -1 and watched.episode(3) == 0
@@ -87,8 +87,8 @@ def test_an_episode_begins_where_the_sum_leaves_zero_and_ends_where_it_falls_bac
     assert watched.interval(3) == []
 
 
-def test_a_rank_is_held_against_its_own_past_and_its_peers_and_must_exceed_both() -> None:
-    """It always took a tenth longer; and where all take longer none is slower."""
+def test_a_rank_must_exceed_its_history_and_its_peers() -> None:
+    """It always took a tenth longer; if all ranks take longer, none is slower."""
     larger = watched_of(baseline=healthy(own=own_times(25, r3=1.1)))
     judge_all(larger, own_times(3, r3=1.1))
     assert larger.score.max() == 0.0, "slower than its peers, as ever"
@@ -103,7 +103,7 @@ def test_a_rank_is_held_against_its_own_past_and_its_peers_and_must_exceed_both(
     assert np.flatnonzero(one.score).tolist() == [3]
 
 
-def test_of_a_rank_that_is_not_heard_nothing_is_said() -> None:
+def test_a_rank_that_does_not_report_has_no_residual() -> None:
     watched = watched_of()
     assert watched.baseline is not None
     (window,) = windows_of(own_times(1, r3=1.5), watched.where)
@@ -114,7 +114,7 @@ def test_of_a_rank_that_is_not_heard_nothing_is_said() -> None:
     assert watched.score.max() == 0.0 and len(watched.history) == 2
 
 
-def test_evidence_begins_with_the_first_slow_window_and_looks_back_no_further_than_it_may() -> None:
+def test_evidence_starts_at_the_first_slow_window_of_a_bounded_interval() -> None:
     watched = watched_of()
     own = own_times(2)
     own[0, 3] = 1.038  # not yet two deviations of two per cent: by chance the sum leaves zero
@@ -129,14 +129,14 @@ def test_evidence_begins_with_the_first_slow_window_and_looks_back_no_further_th
 @pytest.mark.parametrize(
     ("windows", "timed", "counts"), [(2, False, False), (3, False, True), (2, True, False), (3, True, True)]
 )
-def test_an_alarm_rests_on_three_slow_windows(windows: int, timed: bool, counts: bool) -> None:
+def test_an_alarm_needs_three_slow_windows(windows: int, timed: bool, counts: bool) -> None:
     watched = watched_of()
     judge_all(watched, own_times(windows, r3=1.5))
     assert persistent(watched, 3, timed) is counts
     assert not persistent(watched, 4, timed)
 
 
-def test_on_a_clock_it_rests_on_two_seconds_and_where_it_was_stopped_on_two_windows() -> None:
+def test_an_alarm_needs_two_seconds_or_two_windows_with_stops() -> None:
     watched = watched_of()
     short = windows_of(own_times(8, r3=1.5) * 0.2, watched.where, shared=0.02)
     watched.since[3], watched.counted = 0, len(short)
@@ -181,13 +181,13 @@ def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgeme
         (0.7, False, 0.75, Cause.GPU, True),
     ],
 )
-def test_a_verdict_is_told_again_where_it_can_be_acted_on_or_its_cause_is_known(
+def test_a_verdict_is_repeated_when_it_becomes_actionable_or_has_a_cause(
     told: float, reported_cause: bool, now: float, cause: Cause, more: bool
 ) -> None:
     assert says_more(ActiveVerdict("v", 0, told, reported_cause), judgement(cause, now), True) is more
 
 
-def test_what_is_wrong_with_a_part_is_told_beside_its_nodes_other_reason() -> None:
+def test_a_fault_of_a_part_is_reported_besides_another_cause_of_its_node() -> None:
     of_node = ActiveVerdict("v", 0, 0.95, True, "n0", Cause.CPU_CONTENTION)
     assert says_more(of_node, judgement(Cause.THERMAL, 0.6), own=False)
     assert not says_more(replace(of_node, cause=Cause.THERMAL), judgement(Cause.THERMAL, 0.6), own=False)
@@ -207,7 +207,7 @@ def test_what_is_wrong_with_a_part_is_told_beside_its_nodes_other_reason() -> No
         (ACTING_CONFIDENCE, True, True, 7, True),
     ],
 )
-def test_nobody_waits_for_more_to_be_said_of_what_is_sure_and_known(
+def test_a_certain_verdict_with_a_cause_is_not_evaluated_again(
     confidence: float, cause: bool, own: bool, windows: int, enough: bool
 ) -> None:
     assert is_settled(ActiveVerdict("v", 0, confidence, cause), windows, own) is enough
@@ -220,7 +220,7 @@ def test_nobody_waits_for_more_to_be_said_of_what_is_sure_and_known(
         (Cause.GPU, 3, 0.99),
     ],
 )  # fmt: skip
-def test_without_a_cause_it_must_last_before_anything_is_done(cause: Cause, windows: int, confidence: float) -> None:
+def test_without_a_cause_actions_need_more_slow_windows(cause: Cause, windows: int, confidence: float) -> None:
     assert not_yet_sure(judgement(cause, 0.99), windows).confidence == confidence
     assert not_yet_sure(judgement(cause, 0.5), windows).confidence == 0.5
     assert UNSURE_CONFIDENCE < ACTING_CONFIDENCE
@@ -238,7 +238,7 @@ def test_without_a_cause_it_must_last_before_anything_is_done(cause: Cause, wind
         (Cause.UNKNOWN, (2, 5), "node", "", ("gpu:GPU-3", "nic:NIC-3")),
     ],
 )
-def test_what_is_accused_follows_from_the_cause_and_from_who_is_slow_beside_it(
+def test_the_accused_device_follows_from_the_cause_and_the_slow_ranks(
     cause: Cause, mates: tuple[int, ...], level: str, device: str, suspects: tuple[str, ...]
 ) -> None:
     names = tuple(range(RANKS))
@@ -262,8 +262,8 @@ def interval_of(sigmas: list[float]) -> list[Judged]:
         ([0.0, 4.0, 1.0, 5.0, 5.0, 4.0], 1),
     ],
 )  # fmt: skip
-def test_it_began_where_the_excess_up_to_the_end_is_largest(sigmas: list[float], onset: int) -> None:
-    """An earlier stall, however long, counts as no more than any window may."""
+def test_the_onset_is_where_the_excess_up_to_the_end_is_largest(sigmas: list[float], onset: int) -> None:
+    """An earlier stall, however long, counts at most as much as one window may."""
     assert _onset(interval_of(sigmas), 3).first_step == onset
 
 
@@ -274,7 +274,7 @@ def test_the_last_slow_step_is_the_newest() -> None:
     assert _last_slow(watched_of(), 3) == -1
 
 
-def test_a_verdict_stands_until_its_rank_has_kept_pace_for_ten_windows_in_a_row() -> None:
+def test_a_verdict_is_active_until_ten_windows_at_normal_speed() -> None:
     watched, panel = watched_of(), Panel()
     watched.standing[3] = ActiveVerdict("v", 0, 0.95)
     panel.accused = {("g", 1, 3), ("g", 1, 5)}
@@ -292,7 +292,7 @@ def test_a_verdict_stands_until_its_rank_has_kept_pace_for_ten_windows_in_a_row(
     assert not cleared("g", watched, windows[-1], panel), "never slow, and in the mean not within what is allowed"
 
 
-def test_a_verdict_on_a_node_stands_until_all_of_its_ranks_have_kept_pace() -> None:
+def test_a_node_verdict_is_active_until_all_of_its_ranks_are_normal() -> None:
     watched, panel = watched_of(), Panel()
     watched.standing[3] = ActiveVerdict("v", 0, 0.95, others={2})
     calm = interval_of([0.0] * CLEAR_WINDOWS)
@@ -315,7 +315,7 @@ def standing_gang() -> GangState:
     return watched
 
 
-def test_all_that_a_verdict_rests_on_comes_back() -> None:
+def test_all_state_of_a_verdict_is_restored() -> None:
     before = standing_gang()
     roles = {"g": ((0, 1), np.array([0.5, -0.5]))}
     found, found_roles = load(dump({"g": before}, roles))
@@ -361,7 +361,7 @@ def test_a_snapshot_that_contradicts_itself_is_refused(changes: dict[str, Any]) 
 
 
 class Told:
-    """A detector to which a gang's steps are told, one after the other."""
+    """A detector that receives a gang's steps one by one."""
 
     def __init__(self, timed: bool = False) -> None:
         self.detector, self.step = StragglerDetector(timed=timed), 0
@@ -379,7 +379,7 @@ class Told:
         return self.detector._watched["g"]
 
 
-def test_the_first_steps_on_a_clock_are_passed_over_and_no_others() -> None:
+def test_only_the_first_steps_of_timed_streams_are_skipped() -> None:
     told = Told(timed=True)
     own = own_times(6)
     own[:3] = 30.0
@@ -401,7 +401,7 @@ def test_a_rank_that_becomes_slow_during_the_warm_up_is_not_learned_as_healthy()
     assert {one.rank for one in found if isinstance(one, Verdict)} == {3}
 
 
-def test_whether_waits_are_known_does_not_change_within_a_norm() -> None:
+def test_a_baseline_has_known_waits_in_all_windows_or_in_none() -> None:
     told = Told()
     blind = own_times(10)
     table = table_of(blind)
@@ -414,7 +414,7 @@ def test_whether_waits_are_known_does_not_change_within_a_norm() -> None:
     assert told.watched.baseline is not None and told.watched.baseline.known
 
 
-def test_after_a_restart_nodes_that_are_heard_one_by_one_begin_nothing_anew() -> None:
+def test_nodes_that_resume_one_by_one_keep_the_restored_state() -> None:
     told = Told()
     told.steps(own_times(30))
     before = told.watched
@@ -429,7 +429,7 @@ def test_after_a_restart_nodes_that_are_heard_one_by_one_begin_nothing_anew() ->
     assert told.watched is newest, "an attempt that is over is not looked at again"
 
 
-def test_a_gang_is_forgotten_once_it_is_out_of_sight_for_ten_minutes() -> None:
+def test_a_gang_without_telemetry_is_dropped_after_ten_minutes() -> None:
     told = Told()
     told.steps(own_times(30))
     seen_ns = told.watched.seen_ns
@@ -438,7 +438,7 @@ def test_a_gang_is_forgotten_once_it_is_out_of_sight_for_ten_minutes() -> None:
         assert ("g" in told.detector._watched) is known
 
 
-def test_an_alarm_that_is_less_likely_than_it_must_be_is_told_as_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alarm_with_too_little_confidence_is_an_abstention(monkeypatch: pytest.MonkeyPatch) -> None:
     own = np.concatenate([own_times(30), own_times(30, r3=1.5)])
     assert [one.rank for one in Told().steps(own) if isinstance(one, Verdict)] == [3]
     monkeypatch.setattr(straggler, "LEAST_CONFIDENCE", 0.99999)
@@ -448,7 +448,7 @@ def test_an_alarm_that_is_less_likely_than_it_must_be_is_told_as_a_doubt(monkeyp
     assert doubt.rank == 3 and doubt.reason.startswith("the evidence is too weak: confidence ")
 
 
-def test_how_much_slower_each_rank_makes_its_gang_is_a_metric() -> None:
+def test_the_slowdown_by_each_rank_is_a_metric() -> None:
     watched = watched_of()
     judge_all(watched, own_times(4, r3=1.5))
     samples = {dict(labels)["rank"]: value for _, labels, value in _slowdowns("g", watched)}

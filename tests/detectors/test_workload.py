@@ -1,4 +1,4 @@
-"""What a job does to itself in a rhythm or in turns, and a NIC that pauses its switch; healthy jobs beside them."""
+"""Causes within a job at a period or in turn, and a NIC that pauses its switch; with healthy jobs for comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.detectors.test_detectors import Job, course, verdicts
 RANKS = 16
 
 
-def test_a_job_that_saves_after_every_third_step_is_told_so() -> None:
+def test_saves_after_every_third_step_are_reported() -> None:
     job = Job(ranks=RANKS)
     job.work = lambda second: np.full(RANKS, 0.9 if second > 60 and job.number % 3 == 2 else 0.7)
     (verdict,) = verdicts(course(WorkloadDetector(), [job], 120))
@@ -27,8 +27,8 @@ def test_a_job_that_saves_after_every_third_step_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("neighbours", ["other nodes on its machine", "another job on its hosts"])
-def test_every_third_step_that_is_long_may_be_other_load_s_where_processors_are_shared(neighbours: str) -> None:
-    """Seen in a run of the demonstration: processes that took turns made every third step of an untouched job long."""
+def test_periodic_long_steps_on_shared_cpus_are_not_reported(neighbours: str) -> None:
+    """Seen in the demonstration: processes sharing a CPU made every third step of a healthy job long."""
     sharing = {"host": ("h0",) * RANKS} if neighbours == "another job on its hosts" else None
     job = Job(ranks=RANKS, sharing=sharing)
     job.work = lambda second: np.full(RANKS, 0.9 if second > 60 and job.number % 3 == 2 else 0.7)
@@ -41,7 +41,7 @@ def test_every_third_step_that_is_long_may_be_other_load_s_where_processors_are_
     assert not [one for one in verdicts(course(WorkloadDetector(), jobs, 120)) if one.gang == job.shape.job]
 
 
-def test_pauses_that_go_round_are_the_jobs_own() -> None:
+def test_rotating_pauses_are_a_cause_within_the_job() -> None:
     random = np.random.default_rng(3)
     job = Job(ranks=RANKS)
     job.work = lambda second: np.where((random.integers(RANKS) == np.arange(RANKS)) & (second > 60), 0.95, 0.7)
@@ -49,7 +49,7 @@ def test_pauses_that_go_round_are_the_jobs_own() -> None:
     assert (verdict.kind, verdict.cause, verdict.rank) == (Kind.WORKLOAD, Cause.PAUSES, -1)
 
 
-def test_pauses_of_one_node_or_of_one_rank_are_not() -> None:
+def test_pauses_of_one_node_or_rank_are_not_reported_as_rotating() -> None:
     for chosen in (np.arange(4), np.array([5])):
         random = np.random.default_rng(3)
         job = Job(ranks=RANKS)
@@ -62,7 +62,7 @@ def test_pauses_of_one_node_or_of_one_rank_are_not() -> None:
 
 @pytest.mark.parametrize("spread", [0.02, 0.11])
 @pytest.mark.parametrize("seed", range(4))
-def test_unequal_lengths_and_noise_are_neither_a_rhythm_nor_pauses(seed: int, spread: float) -> None:
+def test_unequal_lengths_and_noise_are_neither_a_period_nor_pauses(seed: int, spread: float) -> None:
     random = np.random.default_rng(seed)
     job = Job(ranks=64, step_seconds=0.5)
     job.work = lambda second: 0.35 * random.lognormal(0.0, spread, 64)

@@ -765,7 +765,7 @@ MUTANTS = (
         "middle - counts // 2",
         (
             "tests/core/test_shapes.py",
-            "tests/detectors/test_detectors.py::test_medians_and_means_of_groups_are_just_that",
+            "tests/detectors/test_detectors.py::test_medians_and_means_of_groups_are_correct",
         ),
     ),
     Mutant(

@@ -9,18 +9,18 @@ _P = "tests/detectors/test_straggler_parts.py::test_"
 _ATTRIBUTION = (
     _P + "a_cause_explains_most_of_the_excess",
     _P + "a_process_that_waits_for_a_slow_gpu_is_not_called_suspended",
-    _P + "what_peers_grew_by_as_well_is_no_ones_excess",
+    _P + "growth_shared_with_peers_is_not_excess",
     _P + "missing_counters_give_no_cause",
     _P + "a_missing_disk_counter_alone_does_not_hide_the_rest",
     "tests/detectors/test_log_odds.py",
 )
 _WINDOWS = (
     _P + "windows_last_a_second_and_hold_five_steps",
-    _P + "the_gain_is_what_the_steps_would_have_been_shorter",
-    _P + "what_is_not_heard_of_a_rank_is_what_its_peers_took_then_and_what_it_differs_by",
-    _P + "what_the_collective_took_too_long_is_laid_to_the_one_that_was_stopped",
-    _P + "nobody_is_blamed_for_the_collective_without_being_the_only_one",
-    _P + "the_spread_of_others_sees_their_bursts_and_not_the_suspects_own",
+    _P + "the_gain_is_the_step_time_saved_without_the_rank",
+    _P + "missing_times_are_filled_from_peers_and_the_usual_difference",
+    _P + "excess_time_of_a_collective_is_attributed_to_the_stopped_rank",
+    _P + "a_collective_is_attributed_only_to_a_single_stopped_node",
+    _P + "the_spread_of_others_includes_their_bursts_only",
 )
 
 MUTANTS = (
@@ -28,17 +28,13 @@ MUTANTS = (
         "detectors.__init__:make_all",
         "make(timed, switches, panel)",
         "make(timed, switches, None)",
-        (
-            "tests/detectors/test_counter_statistics.py::test_the_detectors_of_a_stream_share_one_panel_and_its_switches",
-        ),
+        ("tests/detectors/test_counter_statistics.py::test_detectors_of_a_stream_share_statistics_and_switches",),
     ),
     Mutant(
         "detectors.__init__:make_all",
         "Panel(switches)",
         "Panel()",
-        (
-            "tests/detectors/test_counter_statistics.py::test_the_detectors_of_a_stream_share_one_panel_and_its_switches",
-        ),
+        ("tests/detectors/test_counter_statistics.py::test_detectors_of_a_stream_share_statistics_and_switches",),
     ),
     # --- apart ---
     Mutant(
@@ -183,7 +179,7 @@ MUTANTS = (
         "detectors.iteration.job_slowdown:SlowdownTest.slower",
         "usual / max(float(recent.mean()), 1e-3 * usual)",
         "float(recent.mean()) / usual",
-        (_D + "a_job_without_steps_is_slower_where_its_traffic_is_less", "tests/detectors/test_job_slowdown.py"),
+        (_D + "a_job_without_steps_is_slower_if_its_traffic_falls", "tests/detectors/test_job_slowdown.py"),
     ),
     Mutant(
         "detectors.iteration.job_slowdown:SlowdownTest.slower",
@@ -302,19 +298,19 @@ MUTANTS = (
         "detectors.stats.group_medians:known_median",
         "result[:, known.sizes == 0] = np.nan",
         "pass",
-        (_D + "medians_and_means_of_groups_are_just_that",),
+        (_D + "medians_and_means_of_groups_are_correct",),
     ),
     Mutant(
         "detectors.stats.group_medians:known_median",
         "known.fill(padded[place, :columns])",
         "pass",
-        (_D + "medians_and_means_of_groups_are_just_that",),
+        (_D + "medians_and_means_of_groups_are_correct",),
     ),
     Mutant(
         "detectors.stats.group_medians:_network",
         "for i in range(size - d) if i & p == r]",
         "for i in range(size - d - 1) if i & p == r]",
-        (_D + "medians_and_means_of_groups_are_just_that",),
+        (_D + "medians_and_means_of_groups_are_correct",),
     ),
     Mutant(
         "detectors.stats.group_medians:usual_value",
@@ -369,7 +365,7 @@ MUTANTS = (
         "detectors.hang.hang:at_fault",
         " & ~np.isin(replicas[absent], replicas[stale])",
         "",
-        (_D + "who_is_heard_and_has_not_arrived_is_at_fault_and_not_who_is_silent",),
+        (_D + "a_reporting_absent_rank_is_at_fault_and_not_a_stale_one",),
     ),
     Mutant(
         "detectors.hang.hang:is_inside",
@@ -435,13 +431,13 @@ MUTANTS = (
         "detectors.health.health:ACTING_BUCKETS",
         '"RESTART_BM"',
         '"RESTART_APP"',
-        (_D + "an_xid_accuses_only_where_nvidia_asks_for_a_reset",),
+        (_D + "an_xid_accuses_only_if_nvidia_asks_for_a_reset",),
     ),
     Mutant(
         "detectors.health.health:HealthDetector._event",
         "if action not in ACTING_RECOVERIES:",
         "if not action:",
-        (_D + "a_recovery_action_and_a_lost_device_accuse_and_a_new_part_clears",),
+        (_D + "recovery_actions_and_lost_devices_accuse_and_a_new_part_clears",),
     ),
     Mutant(
         "detectors.health.health:HealthDetector._accuse",
@@ -453,7 +449,7 @@ MUTANTS = (
         "detectors.health.health:HealthDetector._replaced",
         "key[1] in (node_event.event.entity, node_event.node)",
         "key[1] == node_event.node",
-        (_D + "a_recovery_action_and_a_lost_device_accuse_and_a_new_part_clears",),
+        (_D + "recovery_actions_and_lost_devices_accuse_and_a_new_part_clears",),
     ),
     Mutant(
         "detectors.health.health:_standing_on",
@@ -484,16 +480,14 @@ MUTANTS = (
         "detectors.health.device_outliers:DifferingCounters._suspect",
         "if of_slow and not stands_apart(panel, shape, rank, slower):",
         "if False:",
-        (
-            "tests/detectors/test_unreported_victim.py::test_a_hot_rank_that_works_no_longer_than_its_peers_is_not_why_the_job_is_slow",
-        ),
+        ("tests/detectors/test_unreported_victim.py::test_a_hot_rank_that_works_no_longer_is_not_accused",),
     ),
     Mutant(
         "detectors.health.device_outliers:DifferingCounters._suspect",
         "if silent and shape.job not in panel.disturbed else FEATURES_OF",
         "if silent else FEATURES_OF",
         (
-            "tests/detectors/test_unreported_victim.py::test_a_hot_rank_is_accused_unless_a_neighbour_is_known_to_be_why_the_job_is_slow",
+            "tests/detectors/test_unreported_victim.py::test_a_hot_rank_is_accused_unless_a_neighbour_explains_the_slowdown",
         ),
     ),
     Mutant(
@@ -559,13 +553,13 @@ MUTANTS = (
         "detectors.health.stale_agents:StaleAgents.lost",
         "if reported_after > STOOD_STEPS * speed.usual + STOOD_SECONDS:",
         "if False:",
-        (_D + "an_agent_that_falls_silent_while_its_job_hangs_has_not_taken_its_node_with_it",),
+        (_D + "an_agent_stale_during_a_hang_does_not_mean_a_lost_node",),
     ),
     Mutant(
         "detectors.health.stale_agents:_waited_for",
         "np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 < seconds",
         "np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 < 0",
-        (_D + "a_silent_agent_and_late_records_are_no_lost_node_while_the_others_pass_their_collectives",),
+        (_D + "a_stale_agent_with_late_records_is_no_lost_node_while_collectives_go_on",),
     ),
     # --- health_speed ---
     Mutant(
@@ -597,21 +591,21 @@ MUTANTS = (
         "detectors.interference.interference:InterferenceDetector._at_ease",
         "max(LEAST_WAIT, cost / (1.0 + cost))",
         "0.0",
-        (_D + "on_a_host_on_which_nobody_waits_for_a_processor_that_long_nobody_is_disturbed",),
+        (_D + "without_long_cpu_waits_there_is_no_host_interference",),
     ),
     Mutant(
         "detectors.interference.interference:InterferenceDetector._ended",
         "quiet > max(hold, HOLD_PAUSES * longest)",
         "quiet > hold",
-        (_D + "a_neighbour_that_pauses_for_long_is_given_time",),
+        (_D + "a_neighbour_with_long_pauses_keeps_its_verdict",),
     ),
     Mutant(
         "detectors.interference.interference:InterferenceDetector._report",
         "if key in self._standing or key in self._quiet:\n            return []",
         "",
         (
-            _D + "the_neighbour_that_disturbs_is_named_and_nobody_is_accused",
-            _D + "interference_ends_when_the_neighbour_is_quiet_and_is_told_again_when_it_is_not",
+            _D + "an_interfering_neighbour_is_reported_and_no_rank_is_accused",
+            _D + "interference_is_cleared_when_the_neighbour_is_idle_and_reported_again",
         ),
     ),
     Mutant(
@@ -625,26 +619,26 @@ MUTANTS = (
         "detectors.stats.group_intersection:intersected",
         'if way == "node":\n            continue',
         "",
-        ("tests/detectors/test_correlation.py", _D + "who_is_in_most_slow_groups_explains_the_others"),
+        ("tests/detectors/test_correlation.py", _D + "the_rank_in_most_slow_groups_explains_the_others"),
     ),
     Mutant(
         "detectors.stats.group_intersection:intersected",
         "share[group] >= SLOW_SHARE",
         "share[group] > 0",
-        (_D + "who_is_in_most_slow_groups_explains_the_others",),
+        (_D + "the_rank_in_most_slow_groups_explains_the_others",),
     ),
     Mutant(
         "detectors.stats.group_intersection:intersected",
         "len(of_rank[other]) > len(of_rank[rank])",
         "len(of_rank[other]) >= len(of_rank[rank])",
-        (_D + "who_is_in_most_slow_groups_explains_the_others",),
+        (_D + "the_rank_in_most_slow_groups_explains_the_others",),
     ),
     # --- known ---
     Mutant(
         "detectors.stats.validity_mask:ValidityMask._instead",
         "place < below[group]",
         "place <= below[group]",
-        (_D + "medians_and_means_of_groups_are_just_that",),
+        (_D + "medians_and_means_of_groups_are_correct",),
     ),
     Mutant(
         "detectors.stats.validity_mask:ValidityMask.put",
@@ -687,7 +681,7 @@ MUTANTS = (
         "detectors.counters.fault_history:FaultHistory.forget",
         "self._past.pop(node, None)",
         "pass",
-        (_D + "a_part_is_remembered_wherever_it_goes_and_forgotten_when_replaced",),
+        (_D + "fault_history_follows_a_part_until_it_is_replaced",),
     ),
     # --- medians ---
     Mutant(
@@ -743,7 +737,7 @@ MUTANTS = (
         "detectors.counters.counter_statistics:Panel._move",
         "if before is shape:",
         "if before is not None:",
-        (_D + "norms_come_back_rank_by_rank_and_only_those_of_the_same_attempt",),
+        (_D + "baselines_are_restored_rank_by_rank_within_an_attempt",),
     ),
     Mutant(
         "detectors.counters.counter_statistics:_peers",
@@ -774,23 +768,19 @@ MUTANTS = (
         "detectors.stats.periodicity:LongSteps._found",
         "chance = tried * tail",
         "chance = tail",
-        (
-            "tests/detectors/test_periodicity.py::test_a_period_is_told_at_the_beat_at_which_all_that_were_tried_do_not_give_it_by_chance",
-        ),
+        ("tests/detectors/test_periodicity.py::test_a_period_is_reported_at_the_beat_that_excludes_chance",),
     ),
     Mutant(
         "detectors.stats.periodicity:LongSteps.take",
         "> 2 * period.steps",
         "> 200 * period.steps",
-        (
-            "tests/detectors/test_periodicity.py::test_it_is_withdrawn_when_two_saves_did_not_come_and_told_again_when_they_do",
-        ),
+        ("tests/detectors/test_periodicity.py::test_a_period_is_cleared_after_two_missing_saves_and_reported_again",),
     ),
     Mutant(
         "detectors.stats.periodicity:LongSteps.take",
         "if number <= self._newest:",
         "if False:",
-        ("tests/detectors/test_periodicity.py::test_a_job_that_falls_back_to_a_checkpoint_begins_anew",),
+        ("tests/detectors/test_periodicity.py::test_a_return_to_a_checkpoint_resets_the_test",),
     ),
     Mutant(
         "detectors.stats.periodicity:Period.lost_seconds_a_step",
@@ -992,7 +982,7 @@ MUTANTS = (
         "detectors.straggler.straggler:StragglerDetector.tick",
         "telemetry.now_ns - w.seen_ns > ABSENT_NS",
         "telemetry.now_ns - w.seen_ns > 0",
-        (_S + "memory_is_bounded_and_the_gone_are_forgotten", "tests/detectors/test_verdict_building.py"),
+        (_S + "memory_is_bounded_and_ended_jobs_are_dropped", "tests/detectors/test_verdict_building.py"),
     ),
     Mutant(
         "detectors.straggler.straggler:StragglerDetector._conclude",
@@ -1109,7 +1099,7 @@ MUTANTS = (
         "detectors.straggler.verdict_building:whole_gang",
         "or -1 in watched.abstained\n",
         "",
-        (_S + "a_gang_that_slows_down_as_a_whole_is_told_once",),
+        (_S + "a_gang_slow_as_a_whole_is_reported_once",),
     ),
     Mutant(
         "detectors.straggler.verdict_building:_last_slow",
@@ -1165,19 +1155,25 @@ MUTANTS = (
         "detectors.straggler.rotating_slowness:judged_by_rotation",
         "windows >= LEAST_WINDOWS and ",
         "",
-        ("tests/detectors/test_rotating_slowness.py::test_nine_of_ten_of_a_dozen_windows_or_a_cause",),
+        (
+            "tests/detectors/test_rotating_slowness.py::test_rotating_slowness_refuses_alarms_without_cause_or_persistence",
+        ),
     ),
     Mutant(
         "detectors.straggler.rotating_slowness:judged_by_rotation",
         " or judgement.cause is not Cause.UNKNOWN",
         "",
-        ("tests/detectors/test_rotating_slowness.py::test_nine_of_ten_of_a_dozen_windows_or_a_cause",),
+        (
+            "tests/detectors/test_rotating_slowness.py::test_rotating_slowness_refuses_alarms_without_cause_or_persistence",
+        ),
     ),
     Mutant(
         "detectors.straggler.rotating_slowness:judged_by_rotation",
         "turns is Cause.SEQUENCE_LENGTH and case.for_work",
         "case.for_work",
-        ("tests/detectors/test_rotating_slowness.py::test_nine_of_ten_of_a_dozen_windows_or_a_cause",),
+        (
+            "tests/detectors/test_rotating_slowness.py::test_rotating_slowness_refuses_alarms_without_cause_or_persistence",
+        ),
     ),
     # --- unreported ---
     Mutant(
@@ -1221,13 +1217,13 @@ MUTANTS = (
         "detectors.straggler.gang_state:_unpack",
         'watched.score = arrays["score"]',
         "pass",
-        (_S + "a_snapshot_gives_back_what_it_took", "tests/detectors/test_verdict_building.py"),
+        (_S + "a_snapshot_restores_its_state", "tests/detectors/test_verdict_building.py"),
     ),
     Mutant(
         "detectors.straggler.gang_state:_unpack",
         "reported_cause=rank in kept.told_causes",
         "reported_cause=False",
-        (_D + "a_cause_that_counters_show_late_is_told_of_the_verdict_that_stands",),
+        (_D + "a_cause_found_late_is_added_to_the_active_verdict",),
     ),
     Mutant(
         "detectors.straggler.gang_state:_of",
@@ -1317,7 +1313,7 @@ MUTANTS = (
         "(sums[last] - sums[first]) / width",
         (
             "tests/detectors/test_unreported_victim.py::test_a_rate_is_averaged_over_whole_iterations",
-            "tests/detectors/test_unreported_victim.py::test_what_is_lost_is_told_of_the_usual",
+            "tests/detectors/test_unreported_victim.py::test_the_loss_is_relative_to_the_usual_rate",
             "tests/detectors/test_expected_work.py",
         ),
     ),
@@ -1334,7 +1330,7 @@ MUTANTS = (
         "detectors.iteration.work_rate:WorkRate.lost",
         "usual / np.maximum(smooth, 1e-3 * usual) - 1.0",
         "np.maximum(smooth, 1e-3 * usual) / usual - 1.0",
-        ("tests/detectors/test_unreported_victim.py::test_what_is_lost_is_told_of_the_usual",),
+        ("tests/detectors/test_unreported_victim.py::test_the_loss_is_relative_to_the_usual_rate",),
     ),
     Mutant(
         "detectors.iteration.work_rate:WorkRate.take",
@@ -1353,17 +1349,13 @@ MUTANTS = (
         "detectors.workload.workload:WorkloadDetector._conclude",
         "standing.seen, standing.seen_ns = course.taken, course.last_ns",
         "pass",
-        (
-            "tests/detectors/test_change_rules.py::test_what_goes_on_stands_and_what_was_not_seen_for_two_minutes_is_over",
-        ),
+        ("tests/detectors/test_change_rules.py::test_a_verdict_lasts_while_detected_and_is_cleared_after_two_minutes",),
     ),
     Mutant(
         "detectors.workload.workload:WorkloadDetector._conclude",
         "if key == RHYTHM and course.long_steps.period is None:",
         "if False:",
-        (
-            "tests/detectors/test_periodicity.py::test_it_is_withdrawn_when_two_saves_did_not_come_and_told_again_when_they_do",
-        ),
+        ("tests/detectors/test_periodicity.py::test_a_period_is_cleared_after_two_missing_saves_and_reported_again",),
     ),
     Mutant(
         "detectors.workload.workload:_turns",
