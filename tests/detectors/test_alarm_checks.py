@@ -142,7 +142,7 @@ def test_an_alarm_is_refused_if_peers_do_not_wait() -> None:
 
 
 def test_a_usual_difference_of_waits_does_not_count_as_waiting() -> None:
-    """Its part was larger in health as well; what it takes beyond that nobody waits for."""
+    """Its share of the work was larger in health as well. The others do not wait for the additional time."""
     larger = healthy(own=own_times(25, r3=1.1))
     windows = windows_of(own_times(r3=1.1), ALONE)
     slow = np.arange(RANKS) == SLOW

@@ -205,7 +205,7 @@ def test_periodic_long_steps_among_other_long_steps_are_not_a_period() -> None:
     gaps = Run()
     for third in np.split(beats(3, 30), 10):
         gaps.steps(third)
-        gaps.number += 4  # steps of which nothing was told
+        gaps.number += 4  # steps without reports
     assert not [one for one in gaps.claims() if one.key == "beat"]
 
 
@@ -284,7 +284,7 @@ def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim
     ("ranks", "told"),
     [
         ([0, 5, 10, 15], True),
-        ([0, 5, 10], False),  # three ranks are no turn
+        ([0, 5, 10], False),  # three ranks are too few
         ([0, 1, 2, 3], False),  # of one node
         ([0, 1, 2, 4, 3, 1, 2, 0, 3, 1], False),  # nearly all of one node
         ([0, 5, 0, 10, 0, 15, 0, 9], True),  # half of the steps are not more than half
@@ -341,13 +341,13 @@ SECOND_NODE = dict.fromkeys(range(4, 8), 0.4)
     ("shift", "usual", "now", "found"),
     [
         (SECOND_NODE, {}, {"n1": 0.3}, True),
-        (SECOND_NODE, {}, {"n1": 0.035}, False),  # hardly more than ever
+        (SECOND_NODE, {}, {"n1": 0.035}, False),  # hardly more than usual
         (SECOND_NODE, {"n1": 0.2}, {"n1": 0.45}, False),  # not three times as long as they used to
         (SECOND_NODE, {"n1": 0.1}, {"n1": 0.45}, True),
         (SECOND_NODE, {}, {"n1": 0.3, "n2": 0.2}, False),  # others wait as well
         (SECOND_NODE, {}, {"n2": 0.3}, False),  # another node waits
         (SECOND_NODE | {9: 0.2, 10: 0.2, 8: 0.2, 11: 0.2}, {}, {"n1": 0.3}, False),  # others became slow, too
-        (SECOND_NODE | {5: 0.0}, {}, {"n1": 0.3}, False),  # one of its ranks is as ever
+        (SECOND_NODE | {5: 0.0}, {}, {"n1": 0.3}, False),  # one of its ranks is unchanged
     ],
 )
 def test_a_node_is_slow_if_only_its_ranks_are_slow_and_only_its_tasks_wait(

@@ -110,9 +110,10 @@ def test_rotating_pauses_are_found_while_expert_load_drifts(pauses: bool) -> Non
 
 @pytest.mark.parametrize("follows", [1.0, 0.5, 0.0])
 def test_unequal_lengths_are_reported_if_compute_times_follow_them(follows: float) -> None:
-    """A pipeline loses more than any sum shows. A job that told no lengths, or always the same, tells them now.
+    """A pipeline loses more than any sum shows. The job reported no lengths before, or equal ones, and reports them
+    now.
 
-    At a half the time of a rank varies as much for another reason: lengths explain two fifths of it.
+    At a half, the time of a rank varies as much for another reason: lengths explain two fifths of it.
     """
     job, lengths = Job(ranks=RANKS), np.random.default_rng(5)
     job.shape = replace(job.shape, stage=np.arange(RANKS) // 4, data=np.arange(RANKS) % 4)

@@ -23,7 +23,7 @@ def given(seed: int = 1) -> tuple[FloatArray, FloatArray]:
 def test_both_factors_are_found_and_usual_work_takes_the_usual_time() -> None:
     tokens, squares = given()
     compute = 0.2 + 3e-4 * tokens + 5e-7 * squares
-    compute *= 0.3 / float(np.median(compute))  # the unit of time is none of its business
+    compute *= 0.3 / float(np.median(compute))  # the unit of time does not matter
     work = fit(compute, tokens, squares)
     assert work is not None
     assert work.factor(tokens, squares) == pytest.approx(compute / 0.3, rel=0.02)
@@ -33,7 +33,7 @@ def test_both_factors_are_found_and_usual_work_takes_the_usual_time() -> None:
 
 def test_a_rank_that_is_slower_does_not_look_like_work() -> None:
     tokens, _ = given()
-    tokens[:, 3] += 400  # and is given more, too
+    tokens[:, 3] += 400  # and has more work, too
     compute = (0.2 + 3e-4 * tokens) * np.where(np.arange(RANKS) == 3, 2.0, 1.0)
     work = fit(compute[:, [0, 1, 2, 4]], tokens[:, [0, 1, 2, 4]], NOTHING[:, :4])
     with_it = fit(compute, tokens, NOTHING)

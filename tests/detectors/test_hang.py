@@ -57,7 +57,7 @@ class Training(Job):
                 self.inside[list(ranks)] = False
         late = (now_ns - self.last_ns) / NS - 3 * self.step_seconds
         if held is None and late > 0:
-            self.work = _once(self.work, late)  # it goes on: the step that was under way is long
+            self.work = _once(self.work, late)  # it continues: the current step is long
         found = super().look(second, random)
 
         def consumed(at_ns: np.ndarray) -> Consumed:
@@ -232,7 +232,7 @@ def test_a_long_checkpoint_raises_the_limit_for_the_next_one() -> None:
     late.idle = {0}
     found = [(at, one) for at, one in course(HangDetector(), [late], 400) if at > 200]
     assert isinstance(found[0][1], Verdict)
-    # The first pause was told as a hang that was sure, so it does not count for the verdict, but for the restart.
+    # The first pause was a proven hang: it counts for the restart only, not for the next verdict.
     assert found[0][1].longest_pause_seconds == pytest.approx(60.0, abs=3.0)
 
 
@@ -241,7 +241,7 @@ def test_a_pause_below_the_longest_so_far_is_no_hang() -> None:
     job = Training()
     job.pauses = [(60.0, 98.0), (150.0, 204.0), (300.0, 378.0)]
     assert not verdicts(course(HangDetector(), [job], 460))
-    # The same without the longest in mind would tell of a hang after forty seconds.
+    # Without the longest pause, a hang would be reported after forty seconds.
     short = Training()
     short.pauses = [(150.0, 204.0)]
     assert verdicts(course(HangDetector(), [short], 260))
@@ -284,7 +284,7 @@ def test_steps_clear_a_hang_and_the_longest_pause_survives_a_restart() -> None:
     job.pauses = [(150.0, 204.0)]
     assert not verdicts(course(other, [job], 120, first=141))
     fresh = HangDetector()
-    fresh.restore(msgspec.msgpack.encode(1))  # what an earlier release kept
+    fresh.restore(msgspec.msgpack.encode(1))  # snapshot of an earlier release
     job.pauses = [(290.0, 344.0)]
     found = course(fresh, [job], 120, first=261)
     assert [type(one) for _, one in found] == [Verdict, Cleared]

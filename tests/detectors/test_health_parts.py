@@ -63,7 +63,7 @@ class WatchedPorts:
 def test_a_port_down_for_five_seconds_is_reported() -> None:
     port = WatchedPorts()
     port.hears(0.0, "down")
-    port.hears(3.0, "down", "carrier")  # another tells of the same
+    port.hears(3.0, "down", "carrier")  # another source reports the same flap
     assert not port.told(4.9)
     assert port.told(5.0) == [("n/mlx5_0", "nic")]
     assert not port.told(6.0), "once"

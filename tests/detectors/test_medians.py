@@ -63,7 +63,7 @@ def test_the_median_of_others_excludes_the_value_itself(told: list[float]) -> No
         warnings.simplefilter("ignore", RuntimeWarning)
         found = median_of_others(array)
         for index in range(len(array)):
-            rest = np.sort(np.delete(array, index))  # what is not known is larger than all
+            rest = np.sort(np.delete(array, index))  # NaN is larger than all numbers
             half = len(rest) // 2
             naive = rest[half] if len(rest) % 2 else (rest[half - 1] + rest[half]) / 2
             assert np.array_equal(found[index], naive, equal_nan=True)

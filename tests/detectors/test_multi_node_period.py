@@ -121,8 +121,8 @@ def test_noise_has_no_period(seed: int) -> None:
 
 @pytest.mark.parametrize("half", [0.43, 0.62, 0.77, 1.21, 2.6])
 def test_slightly_different_halves_are_one_iteration(half: float) -> None:
-    """The line of the halves stands out, and that of the whole is there; with a half of 0.62 s it is where the mirror
-    image of the other one stands."""
+    """The line of the halves is the strongest, and the line of the whole exists. With a half of 0.62 s it is at the
+    alias of the other."""
     halves = even(half)
     halves[::2] *= 1.4
     found = sung(halves, LAGS).period(1.0)

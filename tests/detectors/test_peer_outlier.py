@@ -68,7 +68,7 @@ def test_many_ranks_on_one_node_may_be_outliers() -> None:
 
 
 def test_a_rank_within_the_spread_of_its_role_is_no_outlier() -> None:
-    """Experts are sought unequally; and within an iteration some are done and others are not."""
+    """Experts have unequal load; and within an iteration some are done and others are not."""
     differs = np.exp(np.random.default_rng(8).permutation(np.linspace(-0.1, 0.1, RANKS)))
     panel, shape = panel_of({"tensor_active": differs}, staged=False)
     assert not any(works_longer(panel, shape, rank, SLOWER) for rank in range(RANKS))

@@ -22,7 +22,7 @@ SICK = 9
 
 
 def told(seed: int, *beside: Fault) -> list[Verdict]:
-    """What is said of a job of 16 GPUs whose ranks collect garbage in turn from 300 s on."""
+    """Return the findings on a job of 16 GPUs whose ranks collect garbage in turn from 300 s on."""
     one = Course(
         plan.make("j", 16, "dp2", 1.0, np.random.default_rng(seed)),
         fabric.place(np.arange(2), 16),

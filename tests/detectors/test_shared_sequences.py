@@ -122,14 +122,14 @@ def beside_a_culprit(by: float) -> Slow:
 
 
 def test_the_cost_of_an_accused_rank_is_not_attributed_to_another() -> None:
-    # Without both the steps would be 1.6 times as short; without the second, once the first is gone, by four per cent.
+    # Without both ranks the steps would be 1.6 times as short; without the second alone, four per cent shorter.
     assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.05)))} == {13}
     assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.3)))} == {13, 22}
 
 
 def test_the_cost_of_a_suspected_rank_is_not_attributed_to_another() -> None:
     def slow(number: int, job: Shape) -> np.ndarray:
-        # Both alarm in one window; the one that is judged first, by its number, costs four per cent by itself.
+        # Both alarm in one window; the rank judged first, by number, costs four per cent on its own.
         lesser = np.where((job.ranks == 5) & (number >= ONSET - 10), 1.05, 1.0)
         return one_rank(number, job) * lesser
 

@@ -17,10 +17,10 @@ EVALUATION = (150, 190)
 
 
 def accused(silent: int | None, slow: int | None, by: float = 1.3) -> set[int]:
-    """Ranks told as stragglers in a pipeline whose last stage does most, each node one replica of a stage.
+    """Return the accused ranks of a pipeline whose last stage has most work; each node is one replica of a stage.
 
-    It evaluated for a while before, in steps of a third, so that no later step is at its best.
-    silent: the node that is not heard after the warm-up; slow: the rank that is slower from then on.
+    An evaluation comes first, in steps of a third, so that no later step is at its best. silent: node that does not
+    report after the warm-up. slow: rank that is slower from then on.
     """
     stage, data, tensor = np.indices((len(STAGE_SECONDS), DATA, TENSOR)).reshape(3, -1)
     node = stage * DATA + data

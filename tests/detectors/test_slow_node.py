@@ -33,7 +33,7 @@ def test_a_slow_node_is_reported_once(seed: int) -> None:
     heard = course(NODE, 110.0, seed=seed)
     told = verdicts(heard)
     assert {verdict.node for verdict in told} == {"n1"}
-    # One rank may be told before the others have alarmed; whoever is told then says that it is the node.
+    # One rank may be reported before the others alarm; the next verdict is then on the node.
     assert len({verdict.verdict_id for verdict in told}) <= 2
     assert told[-1].level == "node"
     assert set(told[-1].ranks) <= set(EIGHT)
@@ -77,8 +77,8 @@ def test_a_node_verdict_survives_a_restart_of_the_controller() -> None:
     [
         (Cause.CPU_CONTENTION, 0.95, False, False),
         (Cause.UNKNOWN, 0.99, False, False),
-        (Cause.THERMAL, 0.95, False, True),  # one of its GPUs has a reason of its own
-        (Cause.THERMAL, 0.95, True, False),  # the verdict on the rank itself was told for good
+        (Cause.THERMAL, 0.95, False, True),  # one of its GPUs has a cause of its own
+        (Cause.THERMAL, 0.95, True, False),  # the verdict on the rank itself is final
     ],
 )
 def test_a_fault_of_a_part_is_reported_besides_its_nodes_cause(

@@ -18,8 +18,11 @@ BEGINS, ENDS = 80.0, 140.0
 
 
 def job_of_stages(node_waits: dict[str, float], ranks: int = 8) -> Job:
-    """Sixteen ranks in four stages on two nodes. The first `ranks` take half as long again for a minute, while tasks of
-    the first node wait for so much of the time."""
+    """Return sixteen ranks in four stages on two nodes.
+
+    The first `ranks` take half as long again for a minute, while tasks of the first node wait for this share of the
+    time.
+    """
     job = Job(ranks=RANKS, nodes=NODES)
     job.shape = replace(job.shape, stage=np.arange(RANKS) * STAGES // RANKS, data=np.arange(RANKS) % 4)
     slow = np.arange(RANKS) < ranks

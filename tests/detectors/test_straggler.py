@@ -1,10 +1,11 @@
-"""The detector against gangs whose physics it doesn't know, and against recorded ones.
+"""The straggler detector on simulated gangs with independent physics, and on recorded gangs.
 
-DEVELOPMENT seeds are those that the detector was changed on. 7001 and 7002 began as judging seeds and are spent: what
-the baseline leaves out was changed after a test failed on one of them. JUDGING seeds were run after the last change;
-whoever changes the detector because one of them fails moves it up and takes a new one. The weather is one set for both:
-it was known while the detector was built. ``python -m benchmarks.straggler`` runs the same with as many seeds as are
-wanted: here each fault meets each seed once, and what is nobody's fault the seeds that have judged.
+DEVELOPMENT seeds were used while the detector was changed. 7001 and 7002 began as judging seeds: the windows excluded
+from the baseline were changed after a test failed on one of them. JUDGING seeds were run after the last change. If the
+detector is changed because a judging seed fails, move that seed to DEVELOPMENT and choose a new one. The noise
+("weather") is one set for both; it was known while the detector was built. ``python -m benchmarks.straggler`` runs the
+same with any number of seeds. Here each fault is run with each seed once, and effects without a culprit with the
+judging seeds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DEVELOPMENT = (0, 1, *SPENT)
 JUDGING = (8101, 8102)
 ONSET = 30.0
 PATTERNS = [(0.15, 0.15), (0.3, 0.3), (0.3, 0.7), (1.0, 1.0), (2.0, 2.0)]
-"""Seconds stopped and let go in turn."""
+"""Seconds stopped and running, in turn."""
 
 
 def course(gang: Gang, seconds: float, seed: int, detector: StragglerDetector | None = None) -> list[Heard]:
@@ -338,9 +339,9 @@ def test_a_truncated_snapshot_is_refused() -> None:
 
 # --- recorded gangs ---------------------------------------------------------------------------------------------------
 #
-# These hold what was reached; they are no independent judges. Warm-up is measured in seconds and steps because trial AR
+# These tests guard the present accuracy; they are not independent. Warm-up is measured in seconds and steps because AR
 # has only 44 of them; an alarm without counters waits for no cause because PAI job 1 was missed at first; the 1.6 of
-# LARGER_PART stands between trials ST and AR.
+# LARGER_PART is between trials ST and AR.
 
 
 OWN_OPERATIONS = ["forward-compute", "backward-compute", "optimizer", "gc", "optimizer-clip-main-grad"]

@@ -78,7 +78,7 @@ def test_if_all_ranks_poll_no_rank_is_accused() -> None:
         (without(3), {"lasts": 35}),
         (without(3), {"lasts": 120, "pause": 90}),  # it paused for nearly as long before
         (without(3), {"writes": True}),
-        (without(3), {"stops": 100}),  # new: nobody knows how long its pauses are
+        (without(3), {"stops": 100}),  # new: the length of its pauses is unknown
     ],
 )
 def test_a_pause_is_no_hang(busy: FloatArray, more: dict[str, Any]) -> None:

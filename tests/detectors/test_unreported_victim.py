@@ -47,11 +47,11 @@ def told(
     hot: Busy | None = None,
     longer: float = 1.25,
 ) -> list[Verdict]:
-    """Verdicts on a victim, a neighbour that is busy at times, and one that is busy at others; 400 s, none reports.
+    """Return verdicts on a victim, a neighbour busy at times, and one busy at other times; 400 s without step reports.
 
-    hurts: whether the victim is slower while the first neighbour is busy. sees: the counter by which the victim's ranks
-    see it. slow: when the victim is slower for another reason. hot: when one of its ranks is held back for its heat;
-    longer: by how much it then works longer than its peers for an iteration.
+    hurts: whether the victim is slower while the first neighbour is busy. sees: counter by which the victim's ranks
+    confirm it. slow: when the victim is slower for another reason. hot: when one of its ranks is throttled; longer: by
+    how much it then works longer than its peers in an iteration.
     """
     random = np.random.default_rng(3)
     shapes = [shape(name, sharing) for name in ("victim", "noisy", "other")]

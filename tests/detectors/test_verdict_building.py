@@ -172,7 +172,7 @@ def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgeme
     [
         (0.7, False, 0.95, Cause.UNKNOWN, True),  # sure enough to be acted on now
         (0.7, False, 0.8, Cause.UNKNOWN, False),  # surer, and not enough
-        (0.92, False, 0.99, Cause.UNKNOWN, False),  # it was enough before
+        (0.92, False, 0.99, Cause.UNKNOWN, False),  # nothing is missing
         (0.92, False, 0.95, Cause.GPU, True),  # and its cause is known
         (0.92, True, 0.95, Cause.GPU, False),
         (0.97, False, 0.91, Cause.GPU, True),  # still sure enough
@@ -201,7 +201,7 @@ def test_a_fault_of_a_part_is_reported_besides_another_cause_of_its_node() -> No
         (0.95, True, True, 7, True),
         (0.95, True, True, CAUSE_WINDOWS, True),
         (0.95, False, True, CAUSE_WINDOWS + 1, True),
-        (0.95, False, True, CAUSE_WINDOWS, False),  # for its cause it is looked at once in ten windows
+        (0.95, False, True, CAUSE_WINDOWS, False),  # for its cause it is evaluated once in ten windows
         (0.95, True, False, CAUSE_WINDOWS, False),
         (0.8, True, True, 7, False),  # it may yet be sure
         (ACTING_CONFIDENCE, True, True, 7, True),
