@@ -118,7 +118,8 @@ class Panel:
     """CUSUM in the direction of a fault."""
 
     def _shape(self, columns: int, stay: Sequence[tuple[slice, slice]] = ()) -> None:
-        """Allocate the arrays for so many columns. Copy the state of the columns that stay, by new and old place.
+        """Allocate the arrays for this number of columns. Copy the state of the columns that stay, by new and old
+        place.
 
         One array is processed after the other: for 100,000 ranks each takes ten megabytes.
         """

@@ -70,5 +70,5 @@ def _spread(values: Float32Array) -> float:
 
 
 def many(ranks: IndexArray, shape: Shape) -> bool:
-    """Return whether so many ranks (indices), on several nodes, are affected that no single member is the cause."""
+    """Return whether these ranks (indices) are too many, on several nodes, for a single member to be the cause."""
     return len(ranks) > max(1, len(shape) // MANY) and len({shape.nodes[rank] for rank in ranks.tolist()}) > 1

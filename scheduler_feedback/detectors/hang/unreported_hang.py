@@ -41,7 +41,7 @@ APART = 0.5
 """Least deviation from the median rank's SM activity, as a share of it."""
 
 LEAST_IO_WAIT = 0.1
-"""Share of time. A rank that does not poll, and whose host waits for its disks for so long, is saving or reading."""
+"""Share of time. A rank that does not poll, and whose host waits for its disks for longer, is saving or reading."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Port:
     """Time until which it is not reported again."""
 
     def flapped(self, source: str, times: int, now_ns: int) -> None:
-        """Count so many flaps: the port was down and is up again."""
+        """Count flaps of the port: it was down and is up again."""
         self.flaps.setdefault(source, deque(maxlen=2 * FLAPS)).extend([now_ns] * times)
 
     def recent(self, now_ns: int) -> int:

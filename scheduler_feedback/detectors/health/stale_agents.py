@@ -45,7 +45,7 @@ class StaleAgents:
         self._awake_ns = 0
 
     def mass(self, telemetry: Telemetry) -> Abstention | None:
-        """Return an abstention, once, if so many agents became stale at once that all actions must be frozen."""
+        """Return an abstention, once, if enough agents became stale at once to freeze all actions."""
         now_ns = telemetry.now_ns
         if self._ticked_ns is not None and (now_ns - self._ticked_ns) * 1e-9 > OWN_GAP_SECONDS:
             self._awake_ns = now_ns
@@ -96,7 +96,7 @@ class StaleAgents:
 
 
 def _waited_for(job: JobTelemetry, telemetry: Telemetry, seconds: float) -> bool:
-    """Return whether the ranks in a collective have been in it for so long, and no reporting rank delays them.
+    """Return whether the ranks in a collective have been in it for `seconds`, and no reporting rank delays them.
 
     Returns True if no collectives are reported.
     """

@@ -34,8 +34,8 @@ MIRRORED = 1.1
 """Least strength of a period, as a multiple of the most that its aliases can have."""
 
 MIXED = (2.6, 3.6)
-"""With so many samples a cycle, the alias of the second harmonic, at 1 - 2 / cycle, is in the tracked band of the
-period itself, and the result would be between the two."""
+"""With this number of samples a cycle, the alias of the second harmonic, at 1 - 2 / cycle, is in the tracked band of
+the period itself, and the result would be between the two."""
 
 QUALITY = 0.12
 STRIDE = 0.12
@@ -45,7 +45,7 @@ a twentieth of the power of the strongest band."""
 
 ALIKE = 0.03
 MOST_GUESSES = 6
-"""Guesses with cycles of one length, within ALIKE, count as one. So many are examined, the most regular first."""
+"""Guesses with cycles of one length, within ALIKE, count as one. MOST_GUESSES are examined, the most regular first."""
 
 ASIDE = (1.1, 0.9)
 SAME, COARSE_SAME = 1.03, 1.015

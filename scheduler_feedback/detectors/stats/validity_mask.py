@@ -48,8 +48,8 @@ class ValidityMask:
     def _instead(self) -> npt.NDArray[np.uint32]:
         """Placeholders for missing samples, as bits: [N].
 
-        In each group, so many placeholders are below all values that the lower median of all members is the lower
-        median of the known ones.
+        In each group, enough placeholders are below all values that the lower median of all members is the lower median
+        of the known ones.
         """
         groups = self._grouping
         missing = groups.order[~self.of[groups.order]]  # by group

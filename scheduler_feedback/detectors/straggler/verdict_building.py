@@ -27,9 +27,9 @@ CAUSE_WINDOWS = 10
 """Interval, in windows, at which a verdict that lacks only its cause is evaluated again."""
 
 CLEAR_WINDOWS = 10
-"""A verdict is cleared when the rank was slow in none of so many windows, and its mean excess is within the allowance.
-This is longer than the pauses of an intermittent fault. Waiting for the CUSUM to reach zero would take three times as
-long."""
+"""A verdict is cleared when the rank was not slow in any of the newest CLEAR_WINDOWS windows, and its mean excess is
+within the allowance. This is longer than the pauses of an intermittent fault. Waiting for the CUSUM to reach zero would
+take three times as long."""
 
 UNEASY_SCORE = ALARM / 3
 """An episode lasts while a CUSUM is at least a third of the alarm threshold."""
@@ -46,8 +46,8 @@ pauses looks the same until then. The verdict is reported at once, but no runnin
 GANG_SLOWDOWN = 1.10
 GANG_WINDOWS = 8
 GANG_STEPS = 25
-"""A gang that is slower by so much for so many windows, without an outlier, is reported as an abstention. Windows of
-one step are far noisier and need more."""
+"""A gang that is slower by GANG_SLOWDOWN for GANG_WINDOWS windows, without an outlier, is reported as an abstention.
+Windows of one step are far noisier: GANG_STEPS of them are needed."""
 
 CALM_WINDOWS = 10
 """Number of quiet windows that end an episode. A reason is reported once per episode."""

@@ -75,6 +75,7 @@ class Recent:
     """Newest steps of a job."""
 
     seconds: float
+    """Median step time."""
     normal: FloatArray
     """Compute time normalised by work: [k, n]."""
     compute: FloatArray

@@ -83,7 +83,7 @@ AGAIN_SECONDS = 4.0
 """Interval between evaluations, which take a tenth of a millisecond: every fourth window for windows of a second."""
 
 HOLD_SECONDS = 120.0
-"""A verdict is cleared when its cause was not detected for so long; for slow windows, for two more averages."""
+"""A verdict is cleared when its cause was not detected for HOLD_SECONDS; for slow windows, for two more averages."""
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class RoleActivity:
         return []
 
     def standing_claims(self, seconds: float) -> list[Claim]:
-        """Claim a stage that has always had more work than the others, by windows of so many seconds."""
+        """Claim a stage that has always had more work than the others."""
         kept = min(self.taken, KEPT)
         if (
             self.shape.stage is None

@@ -36,8 +36,8 @@ LONG_STEP_SECONDS = 2.0
 by one."""
 
 HOLD_STEPS, HOLD_SECONDS = 64, 120.0
-"""A verdict is cleared when its cause was not detected for so many steps and for so long. The work of a job varies by
-chance: of sixty steps of half a second, some stretches contain no long step. Without this, verdicts would appear and
+"""A verdict is cleared when its cause was not detected for HOLD_STEPS steps and HOLD_SECONDS. The work of a job varies
+by chance: of sixty steps of half a second, some stretches contain no long step. Without this, verdicts would appear and
 clear every minute."""
 
 HOLD_NODE_STEPS = 8

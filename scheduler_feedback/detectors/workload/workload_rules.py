@@ -53,9 +53,9 @@ RHYTHM, BEAT = "rhythm", "beat"
 
 BEAT_RATIO = 1.1
 HELD_BEATS = 3
-"""Long steps at a period of two to four: each is a tenth longer than every step between them, and there are so many
-that chance does not place the longest steps at one phase of the period (``periodicity.beats_needed``). Once reported,
-the claim holds while the newest three long steps meet this."""
+"""Long steps at a period of two to four. Each must be a tenth longer than every step between them, and their number
+must exclude that chance places the longest steps at one phase of the period (``periodicity.beats_needed``). Once
+reported, the claim holds while the newest three long steps meet this."""
 
 
 def claims(course: Course, job: JobTelemetry, crowded: bool) -> Iterator[Claim]:
