@@ -34,7 +34,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
-from scheduler_feedback.detectors.counters.counter_statistics import ALARM, Panel
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM, CounterStatistics
 
 SIZES = (1_000, 10_000, 100_000)
 TICKS = 100
@@ -144,7 +144,7 @@ class Fleet:
 def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
     """One fleet: warm up, let one rank in a hundred fail, and look `ticks` times."""
     fleet, detectors = Fleet(gpus, seed), make_all()
-    panel = next(value for value in vars(detectors[0]).values() if isinstance(value, Panel))
+    panel = next(value for value in vars(detectors[0]).values() if isinstance(value, CounterStatistics))
     number = 0
     for _ in range(WARM_UP_TICKS):
         number += 1

@@ -12,7 +12,7 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.hang.hang import HangDetector
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.interference.interference import InterferenceDetector
@@ -50,7 +50,7 @@ class Maker(Protocol):
     """
 
     def __call__(
-        self, timed: bool = True, switches: Switches | None = None, panel: Panel | None = None
+        self, timed: bool = True, switches: Switches | None = None, panel: CounterStatistics | None = None
     ) -> Detector: ...
 
 
@@ -66,5 +66,5 @@ DETECTORS: tuple[Maker, ...] = (
 
 def make_all(timed: bool = True, switches: Switches | None = None) -> tuple[Detector, ...]:
     """Return one detector of each class, for one stream."""
-    panel = Panel(switches)
+    panel = CounterStatistics(switches)
     return tuple(make(timed, switches, panel) for make in DETECTORS)

@@ -21,12 +21,14 @@ from scheduler_feedback.detectors.counters.cause_signatures import (
     evidence,
     weigh,
 )
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 
 RANKS = 8
 
 
-def panel_of(rank: int = 3, alarmed: tuple[str, ...] = (), of_peers: bool = False, **sigmas: float) -> Panel:
+def panel_of(
+    rank: int = 3, alarmed: tuple[str, ...] = (), of_peers: bool = False, **sigmas: float
+) -> CounterStatistics:
     """Return statistics with counters this many standard deviations away; of_peers: from the peers, not from the
     history."""
     level, peers = (np.zeros((len(FEATURES), RANKS), np.float32) for _ in range(2))
@@ -38,10 +40,10 @@ def panel_of(rank: int = 3, alarmed: tuple[str, ...] = (), of_peers: bool = Fals
     newest[:, rank] = 7.0
     made = SimpleNamespace(level=level, peers=peers, scale=np.full_like(level, 0.5), score=score, newest=newest,
                            peers_of=Grouping([0] * 4 + [1] * 4))  # fmt: skip
-    return cast(Panel, made)
+    return cast(CounterStatistics, made)
 
 
-def named(panel: Panel, rank: int = 3, from_start: bool = False, priors: Priors | None = None) -> Cause:
+def named(panel: CounterStatistics, rank: int = 3, from_start: bool = False, priors: Priors | None = None) -> Cause:
     return weigh(panel, np.array([rank]), Priors() if priors is None else priors, None, from_start).name(0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 from scheduler_feedback.detectors.straggler.straggler_causes import MISSING, Causes
@@ -29,13 +29,13 @@ def shape_of(name: str, hosts: tuple[str, ...] = (), gpus: bool = True) -> Shape
 
 def after(
     shapes: list[Shape], unread: tuple[int, ...] = (), **changes: float
-) -> tuple[Causes, Panel, list[JobTelemetry]]:
+) -> tuple[Causes, CounterStatistics, list[JobTelemetry]]:
     """Return the causes of jobs with usual counters for a minute, and then deviating counters on one rank of the first
     job.
 
     unread: ranks without GPU readings.
     """
-    random, panel = np.random.default_rng(1), Panel()
+    random, panel = np.random.default_rng(1), CounterStatistics()
     causes = Causes(panel, Switches())
     jobs = [JobTelemetry(shape) for shape in shapes]
     for second in range(90):

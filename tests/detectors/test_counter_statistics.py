@@ -16,7 +16,7 @@ from scheduler_feedback.detectors.counters.counter_statistics import (
     DECAY,
     HIGHEST,
     WARM_UP_WINDOWS,
-    Panel,
+    CounterStatistics,
     _peers,
     joined,
 )
@@ -106,7 +106,7 @@ def test_the_statistics_equal_their_formulas_to_the_bit(stages: list[int], seed:
     columns = len(stages)
     shape = Shape("j", 1, np.arange(columns), tuple(f"n{index // 4}" for index in range(columns)),
                   stage=np.array(stages))  # fmt: skip
-    panel, random = Panel(switches), np.random.default_rng(seed)
+    panel, random = CounterStatistics(switches), np.random.default_rng(seed)
     plain = [[Plain(feature, switches) for _ in stages] for feature in range(len(FEATURES))]
     for window, values in enumerate(windows(random, columns, 120)):
         now_ns = START + window * SECOND
@@ -154,7 +154,7 @@ def test_peers_are_the_role_if_it_can_vote_and_else_the_job(stages: list[int], p
     assert joined([]).tolist() == []
 
 
-def seen_by(panel: Panel, shape: Shape, windows: int, first: int = 0) -> None:
+def seen_by(panel: CounterStatistics, shape: Shape, windows: int, first: int = 0) -> None:
     random = np.random.default_rng(first)
     for second in range(first, first + windows):
         values = random.normal(1.0, 0.02, (len(FEATURES), 1, len(shape))).astype(np.float32)
@@ -165,7 +165,7 @@ def seen_by(panel: Panel, shape: Shape, windows: int, first: int = 0) -> None:
 def test_baselines_survive_two_restarts_in_short_succession() -> None:
     whole = Shape("j", 1, np.arange(16), ("n",) * 16)
     part = Shape("j", 1, np.arange(5), ("n",) * 5)
-    first, second, third = Panel(), Panel(), Panel()
+    first, second, third = CounterStatistics(), CounterStatistics(), CounterStatistics()
     seen_by(first, whole, WARM_UP_WINDOWS + 1)
     second.load(first.dump())
     seen_by(second, part, 2, 100)
@@ -177,7 +177,7 @@ def test_baselines_survive_two_restarts_in_short_succession() -> None:
 
 def test_restored_baselines_are_dropped_after_ten_minutes() -> None:
     gone, here = Shape("gone", 1, np.arange(4), ("n",) * 4), Shape("here", 1, np.arange(4), ("n",) * 4)
-    before, after = Panel(), Panel()
+    before, after = CounterStatistics(), CounterStatistics()
     seen_by(before, gone, WARM_UP_WINDOWS + 1)
     after.load(before.dump())
     seen_by(after, here, 1, 0)

@@ -31,7 +31,7 @@ from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cause, Cleare
 from scheduler_feedback.detectors import DETECTORS, Detector, make_all
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.cause_signatures import Priors, weigh
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.counters.fault_history import FaultHistory
 from scheduler_feedback.detectors.hang.hang import HangDetector
 from scheduler_feedback.detectors.health.health import HealthDetector
@@ -448,10 +448,10 @@ def test_medians_and_means_of_groups_are_correct(sizes: list[int], holes: float,
                 assert np.isnan(median[feature, group])
 
 
-def panel_after(order: np.ndarray, seconds: int = 60) -> Panel:
+def panel_after(order: np.ndarray, seconds: int = 60) -> CounterStatistics:
     job = Job(ranks=12)
     job.feature["sm_clock"] = lambda second: np.where(np.arange(12) == 7, 0.8 if second > 40 else 1.0, 1.0)
-    random, panel = np.random.default_rng(3), Panel()
+    random, panel = np.random.default_rng(3), CounterStatistics()
     for second in range(seconds):
         values = job.values(second, random).astype(np.float32)[:, order]
         telemetry = Telemetry(second, (JobTelemetry(job.shape),), Counters(np.array([second]), 1.0, values[:, None]))
@@ -473,7 +473,7 @@ def test_permuting_ranks_permutes_the_statistics() -> None:
 
 def test_missing_samples_accuse_no_rank() -> None:
     job = Job(ranks=12)
-    random, panel = np.random.default_rng(3), Panel()
+    random, panel = np.random.default_rng(3), CounterStatistics()
     for second in range(150):
         values = job.values(second, random).astype(np.float32)
         values[random.random(values.shape) < 0.3] = np.nan
@@ -554,7 +554,7 @@ def test_detectors_accept_empty_telemetry() -> None:
         )
 
 
-def watched(panel: Panel, job: Job, first: int, seconds: int) -> HealthDetector:
+def watched(panel: CounterStatistics, job: Job, first: int, seconds: int) -> HealthDetector:
     detector = HealthDetector(panel=panel)
     course(detector, [job], seconds, first=first)
     return detector
@@ -564,10 +564,10 @@ def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
     """Rank 3's clock is low when the controller restarts. Without the stored baselines the low clock would become
     usual."""
     job = Job(ranks=16)
-    before = watched(Panel(), job, 1, 60).snapshot()
+    before = watched(CounterStatistics(), job, 1, 60).snapshot()
     job.feature["sm_clock"] = lambda second: np.where(np.arange(16) == 3, 0.8, 1.0)
     row = FEATURE["sm_clock"]
-    restored, anew = Panel(), Panel()
+    restored, anew = CounterStatistics(), CounterStatistics()
     detector = HealthDetector(panel=restored)
     detector.restore(before)
     course(detector, [job], 20, first=61)
@@ -576,15 +576,15 @@ def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
     assert restored.score[row, 3] >= 8.0
     assert np.abs(restored.level[row, [2, 4]]).max() < 0.05
     assert np.abs(anew.level[row, 3]) < 0.05, "learned as healthy: this is what the snapshot is for"
-    again = HealthDetector(panel=Panel())
+    again = HealthDetector(panel=CounterStatistics())
     again.restore(detector.snapshot())
 
 
 def test_baselines_are_restored_rank_by_rank_within_an_attempt() -> None:
     job = Job(ranks=16)
-    before = watched(Panel(), job, 1, 60).snapshot()
+    before = watched(CounterStatistics(), job, 1, 60).snapshot()
     few, all_of_them = job.shape, job.shape
-    panel = Panel()
+    panel = CounterStatistics()
     detector = HealthDetector(panel=panel)
     detector.restore(before)
     job.shape = Shape("j", 1, few.ranks[:5], few.nodes[:5], few.gpus[:5], few.nics[:5])

@@ -20,7 +20,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
     no_counters,
 )
 from scheduler_feedback.core.verdict import Abstention, Cause, Kind, Verdict
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.counters.fault_history import MOST_WEIGHT, REMEMBERED_NS, FaultHistory
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.health.job_speed import BEST_STEPS, Speed, Speeds
@@ -331,7 +331,7 @@ def test_a_degraded_link_is_reported_even_if_the_job_is_not_slower(share: float,
 
 
 def test_a_verdict_of_another_detector_is_not_repeated() -> None:
-    panel = Panel()
+    panel = CounterStatistics()
     panel.accused.add(("j", 1, 6))
     assert not verdicts(
         course(HealthDetector(panel=panel), [failing("nic_physical_errors", 50.0, lambda r: r == 6)], 140)

@@ -7,7 +7,7 @@ import pytest
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.counters.peer_outlier import kept_from_working, many, works_longer
 
 NS = 1_000_000_000
@@ -16,13 +16,15 @@ SLOWER = 1.2
 BEGINS = 60
 
 
-def panel_of(changes: dict[str, FloatArray], staged: bool = True, unknown: tuple[str, ...] = ()) -> tuple[Panel, Shape]:
+def panel_of(
+    changes: dict[str, FloatArray], staged: bool = True, unknown: tuple[str, ...] = ()
+) -> tuple[CounterStatistics, Shape]:
     """Return statistics after a healthy minute, and half a minute with counters at these multiples of their usual
     value."""
     random = np.random.default_rng(2)
     stage = np.arange(RANKS) // 16 if staged else None
     shape = Shape("job", 1, np.arange(RANKS), tuple(f"n{rank // 8}" for rank in range(RANKS)), stage=stage)
-    panel = Panel()
+    panel = CounterStatistics()
     for second in range(BEGINS + 30):
         made = np.full((len(FEATURES), 1, RANKS), 1.0, np.float32)
         for name in ("tensor_active", "power", "sm_active", "sm_clock"):

@@ -11,7 +11,7 @@ import pytest
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Counters, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Kind, Verdict
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.health.health import HealthDetector
 from scheduler_feedback.detectors.workload.unreported_workload import RoleActivity
 from scheduler_feedback.detectors.workload.workload import WorkloadDetector
@@ -39,13 +39,13 @@ def told(
     per_node: int = 8,
     staged: bool = True,
     begins: int = BEGINS,
-    meanwhile: Callable[[Panel], None] = lambda panel: None,
+    meanwhile: Callable[[CounterStatistics], None] = lambda panel: None,
 ) -> list[Finding]:
     """Return the findings on a job of two stages with iterations of a second, and longer ones from `begins` on."""
     random = np.random.default_rng(5)
     nodes = tuple(f"n{rank // per_node}" for rank in range(RANKS))
     shape = Shape("job", 1, np.arange(RANKS), nodes, stage=STAGE if staged else None)
-    panel = Panel()
+    panel = CounterStatistics()
     detectors = HealthDetector(panel=panel), WorkloadDetector(panel=panel)
     found: list[Finding] = []
     for second in range(1, seconds + 1):

@@ -13,7 +13,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, Telemetry, no_counters
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, places
 from scheduler_feedback.detectors.straggler import straggler
@@ -275,7 +275,7 @@ def test_the_last_slow_step_is_the_newest() -> None:
 
 
 def test_a_verdict_is_active_until_ten_windows_at_normal_speed() -> None:
-    watched, panel = watched_of(), Panel()
+    watched, panel = watched_of(), CounterStatistics()
     watched.standing[3] = ActiveVerdict("v", 0, 0.95)
     panel.accused = {("g", 1, 3), ("g", 1, 5)}
     windows = judge_all(watched, own_times(CLEAR_WINDOWS, r3=1.5))
@@ -293,7 +293,7 @@ def test_a_verdict_is_active_until_ten_windows_at_normal_speed() -> None:
 
 
 def test_a_node_verdict_is_active_until_all_of_its_ranks_are_normal() -> None:
-    watched, panel = watched_of(), Panel()
+    watched, panel = watched_of(), CounterStatistics()
     watched.standing[3] = ActiveVerdict("v", 0, 0.95, others={2})
     calm = interval_of([0.0] * CLEAR_WINDOWS)
     slow = np.where(np.arange(RANKS) == 2, 5.0, 0.0)

@@ -32,8 +32,8 @@ MUTANTS = (
     ),
     Mutant(
         "detectors.__init__:make_all",
-        "Panel(switches)",
-        "Panel()",
+        "CounterStatistics(switches)",
+        "CounterStatistics()",
         ("tests/detectors/test_counter_statistics.py::test_detectors_of_a_stream_share_statistics_and_switches",),
     ),
     # --- apart ---
@@ -710,31 +710,31 @@ MUTANTS = (
     ),
     # --- panel ---
     Mutant(
-        "detectors.counters.counter_statistics:Panel._fold",
+        "detectors.counters.counter_statistics:CounterStatistics._fold",
         "if BAD[feature] < 0:",
         "if BAD[feature] > 0:",
         ("tests/detectors/test_counter_statistics.py",),
     ),
     Mutant(
-        "detectors.counters.counter_statistics:Panel._fold",
+        "detectors.counters.counter_statistics:CounterStatistics._fold",
         "residual -= ALLOWANCE",
         "pass",
         ("tests/detectors/test_counter_statistics.py",),
     ),
     Mutant(
-        "detectors.counters.counter_statistics:Panel._fold",
+        "detectors.counters.counter_statistics:CounterStatistics._fold",
         "beside *= self._decay",
         "pass",
         ("tests/detectors/test_counter_statistics.py",),
     ),
     Mutant(
-        "detectors.counters.counter_statistics:Panel._learn",
+        "detectors.counters.counter_statistics:CounterStatistics._learn",
         "unlearned = taken < self._enough",
         "unlearned = taken <= self._enough",
         ("tests/detectors/test_counter_statistics.py",),
     ),
     Mutant(
-        "detectors.counters.counter_statistics:Panel._move",
+        "detectors.counters.counter_statistics:CounterStatistics._move",
         "if before is shape:",
         "if before is not None:",
         (_D + "baselines_are_restored_rank_by_rank_within_an_attempt",),
@@ -746,7 +746,7 @@ MUTANTS = (
         ("tests/detectors/test_counter_statistics.py",),
     ),
     Mutant(
-        "detectors.counters.counter_statistics:Panel.dump",
+        "detectors.counters.counter_statistics:CounterStatistics.dump",
         "if known is None or len(known.ranks) < len(norm.ranks):",
         "if known is None:",
         ("tests/detectors/test_counter_statistics.py",),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Float32Array, IndexArray
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 
 MARGIN = math.log(3.0)
 """A cause is reported if it is three times as likely as the next one."""
@@ -106,7 +106,11 @@ class Weighed:
 
 
 def weigh(
-    panel: Panel, suspects: IndexArray, priors: Priors, switches: Switches | None = None, from_start: bool = False
+    panel: CounterStatistics,
+    suspects: IndexArray,
+    priors: Priors,
+    switches: Switches | None = None,
+    from_start: bool = False,
 ) -> Weighed:
     """Compute the log odds of all causes for these columns of the panel at once: [A].
 
@@ -131,7 +135,7 @@ def weigh(
     return Weighed(np.where(margin >= MARGIN, best, -1).astype(np.intp), margin.astype(np.float32), odds)
 
 
-def evidence(panel: Panel, column: int, most: int = 4) -> tuple[Evidence, ...]:
+def evidence(panel: CounterStatistics, column: int, most: int = 4) -> tuple[Evidence, ...]:
     """Return the counters that differ most from the peers, as evidence that a person can verify."""
     sigmas = np.nan_to_num(panel.level[:, column] / panel.scale[:, column])
     group = int(panel.peers_of.of[column])

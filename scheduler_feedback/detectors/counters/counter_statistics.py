@@ -77,7 +77,7 @@ class Norm:
     scale: Float32Array
 
 
-class Panel:
+class CounterStatistics:
     """Counter statistics over F features and N columns, float32 [F, N] each. Shared by the detectors of one stream."""
 
     def __init__(self, switches: Switches | None = None) -> None:
@@ -136,7 +136,7 @@ class Panel:
         self._warming = np.ones(COUNT, np.bool_)
         self._fresh = np.ones(COUNT, np.bool_)
 
-    def at(self, telemetry: Telemetry) -> Panel:
+    def at(self, telemetry: Telemetry) -> CounterStatistics:
         """Fold in this telemetry once, however many detectors call this. Return the panel."""
         if telemetry is self._seen:
             return self

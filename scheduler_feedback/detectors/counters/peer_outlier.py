@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Float32Array, IndexArray, Shape
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA
 
 SHARE = 0.5
@@ -33,7 +33,7 @@ MANY = 8
 """If more than one rank in eight, on several nodes, is affected, the cause is something that they share."""
 
 
-def works_longer(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
+def works_longer(panel: CounterStatistics, shape: Shape, rank: int, slower: float) -> bool:
     """Return whether the rank (index) works longer than its peers, and few other ranks do."""
     columns = panel.of(shape.job)
     longer = panel.level[FEATURE["tensor_active"], columns]
@@ -45,7 +45,7 @@ def works_longer(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
     return bool(clear) and rank in alike and not many(alike, shape)
 
 
-def kept_from_working(panel: Panel, shape: Shape, rank: int, slower: float) -> bool:
+def kept_from_working(panel: CounterStatistics, shape: Shape, rank: int, slower: float) -> bool:
     """Return whether the ranks on this rank's node draw less power than ranks of its role on other nodes.
 
     Without power readings, SM activity is compared. The node's own ranks are excluded from the reference: with two

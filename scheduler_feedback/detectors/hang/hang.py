@@ -26,7 +26,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, IndexArray, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import ALARM, Panel
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM, CounterStatistics
 from scheduler_feedback.detectors.counters.peer_outlier import many
 from scheduler_feedback.detectors.hang.process_evidence import evidence as of_process
 from scheduler_feedback.detectors.hang.process_evidence import never_go_on, states_of
@@ -120,11 +120,11 @@ class HangDetector:
         self,
         timed: bool = True,
         switches: Switches | None = None,
-        panel: Panel | None = None,
+        panel: CounterStatistics | None = None,
     ) -> None:
         self._timed = timed
         self._switches = Switches() if switches is None else switches
-        self._panel = Panel(self._switches) if panel is None else panel
+        self._panel = CounterStatistics(self._switches) if panel is None else panel
         self._watched: dict[str, _AttemptState] = {}
         self._restored: dict[str, _Restored] = {}
         self._restored_until_ns = 0

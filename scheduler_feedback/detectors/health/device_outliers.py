@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
 from scheduler_feedback.detectors.counters.cause_signatures import evidence
-from scheduler_feedback.detectors.counters.counter_statistics import ALARM, Panel
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM, CounterStatistics
 from scheduler_feedback.detectors.counters.peer_outlier import kept_from_working, many, works_longer
 from scheduler_feedback.detectors.health.job_speed import Speeds
 from scheduler_feedback.detectors.health.suspicion import Suspicion
@@ -57,7 +57,7 @@ ROWS = sorted({FEATURE[name] for _, _, names in (*FEATURES_OF, *FEATURES_OF_SLOW
 class DifferingCounters:
     """Number of ticks for which each rank's counters have differed: (job, attempt, rank) -> ticks."""
 
-    def __init__(self, panel: Panel) -> None:
+    def __init__(self, panel: CounterStatistics) -> None:
         self._panel = panel
         self._counted: dict[tuple[str, int, int], int] = {}
 

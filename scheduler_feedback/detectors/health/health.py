@@ -28,7 +28,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Finding, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.health.device_outliers import DifferingCounters
 from scheduler_feedback.detectors.health.job_speed import Bests, Speed, Speeds
 from scheduler_feedback.detectors.health.port_health import Ports
@@ -57,10 +57,10 @@ class HealthDetector:
         self,
         timed: bool = True,
         switches: Switches | None = None,
-        panel: Panel | None = None,
+        panel: CounterStatistics | None = None,
     ) -> None:
         self._timed = timed
-        self._panel = Panel(switches) if panel is None else panel
+        self._panel = CounterStatistics(switches) if panel is None else panel
         self._ports = Ports()
         self._silence = StaleAgents()
         self._speeds = Speeds()

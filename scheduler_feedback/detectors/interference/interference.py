@@ -31,7 +31,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import ALARM, Panel
+from scheduler_feedback.detectors.counters.counter_statistics import ALARM, CounterStatistics
 from scheduler_feedback.detectors.interference.shared_resources import NOBODY, SENDING, Resources, Sharing, ranks_of
 from scheduler_feedback.detectors.interference.unreported_victim import LEAST_WAIT, Unreported
 from scheduler_feedback.detectors.interference.victim_steps import (
@@ -112,10 +112,12 @@ class InterferenceDetector:
 
     name = "interference"
 
-    def __init__(self, timed: bool = True, switches: Switches | None = None, panel: Panel | None = None) -> None:
+    def __init__(
+        self, timed: bool = True, switches: Switches | None = None, panel: CounterStatistics | None = None
+    ) -> None:
         self._timed = timed
         self._switches = Switches() if switches is None else switches
-        self._panel = Panel(self._switches) if panel is None else panel
+        self._panel = CounterStatistics(self._switches) if panel is None else panel
         self._courses: dict[str, _Course] = {}
         self._ends: deque[int] = deque(maxlen=KEPT_WINDOWS)
         self._blocks = Blocks()

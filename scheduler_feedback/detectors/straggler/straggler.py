@@ -23,7 +23,7 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Telemetry
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.stats.group_intersection import intersected
 from scheduler_feedback.detectors.steps.baseline import (
     SKIPPED_STEPS,
@@ -93,10 +93,12 @@ class StragglerDetector:
 
     name = DETECTOR
 
-    def __init__(self, timed: bool = True, switches: Switches | None = None, panel: Panel | None = None) -> None:
+    def __init__(
+        self, timed: bool = True, switches: Switches | None = None, panel: CounterStatistics | None = None
+    ) -> None:
         self._timed = timed
         self._switches = Switches() if switches is None else switches
-        self._panel = Panel(self._switches) if panel is None else panel
+        self._panel = CounterStatistics(self._switches) if panel is None else panel
         self._causes = Causes(self._panel, self._switches)
         self._watched: dict[str, GangState] = {}
         self._roles: dict[str, tuple[tuple[int, ...], FloatArray]] = {}

@@ -11,7 +11,7 @@ from scheduler_feedback.core.telemetry.telemetry import FEATURES, JobTelemetry, 
 from scheduler_feedback.core.verdict import Cause, Evidence
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.counters.cause_signatures import MARGIN, Priors, evidence, weigh
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
@@ -35,7 +35,7 @@ class Causes:
     It also keeps the set of hosts that several jobs share: waiting on such a host may be caused by the other job.
     """
 
-    def __init__(self, panel: Panel, switches: Switches) -> None:
+    def __init__(self, panel: CounterStatistics, switches: Switches) -> None:
         self._panel = panel
         self._switches = switches
         self._priors = Priors()

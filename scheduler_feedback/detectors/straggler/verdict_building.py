@@ -10,7 +10,7 @@ import numpy as np
 from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors.counters.cause_signatures import OF_HOST, OF_NIC
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.steps.baseline import Baseline
 from scheduler_feedback.detectors.steps.windows import Window, join
 from scheduler_feedback.detectors.straggler.alarm_checks import HIT_SIGMAS, LEAST_SLOWDOWN, Judged, Judgement
@@ -53,7 +53,9 @@ CALM_WINDOWS = 10
 """Number of quiet windows that end an episode. A reason is reported once per episode."""
 
 
-def verdict(name: str, watched: GangState, judgement: Judgement, job: JobTelemetry, panel: Panel) -> list[Finding]:
+def verdict(
+    name: str, watched: GangState, judgement: Judgement, job: JobTelemetry, panel: CounterStatistics
+) -> list[Finding]:
     """Return the verdict if it is new, or if it contains more than the one already reported.
 
     A verdict on a whole node is not repeated for each of its ranks, so that an operator is paged once.
@@ -110,7 +112,7 @@ def verdict(name: str, watched: GangState, judgement: Judgement, job: JobTelemet
     ]
 
 
-def cover_rank(name: str, watched: GangState, rank: int, standing: ActiveVerdict, panel: Panel) -> None:
+def cover_rank(name: str, watched: GangState, rank: int, standing: ActiveVerdict, panel: CounterStatistics) -> None:
     """Add the rank to a verdict on its node. The verdict is cleared when all of its ranks run at normal speed."""
     if watched.standing.get(rank) is not standing and rank not in standing.others:
         standing.others.add(rank)
@@ -154,7 +156,7 @@ def abstention(name: str, watched: GangState, judgement: Judgement) -> Abstentio
     )
 
 
-def cleared(name: str, watched: GangState, window: Window, panel: Panel) -> list[Finding]:
+def cleared(name: str, watched: GangState, window: Window, panel: CounterStatistics) -> list[Finding]:
     """Clear the verdicts whose ranks have run at normal speed for CLEAR_WINDOWS windows."""
     if not watched.standing:
         return []

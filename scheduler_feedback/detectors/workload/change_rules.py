@@ -15,7 +15,7 @@ import numpy as np
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, IndexArray, JobTelemetry
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.medians import column_medians, median, row_medians
 from scheduler_feedback.detectors.steps.baseline import WARM_UP_STEPS
@@ -83,7 +83,7 @@ class Recent:
     """Log of the median of `normal` over its usual value: [n]."""
 
 
-def claims(course: Course, job: JobTelemetry, crowded: bool, panel: Panel) -> Iterator[Claim]:
+def claims(course: Course, job: JobTelemetry, crowded: bool, panel: CounterStatistics) -> Iterator[Claim]:
     """Yield the claims of all rules.
 
     crowded: whether other jobs use its hosts; a slowdown of all ranks on a host may then be caused by them.
@@ -148,7 +148,7 @@ def _idle(course: Course, usual: Usual, recent: Recent) -> FloatArray:
     return np.where(noise < (WORK_SHARE - IDLE_SHARE) / 2, found, np.nan)
 
 
-def _pressed(course: Course, job: JobTelemetry, panel: Panel) -> list[bool]:
+def _pressed(course: Course, job: JobTelemetry, panel: CounterStatistics) -> list[bool]:
     """Return whether hosts of each role wait for CPUs or disks more than other hosts of the job: [roles]."""
     if job.shape.job not in panel.columns:
         return [False] * len(course.where.roles)

@@ -33,7 +33,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
     Telemetry,
 )
 from scheduler_feedback.core.verdict import Cause, Cleared, Evidence, Finding, Kind, Verdict
-from scheduler_feedback.detectors.counters.counter_statistics import Panel
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics
 from scheduler_feedback.detectors.iteration.job_slowdown import RATES, SlowdownTest
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.validity_mask import BoolArray
@@ -273,7 +273,7 @@ def _claim(
 class UnreportedWorkloads:
     """All jobs that report no steps. Owned by the workload detector."""
 
-    def __init__(self, panel: Panel) -> None:
+    def __init__(self, panel: CounterStatistics) -> None:
         self._panel = panel
         self._doings: dict[str, RoleActivity] = {}
 

@@ -18,7 +18,7 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, Grouping, JobTelemetry, Shape, Telemetry
 from scheduler_feedback.core.verdict import Cause, Cleared, Finding, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.detectors.counters.counter_statistics import Panel, joined
+from scheduler_feedback.detectors.counters.counter_statistics import CounterStatistics, joined
 from scheduler_feedback.detectors.stats import log_odds
 from scheduler_feedback.detectors.stats.group_medians import group_mean
 from scheduler_feedback.detectors.steps.baseline import SKIPPED_STEPS
@@ -57,10 +57,10 @@ class WorkloadDetector:
         self,
         timed: bool = True,
         switches: Switches | None = None,
-        panel: Panel | None = None,
+        panel: CounterStatistics | None = None,
     ) -> None:
         self._timed = timed
-        self._panel = Panel(switches) if panel is None else panel
+        self._panel = CounterStatistics(switches) if panel is None else panel
         self._courses: dict[str, Course] = {}
         self._unreported = UnreportedWorkloads(self._panel)
         self._shapes: tuple[Shape, ...] = ()
