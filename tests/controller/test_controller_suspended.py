@@ -7,14 +7,14 @@ import pytest
 
 from scheduler_feedback.core.telemetry.telemetry import Counters, Telemetry
 from scheduler_feedback.core.verdict import MASS_LOSS
-from scheduler_feedback.detectors.health.stale_agents import Silence
+from scheduler_feedback.detectors.health.stale_agents import StaleAgents
 
 SECOND = 1_000_000_000
 BEGIN = 1_800_000_000
 NODES = ("node-0", "node-1", "node-2", "node-3")
 
 
-def look(silence: Silence, second: float, heard: float) -> str:
+def look(silence: StaleAgents, second: float, heard: float) -> str:
     """One pass at `second`, with the newest frame of every node from `heard`; the abstention's detector, or ''."""
     now_ns = int((BEGIN + second) * SECOND)
     counters = Counters(np.empty(0, np.int64), 1.0, np.empty((0, 0, 0), np.float32))
@@ -25,7 +25,7 @@ def look(silence: Silence, second: float, heard: float) -> str:
 
 @pytest.mark.parametrize("suspended", [10.0, 20.0, 60.0, 3600.0])
 def test_agents_are_not_lost_while_the_controller_itself_was_suspended(suspended: float) -> None:
-    silence = Silence()
+    silence = StaleAgents()
     for tick in range(20):
         assert look(silence, tick / 2, tick / 2) == ""
     begun = 10.0 + suspended
@@ -37,13 +37,13 @@ def test_agents_are_not_lost_while_the_controller_itself_was_suspended(suspended
 
 
 def test_agents_that_stay_silent_after_the_controller_was_suspended_are_lost() -> None:
-    silence = Silence()
+    silence = StaleAgents()
     look(silence, 0.0, 0.0)
     found = [look(silence, 30.0 + tick / 2, 0.0) for tick in range(60)]
     assert found.index(MASS_LOSS) / 2 == pytest.approx(15.0, abs=1.0)
 
 
 def test_agents_that_fall_silent_while_the_controller_runs_are_lost() -> None:
-    silence = Silence()
+    silence = StaleAgents()
     found = [look(silence, tick / 2, 0.0) for tick in range(60)]
     assert found.index(MASS_LOSS) / 2 == pytest.approx(15.0, abs=1.0)

@@ -1,4 +1,4 @@
-"""Peer outliers: whether a rank of a job without step reports works longer, or is kept from working, by its counters.
+"""Peer outliers: ranks of a job without step reports that work longer, or are kept from working, by their counters.
 
 A throttling GPU or a busy host is evidence for a cause, not for slowness: a stage with more work runs hotter without
 any fault. All ranks of a synchronous job finish an iteration together, and peers do the same work in it. A slow rank

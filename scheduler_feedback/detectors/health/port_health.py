@@ -1,4 +1,4 @@
-"""Ports that go down, permanently or repeatedly. Each is reported once, and then damped."""
+"""Ports that go down, permanently or repeatedly. Each is reported once and then damped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Stale agents: agents that stop reporting. Many at once mean a rollout or a network fault. One means a lost node, if a
-job on it has stopped."""
+"""Agents that have stopped reporting.
+
+Many at once mean a rollout or a network fault. One means a lost node, if a job on it has stopped.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The workload detector: slowdowns that a job causes itself. It reports them, so that no one searches for faulty
-hardware; no action follows.
+"""The workload detector: slowdowns that a job causes itself.
 
-It evaluates the newest steps of a job: pipeline stages with unequal work, sequences of unequal length, ranks with a
-constant offset from their peers, long steps at a fixed period (checkpoints, evaluation), and a job all of whose ranks
-have more work than before.
+It reports them, so that no one searches for faulty hardware; no action follows. It evaluates the newest steps of a job:
+pipeline stages with unequal work, sequences of unequal length, ranks with a constant offset from their peers, long
+steps at a fixed period (checkpoints, evaluation), and a job all of whose ranks have more work than before.
 """
 
 from __future__ import annotations
