@@ -38,14 +38,14 @@ from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 from scheduler_feedback.policies.index import timeouts
 from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
 from scheduler_feedback.policies.intake import external_jobs, observations, user_requests, verdict_events
-from scheduler_feedback.policies.intake.expired_timeouts import let_clocks_run_out
+from scheduler_feedback.policies.intake.expired_timeouts import expire_timeouts
 from scheduler_feedback.policies.intake.job_admission import admit_check
 from scheduler_feedback.policies.nodes import draining, spares
 from scheduler_feedback.policies.nodes.quarantine import mark_accused_nodes
 from scheduler_feedback.policies.queue import defragmentation, preemption, reclaim, resizing
 from scheduler_feedback.policies.queue.backfill_scheduling import backfill
-from scheduler_feedback.policies.queue.slow_node_placement import start_beside
-from scheduler_feedback.policies.queue.starting import choose_anew, place_or_reserve, restart_moved, start_probes
+from scheduler_feedback.policies.queue.slow_node_placement import start_on_slow_nodes
+from scheduler_feedback.policies.queue.starting import place_or_reserve, replan, restart_moved, start_probes
 from scheduler_feedback.policies.queue.waiting_reasons import explain, why_waits
 from scheduler_feedback.policies.remediation.migration import judge_running_gangs
 from scheduler_feedback.policies.remediation.stopping import ask_for_stops
@@ -74,10 +74,10 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     cycle costs what has happened in it, not what there is.
     """
     turn = begin(state, now_ns)  # 1  time never falls
-    take_in(turn, events, WISHES_AND_OBSERVATIONS)  # 2  what users want and what the backend saw
-    take_in(turn, events, FINDINGS)  # 3  what the detectors say,
+    take_in(turn, events, REQUESTS_AND_OBSERVATIONS)  # 2  what users want and what the backend saw
+    take_in(turn, events, VERDICT_EVENTS)  # 3  what the detectors say,
     suspect_accused_nodes(turn)  #        and what it makes of nodes
-    let_clocks_run_out(turn)  # 4  quarantines, probations, suspicions, late starts, expired estimates
+    expire_timeouts(turn)  # 4  quarantines, probations, suspicions, late starts, expired estimates
     evaluate_what_is_due(turn)  #    and whatever else may be decided by now because time has passed
     ledger = ledger_of(state)  # 5  who waits, in order; what is free; what will be
     spares.appoint(turn, ledger)  #    what is kept for gangs that must leave a bad node
@@ -95,7 +95,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
         turn.looked |= state.policy.preempt
         state.replan_owed |= state.policy.preempt  # one that comes too early is made up for (``timeouts``)
         if look and state.policy.order is not Order.FAIR:
-            choose_anew(turn, ledger)  # 6, 7  of all, running or waiting, who should have the slots
+            replan(turn, ledger)  # 6, 7  of all, running or waiting, who should have the slots
         else:
             if state.policy.preempt and state.policy.order is Order.FAIR and not state.frozen:
                 reclaim.reclaim(turn, ledger)  # what a queue was promised it gets back from those that borrow
@@ -103,7 +103,9 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
                 preemption.swap(turn, ledger)
             reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
             backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead
-            while start_beside(turn, ledger, reservation):  #    what still lies idle may be worth more with a slow node
+            while start_on_slow_nodes(
+                turn, ledger, reservation
+            ):  #    what still lies idle may be worth more with a slow node
                 reservation = place_or_reserve(turn, ledger)
                 backfill(turn, ledger, reservation)
             if resizing.make_room(turn, ledger) or defragmentation.make_room(turn, ledger):
@@ -120,7 +122,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
 
 _Handlers = dict[type, Callable[[Turn, Any], None]]
 
-WISHES_AND_OBSERVATIONS: _Handlers = {
+REQUESTS_AND_OBSERVATIONS: _Handlers = {
     Submitted: user_requests.submitted,
     CancelRequested: user_requests.cancel_requested,
     NodeCommanded: user_requests.node_commanded,
@@ -138,7 +140,7 @@ WISHES_AND_OBSERVATIONS: _Handlers = {
     AttemptUnknown: observations.attempt_unknown,
     ActionFailed: observations.action_failed,
 }
-FINDINGS: _Handlers = {
+VERDICT_EVENTS: _Handlers = {
     Verdict: verdict_events.verdict_found,
     Cleared: verdict_events.verdict_cleared,
     Abstention: verdict_events.abstained,
@@ -185,7 +187,7 @@ def commit(turn: Turn, ledger: Ledger, events: Sequence[Event]) -> Outcome:
             turn.tell(job_id, "waits", why_waits(state, job))
     ledger.settle()
     ledger.note_who_waits()
-    ledger.expect_restarts_anew(ledger.claimants)  # the gangs on their slots may have been asked to stop just now
+    ledger.update_expected_restarts(ledger.claimants)  # the gangs on their slots may have been asked to stop just now
     state.idle = not (ledger.grown or ledger.changed or ledger.fresh)
     forget_the_oldest(state, ledger)
     if ledger.plan_or_none is not None:

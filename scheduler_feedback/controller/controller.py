@@ -58,7 +58,7 @@ from scheduler_feedback.journal.format_needs import UNCHANGED
 from scheduler_feedback.journal.recovery import recover
 from scheduler_feedback.journal.store import NumberedEntry, Retention, Store
 from scheduler_feedback.part_failures import PartFailures
-from scheduler_feedback.policies.queue.queue_forecast import outlook
+from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 
 STOP_SECONDS = 2.0
 
@@ -167,7 +167,7 @@ class Controller:
         hooks = Hooks(
             self._written,
             self._watch.snapshots,
-            lambda state: (*measure(state), *outlook(state)),
+            lambda state: (*measure(state), *queue_metrics(state)),
             self._died,
             self.failures.report,
             self._placements.follow,

@@ -198,9 +198,9 @@ def test_a_malformed_submission_is_refused_by_field(refusing: Site, body: object
     [
         ({"ranks": 5}, "asks for 5 ranks; this cluster can hold at most 4 (2 nodes x 2 slots)"),
         ({"checkpoint_signal": "SIGKILL"}, "SIGKILL cannot be caught"),
-        ({"checkpoint_signal": "SIGNONE"}, "'SIGNONE' is no signal"),
+        ({"checkpoint_signal": "SIGNONE"}, "'SIGNONE' is not a signal"),
         ({"command": ["a\0b"]}, "NUL"),
-        ({"environment": {"A=B": "c"}}, "is no name for an environment variable"),
+        ({"environment": {"A=B": "c"}}, "is not a valid name for an environment variable"),
     ],
 )
 def test_a_job_that_can_not_be_is_refused_in_words(refusing: Site, more: dict[str, object], words: str) -> None:
@@ -294,7 +294,7 @@ def test_a_waiting_job_is_explained_queued_and_cancelled(site: Site) -> None:
     assert [waited["job_id"] for waited in explained["waits_for"]] == [first]
     assert site.post(f"/api/jobs/{second}/cancel", {"by": "ada"}) == {"job": second}
     assert site.get(f"/api/jobs/{second}")["state"] == "cancelled"
-    assert site.get(f"/api/jobs/{second}/story")[-1]["text"] == "cancelled: cancelled while it waited by ada"
+    assert site.get(f"/api/jobs/{second}/story")[-1]["text"] == "cancelled: cancelled while pending by ada"
 
 
 def test_an_operators_command_reaches_the_node_and_the_story_of_who_was_there(site: Site) -> None:

@@ -21,13 +21,13 @@ def entry(second: float, kind: str, text: str = "", subject: str = "j-000002", *
 
 STORY = (
     entry(0, "submitted", "train: 4 ranks"),
-    entry(0, "waits", "needs 4 slots, 2 can be had now"),
+    entry(0, "waits", "needs 4 slots, 2 available now"),
     entry(10, "backfilled", "attempt 1 starts on n0:0,1 n1:0,1"),
     entry(11, "running", "all ranks of attempt 1 run"),
     entry(12, "first-step", "attempt 1 made its first step"),
     entry(40, "verdict", VERDICT, verdict="v-7", window_wall_ns=f"{WALL + 30 * SECOND}..{WALL + 39 * SECOND}"),
-    entry(41, "migrate", "is to move to n2", gain="100 s"),
-    entry(41, "stopping", "attempt 1 is asked to stop (migrate)"),
+    entry(41, "migrate", "will move to n2", gain="100 s"),
+    entry(41, "stopping", "stop of attempt 1 requested (migrate)"),
     entry(45, "pending", "waits for its next attempt: stopped to be moved"),
     entry(46, "started", "attempt 2 starts on n1:0,1 n2:0,1"),
     entry(47, "running", "all ranks of attempt 2 run"),
@@ -83,7 +83,7 @@ def test_what_it_waited_for_is_linked() -> None:
     (link,) = queued.links  # the job that is forgotten has no trace to point at
     assert (link.trace_id, link.span_id) == (trace_id("j-000001", WALL), root_id("j-000001", WALL))
     assert dict(link.attributes)["gangwatch.job"] == "j-000001"
-    assert dict(queued.attributes)["reason"] == "needs 4 slots, 2 can be had now"
+    assert dict(queued.attributes)["reason"] == "needs 4 slots, 2 available now"
 
 
 @pytest.mark.parametrize("told_before", range(1, len(STORY)))

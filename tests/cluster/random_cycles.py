@@ -245,7 +245,7 @@ class Ordeal:
         for slot in slots:
             node = self.state.nodes[slot.node]
             lent = not node.spare or (job.spec.preemptible and job.spec.restartable) or job.spec.pinned_node is not None
-            kept = "a place was kept" in action.reason  # since before the node became a spare, or to move there
+            kept = "its reserved slots" in action.reason  # since before the node became a spare, or to move there
             assert lent or kept, f"{action.job_id} is lent a spare, and may not be stopped"
             self.owner[slot] = action.job_id
         assert not any(key[0] == action.job_id for key in self.alive), f"{action.job_id} starts twice"

@@ -16,7 +16,7 @@ from scheduler_feedback.core.job import JobKind, JobState, Slot
 from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.policies.index.scheduling_index import Ledger, forget_ledger, ledger_of
-from scheduler_feedback.policies.queue.queue_forecast import outlook
+from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 
 SECOND = 1_000_000_000
 
@@ -108,7 +108,7 @@ def check_metrics(state: State) -> None:
     assert value["gangwatch_slots_fragmented", ()] <= slots["free"]
     assert value["gangwatch_lost_slots", (("reason", "idle"),)] == slots["free"]
     assert 0 <= value["gangwatch_lost_slots", (("reason", "accused"),)] <= held
-    ahead = list(outlook(state))
+    ahead = list(queue_metrics(state))
     pending = sum(job.state is JobState.PENDING for job in state.jobs.values())
     assert sum(value for name, _, value in ahead if name == "gangwatch_gangs_waiting") == pending
     assert all(value >= 0 for name, _, value in ahead if name == "gangwatch_gang_seconds_left")

@@ -28,7 +28,7 @@ from scheduler_feedback.core.state import Mode, Policy, Queue, State
 from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.cycle import run as run_cycle
 from scheduler_feedback.detectors import make_all
-from scheduler_feedback.policies.queue.queue_forecast import outlook
+from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 from scheduler_feedback.sim.world import fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.frames import FrameExit, Sent
@@ -276,7 +276,7 @@ class ScriptedRun:
         samples: list[Sample] = [
             *leads,
             *measure(self.state),
-            *outlook(self.state),
+            *queue_metrics(self.state),
             *(
                 (
                     name,

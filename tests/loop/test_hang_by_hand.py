@@ -90,5 +90,5 @@ def test_one_that_cannot_be_restarted_says_so_and_a_second_stop_is_found_as_soon
         before = steps_of(door, job_id)
         wait_until(lambda before=before: steps_of(door, job_id) > before + 5, door.logs)  # type: ignore[misc]
     assert delays[1] < 1.4 * delays[0], "one and a half times the first stop would be sixty seconds"
-    assert "not restarted: it did not declare that it can be restarted" in story(door, job_id, "stay")[0]
+    assert "not restarted: it is not declared restartable" in story(door, job_id, "stay")[0]
     assert door.job(job_id)["attempt"] == 1

@@ -26,7 +26,7 @@ def history() -> History:
     made.end("j-000002")
     made.start("j-000003", ("node-1", 0))
     made.end("j-000003", code=3)
-    made.wait("j-000004", "first in the queue; needs 4 slots, 2 can be had now; expected to start in 60 min")
+    made.wait("j-000004", "first in the queue; needs 4 slots, 2 available now; expected to start in 60 min")
     made.queue["reserved_for"] = "j-000004"
     return made
 
@@ -205,13 +205,13 @@ def test_a_reason_of_a_moment_in_which_others_came_and_went_is_no_failure(histor
     history.state("page /", "j-000004", state="pending", waiting_because="waits until j-000001 ends")
     history.jobs = {name: dict(job) for name, job in history.jobs.items()}
     history.submit("j-000005", 1)
-    history.wait("j-000005", "needs 1 slot, which is not free; behind j-000004 in the queue")
+    history.wait("j-000005", "needs 1 slot; not enough are free; behind j-000004 in the queue")
     assert "agreement" not in checks(history.judge(20.0))
 
 
 def test_the_same_reason_a_moment_later_is_no_failure(history: History) -> None:
     history.judge()
-    because = "first in the queue; needs 4 slots, 2 can be had now; expected to start in 59 min"
+    because = "first in the queue; needs 4 slots, 2 available now; expected to start in 59 min"
     history.state("page /", "j-000004", state="pending", waiting_because=because)
     assert history.judge(20.0) == []
 
@@ -241,14 +241,14 @@ def test_what_changed_in_between_may_be_told_either_way(history: History) -> Non
     [
         "all actions are frozen by ordinary",
         "waits until j-000001 ends",
-        "needs 2 slots, which are not free together; behind j-000004 in the queue",
-        "needs 2 slots, which are not free together",
-        "there is room, but it is expected to run too long: j-000001, first in the queue, would be delayed",
-        "first in the queue; needs 2 slots, 3 can be had now; expected to start in 5 s",
-        "queue small may hold 2 slots, and holds 2",
-        "asks for 2 ranks; the nodes that a gang can share now have 4 slots together",
-        "its place on node-1:0,1 is not free yet",
-        "can never start as the queues are now: asks for 2 ranks; queue x may hold at most 0 slots: use another queue",
+        "needs 2 slots; not enough are free; behind j-000004 in the queue",
+        "needs 2 slots; not enough are free",
+        "enough slots are free, but it is expected to run too long and would delay j-000001, first in the queue",
+        "first in the queue; needs 2 slots, 3 available now; expected to start in 5 s",
+        "queue small is limited to 2 slots and uses 2",
+        "needs 2 slots; the available nodes have 4 slots in total",
+        "its reserved slots on node-1:0,1 are not free yet",
+        "cannot start with the present queue limits: asks for 2 ranks; queue x may hold at most 0 slots: use another",
         "it is written in the stars",
         "",
     ],
@@ -277,14 +277,15 @@ def test_a_dependency_that_is_not_met_is_a_reason(history: History) -> None:
 def test_a_limit_that_does_not_bind_is_caught(history: History) -> None:
     history.facts.queues = {"small": {"name": "small", "limit": 4}}
     history.submit("j-000005", 1, queue="small")
-    history.wait("j-000005", "queue small may hold 4 slots, and holds 0")
+    history.wait("j-000005", "queue small is limited to 4 slots and uses 0")
     assert checks(history.judge(last=60.0)) == {"reason"}
 
 
 def test_a_closed_queue_is_a_reason_and_an_open_one_is_none(history: History) -> None:
     history.facts.queues = {"guest": {"name": "guest", "limit": 0}}
     history.submit("j-000005", 2, queue="guest")
-    never = "can never start as the queues are now: asks for 2 ranks; queue guest may hold at most 0 slots: use another"
+    limit = "asks for 2 ranks; queue guest may hold at most 0 slots: use another"
+    never = f"cannot start with the present queue limits: {limit}"
     history.wait("j-000005", never)
     assert history.judge(last=60.0) == []
     history.facts.queues["guest"]["limit"] = 4
@@ -294,7 +295,7 @@ def test_a_closed_queue_is_a_reason_and_an_open_one_is_none(history: History) ->
 def test_the_first_in_the_queue_that_waits_with_room_is_caught(history: History) -> None:
     history.jobs["j-000004"] |= {"size": 2}
     history.facts.owner_of["j-000004"].request["ranks"] = 2
-    history.wait("j-000004", "first in the queue; needs 2 slots, 2 can be had now; expected to start in 1 s")
+    history.wait("j-000004", "first in the queue; needs 2 slots, 2 available now; expected to start in 1 s")
     assert "room" in checks(history.judge(last=60.0))
 
 
@@ -310,7 +311,7 @@ def quota_history(straddles: bool = False) -> History:
         made.submit(job, len(where), queue="guest", preemptible=True, restartable=True)
         made.start(job, *where)
     made.submit("j-000009", 2, queue="owner")
-    made.wait("j-000009", "first in the queue; needs 2 slots, 0 can be had now; expected to start in 60 min")
+    made.wait("j-000009", "first in the queue; needs 2 slots, 0 available now; expected to start in 60 min")
     made.queue["reserved_for"] = "j-000009"
     return made
 
@@ -328,7 +329,7 @@ def test_a_quota_that_is_honoured_in_time_is_no_failure() -> None:
     history = quota_history()
     history.judge(19.0, 34.0)
     history.jobs["j-000002"]["state"] = "stopping"
-    history.wait("j-000009", "its place on node-1:0,1 is not free yet")
+    history.wait("j-000009", "its reserved slots on node-1:0,1 are not free yet")
     assert history.judge(35.0, 60.0) == []
 
 
@@ -345,8 +346,8 @@ def test_slots_that_a_gang_of_higher_priority_needs_are_not_owed(priority: int, 
     history.submit("j-000010", 4, priority=priority)
     first, second = ("j-000010", "j-000009") if priority else ("j-000009", "j-000010")
     needs = {"j-000009": "needs 2 slots", "j-000010": "needs 4 slots"}
-    history.wait(first, f"first in the queue; {needs[first]}, 0 can be had now; expected to start in 60 min")
-    history.wait(second, f"{needs[second]}, which are not free together; behind {first} in the queue")
+    history.wait(first, f"first in the queue; {needs[first]}, 0 available now; expected to start in 60 min")
+    history.wait(second, f"{needs[second]}; not enough are free; behind {first} in the queue")
     history.queue["reserved_for"] = first
     assert checks(history.judge(last=60.0)) == expected
 

@@ -103,27 +103,27 @@ def test_what_one_takes_no_other_gets_whether_for_a_short_time_or_a_long_one() -
     for order in ("short first", "long first", "short after a look"):
         backfill, plan = backfill_of(6, 3)
         if order == "short after a look":
-            assert backfill.beside.free(Tier.HEALTHY) == 3
+            assert backfill.unreserved.free(Tier.HEALTHY) == 3
         assert backfill.window_ns == 50 * SECOND
         taken: list[Slot] = []
-        steps = [backfill.place_short, backfill.place_beside]
+        steps = [backfill.place_short, backfill.place_unreserved]
         for place in steps if order.startswith("short") else reversed(steps):
             found = place(Policy(), job_of("j", ranks=1))
             assert found is not None
             taken += found[0]
         assert len(set(taken)) == 2
         assert plan.free(Tier.HEALTHY) == 4
-        assert backfill.beside.free(Tier.HEALTHY) + len(set(taken) - {Slot("n0", n) for n in range(3)}) == 3
+        assert backfill.unreserved.free(Tier.HEALTHY) + len(set(taken) - {Slot("n0", n) for n in range(3)}) == 3
 
 
 def test_what_is_reserved_is_lent_for_a_short_time_alone() -> None:
     backfill, plan = backfill_of(4, 3)
-    assert backfill.place_beside(Policy(), job_of("j", ranks=2)) is None
+    assert backfill.place_unreserved(Policy(), job_of("j", ranks=2)) is None
     assert plan.free(Tier.HEALTHY) == 4
     found = backfill.place_short(Policy(), job_of("j", ranks=2))
     assert found is not None and found[1] == "it is expected to end before the start of head"
     backfill, plan = backfill_of(4, 3)
-    found = backfill.place_beside(Policy(), job_of("j", ranks=1))
+    found = backfill.place_unreserved(Policy(), job_of("j", ranks=1))
     assert found == ((Slot("n0", 3),), "it uses no slot reserved for head")
     assert plan.free(Tier.HEALTHY) == 3
 

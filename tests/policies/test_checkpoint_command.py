@@ -206,7 +206,7 @@ def test_a_save_on_command_loses_nothing_and_may_take_command_and_grace() -> Non
     [
         ({"checkpoint_command": ("",)}, "the checkpoint command is empty"),
         ({"checkpoint_command": ("save", "\0")}, "argument 1 of the checkpoint command contains a NUL"),
-        ({"checkpoint_timeout_seconds": 0.0}, "0 s for the checkpoint command"),
+        ({"checkpoint_timeout_seconds": 0.0}, "the checkpoint timeout is 0 s"),
         ({"restartable": False}, "a checkpoint command needs restartable"),
     ],
 )

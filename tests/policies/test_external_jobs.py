@@ -70,7 +70,7 @@ def test_it_is_called_back_and_sent_away_again_as_the_queue_there_grows_and_empt
     cycle.run(state, [HostWaits((NARROW,))], BEGAN + 6 * SECOND)
     cycle.run(state, [Tick()], BEGAN + 7 * SECOND)
     assert node.state is NodeState.SUSPECT
-    assert "others wait for its slots" in node.reason
+    assert "pending jobs need its slots" in node.reason
     assert node.backoff == 1
 
 

@@ -88,11 +88,11 @@ def test_the_decision_names_its_terms_and_what_else_was_weighed() -> None:
 @pytest.mark.parametrize(
     ("verdict", "spec", "policy", "words"),
     [
-        ({"kind": Kind.HEALTH}, {}, {}, "a verdict of health is no reason to move"),
+        ({"kind": Kind.HEALTH}, {}, {}, "jobs are not moved for verdicts of kind health"),
         ({"kind": Kind.HANG}, {}, {"restart_on_hang": False}, "not restarted: policy.restart_on_hang is off"),
         ({"cause": Cause.UNKNOWN}, {}, {}, "the cause is unknown"),
         ({"confidence": 0.8}, {}, {}, "confidence 0.80 is below 0.90"),
-        ({}, {"restartable": False}, {}, "did not declare that it can be restarted"),
+        ({}, {"restartable": False}, {}, "it is not declared restartable"),
         ({"slowdown": 1.01}, {}, {}, "staying is expected to cost 8.9 s, moving 10 s"),
         ({}, {"grace_seconds": 900.0}, {}, "moving 15 min"),
         ({}, {"time_limit_seconds": 105.0}, {}, "staying is expected to cost 7.4 s, moving 10 s"),
@@ -126,8 +126,8 @@ def test_a_gang_stays_as_long_as_there_is_no_healthy_place_and_moves_when_there_
     other = world.submit(1, 10_000.0)
     world.running()
     world.cycle(world.verdict(job_id, rank=3))
-    assert "4 slots on healthy nodes other than n1 are not free" in world.entries[-1].text
-    assert last_stay(world)["alternative migrate"] == "10.0 s, nowhere to go"
+    assert "too few free slots on healthy nodes other than n1: it needs 4" in world.entries[-1].text
+    assert last_stay(world)["alternative migrate"] == "10.0 s, no free target"
     world.end(other, 0)
     assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE, "in the very cycle that freed the place"
 
@@ -178,7 +178,7 @@ def test_a_gang_is_not_moved_onto_a_node_in_doubt() -> None:
     world.submit(1, 10_000.0)
     world.running()
     world.cycle(world.verdict(job_id, rank=3))
-    assert "slots on healthy nodes other than n1 are not free" in world.entries[-1].text
+    assert "too few free slots on healthy nodes other than n1" in world.entries[-1].text
 
 
 def test_two_gangs_that_move_in_one_cycle_do_not_get_the_same_place() -> None:
@@ -445,7 +445,7 @@ def test_a_probe_of_a_node_that_is_away_waits_until_it_is_seen_again() -> None:
     world.cycle(NodeSeen("n1", 2, present=False))
     world.end(stays, 0)
     assert probe.state is JobState.PENDING
-    assert cycle.why_waits(world.state, probe) == "waits until n1 is seen again"
+    assert cycle.why_waits(world.state, probe) == "waits until the backend reports n1 again"
     world.cycle(NodeSeen("n1", 2))
     assert probe.state is JobState.STARTING
 
@@ -515,7 +515,7 @@ def test_one_job_s_verdict_on_probation_is_enough_though_the_same_job_spoke_agai
     world.cycle(world.verdict(job_id, slowdown=8.0))
     assert node.accusers == (job_id,)
     assert (node.state, node.backoff, node.until_ns) == (NodeState.QUARANTINE, 2, world.now_ns + 200 * SECOND)
-    assert "on probation, and again" in node.reason
+    assert "new verdict during probation" in node.reason
 
 
 def test_a_probe_waits_until_what_still_runs_on_the_node_has_gone() -> None:
@@ -674,7 +674,7 @@ def test_a_gang_that_hardly_moves_waits_in_the_queue_for_another_place() -> None
     world.cycle(world.verdict(job_id, rank=3, slowdown=3.0))
     job = world.state.jobs[job_id]
     assert (job.stop_reason, job.claim) == (StopReason.MIGRATE, [])
-    assert "wait for another place" in next(e.text for e in reversed(world.entries) if e.kind == "requeue")
+    assert "go back to the queue" in next(e.text for e in reversed(world.entries) if e.kind == "requeue")
     world.end(job_id, 75)
     assert world.job_state(job_id) is JobState.PENDING
     world.end(other, 0)
@@ -799,7 +799,7 @@ def test_one_that_would_wait_for_long_takes_a_slow_node_though_it_is_wide(second
     job_id = world.submit(4, 10_000.0, time_limit_seconds=2000.0)
     assert (world.job_state(job_id) is JobState.STARTING) is starts
     if starts:
-        assert any("a healthy place is expected in 33 min" in entry.text for entry in world.entries)
+        assert any("healthy slots are expected in 33 min" in entry.text for entry in world.entries)
 
 
 def test_a_node_in_quarantine_is_called_back_by_a_gang_that_can_start_in_no_other_way() -> None:
@@ -823,7 +823,7 @@ def test_a_slow_node_is_not_kept_idle_while_others_wait_for_its_slots() -> None:
     assert node.state is NodeState.QUARANTINE, "a gang that the node would only slow down is no reason"
     narrow = world.submit(2, 10_000.0, time_limit_seconds=50.0)
     assert (node.state, node.backoff) == (NodeState.SUSPECT, 1)
-    assert "others wait for its slots" in node.reason
+    assert "pending jobs need its slots" in node.reason
     assert world.nodes_of(narrow) == {name}
     assert world.job_state(wide) is JobState.PENDING
 

@@ -42,7 +42,7 @@ def test_a_gang_that_hangs_is_restarted_away_from_the_culprit() -> None:
     assert (stop.job_id, stop.why, stop.signal) == (job_id, StopReason.MIGRATE, "SIGTERM")
     (text,) = entries(world, "restart")
     assert text == (
-        "is to restart: rank 3 of j-000001 on n1 hangs (not in the collective that its peers wait in): no step for "
+        "will restart: rank 3 of j-000001 on n1 hangs (not in the collective that its peers wait in): no step for "
         "47 s, rank 3's process is stopped (SIGSTOP), confidence 0.99: a restart is expected to cost 10 s"
     )
     assert world.state.nodes["n1"].state is NodeState.QUARANTINE
@@ -56,10 +56,15 @@ def test_a_gang_that_hangs_is_restarted_away_from_the_culprit() -> None:
     ("verdict", "spec", "policy", "words"),
     [
         ({}, {}, {"restart_on_hang": False}, "not restarted: policy.restart_on_hang is off; the hang has cost 47 s"),
-        ({}, {"restartable": False}, {}, "not restarted: it did not declare that it can be restarted; the hang has"),
+        ({}, {"restartable": False}, {}, "not restarted: it is not declared restartable; the hang has"),
         ({"confidence": 0.949}, {}, {}, "not restarted: confidence 0.95 is below 0.95; the hang"),
         ({"confidence": 0.97}, {}, {"minimum_confidence": 0.98}, "not restarted: confidence 0.97 is below 0.98"),
-        ({"longest_pause_seconds": 40.0}, {}, {}, "not restarted: it once went on by itself after 40 s; it is restart"),
+        (
+            {"longest_pause_seconds": 40.0},
+            {},
+            {},
+            "not restarted: it once resumed after a pause of 40 s; it is restart",
+        ),
     ],
 )
 def test_why_a_gang_that_hangs_is_not_restarted(
@@ -126,7 +131,7 @@ def test_where_no_other_place_can_be_had_it_is_restarted_in_its_own() -> None:
     world.running()
     world.advance(100.0)
     assert world.cycle(hang(world, job_id)).actions
-    assert "a restart in its own place, for no other can be had" in entries(world, "restart")[0]
+    assert "a restart on the same slots, because no others are free," in entries(world, "restart")[0]
     world.end(job_id, 137)
     job = world.state.jobs[job_id]
     assert (job.attempt, world.nodes_of(job_id)) == (2, {"n0", "n1"})
@@ -145,7 +150,7 @@ def test_where_a_healthy_place_comes_free_it_waits_for_that() -> None:
     world.running()
     world.advance(100.0)
     assert world.cycle(hang(world, job_id)).actions
-    assert entries(world, "requeue")[0].startswith("is to wait for another place: rank 3 of j-000001")
+    assert entries(world, "requeue")[0].startswith("will go back to the queue: rank 3 of j-000001")
     world.end(job_id, 137)
     assert world.job_state(job_id) is JobState.PENDING
     world.end(other, 0)

@@ -117,8 +117,8 @@ def test_a_gang_waits_and_sees_says_so_once_and_moves_when_it_is_time() -> None:
     world.cycle(world.verdict(job_id, rank=3, slowdown=1.5))
     world.advance(20.0)
     (stay,) = [entry for entry in world.entries if entry.kind == "stay"]
-    assert "may end by itself: to see for another" in stay.text
-    assert stay.text.endswith("; to be moved now 5 min")
+    assert "may end soon: waiting another" in stay.text
+    assert stay.text.endswith(", moving now 5 min")
     assert 100 < moves_after(world, job_id) < 1500
     decision = world.state.decisions[-1]
     assert decision.predicted_gain_seconds > 0

@@ -33,7 +33,7 @@ from scheduler_feedback.policies.nodes import spares
 from scheduler_feedback.policies.queue import preemption, resizing
 from scheduler_feedback.policies.queue.pending_line import WaitingLine
 from scheduler_feedback.policies.queue.placement import shape_of
-from scheduler_feedback.policies.queue.queue_forecast import outlook
+from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 from scheduler_feedback.policies.remediation import decision_scores, hang_restart, stopping
 from tests.cluster.cycle_world import World
 from tests.cluster.makers import NOW_NS, SECOND, held, job_of, running, verdict_of
@@ -52,7 +52,7 @@ def hang_is_kept(
     """Of a hang of a minute: the code and the end of what keeps the gang from its restart."""
     found = verdict_of(first_wall_ns=NOW_NS - 60 * SECOND, **(_HANG | verdict))
     job = job or running("j", 900.0, restartable=True)
-    kept = hang_restart.keeps(policy or Policy(), job, found, confirmed, NOW_NS)
+    kept = hang_restart.why_not_restarted(policy or Policy(), job, found, confirmed, NOW_NS)
     return None if kept is None else (kept[0], kept[2])
 
 
@@ -90,7 +90,7 @@ def test_a_person_is_told_how_to_restart_it_only_where_that_is_theirs_to_say() -
         words = hang_restart.in_words(verdict, code, "why", 30.0, NOW_NS)
         assert "the hang has cost 60 s so far, a restart would cost about 30 s" in words
         assert ("gangwatch verdict confirm v" in words) is offered
-    assert hang_restart.silent_seconds(verdict, NOW_NS - 100 * SECOND) == 0.0
+    assert hang_restart.stalled_seconds(verdict, NOW_NS - 100 * SECOND) == 0.0
 
 
 # --- stopping and starting -------------------------------------------------------------------------------------------
@@ -113,8 +113,8 @@ def test_a_stop_of_which_nothing_came_is_asked_for_again_and_counts_from_the_fir
     assert (again.attempt, again.signal, again.grace_seconds, again.why) == (1, "SIGTERM", 20.0, StopReason.CANCEL)
     assert job.stopping_ns == began_ns
     first, second = [entry.text for entry in world.entries if entry.kind == "stopping"]
-    assert first == "attempt 1 is asked to stop (cancelled by eve): SIGTERM, 20 s to save"
-    assert second.startswith("attempt 1 is asked again to stop")
+    assert first == "stop of attempt 1 requested (cancelled by eve): SIGTERM, 20 s to save"
+    assert second.startswith("stop of attempt 1 requested again")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_move_that_was_not_made_is_scored_by_what_the_fault_cost_from_then_on(
     assert mine.outcome_seconds == pytest.approx(50.0), "half of the hundred seconds since the decision"
     assert (other.outcome_seconds, applied.outcome_seconds, scored_before.outcome_seconds) == (None, None, 1.0)
     (entry,) = turn.entries
-    assert entry.text == "it was not moved, and staying has cost 50 s (it cleared); moving would have cost 30 s"
+    assert entry.text == "not moved: staying cost 50 s (it cleared), moving would have cost 30 s"
     assert dict(entry.detail)["outcome_seconds"] == "50.0"
 
 
@@ -215,7 +215,7 @@ def test_a_move_is_scored_from_its_decision_to_the_first_step_of_a_later_attempt
     (entry,) = turn.entries
     detail = dict(entry.detail)
     assert (detail["save_seconds"], detail["restart_seconds"]) == ("20.0", "40.0")
-    assert entry.text == "moving took 60 s, 30 s were expected"
+    assert entry.text == "moving took 60 s, expected 30 s"
     decision_scores.score_applied(turn, job, NOW_NS)
     assert mine.outcome_seconds == 60.0, "scored once"
 
@@ -415,7 +415,7 @@ def test_the_metrics_tell_why_gangs_wait_and_when_those_that_run_end() -> None:
         world.submit(4, 10.0)
     world.submit(8, 10.0)
     world.state.now_ns += 300 * SECOND
-    told = {(name, *labels): value for name, labels, value in outlook(world.state)}
+    told = {(name, *labels): value for name, labels, value in queue_metrics(world.state)}
     assert told == {
         ("gangwatch_gangs_waiting", ("reason", "slots")): 2.0,
         ("gangwatch_gangs_waiting", ("reason", "capacity")): 1.0,
@@ -424,10 +424,10 @@ def test_the_metrics_tell_why_gangs_wait_and_when_those_that_run_end() -> None:
     world.state.verdicts = {
         "v": verdict_of(gang=runs, slowdown=2.0, first_wall_ns=world.state.now_ns, last_wall_ns=world.state.now_ns)
     }
-    told = {(name, *labels): value for name, labels, value in outlook(world.state)}
+    told = {(name, *labels): value for name, labels, value in queue_metrics(world.state)}
     assert told[("gangwatch_gang_seconds_left", ("gang", runs))] == pytest.approx(1200.0)
     world.state.jobs[runs].state = JobState.COMPLETED
-    assert not [name for name, _, _ in outlook(world.state) if name == "gangwatch_gang_seconds_left"]
+    assert not [name for name, _, _ in queue_metrics(world.state) if name == "gangwatch_gang_seconds_left"]
 
 
 # --- when elastic gangs are weighed again ----------------------------------------------------------------------------
@@ -784,9 +784,9 @@ def test_a_cancellation_is_taken_in_once_and_a_job_that_has_ended_keeps_its_end(
     world.running()
     world.cycle(CancelRequested(waits, "eve"))
     job = world.state.jobs[waits]
-    assert (job.state, job.end_reason) == (JobState.CANCELLED, "cancelled while it waited by eve")
+    assert (job.state, job.end_reason) == (JobState.CANCELLED, "cancelled while pending by eve")
     world.cycle(CancelRequested(waits, "bob"))
-    assert job.end_reason == "cancelled while it waited by eve"
+    assert job.end_reason == "cancelled while pending by eve"
     world.cycle(CancelRequested(runs, "eve"))
     world.cycle(CancelRequested(runs, "bob"))
     assert world.state.jobs[runs].failure == "cancelled by eve"
@@ -866,8 +866,8 @@ def test_what_can_not_happen_any_more_is_told_in_the_words_of_what_happened() ->
     world.end(second, 0)
     reasons = [world.state.jobs[waits[name]].end_reason for name in (first, second)]
     assert reasons == [
-        f"it waited until {first} completes, and it was cancelled",
-        f"it waited until {second} fails, and it completed",
+        f"it waits until {first} completes, but {first} was cancelled",
+        f"it waits until {second} fails, but {second} completed",
     ]
 
 

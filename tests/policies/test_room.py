@@ -96,7 +96,7 @@ def test_idle_slots_make_an_elastic_gang_larger() -> None:
         "running",
     ]
     entry = next(entry for entry in world.entries if entry.kind == "grow")
-    assert "nobody waits" in entry.text and dict(entry.detail)["ranks"] == "4 -> 8"
+    assert "no pending job needs" in entry.text and dict(entry.detail)["ranks"] == "4 -> 8"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_an_elastic_gang_shrinks_for_one_that_waits() -> None:
     job = world.state.jobs[elastic]
     assert (job.stop_reason, len(job.claim)) == (StopReason.RESIZE, 2)
     assert len(world.state.jobs[waiting].claim) == 4
-    assert "its place" in cycle.why_waits(world.state, world.state.jobs[waiting])
+    assert "its reserved slots" in cycle.why_waits(world.state, world.state.jobs[waiting])
     outcome = world.end(elastic, 75, signalled=True)
     assert sorted((a.job_id, len(a.placement)) for a in outcome.actions if isinstance(a, StartGang)) == [
         (elastic, 2),

@@ -133,7 +133,7 @@ def test_a_gang_that_only_the_spares_could_hold_is_told_so() -> None:
     job_id = world.submit(8, 100.0)
     explanation = cycle.explain(world.state, job_id)
     assert explanation is not None and explanation.binds == "capacity"
-    assert "kept as spares: n3" in explanation.why
+    assert "reserved as spares: n3" in explanation.why
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_job_that_depends_on_what_is_not_known_is_not_kept_waiting() -> None:
     world.cycle(Tick())
     assert (world.job_state(job_id), world.state.jobs[job_id].end_reason) == (
         JobState.CANCELLED,
-        "it waits for j-999999, which is not known",
+        "it waits for j-999999, an unknown job",
     )
 
 
@@ -87,7 +87,7 @@ def test_a_queue_at_its_limit_waits_and_others_do_not_wait_for_it() -> None:
     assert world.job_state(free) is JobState.STARTING
     explained = cycle.explain(world.state, held_back)
     assert explained is not None
-    assert (explained.binds, explained.why) == ("limit", "queue a may hold 3 slots, and holds 3")
+    assert (explained.binds, explained.why) == ("limit", "queue a is limited to 3 slots and uses 3")
     assert world.job_state(no_borrower) is JobState.PENDING
     world.cycle(PolicySet(replace(world.state.policy, queues=())))
     assert world.job_state(held_back) is JobState.STARTING
@@ -354,7 +354,7 @@ def test_explain_names_the_cheapest_change_and_a_range() -> None:
     world.running()
     explained = cycle.explain(world.state, wants)
     assert explained is not None
-    assert "spread over more than one rack it could start now" in explained.what_would_change_it
+    assert "spread over more than one rack, it could start now" in explained.what_would_change_it
     assert any("with 3 ranks or fewer" in change for change in explained.what_would_change_it)
     assert explained.expected_start_range_ns is not None
     first, last = explained.expected_start_range_ns

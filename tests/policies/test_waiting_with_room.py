@@ -18,5 +18,5 @@ def test_a_job_behind_others_with_room_is_told_that_they_go_first(backfill: Back
     last = world.submit(1, 1000.0, time_limit_seconds=1000.0)
     assert world.job_state(last) is JobState.PENDING
     sentence = why_waits(world.state, world.state.jobs[last])
-    assert "there is room" in sentence
+    assert "enough slots are free" in sentence
     assert "not free" not in sentence

@@ -247,8 +247,8 @@ def test_who_never_ends_is_named_with_the_reason(tmp_path: Path) -> None:
     assert (document["jobs"], document["unfinished"]) == (1, 3)
     told = {one["job"]: (one["line"], one["reason"]) for one in document["refused"]}
     assert told.keys() == {"late", "wide", "other"}
-    assert told["late"] == (2, "never ended: it waits for nobody, which is not known")
-    assert told["wide"][1].startswith("never ended: asks for 16 ranks inside of one node; ")
+    assert told["late"] == (2, "never ended: it waits for nobody, an unknown job")
+    assert told["wide"][1].startswith("never ended: needs 16 slots within one node; ")
     assert told["other"][1].startswith("never ended: asks for 2 ranks on H100; ")
 
 

@@ -4,7 +4,7 @@ from benchmarks.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "policies.intake.job_admission:_unspeakable",
+        "policies.intake.job_admission:_invalid_text",
         "and not spec.checkpoint_command",
         "or not spec.checkpoint_command",
         ("tests/policies/test_placement.py",),
@@ -41,8 +41,8 @@ MUTANTS = (
     ),
     Mutant(
         "policies.queue.backfill:Backfill.place_short",
-        "if self._beside is not None:",
-        "if self._beside is None:",
+        "if self._unreserved is not None:",
+        "if self._unreserved is None:",
         ("tests/policies/test_placement.py",),
     ),
     Mutant(
@@ -59,12 +59,12 @@ MUTANTS = (
     ),
     Mutant(
         "policies.queue.slow_node_placement:_wait",
-        'return f"a healthy place is expected in {span(patience * ledger.line.places[job.job_id].length_ns / 1e9)}"',
-        'return f"a healthy place is expected in {span(patience * ledger.line.places[job.job_id].length_ns * 1e9)}"',
+        'return f"healthy slots are expected in {span(patience * ledger.line.places[job.job_id].length_ns / 1e9)}"',
+        'return f"healthy slots are expected in {span(patience * ledger.line.places[job.job_id].length_ns * 1e9)}"',
         ("tests/policies/test_feedback.py",),
     ),
     Mutant(
-        "policies.queue.slow_node_placement:start_beside",
+        "policies.queue.slow_node_placement:start_on_slow_nodes",
         "if node.state is NodeState.QUARANTINE:",
         "if node.state is not NodeState.QUARANTINE:",
         ("tests/policies/test_feedback.py",),
@@ -214,13 +214,13 @@ MUTANTS = (
         ("tests/policies/test_room.py",),
     ),
     Mutant(
-        "policies.index.held_slots:Holdings.expect_anew",
+        "policies.index.held_slots:Holdings.update_expected_end",
         "self._expect(job)",
         "pass",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
-        "policies.index.held_slots:Holdings.expect_restarts_anew",
+        "policies.index.held_slots:Holdings.update_expected_restarts",
         "self._drop_ends(job_id)",
         "pass",
         ("tests/policies/test_room.py",),
@@ -329,8 +329,8 @@ MUTANTS = (
     ),
     Mutant(
         "policies.intake.observations:node_seen",
-        'ledger_of(turn.state).nodes_came()\n            turn.tell(f"node:{event.node}", "seen", f"a node with {event.slots} slots")',
-        'pass\n            turn.tell(f"node:{event.node}", "seen", f"a node with {event.slots} slots")',
+        'ledger_of(turn.state).nodes_came()\n            turn.tell(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
+        'pass\n            turn.tell(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(

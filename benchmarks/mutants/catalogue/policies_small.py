@@ -9,23 +9,29 @@ _TIMEOUTS = ("tests/policies/test_timeouts.py", "tests/policies/test_policy_part
 
 MUTANTS = (
     Mutant(
-        "policies.remediation.hang_restart:keeps", "max(CONFIDENCE, policy.minimum_confidence)", "CONFIDENCE", _PARTS
+        "policies.remediation.hang_restart:why_not_restarted",
+        "max(CONFIDENCE, policy.minimum_confidence)",
+        "CONFIDENCE",
+        _PARTS,
     ),
     Mutant(
-        "policies.remediation.hang_restart:keeps", "verdict.confidence < least", "verdict.confidence <= least", _PARTS
+        "policies.remediation.hang_restart:why_not_restarted",
+        "verdict.confidence < least",
+        "verdict.confidence <= least",
+        _PARTS,
     ),
-    Mutant("policies.remediation.hang_restart:keeps", "now_ns < due_ns", "now_ns <= due_ns", _PARTS),
-    Mutant("policies.remediation.hang_restart:keeps", "if not confirmed:", "if True:", _PARTS),
-    Mutant("policies.remediation.hang_restart:keeps", "now_ns + left_ns\n", "now_ns - left_ns\n", _PARTS),
+    Mutant("policies.remediation.hang_restart:why_not_restarted", "now_ns < due_ns", "now_ns <= due_ns", _PARTS),
+    Mutant("policies.remediation.hang_restart:why_not_restarted", "if not confirmed:", "if True:", _PARTS),
+    Mutant("policies.remediation.hang_restart:why_not_restarted", "now_ns + left_ns\n", "now_ns - left_ns\n", _PARTS),
     Mutant(
         "policies.remediation.hang_restart:in_words",
         '"restart_on_hang", "confidence", "pause"',
         '"restart_on_hang", "confidence"',
         _PARTS,
     ),
-    Mutant("policies.queue.queue_forecast:outlook", "worst.get(job.job_id)", "None", _PARTS),
-    Mutant("policies.queue.queue_forecast:outlook", ") - state.now_ns", ")", _PARTS),
-    Mutant("policies.queue.queue_forecast:outlook", "job.state.holds_slots and", "", _PARTS),
+    Mutant("policies.queue.queue_forecast:queue_metrics", "worst.get(job.job_id)", "None", _PARTS),
+    Mutant("policies.queue.queue_forecast:queue_metrics", ") - state.now_ns", ")", _PARTS),
+    Mutant("policies.queue.queue_forecast:queue_metrics", "job.state.holds_slots and", "", _PARTS),
     Mutant(
         "policies.queue.preemption:may_be_stopped",
         "(spec.preemptible and spec.restartable)",
@@ -168,9 +174,9 @@ MUTANTS = (
     Mutant("policies.intake.user_requests:_is_so", "if command is NodeCommand.REMOVE:", "if False:", _PARTS),
     Mutant("policies.intake.user_requests:_is_so", "and not node.backoff", "", _PARTS),
     Mutant("policies.intake.user_requests:verdict_judged", "verdict or next(past, None)", "verdict", _PARTS),
-    Mutant("policies.queue.backfill:candidates", "long=kind.ranks <= beside", "long=True", _BACKFILL),
+    Mutant("policies.queue.backfill:candidates", "long=kind.ranks <= unreserved", "long=True", _BACKFILL),
     Mutant("policies.queue.backfill:candidates", "if bucket.keys[index] != key:", "if False:", _BACKFILL, hangs=True),
-    Mutant("policies.queue.backfill:Backfill.place_beside", "self._plan.hold(slots)", "pass", _BACKFILL),
+    Mutant("policies.queue.backfill:Backfill.place_unreserved", "self._plan.hold(slots)", "pass", _BACKFILL),
     Mutant("policies.queue.backfill:only", "place_.kind.ranks <= free", "place_.kind.ranks < free", _BACKFILL),
     Mutant(
         "policies.queue.placement:_needs_slow",

@@ -5,7 +5,7 @@ from benchmarks.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "policies.queue.backfill:Backfill.place_short",
-        "if self._beside is not None:\n            self._beside.hold(slots)",
+        "if self._unreserved is not None:\n            self._unreserved.hold(slots)",
         "pass",
         ("tests/policies/test_placement.py",),
     ),

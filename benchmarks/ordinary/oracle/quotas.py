@@ -24,7 +24,7 @@ from benchmarks.ordinary.oracle.facts import HOLDING, Document, Doubt, Facts, In
 QUOTA_SECONDS = 5.0
 """What is promised."""
 
-_SLOTS_ALONE = re.compile(r"first in the queue|needs \d+ slots?, which|there is room, but")
+_SLOTS_ALONE = re.compile(r"first in the queue|needs \d+ slots?; not enough|enough slots are free, but")
 
 
 def quotas_kept(facts: Facts, _now: Instant) -> Iterator[Doubt]:
@@ -69,7 +69,7 @@ def _quiet(facts: Facts, reading: Reading) -> bool:
         return False
     if any(job["state"] == "stopping" for job in reading.jobs.values()):
         return False
-    return not any("its place on" in (job["waiting_because"] or "") for job in reading.jobs.values())
+    return not any("its reserved slots on" in (job["waiting_because"] or "") for job in reading.jobs.values())
 
 
 def _shaped(request: Document) -> bool:

@@ -117,11 +117,11 @@ def _too_large(case: _Case, found: re.Match[str]) -> str:
         if node["present"] and node["state"] in ("healthy", "suspect")
     )
     asked, together = int(found["ranks"]), int(found["slots"])
-    if together >= asked and "level" not in found[0] and "inside" not in found[0]:
+    if together >= asked and "within one" not in found[0]:
         return f"{together} slots hold {asked} ranks"
-    if case.settled and "avoided" not in found[0] and together != most:
+    if case.settled and "excluded" not in found[0] and together != most:
         return f"the nodes in use have {most} slots"
-    named = re.search(r"out of use: ([^;]*)", found[0])
+    named = re.search(r"not available: ([^;]*)", found[0])
     for name in named[1].removesuffix(" ...").split(", ") if named else ():
         node = case.reading.nodes.get(name)
         if node is not None and node["present"] and node["state"] in ("healthy", "suspect"):
@@ -145,7 +145,7 @@ def _limit(case: _Case, found: re.Match[str]) -> str:
     held = sum(
         len(job["ranks"]) for job in case.reading.jobs.values() if job["state"] in HOLDING and job["queue"] in below
     )
-    claims = any("its place on" in (job["waiting_because"] or "") for job in case.reading.jobs.values())
+    claims = any("its reserved slots on" in (job["waiting_because"] or "") for job in case.reading.jobs.values())
     if held != holds and not claims:
         return f"its jobs hold {held}"
     return "" if holds + case.least > most else f"{holds} and {case.least} more are within {most}"
@@ -189,7 +189,7 @@ def _not_together(case: _Case, found: re.Match[str]) -> str:
 
 def _kept(case: _Case) -> bool:
     """Whether slots are kept for a gang that moves or restarts: they are free and not to be had."""
-    return any("its place on" in (job["waiting_because"] or "") for job in case.reading.jobs.values())
+    return any("its reserved slots on" in (job["waiting_because"] or "") for job in case.reading.jobs.values())
 
 
 def _delays_head(case: _Case, found: re.Match[str]) -> str:
@@ -214,24 +214,26 @@ def _level(case: _Case, found: re.Match[str]) -> str:
 
 RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
     (re.compile(r"all actions are frozen( by .*)?"), _frozen),
-    (re.compile(r".*; tried again in .*", re.DOTALL), _tried_again),
+    (re.compile(r".*; next try in .*", re.DOTALL), _tried_again),
     (re.compile(r"waits until (?P<job>j-[\d.]+) (?P<word>completes|fails|ends|starts)"), _dependency),
-    (re.compile(r"(?P<most>\d+) of array (?P<array>j-\d+) may run at once"), _array),
-    (re.compile(r"its place on (?P<places>.+) is not free yet"), _claimed),
-    (re.compile(r"asks for (?P<ranks>\d+) ranks?.*; the nodes that a gang can share now have (?P<slots>\d+) slots.*"),
+    (re.compile(r"at most (?P<most>\d+) of array (?P<array>j-\d+) may run at the same time"), _array),
+    (re.compile(r"its reserved slots on (?P<places>.+) are not free yet"), _claimed),
+    (re.compile(r"needs (?P<ranks>\d+) slots?.*; the available nodes have (?P<slots>\d+) slots? in total.*"),
      _too_large),
-    (re.compile(r"queue (?P<queue>\S+) may hold (?P<most>\d+) slots?, and holds (?P<holds>\d+)"), _limit),
-    (re.compile(r"can never start as the queues are now: asks for \d+ ranks?; queue (?P<queue>\S+) may hold at most "
-                r"(?P<most>\d+) slots?: .*"), _never),
-    (re.compile(r"there is room, but jobs before it in the queue go first"), _before),
-    (re.compile(r"first in the queue; needs (?P<ranks>\d+) slots?, (?P<free>\d+) can be had now; expected to start .*"),
+    (re.compile(r"queue (?P<queue>\S+) is limited to (?P<most>\d+) slots? and uses (?P<holds>\d+)"), _limit),
+    (re.compile(r"cannot start with the present queue limits: asks for \d+ ranks?; "
+                r"queue (?P<queue>\S+) may hold at most (?P<most>\d+) slots?: .*"), _never),
+    (re.compile(r"enough slots are free, but jobs ahead of it in the queue go first"), _before),
+    (re.compile(r"first in the queue; needs (?P<ranks>\d+) slots?, (?P<free>\d+) available now; expected to start .*"),
      _head),
-    (re.compile(r"there is room, but it is expected to run too long: (?P<head>\S+), first in the queue, .*"),
+    (re.compile(r"enough slots are free, but it is expected to run too long and would delay (?P<head>\S+), "
+                r"first in the queue"),
      _delays_head),
-    (re.compile(r"needs (?P<ranks>\d+) slots?, which (?:are not free together|is not free)"
+    (re.compile(r"needs (?P<ranks>\d+) slots?; not enough are free"
                 r"(; behind (?P<head>\S+) in the queue)?"),
      _not_together),
-    (re.compile(r"needs (?P<ranks>\d+) slots? inside of one (?P<level>\w+); more are free, but not so"), _level),
+    (re.compile(r"needs (?P<ranks>\d+) slots? within one (?P<level>\w+); enough are free, but not within one \w+"),
+     _level),
 )  # fmt: skip
 
 
@@ -270,7 +272,9 @@ def room_is_used(facts: Facts, _now: Instant) -> Iterator[Doubt]:
             continue
         case = _Case(facts, reading, job)
         why = job["waiting_because"] or ""
-        excused = re.match(r"waits until|\d+ of array|queue |can never|its place|.*tried again|all actions", why)
+        excused = re.match(
+            r"waits until|at most \d+ of array|queue |cannot start|its reserved|.*next try|all actions", why
+        )
         if excused or not case.settled or _kept(case) or case.request.get("required_level"):
             continue
         if case.request.get("groups"):

@@ -30,7 +30,7 @@ from scheduler_feedback.backends.slurm.parsing.opt_in import of_comment
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode, Snapshot
 from scheduler_feedback.backends.slurm.slurm_names import OURS, is_ours, usable
 from scheduler_feedback.core.cluster import NodeState
-from scheduler_feedback.policies.queue.placement import NEVER, pays_beside
+from scheduler_feedback.policies.queue.placement import NEVER, slow_slots_pay
 
 FEATURE = "gangwatch_"
 MOST_WEIGHT = 0xFFFFFFF0
@@ -243,7 +243,7 @@ def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touche
     """Gangs that wait and have opted in are kept off a node in doubt that would take more from them than it gives.
 
     One slow node slows all of a gang. But one that is kept off waits for others, and what is free meanwhile may lie
-    idle: by the same rule as the cycle's own gangs (``pays_beside``) a slow node is better than a long wait. Never
+    idle: by the same rule as the cycle's own gangs (``slow_slots_pay``) a slow node is better than a long wait. Never
     where too few others would be left; and taken back once the node is healthy.
     """
     doubtful = sorted(
@@ -278,7 +278,7 @@ def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touche
 
 def _shuns(job: SlurmJob, wish: NodeWish, patience: float) -> bool:
     """Whether the gang is better off without the node; always where it is not slowness that is held against it."""
-    return wish.slowdown <= 1 or not pays_beside(1, job.least_nodes, wish.slowdown, patience)
+    return wish.slowdown <= 1 or not slow_slots_pay(1, job.least_nodes, wish.slowdown, patience)
 
 
 def patience_of(job: SlurmJob, snapshot: Snapshot, barred: Collection[str], now_seconds: float) -> float:

@@ -167,14 +167,14 @@ class Holdings:
             index = bisect_left(self.ends, release)
             del self.ends[index]
 
-    def expect_anew(self, job: Job) -> None:
+    def update_expected_end(self, job: Job) -> None:
         """What is known of the job's speed has changed: when it is expected to end."""
         if job.job_id in self.ends_of:
             self._drop_ends(job.job_id)
             self._expect(job)
             self.grown = self.changed = True
 
-    def expect_restarts_anew(self, claimants: Iterable[str]) -> None:
+    def update_expected_restarts(self, claimants: Iterable[str]) -> None:
         """Update when waiting jobs with a claim are expected to end, where the gangs on their slots end later."""
         for job_id in sorted(claimants):
             before = self.ends_of.get(job_id)

@@ -112,7 +112,7 @@ class Ledger(Holdings):
         for job in state.jobs.values():
             self._add(job)
         self.ended.sort()
-        self.expect_restarts_anew(self.claimants)
+        self.update_expected_restarts(self.claimants)
         if state.idle:
             self.grown = self.changed = False
             self.fresh = set()
@@ -206,7 +206,7 @@ class Ledger(Holdings):
             heappush(self.clocks, (job.not_before_ns, job.job_id))
         if job.state is JobState.STOPPING:
             self.running.discard(job.job_id)
-            self.expect_anew(job)
+            self.update_expected_end(job)
 
     def _file(self, job: Job) -> None:
         job_id = job.job_id
@@ -365,9 +365,9 @@ class Ledger(Holdings):
         """Time has passed: what has overrun its estimate, and what waits for the stop of another, is expected later."""
         ends = self.ends
         while ends and ends[0].at_ns <= now_ns:
-            self.expect_anew(self.state.jobs[ends[0].job_id])
+            self.update_expected_end(self.state.jobs[ends[0].job_id])
         if self.claimants:
-            self.expect_restarts_anew(self.claimants)
+            self.update_expected_restarts(self.claimants)
 
     # --- clocks ------------------------------------------------------------------------------------------------------
 

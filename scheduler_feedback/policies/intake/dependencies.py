@@ -1,4 +1,4 @@
-"""Dependencies: jobs that may not start before something has become of others; members of arrays that take turns."""
+"""Dependencies between jobs, and the limit on parallel jobs of an array."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from scheduler_feedback.core.state import State
 
 @dataclass(slots=True)
 class Array:
-    """members: ids of all. waiting: (index, id) of those that wait, the first first. active: those that hold slots."""
+    """Members of one array."""
 
     parallel: int
+    """Upper bound of active members; 0 for no limit."""
     members: set[str] = field(default_factory=set)
     waiting: list[tuple[int, str]] = field(default_factory=list)
+    """(index, id) of the pending members, in order."""
     active: set[str] = field(default_factory=set)
+    """Members that hold slots."""
 
     def first(self) -> list[str]:
-        """Whose turn it is."""
+        """Return the pending members that may start now."""
         return [job_id for _, job_id in self.waiting[: max(self.parallel - len(self.active), 0)]]
 
 
 class Dependencies:
-    """Who waits for whom. dependents: by the id of the job or array that is waited for."""
+    """Index of dependencies. dependents: dependent jobs, by the id of the job or array that they depend on."""
 
     __slots__ = ("_state", "arrays", "dependents", "turns")
 
@@ -36,7 +39,7 @@ class Dependencies:
         self.turns: dict[str, list[str]] = {}
 
     def add(self, job: Job) -> None:
-        """The job exists."""
+        """Add a job."""
         for dependency in job.spec.after:
             self.dependents.setdefault(dependency.job_id, {})[job.job_id] = None
         if job.array_of:
@@ -47,12 +50,12 @@ class Dependencies:
                 self.turns[job.array_of] = array.first()
 
     def needed(self, job: Job) -> bool:
-        """Whether a job that has not ended depends on this one, or on its array."""
+        """Return whether a job that has not ended depends on this job or on its array."""
         waiting = (*self.dependents.get(job.job_id, ()), *self.dependents.get(job.array_of, ()))
         return any(other in self._state.jobs and not self._state.jobs[other].state.ended for other in waiting)
 
     def forget(self, job: Job) -> None:
-        """The job is forgotten."""
+        """Remove a job."""
         for dependency in job.spec.after:
             self.dependents.get(dependency.job_id, {}).pop(job.job_id, None)
         self.dependents.pop(job.job_id, None)
@@ -63,7 +66,7 @@ class Dependencies:
                 self.turns.pop(job.array_of, None)
 
     def changed(self, job: Job) -> Iterator[str]:
-        """The job's state has changed: ids of others that may start now, or no longer."""
+        """Yield the jobs whose permission to start may change because this job's state has changed."""
         if job.job_id in self.dependents:
             yield from self.dependents[job.job_id]
         if job.array_of:
@@ -91,37 +94,36 @@ class Dependencies:
             array.active.discard(job.job_id)
 
     def blocks(self, job: Job) -> bool:
-        """Whether the job may not start yet."""
+        """Return whether a dependency or the array's limit keeps the job from starting."""
         if not job.spec.after and not job.array_of:
             return False
         return self.why(job) is not None
 
     def why(self, job: Job) -> str | None:
-        """What the job waits for, in words; None: for nothing."""
+        """Return why the job may not start yet, as a sentence; None if it may."""
         for dependency in job.spec.after:
             named = self._named(dependency.job_id)
             if not named or not all(_met(dependency, other) for other in named):
                 return f"waits until {dependency.job_id} {_WORDS[dependency.condition]}"
         array = self.arrays.get(job.array_of)
         if array is not None and array.parallel and job.job_id not in self.turns[job.array_of]:
-            return f"{array.parallel} of array {job.array_of} may run at once"
+            return f"at most {array.parallel} of array {job.array_of} may run at the same time"
         return None
 
     def hopeless(self, job: Job) -> str | None:
-        """Why what the job waits for can't happen any more; None: it can."""
+        """Return why a dependency of the job can no longer be met; None if it can."""
         for dependency in job.spec.after:
             named = self._named(dependency.job_id)
             if not named:
-                return f"it waits for {dependency.job_id}, which is not known"
+                return f"it waits for {dependency.job_id}, an unknown job"
             for other in named:
                 if other.state.ended and not _met(dependency, other):
-                    return (
-                        f"it waited until {dependency.job_id} {_WORDS[dependency.condition]}, and it {_became(other)}"
-                    )
+                    condition = _WORDS[dependency.condition]
+                    return f"it waits until {dependency.job_id} {condition}, but {other.job_id} {_became(other)}"
         return None
 
     def _named(self, job_id: str) -> list[Job]:
-        """The job of that id, or the members of the array."""
+        """Return the job of that id, or the members of the array."""
         if (job := self._state.jobs.get(job_id)) is not None:
             return [job]
         array = self.arrays.get(job_id)

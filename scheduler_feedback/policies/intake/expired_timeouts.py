@@ -1,4 +1,4 @@
-"""Clocks: what the passing of time alone brings: ends of quarantine, late starts and probes, waits that can't end."""
+"""Effects of expired timeouts: ends of quarantine, late starts, late probes, unmet dependencies, starvation."""
 
 from __future__ import annotations
 
@@ -6,44 +6,45 @@ from scheduler_feedback.core.cycle_context import Turn, nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
 from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
 from scheduler_feedback.policies.intake import user_requests
-from scheduler_feedback.policies.nodes.quarantine import let_time_pass
+from scheduler_feedback.policies.nodes.quarantine import expire_node_states
 
 
-def let_clocks_run_out(turn: Turn) -> None:
+def expire_timeouts(turn: Turn) -> None:
+    """Apply all timeouts that have expired by now."""
     state = turn.state
     ledger = ledger_of(state)
     ledger.overtake(turn.now_ns)
     for job_id in sorted(ledger.hopeless):
-        stranded = state.jobs[job_id]
-        why = ledger.dependencies.hopeless(stranded) or "what it waits for can't happen any more"
-        user_requests.end(turn, stranded, JobState.CANCELLED, why)
+        job = state.jobs[job_id]
+        why = ledger.dependencies.hopeless(job) or "its dependency can no longer be met"
+        user_requests.end(turn, job, JobState.CANCELLED, why)
     if state.frozen:
         return
     if ledger.doubtful:
-        let_time_pass(turn)
+        expire_node_states(turn)
     policy = state.policy
     for job_id in ledger.due(turn.now_ns):
-        job = state.jobs.get(job_id)
-        if job is None or job.attempt_started_ns is None or job.stop_reason is not None:
+        late = state.jobs.get(job_id)
+        if late is None or late.attempt_started_ns is None or late.stop_reason is not None:
             continue
-        age_ns = turn.now_ns - job.attempt_started_ns
-        if _is_late_start(job, age_ns, policy.start_timeout_seconds):
-            job.stop_reason = StopReason.START_FAILED
-            job.failure = f"not all of its ranks had started within {span(policy.start_timeout_seconds)}"
-            turn.tell(job.job_id, "start-failed", job.failure)
-            ledger.stops(job)
-        elif _is_late_probe(job, age_ns, policy.probe_timeout_seconds):
-            job.stop_reason = StopReason.CANCEL
-            job.failure = f"the probe had not ended within {span(policy.probe_timeout_seconds)}"
-            turn.tell(job.job_id, "probe-failed", job.failure)
-            ledger.stops(job)
-    call_up(turn, ledger)
+        age_ns = turn.now_ns - late.attempt_started_ns
+        if _is_late_start(late, age_ns, policy.start_timeout_seconds):
+            late.stop_reason = StopReason.START_FAILED
+            late.failure = f"not all of its ranks started within {span(policy.start_timeout_seconds)}"
+            turn.tell(late.job_id, "start-failed", late.failure)
+            ledger.stops(late)
+        elif _is_late_probe(late, age_ns, policy.probe_timeout_seconds):
+            late.stop_reason = StopReason.CANCEL
+            late.failure = f"the probe did not end within {span(policy.probe_timeout_seconds)}"
+            turn.tell(late.job_id, "probe-failed", late.failure)
+            ledger.stops(late)
+    promote_starved_jobs(turn, ledger)
 
 
-def call_up(turn: Turn, ledger: Ledger) -> None:
-    """Those that have waited past the bound go before others from now on, as far as their share of the slots reaches.
+def promote_starved_jobs(turn: Turn, ledger: Ledger) -> None:
+    """Mark jobs that have waited past the starvation bound as overdue, as far as ``starvation_share`` allows.
 
-    One is called at any time, however wide it is; a policy whose share is all of the cluster needs no calling.
+    One job may always be overdue, whatever its size. With a share of 1 the order itself puts such jobs first.
     """
     if not ledger.late:
         return
@@ -54,7 +55,7 @@ def call_up(turn: Turn, ledger: Ledger) -> None:
         job.overdue = True
         ledger.file(job)
         waited = span((turn.now_ns - job.submitted_ns - job.run_ns) / 1e9)
-        turn.tell(job.job_id, "overdue", f"has waited {waited} in all, and goes before others from now on")
+        turn.tell(job.job_id, "overdue", f"has waited {waited} in total and now goes ahead of other jobs")
 
 
 def _is_late_start(job: Job, age_ns: int, timeout_seconds: float) -> bool:
@@ -62,5 +63,5 @@ def _is_late_start(job: Job, age_ns: int, timeout_seconds: float) -> bool:
 
 
 def _is_late_probe(job: Job, age_ns: int, timeout_seconds: float) -> bool:
-    """Users' jobs may overrun; a probe that does has shown what it was to show."""
+    """Return whether the job is a probe past its timeout. Other jobs may exceed their time limit."""
     return job.spec.kind is JobKind.PROBE and job.state is JobState.RUNNING and age_ns >= nanoseconds(timeout_seconds)

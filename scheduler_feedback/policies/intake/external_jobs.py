@@ -1,8 +1,8 @@
-"""Hosted jobs: another scheduler runs them; the cycle knows where, watches, and asks that scheduler for another place.
+"""External jobs: jobs of another scheduler (Slurm, Kubernetes). The cycle monitors them and may request a move.
 
-Such a job comes as running and never waits here: who hosts it queues it. An attempt that has ended is the end of the
-job as far as the cycle goes, and another attempt of it brings it back, with what is known of its earlier ones. Who
-waits there is known by size alone: enough to tell whether a node that is merely slow is worth more in use.
+Such a job appears as running; its own scheduler queues it. The end of an attempt ends the job for the cycle. A later
+attempt reactivates the job with its history. Pending jobs of the other scheduler are known by size alone, which is
+enough to decide whether a slow node is better used than quarantined.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
 from scheduler_feedback.policies.queue.backfill import reserve
-from scheduler_feedback.policies.queue.placement import NEVER, pays_beside, where
+from scheduler_feedback.policies.queue.placement import NEVER, slow_slots_pay, where
 
 
 def found(turn: Turn, event: Hosted) -> None:
-    """The attempt runs. Told twice it is taken in once; an older attempt than the newest is passed over."""
+    """Record a running attempt. Ignore repetitions, and attempts older than the newest."""
     state, ledger = turn.state, ledger_of(turn.state)
     job = state.jobs.get(event.job_id)
     if job is not None and (event.attempt < job.attempt or (event.attempt == job.attempt and job.state.holds_slots)):
@@ -46,32 +46,32 @@ def found(turn: Turn, event: Hosted) -> None:
 
 
 def waits(turn: Turn, event: HostWaits) -> None:
-    """Another scheduler's queue is another one now."""
+    """Replace the list of jobs that are pending with another scheduler."""
     turn.state.host_waits = event.waiting
 
 
 def want(state: State, ledger: Ledger, node: Node) -> bool:
-    """Whether a gang that waits with another scheduler could make use of the node, slow as it is.
+    """Return whether a pending gang of another scheduler would gain from the slow node.
 
-    Not where healthy slots enough are free: it is about to start on those, or it is not slots that it waits for.
+    A gang for which enough healthy slots are free does not count: it is about to start, or does not wait for slots.
     """
     free = ledger.plan.free(Tier.HEALTHY) if state.host_waits else 0
     return any(
         one.ranks > free
         and (not node.queues or one.queue in node.queues)
-        and pays_beside(min(node.slots, one.ranks), one.ranks, node.slowdown, _patience(state, ledger, one))
+        and slow_slots_pay(min(node.slots, one.ranks), one.ranks, node.slowdown, _patience(state, ledger, one))
         for one in state.host_waits
     )
 
 
 def will_be_taken(state: State, ledger: Ledger, job: Job) -> bool:
-    """Whether what is free now is as good as given away: the job's scheduler has gangs waiting that fit into it."""
+    """Return whether the job's own scheduler is about to use the free slots: a pending gang there fits into them."""
     free = ledger.plan.free(Tier.HEALTHY)
     return job.spec.kind is JobKind.HOSTED and any(one.ranks <= free for one in state.host_waits)
 
 
 def _patience(state: State, ledger: Ledger, waiting: HostedWait) -> float:
-    """How long such a gang waits for healthy slots, if it is the next, as a share of the time that it may run."""
+    """Return the gang's expected wait for healthy slots if it is next, as a share of its time limit."""
     spec = JobSpec("", (), waiting.ranks, kind=JobKind.HOSTED, time_limit_seconds=waiting.seconds)
     job = Job("", spec, JobState.PENDING, state.now_ns)
     found = reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)

@@ -1,4 +1,4 @@
-"""Admission: what can be accepted as a job at all, and what the cluster could ever hold."""
+"""Admission of jobs: validity of a specification, queue limits, and the size of the cluster."""
 
 from __future__ import annotations
 
@@ -10,87 +10,87 @@ from scheduler_feedback.core.job import JobKind, JobSpec
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.policies.index.queue_shares import Shares
 
-# signal(7): these two can be neither caught nor blocked, so no job can save on them.
+# signal(7): these two signals cannot be caught or blocked.
 _UNCATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
 _SIGNALS = frozenset(known.name for known in signal.Signals)
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-"""What no string that execve(2) is given may have: its end, and what is no character."""
+"""Characters that no argument of execve(2) may contain: NUL, and surrogates."""
 
 
 def admit_check(state: State, spec: JobSpec) -> str | None:
-    """Why the job cannot be accepted on this cluster, in words for its user; None where it can."""
+    """Return why this cluster rejects the job, as a sentence for its user; None if it accepts the job."""
     if spec.kind is not JobKind.TRAINING:
-        return f"a job of kind {spec.kind.value} is not for users to submit"
+        return f"users cannot submit jobs of kind {spec.kind.value}"
     return malformed(spec) or oversized(state, spec) or over_limit(state.policy, spec)
 
 
 def malformed(spec: JobSpec) -> str | None:
-    """What is wrong with the specification on any cluster, or None."""
+    """Return why the specification is invalid on any cluster; None if it is valid."""
     if spec.ranks < 1:
         return f"asks for {spec.ranks} ranks; at least 1 is needed"
     if not spec.command or not spec.command[0]:
         return "the command is empty"
     if spec.checkpoint_signal not in _SIGNALS:
-        return f"{spec.checkpoint_signal!r} is no signal of this system; an example is 'SIGTERM'"
+        return f"{spec.checkpoint_signal!r} is not a signal of this system; use for example 'SIGTERM'"
     if spec.checkpoint_signal in _UNCATCHABLE:
         return f"{spec.checkpoint_signal} cannot be caught, so no job can save on it"
     if spec.time_limit_seconds is not None and not (
         math.isfinite(spec.time_limit_seconds) and spec.time_limit_seconds > 0
     ):
-        return f"a time limit of {spec.time_limit_seconds:g} s; it must be more than 0"
+        return f"the time limit is {spec.time_limit_seconds:g} s; it must be more than 0"
     for name, seconds in (("grace", spec.grace_seconds), ("restart cost", spec.restart_cost_seconds)):
         if not math.isfinite(seconds) or seconds < 0:
-            return f"a {name} of {seconds:g} s; it cannot be less than 0"
+            return f"the {name} is {seconds:g} s; it cannot be less than 0"
     if spec.checkpoint_command:
         if not spec.checkpoint_command[0]:
             return "the checkpoint command is empty"
         if not (math.isfinite(spec.checkpoint_timeout_seconds) and spec.checkpoint_timeout_seconds > 0):
-            return f"{spec.checkpoint_timeout_seconds:g} s for the checkpoint command; it must be more than 0"
+            return f"the checkpoint timeout is {spec.checkpoint_timeout_seconds:g} s; it must be more than 0"
         if not spec.restartable:
-            return "it is saved in order to be started again: a checkpoint command needs restartable"
+            return "a checkpoint command needs restartable: it saves a job that is started again"
     if spec.max_retries < 0:
-        return f"{spec.max_retries} retries; there cannot be fewer than 0"
-    return _misshapen(spec) or _unspeakable(spec)
+        return f"the number of retries is {spec.max_retries}; it cannot be less than 0"
+    return _invalid_shape(spec) or _invalid_text(spec)
 
 
-def _misshapen(spec: JobSpec) -> str | None:
-    """What can't be in the shape of the gang or of its array, or None."""
+def _invalid_shape(spec: JobSpec) -> str | None:
+    """Return why the shape of the gang or of its array is invalid; None if it is valid."""
     least, most = spec.min_ranks or spec.ranks, spec.max_ranks or spec.ranks
     if not 1 <= least <= spec.ranks <= most:
-        return f"asks for {spec.ranks} ranks, at least {least} and at most {most}; that is no range around it"
+        return f"asks for {spec.ranks} ranks, which is not between its minimum of {least} and its maximum of {most}"
     if spec.groups:
-        if (together := sum(group.ranks for group in spec.groups)) != spec.ranks:
-            return f"its groups have {together} ranks together, and it asks for {spec.ranks}"
+        if (total := sum(group.ranks for group in spec.groups)) != spec.ranks:
+            return f"its groups have {total} ranks in total, but it asks for {spec.ranks}"
         if any(group.ranks < 1 for group in spec.groups):
             return "each of its groups needs at least 1 rank"
         if least != most:
             return "a gang with groups has a fixed size"
     if spec.array_size < 0 or spec.array_parallel < 0:
-        return "an array cannot have fewer than 0 members"
+        return "the size of an array and its number of parallel jobs cannot be less than 0"
     if spec.preemptible and not spec.restartable:
-        return "it can be stopped for others only if it can be started again: preemptible needs restartable"
+        return "preemptible needs restartable: a preempted job is started again later"
     for name, seconds in (
         ("checkpoint interval", spec.checkpoint_interval_seconds),
         ("checkpoint cost", spec.checkpoint_cost_seconds),
         ("least run time", spec.min_run_seconds),
     ):
         if seconds is not None and (not math.isfinite(seconds) or seconds < 0):
-            return f"a {name} of {seconds:g} s; it cannot be less than 0"
+            return f"the {name} is {seconds:g} s; it cannot be less than 0"
     for gpu_type, speed in spec.throughput.items():
         if not math.isfinite(speed) or speed <= 0:
-            return f"a throughput of {speed:g} on {gpu_type}; it must be more than 0"
+            return f"the throughput on {gpu_type} is {speed:g}; it must be more than 0"
     return None
 
 
-def _unspeakable(spec: JobSpec) -> str | None:
-    """What execve(2) cannot be given, or None: NUL ends a string there, '=' ends the name of a variable."""
+def _invalid_text(spec: JobSpec) -> str | None:
+    """Return which text execve(2) cannot take, or None: NUL ends a string there, '=' ends the name of a variable."""
     if (
         not spec.environment
         and not spec.checkpoint_command
         and _NO_TEXT.search("".join((*spec.command, spec.working_directory, spec.name))) is None
     ):
-        return None  # as nearly always
+        return None
     for what, text in (
         *((f"argument {index} of the command", argument) for index, argument in enumerate(spec.command)),
         *((f"argument {index} of the checkpoint command", text) for index, text in enumerate(spec.checkpoint_command)),
@@ -101,15 +101,15 @@ def _unspeakable(spec: JobSpec) -> str | None:
         if "\0" in text:
             return f"{what} contains a NUL character"
         if any("\ud800" <= character <= "\udfff" for character in text):
-            return f"{what} is no valid text"
+            return f"{what} is not valid text"
     for name in spec.environment:
         if not name or "=" in name or "\0" in name:
-            return f"{name!r} is no name for an environment variable"
+            return f"{name!r} is not a valid name for an environment variable"
     return None
 
 
 def over_limit(policy: Policy, spec: JobSpec) -> str | None:
-    """Why the job would not fit into its queue even while the queue holds nothing, and what to do; or None."""
+    """Return why the job exceeds the limit of its queue even if that is empty, and what to do; None if it does not."""
     least = spec.min_ranks or spec.ranks
     found = Shares(policy).never(spec.queue, least) if policy.queues else None
     if found is None:
@@ -124,7 +124,7 @@ def over_limit(policy: Policy, spec: JobSpec) -> str | None:
 
 
 def oversized(state: State, spec: JobSpec) -> str | None:
-    """Why the job would not fit even if every node that is present were free and healthy, or None."""
+    """Return why the job would not fit even if all present nodes were free and healthy; None if it would."""
     sizes = {node.name: node.slots for node in state.nodes.values() if node.present}
     ranks = f"asks for {spec.ranks} rank{'' if spec.ranks == 1 else 's'}"
     if spec.pinned_node is not None:

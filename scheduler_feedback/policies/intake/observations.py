@@ -1,4 +1,7 @@
-"""Observations: what the backend saw. After a restart it tells everything again, so each is taken in at most once."""
+"""Observations of the backend, applied to the state.
+
+Each is idempotent, because a backend reports everything again after a restart.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,17 @@ def node_seen(turn: Turn, event: NodeSeen) -> None:
             node = turn.state.nodes[event.node] = Node(event.node, event.slots, since_ns=turn.now_ns)
             _describe(node, event)
             ledger_of(turn.state).nodes_came()
-            turn.tell(f"node:{event.node}", "seen", f"a node with {event.slots} slots")
+            turn.tell(f"node:{event.node}", "seen", f"new node with {event.slots} slots")
         return
     if node.present is not event.present:
-        kind, text = ("seen", "is back") if event.present else ("absent", "is gone: it takes nothing until it is back")
+        kind, text = (
+            ("seen", "reported again")
+            if event.present
+            else ("absent", "no longer reported: it gets no jobs until it is back")
+        )
         turn.tell(f"node:{event.node}", kind, text)
     elif event.present and node.slots != event.slots:
-        turn.tell(f"node:{event.node}", "seen", f"has {event.slots} slots now, {node.slots} before")
+        turn.tell(f"node:{event.node}", "seen", f"slots changed from {node.slots} to {event.slots}")
     if as_seen(node) == event:
         return
     node.present = event.present
@@ -75,7 +82,8 @@ def attempt_running(turn: Turn, event: AttemptRunning) -> None:
         job.excluded_nodes = ()
         ledger_of(turn.state).runs(job)
         began = turn.now_ns - (job.attempt_started_ns or turn.now_ns)
-        turn.tell(job.job_id, "running", f"all ranks of attempt {job.attempt} run, {span(began / 1e9)} after the start")
+        text = f"all ranks of attempt {job.attempt} are running, {span(began / 1e9)} after the start"
+        turn.tell(job.job_id, "running", text)
 
 
 def first_step(turn: Turn, event: FirstStep) -> None:
@@ -88,26 +96,26 @@ def first_step(turn: Turn, event: FirstStep) -> None:
 
 
 def progressed(turn: Turn, event: Progressed) -> None:
-    """What is left is counted from here on."""
+    """Record the work done so far; the remaining run time is estimated from it."""
     job = _held(turn, event.job_id, event.attempt, "progress")
     if job is not None:
         job.done_seconds, job.progress_ns = event.done_seconds, turn.now_ns
-        ledger_of(turn.state).expect_anew(job)
+        ledger_of(turn.state).update_expected_end(job)
 
 
 def rank_failed(turn: Turn, event: RankFailed) -> None:
-    """The gang cannot go on without the rank: it is to be stopped."""
+    """Mark the gang to be stopped: it cannot continue without the rank."""
     job = _held(turn, event.job_id, event.attempt, "failure of a rank")
     if job is None or job.stop_reason is not None:
         return
     job.stop_reason = StopReason.RANK_FAILED
     job.failure = exit_in_words(event.rank, event.exit_code)
     ledger_of(turn.state).stops(job)
-    turn.tell(job.job_id, "rank-failed", f"{job.failure} while others still ran")
+    turn.tell(job.job_id, "rank-failed", f"{job.failure} while other ranks were running")
 
 
 def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
-    """No process of the attempt is left: what the job becomes depends on why it ended."""
+    """Handle the end of an attempt: end the job, or put it back into the queue, depending on the reason."""
     job = _held(turn, event.job_id, event.attempt, "end")
     if job is None:
         return
@@ -117,20 +125,20 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
         for r in job.ranks
     ]
     if event.checkpointed is not None:
-        _tell_of_checkpoint(turn, job, event.checkpointed)
+        _log_checkpoint(turn, job, event.checkpointed)
     _leave_attempt(turn, job, event.ended_wall_ns, event.started, event.done_seconds)
     completed = event.started and (
         all(codes.get(r.rank, other) == 0 for r in job.ranks) if codes else other == 0 or not job.ranks
     )
-    if job.spec.kind is JobKind.HOSTED:  # what becomes of it is decided where it is hosted
+    if job.spec.kind is JobKind.HOSTED:  # its own scheduler decides whether it starts again
         moved = job.stop_reason is not None
         if completed and not moved:
             runtime_history.learn(turn.state, job, _lived(job))
         state = JobState.CANCELLED if moved else JobState.COMPLETED if completed else JobState.FAILED
         end(turn, job, state, event.reason or failure_in_words(job, event))
         return
-    # Many trainings save and exit with 0 when told to stop. One that had finished all the same loses nothing by another
-    # attempt: it resumes from its last checkpoint and ends at once.
+    # Many training programs save and exit with 0 on a stop request. If the job had in fact finished, another attempt
+    # costs little: it resumes from the last checkpoint and ends at once.
     again = job.stop_reason in (StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE)
     saved = again and event.signalled
     if job.stop_reason is StopReason.CANCEL:
@@ -142,15 +150,15 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
         end(turn, job, JobState.COMPLETED, "all ranks exited with 0")
     elif again:
         why = job.failure if job.stop_reason is not StopReason.MIGRATE else ""
-        _wait_again(turn, job, why or ("stopped to be moved" if job.claim else "stopped to wait for another place"))
+        _wait_again(turn, job, why or ("stopped to be moved" if job.claim else "stopped and put back into the queue"))
     elif job.stop_reason is None and not event.started:
         end(turn, job, JobState.FAILED, f"it could not be started: {event.reason or 'the backend gave no reason'}")
     else:
         _fail(turn, job, job.failure or failure_in_words(job, event))
 
 
-def _tell_of_checkpoint(turn: Turn, job: Job, done: Checkpointed) -> None:
-    """It was signalled whatever the command said; a save that failed costs it what came since the one before."""
+def _log_checkpoint(turn: Turn, job: Job, done: Checkpointed) -> None:
+    """Log the result of the checkpoint command. The gang was stopped in either case."""
     if done.exit_code is None:
         text = f"the checkpoint command of attempt {job.attempt} saved nothing: {done.reason}"
     else:
@@ -162,10 +170,10 @@ def _tell_of_checkpoint(turn: Turn, job: Job, done: Checkpointed) -> None:
 
 
 def attempt_unknown(turn: Turn, event: AttemptUnknown) -> None:
-    """The backend holds nothing of the attempt.
+    """Handle an attempt of which the backend has no record.
 
-    A start that was never carried out is decided anew. An attempt that did run and has left no trace may have done its
-    work: only a job that can be restarted is started again.
+    If the attempt never started, the job goes back to the queue. An attempt that ran may have completed its work, so
+    only a restartable job is started again.
     """
     job = _held(turn, event.job_id, event.attempt, "loss")
     if job is None:
@@ -175,21 +183,21 @@ def attempt_unknown(turn: Turn, event: AttemptUnknown) -> None:
     if job.stop_reason is StopReason.CANCEL:
         end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
     elif ran and not job.spec.restartable:
-        end(turn, job, JobState.FAILED, f"attempt {job.attempt} ran, and the backend has lost every trace of its end")
+        end(turn, job, JobState.FAILED, f"attempt {job.attempt} ran, but the backend has no record of its end")
     else:
-        _wait_again(turn, job, f"attempt {job.attempt} is void: the backend holds nothing of it")
+        _wait_again(turn, job, f"attempt {job.attempt} is lost: the backend has no record of it")
 
 
 def action_failed(turn: Turn, event: ActionFailed) -> None:
-    """The backend refused: the same is decided again after a pause."""
+    """Handle a refusal of the backend: the action is decided again after ``retry_backoff_seconds``."""
     job = turn.state.jobs.get(event.job_id)
     if job is None or not job.action_id or job.action_id != event.action_id:
         return
     job.action_id = ""
     again_ns = turn.after(turn.state.policy.retry_backoff_seconds)
-    again = f"it is tried again in {span(turn.state.policy.retry_backoff_seconds)}"
+    again = f"next try in {span(turn.state.policy.retry_backoff_seconds)}"
     if job.state is JobState.STARTING:
-        turn.tell(job.job_id, "refused", f"attempt {job.attempt} could not be set going: {event.reason}; {again}")
+        turn.tell(job.job_id, "refused", f"attempt {job.attempt} could not be started: {event.reason}; {again}")
         _leave_attempt(turn, job, 0, False)
         if job.stop_reason is StopReason.CANCEL:
             end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
@@ -204,18 +212,19 @@ def action_failed(turn: Turn, event: ActionFailed) -> None:
 
 
 def _held(turn: Turn, job_id: str, attempt: int, what: str) -> Job | None:
-    """The job, if it is this attempt of it that holds slots. An attempt that nobody asked for is worth a sentence."""
+    """Return the job if this attempt holds its slots, else None. Log an attempt that was never started."""
     job = turn.state.jobs.get(job_id)
     if job is None:
         return None
     if attempt > job.attempt:
-        turn.tell(job_id, "ignored", f"the backend reports the {what} of attempt {attempt}, which was never decided")
+        text = f"ignored the {what} of attempt {attempt}: the backend reports it, but gangwatch never started it"
+        turn.tell(job_id, "ignored", text)
         return None
     return job if attempt == job.attempt and job.state.holds_slots else None
 
 
 def _leave_attempt(turn: Turn, job: Job, ended_wall_ns: int, ran: bool, done_seconds: float | None = None) -> None:
-    """The attempt holds no slots any more; its verdicts fall with it."""
+    """Record the end of the attempt, and deactivate its verdicts."""
     begun_ns = job.attempt_started_ns if job.attempt_started_ns is not None else turn.now_ns
     job.attempt_ended_ns = min(max(ended_wall_ns, begun_ns), turn.now_ns) if ended_wall_ns else turn.now_ns
     if ran:
@@ -228,14 +237,14 @@ def _leave_attempt(turn: Turn, job: Job, ended_wall_ns: int, ran: bool, done_sec
 
 
 def _lived(job: Job) -> float:
-    """The work that it took the job to end, in seconds."""
+    """Return the work that the completed job needed, in seconds."""
     if job.spec.restartable:
         return job.done_seconds or 0.0
     return ((job.attempt_ended_ns or 0) - (job.attempt_started_ns or 0)) / 1e9 * job.speed
 
 
 def _work_done(job: Job, begun_ns: int, ran: bool) -> float:
-    """What is saved when nobody says: the time run, without the restart that came first."""
+    """Estimate the saved work if the backend does not report it: the run time without the restart."""
     done = job.done_seconds or 0.0
     assert job.attempt_ended_ns is not None
     if not ran or not job.spec.restartable:
@@ -255,7 +264,7 @@ def _wait_again(turn: Turn, job: Job, why: str) -> None:
 
 
 def _fail(turn: Turn, job: Job, why: str) -> None:
-    """The attempt failed: another one if the job allows it, else the end."""
+    """Start another attempt if the job has retries left, else end the job as failed."""
     job.claim = []
     if job.retries >= job.spec.max_retries:
         end(turn, job, JobState.FAILED, why)
@@ -265,18 +274,18 @@ def _fail(turn: Turn, job: Job, why: str) -> None:
 
 
 def failure_in_words(job: Job, event: AttemptEnded) -> str:
-    """Why the attempt counts as failed: its first rank, by number, that did not exit with 0."""
+    """Return why the attempt failed: the exit status of the lowest rank that did not exit with 0."""
     codes = {item.rank: item.exit_code for item in event.exits}
     for record in job.ranks:
         if (code := codes.get(record.rank, event.all_exited_with)) != 0:
             return exit_in_words(record.rank, code)
-    return "it ended before all of its ranks had been started"
+    return "it ended before all of its ranks were started"
 
 
 def exit_in_words(rank: int, code: int | None) -> str:
-    """'rank 2 exited with 1'; a code of 128 + n is a death by signal n, as a shell counts."""
+    """Describe an exit status, such as 'rank 2 exited with 1'. A code of 128 + n means killed by signal n."""
     if code is None:
-        return f"how rank {rank} ended could not be learnt"
+        return f"the exit status of rank {rank} is unknown"
     if code > 128:
         try:
             return f"rank {rank} was killed by {signal.Signals(code - 128).name}"

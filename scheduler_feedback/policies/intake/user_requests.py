@@ -1,4 +1,4 @@
-"""Wishes: what users and operators ask for. Taking one in twice does no more than taking it in once."""
+"""Requests of users and operators, applied to the state. Each is idempotent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scheduler_feedback.policies.queue.order.fair import appraise
 
 
 def submitted(turn: Turn, event: Submitted) -> None:
-    """A new job waits. One that no cluster could ever run has failed at once; the API refuses such before this."""
+    """Add a pending job. A malformed job fails at once; the API rejects such jobs earlier."""
     if event.job_id in turn.state.jobs:
         return
     spec = event.spec
@@ -46,7 +46,7 @@ def submitted(turn: Turn, event: Submitted) -> None:
 
 
 def _submitted_array(turn: Turn, event: Submitted) -> None:
-    """Each member is a job of its own, 'ID.0' and so on."""
+    """Add each member of the array as a separate job: 'ID.0', 'ID.1', ..."""
     spec = event.spec
     text = f"{spec.name or event.job_id}: an array of {spec.array_size} jobs, {spec.ranks} ranks each{_by(spec.user)}"
     text += _for(event)
@@ -60,7 +60,7 @@ def _submitted_array(turn: Turn, event: Submitted) -> None:
 
 
 def arrived(turn: Turn, job: Job) -> None:
-    """A new job waits."""
+    """Add a new job to the queue."""
     if turn.state.policy.order is Order.LAS:
         las.enter(turn.state, job)
     appraise(turn.state, job, turn.now_ns)
@@ -69,7 +69,7 @@ def arrived(turn: Turn, job: Job) -> None:
 
 
 def cancel_requested(turn: Turn, event: CancelRequested) -> None:
-    """A waiting job ends now; one that holds slots once its processes have gone, whatever their exit codes."""
+    """Cancel a job. A pending job ends now; an active one once its processes have ended, whatever their exit codes."""
     job = turn.state.jobs.get(event.job_id)
     if job is None:
         for member in sorted(array_members(turn.state, event.job_id)):
@@ -79,15 +79,15 @@ def cancel_requested(turn: Turn, event: CancelRequested) -> None:
         return
     job.claim = []
     if job.state is JobState.PENDING:
-        end(turn, job, JobState.CANCELLED, f"cancelled while it waited{_by(event.by)}")
+        end(turn, job, JobState.CANCELLED, f"cancelled while pending{_by(event.by)}")
         return
     job.stop_reason, job.failure = StopReason.CANCEL, f"cancelled{_by(event.by)}"
     ledger_of(turn.state).file(job)
-    turn.tell(job.job_id, "cancel", f"to be cancelled{_by(event.by)}")
+    turn.tell(job.job_id, "cancel", f"cancellation requested{_by(event.by)}")
 
 
 def array_members(state: State, array: str) -> set[str]:
-    """Ids of the array's jobs that are known; empty where there is no such array."""
+    """Return the ids of the array's jobs; empty if there is no such array."""
     found = ledger_of(state).dependencies.arrays.get(array)
     return set() if found is None else found.members
 
@@ -107,7 +107,7 @@ def node_commanded(turn: Turn, event: NodeCommanded) -> None:
 
 
 def _is_so(node: Node, event: NodeCommanded) -> bool:
-    """Whether the command would change nothing."""
+    """Return whether the command would change nothing."""
     command = event.command
     if command is NodeCommand.REMOVE:
         return False
@@ -119,7 +119,7 @@ def _is_so(node: Node, event: NodeCommanded) -> bool:
 
 
 def verdict_judged(turn: Turn, event: VerdictJudged) -> None:
-    """An operator's ruling on a verdict; a rejected one never acts again, even if the detector repeats it."""
+    """Apply an operator's judgement of a verdict. A rejected verdict has no effect, even if it is reported again."""
     if turn.state.judged.get(event.verdict_id) is event.confirmed:
         return
     turn.state.judged[event.verdict_id] = event.confirmed
@@ -148,7 +148,7 @@ def freeze_set(turn: Turn, event: FreezeSet) -> None:
 
 
 def policy_set(turn: Turn, event: PolicySet) -> None:
-    """Other settings from here on; what differs is told."""
+    """Replace the policy, and log the settings that changed."""
     before, turn.state.policy = turn.state.policy, event.policy
     changed = tuple(
         (field.name, f"{getattr(before, field.name)} -> {getattr(event.policy, field.name)}")
@@ -157,11 +157,11 @@ def policy_set(turn: Turn, event: PolicySet) -> None:
     )
     if changed:
         ledger_of(turn.state).thawed()
-        turn.tell("cluster", "policy", f"other settings{_by(event.by)}", changed)
+        turn.tell("cluster", "policy", f"policy changed{_by(event.by)}", changed)
 
 
 def end(turn: Turn, job: Job, state: JobState, reason: str) -> None:
-    """The job has ended for good."""
+    """End the job in a final state."""
     job.state, job.end_reason, job.ended_ns = state, reason, turn.now_ns
     job.claim, job.excluded_nodes, job.stop_reason = [], (), None
     job.expected_start_ns, job.not_before_ns = None, 0
@@ -174,5 +174,5 @@ def _by(who: str) -> str:
 
 
 def _for(event: Submitted) -> str:
-    """Who submitted the job, where that was not its user."""
+    """Name the submitter if it is not the job's user; else ''."""
     return f", submitted by {event.by}" if event.by else ""

@@ -1,4 +1,4 @@
-"""Findings: what the detectors say. A verdict stands until it is cleared or rejected, or its attempt has ended."""
+"""Verdict events of the detectors. A verdict is active until it is cleared or rejected, or its attempt ends."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from scheduler_feedback.core.state import PAST_VERDICTS, REFUSED_VERDICTS, PastV
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.scheduling_index import ledger_of
-from scheduler_feedback.policies.nodes.quarantine import ACCUSING, keeps_pace_again
+from scheduler_feedback.policies.nodes.quarantine import ACCUSING, note_recovery
 from scheduler_feedback.policies.remediation.decision_scores import score_observed
 
 
 def subject_of(verdict: Verdict) -> str:
-    """Whose story the verdict belongs to: the gang's, or the node's where it is about a node alone."""
+    """Return the subject of the verdict's log entries: the gang, or the node for a verdict without a gang."""
     return verdict.gang or f"node:{verdict.node}"
 
 
 def verdict_found(turn: Turn, verdict: Verdict) -> None:
-    """A verdict stands, or stands with newer numbers; one about no present attempt of a gang is passed over.
+    """Activate the verdict, or update an active one.
 
-    One that accuses a node where the job has no such rank is refused.
-
-    Without a gang it is about a node alone, and stands until it is cleared.
+    Ignore a verdict about an attempt that is not the job's present one. Refuse a verdict that accuses a node on which
+    the job has no such rank. A verdict without a gang is about a node alone and is active until it is cleared.
     """
     state = turn.state
     job = state.jobs.get(verdict.gang)
-    alone = not verdict.gang and verdict.node in state.nodes
-    if not alone and (job is None or not job.state.holds_slots or job.attempt != verdict.attempt):
+    about_node = not verdict.gang and verdict.node in state.nodes
+    if not about_node and (job is None or not job.state.holds_slots or job.attempt != verdict.attempt):
         return
     if state.judged.get(verdict.verdict_id) is False:
         return
@@ -41,28 +40,30 @@ def verdict_found(turn: Turn, verdict: Verdict) -> None:
     if verdict.aggressor:
         ledger_of(state).congestion_changed()
     if job is not None:
-        ledger_of(state).expect_anew(job)
+        ledger_of(state).update_expected_end(job)
 
 
 def misplaced(job: Job, verdict: Verdict) -> str:
-    """Say why the verdict contradicts the job's placement; "" where it does not.
+    """Return why the verdict contradicts the job's placement; "" if it does not.
 
-    Of a hosted job a slot's place among the ranks is not the rank's number: there only the node is compared.
+    For an external job only the node is compared: the order of its slots is not the order of its ranks.
     """
     if not verdict.node:
         return ""
     if verdict.node not in {rank.slot.node for rank in job.ranks}:
-        return f"{verdict.node} is none of the nodes of {job.job_id}"
+        return f"{job.job_id} has no rank on {verdict.node}"
     if job.spec.kind is JobKind.HOSTED or verdict.rank < 0:
         return ""
     where = next((rank.slot.node for rank in job.ranks if rank.rank == verdict.rank), None)
     if where == verdict.node:
         return ""
-    return f"rank {verdict.rank} of {job.job_id} is {f'on {where}' if where else 'none of its ranks'}"
+    if where is None:
+        return f"{job.job_id} has no rank {verdict.rank}"
+    return f"rank {verdict.rank} of {job.job_id} is on {where}, not on {verdict.node}"
 
 
 def _refuse(turn: Turn, verdict: Verdict, why: str) -> None:
-    """Take no notice of the verdict but in the story and the counter. Told once: detectors repeat what they find."""
+    """Log and count the verdict, and ignore it otherwise. Logged once, because detectors repeat their verdicts."""
     refused = turn.state.refused_verdicts
     if any(one.verdict.verdict_id == verdict.verdict_id for one in refused):
         return
@@ -71,7 +72,7 @@ def _refuse(turn: Turn, verdict: Verdict, why: str) -> None:
     turn.decide(
         verdict.gang,
         "verdict-refused",
-        f"verdict refused, nothing is done about it: {why}; it says: {sentence(verdict)}",
+        f"verdict refused: {why}. The refused verdict: {sentence(verdict)}",
         evidence_detail(verdict),
         outcome="refused",
     )
@@ -80,16 +81,16 @@ def _refuse(turn: Turn, verdict: Verdict, why: str) -> None:
 def verdict_cleared(turn: Turn, cleared: Cleared) -> None:
     verdict = turn.state.verdicts.get(cleared.verdict_id)
     if verdict is not None:
-        turn.tell(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} no longer holds: {cleared.reason}")
+        turn.tell(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} cleared: {cleared.reason}")
         drop_verdict(turn, verdict, "the verdict was cleared")
         if (node := turn.state.nodes.get(verdict.node)) is not None and verdict.kind in ACCUSING:
-            keeps_pace_again(turn, node)
+            note_recovery(turn, node)
 
 
 def abstained(turn: Turn, abstention: Abstention) -> None:
-    """The detector could not tell; the reason is kept and nothing is done.
+    """Log that a detector found a slowdown without a cause; no action follows.
 
-    Where many agents were lost at once nothing may be done about anything until a person has looked: all is frozen.
+    An abstention of MASS_LOSS freezes all actions: many agents were lost at once, and an operator must check first.
     """
     turn.count("abstentions", abstention.detector)
     if abstention.detector == MASS_LOSS:
@@ -101,13 +102,13 @@ def abstained(turn: Turn, abstention: Abstention) -> None:
     turn.tell(
         abstention.gang,
         "unknown",
-        f"{who} is slow, and it cannot be told why: {abstention.reason}",
+        f"{who} is slow, the cause is unknown: {abstention.reason}",
         tuple(_evidence(item) for item in abstention.evidence),
     )
 
 
 def drop_verdict(turn: Turn, verdict: Verdict, why: str) -> None:
-    """The verdict stands no more; a decision that observe mode kept from being made is scored."""
+    """Deactivate the verdict, and score the decision that observe mode recorded for it."""
     score_observed(turn, verdict, why)
     past = turn.state.past_verdicts
     past.append(PastVerdict(verdict, turn.now_ns, why))
@@ -117,17 +118,17 @@ def drop_verdict(turn: Turn, verdict: Verdict, why: str) -> None:
         ledger_of(turn.state).congestion_changed()
     turn.state.cases.pop(verdict.verdict_id, None)
     if (job := turn.state.jobs.get(verdict.gang)) is not None:
-        ledger_of(turn.state).expect_anew(job)
+        ledger_of(turn.state).update_expected_end(job)
 
 
 def drop_verdicts_of(turn: Turn, job_id: str, why: str) -> None:
-    """A verdict never outlives its attempt."""
+    """Deactivate the job's verdicts."""
     for verdict in [v for v in turn.state.verdicts.values() if v.gang == job_id]:
         drop_verdict(turn, verdict, why)
 
 
 def evidence_detail(verdict: Verdict) -> tuple[tuple[str, str], ...]:
-    """What a person can check."""
+    """Return the evidence of a verdict as pairs of name and value, so that an operator can check it."""
     return (
         ("verdict", verdict.verdict_id),
         ("step_seconds_before", f"{verdict.step_seconds_before:.4g}"),
@@ -141,6 +142,6 @@ def evidence_detail(verdict: Verdict) -> tuple[tuple[str, str], ...]:
 def _evidence(item: Evidence) -> tuple[str, str]:
     return (
         f"evidence {item.measure}",
-        f"{item.value:.4g} {item.unit}, against {item.reference:.4g} ({item.against}), "
+        f"{item.value:.4g} {item.unit}, reference {item.reference:.4g} ({item.against}), "
         f"log likelihood ratio {item.log_likelihood_ratio:+.2f}",
     )

@@ -1,4 +1,4 @@
-"""Draining: gangs leave a node in maintenance; and a node that is gone for good is forgotten."""
+"""Draining of nodes in maintenance, and removal of nodes that are gone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from scheduler_feedback.policies.nodes.quarantine import drop_probe
 
 
 def drain(turn: Turn, ledger: Ledger) -> None:
-    """Stop every running gang that may be restarted and has ranks on a draining node; it goes on elsewhere.
+    """Stop every running, restartable gang with ranks on a draining node, so that it continues elsewhere.
 
-    It waits in its queue where there is no room. Nothing is stopped while actions are frozen or only observed.
+    It waits in its queue if no slots are free. Stops nothing while actions are frozen, nor in observe mode.
     """
     state = turn.state
     nodes = {name for name in ledger.doubtful if state.nodes[name].draining}
@@ -25,7 +25,7 @@ def drain(turn: Turn, ledger: Ledger) -> None:
         on_them = sorted(nodes.intersection(rank.slot.node for rank in job.ranks))
         if not on_them or not may_leave(job) or job.state is not JobState.RUNNING or job.stop_reason is not None:
             continue
-        turn.decide(job_id, "drain", f"is to go on elsewhere: {', '.join(on_them)} is being drained")
+        turn.decide(job_id, "drain", f"will be moved: {', '.join(on_them)} is being drained")
         job.stop_reason = StopReason.MIGRATE
         job.last_migration_ns = turn.now_ns
         job.migrations += 1
@@ -33,37 +33,37 @@ def drain(turn: Turn, ledger: Ledger) -> None:
 
 
 def may_leave(job: Job) -> bool:
-    """Whether a drain moves the job: it declared that it can be restarted, and its start is ours to decide."""
+    """Return whether a drain moves the job: it is declared restartable, and gangwatch schedules it."""
     return job.spec.restartable and job.spec.kind is JobKind.TRAINING
 
 
 def why_not_removed(state: State, node: Node) -> str | None:
-    """Why the node can't be removed now, and what to do; None where it can."""
+    """Return why the node cannot be removed now, and what to do; None if it can."""
     if node.present:
         return (
             f"{node.name} still reports, so it would come back at once. Stop it first: start gangwatch without it, "
-            "`kubectl delete node`, or take it out of slurm.conf"
+            "`kubectl delete node`, or remove it from slurm.conf"
         )
     if jobs := jobs_on(state, node.name):
         names = ", ".join(job.job_id for job in jobs)
-        return f"{names} still holds slots of {node.name}: `gangwatch cancel` it, or wait until its end is known"
+        return f"{names} still holds slots of {node.name}: `gangwatch cancel` it, or wait until it has ended"
     return None
 
 
 def jobs_on(state: State, node: str) -> list[Job]:
-    """Jobs that hold slots of the node, in order of submission."""
+    """Return the jobs that hold slots of the node, in order of submission."""
     return [job for job in state.jobs.values() if job.state.holds_slots and any(r.slot.node == node for r in job.ranks)]
 
 
 def remove(turn: Turn, node: Node, by: str, reason: str) -> None:
-    """Forget the node, with the verdicts about it. A node that is back or in use by now stays."""
+    """Remove the node and the verdicts about it. A node that is present or in use again stays."""
     state = turn.state
     if why_not_removed(state, node) is not None:
         return
     drop_probe(turn, node)
     for verdict in [one for one in state.verdicts.values() if one.node == node.name]:
         drop_verdict(turn, verdict, "its node was removed")
-    # A node's verdicts and exclusions go by its name: a new node of that name begins without them.
+    # Exclusions refer to the node's name: a new node with the same name starts without them.
     for job in state.jobs.values():
         if node.name in job.excluded_nodes:
             job.excluded_nodes = tuple(name for name in job.excluded_nodes if name != node.name)

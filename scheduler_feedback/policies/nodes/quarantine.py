@@ -1,20 +1,20 @@
-"""Quarantine: what a node may be used for, from the verdicts about it, the operator's word and the clock.
+"""Node states: how verdicts, operators and time change what a node may be used for.
 
 ::
 
     healthy --verdict--> suspect --second job's verdict, migration, or confirmed--> quarantine --time--> probe
        ^                  |  ^                                                      |  ^                  |  |
-       |<-seen well again-+  +<------------ its slots are wanted -------------------+  +-----failed-------+  |
-       |                  +-- nobody saw it well: a probe where none wait, else --+                         |
+       |<--- recovered ---+  +<------------ pending jobs need its slots ------------+  +-----failed-------+  |
+       |                  +-- no recovery seen: a probe if no job is pending, else --+                       |
        +<----------------------------- time without a verdict -- probation <-------+-------passed------------+
 
-A verdict during probation leads back to quarantine; each quarantine since the last full recovery is twice as long as
-the one before. maintenance is the operator's alone.
+A verdict during probation leads back to quarantine. Each quarantine since the last full recovery is twice as long as
+the one before. Only operators set maintenance.
 
-What a quarantine costs is all of the node's work, and what a node that is merely slow costs is a part of it: 1 - 1/s of
-what runs there. So such a node is in quarantine, where it can be measured, only while nobody who could make use of it
-waits for slots; else it is suspect: used last, and only by gangs that gain by it (``placement.pays_beside``). Slower
-than ``quarantine_slowdown``, or accused of more than slowness, it is out of use whoever waits.
+A quarantined node loses all of its work; a node that is only slow loses the share 1 - 1/s. So a slow node is in
+quarantine, where a probe can measure it, only while no pending job would gain from its slots. Else it is suspect: used
+last, and only by gangs that gain from it (``placement.slow_slots_pay``). A node slower than ``quarantine_slowdown``, or
+accused of more than slowness, stays in quarantine whatever jobs are pending.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
 from scheduler_feedback.policies.intake import external_jobs
-from scheduler_feedback.policies.queue.placement import pays_beside
+from scheduler_feedback.policies.queue.placement import slow_slots_pay
 
-# Kinds that speak against the node. Interference speaks against another job, workload against the job itself.
+# Kinds of verdicts that accuse a node. Interference accuses another job, workload the job itself.
 ACCUSING = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
 
 
@@ -39,7 +39,7 @@ ACCUSING = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
 
 
 def mark_accused_nodes(turn: Turn) -> None:
-    """Every standing verdict marks its node once: suspect, or quarantine where that is due."""
+    """Apply every active verdict once to its node: suspect, or quarantine if that is due."""
     for verdict_id, verdict in turn.state.verdicts.items():
         case = turn.state.cases.setdefault(verdict_id, Case())
         node = turn.state.nodes.get(verdict.node)
@@ -64,71 +64,76 @@ def _mark(turn: Turn, node: Node, verdict: Verdict) -> None:
     if turn.state.judged.get(verdict.verdict_id) is True:
         quarantine(turn, node, f"an operator confirmed: {words}", verdict.verdict_id, capped=False)
     elif node.state is NodeState.PROBATION:
-        hold_against(turn, node, verdict, f"on probation, and again {words}")
+        quarantine_or_suspect(turn, node, verdict, f"new verdict during probation: {words}")
     elif len(node.accusers) >= 2:
-        hold_against(turn, node, verdict, f"verdicts of {' and '.join(node.accusers)}; the newest: {words}")
+        quarantine_or_suspect(turn, node, verdict, f"verdicts about {' and '.join(node.accusers)}; the newest: {words}")
     else:
         _suspect(turn, node, words, verdict.verdict_id)
 
 
-def hold_against(turn: Turn, node: Node, verdict: Verdict, reason: str) -> None:
-    """There is evidence enough for quarantine; it is what follows unless the node is worth more in use."""
+def quarantine_or_suspect(turn: Turn, node: Node, verdict: Verdict, reason: str) -> None:
+    """Quarantine the node, or make it suspect if it is only slow and pending jobs need its slots."""
     _doubt(turn, node, verdict)
     if _merely_slow(turn.state, node, verdict.verdict_id) and others_want(turn.state, node):
-        _suspect(turn, node, f"others wait for its slots; {reason}", verdict.verdict_id)
+        _suspect(turn, node, f"pending jobs need its slots; {reason}", verdict.verdict_id)
     else:
         quarantine(turn, node, reason, verdict.verdict_id)
 
 
 def _doubt(turn: Turn, node: Node, verdict: Verdict) -> None:
-    """Keep how slow the node is held to be, and since when."""
+    """Record the node's slowdown, and since when it has been slow."""
     if node.doubted_ns is None:
         node.doubted_ns = min(verdict.first_wall_ns, turn.now_ns)
-    standing = [
+    slowdowns = [
         other.slowdown
         for other in (verdict, *turn.state.verdicts.values())
         if other.node == node.name and other.kind is Kind.STRAGGLER
     ]
-    slowdown = max(standing, default=1.0)
+    slowdown = max(slowdowns, default=1.0)
     if slowdown != node.slowdown:
         node.slowdown = slowdown
         ledger_of(turn.state).node_changed(node)
 
 
 def _merely_slow(state: State, node: Node, verdict_id: str) -> bool:
-    """Whether it is slowness alone that is held against the node, not too much of it, and no operator's word."""
+    """Return whether the node is only slow: below ``quarantine_slowdown``, and not confirmed by an operator."""
     mild = 1 < node.slowdown < state.policy.quarantine_slowdown
     return mild and verdict_id != "" and state.judged.get(verdict_id) is not True
 
 
 def others_want(state: State, node: Node) -> bool:
-    """Whether a gang that could make use of the node waits: with another scheduler, or here for some time."""
+    """Return whether a gang that is pending here or with another scheduler would gain from the node.
+
+    A gang of this instant does not count yet: it may start at once.
+    """
     ledger = ledger_of(state)
     return external_jobs.want(state, ledger, node) or any(
-        pays_beside(min(node.slots, kind.ranks), kind.ranks, node.slowdown)
+        slow_slots_pay(min(node.slots, kind.ranks), kind.ranks, node.slowdown)
         and any(_has_waited(state, bucket.keys[0][-1]) for bucket in kind.buckets.values() if bucket.keys)
         for kind in ledger.line.kinds.values()
     )
 
 
 def _has_waited(state: State, job_id: str) -> bool:
-    """Whether time has passed since it came: who has only just come may start at once. By the state and not by what the
-    ledger has looked at, which a snapshot does not hold."""
+    """Return whether the job has been pending since before this instant.
+
+    Depends on the state only, not on the index, which a snapshot does not contain.
+    """
     job = state.jobs[job_id]
     return max(job.submitted_ns, job.attempt_ended_ns or 0) < state.now_ns
 
 
-def may_be_called_back(state: State, node: Node) -> bool:
-    """Whether the node is out of use for its slowness alone, and is not being measured."""
+def may_be_reinstated(state: State, node: Node) -> bool:
+    """Return whether the node is in quarantine only because it is slow, and no probe is running on it."""
     probe = state.jobs.get(node.probe_job) if node.probe_job is not None else None
     measured = probe is not None and probe.state is not JobState.PENDING
     return node.state is NodeState.QUARANTINE and not measured and _merely_slow(state, node, node.verdict_id)
 
 
-def call_back(turn: Turn, node: Node) -> None:
-    """It is used again, last of all."""
+def reinstate(turn: Turn, node: Node) -> None:
+    """Return the node from quarantine to suspect."""
     drop_probe(turn, node)
-    _suspect(turn, node, f"others wait for its slots; {node.reason}", node.verdict_id)
+    _suspect(turn, node, f"pending jobs need its slots; {node.reason}", node.verdict_id)
 
 
 def _suspect(turn: Turn, node: Node, reason: str, verdict_id: str) -> None:
@@ -142,17 +147,18 @@ def _suspect(turn: Turn, node: Node, reason: str, verdict_id: str) -> None:
 
 
 def quarantine(turn: Turn, node: Node, reason: str, verdict_id: str, capped: bool = True) -> bool:
-    """Take the node out of use for a time that doubles with each repetition; False where the cap forbids it.
+    """Quarantine the node for a time that doubles with each repetition; return False if the cap prevents it.
 
-    Beyond the cap the node is suspect instead, and an entry says so: losing many nodes at once is seldom the nodes.
+    Beyond the cap the node becomes suspect, and a log entry says so. A fault that affects many nodes at once is seldom
+    a fault of the nodes.
     """
     state = turn.state
     if capped and node.state is not NodeState.QUARANTINE and not _below_cap(state, node):
         turn.decide(
             f"node:{node.name}",
             "quarantine",
-            f"stays in use as suspect, though quarantine is due: {reason}; "
-            f"{_in_quarantine(state)} of {len(state.nodes)} nodes are in quarantine, which is the most allowed",
+            f"suspect instead of quarantine: {reason}; "
+            f"{_in_quarantine(state)} of {len(state.nodes)} nodes are in quarantine, the most allowed",
             outcome="capped",
         )
         _become(turn, node, NodeState.SUSPECT, None, reason, verdict_id)
@@ -165,18 +171,18 @@ def quarantine(turn: Turn, node: Node, reason: str, verdict_id: str, capped: boo
 
 
 def quarantine_seconds(policy: Policy, backoff: int) -> float:
-    """Length of the backoff-th quarantine since the last full recovery: each twice the one before, up to the most."""
+    """Return the length of the backoff-th quarantine since the last full recovery; it doubles up to a maximum."""
     return min(policy.quarantine_seconds * 2.0 ** min(backoff - 1, 64), policy.quarantine_max_seconds)
 
 
 def _in_quarantine(state: State, rack: tuple[str, str] | None = None) -> int:
-    """Nodes in quarantine; of one rack, or of all."""
+    """Count the nodes in quarantine, of one rack or of all."""
     doubtful = (state.nodes[name] for name in ledger_of(state).doubtful)
     return sum(n.state is NodeState.QUARANTINE and rack in (None, (n.spine, n.rack)) for n in doubtful)
 
 
 def _below_cap(state: State, node: Node) -> bool:
-    """Whether one more may be taken out of use: of the whole cluster, and of the node's rack where it is known."""
+    """Return whether the caps of the cluster and of the node's rack, if known, permit one more quarantine."""
     policy = state.policy
     if _in_quarantine(state) >= max(1, int(policy.quarantine_max_fraction * len(state.nodes))):
         return False
@@ -193,28 +199,28 @@ def _become(turn: Turn, node: Node, state: NodeState, until_ns: int | None, reas
     ledger_of(turn.state).node_changed(node)
 
 
-# --- the clock -------------------------------------------------------------------------------------------------------
+# --- time ------------------------------------------------------------------------------------------------------------
 
 
 def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
-    """Yield when a job that has just come counts as one that waits for the slots of a slow node."""
-    if state.frozen or not any(may_be_called_back(state, state.nodes[name]) for name in ledger.doubtful):
+    """Yield when a job of this cycle begins to count as pending for the slots of a slow node."""
+    if state.frozen or not any(may_be_reinstated(state, state.nodes[name]) for name in ledger.doubtful):
         return
     for kind in ledger.line.kinds.values():
         if any(not _has_waited(state, bucket.keys[0][-1]) for bucket in kind.buckets.values()):
             yield state.now_ns + 1
 
 
-def let_time_pass(turn: Turn) -> None:
-    """End what has lasted long enough: suspicion, quarantine, probation; and take the results of probes."""
+def expire_node_states(turn: Turn) -> None:
+    """End suspicions, quarantines and probations that have expired, and apply the results of probes."""
     accused = {verdict.node for verdict in turn.state.verdicts.values() if verdict.kind in ACCUSING}
     for name in sorted(ledger_of(turn.state).doubtful):
         node = turn.state.nodes[name]
         if node.state is NodeState.SUSPECT:
-            _let_suspicion_run_out(turn, node, node.name in accused)
+            _expire_suspicion(turn, node, node.name in accused)
         elif node.state is NodeState.QUARANTINE:
-            if may_be_called_back(turn.state, node) and others_want(turn.state, node):
-                call_back(turn, node)
+            if may_be_reinstated(turn.state, node) and others_want(turn.state, node):
+                reinstate(turn, node)
             elif node.probe_job is not None:
                 _take_probe_result(turn, node, turn.state.jobs.get(node.probe_job))
             elif node.until_ns is not None and turn.now_ns >= node.until_ns and node.present and node.slots:
@@ -223,10 +229,10 @@ def let_time_pass(turn: Turn) -> None:
             recover(turn, node, "recovered", "healthy: it passed its probation without a verdict")
 
 
-def keeps_pace_again(turn: Turn, node: Node) -> None:
-    """A verdict was taken back because its member kept pace; where no other stands, the node was seen well again.
+def note_recovery(turn: Turn, node: Node) -> None:
+    """Record that the node runs at normal speed: a verdict was cleared, and no other accuses the node.
 
-    Suspicion soon ends then. A quarantine lasts as long as it was to last, but nobody has to leave the node any more.
+    A suspicion then ends after ``suspect_seconds``. A quarantine keeps its length, but gangs no longer move away.
     """
     if any(v.node == node.name and v.kind in ACCUSING for v in turn.state.verdicts.values()):
         return
@@ -236,11 +242,11 @@ def keeps_pace_again(turn: Turn, node: Node) -> None:
     ledger_of(turn.state).node_changed(node)
 
 
-def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:
+def _expire_suspicion(turn: Turn, node: Node, accused: bool) -> None:
     if accused:
         return
     if node.until_ns is None:
-        # Nobody has seen it well again: what was slow for so long is expected to be so for as long again.
+        # No recovery was observed: the node is expected to stay slow for as long as it has been slow.
         doubted = (turn.now_ns - node.doubted_ns) / 1e9 if node.doubted_ns is not None and node.slowdown > 1 else 0.0
         node.until_ns = turn.after(max(turn.state.policy.suspect_seconds, doubted))
         ledger_of(turn.state).node_changed(node)
@@ -248,17 +254,17 @@ def _let_suspicion_run_out(turn: Turn, node: Node, accused: bool) -> None:
         return
     elif node.doubted_ns is None or not node.present:
         backoff = node.backoff
-        recover(turn, node, "recovered", "healthy: it was seen well again, and nothing was said against it since")
+        recover(turn, node, "recovered", "healthy: it ran at normal speed again, without a new verdict")
         node.backoff = backoff
     elif not _may_be_measured(turn.state, node):
-        _begin_probation(turn, node, "nobody has seen it well again, and it can't be measured now")
+        _begin_probation(turn, node, "no recovery was observed, and no probe can run now")
     else:
-        _become(turn, node, NodeState.QUARANTINE, None, "nobody has seen it well again", node.verdict_id)
-        _measure(turn, node, "nobody has seen it well again, and nobody waits for its slots")
+        _become(turn, node, NodeState.QUARANTINE, None, "no recovery was observed", node.verdict_id)
+        _measure(turn, node, "no recovery was observed, and no pending job needs its slots")
 
 
 def _may_be_measured(state: State, node: Node) -> bool:
-    """Whether it may be taken out of use for that, and is there: others may have taken all of its slots."""
+    """Return whether a probe may take the node: one is configured, no pending job needs the node, the cap permits."""
     wanted = others_want(state, node) or not _below_cap(state, node)
     return bool(state.policy.probe_command) and node.slots > 0 and not wanted
 
@@ -272,7 +278,7 @@ def _end_quarantine(turn: Turn, node: Node) -> None:
 
 
 def _measure(turn: Turn, node: Node, why: str) -> None:
-    """Put a probe of the node in the line; its result decides."""
+    """Queue a probe of the node; its result decides the node's next state."""
     policy = turn.state.policy
     node.probes += 1
     job_id = f"probe-{node.name}-{node.probes}"
@@ -291,7 +297,7 @@ def _measure(turn: Turn, node: Node, why: str) -> None:
     ledger_of(turn.state).came(job)
     turn.arrived.append(job_id)
     node.probe_job, node.until_ns = job_id, None
-    turn.decide(f"node:{node.name}", "probe", f"{why}; {job_id} measures it")
+    turn.decide(f"node:{node.name}", "probe", f"{why}; {job_id} tests it")
 
 
 def _take_probe_result(turn: Turn, node: Node, probe: Job | None) -> None:
@@ -301,18 +307,18 @@ def _take_probe_result(turn: Turn, node: Node, probe: Job | None) -> None:
     if probe is not None and probe.state is JobState.COMPLETED:
         _begin_probation(turn, node, f"{probe.job_id} passed")
     else:
-        why = f"{probe.job_id} did not pass: {probe.end_reason}" if probe is not None else "its probe is lost"
+        why = f"{probe.job_id} did not pass: {probe.end_reason}" if probe is not None else "its probe was lost"
         quarantine(turn, node, why, node.verdict_id)
 
 
 def _begin_probation(turn: Turn, node: Node, why: str) -> None:
     seconds = turn.state.policy.probation_seconds
     _become(turn, node, NodeState.PROBATION, turn.after(seconds), why, node.verdict_id)
-    turn.decide(f"node:{node.name}", "probation", f"single-node gangs only, for {span(seconds)}: {why}")
+    turn.decide(f"node:{node.name}", "probation", f"probation for {span(seconds)}, single-node gangs only: {why}")
 
 
 def recover(turn: Turn, node: Node, kind: str, text: str) -> None:
-    """The node is healthy, and everything that was held against it is forgotten."""
+    """Make the node healthy, and reset its accusers, slowdown, backoff and exclusions."""
     _become(turn, node, NodeState.HEALTHY, None, "")
     node.backoff, node.accusers = 0, ()
     node.slowdown, node.doubted_ns, node.draining = 1.0, None, False
@@ -327,13 +333,17 @@ def recover(turn: Turn, node: Node, kind: str, text: str) -> None:
 
 
 def drop_probe(turn: Turn, node: Node) -> None:
-    """A probe that nobody waits for any more is given up."""
+    """Cancel the node's probe, if any."""
     probe = turn.state.jobs.get(node.probe_job) if node.probe_job is not None else None
     node.probe_job = None
     if probe is None or probe.state.ended:
         return
     if probe.state is JobState.PENDING:
-        probe.state, probe.ended_ns, probe.end_reason = JobState.CANCELLED, turn.now_ns, "the node needs no probe"
+        probe.state, probe.ended_ns, probe.end_reason = (
+            JobState.CANCELLED,
+            turn.now_ns,
+            "the node no longer needs a probe",
+        )
         ledger_of(turn.state).file(probe)
     else:
         probe.stop_reason = StopReason.CANCEL
@@ -344,7 +354,7 @@ def drop_probe(turn: Turn, node: Node) -> None:
 
 
 def release(turn: Turn, node: Node, by: str, reason: str) -> None:
-    """An operator trusts the node again. The verdicts that stand against it lead to nothing more."""
+    """Release the node for an operator. Its active verdicts have no further effect."""
     for verdict in turn.state.verdicts.values():
         if verdict.node == node.name:
             turn.state.cases[verdict.verdict_id] = Case(True, "released", f"{by or 'an operator'} released the node")
@@ -352,7 +362,7 @@ def release(turn: Turn, node: Node, by: str, reason: str) -> None:
 
 
 def quarantine_by_operator(turn: Turn, node: Node, by: str, reason: str) -> None:
-    """Out of use until an operator releases it. Running gangs stay."""
+    """Quarantine the node until an operator releases it. Running gangs stay."""
     drop_probe(turn, node)
     node.draining = False
     _become(turn, node, NodeState.QUARANTINE, None, f"by {by or 'an operator'}{_because(reason)}")
@@ -373,7 +383,7 @@ def _because(reason: str) -> str:
 
 
 def accused_by(state: State, verdict_id: str) -> list[Node]:
-    """The nodes that are in their state because of the verdict, whether or not it still stands."""
+    """Return the nodes that the verdict accuses, or whose state it caused even if it is no longer active."""
     verdict = state.verdicts.get(verdict_id)
     return [
         node
@@ -383,7 +393,7 @@ def accused_by(state: State, verdict_id: str) -> list[Node]:
 
 
 def confirm(turn: Turn, verdict_id: str, by: str) -> None:
-    """An operator says that the verdict is right: its node goes to quarantine at once."""
+    """Confirm the verdict for an operator: quarantine its node at once."""
     verdict = turn.state.verdicts.get(verdict_id)
     for node in accused_by(turn.state, verdict_id):
         if node.state in (NodeState.SUSPECT, NodeState.HEALTHY, NodeState.PROBATION) and (
@@ -393,9 +403,9 @@ def confirm(turn: Turn, verdict_id: str, by: str) -> None:
 
 
 def reject(turn: Turn, verdict_id: str, by: str) -> None:
-    """An operator says that the verdict is wrong: its node is released and its backoff forgotten.
+    """Reject the verdict for an operator: release its node and reset the backoff.
 
-    Other verdicts that stand against the node mark it anew.
+    Other active verdicts about the node are applied again.
     """
     for node in accused_by(turn.state, verdict_id):
         by_operator = node.state is NodeState.MAINTENANCE or (
@@ -410,7 +420,7 @@ def reject(turn: Turn, verdict_id: str, by: str) -> None:
 
 
 def longest_unavailable_ns(policy: Policy, node: Node) -> int | None:
-    """When the node may be healthy again if all goes well; None where only an event can tell."""
+    """Return when the node becomes healthy if its probe passes without a new verdict; None if only an event ends it."""
     if node.until_ns is None:
         return None
     if node.state is NodeState.QUARANTINE:

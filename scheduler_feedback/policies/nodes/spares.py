@@ -1,13 +1,13 @@
-"""Spares: in each domain so many nodes are kept for gangs that a verdict moves, and lent out meanwhile.
+"""Spare nodes: each domain reserves nodes for gangs that a verdict moves, and lends them out meanwhile.
 
-A spare takes gangs that may be stopped (``preemptible``), and gangs that are moved away from a bad node. Where a move
-needs what is lent, the borrowers are stopped for it (``answers``). A node that is out of use counts as a spare in use:
-as long as it is out, one fewer is kept. So bad nodes take slots from the spares first, and from the queue only after.
+A spare accepts preemptible gangs, and gangs that are moved away from a bad node. If a move needs lent slots, their
+borrowers are stopped (``mitigation_options``). Each unavailable node replaces one spare: while it is unavailable, the
+domain reserves one spare fewer. So bad nodes first use up the spares, and only then reduce the slots of the queue.
 
-How many: ``spare_nodes`` of each domain of ``spare_level``; or, where it is known how often nodes fail, the fewest k
-for which more than k of the domain's n nodes are out at once with a probability below ``spare_risk_fraction``: nodes
-that are out are Poisson with a mean of n x failures a day x days of repair (Palm's theorem; the same sum sizes stocks
-of parts). Where the settings name both, the larger.
+The number of spares is ``spare_nodes`` of each domain of ``spare_level``. If the failure rate is configured, it is at
+least the smallest k for which the probability that more than k of the domain's n nodes are unavailable is below
+``spare_risk_fraction``. The number of unavailable nodes is Poisson distributed with mean n x failures a day x days of
+repair (Palm's theorem).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECONDS_A_DAY = 86400.0
 
 
 def appoint(turn: Turn, ledger: Ledger) -> None:
-    """Name the spares anew where nodes have changed; those that stand stay as long as they can."""
+    """Choose the spares again after a change of nodes; present spares stay spares where possible."""
     if ledger.appointed:
         return
     ledger.appointed = True
@@ -42,16 +42,18 @@ def appoint(turn: Turn, ledger: Ledger) -> None:
         wanted = min(max(count(policy, len(members)) - out, 0), len(members) - 1)
         for node in members:
             if node.spare and node.state is not NodeState.HEALTHY:
-                _let(turn, ledger, node, False, "it is no longer healthy")
+                _set_spare(turn, ledger, node, False, "it is no longer healthy")
         now = [node for node in members if node.spare]
-        # The first to be given up is one that is used by a gang that may not be stopped; the first to be named is free.
+        # First to be released: nodes with gangs that may not be preempted. First to be chosen: free nodes.
         for node in sorted(now, key=lambda node: (-lent.get(node.name, 0), node.name))[: max(len(now) - wanted, 0)]:
-            _let(turn, ledger, node, False, f"{out} nodes of its domain are out of use" if out else "fewer are wanted")
+            why = f"it replaces one of {out} unavailable nodes of its domain" if out else "fewer spares are needed"
+            _set_spare(turn, ledger, node, False, why)
         fit = [node for node in members if node.present and node.state is NodeState.HEALTHY and not node.spare]
         fit.sort(key=lambda node: node.name, reverse=True)
         fit.sort(key=lambda node: lent.get(node.name, 0))
         for node in fit[: max(wanted - len(now), 0)]:
-            _let(turn, ledger, node, True, "kept for gangs that leave a bad node; lent to those that may be stopped")
+            why = "reserved for gangs that leave a bad node; preemptible gangs may use it meanwhile"
+            _set_spare(turn, ledger, node, True, why)
     ledger.appointed = True
 
 
@@ -60,7 +62,7 @@ def _wanted(policy: Policy) -> bool:
 
 
 def count(policy: Policy, nodes: int) -> int:
-    """Spares for a domain of so many nodes."""
+    """Return the number of spares for a domain with this many nodes."""
     mean = nodes * policy.spare_failures_per_day * policy.spare_repair_seconds / SECONDS_A_DAY
     spares, beyond, term = 0, 1.0 - math.exp(-mean), math.exp(-mean)
     while mean > 0 and beyond > max(policy.spare_risk_fraction, 1e-9) and spares < nodes:
@@ -71,7 +73,7 @@ def count(policy: Policy, nodes: int) -> int:
 
 
 def _domain(level: Level, node: Node) -> tuple[str, ...]:
-    """The node's domain of that level; narrower ones lie in the wider."""
+    """Return the node's domain at that level, as the path of domain names from the spine down."""
     path = {
         Level.SPINE: (node.spine,),
         Level.RACK: (node.spine, node.rack),
@@ -82,7 +84,7 @@ def _domain(level: Level, node: Node) -> tuple[str, ...]:
 
 
 def _holders(state: State, ledger: Ledger) -> dict[str, int]:
-    """Of each node that is in use: 1 where all on it may be stopped, 2 where one may not."""
+    """Return for each node in use: 1 if all gangs on it may be preempted, 2 if one may not."""
     found: dict[str, int] = {}
     for job_id, slots in (*ledger.held.items(), *ledger.claims.items()):
         bound = 1 if may_borrow(state.jobs[job_id].spec) else 2
@@ -91,15 +93,16 @@ def _holders(state: State, ledger: Ledger) -> dict[str, int]:
     return found
 
 
-def _let(turn: Turn, ledger: Ledger, node: Node, spare: bool, why: str) -> None:
+def _set_spare(turn: Turn, ledger: Ledger, node: Node, spare: bool, why: str) -> None:
     node.spare = spare
     ledger.node_changed(node)
-    ledger.appointed = True  # what has changed is the spares themselves
-    turn.tell(f"node:{node.name}", "spare" if spare else "no-spare", f"{'a spare' if spare else 'no spare now'}: {why}")
+    ledger.appointed = True  # ``node_changed`` has reset it, but only the spares themselves have changed
+    what = "now a spare node" if spare else "no longer a spare node"
+    turn.tell(f"node:{node.name}", "spare" if spare else "no-spare", f"{what}: {why}")
 
 
 def borrowers(state: State, ledger: Ledger) -> list[str]:
-    """Running gangs that hold slots of spares and may be stopped, by id."""
+    """Return the ids of running gangs that hold slots of spares and may be preempted."""
     spares = {node.name for node in state.nodes.values() if node.spare}
     return sorted(
         job_id

@@ -1,9 +1,9 @@
-"""Backfill: what may start ahead of the head of the queue without delaying it (EASY).
+"""EASY backfill: which jobs may start ahead of the head of the queue without delaying it.
 
-The head gets a reservation: the earliest instant at which running jobs' expected ends free a valid placement for it,
-and that placement. Another job may start now if it ends before that instant, or if it uses no slot of that placement.
-(Lifka, "The ANL/IBM SP Scheduling System", 1995.) Running jobs that end early move the reservation forward; nothing
-that is backfilled ever moves it back.
+The head gets a reservation: the earliest instant at which expected ends free a valid placement for it, and that
+placement. Another job may start now if it ends before that instant, or if it uses no slot of that placement. (Lifka,
+"The ANL/IBM SP Scheduling System", 1995.) Jobs that end early move the reservation forward. Backfilled jobs never move
+it back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduler_feedback.policies.queue.placement import goes_anywhere, place, wa
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Slots that are kept for a job from an instant on; by rank."""
+    """Slots, by rank, that are reserved for a job from an instant on."""
 
     job_id: str
     from_ns: int
@@ -33,9 +33,9 @@ class Reservation:
 def reserve(
     plan: Plan, releases: Sequence[Release], job: Job, now_ns: int, policy: Policy | None = None
 ) -> Reservation | None:
-    """The earliest reservation for the job, given what is free now and what will be; the plan is left as it was.
+    """Return the earliest reservation for the job; None if it does not fit even after the end of all running jobs.
 
-    releases: in order of time. None where even the end of every running job leaves no place.
+    releases: expected ends, in order of time. The plan is unchanged afterwards.
     """
     at_ns = max(now_ns, job.not_before_ns)
     ended = bisect_right(releases, at_ns, key=_at_ns) if releases and releases[0].at_ns <= at_ns else 0
@@ -48,10 +48,10 @@ def reserve(
 def _reserve_any(
     plan: Plan, releases: Sequence[Release], job: Job, ranks: int, at_ns: int, ended: int
 ) -> Reservation | None:
-    """For a gang that goes into any free slots: it is enough to count them.
+    """Reserve for a gang that fits into any free slots, by counting slots.
 
-    What is still to come free is reserved before what is free already, so that as much as can be is left to those
-    behind it. Where the gang will really lie is decided when it starts.
+    Reserves slots of future releases before slots that are free now, to leave as many free slots as possible to the
+    jobs behind it. The final placement is decided at the start.
     """
     coming: list[Slot] = []
     short = ranks - sum([free[0] for free in plan.free_in])
@@ -73,15 +73,15 @@ def _reserve_any(
 def _reserve_place(
     plan: Plan, releases: Sequence[Release], job: Job, ranks: int, at_ns: int, ended: int, policy: Policy | None
 ) -> Reservation | None:
-    """For a gang that needs a certain kind of place.
+    """Reserve for a gang with placement requirements.
 
-    What has room once has it ever after, so the earliest end that makes room is found by doubling and halving.
+    More releases never remove a fit, so the earliest sufficient release is found by doubling and bisection.
     """
     mark = plan.checkpoint()
     given, suspects = 0, not waits_for_healthy(plan, job, policy)
 
     def with_ends(count: int) -> tuple[Slot, ...] | None:
-        """A place once so many of the ends have come; it is not taken."""
+        """Find slots as if the first `count` releases had happened. Takes none."""
         nonlocal given
         if count < given:
             plan.rollback(mark)
@@ -94,7 +94,7 @@ def _reserve_place(
         return found
 
     try:
-        # Fewer ends than free as many slots as it needs, whatever their place, need not be tried.
+        # Skip prefixes of the releases that free too few slots, regardless of placement.
         short = ranks - sum([free[0] for free in plan.free_in])
         short -= sum([len(release.slots) for release in releases[:ended]])
         if short <= 0 and (slots := with_ends(ended)) is not None:
@@ -120,7 +120,7 @@ def _reserve_place(
         while enough < len(releases) and releases[enough].at_ns == at_ns:
             enough += 1
         slots = with_ends(enough)
-        assert slots is not None, "more room is room enough"
+        assert slots is not None, "more releases cannot remove a fit"
         return Reservation(job.job_id, at_ns, slots)
     finally:
         plan.rollback(mark)
@@ -131,72 +131,74 @@ def _at_ns(release: Release) -> int:
 
 
 class Backfill:
-    """The free slots as jobs behind the head may use them: all of them for a short time, some for as long as they like.
+    """Free slots for the jobs behind the head: all slots for short jobs, unreserved slots for jobs of any length.
 
-    plan: free slots; beside: those of them that are not reserved. The two are kept in step.
+    _plan: all free slots. unreserved: the free slots outside the reservation. Both are updated together.
     """
 
-    __slots__ = ("_beside", "_plan", "_reservation", "window_ns")
+    __slots__ = ("_plan", "_reservation", "_unreserved", "window_ns")
 
     def __init__(self, plan: Plan, reservation: Reservation, now_ns: int) -> None:
         self._plan = plan
         self._reservation = reservation
-        self._beside: Plan | None = None
+        self._unreserved: Plan | None = None
         self.window_ns = reservation.from_ns - now_ns
 
     @property
-    def beside(self) -> Plan:
-        """The free slots that are not reserved."""
-        if self._beside is None:
-            self._beside = self._plan.copy()
-            self._beside.hold(self._reservation.slots)
-        return self._beside
+    def unreserved(self) -> Plan:
+        """Return the free slots that are not reserved."""
+        if self._unreserved is None:
+            self._unreserved = self._plan.copy()
+            self._unreserved.hold(self._reservation.slots)
+        return self._unreserved
 
     def place_short(self, policy: Policy, job: Job, most: int | None = None) -> tuple[tuple[Slot, ...], str] | None:
-        """Anywhere: the job will have ended by then."""
+        """Place a job that is expected to end before the reservation begins, on any free slots."""
         slots = place(self._plan, job, policy=policy, most=most)
         if slots is None:
             return None
-        if self._beside is not None:
-            self._beside.hold(slots)
+        if self._unreserved is not None:
+            self._unreserved.hold(slots)
         return slots, f"it is expected to end before the start of {self._reservation.job_id}"
 
-    def place_beside(self, policy: Policy, job: Job, most: int | None = None) -> tuple[tuple[Slot, ...], str] | None:
-        """Where nothing is reserved, for as long as it likes."""
-        slots = place(self.beside, job, policy=policy, most=most)
+    def place_unreserved(
+        self, policy: Policy, job: Job, most: int | None = None
+    ) -> tuple[tuple[Slot, ...], str] | None:
+        """Place a job of any length on unreserved slots."""
+        slots = place(self.unreserved, job, policy=policy, most=most)
         if slots is None:
             return None
         self._plan.hold(slots)
         return slots, f"it uses no slot reserved for {self._reservation.job_id}"
 
 
-# --- who is asked ----------------------------------------------------------------------------------------------------
+# --- candidates ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Chances:
-    """Of a kind of jobs, in one look at the line: whether a place may still be found, for a short or a long time."""
+    """Whether jobs of one kind may still find slots in this pass, as short or as long jobs."""
 
     short: bool = True
     long: bool = True
 
 
 def candidates(
-    line: WaitingLine, free: int, beside: int, window_ns: int | None
+    line: WaitingLine, free: int, unreserved: int, window_ns: int | None
 ) -> Iterator[tuple[Key, Kind, int, Chances]]:
-    """(key, kind, expected run time, chances) of those that may find room, in their order.
+    """Yield (key, kind, expected run time, chances) of the jobs that may fit, in queue order.
 
-    free: slots that are free in all. beside: those of them that are not reserved. window_ns: run times up to it are
-    short; None: every job is.
-    The receiver lowers the kind's chances as it finds out; a job that it starts must leave the line before it goes on.
+    free: all free slots. unreserved: free slots outside the reservation. window_ns: jobs with run times up to it are
+    short; None: all jobs are. The caller lowers the kind's chances after a failed placement, and removes a job that it
+    starts from the queue before it takes the next candidate.
     """
     chances: dict[int, Chances] = {}
     heads: list[tuple[Key, int, Kind, Bucket]] = []
     for kind in line.kinds.values():
         if kind.ranks <= free:
-            chances[id(kind)] = Chances(long=kind.ranks <= beside)
+            chances[id(kind)] = Chances(long=kind.ranks <= unreserved)
             for bucket in kind.buckets.values():
-                if kind.ranks <= beside or window_ns is None or bucket.lengths_ns[0] <= window_ns:
+                if kind.ranks <= unreserved or window_ns is None or bucket.lengths_ns[0] <= window_ns:
                     heads.append((bucket.keys[0], 0, kind, bucket))
     heapify(heads)
     while heads:
@@ -228,7 +230,7 @@ def candidates(
 
 
 def only(line: WaitingLine, job_ids: Iterable[str], free: int) -> Iterator[tuple[Key, Kind, int, Chances]]:
-    """``candidates``, of these alone."""
+    """Yield the same as ``candidates``, for these jobs only."""
     places = sorted((line.places[job_id].key, line.places[job_id]) for job_id in job_ids if job_id in line)
     for key, place_ in places:
         if place_.kind.ranks <= free:

@@ -1,4 +1,4 @@
-"""Overtaking: who starts ahead of the first in the line, and why that may be (``backfill`` says what delays it)."""
+"""Backfill scheduling: start jobs ahead of the head of the queue (``backfill`` has the conditions)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 
 def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:
-    """Start those behind the head that cannot delay it, in their order."""
+    """Start jobs behind the head that cannot delay it, in queue order."""
     state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
     all_of_them, fresh = ledger.grown, ledger.fresh
     ledger.grown, ledger.fresh = False, set()
@@ -47,20 +47,20 @@ def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Non
         found: tuple[tuple[Slot, ...], str] | None
         if room is None:
             slots = place(ledger.plan, job, policy=policy, most=ledger.most_ranks(job))
-            found = None if slots is None else (slots, "it fits")
+            found = None if slots is None else (slots, "it fits into free slots")
             chances.short = found is not None
         elif length_ns <= room.window_ns:
             found = room.place_short(policy, job, ledger.most_ranks(job))
             chances.short = found is not None
         else:
-            found = room.place_beside(policy, job, ledger.most_ranks(job))
+            found = room.place_unreserved(policy, job, ledger.most_ranks(job))
             chances.long = found is not None
         if found is not None:
             start(turn, ledger, job, found[0], "backfilled", found[1])
 
 
 def _first_key(state: State, ledger: Ledger) -> Key:
-    """The key of the first job that does not wait for its queue's limit; of the first of all where every job does."""
+    """Return the key of the first job that is not at its queue's limit; of the first job if all are."""
     order = ledger.line.order
     if not ledger.shares.limited:
         return order[0]
@@ -68,7 +68,7 @@ def _first_key(state: State, ledger: Ledger) -> Key:
 
 
 def backfill_conservatively(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:
-    """Start whoever delays none of those before it; give the next a place in time."""
+    """Start each job that delays no job ahead of it; give the others reservations in the profile."""
     state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
     profile = Profile(now_ns, sum([inside[0] for inside in ledger.plan.free_in]), ledger.ends)
     head = reservation.job_id if reservation is not None else ""
@@ -82,7 +82,7 @@ def backfill_conservatively(turn: Turn, ledger: Ledger, reservation: Reservation
             slots = place(ledger.plan, job, policy=policy, most=ledger.most_ranks(job))
             if slots is not None:
                 profile.take(len(slots), now_ns, length_ns)
-                start(turn, ledger, job, slots, "backfilled", "it delays none of those before it")
+                start(turn, ledger, job, slots, "backfilled", "it delays no job ahead of it")
                 continue
         if given >= DEPTH:
             if not profile.free_for(1):

@@ -1,8 +1,8 @@
-"""Conservative backfill: all before a job have a reservation, and it starts early only where it delays none of them.
+"""Profile of free slots over time for conservative backfill: a job starts early only if it delays no job ahead of it.
 
 (Mu'alem, Feitelson, "Utilization, Predictability, Workloads, and User Runtime Estimates in Scheduling the IBM SP2 with
-Backfilling", 2001.) The reservations lie in a profile: how many slots are free from when to when, by what is expected.
-It counts slots; where a gang that may start now lies, and whether it finds a place at all, its placement says.
+Backfilling", 2001.) Every job ahead has a reservation in the profile. The profile only counts slots; placement decides
+whether a gang fits and where.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from scheduler_feedback.policies.index.runtime_estimate import Release
 
 DEPTH = 100
-"""Jobs that are given reservations; those behind them may only use what is left now. (Slurm's bf_max_job_test was 100
-until 20.02, slurm.conf(5).)"""
+"""Number of jobs that get reservations; later jobs may only use slots that are left now. (Slurm's bf_max_job_test was
+100 until 20.02, slurm.conf(5).)"""
 
 
 class Profile:
-    """Slots that are expected to be free, from each instant to the next; from the last on for ever."""
+    """Expected free slots as a step function of time; the last step has no end."""
 
     __slots__ = ("_free", "_times")
 
@@ -31,12 +31,12 @@ class Profile:
             self._free[-1] += len(end.slots)
 
     def free_for(self, length_ns: int) -> int:
-        """Slots that are free from now on for so long."""
+        """Return the slots that are free from now on for this long."""
         last = bisect_right(self._times, self._times[0] + length_ns - 1)
         return min(self._free[:last])
 
     def earliest(self, ranks: int, length_ns: int, from_ns: int) -> int | None:
-        """The first instant from which so many slots are free for so long; None where there never is one."""
+        """Return the first instant from which this many slots are free for this long; None if there is none."""
         times, free = self._times, self._free
         at = max(bisect_right(times, from_ns) - 1, 0)
         start_ns = max(from_ns, times[0])
@@ -53,13 +53,13 @@ class Profile:
                 step += 1
 
     def take(self, ranks: int, at_ns: int, length_ns: int) -> None:
-        """So many slots are used from an instant on for so long."""
+        """Subtract this many slots from an instant on, for this long."""
         first, last = self._cut(at_ns), self._cut(at_ns + length_ns)
         for step in range(first, last):
             self._free[step] -= ranks
 
     def _cut(self, at_ns: int) -> int:
-        """The number of the step that begins at the instant, made where there is none."""
+        """Return the index of the step that begins at the instant; split a step if none does."""
         step = bisect_right(self._times, at_ns) - 1
         if self._times[step] == at_ns:
             return step

@@ -1,14 +1,14 @@
-"""Defragmentation: gangs move together so that one that waits finds its slots in one domain; only where it pays.
+"""Defragmentation: move gangs so that a pending job finds its slots within one domain, if that pays.
 
-The first in the line may need all of its slots inside of one node, rail or rack, and find as many free, but not so.
-Then the domains with the most free slots are tried: of the gangs that lie in one, the cheapest to move go elsewhere
-until the first fits. Of the domains the cheapest is taken, and only if
+The first pending job may need all of its slots within one node, rail or rack while enough slots are free only across
+several. Then the domains with the most free slots are tried: the gangs in a domain that are cheapest to move leave it
+until the job fits. The cheapest domain is taken, if
 
-    (the wait that is saved) x (ranks that wait) > (1 + h) x (GPU-seconds that the moved gangs lose)
+    (the wait that is saved) x (ranks of the job) > (1 + h) x (GPU-seconds that the moved gangs lose)
 
-where a gang loses its save, what it had not saved, and its restart, on all of its ranks. Bounded: at most
-``defragmentation_moves`` gangs at once, nothing while others are on the move, and each gang at most once in the
-migration cooldown. Only gangs that declared that they can be restarted are ever moved.
+A gang loses its save, its unsaved work, and its restart, on all of its ranks. At most ``defragmentation_moves`` gangs
+move at once, none while other gangs are moving, and each gang at most once per migration cooldown. Only restartable
+gangs are moved.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ from scheduler_feedback.policies.index.scheduling_index import Ledger
 from scheduler_feedback.policies.queue.placement import place, where
 from scheduler_feedback.policies.remediation.gang_moves import (
     first_in_line,
-    keep_place,
     may_be_moved,
     proposed,
-    set_going,
+    reserve_slots,
+    start_move,
     wait_seconds,
     waits_since_ns,
 )
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 DOMAINS = 8
-"""That are tried, those with the most free slots first: the fuller ones need more moves than they are worth."""
+"""Number of domains that are tried, those with the most free slots first. Fuller ones need too many moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Who goes where, so that the gang that waits can have `slots`. cost: slot-seconds that are lost by it."""
+    """Moves of gangs that free slots for the pending job."""
 
     slots: tuple[Slot, ...]
+    """Slots of the pending job."""
     gangs: tuple[tuple[Job, tuple[Slot, ...]], ...]
+    """Gangs to move, each with its target."""
     cost: float
+    """Slot-seconds that the moves lose."""
 
 
 def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
-    """Yield when it is weighed again whether gangs should move for the first job."""
+    """Yield when to evaluate again whether gangs move for the first job."""
     if state.frozen or not state.policy.defragmentation_moves or ledger.claimants or not ledger.running:
         return
     if not ledger.line.needs_level():
@@ -61,7 +64,7 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
 
 
 def make_room(turn: Turn, ledger: Ledger) -> bool:
-    """Move gangs so that the first in the line finds its slots in one domain, where that pays; whether it was done."""
+    """Move gangs so that the first pending job fits into one domain, if that pays. Return whether it was done."""
     state, now_ns = turn.state, turn.now_ns
     if state.frozen or not state.policy.defragmentation_moves or ledger.claimants:
         return False
@@ -95,35 +98,40 @@ def make_room(turn: Turn, ledger: Ledger) -> bool:
         return False
     for job, target in moves.gangs:
         why = f"moves so that {first.job_id} fits into one {level}"
-        set_going(turn, ledger, job, target, StopReason.MIGRATE, why)
+        start_move(turn, ledger, job, target, StopReason.MIGRATE, why)
         job.migrations += 1
         turn.decide(
             job.job_id,
             "defragment",
-            f"is to move to {where(target)}, so that {first.job_id} fits into one {level}: "
-            f"{span(gain)} of slots' waiting are saved, {span(moves.cost)} are spent on {names}",
+            f"will move to {where(target)} so that {first.job_id} fits into one {level}: "
+            f"saves {span(gain)} of waiting, costs {span(moves.cost)} (summed over slots; moved: {names})",
             detail,
         )
-    keep_place(ledger, first, moves.slots)
-    turn.tell(first.job_id, "room-made", f"{names} {'moves' if len(moves.gangs) == 1 else 'move'} for it", detail)
+    reserve_slots(ledger, first, moves.slots)
+    turn.tell(
+        first.job_id,
+        "room-made",
+        f"{names} {'moves' if len(moves.gangs) == 1 else 'move'} to free slots for it",
+        detail,
+    )
     return True
 
 
 def _cheapest(state: State, ledger: Ledger, first: Job, ranks: int, now_ns: int) -> Moves | None:
-    """The moves that lose least, of the domains that are tried."""
+    """Return the moves with the least cost over the domains that are tried; None if there are none."""
     plan, level = ledger.plan, first.spec.required_level
     assert level is not None
-    lying: dict[int, dict[str, int]] = {}
+    ranks_on: dict[int, dict[str, int]] = {}
     for job_id in ledger.running:
         if may_be_moved(state, state.jobs[job_id], now_ns):
             for rank in state.jobs[job_id].ranks:
-                on_it = lying.setdefault(plan.topology.number[rank.slot.node], {})
+                on_it = ranks_on.setdefault(plan.topology.number[rank.slot.node], {})
                 on_it[job_id] = on_it.get(job_id, 0) + 1
     best: Moves | None = None
     for nodes in _domains(plan, level, ranks):
         inside: dict[str, int] = {}
         for number in numbers(nodes):
-            for job_id, count in lying.get(number, {}).items():
+            for job_id, count in ranks_on.get(number, {}).items():
                 inside[job_id] = inside.get(job_id, 0) + count
         moves = _without(state, ledger, first, nodes, ranks, inside, now_ns)
         if moves is not None and (best is None or moves.cost < best.cost):
@@ -132,7 +140,7 @@ def _cheapest(state: State, ledger: Ledger, first: Job, ranks: int, now_ns: int)
 
 
 def _domains(plan: Plan, level: Level, ranks: int) -> list[int]:
-    """The nodes of each domain of the level that is large enough and healthy, those with the most free slots first."""
+    """Return the nodes of each large enough, healthy domain of the level, those with the most free slots first."""
     if level is Level.NODE:
         wide = [plan.topology.bits[number] for number in range(len(plan.topology.names))]
     else:
@@ -150,7 +158,7 @@ def _domains(plan: Plan, level: Level, ranks: int) -> list[int]:
 def _without(
     state: State, ledger: Ledger, first: Job, nodes: int, ranks: int, inside: dict[str, int], now_ns: int
 ) -> Moves | None:
-    """The moves that give the gang its slots on these nodes; None where there are none, or too many."""
+    """Return the moves that give the job its slots on these nodes; None if there are none, or too many."""
     plan = ledger.plan
     cost = {
         job_id: moving_seconds(state, state.jobs[job_id], now_ns) * len(state.jobs[job_id].ranks) for job_id in inside

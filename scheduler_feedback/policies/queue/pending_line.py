@@ -1,8 +1,7 @@
-"""The line: who waits, in order, and sorted so that thousands need not be asked one by one.
+"""Queue of pending jobs in scheduling order, grouped so that a pass need not evaluate every job.
 
-Jobs of one shape (and, where queues have limits, of one queue) can be placed all or none, so they form a class; inside
-of a class they stand in buckets by expected run time, so that those short enough to end before a reservation are found
-without asking the others.
+Jobs of one shape (and of one queue, if queues have limits) form a kind: either all of them fit or none. Within a kind,
+jobs are in buckets by expected run time, so a pass finds the short ones without evaluating the others.
 """
 
 from __future__ import annotations
@@ -14,29 +13,34 @@ from typing import Any
 from scheduler_feedback.policies.queue.placement import REQUIRED_LEVEL, Shape
 
 Key = tuple[Any, ...]
-"""How a job stands in the line: the least first; its last item is the job's id."""
+"""Sort key of a job in the queue, least first. Its last item is the job's id."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """keys: in order. lengths_ns: the expected run times, rising."""
+    """Jobs of one kind with similar expected run times."""
 
     keys: list[Key] = field(default_factory=list)
+    """In scheduling order."""
     lengths_ns: list[int] = field(default_factory=list)
+    """Expected run times, ascending."""
 
 
 @dataclass(slots=True)
 class Kind:
-    """Jobs that can be placed all or none. ranks: least that any of them needs."""
+    """Jobs of which either all fit or none."""
 
     shape: Shape
     queue: str
     ranks: int
+    """Minimum number of ranks of a job of this kind."""
     buckets: dict[int, Bucket] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Place:
+    """Position of a job in the queue."""
+
     key: Key
     kind: Kind
     bucket: int
@@ -44,7 +48,7 @@ class Place:
 
 
 class WaitingLine:
-    """order: the keys of all, the first first. places: where each stands. kinds: by shape and queue."""
+    """Pending jobs. order: all keys, in order. places: position of each job, by id. kinds: by shape and queue."""
 
     __slots__ = ("kinds", "order", "places")
 
@@ -57,7 +61,7 @@ class WaitingLine:
         return job_id in self.places
 
     def needs_level(self) -> bool:
-        """Return whether a waiting job needs its slots in one domain."""
+        """Return whether a pending job needs its slots in one domain."""
         return any(kind.shape[REQUIRED_LEVEL] is not None for kind in self.kinds.values())
 
     def __len__(self) -> int:
@@ -67,7 +71,7 @@ class WaitingLine:
         kind = self.kinds.get((shape, queue))
         if kind is None:
             kind = self.kinds[(shape, queue)] = Kind(shape, queue, min(shape[0], shape[1] or shape[0]))
-        # Half octaves: a window cuts through one bucket of each class, about a thirtieth of its jobs.
+        # A bucket spans half an octave, so a window splits one bucket of each kind, about a thirtieth of its jobs.
         number = (length_ns * length_ns).bit_length()
         bucket = kind.buckets.get(number)
         if bucket is None:

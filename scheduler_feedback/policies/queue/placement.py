@@ -1,12 +1,16 @@
-"""Placement: which slots a gang gets: one node, else the narrowest domain that holds it; the tightest fit in either.
+"""Placement: the slots that a gang gets, on one node or in the narrowest domain that holds it, with the tightest fit.
 
-A gang is as slow as its slowest member and as its longest wire. So nodes in doubt come last, and a slow one only where
-it gives the gang more than it takes from it (``pays_beside``); then it goes by the level of the domain (NVLink island,
-node, rail, rack, spine); then by how little is left over, which keeps large holes for large gangs. What does not fit
-into one domain is cut into equal slices where that can be had (a collective over unequal halves waits for the larger
-one), over the domains whose uplinks are expected to slow it least (``uplinks``); ranks go by the order of the wires. A
-gang runs on one type of GPU: of those it can run on, the one on which it is fastest. Ties go by number, so that the
-same state gives the same placement.
+A gang is as slow as its slowest member and its longest link. So the order of preference is:
+
+1. Healthy nodes. Doubtful nodes come last, and a slow node only if the gang gains more than it loses
+   (``slow_slots_pay``).
+2. The narrowest level of domain: NVLink island, node, rail, rack, spine.
+3. The fewest slots left over, which keeps large free areas for large gangs.
+
+A gang that does not fit into one domain is cut into equal slices where possible, because a collective over unequal
+parts waits for the larger one. It uses the domains whose uplinks are expected to slow it least (``uplink_loss``), and
+its ranks follow the order of the network. A gang runs on one type of GPU, the fastest that it may use. Ties are broken
+by number, so equal states give equal placements.
 """
 
 from __future__ import annotations
@@ -24,14 +28,14 @@ from scheduler_feedback.policies.queue.slot_assignment import barred_free, lay
 Shape = tuple[Any, ...]
 
 REQUIRED_LEVEL = 5
-"""Where in a shape the required level is."""
+"""Index of the required level in a shape."""
 
 NEVER = 1e6
-"""Patience (``pays_beside``) of a gang for which no place can be foreseen; an infinity would be none of a number."""
+"""Patience (``slow_slots_pay``) of a gang whose start cannot be predicted; finite, so that it can be multiplied."""
 
 
 def shape_of(job: Job) -> Shape:
-    """All that decides whether a place can be found: of two jobs of one shape, both or none can be placed."""
+    """Return everything that decides whether the job fits: two jobs of one shape fit either both or not at all."""
     spec = job.spec
     return (
         spec.ranks,
@@ -49,7 +53,7 @@ def shape_of(job: Job) -> Shape:
 
 
 def barred_for(plan: Plan, job: Job, excluded: Collection[str] = ()) -> int:
-    """The nodes that the job must not use, as bits: those it avoids, `excluded`, and those that miss its constraint."""
+    """Return, as bits, the nodes that the job must not use: its own exclusions, `excluded`, unmet constraints."""
     barred = plan.topology.refused.get(job.spec.constraint, 0)
     if excluded or job.excluded_nodes:
         barred |= plan.topology.bits_of((*excluded, *job.excluded_nodes))
@@ -57,7 +61,7 @@ def barred_for(plan: Plan, job: Job, excluded: Collection[str] = ()) -> int:
 
 
 def may_borrow(spec: JobSpec) -> bool:
-    """Whether spares may be lent to the job: it gives them back when they are needed."""
+    """Return whether spares may be lent to the job: it can be stopped when they are needed."""
     return spec.preemptible and spec.restartable
 
 
@@ -71,13 +75,13 @@ def place(
     spares: bool = False,
     patience: float = 0.0,
 ) -> tuple[Slot, ...] | None:
-    """Slots for the job, by rank, taken from the plan; or None, and the plan is as it was.
+    """Take slots for the job from the plan, by rank; return None and leave the plan unchanged if it does not fit.
 
-    Healthy nodes first; then one node on probation, if it can hold the whole gang; then suspect nodes for what healthy
-    ones cannot hold (unless `suspects` is False). excluded: nodes that are not to be used, beside the job's own.
-    policy: whose throughput matrix orders the GPU types. most: ranks that an elastic gang may have; None: what it asks
-    for. An elastic gang gets as many as can be had, from its least on. spares: whether it may have spares' slots, which
-    are lent only to those that may be stopped. patience: see ``pays_beside``.
+    Tries healthy nodes; then one node on probation that can hold the whole gang; then suspect nodes for the rest,
+    unless `suspects` is False. excluded: nodes to avoid in addition to the job's own exclusions. policy: its throughput
+    matrix orders the GPU types. most: upper bound of an elastic gang's ranks; None: the number it asks for. An elastic
+    gang gets as many ranks as fit, but at least its minimum. spares: whether it may use spares even if it is not
+    preemptible. patience: see ``slow_slots_pay``.
     """
     spec = job.spec
     barred = barred_for(plan, job, excluded)
@@ -95,7 +99,7 @@ def place(
     least = spec.min_ranks or spec.ranks
     if least >= ranks:
         return None
-    # More ranks never fit where fewer do not: the largest number that fits is found by halving.
+    # If a number of ranks does not fit, no larger one does: find the largest that fits by bisection.
     beyond, best = ranks, None
     while least < beyond:
         middle = (least + beyond) // 2
@@ -110,7 +114,7 @@ def place(
 
 
 def goes_anywhere(plan: Plan, job: Job) -> bool:
-    """Whether the gang fits wherever there are slots enough: no level, type, node or group binds it."""
+    """Return whether the gang fits into any free slots: no level, type, node, group or constraint restricts it."""
     spec = job.spec
     return (
         spec.required_level is None
@@ -157,28 +161,28 @@ def _place(
             pools = (number * TIERS + Tier.HEALTHY, number * TIERS + Tier.SUSPECT)
             if not free_in[pools[1]][0] or free_in[pools[0]][0] + free_in[pools[1]][0] < ranks:
                 continue
-            if (slots := _lay_beside(plan, pools, spec, ranks, barred, patience)) is not None:
+            if (slots := _assign_with_slow_nodes(plan, pools, spec, ranks, barred, patience)) is not None:
                 return slots
     return None
 
 
-def pays_beside(slow_slots: int, ranks: int, slowdown: float, patience: float = 0.0) -> bool:
-    """Whether a gang of so many ranks may have so many of its slots on nodes that slow it down so much.
+def slow_slots_pay(slow_slots: int, ranks: int, slowdown: float, patience: float = 0.0) -> bool:
+    """Return whether a gang should use slow slots: `slow_slots` of its `ranks`, on nodes with this slowdown.
 
-    It gets slots that others want less, and all of its work goes at 1/s: with k of g ranks there it takes g - k slots
-    from others for s times its run time, instead of g of them for its run time. So it pays while (g - k) s < g, or
-    k > g (1 - 1/s). What fits into the slow node alone may always have it; the wider the gang, the less it can bear.
+    Let g be the ranks, k of them on slow slots, and s the slowdown. The whole gang then runs at speed 1/s: it holds
+    g - k healthy slots for s times its run time, instead of g healthy slots for its run time. So it pays if
+    (g - k) s < g, or k > g (1 - 1/s). A gang that fits on the slow nodes alone may always use them.
 
-    patience: how long it would wait for healthy slots, as a share of its run time. So long the g - k slots would lie
-    idle, where nobody else can use them: what it takes from others is (g - k)(s - patience).
+    patience: the gang's wait for healthy slots, as a share of its run time. During that wait the g - k healthy slots
+    would be idle, so the gang takes only (g - k)(s - patience) from other jobs.
     """
     return (ranks - slow_slots) * (slowdown - patience) < ranks
 
 
-def _lay_beside(
+def _assign_with_slow_nodes(
     plan: Plan, pools: tuple[int, int], spec: JobSpec, ranks: int, barred: int, patience: float
 ) -> tuple[Slot, ...] | None:
-    """The gang, on suspect nodes too where it pays; whatever it costs where the healthy ones could never hold it."""
+    """Assign slots on healthy and suspect nodes if that pays, or if healthy nodes alone could never hold the gang."""
     bound = _needs_slow(plan, pools[0], spec, spec.min_ranks or ranks, barred)
     mark = plan.checkpoint()
     while (slots := lay(plan, pools, spec, ranks, barred)) is not None and plan.slowdown and not bound:
@@ -187,7 +191,7 @@ def _lay_beside(
             if (number := plan.topology.number[slot.node]) in plan.slowdown:
                 slow[number] = slow.get(number, 0) + 1
         worst = max(slow, key=lambda number: plan.slowdown[number], default=NOWHERE)
-        if worst == NOWHERE or pays_beside(sum(slow.values()), ranks, plan.slowdown[worst], patience):
+        if worst == NOWHERE or slow_slots_pay(sum(slow.values()), ranks, plan.slowdown[worst], patience):
             return slots
         plan.rollback(mark)
         barred |= plan.topology.bits[worst]
@@ -195,14 +199,14 @@ def _lay_beside(
 
 
 def attempt_speed(policy: Policy, spec: JobSpec, gpu_type: str, ranks: int) -> float:
-    """At which so many ranks on that type work, as a share of what the estimates are for; in proportion to ranks."""
+    """Return the speed of this many ranks on that GPU type, relative to the speed that the estimates assume."""
     if ranks == spec.ranks and not spec.throughput and not policy.throughput:
         return 1.0
     return ranks / spec.ranks * speed(policy, spec, gpu_type)
 
 
 def _needs_slow(plan: Plan, pool: int, spec: JobSpec, ranks: int, barred: int) -> bool:
-    """Whether the gang can not count on the healthy nodes of the pool alone, even if they were empty."""
+    """Return whether the gang may need slow nodes: the healthy nodes of the pool might not hold it even if empty."""
     healthy = plan.slots_in[pool]
     if barred:
         healthy -= sum(plan.topology.sizes[n] for n in numbers(barred) if plan.pool[n] == pool)
@@ -210,9 +214,9 @@ def _needs_slow(plan: Plan, pool: int, spec: JobSpec, ranks: int, barred: int) -
 
 
 def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
-    """Whether a place that is kept for the gang is one on healthy nodes alone.
+    """Return whether a reservation for the gang uses healthy nodes only.
 
-    Whether a slow node pays depends on what else is free at the moment, so it can not be promised beforehand.
+    Whether a slow node pays depends on the slots that are free at the start, so it cannot be reserved in advance.
     """
     if not plan.slowdown:
         return False
@@ -224,7 +228,7 @@ def waits_for_healthy(plan: Plan, job: Job, policy: Policy | None) -> bool:
 
 
 def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[int]:
-    """Numbers of the GPU types that the job can run on, the fastest first, else in the order that its user gave."""
+    """Return the numbers of the GPU types that the job can use, the fastest first; ties in the order of its request."""
     names = plan.topology.type_names
     if len(names) == 1:
         return (0,) if not spec.gpu_types or names[0] in spec.gpu_types else ()
@@ -234,7 +238,7 @@ def types_for(plan: Plan, spec: JobSpec, policy: Policy | None) -> Collection[in
 
 
 def speed(policy: Policy | None, spec: JobSpec, gpu_type: str) -> float:
-    """Of the job on that type, as a share of its speed on the type that its estimates are for."""
+    """Return the job's speed on that GPU type, relative to the type that its estimates assume."""
     if (own := spec.throughput.get(gpu_type)) is not None:
         return own
     matrix: Mapping[str, Mapping[str, float]] = policy.throughput if policy is not None else {}
@@ -243,7 +247,7 @@ def speed(policy: Policy | None, spec: JobSpec, gpu_type: str) -> float:
 
 
 def place_probe(plan: Plan, job: Job) -> tuple[Slot, ...] | None:
-    """All slots of the node that the probe is to measure, whatever the node's state; None while any is in use."""
+    """Take all slots of the probe's node, whatever the node's state; None while any slot is in use."""
     name = job.spec.pinned_node
     if name is None or plan.free_on(name) < job.spec.ranks:
         return None
@@ -251,15 +255,15 @@ def place_probe(plan: Plan, job: Job) -> tuple[Slot, ...] | None:
 
 
 def still_usable(plan: Plan, nodes: Mapping[str, Node], slots: Iterable[Slot]) -> bool:
-    """Whether every one of the claimed slots is still on a node that may be used."""
+    """Return whether all reserved slots are on available nodes."""
     return all(slot.node in nodes and slot.slot < nodes[slot.node].slots and plan.usable(slot.node) for slot in slots)
 
 
 class Capacity:
-    """What the nodes that are usable now could hold if nothing ran on them; made anew when a node changes.
+    """Capacity of the nodes in their present states if they were empty; rebuilt when a node changes.
 
-    slots: of nodes that may share a gang. unusable: names of the nodes that take nothing. spares: of those that take
-    only what may be stopped. spare_slots: of those.
+    slots: on healthy and suspect nodes. unusable: names of unavailable nodes. spares: names of the spare nodes.
+    spare_slots: slots on them.
     """
 
     __slots__ = ("_empty", "_held", "_nodes", "slots", "spare_slots", "spares", "unusable")
@@ -274,7 +278,7 @@ class Capacity:
         self.unusable = [node.name for node in nodes.values() if tier_of(node) is None]
 
     def shared(self, job: Job) -> int:
-        """Slots that a gang over several nodes could have, without the job's excluded nodes, on one type of GPU."""
+        """Return the slots that a gang on several nodes could use, on one GPU type, without the job's exclusions."""
         plan, barred = self._empty, barred_for(self._empty, job)
         most = 0
         for number in types_for(plan, job.spec, None):
@@ -286,7 +290,7 @@ class Capacity:
         return most
 
     def could_hold(self, job: Job, shape: Shape | None = None) -> bool:
-        """Whether the job would fit into an empty cluster as its nodes are now; asked once a shape."""
+        """Return whether the job would fit on the nodes in their present states if they were empty; cached by shape."""
         shape = shape_of(job) if shape is None else shape
         held = self._held.get(shape)
         if held is None:
@@ -297,7 +301,7 @@ class Capacity:
 
 
 def where(slots: Iterable[Slot]) -> str:
-    """The slots for a person: 'n1:0,1 n2:0'."""
+    """Format slots as 'n1:0,1 n2:0'."""
     by_node: dict[str, list[str]] = {}
     last, numbers = "", [""]
     for slot in slots:

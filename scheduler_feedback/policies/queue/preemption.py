@@ -1,11 +1,11 @@
-"""Preemption: who of all, running or waiting, should have the slots now; whole gangs stop for others, or go on.
+"""Preemption: which jobs, running or pending, should have the slots now. Whole gangs are stopped.
 
-At a look the running gangs that may be stopped and all that wait stand in one line, by the policy's order. From the
-front each that still fits into what is left of the cluster is chosen, whoever does not fit is passed over. A gang that
-runs and was not chosen is stopped; one that waits and was chosen starts where there is room, or when what is stopped
-has gone. (The look of the simulators of Tiresias and Muri; where stopping costs nothing it is theirs exactly.)
+A preemption pass merges the preemptible running gangs and all pending jobs into one list, in the policy's order. From
+the front it chooses each job that fits into the remaining slots and skips the others. A running gang that is not chosen
+is stopped. A pending job that is chosen starts if slots are free, or once the stopped gangs have ended. (The simulators
+of Tiresias and Muri use the same pass; if stopping costs nothing, the decisions are equal.)
 
-A gang may be stopped if it declared that it is preemptible and can be restarted, and has run its least time.
+A gang may be stopped if it is declared preemptible and restartable, and has run its minimum run time.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from scheduler_feedback.policies.queue.order.fair import appraise
 from scheduler_feedback.policies.queue.placement import may_borrow, place
 
 RENEW_NS = 1800 * 1_000_000_000
-"""Between two appraisals of all that wait: what jobs alike have run changes slowly."""
+"""Interval between two appraisals of all pending jobs. The run times of similar jobs change slowly."""
 
 DRIFT_NS = 60 * 1_000_000_000
-"""Between two passes that nothing but time asks for, of an order that changes with time (``themis``)."""
+"""Interval between two passes without an event, for an order that changes with time (``themis``)."""
 
 CHANGE = 0.1
-"""Of an appraisal, as a share of it: less is not worth another place in the line."""
+"""Least relative change of a job's urgency that moves it in the queue."""
 
 PASSED_OVER = 16
-"""Gangs for which no room can be made, after which a look ends."""
+"""Number of jobs for which no slots can be freed, after which a pass ends."""
 
 
 def due(state: State, now_ns: int) -> bool:
-    """Whether it is time for a look."""
+    """Return whether a preemption pass is due."""
     policy = state.policy
     return policy.preempt and not state.frozen and now_ns >= state.planned_ns + nanoseconds(policy.replan_seconds)
 
 
 def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
-    """Yield when a pass is due that came too early, when an order has drifted, and when pending jobs are appraised.
+    """Yield when a deferred pass is due, when an order has drifted, and when pending jobs are appraised.
 
-    The fair order preempts for gain, and more passes than events ask for stop more gangs than they gain. So time alone
-    asks for none of it but where jobs are appraised; what a quota promises is evaluated at every timeout (``reclaim``).
+    The fair order preempts for gain; passes without an event would stop more gangs than they gain. So time alone
+    triggers such a pass only after an appraisal. Quotas are evaluated at every timeout (``reclaim``).
     """
     policy = state.policy
     if state.frozen or not ledger.line.order or not ledger.held:
@@ -61,7 +61,7 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
 
 
 def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
-    """Whether the running gang may be stopped for another one now."""
+    """Return whether the running gang may be stopped now in favour of another job."""
     spec, since_ns = job.spec, job.attempt_started_ns
     if since_ns is None or job.stop_reason is not None or not (spec.preemptible and spec.restartable):
         return False
@@ -70,7 +70,7 @@ def may_be_stopped(state: State, job: Job, now_ns: int) -> bool:
 
 
 def lost_gpu_seconds(job: Job, now_ns: int) -> float:
-    """What stopping the gang throws away: GPUs x (time since its checkpoint + a save + the restart)."""
+    """Return the loss from stopping the gang: GPUs x (time since its checkpoint + save + restart)."""
     spec = job.spec
     interval = spec.checkpoint_interval_seconds
     since = 0.0
@@ -80,7 +80,7 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
 
 
 def choose(turn: Turn, ledger: Ledger) -> list[Job]:
-    """Take the look: stop who is to stop; those that wait and were chosen, in order."""
+    """Run a preemption pass: stop the gangs that lose their slots. Return the chosen pending jobs, in order."""
     state, now_ns = turn.state, turn.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
     turn.looked = True
@@ -97,7 +97,7 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
             left -= _counted(ledger, job)
     left += sum(_counted(ledger, job) for job in movable)
     left -= sum(len(slots) for job_id, slots in ledger.claims.items() if job_id not in ledger.held)
-    unlent = ledger.capacity.spare_slots  # of what is left, what only those may have that give it back
+    unlent = ledger.capacity.spare_slots  # the part of the remaining slots that only preemptible jobs may use
     ranked = sorted(order.key_of(state, job) for job in movable)
     chosen: list[Job] = []
     kept: set[str] = set()
@@ -112,17 +112,17 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
         if waits and (job.not_before_ns > now_ns or ledger.shares.room(job.spec.queue, ranks) is not None):
             continue
         if ranks <= left - kept_free or (ranks <= left and not waits):
-            left -= ranks  # of one that waits its least: no gang is stopped so that another has more than it needs
+            left -= ranks  # a pending job counts with its minimum: no gang is stopped to give another more than that
             if unlent and may_borrow(job.spec):
                 unlent = max(unlent - ranks, 0)
             chosen.append(job)
             kept.add(job.job_id)
-            if waits:  # counts against its queues' limits at once: who comes after it must fit beside it
+            if waits:  # counts at once against its queues' limits for the jobs after it
                 ledger.shares.use(job.spec.queue, ranks)
                 used.append((job.spec.queue, ranks))
     for queue, ranks in used:
         ledger.shares.use(queue, -ranks)
-    # One that lies wholly on nodes out of use frees nothing that could be used.
+    # Stopping a gang that runs on unavailable nodes only would free no usable slots.
     passed_over = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
     stopped = [job for job in passed_over if _counted(ledger, job)]
     starting = [job for job in chosen if job.state is JobState.PENDING]
@@ -136,7 +136,7 @@ def choose(turn: Turn, ledger: Ledger) -> list[Job]:
 
 
 def _counted(ledger: Ledger, job: Job) -> int:
-    """Slots of the running gang that are part of the capacity: those on nodes out of use or on probation are not."""
+    """Count the running gang's slots within the capacity, without those on unavailable nodes or nodes on probation."""
     plan = ledger.plan
     if not ledger.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
         return len(job.ranks)
@@ -149,7 +149,7 @@ def _counted(ledger: Ledger, job: Job) -> int:
 
 
 def renew(turn: Turn, ledger: Ledger) -> None:
-    """Learn from those that have ended; appraise all that wait by it, and let the queues stand as they have used."""
+    """Update the run-time history, the order of the queues by their usage, and the appraisals of pending jobs."""
     state = turn.state
     turn.looked = True
     runtime_history.take_in(state)
@@ -159,7 +159,7 @@ def renew(turn: Turn, ledger: Ledger) -> None:
 
 
 def renew_all(turn: Turn, ledger: Ledger) -> None:
-    """Appraise all that wait anew; those of whom little has changed keep their place, unless their queue's turn did."""
+    """Appraise all pending jobs. A job with little change keeps its place, unless the order of its queue changed."""
     state = turn.state
     for key in list(ledger.line.order):
         job = state.jobs[key[-1]]
@@ -173,7 +173,7 @@ def renew_all(turn: Turn, ledger: Ledger) -> None:
 
 
 def renewal_due(state: State, now_ns: int) -> bool:
-    """Whether it is time to learn; only what ends or waits makes it so."""
+    """Return whether the run-time history and the appraisals are due for an update."""
     return _learns(state) and now_ns >= state.renewed_ns + RENEW_NS
 
 
@@ -184,11 +184,11 @@ def _learns(state: State) -> bool:
 
 
 def swap(turn: Turn, ledger: Ledger) -> None:
-    """Stop gangs for ones that wait, where those are expected to end for much less; keep them the place.
+    """Stop gangs in favour of pending jobs that are expected to end for much less; reserve the slots for these.
 
-    Those that wait are asked in order; each may have the slots of gangs that are expected to spend `preempt_gain` times
-    as much for their end, restart included, the most wasteful first; of those that would do, the ones that lose least
-    are stopped. One that has waited past the bound may have those of any that has not.
+    Evaluates pending jobs in order. A job may take slots of gangs whose expected remaining GPU-seconds, restart
+    included, are more than ``preempt_gain`` times its own, the largest first. Of the possible victims, those that lose
+    least are stopped. A starved job may take the slots of any gang that has not starved.
     """
     state, now_ns = turn.state, turn.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
@@ -215,7 +215,7 @@ def swap(turn: Turn, ledger: Ledger) -> None:
             passed += 1
             continue
         if job.not_before_ns > now_ns or job.spec.ranks <= free:
-            continue  # it starts, or waits, anyway
+            continue  # it starts without preemption, or may not start yet
         if ledger.shares.room(job.spec.queue, job.spec.ranks) is not None:
             continue
         victims, found = [], free
@@ -244,7 +244,7 @@ def swap(turn: Turn, ledger: Ledger) -> None:
 
 
 def _frees(ledger: Ledger, job: Job) -> int:
-    """Slots that any other could use if the gang stopped: no spare's, and none of a node that is in doubt."""
+    """Count the slots that any other job could use if the gang stopped: not on spares, only on healthy nodes."""
     spares = ledger.plan.has_spares()
     if not ledger.doubtful and not spares:
         return len(job.ranks)
@@ -255,7 +255,7 @@ def _frees(ledger: Ledger, job: Job) -> int:
 
 
 def _fewest(ledger: Ledger, victims: list[Job], slots: int, now_ns: int) -> list[Job]:
-    """Without those that are not needed for so many slots, the ones that would lose most first."""
+    """Drop the victims that are not needed to free this many slots, those with the largest loss first."""
     spare = sum(_frees(ledger, victim) for victim in victims) - slots
     for victim in sorted(victims, key=lambda job: (-lost_gpu_seconds(job, now_ns), job.job_id)):
         if (frees := _frees(ledger, victim)) <= spare:
@@ -267,7 +267,7 @@ def _fewest(ledger: Ledger, victims: list[Job], slots: int, now_ns: int) -> list
 def place_without(
     ledger: Ledger, job: Job, victims: list[Job], state: State, most: int | None = None
 ) -> tuple[Slot, ...] | None:
-    """A place for the job once the victims have gone, with at most so many ranks; it is not taken."""
+    """Find slots for the job as if the victims had ended, with at most ``most`` ranks. Takes none."""
     plan = ledger.plan
     mark = plan.checkpoint()
     claimed = {slot for slots in ledger.claims.values() for slot in slots}
@@ -281,14 +281,14 @@ def place_without(
 
 
 def stop_for(turn: Turn, ledger: Ledger, job: Job, first: Job) -> None:
-    """Stop the running gang for others, of whom this is the first; in observe mode only say so, once."""
+    """Stop the running gang in favour of other jobs, ``first`` first. In observe mode only log it, once."""
     if turn.state.policy.mode is Mode.OBSERVE:
         if job.proposed != f"preempt for {first.job_id}":
             job.proposed = f"preempt for {first.job_id}"
-            turn.decide(job.job_id, "preempt", f"would be stopped for {first.job_id}", outcome="observed")
+            turn.decide(job.job_id, "preempt", f"would be preempted for {first.job_id}", outcome="observed")
         return
     job.stop_reason = StopReason.PREEMPT
-    job.failure = f"stopped for others, {first.job_id} first of them"
+    job.failure = f"preempted; {first.job_id} goes first"
     job.preemptions += 1
     ledger.stops(job)
-    turn.decide(job.job_id, "preempt", f"is stopped for others, {first.job_id} first of them")
+    turn.decide(job.job_id, "preempt", f"is preempted; {first.job_id} goes first")

@@ -1,4 +1,4 @@
-"""Outlook: why gangs wait and when those that run are expected to end, as metrics."""
+"""Queue metrics: why gangs wait, and when running gangs are expected to end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from scheduler_feedback.policies.index.runtime_estimate import end_ns, slowest
 from scheduler_feedback.policies.queue.waiting_reasons import what_binds
 
 MOST_ASKED = 1000
-"""Waiting gangs that are asked what binds them, the oldest first: every second, so it must stay cheap (5 us each)."""
+"""Number of pending gangs that are evaluated, the oldest first. Runs every second, at about 5 us a gang."""
 
 
-def outlook(state: State) -> Iterator[Sample]:
-    """Samples of the catalogue. On the cycle's thread: it reads the ledger, and leaves it as it was."""
+def queue_metrics(state: State) -> Iterator[Sample]:
+    """Yield samples of the metrics catalogue. Runs on the cycle's thread, and only reads the scheduling index."""
     pending = (job for job in state.jobs.values() if job.state is JobState.PENDING)
     binds = Counter(what_binds(state, job)[0] for job in islice(pending, MOST_ASKED))
     for reason in sorted(binds):

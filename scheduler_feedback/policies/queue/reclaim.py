@@ -1,16 +1,15 @@
-"""Reclaim: a queue that holds less than its quota gets back what others have borrowed.
+"""Reclaim: a queue below its quota gets back the slots that other queues have borrowed.
 
-Slots that a queue leaves idle may be used by others, beyond their own quota. When a gang of the queue waits and fits
-into the quota, gangs of queues that hold more than theirs are stopped for it: only gangs that declared that they may be
-stopped, and have run their least time; of those the ones that lose least. It needs no gain and does not wait for the
-next preemption pass: a quota is a promise.
+Queues may borrow idle slots of other queues beyond their own quota. When a pending gang fits into its queue's quota,
+gangs of borrowing queues are stopped for it: only preemptible gangs that have run their minimum run time, those that
+lose least first. Reclaim needs no gain and does not wait for the next preemption pass, because a quota is guaranteed.
 
-Whether a queue borrows is tested before a gang of it is stopped, as KAI and Kueue do. A gang that holds part of its
-queue's quota and part of what it borrowed cannot give back a part of itself. So it is stopped whole, and its queue
-falls below its quota until the gang finds room again; but only where no other gangs make enough room. The stopped gang
-does not fit into its queue's quota beside what runs there, so it cannot reclaim its slots in turn.
+A queue must borrow before one of its gangs is stopped, as in KAI and Kueue. A gang may hold both slots within its
+queue's quota and borrowed slots. Such a gang is stopped whole, and its queue falls below its quota until the gang
+restarts; this happens only if other gangs do not free enough slots. The stopped gang does not fit into the rest of its
+queue's quota, so it cannot reclaim its slots in turn.
 
-A quota is looked for from the job's own queue upwards; the first queue that has one counts.
+The quota that counts is that of the job's queue, or of the nearest queue above it that has one.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.index.scheduling_index import Ledger
 from scheduler_feedback.policies.queue.preemption import may_be_stopped, place_without, stop_for
-from scheduler_feedback.policies.remediation.gang_moves import keep_place, proposed
+from scheduler_feedback.policies.remediation.gang_moves import proposed, reserve_slots
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 
 def reclaim(turn: Turn, ledger: Ledger) -> None:
-    """Stop borrowing gangs for the first waiting gang of each queue that fits into what is left of its quota."""
+    """Stop borrowing gangs for the first pending gang of each queue that fits into the rest of its quota."""
     state, queues = turn.state, ledger.shares.queues
     if not any(queue.quota is not None and queue.borrow for queue in queues.values()) or not ledger.line.order:
         return
@@ -46,17 +45,17 @@ def reclaim(turn: Turn, ledger: Ledger) -> None:
             continue
         slots, stopped = victims
         names = ", ".join(victim.job_id for victim in stopped)
-        text = f"queue {owner} is below its quota: {names} {{}} what was borrowed"
-        if proposed(turn, job, f"reclaim {names}", "reclaim", text.format("would give back"), ()):
+        text = f"queue {owner} is below its quota: {names} {{}} borrowed slots"
+        if proposed(turn, job, f"reclaim {names}", "reclaim", text.format("would return"), ()):
             continue
         for victim in stopped:
             stop_for(turn, ledger, victim, job)
-        keep_place(ledger, job, slots)
-        turn.decide(job.job_id, "reclaim", text.format("gave back"))
+        reserve_slots(ledger, job, slots)
+        turn.decide(job.job_id, "reclaim", text.format("must return"))
 
 
 def _quota_of(ledger: Ledger, queue: str) -> str | None:
-    """The queue, or the nearest above it, that has a quota."""
+    """Return the queue, or the nearest one above it, that has a quota."""
     chain = ledger.shares.chain(queue)
     return next((name for name in chain if ledger.shares.queues[name].quota is not None), None)
 
@@ -64,7 +63,7 @@ def _quota_of(ledger: Ledger, queue: str) -> str | None:
 def _victims(
     state: State, ledger: Ledger, job: Job, owner: str, now_ns: int
 ) -> tuple[tuple[Slot, ...], list[Job]] | None:
-    """A place for the job, and the gangs that must be stopped for it; None where that can't be, or need not."""
+    """Return slots for the job and the gangs to stop for it; None if that is impossible or not needed."""
     queues, held = ledger.shares.queues, ledger.shares.held
     if _within_quota(ledger, job, owner, []) is not None:
         return None
@@ -93,7 +92,7 @@ def _victims(
 def _fewest(
     ledger: Ledger, job: Job, owner: str, chosen: list[Job], slots: tuple[Slot, ...]
 ) -> tuple[tuple[Slot, ...], list[Job]]:
-    """The place and the gangs to stop, without the gangs that the place can do without; the last chosen is needed."""
+    """Return the slots and the gangs to stop, without gangs that are not needed; the last chosen always is."""
     for other in list(reversed(chosen[:-1])):
         fewer = [one for one in chosen if one is not other]
         if (found := _within_quota(ledger, job, owner, fewer)) is not None:
@@ -103,6 +102,6 @@ def _fewest(
 
 
 def _within_quota(ledger: Ledger, job: Job, owner: str, victims: list[Job]) -> tuple[Slot, ...] | None:
-    """A place for the job once the victims have gone, no larger than what is left of its quota; it is not taken."""
+    """Find slots for the job as if the victims had ended, within the rest of its queue's quota. Takes none."""
     left = (ledger.shares.queues[owner].quota or 0) - ledger.shares.held[owner]
     return place_without(ledger, job, victims, ledger.state, left)

@@ -1,16 +1,15 @@
-"""Resizing: an elastic gang goes on with more ranks where slots lie idle, with fewer where another waits for them.
+"""Resizing: an elastic gang grows into idle slots, and shrinks if another job needs slots.
 
-    grow     nobody waits, and slots are free: with m instead of n ranks the work that is left, R seconds with n, takes
-             R n/m. Done where R (1 - n/m) > (1 + h) x what a restart takes. R counts up to the time for which nobody
-             has waited: that is expected to last as long again. So is it decided whether a gang that comes when nobody
-             waits starts with more than it asks for.
-    shrink   the first in the line waits for slots that elastic gangs hold beyond the least that they can run with.
-             Done where (its wait) x (slots that are freed and asked for) > (1 + h) x (GPU-seconds that the gangs lose
-             by their restarts). The work that they do more slowly is not lost: the slots do other work meanwhile.
+    grow     No job is pending, and slots are free. The remaining work takes R seconds with n ranks and R n/m with m.
+             Done if R (1 - n/m) > (1 + h) x the cost of a restart. R counts at most as long as no job has been pending,
+             because that time is expected to last as long again. The same rule decides whether a new gang starts with
+             more ranks than it asks for.
+    shrink   The first pending job needs slots that elastic gangs hold beyond their minimum. Done if (its wait) x (slots
+             that are freed and needed) > (1 + h) x (GPU-seconds that the gangs lose by their restarts). Slower progress
+             of the gangs is no loss, because the freed slots do other work meanwhile.
 
-R and the wait count up to ``resize_horizon_seconds``: nobody knows how long slots will lie idle. Speed is taken to be
-in proportion to ranks, as the estimates of elastic gangs take it. Only gangs that can be restarted are resized, each at
-most once in the migration cooldown.
+R and the wait count up to ``resize_horizon_seconds``, because the future load is unknown. Speed is assumed to be
+proportional to the number of ranks. Only restartable gangs are resized, each at most once per migration cooldown.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from scheduler_feedback.policies.queue.placement import place, where
 from scheduler_feedback.policies.remediation.gang_moves import (
     at_limit,
     first_in_line,
-    keep_place,
     may_be_moved,
     proposed,
-    set_going,
+    reserve_slots,
+    start_move,
     wait_seconds,
     waits_since_ns,
 )
@@ -41,7 +40,7 @@ from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 
 def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
-    """Yield when it is weighed again whether elastic gangs should shrink for the first job, or grow."""
+    """Yield when to evaluate again whether elastic gangs shrink for the first job, or grow."""
     now_ns = state.now_ns
     if state.frozen or not ledger.elastic:
         return
@@ -50,7 +49,7 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
         if ledger.plan.free(Tier.HEALTHY) and any(len(job.ranks) < (job.spec.max_ranks or 0) for job in jobs):
             yield next_evaluation_ns(state.emptied_ns, now_ns)
         return
-    # A known wait only gets shorter. A wait that is guessed, and what a gang has not saved, grow.
+    # A known wait only gets shorter. An estimated wait, and the unsaved work of a gang, grow.
     guessed = state.policy.estimates is Estimates.HISTORY
     ample = [job for job in jobs if _surplus(job) > 0 and (guessed or job.spec.checkpoint_interval_seconds)]
     if ample and (first := first_in_line(ledger, now_ns)) is not None:
@@ -58,7 +57,7 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
 
 
 def grow(turn: Turn, ledger: Ledger) -> None:
-    """Give idle slots to elastic gangs that gain more by them than a restart costs them, the longest first."""
+    """Give idle slots to elastic gangs that gain more than a restart costs, those with the most work left first."""
     state, now_ns = turn.state, turn.now_ns
     if state.frozen or not ledger.elastic or ledger.line.order or ledger.claimants:
         return
@@ -80,7 +79,7 @@ def grow(turn: Turn, ledger: Ledger) -> None:
         cost = moving_seconds(state, job, now_ns)
         if gain <= (1 + state.policy.migration_margin) * cost:
             continue
-        text = f"go on with {len(slots)} ranks instead of {len(job.ranks)}: nobody waits for the slots"
+        text = f"continue with {len(slots)} ranks instead of {len(job.ranks)}: no pending job needs the idle slots"
         detail = (
             ("ranks", f"{len(job.ranks)} -> {len(slots)}"),
             ("benefit_seconds", f"{gain:.1f}"),
@@ -90,8 +89,8 @@ def grow(turn: Turn, ledger: Ledger) -> None:
         )
         if proposed(turn, job, f"grow {len(slots)}", "grow", f"would {text}", detail):
             continue
-        set_going(turn, ledger, job, slots, StopReason.RESIZE, f"restarts with {len(slots)} ranks")
-        turn.decide(job_id, "grow", f"is to {text}", detail)
+        start_move(turn, ledger, job, slots, StopReason.RESIZE, f"restarts with {len(slots)} ranks")
+        turn.decide(job_id, "grow", f"will {text}", detail)
 
 
 def _left_seconds(state: State, job: Job, now_ns: int) -> float:
@@ -99,7 +98,7 @@ def _left_seconds(state: State, job: Job, now_ns: int) -> float:
 
 
 def _larger(state: State, ledger: Ledger, job: Job) -> tuple[Slot, ...] | None:
-    """As many slots as the gang can use and have, more than it has; they are not taken."""
+    """Find the most slots that the gang can use, more than it has; None if there are no more. Takes none."""
     plan, ranks = ledger.plan, len(job.ranks)
     most = job.spec.max_ranks or job.spec.ranks
     if (left := ledger.shares.left(job.spec.queue)) is not None:
@@ -113,7 +112,7 @@ def _larger(state: State, ledger: Ledger, job: Job) -> tuple[Slot, ...] | None:
 
 
 def make_room(turn: Turn, ledger: Ledger) -> bool:
-    """Shrink elastic gangs so that the first in the line can start, where that pays; whether it was done."""
+    """Shrink elastic gangs so that the first pending job can start, if that pays. Return whether it was done."""
     state, now_ns = turn.state, turn.now_ns
     if state.frozen or not ledger.elastic or (first := first_in_line(ledger, now_ns)) is None:
         return False
@@ -146,18 +145,18 @@ def make_room(turn: Turn, ledger: Ledger) -> bool:
     if proposed(turn, first, f"shrink {names}", "shrink", f"would {text}", detail):
         return False
     for job, stay in kept:
-        words = (
-            f"go on with {len(stay)} of its {len(job.ranks)} ranks, so that {first.job_id} need not wait {span(wait)}"
-        )
-        set_going(turn, ledger, job, stay, StopReason.RESIZE, f"restarts with {len(stay)} ranks")
-        turn.decide(job.job_id, "shrink", f"is to {words}", detail)
-    keep_place(ledger, first, slots)
-    turn.tell(first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} for it", detail)
+        words = f"continue with {len(stay)} of its {len(job.ranks)} ranks to save {first.job_id} a wait of {span(wait)}"
+        start_move(turn, ledger, job, stay, StopReason.RESIZE, f"restarts with {len(stay)} ranks")
+        turn.decide(job.job_id, "shrink", f"will {words}", detail)
+    reserve_slots(ledger, first, slots)
+    turn.tell(
+        first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} to free slots for it", detail
+    )
     return True
 
 
 def _wanted(state: State, ledger: Ledger, most: int) -> int:
-    """Slots that those who wait ask for, counted up to so many."""
+    """Sum the slots that pending jobs need, counted until ``most`` is reached."""
     wanted = 0
     for key in ledger.line.order:
         job = state.jobs[key[-1]]
@@ -169,14 +168,14 @@ def _wanted(state: State, ledger: Ledger, most: int) -> int:
 
 
 def _surplus(job: Job) -> int:
-    """Ranks beyond the least that it can run with."""
+    """Return the number of ranks beyond the gang's minimum."""
     return len(job.ranks) - (job.spec.min_ranks or job.spec.ranks)
 
 
 def _room_without(
     state: State, ledger: Ledger, first: Job, ample: list[Job]
 ) -> tuple[tuple[Slot, ...], list[tuple[Job, tuple[Slot, ...]]]] | None:
-    """Slots for the first in the line once some of these have shrunk, and what each of those keeps; none is taken."""
+    """Find slots for the first job as if some of these gangs had shrunk, and the slots that those keep. Takes none."""
     plan = ledger.plan
     mark = plan.checkpoint()
     freed: list[tuple[Job, tuple[Slot, ...], tuple[Slot, ...]]] = []
@@ -198,7 +197,7 @@ def _room_without(
 
 
 def _split(job: Job) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
-    """Slots that the gang keeps at its smallest, and those that it leaves: of the nodes where it has fewest first."""
+    """Return the slots that the gang keeps at its minimum and those that it leaves, on its least used nodes first."""
     on_node: dict[str, int] = {}
     for rank in job.ranks:
         on_node[rank.slot.node] = on_node.get(rank.slot.node, 0) + 1

@@ -1,7 +1,7 @@
-"""Laying: how a gang lies on the nodes that it may use, which ``placement`` has chosen.
+"""Slot assignment: how a gang's ranks are arranged on the nodes that ``placement`` permits.
 
-In the narrowest domain that holds it, the tightest fit; else in equal slices over domains; else wherever there is room.
-Groups lie one after the other, in the order of their ranks.
+Uses the narrowest domain that holds the gang, with the tightest fit; else equal slices over domains; else any free
+slots. Groups are placed one after the other, in the order of their ranks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from scheduler_feedback.policies.index.uplink_loss import least_burdened
 
 _NARROW_FIRST = (Level.ISLAND, Level.RAIL, Level.RACK, Level.SPINE)
 Pieces = list[tuple[int, tuple[Slot, ...]]]
-"""Of each node, by number, the slots that were taken."""
+"""Slots taken, by node number."""
 
 
 def lay(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: int) -> tuple[Slot, ...] | None:
-    """The gang in the narrowest domain that holds it, on nodes of these pools, those of the first before the second."""
+    """Take slots in the narrowest domain that holds the gang; nodes of earlier pools first. None if it does not fit."""
     required = spec.required_level
     if spec.packing is Packing.PACK and not spec.groups:
         if ranks <= plan.topology.largest:
@@ -44,7 +44,7 @@ def lay(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: i
 
 
 def _one_node(plan: Plan, pool: int, ranks: int, barred: int, whole_island: bool) -> int:
-    """The node that the gang fits tightest; where nodes have islands, one with room in one island before others."""
+    """Return the node with the tightest fit; a node that holds the gang within one NVLink island goes first."""
     first = number = plan.tightest(pool, ranks, barred)
     if number == NOWHERE or not (plan.topology.islands[number] or whole_island):
         return number
@@ -55,7 +55,7 @@ def _one_node(plan: Plan, pool: int, ranks: int, barred: int, whole_island: bool
 
 
 def _domains(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barred: int) -> Iterable[int]:
-    """Domains with room for the gang, as good as allowed: by level, then by how little is left over."""
+    """Yield domains with enough free slots for the gang, narrowest level first, then fewest slots left over."""
     topology, required, preferred = plan.topology, spec.required_level, spec.preferred_level
     if required is not None:
         levels = [(required, topology.narrow(required))] if WIDTH[required] != 1 else []
@@ -81,13 +81,13 @@ def _domains(plan: Plan, pools: tuple[int, ...], spec: JobSpec, ranks: int, barr
 
 
 def barred_free(plan: Plan, pools: Collection[int], barred: int, domain: int) -> int:
-    """Free slots, inside of the domain, of the nodes of these pools that are not to be used."""
+    """Count the free slots in the domain on barred nodes of these pools."""
     inside = numbers(barred & plan.topology.domains[domain].nodes)
     return sum(plan.count[number] for number in inside if plan.pool[number] in pools)
 
 
 def _fill(plan: Plan, pools: tuple[int, ...], ranks: int, barred: int, domain: int, packing: Packing) -> Pieces:
-    """Take `ranks` slots inside of the domain, which has them."""
+    """Take `ranks` slots in the domain, which must have them."""
     pieces: Pieces = []
     for pool in pools:
         free = plan.free_in[pool][domain] - (barred_free(plan, (pool,), barred, domain) if barred else 0)
@@ -98,12 +98,12 @@ def _fill(plan: Plan, pools: tuple[int, ...], ranks: int, barred: int, domain: i
             else:
                 pieces += _pack(plan, pool, part, barred, domain)
             ranks -= part
-    assert not ranks, "the domain's total says that there is room"
+    assert not ranks, "the domain's total must cover the ranks"
     return pieces
 
 
 def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
-    """Into the sub-domain that it fits tightest; else in equal slices over the fewest; else the largest holes first."""
+    """Take slots in the tightest sub-domain; else in equal slices over the fewest; else from the emptiest first."""
     children = plan.topology.domains[domain].children
     if not children:
         return _pack_nodes(plan, pool, ranks, barred, domain)
@@ -113,7 +113,7 @@ def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces
         free = inside[child] - (barred_free(plan, (pool,), barred, child) if barred else 0)
         if free:
             holes.append((free, child))
-    if sum(free for free, _ in holes) < ranks:  # the place of some nodes is known only so far
+    if sum(free for free, _ in holes) < ranks:  # some nodes belong to no sub-domain
         return _pack_nodes(plan, pool, ranks, barred, domain)
     fitting = [hole for hole in holes if hole[0] >= ranks]
     if fitting:
@@ -127,7 +127,7 @@ def _pack(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces
 
 
 def _slices(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
-    """(domain, ranks) over the fewest domains, given (free, domain), the largest first."""
+    """Split ranks over the fewest domains, as (domain, ranks). holes: (free slots, domain), the largest first."""
     room, fewest = 0, 0
     while room < ranks:
         room += holes[fewest][0]
@@ -145,7 +145,7 @@ def _slices(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[
 
 
 def _pack_nodes(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
-    """The largest holes first, which uses the fewest nodes that are possible; the last where they fit tightest."""
+    """Take slots from the emptiest nodes first, which uses the fewest nodes; the last part with the tightest fit."""
     pieces: Pieces = []
     while ranks:
         number = plan.tightest(pool, ranks, barred, domain)
@@ -158,7 +158,7 @@ def _pack_nodes(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> 
 
 
 def _spread(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Pieces:
-    """As few ranks a node as can be: level by level over the emptiest nodes."""
+    """Take slots with as few ranks per node as possible."""
     share: dict[int, int] = {}
     nodes = plan.topology.domains[domain].nodes & ~barred
     holes = sorted(
@@ -175,9 +175,9 @@ def _spread(plan: Plan, pool: int, ranks: int, barred: int, domain: int) -> Piec
 def _fill_groups(
     plan: Plan, pools: tuple[int, ...], spec: JobSpec, barred: int, domain: int
 ) -> tuple[Slot, ...] | None:
-    """Group by group, in the order of ranks; None, and nothing taken, where one that needs a node finds none.
+    """Take slots group by group; return them in the order of ranks. None, with nothing taken, if a group does not fit.
 
-    Groups that must be on one node are placed first, the largest first; they are what may fail.
+    Only groups that must be on one node can fail, so these are placed first, the largest first.
     """
     mark = plan.checkpoint()
     placed: dict[int, tuple[Slot, ...]] = {}

@@ -1,10 +1,10 @@
-"""Beside: gangs that wait start on slow nodes where waiting on would cost more.
+"""Slow-node placement: start pending gangs on slow nodes if a longer wait would cost more.
 
-Placement keeps a gang off slow nodes unless it pays at once (``placement.pays_beside``): the healthy slots that it
-would take with it, others might use better. After backfill that is known: who still waits fits into none, so they
-lie idle until a healthy place comes free. A gang that would wait for long starts therefore on what is there, and nodes
-that are out of use for their slowness alone come back for it. Who waits for a reservation goes first; the others by
-the rule of backfill: they must have ended by then, at the pace of the slow node.
+Placement avoids slow nodes unless they pay at once (``placement.slow_slots_pay``), because other jobs might use the
+healthy slots better. After backfill no pending job fits into the remaining healthy slots, so these would stay idle. A
+gang with a long expected wait therefore starts on healthy and slow slots together; nodes in quarantine only for
+slowness are returned to use for it. The job with the reservation goes first. Other jobs must end before the
+reservation begins, at the speed of the slow node.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.slot_plan import TIERS, Tier
 from scheduler_feedback.core.state import Backfilling, State
 from scheduler_feedback.policies.index.scheduling_index import Ledger
-from scheduler_feedback.policies.nodes.quarantine import call_back, may_be_called_back
+from scheduler_feedback.policies.nodes.quarantine import may_be_reinstated, reinstate
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
-from scheduler_feedback.policies.queue.placement import NEVER, barred_for, pays_beside, place, types_for
+from scheduler_feedback.policies.queue.placement import NEVER, barred_for, place, slow_slots_pay, types_for
 from scheduler_feedback.policies.queue.starting import start
 from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 DEPTH = 100
-"""So many of the line are asked, as in a conservative plan: who stands farther back is asked when it has come near."""
+"""Number of jobs at the front of the queue that are evaluated."""
 
 
-def start_beside(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> bool:
-    """Start one gang that waits on slow nodes, if there is one that should; True: look at the line again."""
+def start_on_slow_nodes(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> bool:
+    """Start one pending gang on slow nodes if that pays. Return whether a gang was started."""
     state = turn.state
     if state.frozen or not ledger.doubtful or not len(ledger.line):
         return False
@@ -43,25 +43,25 @@ def start_beside(turn: Turn, ledger: Ledger, reservation: Reservation | None) ->
             continue
         for node in needed:
             if node.state is NodeState.QUARANTINE:
-                call_back(turn, node)
+                reinstate(turn, node)
         waits = _wait(ledger, job, patience)
         most = ledger.most_ranks(job)
         slots = place(ledger.plan, job, policy=state.policy, most=most, patience=patience)
         if slots is not None:
-            start(turn, ledger, job, slots, "started", f"slow nodes too rather than wait: {waits}")
+            start(turn, ledger, job, slots, "started", f"on slow nodes too, instead of waiting: {waits}")
             return True
     return False
 
 
 def _slow(state: State, ledger: Ledger, node: Node) -> bool:
-    """Whether it is in use but for its slowness, or could be again, and has free slots."""
+    """Return whether the node is slow, has free slots, and is suspect or can be returned from quarantine."""
     if node.slowdown <= 1 or not node.present or not ledger.plan.free_on(node.name):
         return False
-    return node.state is NodeState.SUSPECT or may_be_called_back(state, node)
+    return node.state is NodeState.SUSPECT or may_be_reinstated(state, node)
 
 
 def _asked(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Iterator[tuple[Job, float, float]]:
-    """(job, patience, most slowdown) of those that may start on slow nodes, in their order."""
+    """Yield (job, patience, largest slowdown) of the jobs that may start on slow nodes, in queue order."""
     state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
     window_ns = reservation.from_ns - now_ns if reservation is not None else None
     only_head = policy.backfill in (Backfilling.NONE, Backfilling.CONSERVATIVE)
@@ -82,7 +82,7 @@ def _asked(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Itera
 def _needed(
     state: State, ledger: Ledger, job: Job, slow: list[Node], patience: float, most_slowdown: float
 ) -> list[Node]:
-    """The slow nodes that the gang would start on beside what healthy slots are free; [] where it should not."""
+    """Return the slow nodes that the gang would use together with the free healthy slots; [] if it should not start."""
     plan, spec = ledger.plan, job.spec
     ranks = spec.min_ranks or spec.ranks
     barred = barred_for(plan, job)
@@ -97,12 +97,12 @@ def _needed(
                 slots += plan.count[index]
         if not taken or slots < missing or taken[-1].slowdown > most_slowdown:
             continue
-        if pays_beside(min(slots, ranks), ranks, taken[-1].slowdown, patience):
+        if slow_slots_pay(min(slots, ranks), ranks, taken[-1].slowdown, patience):
             return taken
     return []
 
 
 def _wait(ledger: Ledger, job: Job, patience: float) -> str:
     if patience >= NEVER:
-        return "no healthy place can be foreseen"
-    return f"a healthy place is expected in {span(patience * ledger.line.places[job.job_id].length_ns / 1e9)}"
+        return "no start on healthy slots can be predicted"
+    return f"healthy slots are expected in {span(patience * ledger.line.places[job.job_id].length_ns / 1e9)}"

@@ -1,4 +1,4 @@
-"""Starting: gangs that may run now start, in their order; for the first that must wait a place is kept."""
+"""Start of gangs in queue order, and the reservation for the first gang that must wait."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def start_probes(turn: Turn, ledger: Ledger) -> None:
     for job_id in sorted(ledger.probes):
         job = turn.state.jobs[job_id]
         if paused(turn.state, job, turn.now_ns) is None and (slots := place_probe(ledger.plan, job)) is not None:
-            start(turn, ledger, job, slots, "started", f"measures {job.spec.pinned_node}")
+            start(turn, ledger, job, slots, "started", f"tests {job.spec.pinned_node}")
 
 
 def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
-    """Start from the front of the queue as long as it goes; then keep a place for the first that must wait.
+    """Start jobs from the front of the queue while they fit, then reserve slots for the first job that does not.
 
-    Those that the nodes in use could not hold even if they were empty are not in the line: no instant can be told for
-    them, and to keep slots for them would only leave the slots idle. Those whose queue is at its limit are passed over.
+    The queue does not contain jobs that the available nodes could not hold even if they were empty: their start cannot
+    be predicted, and a reservation would only leave slots idle. Jobs at their queue's limit are skipped.
     """
     state, now_ns = turn.state, turn.now_ns
     if not ledger.changed:
@@ -52,48 +52,47 @@ def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
         if state.policy.backfill in (Backfilling.NONE, Backfilling.GREEDY) or unreserved(state, line[position]):
             break
         reservation = reserve(ledger.plan, ledger.ends, job, now_ns, state.policy)
-        if reservation is None:  # by what is expected to end: others' claims stand in its way
+        if reservation is None:  # slots reserved for the restarts of other gangs block it
             position += 1
             continue
         return _keep(turn, ledger, reservation)
     return _keep(turn, ledger, None)
 
 
-def choose_anew(turn: Turn, ledger: Ledger) -> None:
-    """Stop those that others should go before; start those others, as far as there is room already."""
+def replan(turn: Turn, ledger: Ledger) -> None:
+    """Run a preemption pass: stop gangs in favour of jobs ahead of them, and start those jobs where slots are free."""
     ledger.grown = ledger.changed = False
     ledger.fresh = set()
     _keep(turn, ledger, None)
     for job in preemption.choose(turn, ledger):
         slots = place(ledger.plan, job, policy=turn.state.policy, most=ledger.most_ranks(job))
         if slots is not None:
-            start(turn, ledger, job, slots, "started", "its turn has come")
+            start(turn, ledger, job, slots, "started", "chosen by the preemption pass")
     ledger.grown = ledger.changed = False
-    ledger.fresh = set()  # jobs that stand elsewhere in the line since the pass began
+    ledger.fresh = set()  # discard the changes of order that the pass itself has made
 
 
 def restart_moved(turn: Turn, ledger: Ledger) -> None:
-    """Gangs that a place was kept for start there, once nobody holds it any more: those that move, and those that
-    others were stopped for.
-    """
+    """Start gangs with reserved slots once those are free: gangs that move, and gangs for which others were stopped."""
     state, now_ns = turn.state, turn.now_ns
     for job_id in sorted(ledger.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
         job = state.jobs[job_id]
         if not still_usable(ledger.plan, state.nodes, job.claim):
             job.claim = []
             ledger.file(job)
-            turn.tell(job.job_id, "claim-lost", "the place that was kept for its restart can no longer be used")
+            turn.tell(job.job_id, "claim-lost", "its reserved slots can no longer be used")
             continue
         job.expected_start_ns = max(now_ns, job.not_before_ns)
         if paused(state, job, now_ns) is None and ledger.is_clear(job.claim):
             how = "starts" if job.attempt == 0 else "restarts"
-            start(turn, ledger, job, tuple(job.claim), "started", f"{how} where a place was kept for it")
+            start(turn, ledger, job, tuple(job.claim), "started", f"{how} on its reserved slots")
 
 
 def unreserved(state: State, key: tuple[Any, ...]) -> bool:
-    """Whether nothing is kept for the first in the line: with the fair order, where gangs stop for one another.
+    """Return whether the first job gets no reservation: in the fair order with preemption, before it has starved.
 
-    What is kept idle for one is taken from all the others; it is kept only once the one has waited past the bound.
+    Reserved slots are idle slots. With preemption a job can get slots without them, so it gets a reservation only
+    after it has waited past the starvation bound.
     """
     return state.policy.order is Order.FAIR and state.policy.preempt and key[1:2] != (0,)
 
@@ -105,7 +104,7 @@ def _kept(state: State) -> Reservation | None:
 
 
 def _keep(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Reservation | None:
-    """Hold on to the reservation; another one than before may let others start."""
+    """Store the reservation. A changed reservation may let other jobs start."""
     state = turn.state
     before = _kept(state)
     if reservation == before and reservation is not None and not state.frozen:
@@ -128,7 +127,7 @@ def _keep(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Reserv
 
 
 def start(turn: Turn, ledger: Ledger, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
-    """The gang's next attempt starts, at these slots, by rank."""
+    """Start the gang's next attempt on these slots, by rank."""
     job.attempt += 1
     job.state = JobState.STARTING
     job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]

@@ -1,4 +1,4 @@
-"""Waiting: why a job waits, for whom, until when, and what would change it."""
+"""Explanations of pending jobs: why a job waits, for which jobs, until when, and what would start it earlier."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, where
 
 MOST_NAMED = 100
-"""Nodes and jobs that an explanation names: a person reads no more."""
+"""Upper bound of the nodes and of the jobs that an explanation names."""
 
 
-# --- one sentence, for the job's record ------------------------------------------------------------------------------
+# --- the reason in one sentence --------------------------------------------------------------------------------------
 
 
 def unholdable(capacity: Capacity, job: Job) -> str:
-    """Why not even an empty cluster could run the job as its nodes are now."""
-    text = f"asks for {job.spec.ranks} ranks"
+    """Return why the job would not fit on the nodes in their present states, even if they were all empty."""
+    text = f"needs {slots(job.spec.ranks)}"
     if job.spec.required_level is not None:
-        text += f" inside of one {job.spec.required_level.value}"
+        text += f" within one {job.spec.required_level.value}"
     if job.spec.gpu_types:
         text += f" on {' or '.join(job.spec.gpu_types)}"
     if job.spec.pinned_node is not None:
-        return f"{text} on node {job.spec.pinned_node}, which cannot be used now"
-    text += f"; the nodes that a gang can share now have {capacity.shared(job)} slots together"
+        return f"{text} on node {job.spec.pinned_node}, which is not available now"
+    text += f"; the available nodes have {slots(capacity.shared(job))} in total"
     for names, what in (
-        (capacity.unusable, "out of use"),
-        (() if may_borrow(job.spec) else capacity.spares, "kept as spares"),
-        (job.excluded_nodes, "to be avoided by its next attempt"),
+        (capacity.unusable, "not available"),
+        (() if may_borrow(job.spec) else capacity.spares, "reserved as spares"),
+        (job.excluded_nodes, "excluded for its next attempt"),
     ):
         if names:
             text += f"; {what}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
@@ -48,25 +48,25 @@ def unholdable(capacity: Capacity, job: Job) -> str:
 
 
 def paused(state: State, job: Job, now_ns: int) -> str | None:
-    """Why the job may not start now, whatever is free; None where it may."""
+    """Return why the job may not start now, regardless of free slots; None if it may."""
     if state.frozen:
         return f"all actions are frozen{f' by {state.frozen_by}' if state.frozen_by else ''}"
     if job.not_before_ns > now_ns:
-        return f"{job.failure}; tried again in {span((job.not_before_ns - now_ns) / 1e9)}"
+        return f"{job.failure}; next try in {span((job.not_before_ns - now_ns) / 1e9)}"
     if job.spec.kind is JobKind.PROBE:
         name = job.spec.pinned_node or ""
-        if (node := state.nodes.get(name)) is None or not node.present:  # a probe starts in whatever state its node is
-            return f"waits until {name} is seen again"
+        if (node := state.nodes.get(name)) is None or not node.present:  # a probe starts whatever its node's state is
+            return f"waits until the backend reports {name} again"
     return None
 
 
 def why_waits(state: State, job: Job) -> str:
-    """Why the job waits, in a sentence, as things are now; '' where it does not wait."""
+    """Return in one sentence why the job waits now; '' if it is not pending."""
     return what_binds(state, job)[1]
 
 
 def what_binds(state: State, job: Job) -> tuple[str, str]:
-    """The one constraint that keeps the job from starting, as a word and as a sentence; ('', '') where it waits not."""
+    """Return the constraint that keeps the job from starting, as (word, sentence); ('', '') if it is not pending."""
     if job.state is not JobState.PENDING:
         return "", ""
     ledger, ranks = ledger_of(state), job.spec.min_ranks or job.spec.ranks
@@ -77,24 +77,28 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     if (other := ledger.dependencies.why(job)) is not None:
         return "dependency", other
     if job.claim:
-        return "slots", f"its place on {where(job.claim)} is not free yet"
-    stands_in_line = job.job_id in ledger.line and not ledger.unsettled  # who does has been asked
-    if not stands_in_line and not ledger.capacity.could_hold(job):
+        return "slots", f"its reserved slots on {where(job.claim)} are not free yet"
+    queued = job.job_id in ledger.line and not ledger.unsettled  # the capacity can hold every queued job
+    if not queued and not ledger.capacity.could_hold(job):
         return "capacity", unholdable(ledger.capacity, job)
     if (why_never := over_limit(state.policy, job.spec)) is not None:
-        return "limit", f"can never start as the queues are now: {why_never}"
+        return "limit", f"cannot start with the present queue limits: {why_never}"
     if (limit := ledger.shares.room(job.spec.queue, ranks)) is not None:
-        return "limit", f"queue {limit[0]} may hold {slots(limit[1])}, and holds {ledger.shares.held[limit[0]]}"
+        return "limit", f"queue {limit[0]} is limited to {slots(limit[1])} and uses {ledger.shares.held[limit[0]]}"
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
         return "slots", head_waits(ledger.plan, job, state.reserved_from_ns, state.now_ns)
     room = _shared_free(ledger.plan, job) >= ranks
     if room and job.spec.required_level is not None and not _fits(ledger.plan, job, state.policy):
-        return "level", f"needs {slots(ranks)} inside of one {job.spec.required_level.value}; more are free, but not so"
+        level = job.spec.required_level.value
+        return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
     return "reservation" if room else "slots", behind_waits(ledger.plan, job, state.reserved_for)
 
 
 def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
-    """Ranks with which the job, its specification so changed, could start now; 0: it could not. Nothing is taken."""
+    """Return the ranks with which the job could start now if its specification had these changes; 0: it could not.
+
+    Takes no slots.
+    """
     mark = plan.checkpoint()
     try:
         changed = structs.replace(job, spec=structs.replace(job.spec, **changes)) if changes else job
@@ -104,7 +108,7 @@ def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
 
 
 def _shared_free(plan: Plan, job: Job) -> int:
-    """Free slots that a gang over several nodes could have."""
+    """Return the free slots that a gang on several nodes could use."""
     return plan.free(Tier.HEALTHY, job.excluded_nodes) + plan.free(Tier.SUSPECT, job.excluded_nodes)
 
 
@@ -112,18 +116,17 @@ def head_waits(plan: Plan, job: Job, from_ns: int, now_ns: int) -> str:
     ranks = job.spec.ranks
     free = _shared_free(plan, job)
     wait = span(max(from_ns - now_ns, 0) / 1e9)
-    return f"first in the queue; needs {slots(ranks)}, {free} can be had now; expected to start in {wait}"
+    return f"first in the queue; needs {slots(ranks)}, {free} available now; expected to start in {wait}"
 
 
 def behind_waits(plan: Plan, job: Job, head: str | None) -> str:
-    together = "is not free" if job.spec.ranks == 1 else "are not free together"
-    needs = f"needs {slots(job.spec.ranks)}, which {together}"
+    needs = f"needs {slots(job.spec.ranks)}; not enough are free"
     if head is None:
         if _shared_free(plan, job) >= (job.spec.min_ranks or job.spec.ranks):
-            return "there is room, but jobs before it in the queue go first"
+            return "enough slots are free, but jobs ahead of it in the queue go first"
         return needs
     if _shared_free(plan, job) >= job.spec.ranks:
-        return f"there is room, but it is expected to run too long: {head}, first in the queue, would be delayed"
+        return f"enough slots are free, but it is expected to run too long and would delay {head}, first in the queue"
     return f"{needs}; behind {head} in the queue"
 
 
@@ -132,11 +135,11 @@ def slots(number: int) -> str:
     return f"{number} slot{'' if number == 1 else 's'}"
 
 
-# --- the whole explanation, when somebody asks -----------------------------------------------------------------------
+# --- the whole explanation -------------------------------------------------------------------------------------------
 
 
 def explain(state: State, job_id: str) -> Explanation | None:
-    """Why the job is where it is; None for a job that the state does not know. Reads the state, changes nothing."""
+    """Explain the job's present state; None if the state has no such job. Changes nothing."""
     job = state.jobs.get(job_id)
     if job is None:
         return _explain_array(state, job_id)
@@ -144,22 +147,22 @@ def explain(state: State, job_id: str) -> Explanation | None:
         if job.spec.kind is JobKind.PROBE:
             return Explanation(job_id, job.state, why_waits(state, job))
         return _explain_waiting(state, job)
-    return Explanation(job_id, job.state, _explain_present(state, job), what_would_change_it=_rulings(state, job))
+    return Explanation(job_id, job.state, _explain_present(state, job), what_would_change_it=_decisions(state, job))
 
 
 def _explain_array(state: State, array: str) -> Explanation | None:
-    """How its members are, and the next of them explained; None where there is no such array."""
+    """Count the array's members by state and explain the next one to start; None if there is no such array."""
     found = ledger_of(state).dependencies.arrays.get(array)
     if found is None:
         return None
     members = sorted((state.jobs[job_id] for job_id in found.members), key=lambda job: job.array_index)
     states = Counter(job.state.value for job in members)
-    told = ", ".join(f"{count} {name}" for name, count in states.items())
+    counts = ", ".join(f"{count} {name}" for name, count in states.items())
     ranked = (JobState.PENDING, JobState.STARTING, JobState.RUNNING)
     first = min(members, key=lambda job: ranked.index(job.state) if job.state in ranked else len(ranked))
     explained = explain(state, first.job_id)
     assert explained is not None
-    return replace(explained, job_id=array, why=f"an array: {told}; the next, {first.job_id}: {explained.why}")
+    return replace(explained, job_id=array, why=f"an array: {counts}; the next, {first.job_id}: {explained.why}")
 
 
 def _explain_present(state: State, job: Job) -> str:
@@ -169,18 +172,18 @@ def _explain_present(state: State, job: Job) -> str:
     if job.attempt_started_ns is not None:
         text += f" since {span((state.now_ns - job.attempt_started_ns) / 1e9)}"
     if job.stop_reason is not None:
-        text += f"; it is to stop: {job.stop_reason.value}"
+        text += f"; it will be stopped: {job.stop_reason.value}"
         if job.state is not JobState.STOPPING and state.frozen:
-            text += ", which a freeze delays"
+            text += ", once actions are allowed again"
     if job.claim:
-        text += f"; its restart is kept a place on {where(job.claim)}"
+        text += f"; slots on {where(job.claim)} are reserved for its restart"
     return text
 
 
-def _rulings(state: State, job: Job) -> tuple[str, ...]:
-    """What was decided on the verdicts that stand against the job's members, and which were refused."""
-    standing = tuple(
-        f"verdict {verdict.verdict_id}: {case.reason or 'nothing is decided yet'}"
+def _decisions(state: State, job: Job) -> tuple[str, ...]:
+    """List the decisions on the active verdicts about the job, and its refused verdicts."""
+    active = tuple(
+        f"verdict {verdict.verdict_id}: {case.reason or 'no decision yet'}"
         for verdict in state.verdicts.values()
         if verdict.gang == job.job_id and (case := state.cases.get(verdict.verdict_id)) is not None
     )
@@ -189,7 +192,7 @@ def _rulings(state: State, job: Job) -> tuple[str, ...]:
         for one in state.refused_verdicts
         if one.verdict.gang == job.job_id and one.verdict.attempt == job.attempt
     )
-    return standing + refused
+    return active + refused
 
 
 def _explain_waiting(state: State, job: Job) -> Explanation:
@@ -220,7 +223,11 @@ def _explain_waiting(state: State, job: Job) -> Explanation:
 
 
 def _range(state: State, job: Job, until_ns: int) -> tuple[int, int]:
-    """From: were nobody before it. To: if all takes twice as long as expected, or its limit where that counts."""
+    """Return the earliest and the latest expected start.
+
+    Earliest: as if no job were ahead of it. Latest: as if all jobs took twice as long as expected, or, where estimates
+    are the time limits, exactly as long.
+    """
     ledger = ledger_of(state)
     limited = ledger.shares.room(job.spec.queue, job.spec.min_ranks or job.spec.ranks) is not None
     alone = None if limited else reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)
@@ -231,11 +238,11 @@ def _range(state: State, job: Job, until_ns: int) -> tuple[int, int]:
 
 
 def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
-    """When the job would start if all before it start in their order, nothing is backfilled and estimates are met.
+    """Forecast the job's start if jobs start in queue order, without backfill, and run as long as estimated.
 
-    By counting slots, whatever their place: one sweep over the line and the expected ends, O(jobs log jobs). A job at
-    its queue's limit is passed over, as it is by the cycle; this one waits for the ends in its queue. stretch: how many
-    times longer than expected everything takes. None: it can't be told.
+    Counts slots, whatever their place: one pass over the queue and the expected ends, O(jobs log jobs). Skips jobs at
+    their queue's limit, as the cycle does; this job waits for ends in its own queue. stretch: factor on all expected
+    run times. None: unknown.
     """
     ledger, now_ns = ledger_of(state), state.now_ns
     if job.claim:
@@ -261,11 +268,11 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
         ranks = place_.kind.ranks
         if key[-1] == state.reserved_for and stretch == 1.0:
             at_ns = max(at_ns, state.reserved_from_ns or 0)
-        its_own, queue = key[-1] == job.job_id, state.jobs[key[-1]].spec.queue
+        is_this_job, queue = key[-1] == job.job_id, state.jobs[key[-1]].spec.queue
         while ends and (
             free < ranks
             or ends[0][0] <= at_ns
-            or (its_own and queues.limited and queues.room(queue, ranks) is not None)
+            or (is_this_job and queues.limited and queues.room(queue, ranks) is not None)
         ):
             ended_ns, slots, held, of_queue = heappop(ends)
             free += slots
@@ -273,7 +280,7 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
             if ended_ns > at_ns:
                 at_ns = ended_ns
         fits = free >= ranks and not (queues.limited and queues.room(queue, ranks) is not None)
-        if its_own:
+        if is_this_job:
             return max(at_ns, job.not_before_ns) if fits else None
         if fits:
             free -= ranks
@@ -283,7 +290,7 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
 
 
 def _blockers(state: State, job: Job) -> tuple[Blocker, ...]:
-    """Nodes that it can't use freely now, at most MOST_NAMED, those that are free in part before those that are not."""
+    """List at most MOST_NAMED nodes that the job cannot use freely now, nodes with free slots first."""
     plan = ledger_of(state).plan
     found: list[Blocker] = []
     full: list[Node] = []
@@ -293,18 +300,18 @@ def _blockers(state: State, job: Job) -> tuple[Blocker, ...]:
             break
         free = plan.free_on(node.name)
         if not node.present:
-            reason = "the backend does not report it"
+            reason = "not reported by the backend"
         elif tier_of(node) is None:
             reason = f"{node.state.value}: {node.reason}" + _until(state, node)
         elif node.name in job.excluded_nodes:
             reason = "the job was moved away from it"
         elif node.state is NodeState.PROBATION and node.slots < job.spec.ranks:
-            reason = "on probation: takes gangs that fit on it alone" + _until(state, node)
+            reason = "on probation: accepts single-node gangs only" + _until(state, node)
         elif not free:
             full.append(node)
             continue
         elif node.name in kept:
-            reason = f"{kept[node.name]} slots are reserved for {state.reserved_for}"
+            reason = f"{slots(kept[node.name])} reserved for {state.reserved_for}"
         else:
             continue
         found.append(Blocker(node.name, node.state.value, free, reason))
@@ -316,26 +323,27 @@ def _blockers(state: State, job: Job) -> tuple[Blocker, ...]:
 def _until(state: State, node: Node) -> str:
     if node.until_ns is None:
         return ""
-    return f"; for another {span(max(node.until_ns - state.now_ns, 0) / 1e9)}"
+    return f"; ends in {span(max(node.until_ns - state.now_ns, 0) / 1e9)}"
 
 
 def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[str, ...]:
+    """List what would let the job start, or start earlier. held: whether the available nodes could hold the job."""
     now_ns, found = state.now_ns, []
     if state.frozen:
         found.append("an operator allows actions again (gangwatch thaw)")
     if not held and (limit := ledger_of(state).shares.never(job.spec.queue, job.spec.min_ranks or job.spec.ranks)):
-        found.append(f"the limit of queue {limit[0]}, {limit[1]} slots, is raised")
+        found.append(f"the limit of queue {limit[0]}, {slots(limit[1])}, is raised")
         smaller = f"with at most {limit[1]} ranks, or " if limit[1] else ""
         found.append(f"it is submitted again {smaller}to another queue")
         return tuple(found)
     if not held:
         back = [node.name for node in state.nodes.values() if tier_of(node) is None]
         if back:
-            found.append(f"one of these nodes comes back into use: {', '.join(back[:8])}")
+            found.append(f"one of these nodes becomes available: {', '.join(back[:8])}")
         if job.excluded_nodes:
-            found.append(f"one of the nodes that it is to avoid recovers: {', '.join(job.excluded_nodes)}")
+            found.append(f"one of its excluded nodes recovers: {', '.join(job.excluded_nodes)}")
         if ledger_of(state).capacity.spares and not may_borrow(job.spec):
-            found.append("it declares that it may be stopped (preemptible): spares would be lent to it")
+            found.append("it is submitted again as preemptible: such jobs may use spare nodes")
         found.append("it is submitted again with fewer ranks")
         return tuple(found)
     if state.frozen:
@@ -347,21 +355,21 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
         slack = (state.reserved_from_ns - now_ns) / 1e9
         if slack > 0 and _fits(plan, job, policy):
             found.append(
-                f"with a time limit of at most {slack:.0f} s it could start now without delaying {head.job_id}"
+                f"with a time limit of at most {slack:.0f} s, it could start now without delaying {head.job_id}"
             )
     mark = plan.checkpoint()
     plan.hold(kept)
     if spec.required_level is not None and _fits(plan, job, policy, required_level=None):
-        found.append(f"spread over more than one {spec.required_level.value} it could start now")
+        found.append(f"spread over more than one {spec.required_level.value}, it could start now")
     for name in plan.topology.type_names if spec.gpu_types else ():
         if name not in spec.gpu_types and _fits(plan, job, policy, gpu_types=(name,)):
-            found.append(f"on {name or 'GPUs of no known type'} it could start now")
+            found.append(f"on {name or 'GPUs of unknown type'}, it could start now")
     most = 0
     if spec.pinned_node is None and not spec.groups and spec.ranks > 1:
         most = _fits(plan, job, policy, min_ranks=1)
     plan.rollback(mark)
     if 0 < most < spec.ranks:
-        found.append(f"with {most} rank{'' if most == 1 else 's'} or fewer it could start now")
+        found.append(f"with {most} rank{'' if most == 1 else 's'} or fewer, it could start now")
     if until_ns is not None and until_ns > now_ns:
-        found.append("a running job ends earlier than it is expected to")
+        found.append("a running job ends earlier than expected")
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Scores: what a decision was expected to cost and gain, beside what came of it."""
+"""Scores of decisions: expected cost and gain against the measured outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_feedback.policies.remediation.move_cost import lost_seconds
 
 
 def score_observed(turn: Turn, verdict: Verdict, why: str) -> None:
-    """A verdict stands no more: what the fault really cost a gang that observe mode left where it was."""
+    """Record what the fault cost a gang that observe mode did not move, once its verdict has ended."""
     for decision in turn.state.decisions:
         if decision.verdict_id == verdict.verdict_id and not decision.applied and decision.outcome_seconds is None:
             decision.outcome_seconds = max(
@@ -19,14 +19,14 @@ def score_observed(turn: Turn, verdict: Verdict, why: str) -> None:
             turn.tell(
                 decision.job_id,
                 "scored",
-                f"it was not moved, and staying has cost {span(decision.outcome_seconds)} ({why}); "
+                f"not moved: staying cost {span(decision.outcome_seconds)} ({why}), "
                 f"moving would have cost {span(decision.cost_seconds)}",
                 _score_detail(decision),
             )
 
 
 def score_applied(turn: Turn, job: Job, first_step_ns: int) -> None:
-    """The gang made its first step after a move: what the move really took, from the decision on."""
+    """Record how long a move took, from the decision to the gang's first step afterwards."""
     for decision in turn.state.decisions:
         if (
             decision.job_id == job.job_id
@@ -39,7 +39,7 @@ def score_applied(turn: Turn, job: Job, first_step_ns: int) -> None:
             turn.tell(
                 job.job_id,
                 "scored",
-                f"moving took {span(decision.outcome_seconds)}, {span(decision.cost_seconds)} were expected",
+                f"moving took {span(decision.outcome_seconds)}, expected {span(decision.cost_seconds)}",
                 (
                     *_score_detail(decision),
                     ("save_seconds", f"{max(ended_ns - decision.wall_ns, 0) / 1e9:.1f}"),

@@ -1,8 +1,7 @@
-"""Moves: which running gangs may be stopped to go on elsewhere or otherwise, and how such a move is set going.
+"""Moves of running gangs for the benefit of other jobs: conditions, and the start of such a move.
 
-A gang may be moved if it declared that it can be restarted. Nothing is moved for others' sake that is being moved
-already, that was moved a moment ago, that has not run its least time, or that a standing verdict is about: what becomes
-of that one its verdict decides.
+A gang may be moved if it is declared restartable. It is not moved while it is already moving, during its migration
+cooldown, before its minimum run time, or while a verdict about it is active: then its verdict decides.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from scheduler_feedback.policies.remediation.move_cost import cooling_ns
 
 
 def may_be_moved(state: State, job: Job, now_ns: int) -> bool:
-    """Whether the gang may be stopped now to go on with other slots."""
+    """Return whether the gang may be stopped now to continue on other slots."""
     spec = job.spec
     if job.state is not JobState.RUNNING or job.stop_reason is not None or not spec.restartable or spec.groups:
         return False
@@ -30,22 +29,22 @@ def may_be_moved(state: State, job: Job, now_ns: int) -> bool:
     return all(verdict.gang != job.job_id for verdict in state.verdicts.values())
 
 
-def set_going(turn: Turn, ledger: Ledger, job: Job, target: Sequence[Slot], why: StopReason, reason: str) -> None:
-    """The gang is to stop, and a place is kept for its restart."""
+def start_move(turn: Turn, ledger: Ledger, job: Job, target: Sequence[Slot], why: StopReason, reason: str) -> None:
+    """Mark the gang to be stopped, and reserve the target slots for its restart."""
     job.stop_reason, job.failure = why, reason
     job.last_migration_ns = turn.now_ns
     job.claim = list(target)
     ledger.file(job)
 
 
-def keep_place(ledger: Ledger, job: Job, slots: Sequence[Slot]) -> None:
-    """The waiting gang starts here once those that are to go have gone."""
+def reserve_slots(ledger: Ledger, job: Job, slots: Sequence[Slot]) -> None:
+    """Reserve the slots for the pending gang; it starts once the gangs on them have stopped."""
     job.claim = list(slots)
     ledger.file(job)
 
 
 def proposed(turn: Turn, job: Job, what: str, kind: str, text: str, detail: Iterable[tuple[str, str]]) -> bool:
-    """In observe mode: tell what would be done, once; whether it was observe mode."""
+    """In observe mode, log once what would be done. Return whether the mode is observe."""
     if turn.state.policy.mode is not Mode.OBSERVE:
         return False
     if job.proposed != what:
@@ -55,7 +54,7 @@ def proposed(turn: Turn, job: Job, what: str, kind: str, text: str, detail: Iter
 
 
 def first_in_line(ledger: Ledger, now_ns: int) -> Job | None:
-    """The first job that waits for room and not for its queue's limit; None where there is none, or it is paused."""
+    """Return the first pending job that is not at its queue's limit; None if there is none, or if it is paused."""
     for key in ledger.line.order:
         job = ledger.state.jobs[key[-1]]
         if not at_limit(ledger, job):
@@ -64,21 +63,21 @@ def first_in_line(ledger: Ledger, now_ns: int) -> Job | None:
 
 
 def at_limit(ledger: Ledger, job: Job) -> bool:
-    """Return whether the job waits for a limit of its queue; it keeps no other job waiting then."""
+    """Return whether the job is blocked by its queue's limit; such a job blocks no other job."""
     ranks = job.spec.min_ranks or job.spec.ranks
     return ledger.shares.limited and ledger.shares.room(job.spec.queue, ranks) is not None
 
 
 def waits_since_ns(job: Job) -> int:
-    """Return since when the waiting job waits for its next attempt."""
+    """Return the instant since which the job has been waiting for its next attempt."""
     return job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
 
 
 def wait_seconds(state: State, ledger: Ledger, job: Job, now_ns: int) -> float:
-    """How long the waiting gang is expected to wait if nobody moves, up to the horizon that is planned for.
+    """Return how long the pending gang is expected to wait if no gang moves, up to ``resize_horizon_seconds``.
 
-    Where run times are only guessed, what it has waited already is expected to last as long again, and no longer: who
-    waits until as much is lost as a move costs never loses more than twice what the best decision would.
+    Where run times are estimated from history, the further wait counts at most as long as the wait so far. By the rule
+    of ski rental, the loss is then at most twice that of the best decision.
     """
     most = state.policy.resize_horizon_seconds
     if state.policy.estimates is Estimates.HISTORY:

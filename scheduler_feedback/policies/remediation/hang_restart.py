@@ -1,8 +1,8 @@
-"""Hangs: when a gang that makes no step any more is restarted, and in which words it is not.
+"""Restart of hanging gangs: conditions for a restart, and the explanation when there is none.
 
-A gang that hangs does no work, so its restart is not weighed against staying: it is restarted from its checkpoint, away
-from the culprit, or in its own place where no other can be had. The conditions are about certainty: a healthy gang that
-saves, evaluates or compiles for long must not be taken for one that hangs.
+A hanging gang does no work, so a restart always costs less than staying. The gang restarts from its checkpoint, away
+from the culprit's node, or on its own slots if no others are free. The conditions below guard against false verdicts:
+a healthy gang may save, evaluate or compile for a long time.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.remediation.move_cost import cooling, cooling_ns
 
 CONFIDENCE = 0.95
-"""Least confidence of a verdict that restarts a gang. Of a rank that hangs and one that saves alone the peers wait
-alike; what the culprit's process does makes the difference (detectors/hang/process_evidence.py)."""
+"""Least confidence of a verdict that restarts a gang. Peers wait in the same way for a hanging rank and for a rank that
+saves alone. The state of the culprit's process distinguishes the two (detectors/hang/process_evidence.py)."""
 
 TIMES_THE_LONGEST_PAUSE = 1.5
-"""As the detector (hang.py, TIMES_THE_LONGEST): what the job has come out of by itself it may come out of again, and a
-checkpoint grows with the load of the file system that it is written to."""
+"""Same factor as in the detector (hang.py, TIMES_THE_LONGEST). A job may resume again after a pause as long as an
+earlier one, and a checkpoint takes longer when its file system is busy."""
 
 
-def silent_seconds(verdict: Verdict, now_ns: int) -> float:
-    """How long the gang has made no step."""
+def stalled_seconds(verdict: Verdict, now_ns: int) -> float:
+    """Return for how long the gang has made no step."""
     return max(now_ns - verdict.first_wall_ns, 0) / 1e9
 
 
-def keeps(
+def why_not_restarted(
     policy: Policy, job: Job, verdict: Verdict, confirmed: bool, now_ns: int
 ) -> tuple[str, str, int | None] | None:
-    """Why the gang is not restarted: in one word, in words, and when that ends by time alone; None where it is.
+    """Return why the gang is not restarted, as (code, text, end); None if it is restarted.
 
-    confirmed: an operator has said that the verdict is right, and that is what an operator says it for.
+    end: instant at which the reason expires; None if time alone does not end it. confirmed: an operator has confirmed
+    the verdict. A confirmed verdict restarts the gang unless it is not restartable or in its cooldown.
     """
     if not job.spec.restartable:
-        return "restartable", "it did not declare that it can be restarted", None
+        return "restartable", "it is not declared restartable", None
     if not confirmed:
         if not policy.restart_on_hang:
             return "restart_on_hang", "policy.restart_on_hang is off", None
@@ -46,15 +47,15 @@ def keeps(
         due_ns = verdict.first_wall_ns + nanoseconds(TIMES_THE_LONGEST_PAUSE * pause)
         if now_ns < due_ns:
             after = span(TIMES_THE_LONGEST_PAUSE * pause)
-            return "pause", f"it once went on by itself after {span(pause)}; it is restarted after {after}", due_ns
+            return "pause", f"it once resumed after a pause of {span(pause)}; it is restarted after {after}", due_ns
     if (left_ns := cooling_ns(policy, job, now_ns)) > 0:
         return "cooldown", cooling(policy), now_ns + left_ns
     return None
 
 
 def in_words(verdict: Verdict, code: str, why: str, cost_seconds: float, now_ns: int) -> str:
-    """The sentence of a gang that hangs and is not restarted."""
-    lost = f"the hang has cost {span(silent_seconds(verdict, now_ns))} so far"
+    """Describe why a hanging gang is not restarted, and how an operator can restart it."""
+    lost = f"the hang has cost {span(stalled_seconds(verdict, now_ns))} so far"
     text = f"not restarted: {why}; {lost}, a restart would cost about {span(cost_seconds)}"
     if code in ("restart_on_hang", "confidence", "pause"):
         return f"{text}. To restart it now: gangwatch verdict confirm {verdict.verdict_id}"

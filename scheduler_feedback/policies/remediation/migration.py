@@ -1,7 +1,8 @@
-"""Migration: verdicts that stand against a running gang are ruled on (``answers``), and what was ruled is set going.
+"""Migration: decide what to do about each active verdict on a running gang, and start it (``mitigation_options``).
 
-A detector sees that a member is slower than its peers or than it was. A gang that is small and was slow from its start
-shows neither; that its node is slow is known from others that ran there. So such gangs are ruled on too (``beside``).
+Detectors compare a member with its peers and with its own past. A small gang that was slow from its start shows
+neither difference. Its node may be known as slow from other gangs, so such gangs are considered too
+(``gangs_on_slow_nodes``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
 from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
-from scheduler_feedback.policies.nodes.quarantine import ACCUSING, hold_against, others_want
+from scheduler_feedback.policies.nodes.quarantine import ACCUSING, others_want, quarantine_or_suspect
 from scheduler_feedback.policies.queue.preemption import stop_for
 from scheduler_feedback.policies.remediation import hang_restart
 from scheduler_feedback.policies.remediation.mitigation_options import ACTIONS, Ruling, cheaper_to_move, rule
@@ -25,14 +26,14 @@ from scheduler_feedback.policies.remediation.move_cost import accused_nodes, los
 
 
 def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
-    """Yield when the options of gangs with an active verdict, or on a slow node, are weighed again."""
+    """Yield when to evaluate again the options of gangs with an active verdict, or on a slow node."""
     for verdict in state.verdicts.values():
         job, case = state.jobs.get(verdict.gang), state.cases.get(verdict.verdict_id)
         if job is not None and case is not None and job.spec.restartable and _is_open(job, verdict, case):
             yield next_evaluation_ns(verdict.first_wall_ns, state.now_ns)
             confirmed = state.judged.get(verdict.verdict_id) is True
             kept = (
-                hang_restart.keeps(state.policy, job, verdict, confirmed, state.now_ns)
+                hang_restart.why_not_restarted(state.policy, job, verdict, confirmed, state.now_ns)
                 if verdict.kind is Kind.HANG
                 else None
             )
@@ -47,7 +48,7 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
 
 
 def _is_open(job: Job, verdict: Verdict, case: Case) -> bool:
-    """Whether something may still be decided about the running gang for this verdict."""
+    """Return whether the verdict may still lead to a decision about the running gang."""
     return (
         job.state is JobState.RUNNING
         and job.stop_reason is None
@@ -58,7 +59,7 @@ def _is_open(job: Job, verdict: Verdict, case: Case) -> bool:
 
 
 def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
-    """Rule on every verdict that stands against a member of a running gang; act on it, or say why not, once."""
+    """Decide on every active verdict about a running gang; act, or record once why not."""
     plan = ledger.plan if turn.state.verdicts else None
     for verdict in list(turn.state.verdicts.values()):
         job = turn.state.jobs.get(verdict.gang)
@@ -71,31 +72,31 @@ def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
         if ruling.code in ACTIONS:
             _migrate(turn, job, verdict, case, ruling)
         elif ruling.code != case.ruling:
-            words = ruling.reason if verdict.kind is Kind.HANG else f"stays where it is: {ruling.reason}"
+            words = ruling.reason if verdict.kind is Kind.HANG else f"not moved: {ruling.reason}"
             turn.decide(job.job_id, "stay", words, ruling.detail(verdict))
             case.ruling, case.reason = ruling.code, ruling.reason
     if ledger.doubtful and not turn.state.frozen:
-        for job, verdict in list(beside(turn.state, ledger, turn.now_ns)):
+        for job, verdict in list(gangs_on_slow_nodes(turn.state, ledger, turn.now_ns)):
             ruling = rule(turn.state, job, verdict, ledger.plan, turn.now_ns)
             if ruling.code in ACTIONS and job.proposed != verdict.verdict_id:
                 job.proposed = verdict.verdict_id
                 _migrate(turn, job, verdict, Case(), ruling)
 
 
-def beside(state: State, ledger: Ledger, now_ns: int) -> Iterator[tuple[Job, Verdict]]:
-    """Gangs on a slow node about which no verdict stands, each with what another's verdict says of it.
+def gangs_on_slow_nodes(state: State, ledger: Ledger, now_ns: int) -> Iterator[tuple[Job, Verdict]]:
+    """Yield gangs without a verdict on a slow node, each with a verdict derived from the other gang's one.
 
-    It has to have been a verdict about the node, not about one of its devices. Nothing is taken for granted of how long
-    it will last: as long again as it is known, so that a false verdict is taken back long before it moves anybody.
+    The original verdict must be about the whole node, not about one of its devices. The slowness is expected to last
+    as long again as it has lasted, so a false verdict is cleared long before it moves a gang.
     """
     known = {node.name: found for node in _slow_nodes(state, ledger) if (found := _about(state, node)) is not None}
     if not known:
         return
-    told = {verdict.gang for verdict in state.verdicts.values()}
+    accused = {verdict.gang for verdict in state.verdicts.values()}
     for job_id in sorted(ledger.running):
         job = state.jobs[job_id]
         on_it = next((rank for rank in job.ranks if rank.slot.node in known), None)
-        if on_it is None or job_id in told or job.stop_reason is not None or job.attempt_started_ns is None:
+        if on_it is None or job_id in accused or job.stop_reason is not None or job.attempt_started_ns is None:
             continue
         node, verdict = state.nodes[on_it.slot.node], known[on_it.slot.node]
         doubted_ns = node.doubted_ns or now_ns
@@ -116,7 +117,7 @@ def beside(state: State, ledger: Ledger, now_ns: int) -> Iterator[tuple[Job, Ver
 
 
 def _slow_nodes(state: State, ledger: Ledger) -> Iterator[Node]:
-    """Nodes that are held to be slow, were not seen well again, and whose slots nobody waits for."""
+    """Yield nodes known as slow, without an observed recovery, whose slots no pending job needs."""
     for name in sorted(ledger.doubtful):
         node = state.nodes[name]
         if node.slowdown > 1 and node.doubted_ns is not None and node.verdict_id and not others_want(state, node):
@@ -124,7 +125,7 @@ def _slow_nodes(state: State, ledger: Ledger) -> Iterator[Node]:
 
 
 def _about(state: State, node: Node) -> Verdict | None:
-    """The verdict for which the node is in its state, where it is about the whole node."""
+    """Return the verdict that caused the node's state if it is about the whole node, else None."""
     found = state.verdicts.get(node.verdict_id) or next(
         (past.verdict for past in reversed(state.past_verdicts) if past.verdict.verdict_id == node.verdict_id), None
     )
@@ -133,9 +134,9 @@ def _about(state: State, node: Node) -> Verdict | None:
 
 _WORDS = {
     "migrate": "move",
-    "separate": "move away from the other",
-    "shrink": "go on with fewer ranks",
-    "requeue": "wait for another place",
+    "separate": "move away from the other job",
+    "shrink": "continue with fewer ranks",
+    "requeue": "go back to the queue",
     "restart": "restart",
 }
 
@@ -174,7 +175,7 @@ def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling)
     if not applied:
         turn.decide(job.job_id, ruling.code, f"would {words}: {ruling.reason}", ruling.detail(verdict), "observed")
         return
-    turn.decide(job.job_id, ruling.code, f"is to {words}: {ruling.reason}", ruling.detail(verdict))
+    turn.decide(job.job_id, ruling.code, f"will {words}: {ruling.reason}", ruling.detail(verdict))
     for other in ruling.stopped:
         stop_for(turn, ledger_of(state), state.jobs[other], job)
     job.stop_reason = StopReason.MIGRATE
@@ -190,4 +191,4 @@ def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling)
         and not ruling.in_place
         and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION)
     ):
-        hold_against(turn, node, verdict, f"{job.job_id} moves away: {sentence(verdict)}")
+        quarantine_or_suspect(turn, node, verdict, f"{job.job_id} is moved away: {sentence(verdict)}")

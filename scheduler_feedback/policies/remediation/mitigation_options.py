@@ -1,14 +1,14 @@
-"""Answers: what can be done about a gang with a slow member, weighed by what each is expected to gain and to cost.
+"""Mitigation options for a gang with a slow or hanging member, compared by expected gain and cost.
 
-    stay      costs nothing but what the fault costs; for good, or to wait and see (``patience``)
-    migrate   to free slots on healthy nodes, else to spares, else to spares that are lent, whose borrowers' loss
-              counts; a swap, where only the accused slots are exchanged
-    separate  for interference: away from the other job, to where the two share neither node nor rack
-    shrink    an elastic gang goes on with fewer members, none of them accused; costs R (n / members - 1) more
-    requeue   stop and wait for a healthy place; costs the time until one is expected to be free more
-    restart   of a gang that hangs (``hangs``): away from the culprit, else in its own place
+    stay      costs only the fault's own cost; permanent, or a wait before a later move (``patience``)
+    migrate   to free slots on healthy nodes, else to free spares, else to lent spares (the loss of their borrowers is
+              added to the cost); a swap if it replaces only the accused slots
+    separate  for interference: away from the other job, so that the two share no node and no rack
+    shrink    an elastic gang continues with fewer members, none of them accused; costs R (n / members - 1) extra
+    requeue   stop and wait for healthy slots; the expected wait is added to the cost
+    restart   for a hanging gang (``hang_restart``): away from the culprit's node, else on its own slots
 
-Of those that can be had and pay (``cost.CostTest``), the one with the largest gain is taken.
+The option with the largest gain is taken, among those that are possible and pay (``move_cost.CostTest``).
 """
 
 from __future__ import annotations
@@ -47,24 +47,27 @@ ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue", "restart"})
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What is best for the gang. code: one of ACTIONS, or why it stays, in one word. target: the new slots, by rank.
-
-    swap: all that nobody accuses stay where they are. stopped: gangs that give back spares for it. others: (code,
-    expected cost in seconds) of what was weighed too. in_place: the target is the gang's own place, which is in doubt.
-    """
+    """Best option for the gang."""
 
     code: str
+    """One of ACTIONS, or one word for the reason why the gang stays."""
     reason: str
+    """Reason in one sentence."""
     test: CostTest
     target: tuple[Slot, ...] = ()
+    """New slots, by rank."""
     swap: bool = False
+    """Whether only accused slots are replaced."""
     stopped: tuple[str, ...] = ()
+    """Ids of the gangs that give back spares for the move."""
     others: tuple[tuple[str, float], ...] = ()
+    """The other options that were compared: (code, expected cost in seconds)."""
     in_place: bool = False
+    """Whether the target is the gang's own slots, although one of their nodes is accused."""
 
     def detail(self, verdict: Verdict) -> tuple[tuple[str, str], ...]:
-        """The terms, and the alternatives that were weighed with what each is expected to cost."""
-        move = f"{self.test.cost_seconds:.1f} s" + (f", to {where(self.target)}" if self.target else ", nowhere to go")
+        """Return the terms of the comparison, and the alternatives with their expected costs."""
+        move = f"{self.test.cost_seconds:.1f} s" + (f", to {where(self.target)}" if self.target else ", no free target")
         taken = self.code if self.code in ACTIONS else "migrate"
         return (
             ("verdict", verdict.verdict_id),
@@ -78,7 +81,7 @@ class Ruling:
 
 
 def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> Ruling:
-    """What is best for the gang. The plan is left as it was."""
+    """Return the best option for the gang. The plan is unchanged afterwards."""
     policy = state.policy
     confirmed = state.judged.get(verdict.verdict_id) is True
     test = cost_test(state, job, verdict, now_ns)
@@ -94,7 +97,7 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     if missing is not None:
         return Ruling(*missing, test, target)
     for code, stays, reason in (
-        ("restartable", not job.spec.restartable, "it did not declare that it can be restarted"),
+        ("restartable", not job.spec.restartable, "it is not declared restartable"),
         ("cooldown", cooling_ns(policy, job, now_ns) > 0, cooling(policy)),
         (
             "cost",
@@ -110,7 +113,7 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
         code = "separate" if apart else "migrate"
         found.append(Ruling(code, "", test, target, _kept(state, job, target), stopped))
     if not apart:
-        # What was started on a slow node was better off there than waiting; it is not stopped to wait again.
+        # A gang that was started on a known slow node is not requeued: starting there already was better than waiting.
         knowingly = job.attempt_started_ns is not None and verdict.first_wall_ns <= job.attempt_started_ns
         found += [one for one in (_shrunk(state, job, test, plan),) if one is not None]
         found += [one for one in (None if target or knowingly else _requeued(state, job, test, now_ns),) if one]
@@ -120,18 +123,20 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
         return _waits(min(gaining, key=lambda one: one.test.cost_seconds))
     if not paying:
         away = f"{verdict.node}" if not apart else f"those of {verdict.aggressor}"
-        return Ruling("target", f"{job.spec.ranks} slots on healthy nodes other than {away} are not free", test)
-    best = max(paying, key=lambda one: one.test.net_seconds)  # of equals the first
+        return Ruling("target", _no_target(job, away), test)
+    best = max(paying, key=lambda one: one.test.net_seconds)
     others = tuple((one.code, one.test.cost_seconds) for one in found if one is not best)
     return replace(best, reason=weighed(verdict, best.test), others=others)
 
 
 def _of_hang(state: State, job: Job, verdict: Verdict, restart: Ruling, plan: Plan, now_ns: int) -> Ruling:
-    """A gang that hangs is restarted elsewhere, with fewer ranks, once a healthy place is free, or where it is: the
-    first that can be had. restart: with the target that was found elsewhere, if any."""
+    """Return the first possible option for a hanging gang: restart elsewhere, shrink, requeue, or restart in place.
+
+    restart: the option to restart elsewhere; its target is empty if no other slots are free.
+    """
     test = restart.test
     confirmed = state.judged.get(verdict.verdict_id) is True
-    if (kept := hang_restart.keeps(state.policy, job, verdict, confirmed, now_ns)) is not None:
+    if (kept := hang_restart.why_not_restarted(state.policy, job, verdict, confirmed, now_ns)) is not None:
         code, why, _ = kept
         words = hang_restart.in_words(verdict, code, why, test.cost_seconds, now_ns)
         return Ruling(code, words, test, restart.target)
@@ -140,38 +145,45 @@ def _of_hang(state: State, job: Job, verdict: Verdict, restart: Ruling, plan: Pl
     if found is None and still_usable(plan, state.nodes, (rank.slot for rank in job.ranks)):
         found = Ruling("restart", "", test, tuple(rank.slot for rank in job.ranks), in_place=True)
     if found is None:
-        words = f"{job.spec.ranks} slots on healthy nodes other than {verdict.node} are not free"
-        return Ruling("target", hang_restart.in_words(verdict, "target", words, test.cost_seconds, now_ns), test)
-    where_to = " in its own place, for no other can be had" if found.in_place else ""
+        words = hang_restart.in_words(verdict, "target", _no_target(job, verdict.node), test.cost_seconds, now_ns)
+        return Ruling("target", words, test)
+    where_to = " on the same slots, because no others are free," if found.in_place else ""
     reason = f"{sentence(verdict)}: a restart{where_to} is expected to cost {span(found.test.cost_seconds)}"
     return replace(found, reason=reason, swap=bool(restart.target) and _kept(state, job, restart.target))
 
 
-def lacks(verdict: Verdict, policy: Policy, confirmed: bool = False) -> tuple[str, str] | None:
-    """Why the verdict can't be a reason to touch a running gang, in one word and in words; None where it can.
+def _no_target(job: Job, accused: str) -> str:
+    return f"too few free slots on healthy nodes other than {accused}: it needs {job.spec.ranks}"
 
-    confirmed: an operator has said that it is right. Whether it is reason enough is for the cost to say.
+
+def lacks(verdict: Verdict, policy: Policy, confirmed: bool = False) -> tuple[str, str] | None:
+    """Return why the verdict does not justify stopping a running gang, as (code, text); None if it may.
+
+    Does not compare costs. confirmed: an operator has confirmed the verdict.
     """
     if verdict.kind not in (Kind.STRAGGLER, Kind.INTERFERENCE):
         return _no_reason(verdict)
     if verdict.cause is Cause.UNKNOWN and not confirmed:
-        return "cause", "the cause is unknown, so it may not be the node's"
+        return "cause", "the cause is unknown, so another node may not help"
     if verdict.confidence < policy.minimum_confidence and not confirmed:
         return "confidence", f"confidence {verdict.confidence:.2f} is below {policy.minimum_confidence:.2f}"
     return None
 
 
 def _no_reason(verdict: Verdict) -> tuple[str, str]:
-    return "kind", f"a verdict of {verdict.kind.value} is no reason to move"
+    return "kind", f"jobs are not moved for verdicts of kind {verdict.kind.value}"
+
+
+_DOING = {"migrate": "moving", "separate": "moving", "shrink": "shrinking", "requeue": "requeueing"}
 
 
 def _waits(ruling: Ruling) -> Ruling:
-    """The answer, put off."""
-    test, words = ruling.test, "be moved" if ruling.code in ("migrate", "separate") else ruling.code
+    """Return the decision to wait before this option is taken."""
+    test, doing = ruling.test, _DOING[ruling.code]
     seconds, cost = test.wait or (0.0, test.cost_seconds)
     reason = (
-        f"what makes it slow may end by itself: to see for another {span(seconds)}, and to {words} only then, "
-        f"is expected to cost {span(cost)}; to {words} now {span(test.cost_seconds)}"
+        f"the slowdown may end soon: waiting another {span(seconds)} before {doing} is expected to cost "
+        f"{span(cost)}, {doing} now {span(test.cost_seconds)}"
     )
     return replace(ruling, code="wait", reason=reason, stopped=(), swap=False)
 
@@ -184,20 +196,23 @@ def weighed(verdict: Verdict, test: CostTest) -> str:
 
 
 def _kept(state: State, job: Job, target: tuple[Slot, ...]) -> bool:
-    """Whether all healthy members stay where they are: only what is accused is exchanged."""
+    """Return whether the target keeps every slot that no verdict accuses."""
     accused, there = accused_nodes(state, job), set(target)
     return all(rank.slot in there for rank in job.ranks if rank.slot.node not in accused)
 
 
 def _undiminished(job: Job) -> Job:
-    """The gang, were it to go on with no fewer ranks than it has; with fewer is another answer."""
+    """Return a copy of the gang that needs at least its present ranks; fewer ranks are the option ``shrink``."""
     if job.spec.min_ranks is None or not job.ranks:
         return job
     return structs.replace(job, spec=structs.replace(job.spec, min_ranks=len(job.ranks)))
 
 
 def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Ruling | None:
-    """The gang goes on with the members that nobody accuses, and what else it can have; None where that is too few."""
+    """Return the option to continue with the members that no verdict accuses, or with more on other healthy nodes.
+
+    None if that is fewer than the gang's minimum.
+    """
     if job.spec.min_ranks is None or job.spec.groups:
         return None
     accused = accused_nodes(state, job)
@@ -212,9 +227,9 @@ def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Ruling | None
 
 
 def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | None:
-    """The gang waits for a healthy place; None where none can be foreseen.
+    """Return the option to wait for healthy slots; None if no start can be predicted.
 
-    Nor where it is another scheduler's and others wait there: who is first then, and when, only that one knows.
+    None also for an external job while its scheduler has pending jobs: only that scheduler knows their order.
     """
     if job.spec.kind is JobKind.HOSTED and state.host_waits:
         return None
@@ -228,17 +243,17 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | N
     ledger.plan.rollback(mark)
     if found is None:
         return None
-    # Those that wait already come first: it is not counted on before they have been served.
+    # Pending jobs start before a requeued one: their expected run times are added to its wait.
     waits = (found.from_ns - now_ns) / 1e9 + sum(p.length_ns for p in ledger.line.places.values()) / 1e9
     return Ruling("requeue", "", replace(test, queue_seconds=test.queue_seconds + waits))
 
 
 def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tuple[tuple[Slot, ...], tuple[str, ...]]:
-    """Where the gang could go now, () for nowhere, and who would have to give back spares for it.
+    """Return the slots to which the gang could move now, () for none, and the gangs that must give back spares.
 
-    To free slots and those of its own that no verdict accuses, on no suspect node; then to spares too; then to spares
-    that are lent. Nowhere, where another scheduler is about to give what is free to others. disturbed: of interference:
-    it must share no rack (no node, where racks are not known) with the other.
+    Tries free slots and the gang's own slots that no verdict accuses, without suspect nodes; then spares; then lent
+    spares. Returns none if another scheduler is about to use the free slots. disturbed: a verdict of interference; the
+    target then shares no rack with the other job (no node, if racks are not known).
     """
     if external_jobs.will_be_taken(state, ledger_of(state), job):
         return (), ()
@@ -265,7 +280,7 @@ def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tu
 
 
 def around(state: State, job: Job) -> tuple[str, ...]:
-    """The nodes that share a rack with a job, or are its own."""
+    """Return the nodes of the job and all nodes in their racks."""
     own = {rank.slot.node for rank in job.ranks if rank.slot.node in state.nodes}
     racks = {(node.spine, node.rack) for name in own if (node := state.nodes[name]).rack}
     inside = (n.name for n in state.nodes.values() if n.name in own or (n.rack and (n.spine, n.rack) in racks))
@@ -275,7 +290,7 @@ def around(state: State, job: Job) -> tuple[str, ...]:
 def cheaper_to_move(
     state: State, job: Job, verdict: Verdict, ruling: Ruling, plan: Plan, now_ns: int
 ) -> tuple[Job, Ruling]:
-    """Of two that disturb each other, the one that moves at the lower cost in GPU-seconds, with its place."""
+    """Return, of two interfering jobs, the one whose move costs fewer GPU-seconds, with its option."""
     other = state.jobs[verdict.aggressor]
     movable = other.state is JobState.RUNNING and other.stop_reason is None and other.spec.restartable
     if not movable or cooling_ns(state.policy, other, now_ns) > 0:

@@ -1,4 +1,4 @@
-"""Stopping: the backend is asked to stop what is to stop."""
+"""Stop requests to the backend for gangs with a stop reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GOES_ON = frozenset({StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE}
 
 
 def ask_for_stops(turn: Turn, ledger: Ledger) -> None:
-    """Ask the backend to stop what is to stop; again where it refused, or where nothing has come of it for too long."""
+    """Request the stop of every gang with a stop reason; repeat after a refusal or without an effect for too long."""
     for job_id in sorted(ledger.stopping):
         job = turn.state.jobs[job_id]
         if job.stop_reason is None or not job.state.holds_slots or turn.now_ns < job.not_before_ns:
@@ -20,7 +20,7 @@ def ask_for_stops(turn: Turn, ledger: Ledger) -> None:
             continue
         spec, why = job.spec, job.stop_reason
         repeated = job.state is JobState.STOPPING
-        # What has not begun has nothing to save, and what does not go on needs no checkpoint.
+        # A gang that has not started has nothing to save. A gang that does not resume needs no checkpoint.
         command = spec.checkpoint_command if why in _GOES_ON and job.state is not JobState.STARTING else ()
         job.state = JobState.STOPPING
         job.stopping_ns = turn.now_ns if job.stopping_ns is None else job.stopping_ns
@@ -40,6 +40,6 @@ def ask_for_stops(turn: Turn, ledger: Ledger) -> None:
         turn.tell(
             job.job_id,
             "stopping",
-            f"attempt {job.attempt} is asked{again} to stop ({reason}): {first}{spec.checkpoint_signal}, "
+            f"stop of attempt {job.attempt} requested{again} ({reason}): {first}{spec.checkpoint_signal}, "
             f"{span(spec.grace_seconds)} to save",
         )
