@@ -1,6 +1,6 @@
-"""THE cycle: what is known, what has happened, what time it is -> what to do, and why.
+"""The scheduling cycle: a pure function from state, events and time to actions and log entries.
 
-Production, simulation and replay all call ``run``; it looks at no clock and touches nothing outside the state.
+Production, simulation and replay all call ``run``. It reads no clock and changes nothing outside of the state.
 """
 
 from __future__ import annotations
@@ -55,70 +55,70 @@ __all__ = ["Explanation", "Outcome", "admit_check", "explain", "next_wake_ns", "
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of the cycle decided.
-
-    actions: for the backend, in order. entries: the story. now_ns: the cycle's time. changed: False where nothing but
-    the clock (and what follows from the state alone, such as expected starts) moved: such a cycle needs no journal.
-    """
+    """Result of one cycle."""
 
     actions: list[Action]
+    """Actions for the backend, in order."""
     entries: list[Entry]
+    """Log entries that explain the decisions."""
     now_ns: int
+    """Time of the cycle."""
     changed: bool
+    """False if only the time, and values derived from the state such as expected starts, have changed. The journal
+    omits such a cycle."""
 
 
 def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
-    """One cycle. Changes the state in place; deterministic in (state, events, now_ns); `now_ns` is wall time.
+    """Run one cycle: change the state in place, and return the decisions.
 
-    What follows from the state (who waits in which order, what is free, who ends when) is kept in its ledger, so that a
-    cycle costs what has happened in it, not what there is.
+    Deterministic in (state, events, now_ns). now_ns is wall time. Values derived from the state (queue order, free
+    slots, expected ends) are in its scheduling index. So the cost of a cycle depends on its events, not on the size of
+    the cluster.
     """
-    turn = begin(state, now_ns)  # 1  time never falls
-    take_in(turn, events, REQUESTS_AND_OBSERVATIONS)  # 2  what users want and what the backend saw
-    take_in(turn, events, VERDICT_EVENTS)  # 3  what the detectors say,
-    suspect_accused_nodes(turn)  #        and what it makes of nodes
+    turn = begin(state, now_ns)  # 1  advance the time; it never goes back
+    apply_events(turn, events, REQUESTS_AND_OBSERVATIONS)  # 2  requests of users, observations of the backend
+    apply_events(turn, events, VERDICT_EVENTS)  # 3  verdicts of the detectors,
+    suspect_accused_nodes(turn)  #        and their effect on node states
     expire_timeouts(turn)  # 4  quarantines, probations, suspicions, late starts, expired estimates
-    evaluate_what_is_due(turn)  #    and whatever else may be decided by now because time has passed
-    ledger = ledger_of(state)  # 5  who waits, in order; what is free; what will be
-    spares.appoint(turn, ledger)  #    what is kept for gangs that must leave a bad node
+    evaluate_what_is_due(turn)  #    and decisions that have become possible through time
+    ledger = ledger_of(state)  # 5  queue order, free slots, expected ends
+    spares.appoint(turn, ledger)  #    nodes reserved for gangs that must leave a bad node
     ledger.settle()
     start_probes(turn, ledger)
     if preemption.renewal_due(state, turn.now_ns):
         preemption.renew(turn, ledger)
     happened = any(not isinstance(event, Tick) for event in events)
-    stirred = bool(ledger.grown or ledger.changed or ledger.fresh)
-    if stirred:
+    needs_pass = bool(ledger.grown or ledger.changed or ledger.fresh)
+    if needs_pass:
         if state.policy.order is Order.THEMIS and not state.policy.preempt:
-            preemption.renew_all(turn, ledger)  # its order changes with time, also without preemption
+            preemption.renew_all(turn, ledger)  # this order changes with time, even without preemption
         restart_moved(turn, ledger)
-        look = preemption.due(state, turn.now_ns)
+        preempts = preemption.due(state, turn.now_ns)
         turn.looked |= state.policy.preempt
-        state.replan_owed |= state.policy.preempt  # one that comes too early is made up for (``timeouts``)
-        if look and state.policy.order is not Order.FAIR:
-            replan(turn, ledger)  # 6, 7  of all, running or waiting, who should have the slots
+        state.replan_owed |= state.policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
+        if preempts and state.policy.order is not Order.FAIR:
+            replan(turn, ledger)  # 6, 7  decide which jobs, running or pending, get the slots
         else:
             if state.policy.preempt and state.policy.order is Order.FAIR and not state.frozen:
-                reclaim.reclaim(turn, ledger)  # what a queue was promised it gets back from those that borrow
-            if look and (happened or not (turn.due or ledger.stoppable_due)):  # for gain: not because time has passed
+                reclaim.reclaim(turn, ledger)  # queues below their quota get back borrowed slots
+            if preempts and (happened or not (turn.due or ledger.stoppable_due)):  # for gain: not through time alone
                 preemption.swap(turn, ledger)
-            reservation = place_or_reserve(turn, ledger)  # 6  the head starts, or a place is kept for it
-            backfill(turn, ledger, reservation)  # 7  whoever does not delay it goes ahead
-            while start_on_slow_nodes(
-                turn, ledger, reservation
-            ):  #    what still lies idle may be worth more with a slow node
+            reservation = place_or_reserve(turn, ledger)  # 6  start the head, or reserve slots for it
+            backfill(turn, ledger, reservation)  # 7  start jobs that do not delay it
+            while start_on_slow_nodes(turn, ledger, reservation):  #    use idle healthy slots together with slow ones
                 reservation = place_or_reserve(turn, ledger)
                 backfill(turn, ledger, reservation)
             if resizing.make_room(turn, ledger) or defragmentation.make_room(turn, ledger):
-                place_or_reserve(turn, ledger)  #    where slots are left that nobody could use, room may be made
-            resizing.grow(turn, ledger)  #    what nobody waits for makes elastic gangs larger
-    draining.drain(turn, ledger)  #    whoever may leave a node in maintenance, and was asked to, leaves it
-    if stirred or turn.due or turn.entries or turn.actions or any(not isinstance(event, Tick) for event in events):
-        judge_running_gangs(turn, ledger)  # 8  is a gang with a slow member better moved?
+                place_or_reserve(turn, ledger)  #    gangs shrink or move so that the first job fits
+            resizing.grow(turn, ledger)  #    elastic gangs grow into slots that no pending job needs
+    draining.drain(turn, ledger)  #    gangs leave nodes that are being drained
+    if needs_pass or turn.due or turn.entries or turn.actions or any(not isinstance(event, Tick) for event in events):
+        judge_running_gangs(turn, ledger)  # 8  mitigate slow and hanging gangs
     ask_for_stops(turn, ledger)
-    return commit(turn, ledger, events)  # 9  what is to be done, and why
+    return commit(turn, ledger, events)  # 9  return the actions and their reasons
 
 
-# --- 1, 2, 3: taking in ----------------------------------------------------------------------------------------------
+# --- 1, 2, 3: events -------------------------------------------------------------------------------------------------
 
 _Handlers = dict[type, Callable[[Turn, Any], None]]
 
@@ -148,14 +148,14 @@ VERDICT_EVENTS: _Handlers = {
 
 
 def begin(state: State, now_ns: int) -> Turn:
-    ledger = ledger_of(state)  # as the state is before anything happens, so that what happens is noticed
+    ledger = ledger_of(state)  # built before the events change the state, so that it records the changes
     due = timeouts.expired(state, ledger, now_ns)
     state.now_ns = max(state.now_ns, now_ns)
     state.cycle += 1
     return Turn(state, state.now_ns, due=due)
 
 
-def take_in(turn: Turn, events: Sequence[Event], handlers: _Handlers) -> None:
+def apply_events(turn: Turn, events: Sequence[Event], handlers: _Handlers) -> None:
     for event in events:
         handler = handlers.get(type(event))
         if handler is not None:
@@ -163,23 +163,23 @@ def take_in(turn: Turn, events: Sequence[Event], handlers: _Handlers) -> None:
 
 
 def evaluate_what_is_due(turn: Turn) -> None:
-    """Have every decision evaluated again where a policy's timeout has expired. The journal keeps such a cycle."""
+    """Evaluate every decision again if a policy's timeout has expired. The journal records such a cycle."""
     if turn.due:
         ledger = ledger_of(turn.state)
         ledger.grown = ledger.changed = turn.looked = True
 
 
 def suspect_accused_nodes(turn: Turn) -> None:
-    """While actions are frozen, feedback changes no node; what it would have done is done after the thaw."""
+    """Apply verdicts to node states, unless actions are frozen. Delayed changes follow after the thaw."""
     if not turn.state.frozen and turn.state.verdicts:
         mark_accused_nodes(turn)
 
 
-# --- 9: handing over ------------------------------------------------------------------------------------------------
+# --- 9: result -------------------------------------------------------------------------------------------------------
 
 
 def commit(turn: Turn, ledger: Ledger, events: Sequence[Event]) -> Outcome:
-    """Say why those who came and could not start wait; forget the oldest; hand over what was decided."""
+    """Log why new pending jobs wait, drop the oldest ended jobs, and return the decisions."""
     state = turn.state
     for job_id in dict.fromkeys(turn.arrived):
         job = state.jobs[job_id]
@@ -197,9 +197,9 @@ def commit(turn: Turn, ledger: Ledger, events: Sequence[Event]) -> Outcome:
 
 
 def forget_the_oldest(state: State, ledger: Ledger) -> None:
-    """Keep the state's size bounded; the journal remembers the rest.
+    """Bound the size of the state: drop the oldest ended jobs and decisions, which stay in the journal.
 
-    A tenth of slack, so that many ended jobs are forgotten at once.
+    Allows a tenth more jobs than ``ended_jobs_kept``, so that many are dropped at once.
     """
     kept = state.policy.ended_jobs_kept
     if len(ledger.ended) <= kept * 1.1:
@@ -210,9 +210,9 @@ def forget_the_oldest(state: State, ledger: Ledger) -> None:
 
 
 def next_wake_ns(state: State, after_ns: int = -1) -> int | None:
-    """Return the next instant at which a cycle without events may decide something; None: there is none.
+    """Return the next instant at which a cycle without events may decide something; None: never.
 
-    No such cycle decides anything before it (``policies.timeouts``). after_ns: leave out the instants up to this one.
+    No such cycle decides anything earlier (``policies.index.timeouts``). after_ns: ignore instants up to this one.
     """
     at_ns = timeouts.next_ns(state, ledger_of(state), after_ns)
     return None if at_ns is None else max(at_ns, state.now_ns)

@@ -1,4 +1,4 @@
-"""The rules of deciding, one file each: admission, order, placement, backfill, migration, quarantine.
+"""Scheduling policies, one module each: admission, order, placement, backfill, migration, quarantine.
 
-They are pure: each reads the state (or a turn of the cycle over it) and answers, or changes the state and says so.
+Policies are pure: they read the state and the cycle context, return a result, or change the state and log the change.
 """

@@ -19,13 +19,13 @@ from scheduler_feedback.backends.kubernetes.published.state_config_map import (
 )
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Ended, State
-from scheduler_feedback.policies.index.runtime_history import BINS, Answers, take_in
+from scheduler_feedback.policies.index.runtime_history import BINS, Answers, count_ended_jobs
 
 
 def state_of(jobs: int, users: int = 1) -> State:
     state = State(now_ns=5)
     state.lately = [Ended("q", f"user-{number % users}", "", 8, 60.0 + number) for number in range(jobs)]
-    take_in(state)
+    count_ended_jobs(state)
     state.queue_use, state.queue_use_ns = {"q": 1234.5}, 4
     state.lately = [Ended("q", "u", "w", 8, 30.0)]
     return state
@@ -135,7 +135,7 @@ def test_values_that_no_release_of_ours_would_keep_harm_no_cycle(changes: dict[s
     """Also those of a release that tells jobs alike in more ways, or fewer."""
     state = State(now_ns=5)
     give_back(json.dumps({**json.loads(kept_of(state_of(20))), **changes}).encode(), state)
-    take_in(state)
+    count_ended_jobs(state)
     spread = Answers(state).spread(JobSpec("a", ("x",), 8, user="u", queue="q"))
     assert len(spread) == BINS and sum(spread) == pytest.approx(1.0)
     assert state.queue_use_ns >= 0 and all(seconds >= 0 for seconds in state.queue_use.values())
@@ -149,5 +149,5 @@ def test_damaged_memory_harms_no_cycle() -> None:
         broken = text[:at] if chance.random() < 0.3 else text[:at] + bytes([chance.randrange(256)]) + text[at + 1 :]
         state = State(now_ns=5)
         give_back(broken, state)
-        take_in(state)
+        count_ended_jobs(state)
         Answers(state).spread(JobSpec("a", ("x",), 8))

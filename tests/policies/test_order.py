@@ -327,7 +327,7 @@ def _taught(*seconds: float, **policy: Any) -> State:
     state = State(policy=Policy(estimates=Estimates.HISTORY, **policy), now_ns=NOW_NS)
     for one in seconds:
         state.lately.append(Ended("q", "", "w", 1, one))
-        runtime_history.take_in(state)
+        runtime_history.count_ended_jobs(state)
     return state
 
 

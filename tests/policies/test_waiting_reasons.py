@@ -292,7 +292,7 @@ def _learnt(*rows: tuple[str, int, float]) -> State:
     state = State()
     for workload, ranks, seconds in rows:
         state.lately.append(Ended("q", "", workload, ranks, seconds))
-        runtime_history.take_in(state)
+        runtime_history.count_ended_jobs(state)
     state.renewed_ns = 1
     return state
 

@@ -76,7 +76,7 @@ MUTANTS = (
         _ESTIMATES,
     ),
     Mutant("policies.index.runtime_estimate:slow_since_ns", "min(doubted_ns,", "max(doubted_ns,", _ESTIMATES),
-    Mutant("policies.index.runtime_estimate:_moved_on", "// step + 1)", "// step)", _ESTIMATES),
+    Mutant("policies.index.runtime_estimate:_corrected_end_ns", "// step + 1)", "// step)", _ESTIMATES),
     Mutant(
         "policies.index.runtime_estimate:end_ns",
         "max(verdict.first_wall_ns, job.attempt_started_ns)",

@@ -196,9 +196,9 @@ MUTANTS = (
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
-        "policies.index.runtime_history:take_in",
-        "foretold = (counts[number] + _WEIGHT * likely) / (_total(counts) + _WEIGHT)",
-        "foretold = (counts[number] + _WEIGHT * likely) / (_total(counts) - _WEIGHT)",
+        "policies.index.runtime_history:count_ended_jobs",
+        "predicted = (counts[number] + _WEIGHT * likely) / (_total(counts) + _WEIGHT)",
+        "predicted = (counts[number] + _WEIGHT * likely) / (_total(counts) - _WEIGHT)",
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
@@ -208,19 +208,19 @@ MUTANTS = (
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
-        "policies.index.held_slots:Holdings._take",
+        "policies.index.held_slots:HeldSlots._take",
         "self.plan_or_none.hold(slots)",
         "pass",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
-        "policies.index.held_slots:Holdings.update_expected_end",
+        "policies.index.held_slots:HeldSlots.update_expected_end",
         "self._expect(job)",
         "pass",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
-        "policies.index.held_slots:Holdings.update_expected_restarts",
+        "policies.index.held_slots:HeldSlots.update_expected_restarts",
         "self._drop_ends(job_id)",
         "pass",
         ("tests/policies/test_room.py",),

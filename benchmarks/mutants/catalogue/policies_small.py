@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant("policies.nodes.spares:count", "mean > 0 and beyond >", "mean > 0 and beyond >= 2 *", _PARTS),
     Mutant("policies.nodes.spares:count", "max(policy.spare_nodes, spares)", "spares", _PARTS),
     Mutant("policies.index.queue_shares:Shares.rank_queues", "* fading +", "/ fading +", _PARTS),
-    Mutant("policies.index.queue_shares:Shares._standing", ">= (self.queues", "> (self.queues", _PARTS),
+    Mutant("policies.index.queue_shares:Shares._rank_key", ">= (self.queues", "> (self.queues", _PARTS),
     Mutant("policies.index.queue_shares:Shares.left", "return min(left", "return max(left", _PARTS),
     Mutant(
         "policies.index.queue_shares:most_slots",

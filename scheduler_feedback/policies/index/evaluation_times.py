@@ -1,9 +1,9 @@
-"""Evaluation instants of a decision whose terms change steadily with time.
+"""Evaluation instants of decisions that depend on a duration.
 
-Whether it pays to move, shrink, grow or defragment depends on how long something has lasted: a wait, a fault, an idle
-stretch. Such a decision is evaluated again every second for the first eight seconds, and then whenever what it depends
-on has lasted an eighth longer. So it comes at most an eighth too late, and a wait of a day costs about eighty
-evaluations. The instants follow from the beginning alone, so a restarted controller evaluates at the same ones.
+Whether it pays to move, shrink, grow or defragment depends on a duration: of a wait, a fault, or an idle period. Such a
+decision is evaluated every second for the first eight seconds, and then each time the duration has grown by an eighth.
+So a decision comes at most an eighth too late, and a wait of a day costs about eighty evaluations. The instants depend
+only on the beginning, so a restarted controller evaluates at the same instants.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _GROWTH = 1 + 1 / _EVENLY
 
 
 def next_evaluation_ns(since_ns: int, now_ns: int) -> int:
-    """Return the first evaluation instant after now of a decision about what has lasted since then."""
+    """Return the first evaluation instant after now, for a duration that began at since_ns."""
     age_ns = max(now_ns - since_ns, 0)
     if age_ns < _EVENLY * _SECOND:
         return since_ns + (age_ns // _SECOND + 1) * _SECOND

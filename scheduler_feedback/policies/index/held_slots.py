@@ -1,6 +1,6 @@
-"""Holdings: what gangs hold and have a claim to, what is free, and when more is expected to be.
+"""Held slots: the slots that gangs hold or have reserved, free slots, and expected releases.
 
-The half of the ledger that is about slots; ``Ledger`` adds who waits and what is due.
+This is the part of the scheduling index about slots; ``scheduling_index`` adds the queue and the timeouts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,8 @@ from scheduler_feedback.policies.queue.placement import Capacity
 _NONE: tuple[Slot, ...] = ()
 
 
-class Holdings:
-    """Slots of one state, by job.
-
-    held, claims: slots by job. ends: what is expected to become free, in order of time. stopping: jobs with a stop
-    reason. shares: what each queue holds. disputes: whether a verdict stands that two gangs disturb each other.
-    grown: whether since the last look at the line something has happened that may let an older one start: slots came
-    free, a node came back, a pause has ended. changed: whether anything has happened that decides a reservation.
-    """
+class HeldSlots:
+    """Slots of one state, by job. The attributes are documented in the constructor."""
 
     __slots__ = (
         "capacity_or_none",
@@ -50,17 +44,26 @@ class Holdings:
         self.plan_or_none: Plan | None = None
         self.capacity_or_none: Capacity | None = None
         self.held: dict[str, tuple[Slot, ...]] = {}
+        """Slots that jobs hold, by job."""
         self.claims: dict[str, tuple[Slot, ...]] = {}
+        """Slots reserved for restarts, by job."""
         self.ends: list[Release] = []
+        """Expected releases, in order of time."""
         self.ends_of: dict[str, list[Release]] = {}
         self.stopping: set[str] = set()
-        self.grown = self.changed = True
+        """Jobs with a stop reason."""
+        self.grown = True
+        """Whether an older pending job may be able to start: slots became free, a node came back, a pause ended."""
+        self.changed = True
+        """Whether the reservation must be computed again."""
         self.disputes = False
+        """Whether a verdict of interference between two gangs is active."""
         self.shares = Shares(state.policy)
+        """Slots that each queue holds."""
 
     @property
     def plan(self) -> Plan:
-        """The free slots: what no attempt holds and no gang on the move has a claim to."""
+        """Return the free slots: not held by an attempt, and not reserved for a restart."""
         if self.plan_or_none is None:
             busy = (slot for slots in (*self.held.values(), *self.claims.values()) for slot in slots)
             self.plan_or_none = Plan(self.state.nodes.values(), busy)
@@ -71,7 +74,7 @@ class Holdings:
         return self.plan_or_none
 
     def _cross(self, slots: tuple[Slot, ...], more: int) -> None:
-        """Gangs that lie in several domains are counted on their uplinks, where those cost anything."""
+        """Count a gang on the uplinks that it crosses, if ``uplink_slowdown`` is set."""
         plan = self.plan_or_none
         if plan is None or not self.policy.uplink_slowdown:
             return
@@ -81,20 +84,20 @@ class Holdings:
                 del plan.crossing[domain]
 
     def congestion_changed(self) -> None:
-        """A verdict of interference has come or gone, or one of the two gangs has."""
+        """Update uplink costs after a verdict of interference, or one of its gangs, has come or gone."""
         if self.plan_or_none is not None:
             self.disputes = any(verdict.aggressor for verdict in self.state.verdicts.values())
             self.plan_or_none.congested = uplink_loss.congested(self.state, self.plan_or_none) if self.disputes else {}
 
     @property
     def capacity(self) -> Capacity:
-        """What the nodes could hold if nothing ran on them."""
+        """Return what the nodes could hold if they were empty."""
         if self.capacity_or_none is None:
             self.capacity_or_none = Capacity(self.state.nodes)
         return self.capacity_or_none
 
     def _take(self, job: Job, slots: tuple[Slot, ...]) -> None:
-        """The attempt holds these slots from now on."""
+        """Record that the attempt holds these slots."""
         self.held[job.job_id] = slots
         self._cross(slots, 1)
         if self.plan_or_none is not None:
@@ -105,35 +108,35 @@ class Holdings:
     def _free(self, job: Job, held: tuple[Slot, ...], claim: tuple[Slot, ...]) -> None:
         freed = (*held, *claim) if claim else held
         if self.claims:
-            # What another gang has a claim to stays taken.
+            # Slots that are reserved for another gang stay taken.
             kept = {slot for slots in self.claims.values() for slot in slots}
             freed = tuple(slot for slot in freed if slot not in kept)
         if self.plan_or_none is not None:
             self.plan_or_none.give(freed)
-            if claim:  # a claim may lie on slots that the one to be stopped still holds
+            if claim:  # a gang that is being stopped may still hold reserved slots
                 for other in self.stopping:
                     self.plan_or_none.hold(self.held.get(other, _NONE))
         self.shares.use(job.spec.queue, -max(len(held), len(claim)))
         self.grown = self.changed = True
 
     def is_clear(self, claim: Iterable[Slot]) -> bool:
-        """Whether no attempt holds any of the slots: none but one that is to stop ever can."""
+        """Return whether no attempt holds any of the reserved slots. Only gangs that are being stopped can."""
         wanted = set(claim)
         return all(wanted.isdisjoint(self.held.get(job_id, _NONE)) for job_id in self.stopping)
 
     def most_ranks_instead(self, job: Job) -> int | None:
-        """``most_ranks``, were the running job to be started anew in place of what it holds."""
-        most = max(job.spec.ranks, len(job.ranks))  # one that has grown may stay as large
+        """Return ``most_ranks`` for a restart of the running job in place of its present slots."""
+        most = max(job.spec.ranks, len(job.ranks))  # a gang that has grown may keep its size
         left = self.shares.left(job.spec.queue) if self.shares.limited else None
         if left is not None:
             return min(left + len(job.ranks), most)
         return most if most > job.spec.ranks else None
 
     def idle_seconds(self) -> float:
-        """How long nobody has waited for room; 0 where somebody does.
+        """Return for how long no job has been pending; 0 if one is.
 
-        It is expected to stay so for as long again: who waits until as much is lost as a move costs never loses more
-        than twice what the best decision would (the rule of ski rental).
+        This time is expected to last as long again. By the rule of ski rental, the loss is then at most twice that of
+        the best decision.
         """
         return 0.0 if self.state.waits else (self.state.now_ns - self.state.emptied_ns) / 1e9
 
@@ -147,7 +150,7 @@ class Holdings:
                 insort(self.ends, release)
 
     def _clear_ns(self, job: Job) -> int:
-        """When the gangs on the slots of a waiting job's claim are expected to have gone; 0 where there are none."""
+        """Return when the gangs on a pending job's reserved slots are expected to end; 0 if there are none."""
         if not job.claim or job.state is not JobState.PENDING:
             return 0
         claim = set(job.claim)
@@ -168,14 +171,14 @@ class Holdings:
             del self.ends[index]
 
     def update_expected_end(self, job: Job) -> None:
-        """What is known of the job's speed has changed: when it is expected to end."""
+        """Update the job's expected end, after a change of its speed, progress or verdicts."""
         if job.job_id in self.ends_of:
             self._drop_ends(job.job_id)
             self._expect(job)
             self.grown = self.changed = True
 
     def update_expected_restarts(self, claimants: Iterable[str]) -> None:
-        """Update when waiting jobs with a claim are expected to end, where the gangs on their slots end later."""
+        """Update the expected ends of pending jobs with reserved slots, if the gangs on those slots end later."""
         for job_id in sorted(claimants):
             before = self.ends_of.get(job_id)
             self._drop_ends(job_id)

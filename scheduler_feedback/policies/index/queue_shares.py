@@ -1,4 +1,4 @@
-"""Shares: what each queue of the hierarchy holds, and what it may hold."""
+"""Queue shares: the slots that each queue of the hierarchy holds, and its limits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from scheduler_feedback.core.state import Policy, Queue, State
 
 
 class Shares:
-    """held: slots that each named queue holds with all below it; a gang counts from its start, or its claim, on.
+    """Slots held by queue.
 
-    limited: whether any queue may be kept from starting something by what it holds.
+    held: slots of each configured queue and all queues below it. A gang counts from its start, or from its reservation.
+    limited: whether any queue has a limit.
     """
 
     __slots__ = ("_chains", "held", "limited", "queues")
@@ -20,7 +21,7 @@ class Shares:
         self._chains: dict[str, tuple[str, ...]] = {}
 
     def chain(self, queue: str) -> tuple[str, ...]:
-        """The queue and all above it, from below; () where no policy names it."""
+        """Return the queue and all queues above it, from the bottom up; () if the policy does not name it."""
         chain = self._chains.get(queue)
         if chain is None:
             found: list[str] = []
@@ -32,13 +33,13 @@ class Shares:
         return chain
 
     def use(self, queue: str, slots: int) -> None:
-        """The queue holds so many more."""
+        """Add slots to what the queue holds; negative to subtract."""
         if self.queues:
             for name in self.chain(queue):
                 self.held[name] += slots
 
     def rank_queues(self, state: State, now_ns: int) -> None:
-        """Let time pass over what the queues have used, and say how they stand: under quota first, then by use."""
+        """Update the decayed usage of the queues and their order: queues below quota first, then by usage."""
         if not self.queues:
             return
         seconds = (now_ns - state.queue_use_ns) / 1e9 if state.queue_use_ns else 0.0
@@ -46,11 +47,11 @@ class Shares:
         state.queue_use_ns = now_ns
         for name in self.queues:
             state.queue_use[name] = state.queue_use.get(name, 0.0) * fading + self.held[name] * seconds
-        ranked = sorted(self.queues, key=lambda name: self._standing(state, name))
+        ranked = sorted(self.queues, key=lambda name: self._rank_key(state, name))
         state.queue_turns = {name: number for number, name in enumerate(ranked)}
 
-    def _standing(self, state: State, queue: str) -> tuple[tuple[bool, float], ...]:
-        """From the root down: does it borrow, and how much has it used for its weight."""
+    def _rank_key(self, state: State, queue: str) -> tuple[tuple[bool, float], ...]:
+        """Return from the root down, for each queue: whether it borrows, and its usage divided by its weight."""
         return tuple(
             (
                 self.queues[name].quota is not None and self.held[name] >= (self.queues[name].quota or 0),
@@ -60,14 +61,14 @@ class Shares:
         )
 
     def left(self, queue: str) -> int | None:
-        """Slots that the queue may still take; None: no limit binds it."""
+        """Return the slots that the queue may still take; None if it has no limit."""
         left = [
             most - self.held[name] for name in self.chain(queue) if (most := most_slots(self.queues[name])) is not None
         ]
         return min(left, default=None)
 
     def never(self, queue: str, ranks: int) -> tuple[str, int] | None:
-        """The queue whose limit so many ranks exceed even while it is empty, and that limit; None: there is none."""
+        """Return the queue, with its limit, that could not hold this many ranks even if empty; None if all could."""
         for name in self.chain(queue):
             most = most_slots(self.queues[name])
             if most is not None and ranks > most:
@@ -75,7 +76,7 @@ class Shares:
         return None
 
     def room(self, queue: str, ranks: int) -> tuple[str, int] | None:
-        """The queue at whose limit so many more ranks would not fit, and that limit; None where they do."""
+        """Return the queue, with its limit, that this many more ranks would exceed; None if they fit."""
         for name in self.chain(queue):
             most = most_slots(self.queues[name])
             if most is not None and self.held[name] + ranks > most:
@@ -84,7 +85,7 @@ class Shares:
 
 
 def most_slots(queue: Queue) -> int | None:
-    """Slots that the queue may hold at all."""
+    """Return the most slots that the queue may hold; None if unlimited."""
     if queue.borrow or queue.quota is None:
         return queue.limit
     return queue.quota if queue.limit is None else min(queue.quota, queue.limit)

@@ -1,4 +1,4 @@
-"""Estimates: how long a job will run, when a running one ends, what a slow member costs. Never a promise to kill."""
+"""Estimates of run times, of the ends of running jobs, and of the cost of a slow member. No job is killed by them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.verdict import Verdict
 
-# A job that runs over its estimate is given a tenth of its limit more, at least half a minute, and so on until it ends.
+# A job past its estimate gets a tenth of its limit more, at least half a minute, and so on until it ends.
 # (Tsafrir, Etsion, Feitelson, "Backfilling Using System-Generated Predictions", 2007, correct expired predictions
 # upward by growing steps; a step in proportion to the limit keeps the number of corrections small for long jobs.)
 _OVERRUN_SHARE = 0.1
 _OVERRUN_LEAST_SECONDS = 30.0
 
 
-# Where no one has promised anything, the first correction of an expired prediction is of the prediction's own size:
-# run times are so widely spread that a job which has outlived its kind's usual time mostly runs as long again.
+# An expired prediction from history is doubled: run times vary so much that a job past the usual time of its kind
+# mostly runs as long again.
 _PREDICTION_SHARE = 1.0
 
 
 class Release(NamedTuple):
-    """Slots that are expected to become free at an instant, and whose they are."""
+    """Slots of a job that are expected to become free at an instant."""
 
     at_ns: int
     job_id: str
@@ -35,7 +35,7 @@ def limit_seconds(policy: Policy, job: Job) -> float:
 
 
 def expected_seconds(policy: Policy, job: Job) -> float | None:
-    """How long the job is expected to work in all, alone and at full speed; None where only its limit is known."""
+    """Return the job's expected total run time, alone and at full speed; None if only its limit is known."""
     if policy.estimates is Estimates.EXACT:
         return job.spec.exact_seconds
     if policy.estimates is Estimates.HISTORY:
@@ -44,16 +44,16 @@ def expected_seconds(policy: Policy, job: Job) -> float | None:
 
 
 def done_seconds(job: Job) -> float:
-    """Work that the next attempt need not do again."""
+    """Return the saved work that the next attempt does not repeat, in seconds."""
     if not job.spec.restartable:
         return 0.0
     return job.done_seconds or 0.0
 
 
 def remaining_ns(policy: Policy, job: Job) -> int:
-    """How long the job's next (or present) attempt is expected to run from its start (or last word) on.
+    """Return the expected run time of the job's next (or present) attempt, from its start (or last progress report).
 
-    A restartable job resumes, so what it did before counts; where that is all that was expected, a correction is left.
+    The saved work of a restartable job is subtracted. If no expected work is left, the estimate is corrected upward.
     """
     expected = expected_seconds(policy, job)
     if expected is None:
@@ -73,7 +73,7 @@ def remaining_ns(policy: Policy, job: Job) -> int:
 
 
 def left_ns(policy: Policy, job: Job, now_ns: int) -> int:
-    """How long the job is expected to run from now on, were it to run from now on."""
+    """Return the job's expected remaining run time if it runs from now on."""
     if job.state in _HOLDING and job.attempt_started_ns is not None:
         return max(healthy_end_ns(policy, job, now_ns) - now_ns, 0)
     return remaining_ns(policy, job)
@@ -83,7 +83,7 @@ _HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 
 
 def _outlived(expected: float, done: float) -> float:
-    """The prediction's first correction that is still to come."""
+    """Return the first upward correction of the prediction that exceeds the work done."""
     expected = max(expected, _OVERRUN_LEAST_SECONDS)
     while expected <= done:
         expected *= 1 + _PREDICTION_SHARE
@@ -95,10 +95,10 @@ def _overrun_ns(limit_ns: int) -> int:
 
 
 def loss_seconds(slowdown: float, remaining_seconds: float, persistence_seconds: float) -> float:
-    """Time that a gang loses if it stays with its slow member.
+    """Return the time that a gang loses if it stays with its slow member.
 
-    slowdown s: step time over step time without the member. The work that is left takes (s - 1) R longer; but in a
-    fault that lasts D seconds no more than D (1 - 1/s) are lost. The smaller of the two is (s - 1) min(R, D/s).
+    slowdown s: step time divided by the step time without the member. The remaining work R takes (s - 1) R longer, but
+    a fault of D seconds costs at most D (1 - 1/s). The smaller of the two is (s - 1) min(R, D/s).
     """
     if slowdown <= 1 or remaining_seconds <= 0:
         return 0.0
@@ -106,16 +106,16 @@ def loss_seconds(slowdown: float, remaining_seconds: float, persistence_seconds:
 
 
 def persistence_seconds(policy: Policy, verdict: Verdict) -> float:
-    """How long the fault is expected to last from its beginning on."""
+    """Return the expected duration of the fault, from its beginning."""
     return policy.expected_persistence_seconds if verdict.lasts_seconds is None else verdict.lasts_seconds
 
 
 def lasts_yet_seconds(policy: Policy, verdict: Verdict, doubted_ns: int | None, now_ns: int) -> float:
-    """How long the fault is expected to last from now on.
+    """Return for how long the fault is expected to last from now on.
 
-    doubted_ns: since when its node has been slow without having been seen well again. Where nobody can tell, what has
-    lasted is expected to last as long again: lives of faults are spread over minutes to weeks, and to wait until as
-    much is lost as a move costs never loses more than twice what the best decision would (the rule of ski rental).
+    doubted_ns: since when its node has been slow without an observed recovery. A fault of unknown duration is expected
+    to last as long again as it has lasted, because durations vary from minutes to weeks. By the rule of ski rental, the
+    loss is then at most twice that of the best decision.
     """
     if verdict.lasts_seconds is not None:
         return max(verdict.lasts_seconds - max(now_ns - verdict.first_wall_ns, 0) / 1e9, 0.0)
@@ -123,12 +123,12 @@ def lasts_yet_seconds(policy: Policy, verdict: Verdict, doubted_ns: int | None, 
 
 
 def slow_since_ns(verdict: Verdict, doubted_ns: int | None) -> int:
-    """Since when what the verdict is about has been slow, without its node having been seen well in between."""
+    """Return since when the verdict's subject has been slow, without an observed recovery of its node in between."""
     return verdict.first_wall_ns if doubted_ns is None else min(doubted_ns, verdict.first_wall_ns)
 
 
 def slowest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
-    """Of each gang, the standing verdict with the largest slowdown."""
+    """Return for each gang its active verdict with the largest slowdown."""
     worst: dict[str, Verdict] = {}
     for verdict in verdicts:
         if verdict.gang not in worst or verdict.slowdown > worst[verdict.gang].slowdown:
@@ -137,21 +137,21 @@ def slowest(verdicts: Iterable[Verdict]) -> dict[str, Verdict]:
 
 
 def healthy_end_ns(policy: Policy, job: Job, now_ns: int) -> int:
-    """When the running attempt would end if nothing slowed it: by its limit, moved on in steps where it has overrun."""
+    """Return when the running attempt would end without a slowdown; in the future even if it is past its estimate."""
     assert job.attempt_started_ns is not None
-    return _moved_on(policy, job, _reckoned_ns(policy, job), now_ns)
+    return _corrected_end_ns(policy, job, _estimated_end_ns(policy, job), now_ns)
 
 
-def _reckoned_ns(policy: Policy, job: Job) -> int:
-    """When the attempt ends if it runs as expected from its start, or from when it last told how far it is."""
+def _estimated_end_ns(policy: Policy, job: Job) -> int:
+    """Return when the attempt ends if it runs as expected from its start or its last progress report."""
     assert job.attempt_started_ns is not None
     if job.progress_ns is None or policy.estimates is Estimates.LIMIT:
         return job.attempt_started_ns + remaining_ns(policy, job)
     return job.progress_ns + remaining_ns(policy, job)
 
 
-def _moved_on(policy: Policy, job: Job, end_ns: int, now_ns: int) -> int:
-    """The estimate, or the first of its corrections that is still to come."""
+def _corrected_end_ns(policy: Policy, job: Job, end_ns: int, now_ns: int) -> int:
+    """Return the estimated end, or its first upward correction that is in the future."""
     if end_ns > now_ns:
         return end_ns
     if policy.estimates is Estimates.HISTORY and job.state is not JobState.STOPPING:
@@ -165,24 +165,24 @@ def _moved_on(policy: Policy, job: Job, end_ns: int, now_ns: int) -> int:
 
 
 def end_ns(policy: Policy, job: Job, verdict: Verdict | None, now_ns: int) -> int:
-    """When the attempt that holds slots is expected to free them.
+    """Return when the active attempt is expected to free its slots.
 
-    A standing verdict stretches what was left when the fault began.
+    An active verdict stretches the work that was left when the fault began.
     """
     assert job.attempt_started_ns is not None
     if job.state is JobState.STOPPING and job.stopping_ns is not None:
-        return _moved_on(policy, job, job.stopping_ns + nanoseconds(job.spec.stop_seconds), now_ns)
-    end = _reckoned_ns(policy, job)
+        return _corrected_end_ns(policy, job, job.stopping_ns + nanoseconds(job.spec.stop_seconds), now_ns)
+    end = _estimated_end_ns(policy, job)
     if verdict is not None:
         left_seconds = max(end - max(verdict.first_wall_ns, job.attempt_started_ns), 0) / 1e9
         end += nanoseconds(loss_seconds(verdict.slowdown, left_seconds, persistence_seconds(policy, verdict)))
-    return _moved_on(policy, job, end, now_ns)
+    return _corrected_end_ns(policy, job, end, now_ns)
 
 
 def job_releases(state: State, job: Job, now_ns: int, clear_ns: int = 0) -> list[Release]:
-    """What the job, if it holds or claims slots, is expected to free and when.
+    """Return the expected releases of a job that holds or has reserved slots.
 
-    clear_ns: when the other gangs that still hold slots of its claim are expected to have gone.
+    clear_ns: when other gangs on its reserved slots are expected to end.
     """
     found: list[Release] = []
     holding = job.state in _HOLDING
@@ -196,7 +196,7 @@ def job_releases(state: State, job: Job, now_ns: int, clear_ns: int = 0) -> list
         if state.verdicts:
             worst = slowest(v for v in state.verdicts.values() if v.gang == job.job_id).get(job.job_id)
         slots = tuple([rank.slot for rank in job.ranks])
-        if job.claim:  # what it will go on holding is not freed
+        if job.claim:  # slots that the job keeps for its restart are not released
             claimed = set(job.claim)
             slots = tuple(slot for slot in slots if slot not in claimed)
         found.append(Release(end_ns(state.policy, job, worst, now_ns), job.job_id, slots))
@@ -204,7 +204,7 @@ def job_releases(state: State, job: Job, now_ns: int, clear_ns: int = 0) -> list
 
 
 def _left_after_restart(policy: Policy, job: Job) -> int:
-    """What a gang on the move will still have to run once it has been restarted."""
+    """Return the remaining run time of a moving gang after its restart."""
     if job.state is JobState.PENDING or job.attempt_started_ns is None or job.stopping_ns is None:
         return remaining_ns(policy, job)
     return max(healthy_end_ns(policy, job, job.stopping_ns) - job.stopping_ns, 0)

@@ -1,15 +1,15 @@
-"""History: how long jobs alike have run, and what that says of one that has run so long already.
+"""Run-time history: the distribution of run times of similar jobs, and predictions for a job that has run for a while.
 
-Run times spread over six decades, so they are counted in bins of half an octave. Which jobs are alike is not given: in
-one cluster the last job of the same queue and size says most, in another nothing but all jobs together says anything.
-So several kinds are counted side by side, narrow and wide, fast and slow to forget, and each is believed by how well it
-foretold those that have ended since (Bayesian mixture, weights by faded log likelihood; Herbster, Warmuth, "Tracking
-the Best Expert", 1998).
+Run times vary over six decades, so they are counted in bins of half an octave. Which jobs are similar differs between
+clusters: in one, the last job of the same queue and size predicts best; in another, only all jobs together predict
+anything. So several kinds are counted in parallel, narrow and wide, with fast and slow decay. Each kind is weighted by
+how well it predicted the jobs that have ended since (Bayesian mixture, weights by decayed log likelihood; Herbster,
+Warmuth, "Tracking the Best Expert", 1998).
 
-``expense`` is what to expect to spend on a job for it to end: GPU-seconds for each end, over the best stretch of time
-that it could be given (the reciprocal of the Gittins index, the order without preemption cost that gives the least mean
-completion time where only distributions are known; Gittins 1979; Aalto, Ayesta, Righter 2009). A kind of known length
-is served shortest first by it; one of wide spread is tried for a while, and then stands back.
+``expense`` is the expected service for each completed job, over the best amount of service that the job could get. It
+is the reciprocal of the Gittins index. If only distributions are known and preemption is free, that order gives the
+least mean completion time (Gittins 1979; Aalto, Ayesta, Righter 2009). Jobs of known length are then served shortest
+first; jobs of an uncertain kind are tried for a while and then yield to others.
 """
 
 from __future__ import annotations
@@ -25,65 +25,65 @@ BINS = 56
 """Half octaves from 1 s on: up to 2^28 s, eight years."""
 
 Spread = Sequence[float]
-"""How likely each bin is."""
+"""Probability of each bin."""
 
-# So few bins are worked through sooner than an array of them is made.
+# Plain lists: numpy is slower for so few bins.
 _EDGES: list[float] = [2.0 ** (number / 2) for number in range(BINS + 1)]
 _WIDTHS = [high - low for low, high in pairwise(_EDGES)]
 _MIDDLES = [math.sqrt(low * high) for low, high in pairwise(_EDGES)]
 _NEVER = (0.0,) * BINS
 _WEIGHT = 2.0
-"""A kind is believed as if all jobs together had been seen so many times in it: the first few of a kind say little."""
+"""Weight of the distribution of all jobs within each kind, in jobs. A kind with few jobs predicts little."""
 
 _SCORE_FADING = 0.995
-"""Of a log likelihood, for each later job: the last 200 decide whom to believe."""
+"""Decay of the log likelihood per later job: the last 200 jobs decide the weights of the kinds."""
 
 MOST_LATELY = 10_000
-"""Jobs that have ended and are not counted yet. They are counted each half hour (``preemption.RENEW_NS``), in which
-fewer end on all but the largest clusters; there the newest of so many say enough."""
+"""Upper bound of ended jobs that are not counted yet; the oldest are dropped. They are counted every half hour
+(``preemption.RENEW_NS``). Only on the largest clusters do more jobs end in that time."""
 
 KINDS = (("kind, lately", 0.8), ("kind", 0.98), ("who", 0.98), ("size", 0.995), ("all", 1.0))
-"""(what is alike, how much of a count is left for each later one)."""
+"""(kind of similarity, decay of a count per later job of the kind)."""
 
 
 def bin_of(seconds: float) -> int:
-    """The bin of a run time."""
+    """Return the bin of a run time."""
     squared = int(seconds * seconds)
     return min(max(squared.bit_length() - 1, 0), BINS - 1)
 
 
 def kinds(spec: JobSpec | Ended) -> tuple[str, ...]:
-    """The job's kinds, in the order of KINDS."""
+    """Return the keys of the job's kinds, in the order of KINDS."""
     who = f"{spec.queue}|{spec.user}|{spec.workload}"
     return (f"lately {who}|{spec.ranks}", f"{who}|{spec.ranks}", who, f"{spec.ranks}", "")
 
 
 def learn(state: State, job: Job, seconds: float) -> None:
-    """The job has ended after so much work; it counts from the next ``take_in`` on.
+    """Record the work of an ended job; ``count_ended_jobs`` counts it later.
 
-    Under settings that learn nothing that never comes: then the newest are kept for the day on which others are set.
+    If the policy does not use the history, nothing is counted: the newest jobs are kept until the policy changes.
     """
     spec, lately = job.spec, state.lately
     lately.append(Ended(spec.queue, spec.user, spec.workload, spec.ranks, seconds))
     if len(lately) > MOST_LATELY:
-        del lately[: MOST_LATELY // 10]  # so that it is not done each time
+        del lately[: MOST_LATELY // 10]
 
 
-def take_in(state: State) -> None:
-    """Count those that have ended lately. Between two calls every answer about the same job is the same."""
-    if len(state.trust) != len(KINDS):  # none yet, or as another release had them
+def count_ended_jobs(state: State) -> None:
+    """Count the recently ended jobs. Predictions for the same job are constant between two calls."""
+    if len(state.trust) != len(KINDS):  # none yet, or written by another release
         state.trust = [0.0] * len(KINDS)
     for ended in state.lately:
         number = bin_of(ended.seconds)
         own = kinds(ended)
-        everybody = state.history.get("", _NEVER)
-        likely = (everybody[number] + 1.0 / BINS) / (_total(everybody) + 1.0)  # ``_base`` of that bin
+        all_jobs = state.history.get("", _NEVER)
+        likely = (all_jobs[number] + 1.0 / BINS) / (_total(all_jobs) + 1.0)  # ``_base`` of that bin
         for index, (kind, (_, fading)) in enumerate(zip(own, KINDS, strict=True)):
             counts = state.history.get(kind)
             if counts is None:
                 counts = state.history[kind] = [0.0] * BINS
-            foretold = (counts[number] + _WEIGHT * likely) / (_total(counts) + _WEIGHT)
-            state.trust[index] = state.trust[index] * _SCORE_FADING + math.log(foretold)
+            predicted = (counts[number] + _WEIGHT * likely) / (_total(counts) + _WEIGHT)
+            state.trust[index] = state.trust[index] * _SCORE_FADING + math.log(predicted)
             if fading < 1:
                 for other, count in enumerate(counts):
                     if count:
@@ -93,14 +93,14 @@ def take_in(state: State) -> None:
 
 
 def _base(state: State) -> Spread:
-    """How likely each bin is for any job: all that ever ended, and one more that could have been of any length."""
+    """Return the probability of each bin over all jobs that ever ended, plus one job of unknown length."""
     counts = state.history.get("", _NEVER)
     total = _total(counts) + 1.0
     return [(count + 1.0 / BINS) / total for count in counts]
 
 
 def _total(counts: Sequence[float]) -> float:
-    """The sum, added up in order: alike on every machine and with every Python (from 3.12 on ``sum`` compensates)."""
+    """Sum in order, with equal results on every Python version (``sum`` compensates from 3.12 on)."""
     total = 0.0
     for count in counts:
         total += count
@@ -108,7 +108,7 @@ def _total(counts: Sequence[float]) -> float:
 
 
 class Answers:
-    """What the history says, kept until more is taken in."""
+    """Cached predictions, valid until more jobs are counted."""
 
     __slots__ = ("_base", "_expenses", "_quantiles", "_spreads", "_state", "_trust", "taken_in_ns")
 
@@ -125,7 +125,7 @@ class Answers:
         self._trust = [weight / total for weight in weights]
 
     def spread(self, spec: JobSpec) -> Spread:
-        """How likely each bin is for the job's whole run time."""
+        """Return the probability of each bin for the job's total run time."""
         who = (spec.queue, spec.user, spec.workload, spec.ranks)
         found = self._spreads.get(who)
         if found is None:
@@ -141,7 +141,7 @@ class Answers:
         return found
 
     def expense(self, spec: JobSpec, done_seconds: float, restart_seconds: float) -> float:
-        """``expense`` of the job; what is done is taken in steps of an eighth of an octave."""
+        """Return ``expense`` of the job; the work done is rounded to an eighth of an octave."""
         step, done = _step(done_seconds)
         kind = ((spec.queue, spec.user, spec.workload, spec.ranks), step, restart_seconds)
         found = self._expenses.get(kind)
@@ -150,7 +150,7 @@ class Answers:
         return found
 
     def quantile(self, spec: JobSpec, done_seconds: float, share: float) -> float:
-        """``quantile`` of the job; what is done is taken in steps of an eighth of an octave."""
+        """Return ``quantile`` of the job; the work done is rounded to an eighth of an octave."""
         step, done = _step(done_seconds)
         kind = ((spec.queue, spec.user, spec.workload, spec.ranks), step, share)
         found = self._quantiles.get(kind)
@@ -159,7 +159,7 @@ class Answers:
         return max(found, done_seconds)
 
     def yet_within(self, spec: JobSpec, done_seconds: float, most_seconds: float) -> float:
-        """``yet_within`` of the job."""
+        """Return ``yet_within`` of the job."""
         return yet_within(self.spread(spec), done_seconds, most_seconds)
 
 
@@ -172,7 +172,7 @@ def _step(seconds: float) -> tuple[int, float]:
 
 
 def answers_of(state: State) -> Answers:
-    """The answers for the state's history as it was last taken in."""
+    """Return the predictions from the state's history as of its last count."""
     kept = getattr(state, "remembered", None)
     if not isinstance(kept, Answers) or kept.taken_in_ns != state.renewed_ns:
         kept = state.remembered = Answers(state)
@@ -180,7 +180,7 @@ def answers_of(state: State) -> Answers:
 
 
 def expense(spread: Spread, done_seconds: float, restart_seconds: float = 0.0) -> float:
-    """Seconds to be spent for each end, over the best stretch from here on. restart_seconds: spent before any work."""
+    """Return the seconds per completed job over the best amount of service from now on, restart_seconds included."""
     likely, widths, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return max(done_seconds, 1.0) * 2 + restart_seconds
@@ -188,7 +188,7 @@ def expense(spread: Spread, done_seconds: float, restart_seconds: float = 0.0) -
     least, restart = 1e-9 * alive, restart_seconds * alive
     for ending, width in zip(likely, widths, strict=True):
         ended += ending
-        # Those that end in a bin spend half of it on the average, those that outlive it all of it.
+        # Jobs that end in a bin spend half of its width on average; jobs that outlive it spend all of it.
         spent += (alive - ended + ending / 2) * width
         if ended > least and (each := (spent + restart) / ended) < best:
             best = each
@@ -196,7 +196,7 @@ def expense(spread: Spread, done_seconds: float, restart_seconds: float = 0.0) -
 
 
 def quantile(spread: Spread, done_seconds: float, share: float) -> float:
-    """The run time in all that this share of those who have run so long already does not pass, in seconds."""
+    """Return the total run time that this share of the jobs does not exceed, of jobs that have run for done_seconds."""
     likely, _, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return max(done_seconds, 1.0) * 2
@@ -211,10 +211,9 @@ def quantile(spread: Spread, done_seconds: float, share: float) -> float:
 
 
 def yet_within(spread: Spread, done_seconds: float, most_seconds: float) -> float:
-    """The mean of what a job that has run so long will yet run, no more than so much being counted of any; in seconds.
+    """Return the mean remaining run time in seconds, with each job's remaining time cut at most_seconds.
 
-    Less than the same of a mean or a median length: of the jobs that go on for weeks no more counts than of others.
-    Within a bin all lengths are taken as equally likely.
+    The cut limits the influence of jobs that run for weeks. Within a bin all lengths are equally likely.
     """
     likely, widths, alive = _ahead(spread, done_seconds)
     if alive <= 0:
@@ -224,7 +223,7 @@ def yet_within(spread: Spread, done_seconds: float, most_seconds: float) -> floa
         if low >= most_seconds:
             break
         inside = min(most_seconds - low, width)
-        # What outlives the part counts all of it; what ends inside, at an even rate, half of it.
+        # Jobs that outlive this part count all of it; jobs that end in it, at an even rate, count half of it.
         ends = ending * inside / width if width > 0 else ending
         counted += (left - ends / 2) * inside
         left -= ending
@@ -233,7 +232,7 @@ def yet_within(spread: Spread, done_seconds: float, most_seconds: float) -> floa
 
 
 def outlives(spread: Spread, done_seconds: float, more_seconds: float) -> float:
-    """The share of those that have run so long that will run for so many seconds more."""
+    """Return the share of jobs that run for more_seconds longer, of jobs that have run for done_seconds."""
     likely, widths, alive = _ahead(spread, done_seconds)
     if alive <= 0:
         return 1.0
@@ -247,7 +246,7 @@ def outlives(spread: Spread, done_seconds: float, more_seconds: float) -> float:
 
 
 def _ahead(spread: Spread, done_seconds: float) -> tuple[Sequence[float], Sequence[float], float]:
-    """Of the bins from what is done on: how likely, how wide, and how likely all together."""
+    """Return, for the bins from done_seconds on, their probabilities, their widths, and the sum of probabilities."""
     first = bin_of(done_seconds) if done_seconds >= 1 else 0
     likely, widths = list(spread[first:]), _WIDTHS[first:]
     low, high = _EDGES[first], _EDGES[first + 1]

@@ -1,9 +1,9 @@
-"""Ledger: what follows from the state, kept in step with it so that no cycle walks over all jobs or nodes.
+"""Scheduling index: values derived from the state and updated with it, so that no cycle scans all jobs or nodes.
 
-Free slots, who waits in which order, when running gangs are expected to end, which clocks run: each follows from the
-jobs and nodes alone. ``ledger_of`` builds it where a state has none (a new one, or one that was read from a snapshot);
-from then on whoever changes a job or a node says so: ``file`` and ``node_changed``. Nothing in it is a decision, so a
-state decides the same with a ledger of long standing and with a new one.
+The index holds free slots, the queue order, expected ends of running gangs, and timeouts. All of them follow from the
+jobs and nodes alone. ``ledger_of`` builds the index if a state has none (a new state, or one read from a snapshot).
+Every later change of a job or node must be reported by ``file`` or ``node_changed``. The index contains no decisions,
+so an old and a newly built index of the same state lead to the same decisions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.cycle_context import nanoseconds
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.state import Backfilling, Order, State
-from scheduler_feedback.policies.index.held_slots import Holdings
+from scheduler_feedback.policies.index.held_slots import HeldSlots
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.intake.dependencies import Dependencies
 from scheduler_feedback.policies.queue import order
@@ -28,37 +28,27 @@ _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 _NONE: tuple[Slot, ...] = ()
 
 _BEHIND_ALL = frozenset({Backfilling.NONE, Backfilling.CONSERVATIVE})
-"""Whoever gives up waiting makes room for those behind it, and not the first in line alone."""
+"""Backfill rules under which a job that leaves the queue may let any later job start, not only the head."""
 
 
 def ledger_of(state: State) -> Ledger:
-    """The state's ledger, built where it has none, or one for other settings than it goes by now."""
+    """Return the state's index; build it if there is none, or if the policy has changed."""
     ledger = getattr(state, "derived", None)
     if not isinstance(ledger, Ledger) or ledger.policy is not state.policy:
-        if isinstance(ledger, Ledger):  # other settings hold: all that waits is to be thought of anew
+        if isinstance(ledger, Ledger):  # the policy has changed: evaluate all pending jobs again
             state.idle = False
         ledger = state.derived = Ledger(state)
     return ledger
 
 
 def forget_ledger(state: State) -> None:
-    """Jobs or nodes were changed by hand: the ledger is built anew when it is needed."""
+    """Drop the index after direct changes of jobs or nodes; it is rebuilt on demand."""
     state.derived = None
     state.idle = False
 
 
-class Ledger(Holdings):
-    """What follows from the jobs and nodes of one state.
-
-    line: who waits, in order. claimants: jobs that wait with a place kept for them. probes: those that wait.
-    running: gangs that may be signalled. elastic: those that hold slots and can go on with more or fewer.
-    excluders: jobs that avoid nodes. doubtful: names of nodes that are not healthy. unheld: jobs that not even
-    the empty cluster could hold, or that exceed a limit of their queue. hopeless: those whose wait can't end any more.
-    ended: (when, job id) of the jobs that have ended. clocks: a heap of instants at which something is due.
-    fresh: jobs that came into the line since the last look at it. appointed: whether the spares are those of the nodes
-    as they are. overdue: jobs that go before others for their long wait, waiting or running. late: a heap of those that
-    have waited as long and were not called yet.
-    """
+class Ledger(HeldSlots):
+    """Index over the jobs and nodes of one state. The attributes are documented in the constructor."""
 
     __slots__ = (
         "_groups",
@@ -86,24 +76,42 @@ class Ledger(Holdings):
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self.line = WaitingLine()
+        """Pending jobs, in order."""
         self.claimants: set[str] = set()
+        """Pending jobs with reserved slots."""
         self.probes: set[str] = set()
+        """Pending probes."""
         self.doubtful: set[str] = set()
+        """Names of nodes that are not healthy."""
         self.running: set[str] = set()
+        """Gangs that may be stopped by a signal."""
         self.elastic: set[str] = set()
+        """Restartable elastic gangs that hold slots."""
         self.excluders: set[str] = set()
+        """Jobs that exclude nodes."""
         self.unheld: set[str] = set()
+        """Jobs that would not fit even if the nodes were empty, or that exceed a limit of their queue."""
         self.hopeless: set[str] = set()
+        """Jobs with a dependency that can no longer be met."""
         self._groups: tuple[set[str], ...] = (self.claimants, self.probes, self.stopping, self.running, self.excluders)
         self.overdue: set[str] = set()
+        """Jobs, pending or active, that go ahead of others because of their long wait."""
         self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue)
         self.late: list[tuple[int, str]] = []
+        """Heap of jobs past the starvation bound that are not overdue yet."""
         self._late: set[str] = set()
         self.ended: list[tuple[int, str]] = []
+        """(end, job id) of the ended jobs."""
         self.clocks: list[tuple[int, str]] = []
+        """Heap of timeouts of single jobs and nodes: (instant, job id; '' for a node)."""
         self.fresh: set[str] = set()
-        self.unsettled = self.appointed = False
-        self.stoppable_due = False  # whether a gang's least run time or cooldown has ended in this cycle
+        """Jobs that were added to the queue since the last pass."""
+        self.unsettled = False
+        """Whether nodes have changed since ``settle``."""
+        self.appointed = False
+        """Whether the spares are up to date with the nodes."""
+        self.stoppable_due = False
+        """Whether a gang's minimum run time or cooldown has ended in this cycle."""
         self.dependencies = Dependencies(state)
         for node in state.nodes.values():
             self._watch(node)
@@ -118,18 +126,18 @@ class Ledger(Holdings):
             self.fresh = set()
 
     def thawed(self) -> None:
-        """Actions are frozen or allowed again, or other settings hold: all that waits is to be thought of anew."""
+        """Evaluate all pending jobs again, after a freeze, a thaw, or a change of the policy."""
         self.grown = self.changed = True
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def nodes_came(self) -> None:
-        """A node is new, or has another size or place."""
+        """Update after a node was added, or has changed its size or place."""
         self.plan_or_none = None
         self._capacity_changed()
 
     def node_changed(self, node: Node) -> None:
-        """The node's state changed, or it was seen or lost."""
+        """Update after a change of the node's state or presence."""
         self._watch(node)
         if self.plan_or_none is not None:
             self.plan_or_none.change(node)
@@ -141,7 +149,7 @@ class Ledger(Holdings):
         self.appointed = False
 
     def settle(self) -> None:
-        """After nodes have changed: who could be held at all, and who no longer."""
+        """Update which jobs the nodes could hold at all, after nodes have changed."""
         if not self.unsettled:
             return
         self.unsettled = False
@@ -165,7 +173,7 @@ class Ledger(Holdings):
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def came(self, job: Job) -> None:
-        """The job is new."""
+        """Add a new job."""
         if job.spec.after or job.array_of:
             self.dependencies.add(job)
         if self.dependencies.dependents or job.array_of:
@@ -174,10 +182,10 @@ class Ledger(Holdings):
             self._add(job)
 
     def file(self, job: Job) -> None:
-        """The job has changed."""
+        """Update after a change of the job."""
         others: list[str] = []
         if self.dependencies.dependents or job.array_of:
-            others = list(self.dependencies.changed(job))  # first: whose turn it is decides where the job stands
+            others = list(self.dependencies.changed(job))  # before ``_file``, which uses the updated dependencies
         self._file(job)
         for job_id in others:
             other = self.state.jobs[job_id]
@@ -185,13 +193,13 @@ class Ledger(Holdings):
                 self._file(other)
 
     def runs(self, job: Job) -> None:
-        """All ranks of the attempt are seen running."""
+        """Update after all ranks of the attempt were reported as running."""
         if self.held.get(job.job_id) != tuple([rank.slot for rank in job.ranks]):
             self.file(job)
             return
         self.running.add(job.job_id)
         levels = self.policy.defragmentation_moves and job.spec.restartable and self.line.needs_level()
-        if job.job_id in self.elastic or levels:  # it may be resized, or moved for others, from now on
+        if job.job_id in self.elastic or levels:  # it may be resized or moved from now on
             self.grown = True
         if not job.excluded_nodes:
             self.excluders.discard(job.job_id)
@@ -200,7 +208,7 @@ class Ledger(Holdings):
             heappush(self.clocks, (at_ns, job.job_id))
 
     def stops(self, job: Job) -> None:
-        """The attempt is to stop, or is being stopped."""
+        """Update after the attempt got a stop reason, or its stop was requested."""
         self.stopping.add(job.job_id)
         if job.not_before_ns:
             heappush(self.clocks, (job.not_before_ns, job.job_id))
@@ -218,7 +226,7 @@ class Ledger(Holdings):
             self.line.remove(job_id)
             self.fresh.discard(job_id)
             gave_up = job.state not in _HOLDING and self.policy.backfill in _BEHIND_ALL
-            if gave_up or self.state.reserved_for == job_id:  # nothing is kept for one that does not wait any more
+            if gave_up or self.state.reserved_for == job_id:
                 self.changed = True
         for group in self._groups:
             if group:
@@ -286,20 +294,20 @@ class Ledger(Holdings):
                 heappush(self.clocks, (at_ns, job.job_id))
 
     def _hold_elastic(self, job: Job) -> None:
-        """Remember the gang, and wake when it may be resized."""
+        """Record an elastic gang, and set a timeout for when it may be resized."""
         self.elastic.add(job.job_id)
         at_ns = self._resizable_ns(job)
         if at_ns > self.state.now_ns:
             heappush(self.clocks, (at_ns, job.job_id))
 
     def _least_run_ns(self, job: Job) -> int:
-        """When the attempt has run its least time."""
+        """Return when the attempt reaches its minimum run time."""
         policy = self.policy
         least = policy.min_run_seconds if job.spec.min_run_seconds is None else job.spec.min_run_seconds
         return (job.attempt_started_ns or 0) + nanoseconds(least)
 
     def _stoppable_ns(self, job: Job) -> tuple[int, ...]:
-        """When the gang may be stopped for others, or moved: after its least run time, and after its cooldown."""
+        """Return when the gang may be preempted or moved: after its minimum run time, and after its cooldown."""
         if not job.spec.restartable or job.attempt_started_ns is None:
             return ()
         if job.last_migration_ns is None:
@@ -308,7 +316,7 @@ class Ledger(Holdings):
         return (self._least_run_ns(job), job.last_migration_ns + cooldown_ns)
 
     def note_who_waits(self) -> None:
-        """A cycle has decided: whether anybody is left waiting for room, and since when nobody is."""
+        """Record at the end of a cycle whether jobs are pending, and since when none are."""
         waits = bool(self.line.order) or bool(self.claimants)
         if self.state.waits and not waits:
             self.state.emptied_ns = self.state.now_ns
@@ -317,13 +325,13 @@ class Ledger(Holdings):
         self.state.waits = waits
 
     def _patience_seconds(self, job: Job, ranks: int) -> float:
-        """How long slots must lie idle before it pays to give the gang more than so many ranks."""
+        """Return for how long slots must be idle before it pays to give the gang more than this many ranks."""
         most = job.spec.max_ranks or job.spec.ranks
         moving = job.spec.stop_seconds + job.spec.restart_cost_seconds
         return (1 + self.policy.migration_margin) * moving * most / (most - ranks) if most > ranks else 0.0
 
     def _resizable_ns(self, job: Job) -> int:
-        """When it has run its least time, its last move is long ago, and slots have lain idle for long enough."""
+        """Return when the gang may grow: after its minimum run time and cooldown, and a long enough idle period."""
         policy = self.policy
         at_ns = self._least_run_ns(job)
         if job.last_migration_ns is not None:
@@ -331,7 +339,7 @@ class Ledger(Holdings):
         return max(at_ns, self.state.emptied_ns + nanoseconds(self._patience_seconds(job, len(job.ranks))))
 
     def watch_fall(self, job: Job) -> None:
-        """Of LAS: wake when the job falls into the next queue."""
+        """Set a timeout for when the job falls into the next queue of LAS."""
         at_ns = las.falls_ns(self.state, job)
         if at_ns is not None:
             heappush(self.clocks, (at_ns, job.job_id))
@@ -352,27 +360,27 @@ class Ledger(Holdings):
         self.line.add(job.job_id, key, shape, queue, remaining_ns(self.policy, job))
         self.fresh.add(job.job_id)
         if self.line.order[0] is key or self.state.reserved_for is None or self.shares.limited:
-            self.changed = True  # it may be the one that a place is kept for
+            self.changed = True  # the job may get the reservation
 
     def could_ever_start(self, job: Job, shape: Shape | None = None) -> bool:
-        """Whether the job would fit into the nodes in use, and into its queue's limits, if nothing else ran."""
+        """Return whether the job would fit on the available nodes and into its queue's limits if nothing else ran."""
         least = job.spec.min_ranks or job.spec.ranks
         if self.shares.limited and self.shares.never(job.spec.queue, least) is not None:
             return False
         return self.capacity.could_hold(job, shape)
 
     def overtake(self, now_ns: int) -> None:
-        """Time has passed: what has overrun its estimate, and what waits for the stop of another, is expected later."""
+        """Move expected ends into the future for jobs past their estimates and restarts that wait for a stop."""
         ends = self.ends
         while ends and ends[0].at_ns <= now_ns:
             self.update_expected_end(self.state.jobs[ends[0].job_id])
         if self.claimants:
             self.update_expected_restarts(self.claimants)
 
-    # --- clocks ------------------------------------------------------------------------------------------------------
+    # --- timeouts ----------------------------------------------------------------------------------------------------
 
     def due(self, now_ns: int) -> list[str]:
-        """Ids of the jobs ('' for nodes) of which a clock has run out since it was last asked."""
+        """Return the ids of the jobs ('' for nodes) with timeouts that have expired since the last call."""
         found: list[str] = []
         self.stoppable_due = False
         clocks = self.clocks
@@ -387,11 +395,11 @@ class Ledger(Holdings):
         return found
 
     def _still_counts(self, job: Job, at_ns: int) -> bool:
-        """Whether what the clock was set for is still so, and may let something start.
+        """Return whether the reason for the timeout is still valid, and may let a job start.
 
-        A ledger of long standing has clocks of what has passed; a new one has not, and both must decide the same.
+        An old index contains timeouts that no longer apply, a new one does not. Both must lead to the same decisions.
         """
-        if job.job_id in self.line or job.job_id in self.claimants:  # a pause has ended, or it has waited too long
+        if job.job_id in self.line or job.job_id in self.claimants:  # a pause has ended, or the job has starved
             return at_ns in (job.not_before_ns, order.starves_ns(self.state, job))
         if job.job_id not in self.held:
             return False
@@ -404,7 +412,7 @@ class Ledger(Holdings):
         return falls or (idle and at_ns == self._resizable_ns(job))
 
     def latest(self) -> Job | None:
-        """Of those that wait past the bound and were not called yet, the longest submitted."""
+        """Return the earliest submitted job past the starvation bound that is not overdue yet."""
         while self.late:
             job_id = self.late[0][1]
             job = self.state.jobs.get(job_id)
@@ -415,9 +423,9 @@ class Ledger(Holdings):
         return None
 
     def most_ranks(self, job: Job) -> int | None:
-        """Ranks that the job may have: fewer than it asks for by its queue's limits, more where it waits alone.
+        """Return the upper bound of the job's ranks; None: as many as it asks for.
 
-        None: as many as it asks for.
+        Fewer because of its queue's limits; more if it is the only pending job.
         """
         spec = job.spec
         alone = (
@@ -436,9 +444,9 @@ class Ledger(Holdings):
         return most if alone else None
 
     def forget(self, most: int) -> Iterable[str]:
-        """Ids of the oldest ended jobs beyond so many; they are out of the ledger then.
+        """Remove the oldest ended jobs beyond this number from the index, and return their ids.
 
-        What became of one that others still depend on must not be forgotten: they would wait for what nobody knows.
+        Keeps jobs on which other jobs still depend.
         """
         extra = len(self.ended) - most
         self.ended.sort()

@@ -1,13 +1,12 @@
-"""Timeouts: every instant at which a decision may become possible by the passing of time alone.
+"""Timeouts: every instant at which a decision may become possible through time alone.
 
-A cycle without events evaluates nothing again unless a timeout has expired, so a decision that becomes possible without
-a registered timeout would never be made. Therefore every policy whose answer depends on the time has a function
-``timeouts`` that yields the instants after which the answer may be another one, and ``SOURCES`` lists them all: a new
-policy adds one line. Timeouts of a single job or node (a late start, the end of a pause, of the least run time, of a
-cooldown, of a quarantine) are in the ledger's heap, which is one of the sources.
+A cycle without events evaluates decisions only if a timeout has expired. A decision without a registered timeout would
+never be made. So every policy that depends on time has a function ``timeouts``, which yields the instants after which
+its result may change. ``SOURCES`` lists these functions; a new policy adds one line. Timeouts of a single job or node
+(a late start, the end of a pause, of the minimum run time, of a cooldown, of a quarantine) are in the index's heap.
 
-An instant may be early, never late: evaluating a decision that is not possible yet does no harm. ``expired`` tells the
-cycle that it has to evaluate all of them again; ``next_ns`` tells the simulator and the tests when that will be.
+An instant may be early, but never late: an early evaluation does no harm. ``expired`` tells the cycle to evaluate all
+decisions again. ``next_ns`` gives the next instant to the simulator and the tests.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ SOURCES: tuple[tuple[str, Source], ...] = (
     ("migration", migration.timeouts),
     ("quarantine", quarantine.timeouts),
 )
-"""Policies whose answers depend on the time. Their instants open the cycle's evaluation (``expired``)."""
+"""Policies whose results depend on time. Their instants trigger the cycle's evaluation (``expired``)."""
 
 
 def registered(state: State, ledger: Ledger) -> Iterator[Timeout]:
-    """Yield what is due next, of every source; an instant that is not after now is due in the next cycle."""
+    """Yield the next timeouts of every source. A timeout that is not after now expires in the next cycle."""
     if ledger.grown or ledger.changed or ledger.fresh:
         yield Timeout(state.now_ns, "the last cycle")
     yield from (Timeout(at_ns, "stops") for at_ns in _refused_stops(state, ledger))
     if ledger.clocks and not state.frozen:
-        overdue = ledger.clocks[0][0] <= state.now_ns  # set in the last cycle; the ones after it count too
+        overdue = ledger.clocks[0][0] <= state.now_ns  # expired since the last cycle: later ones count too
         yield from (Timeout(at_ns, "jobs and nodes") for at_ns, _ in ledger.clocks[: None if overdue else 1])
     if ledger.ends and (len(ledger.line) or ledger.claimants or ledger.elastic or state.verdicts or state.host_waits):
         yield Timeout(ledger.ends[0].at_ns, "expected ends")
@@ -56,12 +55,12 @@ def registered(state: State, ledger: Ledger) -> Iterator[Timeout]:
 
 
 def next_ns(state: State, ledger: Ledger, after_ns: int) -> int | None:
-    """Return the next instant, after that one, at which a cycle without events may decide something; None: none."""
+    """Return the next instant after after_ns at which a cycle without events may decide something; None: never."""
     return min((timeout.at_ns for timeout in registered(state, ledger) if timeout.at_ns > after_ns), default=None)
 
 
 def expired(state: State, ledger: Ledger, now_ns: int) -> bool:
-    """Return whether a timeout of a policy has expired since the last cycle, whose time the state still has."""
+    """Return whether a policy's timeout has expired since the last cycle. Call before the state's time advances."""
     return any(timeout.at_ns <= now_ns for timeout in _of_policies(state, ledger))
 
 
@@ -73,7 +72,7 @@ def _of_policies(state: State, ledger: Ledger) -> Iterator[Timeout]:
 
 
 def _refused_stops(state: State, ledger: Ledger) -> Iterator[int]:
-    """Yield when a stop is asked for again: of cancelled jobs while actions are frozen too."""
+    """Yield when stop requests are repeated. While actions are frozen, only those of cancelled jobs are."""
     for job_id in ledger.stopping:
         job = state.jobs[job_id]
         if job.state.holds_slots and (not state.frozen or job.stop_reason is StopReason.CANCEL):

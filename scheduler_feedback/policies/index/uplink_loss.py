@@ -1,13 +1,13 @@
-"""Uplinks: what a gang that lies in several domains is expected to lose on the links out of them.
+"""Uplink costs: the expected slowdown of a gang that spans several domains.
 
-A gang inside of one rack uses no uplink of it; one that lies in several shares the uplinks of each with every other
-gang that crosses them. Expected slowdown of an uplink, above 1:
+A gang within one rack uses no uplink of it. A gang in several racks shares their uplinks with every other gang that
+crosses them. Expected slowdown of an uplink, above 1:
 
-    (gangs that cross it) x ``Policy.uplink_slowdown`` + (slowdown - 1) of the worst interference verdict that stands
-                                                         between two gangs that both lie in its domain
+    (gangs that cross it) x ``Policy.uplink_slowdown`` + (slowdown - 1) of the worst active interference verdict
+                                                         between two gangs that both cross it
 
-Where a gang must be cut over domains, those are taken whose worst uplink costs least; of equals the fewest, as ever.
-With no ``uplink_slowdown`` and no such verdict every uplink costs nothing, and nothing changes.
+A gang that must be cut over domains gets the domains whose worst uplink costs least; ties go to the fewest domains.
+Without ``uplink_slowdown`` and interference verdicts, uplinks cost nothing and do not affect placement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scheduler_feedback.core.state import State
 
 
 def crossed(plan: Plan, slots: Iterable[Slot]) -> list[int]:
-    """Domains that a gang on these slots lies in, but not as a whole."""
+    """Return the domains whose uplinks a gang on these slots crosses: they contain some of its nodes, but not all."""
     number, above = plan.topology.number, plan.topology.above
     inside = [above[index] for name in {slot.node for slot in slots} if (index := number.get(name)) is not None]
     if len(inside) < 2:
@@ -30,7 +30,7 @@ def crossed(plan: Plan, slots: Iterable[Slot]) -> list[int]:
 
 
 def congested(state: State, plan: Plan) -> dict[int, float]:
-    """What the uplinks of domains are known to cost beyond 1, by verdicts of interference that stand."""
+    """Return the slowdown above 1 of each domain's uplinks, according to active verdicts of interference."""
     found: dict[int, float] = {}
     for verdict in state.verdicts.values():
         if not verdict.aggressor:
@@ -47,7 +47,7 @@ def congested(state: State, plan: Plan) -> dict[int, float]:
 
 
 def least_burdened(plan: Plan, holes: list[tuple[int, int]], ranks: int) -> list[tuple[int, int]]:
-    """Of (free slots, domain), those that hold the gang together and whose worst uplink costs least."""
+    """Select domains that together hold the gang and whose worst uplink costs least. holes: (free slots, domain)."""
     if not plan.crossing and not plan.congested:
         return holes
     cost = {domain: plan.uplink_cost(domain) for _, domain in holes}

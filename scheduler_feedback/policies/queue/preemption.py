@@ -152,7 +152,7 @@ def renew(turn: Turn, ledger: Ledger) -> None:
     """Update the run-time history, the order of the queues by their usage, and the appraisals of pending jobs."""
     state = turn.state
     turn.looked = True
-    runtime_history.take_in(state)
+    runtime_history.count_ended_jobs(state)
     state.renewed_ns = turn.now_ns
     ledger.shares.rank_queues(state, turn.now_ns)
     renew_all(turn, ledger)

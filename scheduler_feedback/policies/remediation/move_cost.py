@@ -1,17 +1,17 @@
-"""Cost: what a fault costs a gang that stays, against what it costs to stop it and start it elsewhere.
+"""Move cost: the cost of a fault to a gang that stays, compared with the cost of stopping and restarting it elsewhere.
 
-s = step time now over step time without the suspect; p = probability that the slowness is the node's and lasts;
-R = run time that is left at healthy speed; D = how long the fault is expected to last if nothing is done.
+s = step time now / step time without the suspect node; p = probability that the node causes the slowdown and that it
+lasts; R = remaining run time at healthy speed; D = expected duration of the fault if nothing is done; h = margin.
 
     benefit = p (s - 1) E min(R, D/s)     cost = save + unsaved + restart + queue     act if benefit > (1 + h) cost
 
-Where others wait for slots, they get the slow ones that the gang leaves: of g ranks k move away, so (1 - k/g) of the
-benefit is what the cluster gains; a gang on one node alone would only change places with another.
+If other jobs are pending, they get the slow slots that the gang leaves. If k of g ranks move, the cluster gains
+(1 - k/g) of the benefit. A gang on a single node would only change places with another job.
 
-Where R is known from jobs alike (history), the mean is taken over how long they ran: with their usual length alone a
-gang that is near its end as a rule would be moved for work that few of its kind have left.
+If R is known from similar jobs (history), the mean is taken over the distribution of their run times. With their usual
+run time alone, a gang near its end would be moved for work that few jobs of its kind still have left.
 
-D is divided by s because a fault of D seconds of wall time slows only the work that gets done in it: its whole cost is
+D is divided by s because a fault of D seconds of wall time slows only the work done in it: its whole cost is
 D (1 - 1/s).
 """
 
@@ -42,14 +42,14 @@ from scheduler_feedback.policies.remediation.patience import (
 
 @dataclass(frozen=True, slots=True)
 class CostTest:
-    """The terms of the decision, in seconds where they are times.
+    """Terms of the decision whether to move a gang.
 
-    save_seconds: what a save takes by the user's word, else the grace, an upper bound. unsaved_seconds: work since the
-    last checkpoint of a gang that does not save when it is told. restart_seconds: the user's estimate.
-    measured_seconds: what the gang's last move really took, from the decision to its first step; it stands for save and
-    restart where it is known. share: of the gain that is left when those that wait get the slow slots.
-    exposed_seconds: work, at healthy speed, that is expected to fall into what is left of the fault: E min(R, D/s).
-    course: what may end by itself, and when (``patience``); empty where that is not to be waited for.
+    save_seconds: duration of a save as declared by the user, else the time allowed for it. unsaved_seconds: work since
+    the last checkpoint, for a gang that does not save on request. restart_seconds: the user's estimate.
+    measured_seconds: duration of the gang's last move, from the decision to its first step; replaces save and restart
+    if known. share: share of the benefit that is left if pending jobs get the slow slots. exposed_seconds: work, at
+    healthy speed, that is expected during the rest of the fault: E min(R, D/s). course: probabilities that the fault
+    and the gang end soon (``patience``); empty if the gang must not wait for that.
     """
 
     probability: float
@@ -77,17 +77,17 @@ class CostTest:
 
     @property
     def net_seconds(self) -> float:
-        """What is expected to be gained in all."""
+        """Return the expected net gain."""
         return self.benefit_seconds - self.cost_seconds
 
     @property
     def gains(self) -> bool:
-        """Whether to move is better than to stay for good."""
+        """Return whether a move now is better than never moving."""
         return self.benefit_seconds > (1 + self.margin) * self.cost_seconds
 
     @property
     def wait(self) -> tuple[float, float] | None:
-        """How long it had better wait and see, and what that is expected to cost; None: not at all."""
+        """Return the best wait before a move, and its expected cost, in seconds; None if the gang should not wait."""
         lost_in_a_second = self.probability * self.share * (1 - 1 / self.slowdown) if self.slowdown > 1 else 0.0
         return best_wait(self.course, lost_in_a_second, self.cost_seconds)
 
@@ -96,7 +96,7 @@ class CostTest:
         return self.gains and self.wait is None
 
     def detail(self) -> tuple[tuple[str, str], ...]:
-        """Every term, for the entry."""
+        """Return all terms for the log entry."""
         return (
             ("probability", f"{self.probability:.3f}"),
             ("slowdown", f"{self.slowdown:.3f}"),
@@ -116,7 +116,7 @@ class CostTest:
 
 
 def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest:
-    """The terms for this gang and verdict. p is the verdict's confidence, or 1 where an operator confirmed it."""
+    """Return the terms for this gang and verdict. p is the verdict's confidence, or 1 if an operator confirmed it."""
     behind = nanoseconds(lost_seconds(verdict, now_ns))
     node = state.nodes.get(verdict.node)
     remaining = (healthy_end_ns(state.policy, job, now_ns - behind) + behind - now_ns) / 1e9
@@ -140,7 +140,7 @@ def cost_test(state: State, job: Job, verdict: Verdict, now_ns: int) -> CostTest
 
 
 def with_course(state: State, job: Job, verdict: Verdict, test: CostTest, now_ns: int) -> CostTest:
-    """The terms with what may end by itself. What an operator confirmed is not waited for."""
+    """Add the expected course of the fault to the terms. A confirmed verdict gets none: the gang does not wait."""
     if state.judged.get(verdict.verdict_id) is True or test.slowdown <= 1:
         return test
     behind_ns = now_ns - nanoseconds(lost_seconds(verdict, now_ns))
@@ -156,21 +156,21 @@ def with_course(state: State, job: Job, verdict: Verdict, test: CostTest, now_ns
 
 
 def _exposed_seconds(state: State, job: Job, remaining_seconds: float, most_seconds: float, then_ns: int) -> float:
-    """Of the work that is left, what is expected to be done in the next so many seconds of healthy work.
+    """Return the remaining work that is expected within the next most_seconds of healthy work.
 
-    then_ns: when it would have been as far as it is, had nothing slowed it.
+    then_ns: when the gang would have reached its present progress without the slowdown.
     """
     if state.policy.estimates is not Estimates.HISTORY:
         return max(min(remaining_seconds, most_seconds), 0.0)
     done = work_done(job, then_ns)
     limit = job.spec.time_limit_seconds
-    if limit is not None and done < limit:  # nobody is killed by it: beyond it it says nothing
+    if limit is not None and done < limit:  # a job past its limit is not killed: the limit then predicts nothing
         most_seconds = min(most_seconds, limit - done)
     return runtime_history.answers_of(state).yet_within(job.spec, done, most_seconds)
 
 
 def _share(state: State, job: Job, node: Node) -> float:
-    """Of what the gang would gain, the part that those that wait would not lose on the slots that it leaves."""
+    """Return the share of the gang's gain that pending jobs do not lose on the slow slots that it leaves."""
     if not others_want(state, node):
         return 1.0
     accused = accused_nodes(state, job)
@@ -178,34 +178,34 @@ def _share(state: State, job: Job, node: Node) -> float:
 
 
 def lost_seconds(verdict: Verdict, now_ns: int) -> float:
-    """What the fault has cost the gang since it began."""
+    """Return the time that the fault has cost the gang so far."""
     if verdict.slowdown <= 1:
         return 0.0
     return max(now_ns - verdict.first_wall_ns, 0) / 1e9 * (1 - 1 / verdict.slowdown)
 
 
 def save_seconds(job: Job) -> float:
-    """What a save takes: by its user's word, or at most the time that it has for it."""
+    """Return the duration of a save: as declared by the user, else the time allowed for it."""
     spec = job.spec
     return min(spec.checkpoint_cost_seconds, spec.stop_seconds) if spec.checkpoint_cost_seconds else spec.stop_seconds
 
 
 def unsaved_seconds(job: Job, now_ns: int) -> float:
-    """What came since its last checkpoint, where it saves on its own alone; 0 where it saves when it is told."""
+    """Return the work since the last checkpoint of a gang that saves at its own interval; 0 if it saves on request."""
     if not job.spec.checkpoint_interval_seconds or job.spec.checkpoint_command or job.attempt_started_ns is None:
         return 0.0
     return (now_ns - job.attempt_started_ns) / 1e9 % job.spec.checkpoint_interval_seconds
 
 
 def moving_seconds(state: State, job: Job, now_ns: int) -> float:
-    """What it takes the gang to be stopped and started again: as its last move was measured, else as it declared."""
+    """Return the duration of a stop and restart: as measured in the gang's last move, else as declared."""
     measured = measured_seconds(state, job)
     moving = save_seconds(job) + job.spec.restart_cost_seconds if measured is None else measured
     return unsaved_seconds(job, now_ns) + moving
 
 
 def measured_seconds(state: State, job: Job) -> float | None:
-    """What the gang's last move really took, from the decision to its first step; None: it was never moved so."""
+    """Return the duration of the gang's last move, from the decision to its first step; None if it was never moved."""
     measured = [
         decision.outcome_seconds
         for decision in state.decisions
@@ -225,5 +225,5 @@ def cooling(policy: Policy) -> str:
 
 
 def accused_nodes(state: State, job: Job) -> tuple[str, ...]:
-    """The nodes that the gang's own standing verdicts name, by name."""
+    """Return the names of the nodes that the gang's active verdicts accuse."""
     return tuple(sorted({v.node for v in state.verdicts.values() if v.gang == job.job_id and v.kind in ACCUSING}))

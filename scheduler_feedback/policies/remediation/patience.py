@@ -1,12 +1,13 @@
-"""Patience: whether a gang had better wait and see before it is moved, for what is slow may end by itself.
+"""Patience: whether a gang should wait before it is moved, because the fault may end soon.
 
-Most faults are over in minutes, some never. The longer one has lasted, the longer it is likely to last; so a costly
-move is put off until it is likely enough that the rest would cost more. To wait for T and only then to move costs
+Most faults end within minutes, some never. The longer a fault has lasted, the longer it is likely to last. So a costly
+move is delayed until the rest of the fault is likely to cost more than the move. To wait for T and then move costs
 
-    W(T) = r * (time until T in which fault and gang both go on) + P(both go on at T) * cost,    W(0) = cost
+    W(T) = r * (time until T in which fault and gang both continue) + P(both continue at T) * cost,    W(0) = cost
 
-with r what is lost in a second. The gang moves once no T has a W(T) below W(0). (Optimal stopping; were nothing known
-of how long faults last it would be ski rental, Karlin et al. 1994: to wait until as much is lost as the move costs.)
+where r is the loss per second. The gang moves once no T has a W(T) below W(0). (This is optimal stopping. If nothing
+were known about the duration of faults it would be ski rental, Karlin et al. 1994: wait until the loss equals the cost
+of the move.)
 """
 
 from __future__ import annotations
@@ -20,27 +21,28 @@ from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.queue.order.fair import work_done
 
 LIFE_SIGMA = 2.0
-"""Of the natural logarithm of how long faults last. Published lives go from under a minute to ten hours (Greyhound,
-Wu et al., ATC'25), and a bad node stays bad until it is repaired: about a mean of half an hour, 95 of 100 lie between 5
-seconds and three and a half hours then, and one that has lasted for a day is expected to go on for another."""
+"""Standard deviation of the natural logarithm of a fault's duration. Published durations range from under a minute to
+ten hours (Greyhound, Wu et al., ATC'25), and a bad node stays bad until it is repaired. With a mean of half an hour, 95
+of 100 faults last between 5 seconds and three and a half hours. A fault of a day is expected to last another day."""
 
 _HORIZONS = tuple(2.0 ** (half / 2) for half in range(48))
-"""Waits that are weighed, in seconds: half octaves up to four months."""
+"""Waits that are compared, in seconds: half octaves up to four months."""
 
 _LEAST_GAIN = 1e-6
-"""A wait has to be cheaper by more than rounding."""
+"""Least relative saving of a wait; excludes rounding errors."""
 
 Course = tuple[tuple[float, float, float], ...]
-"""(wall seconds from now on, how many of them pass while fault and gang both go on, probability that both still do)."""
+"""(wall seconds from now, expected seconds of them in which fault and gang both continue, probability that both still
+do)."""
 
 
 def course(
     lasts_on: Callable[[float], float], runs_on: Callable[[float], float], slowdown: float, whole_seconds: float
 ) -> Course:
-    """What is to be expected of the next seconds.
+    """Return the expected course of fault and gang over the next seconds.
 
-    lasts_on: probability that the fault goes on for so many seconds more. runs_on: the same of the gang, by seconds of
-    its work; work goes slowdown times as slowly meanwhile. whole_seconds: no wait is longer.
+    lasts_on: probability that the fault continues for this many seconds. runs_on: the same for the gang, in seconds of
+    its work, which runs slower by the factor slowdown. whole_seconds: upper bound of a wait.
     """
     found: list[tuple[float, float, float]] = []
     at, alive, hurt = 0.0, 1.0, 0.0
@@ -56,7 +58,7 @@ def course(
 
 
 def best_wait(expected: Course, lost_in_a_second: float, cost_seconds: float) -> tuple[float, float] | None:
-    """The wait that is cheapest, and what it is expected to cost, in seconds; None where it is to move now."""
+    """Return the cheapest wait and its expected cost, both in seconds; None if the gang should move now."""
     cheapest = min(
         ((lost_in_a_second * hurt + alive * cost_seconds, seconds) for seconds, hurt, alive in expected),
         default=(math.inf, 0.0),
@@ -67,14 +69,14 @@ def best_wait(expected: Course, lost_in_a_second: float, cost_seconds: float) ->
 
 
 def fault_goes_on(age_seconds: float, mean_seconds: float) -> Callable[[float], float]:
-    """Of a fault that has lasted so long: the probability that it goes on for so many seconds more."""
+    """Return, for a fault of this age, the probability that it continues for a given number of seconds."""
     middle = math.log(mean_seconds) - LIFE_SIGMA**2 / 2
     now = _outlasts(age_seconds, middle)
     return lambda seconds: _outlasts(age_seconds + seconds, middle) / now if now > 0 else 1.0
 
 
-def known_to_go_on(seconds: float) -> float:  # noqa: ARG001 - one of those that ``course`` asks
-    """Of a fault of which it was said how long it lasts: it goes on until then."""
+def known_to_go_on(seconds: float) -> float:  # noqa: ARG001 - signature of ``course``
+    """Return 1: a fault of known duration continues until its end."""
     return 1.0
 
 
@@ -83,7 +85,7 @@ def _outlasts(seconds: float, middle: float) -> float:
 
 
 def gang_goes_on(state: State, job: Job, remaining_seconds: float, now_ns: int) -> Callable[[float], float]:
-    """The probability that the gang still runs after so many seconds of its work."""
+    """Return the probability that the gang still runs after a given number of seconds of its work."""
     if state.policy.estimates is not Estimates.HISTORY:
         return lambda seconds: float(seconds < remaining_seconds)
     done = work_done(job, now_ns)

@@ -1,9 +1,8 @@
-"""Order: who is first. One rule a file; ``ORDERS`` lists them.
+"""Order of jobs, one rule per module; ``ORDERS`` lists them.
 
-A rule gives each job a key, waiting or running, the least first. Before it come the priority that users gave, and
-whoever has waited past the policy's starvation bound, the longest submitted first, as far as the share reaches that
-is kept for such. A retry keeps the place of its
-submission. Gangs on the move, with a place kept for them, stand outside of the line; so do probes.
+A rule gives each job, pending or running, a sort key, least first. The user's priority goes before that key. Next come
+jobs past the policy's starvation bound, the earliest submitted first, up to the share that is reserved for them. A
+retry keeps the place of its submission. Moving gangs with reserved slots are not in the queue, nor are probes.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from scheduler_feedback.policies.queue.order.themis import FinishTimeFairness
 
 
 class Rule(Protocol):
-    """name: its word in the policy."""
+    """Rule of an order. name: its value of ``policy.order``."""
 
     @property
     def name(self) -> Order: ...
 
     def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:
-        """How the job stands, waiting or running; the least first. Ties go by submission, then by id."""
+        """Return the job's sort key, least first. Ties are broken by submission, then by id."""
 
 
 ORDERS: tuple[Rule, ...] = (
@@ -46,9 +45,9 @@ _RULES = {rule.name: rule for rule in ORDERS}
 
 
 def key_of(state: State, job: Job) -> tuple[Any, ...]:
-    """The job's whole key in the line; its last item is the id."""
+    """Return the job's whole sort key in the queue; its last item is the id."""
     order = state.policy.order
-    if order is Order.FIFO:  # by submission it has waited longest anyway
+    if order is Order.FIFO:  # starvation changes nothing: submission decides anyway
         return (-job.spec.priority, job.submitted_ns, job.job_id)
     now_ns = state.now_ns
     if has_starved(state, job):
@@ -57,7 +56,7 @@ def key_of(state: State, job: Job) -> tuple[Any, ...]:
 
 
 def starves_ns(state: State, job: Job) -> int | None:
-    """When the job, if it waits from now on, will have waited past the bound in all; None: there is no bound."""
+    """Return when the job's total wait passes the starvation bound if it keeps waiting; None if there is no bound."""
     bound = state.policy.starvation_seconds
     if math.isinf(bound) or state.policy.order is Order.FIFO:
         return None
@@ -65,7 +64,7 @@ def starves_ns(state: State, job: Job) -> int | None:
 
 
 def has_starved(state: State, job: Job) -> bool:
-    """Whether the job goes before others for its long wait; a running one: whether it did when it started."""
+    """Return whether the job goes ahead of others because of its long wait; for a running job, when it started."""
     if state.policy.starvation_share < 1:
         return job.overdue
     at_ns = starves_ns(state, job)
@@ -74,7 +73,7 @@ def has_starved(state: State, job: Job) -> bool:
 
 
 def queue(state: State) -> list[Job]:
-    """The pending jobs, first the first; O(jobs log jobs), for people."""
+    """Return the pending jobs in order, for display; O(jobs log jobs)."""
     pending = [
         job for job in state.jobs.values() if job.state is JobState.PENDING and job.spec.kind is not JobKind.PROBE
     ]

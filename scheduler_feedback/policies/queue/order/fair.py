@@ -1,9 +1,9 @@
-"""Fair: queues with quota and weight; inside of a queue, the least expected service first.
+"""Fair order: queues with quota and weight; within a queue, the least expected service first.
 
-Among queues: one that holds less than its quota goes before one that borrows; among those that borrow, the one that has
-used least for its weight, use fading by half in a half-life. Inside of a queue it goes by what is expected to be spent
-in GPU-seconds for the job to end (``history.expense``); nobody's word for it is needed. The appraisal is kept with the
-job and renewed when it is looked at what to preempt, so that the order between two looks is the state's own.
+A queue below its quota goes before a queue that borrows. Among borrowing queues, the least usage per weight goes first;
+usage decays with a half-life. Within a queue, the order is by the expected GPU-seconds until the job ends
+(``runtime_history.expense``), without estimates of users. The appraisal is stored with the job and updated by
+preemption passes, so between two passes the order depends on the state alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scheduler_feedback.policies.queue.order.themis import rho
 
 
 class Fair:
-    """By queue, then by what is expected to be spent."""
+    """Order by queue, then by expected GPU-seconds."""
 
     name = Order.FAIR
 
@@ -27,14 +27,14 @@ class Fair:
 
 
 def appraise(state: State, job: Job, now_ns: int) -> None:
-    """Look at the job anew: how long it is expected to take, and how it stands."""
+    """Update the job's expected run time and its urgency."""
     policy = state.policy
     if policy.order not in (Order.FAIR, Order.THEMIS) and policy.estimates is not Estimates.HISTORY:
         return
     done = work_done(job, now_ns)
     if policy.estimates is Estimates.HISTORY:
         answers = runtime_history.answers_of(state)
-        if not job.state.holds_slots:  # what was expected of a running one stands until it has outlived it
+        if not job.state.holds_slots:  # the estimate of a running job stays until the job exceeds it
             limit = job.spec.time_limit_seconds
             expected = answers.quantile(job.spec, done, policy.history_quantile)
             job.estimate_seconds = expected if limit is None else min(expected, max(limit, done + 1.0))
@@ -44,11 +44,11 @@ def appraise(state: State, job: Job, now_ns: int) -> None:
         left = (limit_seconds(policy, job) if known is None else known) - done
         spent = max(left, 1.0) + _restart(job)
     job.urgency = -rho(state, job, now_ns) if policy.order is Order.THEMIS else spent * job.spec.ranks
-    job.appraise_ns = now_ns + round(done * 1e9) // 12  # an eighth of an octave, in which the history is asked
+    job.appraise_ns = now_ns + round(done * 1e9) // 12  # an eighth of an octave, the resolution of the history
 
 
 def work_done(job: Job, now_ns: int) -> float:
-    """Work that the job has behind it, in seconds; of a running attempt too."""
+    """Return the job's work so far in seconds, a running attempt included."""
     if not job.state.holds_slots or job.attempt_started_ns is None:
         return done_seconds(job)
     if job.progress_ns is not None:
@@ -58,5 +58,5 @@ def work_done(job: Job, now_ns: int) -> float:
 
 
 def _restart(job: Job) -> float:
-    """What the job must spend before it works on; a running one has spent it."""
+    """Return the time that the job's restart will take; 0 for an active job."""
     return job.spec.restart_cost_seconds if job.attempt and not job.state.holds_slots else 0.0

@@ -9,9 +9,9 @@ from scheduler_feedback.core.state import Order, State
 
 
 class FirstComeFirstServed:
-    """By submission."""
+    """Order by submission."""
 
     name = Order.FIFO
 
-    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:  # noqa: ARG002 - the least rule of all
+    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:  # noqa: ARG002 - ties are broken by submission
         return ()

@@ -10,10 +10,10 @@ from scheduler_feedback.policies.index.runtime_estimate import expected_seconds,
 
 
 class ShortestJobFirst:
-    """By the whole run time that is expected."""
+    """Order by the expected total run time."""
 
     name = Order.SJF
 
-    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:  # noqa: ARG002 - it is the same at any time
+    def key(self, state: State, job: Job, now_ns: int) -> tuple[Any, ...]:  # noqa: ARG002 - the key does not depend on time
         expected = expected_seconds(state.policy, job)
         return (limit_seconds(state.policy, job) if expected is None else expected,)

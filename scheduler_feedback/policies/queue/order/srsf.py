@@ -10,7 +10,7 @@ from scheduler_feedback.policies.index.runtime_estimate import left_ns
 
 
 class ShortestRemainingServiceFirst:
-    """By the slots times the time that is expected to be left."""
+    """Order by slots times the expected remaining time."""
 
     name = Order.SRSF
 

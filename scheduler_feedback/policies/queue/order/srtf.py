@@ -10,7 +10,7 @@ from scheduler_feedback.policies.index.runtime_estimate import left_ns
 
 
 class ShortestRemainingTimeFirst:
-    """By the time that is expected to be left."""
+    """Order by the expected remaining time."""
 
     name = Order.SRTF
 

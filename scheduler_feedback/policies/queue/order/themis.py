@@ -1,4 +1,4 @@
-"""Finish-time fairness (Themis, NSDI 2020, section 3.1): who is treated worst against having the cluster to itself.
+"""Finish-time fairness (Themis, NSDI 2020, section 3.1): the jobs that lose most by sharing the cluster go first.
 
 rho = (time since submission + time left if it ran from now on) / run time alone; the largest first.
 """
@@ -13,7 +13,7 @@ from scheduler_feedback.policies.index.runtime_estimate import done_seconds, lef
 
 
 class FinishTimeFairness:
-    """By rho, the largest first; of one that waits, as of the last look, so that the order is the state's own."""
+    """Order by rho, the largest first. For pending jobs, rho is as of the last pass and stored in the state."""
 
     name = Order.THEMIS
 
@@ -22,7 +22,7 @@ class FinishTimeFairness:
 
 
 def rho(state: State, job: Job, now_ns: int) -> float:
-    """How many times as long the job takes as it would have alone, if it runs from now on."""
+    """Return the job's total time if it runs from now on, relative to its run time alone."""
     left = left_ns(state.policy, job, now_ns) / 1e9
     alone = max(left + done_seconds(job), 1.0)
     return ((now_ns - job.submitted_ns) / 1e9 + left) / alone
