@@ -1,7 +1,7 @@
-"""A small simulated cluster for the tests of the cycle: it carries out actions, lets jobs end, and watches the rules.
+"""Small simulated cluster for tests of the cycle: applies actions, ends jobs, and checks the invariants.
 
-Time moves only when told to. Attempts run as long as the test says, exit as it says, and are reported as a real backend
-would report them: late, and again after a restart.
+The test sets the time, the run time of each attempt and its exit code. Attempts are reported as by a real backend:
+late, and again after a restart.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class Attempt:
 
 @dataclass
 class World:
-    """nodes: slots by name. true_seconds: how long a job really runs (default: its limit, or 100 s).
+    """Simulated cluster.
 
-    racks: 0: none are known.
+    nodes: slots by name. true_seconds: real run time of a job (default: its limit, or 100 s). racks: number of racks; 0
+    if racks are unknown.
     """
 
     nodes: dict[str, int]
@@ -69,7 +70,7 @@ class World:
     # --- what the tests do -------------------------------------------------------------------------------------------
 
     def submit(self, ranks: int, true_seconds: float | None = None, exit_code: int = 0, **spec: object) -> str:
-        """Submit a job in a cycle of its own; its id."""
+        """Submit a job in a separate cycle, and return its id."""
         self.submitted += 1
         job_id = f"j-{self.submitted:06d}"
         if true_seconds is not None:
@@ -154,8 +155,8 @@ class World:
     def nodes_of(self, job_id: str) -> set[str]:
         return {rank.slot.node for rank in self.state.jobs[job_id].ranks}
 
-    def told(self, subject: str) -> list[str]:
-        """The kinds of the entries about a subject, in order."""
+    def entry_kinds(self, subject: str) -> list[str]:
+        """Return the kinds of the log entries about a subject, in order."""
         return [entry.kind for entry in self.entries if entry.subject == subject]
 
     # --- what the cluster does ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Jobs and verdicts as a state holds them, for tests that ask one function of the policies and run no cycle."""
+"""Factories of jobs and verdicts, for tests that call single functions of the policies without a cycle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SPEC = frozenset(JobSpec.__struct_fields__) - {"name", "command"}
 
 
 def job_of(name: str, state: JobState = JobState.PENDING, **fields: Any) -> Job:
-    """A job of one rank, submitted at 0; what a specification knows goes there, the rest into the job."""
+    """Make a job of one rank, submitted at 0. Fields of a specification are set there, other fields in the job."""
     spec = {"ranks": 1} | {key: value for key, value in fields.items() if key in _SPEC}
     rest = {"submitted_ns": 0} | {key: value for key, value in fields.items() if key not in _SPEC}
     return Job(name, JobSpec(name, ("x",), **spec), state, **rest)
 
 
 def running(name: str, since: float, **fields: Any) -> Job:
-    """A gang whose first attempt has run for so many seconds."""
+    """Make a gang whose first attempt has run for this many seconds."""
     usual = {"attempt": 1, "attempt_started_ns": NOW_NS - round(since * SECOND)}
     return job_of(name, JobState.RUNNING, **(usual | fields))
 

@@ -1,4 +1,4 @@
-"""A backend without processes: attempts are records in a world that outlives controllers, as processes do."""
+"""Backend without processes: attempts are records in a world that survives controller restarts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scheduler_feedback.core.events import (
 
 @dataclass
 class Attempt:
-    """starts: how often it was really started, which must be once. exit_code: None while it runs."""
+    """One attempt. starts: number of real starts, which must be 1. exit_code: None while it runs."""
 
     action: StartGang
     starts: int = 1
@@ -29,7 +29,7 @@ class Attempt:
 
 @dataclass
 class World:
-    """What is there, whoever controls it. Backends of it come and go."""
+    """Nodes and attempts, independent of any controller or backend."""
 
     nodes: list[NodeSeen] = field(default_factory=lambda: [NodeSeen("n0", 2, (), "m"), NodeSeen("n1", 2, (), "m")])
     attempts: dict[tuple[str, int], Attempt] = field(default_factory=dict)
@@ -44,13 +44,17 @@ class World:
 
 @dataclass
 class MemoryBackend:
-    """before_apply: called with each action first; what it raises, apply raises. trouble: observe raises it."""
+    """Backend of one controller.
+
+    before_apply: called with each action first; apply passes on its exceptions. trouble: message of the error that
+    observe raises; '' for none.
+    """
 
     world: World
     before_apply: Callable[[Action], None] = lambda _: None
     trouble: str = ""
     applied: list[Action] = field(default_factory=list)
-    told: dict[tuple[str, int], str] = field(default_factory=dict)
+    reported: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def nodes(self) -> Sequence[NodeSeen]:
         return list(self.world.nodes)
@@ -76,9 +80,9 @@ class MemoryBackend:
     def _event(self, key: tuple[str, int]) -> Event | None:
         attempt = self.world.attempts.get(key)
         news = "unknown" if attempt is None else "running" if attempt.exit_code is None else "ended"
-        if self.told.get(key) == news:
+        if self.reported.get(key) == news:
             return None
-        self.told[key] = news
+        self.reported[key] = news
         if attempt is None:
             return AttemptUnknown(*key)
         ranks = range(len(attempt.action.placement))

@@ -1,20 +1,20 @@
-"""Ordeal: a small cluster that carries out what the cycle decides, and an account of its own of what may never happen.
+"""Ordeal: a small random cluster that applies the cycle's decisions and checks the invariants independently.
 
-What is checked is reckoned from the actions and from what really runs, not from the cycle's own books:
+The checks use the actions and the attempts that really run, not the cycle's own state:
 
 =====================  =================================================================================================
-all or nothing         a start names as many different slots as the gang may have ranks, all there, all free
-timeouts               nothing is decided by time alone but at a registered timeout; at rest nothing changes
-no slot twice          no slot is given out while an attempt still lives on it, or claimed for two gangs
-quota                  what a queue and all below it hold is at most its limit, and its quota where it may not borrow
-a promise is kept      the head's reservation never moves back but for what happened outside (a verdict, a node that
-                       went, a cancellation, an overrun, actions frozen, other settings); never for what was backfilled
-no starvation          who has waited past the bound stands before all that have not, of equal priority
-quarantine is bounded  findings alone never take more nodes out of use than the caps of the cluster and of a rack
-spares                 only gangs that may be stopped are started on a spare, and those that were moved there
-frozen                 nothing starts, no node changes its state but by an operator
-no harm                an attempt that did not declare that it can be restarted is stopped for a cancellation, a failure
-                       of its own or a late start alone; nothing but that is stopped while actions are frozen
+all or nothing         a start has one distinct, existing, free slot for each rank that the gang may have
+timeouts               time alone leads to a decision only at a registered timeout; an idle cycle changes nothing
+no slot twice          no slot is assigned while another attempt runs on it, or reserved for two gangs
+quota                  a queue with all queues below it holds at most its limit, or its quota if it may not borrow
+reservation            the head's reservation moves back only for outside reasons (a verdict, a lost node, a
+                       cancellation, an overrun, a freeze, a policy change), never because of backfilled jobs
+no starvation          of equal priority, starved jobs go before all others
+quarantine is bounded  verdicts alone never quarantine more nodes than the caps of the cluster and of a rack allow
+spares                 only preemptible gangs, and gangs that were moved there, start on a spare
+frozen                 no gang starts, and only operators change the state of a node
+no harm                an attempt that is not restartable is stopped only for a cancellation, its own failure or a late
+                       start; nothing else is stopped while actions are frozen
 =====================  =================================================================================================
 """
 
@@ -60,17 +60,17 @@ SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND
 
 DERIVED = 7
-"""Cycles between two checks of what is derived from the state: it takes longer than the cycle."""
+"""Cycles between two checks of derived values, because the check takes longer than a cycle."""
 
 _HARMLESS = (Submitted, AttemptRunning, Tick, FirstStep)
-"""Events after which a promise must stand; and ends, of those that were not asked to stop."""
+"""Events after which a reservation must not move back, as well as ends of jobs without a stop request."""
 
 
 @dataclass
 class Living:
-    """An attempt that lives until ends_ns, and exits with `code` then. began_ns: from when its work is counted on.
+    """An attempt that runs until ends_ns and exits with `code`.
 
-    warm_ns: of what passes, so much is its restart. seen: whether the cycle was told that it runs.
+    began_ns: start of its work. warm_ns: time of its restart. seen: whether it was reported as running.
     """
 
     slots: tuple[Slot, ...]
@@ -85,7 +85,7 @@ class Living:
 
 @dataclass
 class Ordeal:
-    """sizes: slots of each node. true_seconds: work of each job, run alone with the ranks that it asked for."""
+    """Random cluster. sizes: slots of each node. true_seconds: work of each job, alone and with its requested ranks."""
 
     sizes: tuple[int, ...]
     policy: Policy
@@ -117,7 +117,7 @@ class Ordeal:
         return NodeSeen(f"n{number}", self.sizes[number], machine=f"n{number}", rack=rack, present=present)
 
     def submit(self, *wanted: tuple[JobSpec, float, int], also: tuple[Event, ...] = ()) -> list[str]:
-        """Submit jobs (specification, seconds of work, exit code) in one cycle, with other events; their ids."""
+        """Submit jobs (specification, seconds of work, exit code) in one cycle with other events; return their ids."""
         events: list[Event] = []
         for spec, true_seconds, code in wanted:
             self.submitted += 1
@@ -131,19 +131,19 @@ class Ordeal:
         return [event.job_id for event in events if isinstance(event, Submitted)]
 
     def seen(self) -> None:
-        """Every attempt that has not been told of yet is reported as running."""
-        told = [key for key, living in self.alive.items() if not living.seen]
-        for key in told:
+        """Report every attempt that was not reported as running yet."""
+        new = [key for key, living in self.alive.items() if not living.seen]
+        for key in new:
             self.alive[key].seen = True
-        if told:
-            self.cycle(*(self._running(*key) for key in told))
+        if new:
+            self.cycle(*(self._running(*key) for key in new))
 
     def _running(self, job_id: str, attempt: int) -> AttemptRunning:
         slots = self.alive[job_id, attempt].slots
         return AttemptRunning(job_id, attempt, tuple(RankSeen(n, s.node, s.slot, 9, 9) for n, s in enumerate(slots)))
 
     def advance(self, seconds: float) -> None:
-        """Time passes; a cycle at each instant at which an attempt ends or the cycle wants to wake, and at the last."""
+        """Advance the time; run a cycle at each end of an attempt, at each timeout, and at the last instant."""
         until_ns = self.now_ns + round(seconds * SECOND)
         for _ in range(500):
             ends_ns = min((living.ends_ns for living in self.alive.values()), default=until_ns)
@@ -157,7 +157,7 @@ class Ordeal:
                 return
 
     def end(self, job_id: str, attempt: int, code: int | None = None, started: bool = True) -> AttemptEnded:
-        """The attempt is gone; the event that tells it."""
+        """Remove the attempt, and return the event that reports its end."""
         living = self.alive.pop((job_id, attempt))
         for slot in living.slots:
             del self.owner[slot]
@@ -180,7 +180,7 @@ class Ordeal:
         )
 
     def progress(self, job_id: str, attempt: int) -> float:
-        """Seconds of its work that are done and saved, as the job tells it; they count as saved from here on."""
+        """Save the job's work so far, and return it in seconds."""
         living = self.alive[job_id, attempt]
         self._count_work(job_id, living)
         living.warm_ns = max(living.warm_ns - (self.now_ns - living.began_ns), 0)
@@ -190,7 +190,7 @@ class Ordeal:
         return total - self.left_seconds[job_id]
 
     def _count_work(self, job_id: str, living: Living) -> None:
-        """What it has saved; a job that can't be restarted begins at nothing again."""
+        """Update the job's saved work. A job that is not restartable saves nothing."""
         job = self.state.jobs[job_id]
         if not job.spec.restartable:
             return
@@ -198,7 +198,7 @@ class Ordeal:
         self.left_seconds[job_id] = max(self.left_seconds[job_id] - passed * self._speed(job, len(living.slots)), 0.0)
 
     def _warms(self, job: Job) -> bool:
-        """By its limit a job is expected to run in all as long as that says, however often it is restarted."""
+        """Return whether a restart adds to the run time: not if estimates are limits, which include restarts."""
         return job.attempt > 1 and self.policy.estimates is not Estimates.LIMIT
 
     def _speed(self, job: Job, ranks: int) -> float:
@@ -265,7 +265,7 @@ class Ordeal:
         assert not watched or action.why in own, f"{action.job_id} is stopped ({action.why}) in observe mode"
         assert spec.restartable or action.why in own, f"{action.job_id} is stopped, and never said that it can be"
         if action.why is StopReason.PREEMPT:
-            assert spec.preemptible, f"{action.job_id} is stopped for others, and never said that it can be"
+            assert spec.preemptible, f"{action.job_id} is preempted, but not preemptible"
         assert not frozen or action.why is StopReason.CANCEL, f"{action.job_id} is stopped while actions are frozen"
         living = self.alive.get((action.job_id, action.attempt))
         if living is not None and living.stopping is None:
@@ -277,7 +277,7 @@ class Ordeal:
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def _check_quota(self, anew: bool) -> None:
-        """What runs and what is kept for gangs on the move. Other settings may leave a queue above; it may not grow."""
+        """Check limits against running attempts and reserved slots. After a policy change, an excess may not grow."""
         if not self.policy.queues:
             return
         queues = {queue.name: queue for queue in self.policy.queues}
@@ -312,7 +312,7 @@ class Ordeal:
                 assert first.spec.priority != job.spec.priority, f"{job.job_id} starves behind {first.job_id}"
 
     def _check_observed(self) -> None:
-        """In observe mode feedback applies nothing, and decides once for each verdict."""
+        """Check that observe mode applies no decision, and decides once for each verdict."""
         if self.policy.mode is Mode.OBSERVE and self.same_settings:
             decisions = self.state.decisions
             assert not any(decision.applied for decision in decisions)
@@ -321,7 +321,7 @@ class Ordeal:
     def _check_frozen(
         self, frozen: bool, before: dict[str, tuple[NodeState, bool, bool, float]], events: tuple[Event, ...]
     ) -> None:
-        """While actions are frozen only operators change what a node may be used for."""
+        """Check that only operators change node states while actions are frozen."""
         if not frozen or any(
             isinstance(event, NodeCommanded | VerdictJudged | NodeSeen | PolicySet) for event in events
         ):
@@ -347,7 +347,7 @@ class Ordeal:
         return {name: (n.state, n.present, n.spare, n.slowdown) for name, n in self.state.nodes.items()}
 
     def _check_promise(self, events: tuple[Event, ...], outcome: cycle.Outcome, same_nodes: bool) -> None:
-        """The head starts no later than was last promised, whatever was backfilled meanwhile."""
+        """Check that backfilled jobs do not delay the head's reserved start."""
         before, state = self.promised, self.state
         stopped = any(isinstance(action, StopGang) for action in outcome.actions)
         asked = any(job.stop_reason is not None for job in state.jobs.values())
@@ -374,7 +374,7 @@ class Ordeal:
             assert self.now_ns <= before[2], f"{before[0]} was to start, and waits"
 
     def _someone_overran(self) -> bool:
-        """Whether an attempt lives longer than the cycle could know: its limit is past, or it is slowed."""
+        """Return whether an attempt runs longer than the cycle can expect: past its limit, or slowed."""
         for (job_id, _), living in self.alive.items():
             job = self.state.jobs[job_id]
             limit = job.spec.time_limit_seconds or self.policy.default_time_limit_seconds
@@ -390,7 +390,7 @@ class Ordeal:
     # --- killed and replayed -----------------------------------------------------------------------------------------
 
     def kill(self, snapshot_first: bool) -> None:
-        """The controller dies at this event: what the journal gives back must be what was, and is gone on with."""
+        """Kill the controller at this event: the journal must restore the same state, which is then used."""
         assert decode_state(encode_state(self.state)) == self.state
         if snapshot_first:
             self.snapshot, self.journal = encode_state(self.state), []
@@ -403,12 +403,12 @@ class Ordeal:
         self.state, self.promised = state, None
 
     def nothing_by_time_alone(self, seconds: float, evaluate_all: bool) -> None:
-        """Were there no event for so long, nothing would be decided but at a registered timeout."""
+        """Check that this long without events leads to a decision only at a registered timeout."""
         self.counts["timeouts checked"] = self.counts.get("timeouts checked", 0) + 1
         check_timeouts(self.state, round(seconds * SECOND), evaluate_all)
 
     def rest(self) -> None:
-        """Cycles without events at one instant come to an end, and then change nothing but the clock."""
+        """Check that repeated cycles without events soon change nothing but the time."""
         for _ in range(20):
             if not self.cycle(Tick()).changed and self.state.idle:
                 break
@@ -419,7 +419,7 @@ class Ordeal:
         assert self.state == before
 
     def observe_again(self) -> None:
-        """After a restart the backend reports everything again: nothing is decided or changed."""
+        """Check that repeated reports of the backend, as after a restart, change nothing."""
         self.rest()
         before = decode_state(encode_state(self.state))
         seen = tuple(self._running(*key) for key, living in self.alive.items() if living.seen)
@@ -443,7 +443,7 @@ class Ordeal:
         assert not changed, changed
 
     def explain(self, job_id: str) -> None:
-        """Asking changes nothing."""
+        """Check that an explanation changes nothing."""
         before = encode_state(self.state)
         explanation = cycle.explain(self.state, job_id)
         assert explanation is not None
@@ -453,7 +453,7 @@ class Ordeal:
         assert encode_state(self.state) == before
 
     def end_well(self) -> None:
-        """Nothing bad happens any more: everything ends, or says why it never can."""
+        """Check that without further faults every job ends, or has a reason why it cannot."""
         self.cycle(FreezeSet(False), *(self.node(number) for number in range(len(self.sizes))))
         self.cycle(*(NodeCommanded(name, NodeCommand.RELEASE) for name in self.state.nodes))
         for _ in range(1000):
@@ -483,7 +483,7 @@ def _most(queue: Queue) -> int:
 
 
 def without_clock(state: State) -> State:
-    """The state without what follows from it and the time: what an idle cycle may change and no journal need hold."""
+    """Return a copy of the state without derived values, which an idle cycle may change and the journal may omit."""
     copy = decode_state(encode_state(state))
     copy.now_ns = copy.cycle = 0
     copy.idle = False

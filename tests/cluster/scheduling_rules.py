@@ -1,6 +1,6 @@
-"""What must hold after every cycle, whatever happened: one copy, for ``World`` and for ``Ordeal``.
+"""Invariants after every cycle, shared by ``World`` and ``Ordeal``.
 
-A start is checked against what really runs, and not against the cycle's own books.
+A start is checked against the attempts that really run, not against the cycle's own state.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SECOND = 1_000_000_000
 
 
 def check_start(state: State, action: StartGang, held_before: Collection[Slot], held_now: Mapping[Slot, str]) -> None:
-    """All ranks or none, on slots that are there and that nobody else has.
+    """Check that a start has all ranks, on existing slots that no other attempt holds.
 
-    held_before: slots that attempts held before the cycle. held_now: those, and what the cycle's earlier starts took.
+    held_before: slots that attempts held before the cycle. held_now: these, and those of the cycle's earlier starts.
     """
     slots = set(action.placement)
     assert not state.frozen, f"{action.job_id} starts while actions are frozen"
@@ -41,7 +41,7 @@ def check_start(state: State, action: StartGang, held_before: Collection[Slot], 
     if action.spec.kind is JobKind.PROBE:
         assert nodes == {action.spec.pinned_node}
         return
-    # A node that a verdict of the same cycle sent to quarantine was taken before: step 7 comes before step 8.
+    # A verdict may quarantine a node after the start in the same cycle: step 7 comes before step 8.
     states = {state.nodes[name].state for name in nodes}
     fresh = {name for name in nodes if state.nodes[name].since_ns == state.now_ns}
     assert NodeState.MAINTENANCE not in states, f"{action.job_id} starts on a node in maintenance"
@@ -50,7 +50,7 @@ def check_start(state: State, action: StartGang, held_before: Collection[Slot], 
 
 
 def check_claims(state: State, owners: Mapping[Slot, str]) -> None:
-    """No slot is claimed twice, nor one of a gang that stays. owners: who really lives on each slot."""
+    """Check that no slot is reserved twice, or while its gang stays. owners: the job that really runs on each slot."""
     claims: dict[Slot, str] = {}
     for job in state.jobs.values():
         for slot in job.claim:
@@ -62,40 +62,40 @@ def check_claims(state: State, owners: Mapping[Slot, str]) -> None:
 
 
 def check_books(state: State) -> None:
-    """No slot is held by two jobs, and every pending job has a reason to wait."""
+    """Check that no slot is held by two jobs, and that every pending job has a reason."""
     owners: dict[Slot, str] = {}
     for job in state.jobs.values():
         for slot in {rank.slot for rank in job.ranks} if job.state.holds_slots else ():
             assert slot not in owners, f"{slot} is held by {owners[slot]} and {job.job_id}"
             owners[slot] = job.job_id
         if job.state is JobState.PENDING:
-            assert cycle.why_waits(state, job), f"{job.job_id} waits and no one knows why"
+            assert cycle.why_waits(state, job), f"{job.job_id} is pending without a reason"
 
 
 def check_ledger(state: State) -> None:
-    """What is kept in step with the state is what would be derived from it anew."""
-    kept, anew = ledger_of(state), Ledger(state)
-    assert [kept.plan.free_on(name) for name in state.nodes] == [anew.plan.free_on(name) for name in state.nodes]
-    assert kept.plan.free_in == anew.plan.free_in
-    assert kept.plan.with_free == anew.plan.with_free
-    assert (kept.plan.crossing, kept.plan.congested) == (anew.plan.crossing, anew.plan.congested)
-    assert kept.line.order == anew.line.order
+    """Check that the updated index equals an index that is built from the state."""
+    kept, rebuilt = ledger_of(state), Ledger(state)
+    assert [kept.plan.free_on(name) for name in state.nodes] == [rebuilt.plan.free_on(name) for name in state.nodes]
+    assert kept.plan.free_in == rebuilt.plan.free_in
+    assert kept.plan.with_free == rebuilt.plan.with_free
+    assert (kept.plan.crossing, kept.plan.congested) == (rebuilt.plan.crossing, rebuilt.plan.congested)
+    assert kept.line.order == rebuilt.line.order
     assert {job: place.length_ns for job, place in kept.line.places.items()} == {
-        job: place.length_ns for job, place in anew.line.places.items()
+        job: place.length_ns for job, place in rebuilt.line.places.items()
     }
     assert [end for end in kept.ends if end.at_ns > state.now_ns] == [
-        end for end in anew.ends if end.at_ns > state.now_ns
+        end for end in rebuilt.ends if end.at_ns > state.now_ns
     ]
     for name in ("held", "claims", "claimants", "probes", "stopping", "doubtful", "running", "elastic"):
-        assert getattr(kept, name) == getattr(anew, name), name
+        assert getattr(kept, name) == getattr(rebuilt, name), name
     for name in ("excluders", "unheld", "hopeless"):
-        assert getattr(kept, name) == getattr(anew, name), name
-    assert kept.shares.held == anew.shares.held
-    assert sorted(kept.ended) == anew.ended
+        assert getattr(kept, name) == getattr(rebuilt, name), name
+    assert kept.shares.held == rebuilt.shares.held
+    assert sorted(kept.ended) == rebuilt.ended
 
 
 def check_metrics(state: State) -> None:
-    """The samples agree with the state."""
+    """Check that the metrics agree with the state."""
     samples = list(measure(state))
     value = {(name, labels): value for name, labels, value in samples}
     assert len(value) == len(samples), "no series twice"
@@ -117,14 +117,14 @@ def check_metrics(state: State) -> None:
 # --- no decision by time alone without a timeout ---------------------------------------------------------------------
 
 STEADY = frozenset({"grow", "shrink", "defragment", "migrate", "separate", "requeue", "stay"})
-"""Decisions that are evaluated again at growing distances, because their terms change steadily with time."""
+"""Decisions that are evaluated at growing intervals, because they depend on durations."""
 
 
 def check_timeouts(state: State, after_ns: int, evaluate_all: bool) -> bool:
-    """Nothing is decided so long after now, without an event, unless a timeout was registered for that time.
+    """Check that a cycle without events after after_ns decides nothing unless a timeout was registered.
 
-    evaluate_all: have the later cycle evaluate everything, as if something had happened: what is possible then, and was
-    not now, must not wait for an event. Returns whether anything was decided. The state is left as it was.
+    evaluate_all: the later cycle evaluates everything, as after an event. A decision that becomes possible by then must
+    not wait for an event. Returns whether anything was decided. The state is unchanged afterwards.
     """
     later = decode_state(encode_state(state))
     wake_ns = cycle.next_wake_ns(later)
@@ -133,14 +133,14 @@ def check_timeouts(state: State, after_ns: int, evaluate_all: bool) -> bool:
     if evaluate_all:
         forget_ledger(later)
     outcome = cycle.run(later, [Tick()], state.now_ns + after_ns)
-    # What running gangs are expected to need grows too; what a quota promises does not depend on it.
+    # The expected needs of running gangs grow with time; quotas do not depend on them.
     fair = later.policy.order is Order.FAIR and not any(entry.kind == "reclaim" for entry in outcome.entries)
     steady = STEADY | ({"preempt"} if fair else set())
-    told = [entry for entry in outcome.entries if not (evaluate_all and entry.kind in steady)]
-    if evaluate_all and len(told) < len(outcome.entries):
-        return True  # what follows from such a decision is no other one
-    assert not outcome.actions and not told, (
-        f"{after_ns / SECOND} s after {state.now_ns} it is decided {[(e.subject, e.kind, e.text) for e in told]}, and "
+    decided = [entry for entry in outcome.entries if not (evaluate_all and entry.kind in steady)]
+    if evaluate_all and len(decided) < len(outcome.entries):
+        return True  # other entries follow from that decision
+    assert not outcome.actions and not decided, (
+        f"{after_ns / SECOND} s after {state.now_ns} it decides {[(e.subject, e.kind, e.text) for e in decided]}, and "
         f"the next timeout is {'none' if wake_ns is None else f'{(wake_ns - state.now_ns) / SECOND} s after it'}"
     )
     return bool(outcome.entries)

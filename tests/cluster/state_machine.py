@@ -1,4 +1,4 @@
-"""A hypothesis state machine over ``Ordeal``: whatever users, operators, detectors and the cluster do, in any order.
+"""Hypothesis state machine over ``Ordeal``: actions of users, operators, detectors and the cluster in any order.
 
 ``tests/policies/test_state_machine.py`` runs a little of it with each test run; ``python -m benchmarks.invariants``
 runs millions of steps.
@@ -116,7 +116,7 @@ on the job before it)."""
 
 
 def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -> JobSpec:
-    """The specification with what can't be drawn by itself, all of it allowed together."""
+    """Complete the specification with fields that depend on each other, in valid combinations."""
     changes: dict[str, Any] = {
         "restartable": traits["restartable"],
         "preemptible": traits["preemptible"] and traits["restartable"],
@@ -135,11 +135,11 @@ def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -
 
 
 class Invariants(RuleBasedStateMachine):
-    """The rules; ``Ordeal`` checks after every cycle. steps: rules run by all machines of this process."""
+    """Rules of the machine; ``Ordeal`` checks after every cycle. steps: rules run by all machines of this process."""
 
     steps = 0
     cycles = 0
-    counts: dict[str, int] = {}  # noqa: RUF012 - of the class, for the account of a whole run
+    counts: dict[str, int] = {}  # noqa: RUF012 - shared by all machines, for the summary of a run
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Invariants(RuleBasedStateMachine):
         calm=st.booleans(),
     )
     def begin(self, sizes: list[int], policy: Policy, estimates: Estimates, racks: int, calm: bool) -> None:
-        """A world; in a calm one nothing goes wrong and run times are known, so that every promise must be kept."""
+        """Create a cluster. In a calm one nothing fails and run times are known, so every reservation must be kept."""
         self.calm = calm
         if calm:
             known = Estimates.LIMIT if estimates is Estimates.HISTORY else estimates
@@ -164,7 +164,7 @@ class Invariants(RuleBasedStateMachine):
         self.world = Ordeal(tuple(sizes), policy, racks)
 
     def teardown(self) -> None:
-        if sys.exc_info()[0] is not None:  # what went wrong is told as it is, not by what follows from it
+        if sys.exc_info()[0] is not None:  # report the original failure, not its consequences
             return
         self.world.end_well()
         Invariants.cycles += self.world.cycles
@@ -191,7 +191,7 @@ class Invariants(RuleBasedStateMachine):
         others: list[tuple[Any, ...]],
         leaving: int,
     ) -> None:
-        """Jobs of every kind come in one cycle; in some a job is cancelled or fails at the same moment."""
+        """Submit jobs of every kind in one cycle; sometimes a job is cancelled or fails at the same time."""
         Invariants.steps += 1
         wanted: list[tuple[JobSpec, float, int]] = []
         exact = self.world.policy.estimates is Estimates.EXACT
@@ -212,18 +212,18 @@ class Invariants(RuleBasedStateMachine):
         array: int,
         after: bool,
     ) -> tuple[JobSpec, float, int]:
-        """A job of somebody who knows nothing of us: one rank mostly, no progress, and no idea how long it takes."""
+        """Submit a job without any gangwatch options: mostly one rank, no progress reports, no known run time."""
         spec = JobSpec(
             "ordinary", ("python", "work.py"), ranks, queue=queue, array_size=array, grace_seconds=2.0,
             time_limit_seconds=None if limit is None or self.calm else limit * seconds,
             after=(Dependency(f"j{self.world.submitted + before}", After.ENDED),) if after else (),
         )  # fmt: skip
-        if self.calm:  # nothing takes longer than is known
+        if self.calm:  # run times are known
             spec = structs.replace(spec, time_limit_seconds=float(seconds), exact_seconds=float(seconds))
         return spec, float(seconds), int(fails and not self.calm)
 
     def _leaves(self, number: int) -> tuple[Event, ...]:
-        """In one of four cycles with submissions a running job leaves too: it is cancelled, or has died."""
+        """In one of four cycles with submissions, a running job is also cancelled or fails."""
         job_id = self._held(number)
         if self.calm or number >= 2 or job_id is None or not self._lives(job_id):
             return ()
@@ -238,7 +238,7 @@ class Invariants(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 1.0, 7.0, 30.0]),
     )
     def rush(self, gangs: list[tuple[int, int]], stops: bool, together: bool, seconds: float) -> None:
-        """Many come at once and what has room runs: most of what is interesting needs a full cluster and a queue."""
+        """Submit many jobs at once: most interesting cases need a full cluster and a queue."""
         Invariants.steps += len(gangs)
         plain = [
             (
@@ -282,21 +282,21 @@ class Invariants(RuleBasedStateMachine):
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, code=st.sampled_from([1, 137]))
     def fail(self, number: int, code: int) -> None:
-        """A rank of a running gang exits with an error."""
+        """Let a rank of a running gang exit with an error."""
         if (job_id := self._held(number)) is not None and self._lives(job_id):
             self.world.cycle(RankFailed(job_id, self.world.state.jobs[job_id].attempt, 0, code))
 
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, started=st.booleans())
     def crash(self, number: int, started: bool) -> None:
-        """All of it is gone at once."""
+        """End all ranks of a gang at once."""
         if (job_id := self._held(number)) is not None and self._lives(job_id):
             self.world.cycle(self.world.end(job_id, self.world.state.jobs[job_id].attempt, 137, started))
 
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL)
     def refuse(self, number: int) -> None:
-        """The backend could not do what was asked."""
+        """Let the backend refuse an action."""
         job_id = self._held(number)
         if job_id is None or not self._lives(job_id):
             return
@@ -308,7 +308,7 @@ class Invariants(RuleBasedStateMachine):
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL)
     def lose(self, number: int) -> None:
-        """The backend knows nothing of the attempt."""
+        """Let the backend report that it has no record of an attempt."""
         if (job_id := self._held(number)) is not None and self._lives(job_id):
             attempt = self.world.state.jobs[job_id].attempt
             self._vanish(job_id, attempt)
@@ -328,7 +328,7 @@ class Invariants(RuleBasedStateMachine):
 
     @rule(number=SMALL)
     def progress(self, number: int) -> None:
-        """A job tells how far it is."""
+        """Let a job report its progress."""
         job_id = self._held(number)
         if job_id is None or not self._lives(job_id) or self.world.policy.estimates is Estimates.LIMIT:
             return
@@ -340,7 +340,7 @@ class Invariants(RuleBasedStateMachine):
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, present=st.booleans())
     def node_seen(self, number: int, present: bool) -> None:
-        """A node goes, or comes back; what lives on it is not touched by that."""
+        """Remove a node, or bring it back; attempts on it continue."""
         Invariants.steps += 1
         self.world.cycle(self.world.node(number % len(self.world.sizes), present))
 
@@ -366,7 +366,7 @@ class Invariants(RuleBasedStateMachine):
     @precondition(lambda self: not self.calm)
     @rule(policy=POLICIES)
     def settle_otherwise(self, policy: Policy) -> None:
-        """Other settings, reloaded while everything runs; estimates of the same kind."""
+        """Reload other settings, with the same kind of estimates."""
         Invariants.steps += 1
         self.world.cycle(PolicySet(replace(policy, estimates=self.world.policy.estimates)))
 
@@ -375,7 +375,7 @@ class Invariants(RuleBasedStateMachine):
         evaluate_all=st.booleans(),
     )
     def wait(self, seconds: float, evaluate_all: bool) -> None:
-        """Were there nothing but time, nothing would be decided without a timeout."""
+        """Check that time alone leads to no decision without a timeout."""
         Invariants.steps += 1
         self.world.nothing_by_time_alone(seconds, evaluate_all)
 
@@ -439,7 +439,7 @@ class Invariants(RuleBasedStateMachine):
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, rank=SMALL, slowdown=st.sampled_from([1.3, 2.0, 5.0]))
     def accuse(self, number: int, rank: int, slowdown: float) -> None:
-        """A sure verdict, of the kind that moves gangs and takes nodes out of use."""
+        """Report a verdict with high confidence, of a kind that moves gangs and quarantines nodes."""
         self.verdict(number, rank, slowdown, Kind.STRAGGLER, Cause.COMPUTE, 0.99, 5, named=False)
 
     @precondition(lambda self: self.world.state.verdicts)

@@ -31,7 +31,7 @@ def test_nothing_left_out_decides_exactly_the_same() -> None:
     assert outcomes == world.outcomes
     assert encode_state(world.initial) == before, "the given state is left as it was"
     assert set(start_times(outcomes)) == {(a, 1), (a, 2), (b, 1), (c, 1), ("probe-n1-1", 1)}
-    assert "backfilled" in world.told(c)
+    assert "backfilled" in world.entry_kinds(c)
 
 
 def test_without_the_backfilled_job_the_head_starts_at_the_same_time() -> None:

@@ -51,13 +51,13 @@ def asked(line: WaitingLine, free: int, beside: int, window: float | None) -> st
         (0, 0, 50.0, ""),
     ],
 )
-def test_those_are_asked_that_may_find_room_for_as_long_as_they_run(
+def test_candidates_are_jobs_that_may_fit_for_their_run_time(
     free: int, beside: int, window: float | None, names: str
 ) -> None:
     assert asked(line_of(**MIXED), free, beside, window) == names
 
 
-def test_a_kind_for_which_there_is_no_room_is_asked_no_more() -> None:
+def test_a_kind_without_room_yields_no_more_candidates() -> None:
     names = ""
     for key, kind, length_ns, chance in candidates(line_of(**MIXED), 8, 8, 50 * SECOND):
         names += key[-1]
@@ -73,7 +73,7 @@ def test_a_kind_for_which_there_is_no_room_is_asked_no_more() -> None:
     assert names == "abde", "the short ones of it may still find some"
 
 
-def test_whoever_is_started_leaves_the_line_and_nobody_behind_it_is_passed_over() -> None:
+def test_a_started_job_leaves_the_queue_and_no_later_job_is_skipped() -> None:
     line = line_of(**dict.fromkeys("abcdef", (2, 100)))
     names = ""
     for key, _, _, _ in candidates(line, 8, 8, 50 * SECOND):
@@ -83,7 +83,7 @@ def test_whoever_is_started_leaves_the_line_and_nobody_behind_it_is_passed_over(
     assert (names, [key[-1] for key in line.order]) == ("abcdef", ["c", "e"])
 
 
-def test_of_some_alone_those_are_asked_that_fit_into_what_is_free() -> None:
+def test_only_yields_the_given_jobs_that_fit_into_free_slots() -> None:
     line = line_of(**MIXED)
     found = [key[-1] for key, _, _, _ in only(line, ["g", "b", "a", "unknown"], 4)]
     assert found == ["a", "g"]
@@ -99,7 +99,7 @@ def backfill_of(free: int, reserved: int) -> tuple[Backfill, Plan]:
     return Backfill(plan, Reservation("head", NOW_NS + 50 * SECOND, slots), NOW_NS), plan
 
 
-def test_what_one_takes_no_other_gets_whether_for_a_short_time_or_a_long_one() -> None:
+def test_slots_of_a_backfilled_job_are_taken_for_short_and_long_jobs() -> None:
     for order in ("short first", "long first", "short after a look"):
         backfill, plan = backfill_of(6, 3)
         if order == "short after a look":
@@ -116,7 +116,7 @@ def test_what_one_takes_no_other_gets_whether_for_a_short_time_or_a_long_one() -
         assert backfill.unreserved.free(Tier.HEALTHY) + len(set(taken) - {Slot("n0", n) for n in range(3)}) == 3
 
 
-def test_what_is_reserved_is_lent_for_a_short_time_alone() -> None:
+def test_only_short_jobs_use_reserved_slots() -> None:
     backfill, plan = backfill_of(4, 3)
     assert backfill.place_unreserved(Policy(), job_of("j", ranks=2)) is None
     assert plan.free(Tier.HEALTHY) == 4
@@ -131,7 +131,7 @@ def test_what_is_reserved_is_lent_for_a_short_time_alone() -> None:
 # --- slow nodes and the line -----------------------------------------------------------------------------------------
 
 
-def test_a_gang_of_a_certain_shape_can_not_count_on_healthy_nodes_alone() -> None:
+def test_a_gang_with_placement_requirements_may_reserve_slow_nodes() -> None:
     """How many healthy slots there are says nothing about one domain of them."""
     slow = Node("n2", 2, slowdown=2.0)
     slow.state = NodeState.SUSPECT
@@ -144,7 +144,7 @@ def test_a_gang_of_a_certain_shape_can_not_count_on_healthy_nodes_alone() -> Non
     assert not waits_for_healthy(Plan([Node("n0", 4)]), job_of("j", ranks=2), None), "none is slow"
 
 
-def test_a_slow_node_is_wanted_as_soon_as_one_of_those_that_could_use_it_has_waited() -> None:
+def test_a_slow_node_is_wanted_once_a_job_that_gains_from_it_has_waited() -> None:
     world = World({"n0": 2, "n1": 2})
     world.submit(4, 10_000.0, time_limit_seconds=10_000.0)
     world.running()
@@ -175,7 +175,7 @@ def test_a_node_that_the_cap_keeps_in_use_is_used_last() -> None:
 
 
 @pytest.mark.parametrize(("said", "counted"), [(40.0, 40.0), (-5.0, 0.0), (500.0, 60.0)])
-def test_an_attempt_ended_when_its_shim_says_between_its_start_and_now(said: float, counted: float) -> None:
+def test_the_end_reported_by_the_shim_is_bounded_by_start_and_now(said: float, counted: float) -> None:
     world = World({"n0": 2})
     job_id = world.submit(2, 1000.0)
     world.running()

@@ -73,7 +73,7 @@ def log_of_command(gangs: LocalGangs) -> str:
     return Path(attempt_files.checkpoint_log(str(gangs.state_folder), "j-1", 1)).read_text()
 
 
-def test_every_rank_is_told_to_stop_after_the_job_is_saved(gangs: LocalGangs, tmp_path: Path) -> None:
+def test_ranks_are_stopped_after_the_checkpoint_command(gangs: LocalGangs, tmp_path: Path) -> None:
     running(gangs, tmp_path / "job")
     told = "open('model', 'w').write(' '.join(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'GIVEN')))"
     ended = stop(gangs, sys.executable, "-c", f"import os, time; time.sleep(0.5); {told}; print('a word')")
@@ -93,7 +93,7 @@ def test_no_shell_sees_the_command(gangs: LocalGangs, tmp_path: Path) -> None:
     assert not (tmp_path / "job" / "x").exists()
 
 
-def test_a_command_that_fails_is_told_of_and_the_stop_goes_on(gangs: LocalGangs, tmp_path: Path) -> None:
+def test_a_failed_command_is_logged_and_the_stop_continues(gangs: LocalGangs, tmp_path: Path) -> None:
     running(gangs, tmp_path / "job")
     ended = stop(gangs, *python("raise SystemExit(3)"))
     assert ended.checkpointed is not None and ended.checkpointed.exit_code == 3
@@ -101,7 +101,7 @@ def test_a_command_that_fails_is_told_of_and_the_stop_goes_on(gangs: LocalGangs,
     gangs.assert_nothing_left()
 
 
-def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(gangs: LocalGangs, tmp_path: Path) -> None:
+def test_a_command_past_its_timeout_is_killed_with_its_children(gangs: LocalGangs, tmp_path: Path) -> None:
     running(gangs, tmp_path / "job")
     ended = stop(gangs, "sh", "-c", "sleep 300 & sleep 300", seconds=0.5)
     assert ended.checkpointed is not None and ended.checkpointed.exit_code is None
@@ -110,7 +110,7 @@ def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(gangs: L
     gangs.assert_nothing_left()
 
 
-def test_a_program_that_has_gone_since_saves_nothing_and_says_so(gangs: LocalGangs, tmp_path: Path) -> None:
+def test_a_missing_program_saves_nothing_and_is_logged(gangs: LocalGangs, tmp_path: Path) -> None:
     running(gangs, tmp_path / "job", 1)
     ended = stop(gangs, "no-such-program")
     assert ended.checkpointed is not None and ended.checkpointed.exit_code is None
@@ -124,7 +124,7 @@ def test_a_program_that_does_not_exist_keeps_the_gang_from_starting(gangs: Local
     assert not ended.started and "the program of the checkpoint command is not on the job's PATH" in ended.reason
 
 
-def test_what_the_command_itself_ends_counts_as_saved(gangs: LocalGangs, tmp_path: Path) -> None:
+def test_a_job_ended_by_its_command_counts_as_saved(gangs: LocalGangs, tmp_path: Path) -> None:
     running(gangs, tmp_path / "job", 2)
     pids = [json.loads(path.read_text())["pid"] for path in gangs.rank_files()]
     ended = stop(
@@ -160,7 +160,7 @@ def stop_for(state: State, why: StopReason) -> tuple[StopGang, str]:
 
 
 @pytest.mark.parametrize("why", list(StopReason))
-def test_only_what_goes_on_is_saved(why: StopReason) -> None:
+def test_only_jobs_that_resume_are_saved(why: StopReason) -> None:
     action, text = stop_for(cluster(SPEC), why)
     saves = why in (StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE)
     assert action.checkpoint_command == (("save", "--now") if saves else ())
@@ -168,7 +168,7 @@ def test_only_what_goes_on_is_saved(why: StopReason) -> None:
     assert ("save within 60 s, then SIGTERM" in text) is saves
 
 
-def test_a_stop_is_asked_for_again_only_once_command_and_grace_are_over() -> None:
+def test_a_stop_is_repeated_only_after_command_and_grace() -> None:
     state = cluster(replace(SPEC, checkpoint_timeout_seconds=100.0, grace_seconds=30.0), start_timeout_seconds=60.0)
     stop_for(state, StopReason.MIGRATE)
     assert state.jobs["a"].not_before_ns == BEGIN_NS + (3 + 100 + 30 + 60) * 10**9
@@ -182,7 +182,7 @@ def test_a_stop_is_asked_for_again_only_once_command_and_grace_are_over() -> Non
         (Checkpointed(None, 60.0, "it had not ended within 60 s"), "saved nothing: it had not ended within 60 s"),
     ],
 )
-def test_what_came_of_it_stands_in_the_journal_and_in_the_story(done: Checkpointed, words: str) -> None:
+def test_the_result_is_in_the_journal_and_in_the_story(done: Checkpointed, words: str) -> None:
     state = cluster(SPEC)
     stop_for(state, StopReason.PREEMPT)
     ended = AttemptEnded("a", 1, (RankExit(0, 0),), signalled=True, checkpointed=done)
@@ -191,7 +191,7 @@ def test_what_came_of_it_stands_in_the_journal_and_in_the_story(done: Checkpoint
     assert len(told) == 1 and words in told[0].text
 
 
-def test_a_save_on_command_loses_nothing_and_may_take_command_and_grace() -> None:
+def test_a_save_on_request_loses_no_work_and_may_take_command_and_grace() -> None:
     state = cluster(replace(SPEC, checkpoint_interval_seconds=600.0, grace_seconds=30.0))
     job = state.jobs["a"]
     assert unsaved_seconds(job, BEGIN_NS + 500 * 10**9) == 0.0
@@ -210,5 +210,5 @@ def test_a_save_on_command_loses_nothing_and_may_take_command_and_grace() -> Non
         ({"restartable": False}, "a checkpoint command needs restartable"),
     ],
 )
-def test_a_command_that_cannot_be_is_refused(changes: dict[str, object], words: str) -> None:
+def test_an_invalid_command_is_refused(changes: dict[str, object], words: str) -> None:
     assert words in (admit_check(cluster(SPEC), replace(SPEC, **changes)) or "")  # type: ignore[arg-type]

@@ -18,14 +18,14 @@ def job(ranks: int, constraint: str = "") -> Job:
     return Job("j", JobSpec("j", ("x",), ranks, constraint=constraint), JobState.PENDING, 0)
 
 
-def test_a_gang_lies_only_where_its_constraint_is_met() -> None:
+def test_a_gang_is_placed_only_where_its_constraint_is_met() -> None:
     nodes = [Node("n1", 4, refuses=("zone-a",)), Node("n2", 4), Node("n3", 4, refuses=("zone-b",))]
     assert {slot.node for slot in place(Plan(nodes), job(8, "zone-a")) or ()} == {"n2", "n3"}
     assert place(Plan(nodes), job(9, "zone-a")) is None
     assert {slot.node for slot in place(Plan(nodes), job(12)) or ()} == {"n1", "n2", "n3"}
 
 
-def test_what_the_cluster_could_hold_counts_no_node_that_refuses() -> None:
+def test_capacity_excludes_nodes_that_refuse_the_job() -> None:
     capacity = Capacity({"n1": Node("n1", 4, refuses=("zone-a",)), "n2": Node("n2", 4)})
     assert capacity.shared(job(8, "zone-a")) == 4
     assert not capacity.could_hold(job(8, "zone-a"))

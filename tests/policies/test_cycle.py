@@ -28,14 +28,14 @@ from scheduler_feedback.policies.index.scheduling_index import forget_ledger
 from tests.cluster.cycle_world import SECOND, START_NS, World
 
 
-def test_time_never_falls() -> None:
+def test_time_never_goes_back() -> None:
     state = State()
     assert cycle.run(state, [], START_NS).now_ns == START_NS
     assert cycle.run(state, [], START_NS - SECOND).now_ns == START_NS
     assert state.now_ns == START_NS
 
 
-def test_what_was_cancelled_while_no_controller_ran_is_cancelled_and_not_failed() -> None:
+def test_a_job_cancelled_without_a_controller_is_cancelled_and_not_failed() -> None:
     world = World({"n0": 2})
     job_id = world.submit(2)
     world.cycle()
@@ -55,7 +55,7 @@ def test_a_job_runs_and_completes() -> None:
     world.advance(60.0)
     assert (job.state, job.end_reason) == (JobState.COMPLETED, "all ranks exited with 0")
     assert [rank.exit_code for rank in job.ranks] == [0, 0, 0]
-    assert world.told(job_id) == ["submitted", "started", "running", "ended"]
+    assert world.entry_kinds(job_id) == ["submitted", "started", "running", "ended"]
 
 
 def test_first_come_first_served() -> None:
@@ -67,7 +67,7 @@ def test_first_come_first_served() -> None:
     assert [world.started[job] for job in jobs] == [START_NS + n * 10 * SECOND for n in range(3)]
 
 
-def test_a_submission_is_taken_in_once_and_a_malformed_one_fails_at_once() -> None:
+def test_a_submission_is_idempotent_and_a_malformed_one_fails_at_once() -> None:
     world = World({"n0": 2})
     spec = JobSpec("a", ("x",), 1)
     world.cycle(Submitted("j-1", spec))
@@ -76,7 +76,7 @@ def test_a_submission_is_taken_in_once_and_a_malformed_one_fails_at_once() -> No
     assert world.state.jobs["j-2"].end_reason == "the command is empty"
 
 
-def test_a_job_too_large_for_the_cluster_as_it_is_now_waits_and_says_why_and_does_not_hold_up_others() -> None:
+def test_a_job_too_large_for_the_available_nodes_waits_with_a_reason_and_blocks_no_other() -> None:
     world = World({"n0": 2, "n1": 2})
     world.cycle(NodeSeen("n1", 2, present=False))
     large = world.submit(4)
@@ -131,7 +131,7 @@ def test_a_failure_is_retried_as_often_as_the_job_allows() -> None:
         ((0, 255), "rank 1 exited with 255"),
     ],
 )
-def test_why_an_attempt_failed_is_said_in_words(codes: tuple[int | None, ...], reason: str) -> None:
+def test_the_reason_of_a_failure_is_a_sentence(codes: tuple[int | None, ...], reason: str) -> None:
     world = World({"n0": 2})
     job_id = world.submit(2, 1000.0)
     world.running()
@@ -150,7 +150,7 @@ def test_a_command_that_does_not_exist_is_not_tried_again() -> None:
     assert job.end_reason == "it could not be started: rank 0 on n0: no such file: train"
 
 
-def test_a_start_that_takes_too_long_is_given_up() -> None:
+def test_a_start_past_its_timeout_fails() -> None:
     world = World({"n0": 1}, Policy(start_timeout_seconds=10.0))
     job_id = world.submit(1, 1000.0)
     world.now_ns += 9 * SECOND
@@ -162,7 +162,7 @@ def test_a_start_that_takes_too_long_is_given_up() -> None:
     assert world.state.jobs[job_id].end_reason == "not all of its ranks started within 10 s"
 
 
-def test_an_attempt_that_was_never_carried_out_is_decided_anew_and_counts_as_no_retry() -> None:
+def test_a_lost_start_is_repeated_without_a_retry() -> None:
     world = World({"n0": 1})
     job_id = world.submit(1, 1000.0)
     world.alive.clear()
@@ -172,7 +172,7 @@ def test_an_attempt_that_was_never_carried_out_is_decided_anew_and_counts_as_no_
 
 
 @pytest.mark.parametrize(("restartable", "state"), [(True, JobState.STARTING), (False, JobState.FAILED)])
-def test_an_attempt_that_ran_and_left_no_trace_is_never_run_twice_unasked(restartable: bool, state: JobState) -> None:
+def test_a_lost_attempt_is_repeated_only_if_restartable(restartable: bool, state: JobState) -> None:
     world = World({"n0": 1})
     job_id = world.submit(1, 1000.0, restartable=restartable)
     world.running()
@@ -215,7 +215,7 @@ def test_refused_starts_wait_for_their_pause_at_the_head_of_the_queue_and_behind
     assert world.job_state(behind) is JobState.PENDING, "the other has its slot"
 
 
-def test_a_refused_stop_is_asked_for_again() -> None:
+def test_a_refused_stop_is_repeated() -> None:
     world = World({"n0": 1}, Policy(retry_backoff_seconds=5.0))
     job_id = world.submit(1, 1000.0)
     world.running()
@@ -226,7 +226,7 @@ def test_a_refused_stop_is_asked_for_again() -> None:
     assert isinstance(again, StopGang) and again.attempt == 1 and again.action_id != stop.action_id
 
 
-def test_a_stop_that_nothing_comes_of_is_asked_for_again() -> None:
+def test_a_stop_without_effect_is_repeated() -> None:
     world = World({"n0": 1}, Policy(start_timeout_seconds=10.0))
     job_id = world.submit(1, 1000.0, grace_seconds=5.0)
     world.running()
@@ -237,7 +237,7 @@ def test_a_stop_that_nothing_comes_of_is_asked_for_again() -> None:
     assert len(world.cycle(Tick()).actions) == 1
 
 
-def test_what_is_told_of_another_attempt_changes_nothing() -> None:
+def test_reports_of_other_attempts_change_nothing() -> None:
     world = World({"n0": 1})
     job_id = world.submit(1, 1000.0, max_retries=1)
     world.running()
@@ -265,7 +265,7 @@ def test_what_is_told_of_another_attempt_changes_nothing() -> None:
 # --- cancelling ------------------------------------------------------------------------------------------------------
 
 
-def test_a_waiting_job_is_cancelled_at_once_and_a_running_one_when_it_is_gone() -> None:
+def test_a_pending_job_is_cancelled_at_once_and_a_running_one_at_its_end() -> None:
     world = World({"n0": 1})
     running, waiting = world.submit(1, 1000.0), world.submit(1)
     world.running()
@@ -291,7 +291,7 @@ def test_a_rank_that_dies_of_the_cancel_is_no_failure() -> None:
 # --- freezing --------------------------------------------------------------------------------------------------------
 
 
-def test_frozen_everything_is_taken_in_and_nothing_is_done() -> None:
+def test_while_frozen_events_are_applied_and_nothing_starts() -> None:
     world = World({"n0": 2, "n1": 2})
     running = world.submit(2, 1000.0, max_retries=1)
     world.running()
@@ -307,7 +307,7 @@ def test_frozen_everything_is_taken_in_and_nothing_is_done() -> None:
     assert {(type(a), a.job_id) for a in outcome.actions} == {(StopGang, running), (StartGang, waiting)}
 
 
-def test_frozen_an_operator_can_still_cancel() -> None:
+def test_while_frozen_an_operator_can_still_cancel() -> None:
     world = World({"n0": 1})
     job_id = world.submit(1, 1000.0)
     world.running()
@@ -319,7 +319,7 @@ def test_frozen_an_operator_can_still_cancel() -> None:
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_in_maintenance_keeps_what_runs_and_takes_nothing_new() -> None:
+def test_a_node_in_maintenance_keeps_its_jobs_and_gets_no_new_ones() -> None:
     world = World({"n0": 1, "n1": 1})
     first = world.submit(1, 50.0)
     world.running()
@@ -334,7 +334,7 @@ def test_a_node_in_maintenance_keeps_what_runs_and_takes_nothing_new() -> None:
     assert world.nodes_of(third) == {"n0"}
 
 
-def test_nodes_that_come_change_and_go_leave_a_story() -> None:
+def test_node_changes_are_logged() -> None:
     world = World({"n0": 1})
     world.cycle(NodeSeen("n0", 1))
     world.cycle(NodeSeen("n0", 3))
@@ -342,14 +342,14 @@ def test_nodes_that_come_change_and_go_leave_a_story() -> None:
     world.cycle(NodeSeen("n0", 3, present=False))
     world.cycle(NodeSeen("n0", 3))
     world.cycle(NodeSeen("ghost", 1, present=False))
-    assert world.told("node:n0") == ["seen", "seen", "absent", "seen"]
+    assert world.entry_kinds("node:n0") == ["seen", "seen", "absent", "seen"]
     assert list(world.state.nodes) == ["n0"]
 
 
 # --- explaining ------------------------------------------------------------------------------------------------------
 
 
-def test_explain_tells_the_head_what_it_waits_for_and_until_when() -> None:
+def test_explain_names_what_the_head_waits_for_and_its_expected_start() -> None:
     world = World({"n0": 2, "n1": 2})
     first = world.submit(3, time_limit_seconds=100.0)
     head = world.submit(4, time_limit_seconds=10.0)
@@ -370,7 +370,7 @@ def test_explain_tells_the_head_what_it_waits_for_and_until_when() -> None:
     assert cycle.explain(world.state, "j-none") is None
 
 
-def test_the_promise_of_explain_is_kept() -> None:
+def test_the_expected_start_of_explain_is_met() -> None:
     world = World({"n0": 2, "n1": 2})
     for ranks in (3, 4, 2, 3, 1):
         world.submit(ranks, time_limit_seconds=40.0)
@@ -385,7 +385,7 @@ def test_the_promise_of_explain_is_kept() -> None:
         assert at_ns is None or world.started[job_id] <= at_ns
 
 
-def test_ended_jobs_are_forgotten_beyond_a_bound_and_live_ones_never() -> None:
+def test_ended_jobs_are_dropped_beyond_a_bound_and_active_ones_never() -> None:
     world = World({"n0": 1}, Policy(ended_jobs_kept=10))
     for _ in range(30):
         world.submit(1, time_limit_seconds=1.0)
@@ -397,7 +397,7 @@ def test_ended_jobs_are_forgotten_beyond_a_bound_and_live_ones_never() -> None:
     assert "j-000030" in world.state.jobs
 
 
-def test_nothing_is_kept_for_a_head_that_was_cancelled() -> None:
+def test_a_cancelled_head_loses_its_reservation() -> None:
     world = World({"n0": 4})
     world.submit(3, 1000.0, time_limit_seconds=1000.0)
     head = world.submit(4, 1000.0, time_limit_seconds=1000.0)
@@ -408,7 +408,7 @@ def test_nothing_is_kept_for_a_head_that_was_cancelled() -> None:
     assert world.job_state(waiting) is JobState.STARTING
 
 
-def test_what_became_of_a_job_is_not_forgotten_while_another_depends_on_it() -> None:
+def test_an_ended_job_is_kept_while_another_depends_on_it() -> None:
     world = World({"n0": 1}, Policy(ended_jobs_kept=2))
     first = world.submit(1, 10.0)
     world.running()
@@ -425,7 +425,7 @@ def test_what_became_of_a_job_is_not_forgotten_while_another_depends_on_it() -> 
     assert world.job_state(dependent) is JobState.STARTING
 
 
-def test_a_pause_that_ends_while_nobody_looks_is_noticed_by_the_next_cycle_after_a_restart() -> None:
+def test_a_pause_that_ended_during_a_restart_is_noticed_by_the_next_cycle() -> None:
     world = World({"n0": 1})
     job_id = world.submit(1)
     world.alive.clear()

@@ -30,9 +30,7 @@ def test_every_order_that_the_policy_can_name_has_a_rule() -> None:
 
 @pytest.mark.parametrize("backfill", list(Backfilling))
 @pytest.mark.parametrize("preempt", [False, True])
-def test_read_back_between_any_two_cycles_of_a_busy_day_it_decides_the_same(
-    backfill: Backfilling, preempt: bool
-) -> None:
+def test_a_state_restored_between_any_two_cycles_decides_the_same(backfill: Backfilling, preempt: bool) -> None:
     policy = Policy(order=Order.SRSF, backfill=backfill, preempt=preempt, estimates=Estimates.EXACT)
     world = World({"n0": 2, "n1": 2, "n2": 2}, policy, round_trips=False, racks=2)
     for number in range(14):
@@ -48,7 +46,7 @@ def test_read_back_between_any_two_cycles_of_a_busy_day_it_decides_the_same(
         assert state == world.state
 
 
-def test_no_gang_is_stopped_so_that_an_elastic_one_gets_more_than_its_least() -> None:
+def test_no_gang_is_stopped_to_give_an_elastic_one_more_than_its_minimum() -> None:
     policy = Policy(order=Order.SRSF, preempt=True, estimates=Estimates.EXACT)
     world = World({"n0": 2, "n1": 2}, policy)
     runs = world.submit(2, 30.0, exact_seconds=30.0, restartable=True, preemptible=True)
@@ -59,7 +57,7 @@ def test_no_gang_is_stopped_so_that_an_elastic_one_gets_more_than_its_least() ->
     assert len(world.state.jobs[elastic].ranks) == 2
 
 
-def test_a_cycle_that_came_too_early_for_a_look_is_journalled_where_it_used_up_the_reason_for_one() -> None:
+def test_a_cycle_that_defers_a_preemption_pass_is_journalled() -> None:
     policy = Policy(order=Order.LAS, preempt=True, replan_seconds=7.0, las_thresholds=(20.0, 200.0))
     world = World({"n0": 2}, policy)
 
@@ -80,7 +78,7 @@ def test_a_cycle_that_came_too_early_for_a_look_is_journalled_where_it_used_up_t
     assert [one.actions for one in again if one.actions] == [one.actions for one in world.outcomes if one.actions]
 
 
-def test_those_that_fall_in_one_look_stand_as_they_started_whatever_a_ledger_has_them_in() -> None:
+def test_jobs_that_fall_in_one_pass_are_ordered_by_their_start() -> None:
     """A ledger of long standing holds them as they started, a new one by id."""
     world = World({"n0": 4}, Policy(order=Order.LAS, preempt=True, las_thresholds=(20.0, 200.0)))
     for _ in range(3):
@@ -117,7 +115,7 @@ def test_with_exact_estimates_backfill_delays_no_reserved_head(
 
 
 @pytest.mark.parametrize("backfill", [Backfilling.NONE, Backfilling.EASY, Backfilling.CONSERVATIVE])
-def test_whoever_gives_up_waiting_lets_those_behind_it_start_at_once(backfill: Backfilling) -> None:
+def test_a_job_that_leaves_the_queue_lets_later_jobs_start_at_once(backfill: Backfilling) -> None:
     """Found by the state machine, seed 20027: without backfill nobody was looked at until something else happened."""
     world = World({"n0": 2}, Policy(estimates=Estimates.EXACT, backfill=backfill))
     world.submit(1, 100.0, exact_seconds=100.0)
@@ -131,7 +129,7 @@ def test_whoever_gives_up_waiting_lets_those_behind_it_start_at_once(backfill: B
 
 @pytest.mark.parametrize("order", [Order.SJF, Order.SRTF, Order.SRSF, Order.LAS, Order.THEMIS, Order.FAIR])
 @pytest.mark.parametrize("preempt", [False, True])
-def test_nobody_starves_past_the_bound(order: Order, preempt: bool) -> None:
+def test_no_job_waits_past_the_starvation_bound(order: Order, preempt: bool) -> None:
     """A gang for the whole cluster, under a stream of small jobs that every rule prefers."""
     policy = Policy(
         order=order,
@@ -159,7 +157,7 @@ def _overdue(world: World) -> set[str]:
     return {job_id for job_id, job in world.state.jobs.items() if job.overdue and not job.state.ended}
 
 
-def test_no_more_go_before_others_for_their_wait_than_their_share_holds() -> None:
+def test_starved_jobs_go_first_only_within_their_share() -> None:
     """Wide gangs that every look would pass over are called one by one: a quarter of eight slots is for them."""
     policy = Policy(
         order=Order.FAIR,
@@ -190,7 +188,7 @@ def test_no_more_go_before_others_for_their_wait_than_their_share_holds() -> Non
         assert waited <= (300 + number * 500 + 60) * SECOND, "the bound, and the work of those called before"
 
 
-def test_one_that_is_wider_than_the_share_is_called_all_the_same() -> None:
+def test_a_starved_job_wider_than_the_share_still_goes_first() -> None:
     policy = Policy(
         order=Order.FAIR, starvation_seconds=300.0, starvation_share=0.25, preempt=True, min_run_seconds=0.0
     )
@@ -241,7 +239,7 @@ def test_with_estimates_from_history_the_true_run_time_changes_no_decision_befor
 
 
 @pytest.mark.parametrize("preempt", [False, True])
-def test_finish_time_fairness_goes_by_how_long_each_has_waited_by_now(preempt: bool) -> None:
+def test_finish_time_fairness_uses_the_present_waits(preempt: bool) -> None:
     """A short job that waits as long as a long one is treated worse, whether or not gangs may be stopped."""
     policy = Policy(order=Order.THEMIS, estimates=Estimates.EXACT, preempt=preempt, backfill=Backfilling.NONE)
     world = World({"n0": 2}, policy)

@@ -23,7 +23,7 @@ _JOBS = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(_NODES, _JOBS)
-def test_the_head_starts_no_later_than_was_ever_promised(
+def test_the_head_starts_no_later_than_its_earliest_reservation(
     nodes: dict[str, int], jobs: list[tuple[int, int, float, int]]
 ) -> None:
     """True run times up to the limits: no backfilled job moves the reservation of the head back."""
@@ -60,7 +60,7 @@ def test_the_head_starts_no_later_than_was_ever_promised(
 
 @settings(max_examples=80, deadline=None)
 @given(_NODES, _JOBS)
-def test_without_those_behind_it_the_head_would_not_have_started_earlier(
+def test_the_head_would_not_start_earlier_without_later_jobs(
     nodes: dict[str, int], jobs: list[tuple[int, int, float, int]]
 ) -> None:
     """Run times that are exactly the limits: the first that must wait starts when it would have without the rest."""
@@ -89,6 +89,6 @@ def test_backfill_does_happen_in_these_worlds() -> None:
     head = world.submit(4, time_limit_seconds=100.0)
     small = world.submit(1, time_limit_seconds=90.0)
     assert world.job_state(head) is JobState.PENDING
-    assert world.told(small) == ["submitted", "backfilled"]
+    assert world.entry_kinds(small) == ["submitted", "backfilled"]
     assert world.state.jobs[small].spec.kind is JobKind.TRAINING
     assert world.state.reserved_from_ns == world.started["j-000001"] + 100 * SECOND

@@ -36,7 +36,7 @@ def started(ranks: int = 2, nodes: int = 3, policy: Policy | None = None, **spec
     return world, job
 
 
-def test_a_drain_moves_what_may_be_moved() -> None:
+def test_a_drain_moves_restartable_gangs() -> None:
     world, job = started(restartable=True, time_limit_seconds=1000.0)
     world.cycle(DRAIN)
     assert documents.left_on(world.state, "n0")["jobs"][0]["moving"]
@@ -44,12 +44,12 @@ def test_a_drain_moves_what_may_be_moved() -> None:
     assert world.job_state(job) is JobState.RUNNING
     assert "n0" not in world.nodes_of(job)
     assert world.state.jobs[job].attempt == 2
-    assert "drain" in world.told(job)
+    assert "drain" in world.entry_kinds(job)
     assert documents.left_on(world.state, "n0")["jobs"] == []
     assert world.state.nodes["n0"].state is NodeState.MAINTENANCE
 
 
-def test_what_is_not_restartable_stays() -> None:
+def test_a_drain_keeps_gangs_that_are_not_restartable() -> None:
     world, job = started(time_limit_seconds=1000.0)
     world.cycle(DRAIN)
     world.advance(60)
@@ -68,7 +68,7 @@ def test_maintenance_alone_moves_nothing_until_a_drain_is_asked_for() -> None:
     assert world.state.jobs[job].attempt == 2
 
 
-def test_where_there_is_no_room_it_waits_in_the_queue() -> None:
+def test_a_drained_gang_without_free_slots_waits_in_the_queue() -> None:
     world, job = started(ranks=4, nodes=2, restartable=True, time_limit_seconds=1000.0)
     world.cycle(DRAIN)
     world.advance(5)
@@ -79,7 +79,7 @@ def test_where_there_is_no_room_it_waits_in_the_queue() -> None:
     assert not world.state.nodes["n0"].draining
 
 
-def test_a_job_that_starts_meanwhile_leaves_too() -> None:
+def test_a_job_that_starts_during_a_drain_leaves_too() -> None:
     world = World({"n0": 2, "n1": 2})
     job = world.submit(2, true_seconds=1000, restartable=True)
     assert world.job_state(job) is JobState.STARTING
@@ -90,7 +90,7 @@ def test_a_job_that_starts_meanwhile_leaves_too() -> None:
     assert node not in world.nodes_of(job)
 
 
-def test_nothing_moves_while_actions_are_frozen() -> None:
+def test_a_drain_moves_nothing_while_actions_are_frozen() -> None:
     world, job = started(restartable=True, time_limit_seconds=1000.0)
     world.cycle(FreezeSet(True, "ada"), DRAIN)
     world.advance(60)
@@ -101,7 +101,7 @@ def test_nothing_moves_while_actions_are_frozen() -> None:
     assert world.state.jobs[job].attempt == 2
 
 
-def test_nor_where_actions_are_only_observed() -> None:
+def test_a_drain_moves_nothing_in_observe_mode() -> None:
     world, job = started(restartable=True, time_limit_seconds=1000.0, policy=Policy(mode=Mode.OBSERVE))
     world.cycle(DRAIN)
     world.advance(60)
@@ -119,7 +119,7 @@ def test_a_node_that_reports_is_not_removed() -> None:
     assert "n0" in world.state.nodes
 
 
-def test_nor_one_that_a_job_holds_slots_of() -> None:
+def test_a_node_with_held_slots_is_not_removed() -> None:
     world, job = started(time_limit_seconds=1000.0)
     world.cycle(NodeSeen("n0", 2, present=False))
     assert job in (why_not_removed(world.state, world.state.nodes["n0"]) or "")
@@ -132,7 +132,7 @@ def test_nor_one_that_a_job_holds_slots_of() -> None:
     assert "n0" not in world.state.nodes
 
 
-def test_a_removed_node_is_forgotten_and_its_slots_are_never_given_out() -> None:
+def test_slots_of_a_removed_node_are_never_assigned() -> None:
     world = World({"n0": 2, "n1": 2})
     wide = world.submit(4, true_seconds=100, time_limit_seconds=100.0)
     world.advance(200)
@@ -140,14 +140,14 @@ def test_a_removed_node_is_forgotten_and_its_slots_are_never_given_out() -> None
     world.cycle(NodeSeen("n0", 2, present=False))
     world.cycle(REMOVE)
     assert list(world.state.nodes) == ["n1"]
-    assert world.told("node:n0")[-1] == "removed"
+    assert world.entry_kinds("node:n0")[-1] == "removed"
     job = world.submit(2, true_seconds=100, time_limit_seconds=100.0)
     assert world.nodes_of(job) == {"n1"}
     world.cycle(NodeSeen("n0", 2))  # of the same name, and new
     assert world.state.nodes["n0"].state is NodeState.HEALTHY
 
 
-def test_the_verdicts_about_it_go_with_it() -> None:
+def test_verdicts_about_a_removed_node_are_dropped() -> None:
     world, job = started(time_limit_seconds=1000.0)
     alone = replace(world.verdict(job), gang="", node="n0", verdict_id="v-n0")
     world.end(job, 0)
@@ -181,4 +181,4 @@ def test_a_cleared_verdict_can_still_be_judged(confirmed: bool) -> None:
     world.cycle(VerdictJudged(verdict.verdict_id, confirmed, "ada"))
     [listed] = documents.verdicts_document(world.state)
     assert (listed["verdict_id"], listed["judged"], listed["standing"]) == (verdict.verdict_id, confirmed, False)
-    assert f"verdict-{'confirmed' if confirmed else 'rejected'}" in world.told(job)
+    assert f"verdict-{'confirmed' if confirmed else 'rejected'}" in world.entry_kinds(job)

@@ -37,7 +37,7 @@ def slots(*numbers: int) -> tuple[Slot, ...]:
         (HISTORY, {"exact_seconds": 5.0}, None),
     ],
 )
-def test_what_is_expected_comes_from_where_the_policy_says(
+def test_the_policy_selects_the_source_of_estimates(
     policy: Policy, spec: dict[str, Any], seconds: float | None
 ) -> None:
     assert runtime_estimate.expected_seconds(policy, job_of("j", **spec)) == seconds
@@ -54,7 +54,7 @@ def test_what_is_expected_comes_from_where_the_policy_says(
         ({"time_limit_seconds": 1000.0, "run_ns": 5000 * SECOND, "restartable": True}, 100.0),  # a tenth of the limit
     ],
 )
-def test_by_limits_what_has_been_run_counts_only_for_one_that_resumes(fields: dict[str, Any], left: float) -> None:
+def test_with_limits_past_run_time_counts_only_for_restartable_jobs(fields: dict[str, Any], left: float) -> None:
     assert runtime_estimate.remaining_ns(LIMIT, job_of("j", **fields)) == left * SECOND
 
 
@@ -74,12 +74,12 @@ def test_by_limits_what_has_been_run_counts_only_for_one_that_resumes(fields: di
         ({"attempt": 1, "done_seconds": 100.0, "speed": 0.5}, 108.0),  # how fast it was tells nothing of the next place
     ],
 )
-def test_by_what_is_expected_what_is_done_the_restart_and_the_speed_count(fields: dict[str, Any], left: float) -> None:
+def test_with_estimates_work_done_restart_and_speed_count(fields: dict[str, Any], left: float) -> None:
     usual: dict[str, Any] = {"exact_seconds": 200.0, "restartable": True, "restart_cost_seconds": 8.0}
     assert runtime_estimate.remaining_ns(EXACT, job_of("j", **(usual | fields))) == left * SECOND
 
 
-def test_of_a_very_short_prediction_the_correction_is_half_a_minute_and_then_doubles() -> None:
+def test_a_very_short_prediction_is_corrected_to_half_a_minute_and_then_doubled() -> None:
     job = job_of("j", exact_seconds=1.0, restartable=True, attempt=1, restart_cost_seconds=0.0, done_seconds=20.0)
     assert runtime_estimate.remaining_ns(EXACT, job) == 10 * SECOND
     job.done_seconds = 30.0
@@ -89,7 +89,7 @@ def test_of_a_very_short_prediction_the_correction_is_half_a_minute_and_then_dou
 # --- when a running attempt ends -------------------------------------------------------------------------------------
 
 
-def test_an_attempt_ends_by_its_start_or_by_what_it_last_told_where_that_counts() -> None:
+def test_the_expected_end_follows_from_the_start_or_the_last_progress() -> None:
     told: dict[str, Any] = {"restartable": True, "done_seconds": 80.0, "progress_ns": NOW_NS - 10 * SECOND}
     job = running("j", 100.0, exact_seconds=300.0, time_limit_seconds=400.0, **told)
     assert runtime_estimate.healthy_end_ns(EXACT, job, NOW_NS) == NOW_NS + 210 * SECOND
@@ -97,19 +97,19 @@ def test_an_attempt_ends_by_its_start_or_by_what_it_last_told_where_that_counts(
 
 
 @pytest.mark.parametrize(("over", "end"), [(-1.0, 1.0), (0.0, 30.0), (29.0, 1.0), (30.0, 30.0), (65.0, 25.0)])
-def test_one_that_overruns_its_limit_is_given_step_after_step(over: float, end: float) -> None:
+def test_the_expected_end_of_an_overrun_moves_in_steps(over: float, end: float) -> None:
     """Of 100 s a tenth is less than the least step, half a minute."""
     job = running("j", 100.0 + over, time_limit_seconds=100.0)
     assert runtime_estimate.end_ns(LIMIT, job, None, NOW_NS) == NOW_NS + end * SECOND
 
 
 @pytest.mark.parametrize(("ran", "end"), [(99.0, 1.0), (100.0, 100.0), (199.0, 1.0), (200.0, 200.0), (500.0, 300.0)])
-def test_one_that_outlives_what_jobs_alike_took_is_given_as_long_again(ran: float, end: float) -> None:
+def test_a_job_past_its_predicted_run_time_gets_twice_the_time(ran: float, end: float) -> None:
     job = running("j", ran, estimate_seconds=100.0)
     assert runtime_estimate.end_ns(HISTORY, job, None, NOW_NS) == NOW_NS + end * SECOND
 
 
-def test_one_that_is_stopping_is_gone_after_its_save_and_grace_whatever_was_left() -> None:
+def test_a_stopping_job_ends_after_its_save_and_grace() -> None:
     job = running(
         "j", 50.0, time_limit_seconds=5000.0, grace_seconds=20.0, checkpoint_command=("save",),
         checkpoint_timeout_seconds=40.0,
@@ -132,13 +132,13 @@ def test_one_that_is_stopping_is_gone_after_its_save_and_grace_whatever_was_left
         (2.0, -5.0, 100.0, 0.0),
     ],
 )
-def test_a_slow_member_costs_no_more_than_the_fault_or_the_work_that_is_left(
+def test_the_loss_by_a_slow_member_is_bounded_by_fault_and_remaining_work(
     slowdown: float, left: float, lasts: float, loss: float
 ) -> None:
     assert runtime_estimate.loss_seconds(slowdown, left, lasts) == pytest.approx(loss)
 
 
-def test_a_verdict_stretches_what_was_left_when_the_fault_began() -> None:
+def test_a_verdict_stretches_the_work_left_at_the_begin_of_the_fault() -> None:
     job = running("j", 100.0, time_limit_seconds=300.0)
     policy = changed(LIMIT, expected_persistence_seconds=1e6)
     at_60 = verdict_of(first_wall_ns=NOW_NS - 40 * SECOND)
@@ -151,7 +151,7 @@ def test_a_verdict_stretches_what_was_left_when_the_fault_began() -> None:
     assert runtime_estimate.end_ns(policy, job, brief, NOW_NS) == NOW_NS + (200 + 30) * SECOND
 
 
-def test_how_long_a_fault_goes_on() -> None:
+def test_expected_duration_of_a_fault() -> None:
     policy = changed(LIMIT, expected_persistence_seconds=1000.0)
     said = verdict_of(first_wall_ns=NOW_NS - 40 * SECOND, lasts_seconds=60.0)
     assert runtime_estimate.lasts_yet_seconds(policy, said, None, NOW_NS) == 20.0
@@ -165,7 +165,7 @@ def test_how_long_a_fault_goes_on() -> None:
     assert runtime_estimate.slow_since_ns(old, NOW_NS) == old.first_wall_ns
 
 
-def test_of_a_gang_s_verdicts_the_worst_counts() -> None:
+def test_the_worst_verdict_of_a_gang_counts() -> None:
     mild, bad, worse = (verdict_of(verdict_id=str(s), slowdown=s) for s in (1.5, 3.0, 2.0))
     other = verdict_of(gang="k", slowdown=9.0)
     assert runtime_estimate.slowest([mild, bad, worse, other]) == {"j": bad, "k": other}
@@ -176,7 +176,7 @@ def test_of_a_gang_s_verdicts_the_worst_counts() -> None:
 # --- what becomes free -----------------------------------------------------------------------------------------------
 
 
-def test_a_running_gang_frees_its_slots_when_it_ends_the_later_the_slower_it_is() -> None:
+def test_a_slower_gang_releases_its_slots_later() -> None:
     job = held(running("j", 100.0, time_limit_seconds=300.0), *slots(0, 1))
     state = State(policy=changed(LIMIT, expected_persistence_seconds=1e6), jobs={"j": job})
     assert runtime_estimate.job_releases(state, job, NOW_NS) == [(NOW_NS + 200 * SECOND, "j", slots(0, 1))]
@@ -184,7 +184,7 @@ def test_a_running_gang_frees_its_slots_when_it_ends_the_later_the_slower_it_is(
     assert runtime_estimate.job_releases(state, job, NOW_NS) == [(NOW_NS + 400 * SECOND, "j", slots(0, 1))]
 
 
-def test_a_gang_on_the_move_frees_what_it_leaves_first_and_its_claim_after_it_has_run() -> None:
+def test_a_moving_gang_releases_its_old_slots_first_and_its_reserved_ones_at_its_end() -> None:
     job = held(
         running("j", 100.0, time_limit_seconds=300.0, restartable=True, grace_seconds=20.0, restart_cost_seconds=7.0),
         *slots(0, 1)
@@ -197,7 +197,7 @@ def test_a_gang_on_the_move_frees_what_it_leaves_first_and_its_claim_after_it_ha
     assert kept == (gone_ns + (7 + 205) * SECOND, "j", slots(1, 2))
 
 
-def test_a_claim_of_one_that_waits_runs_from_when_it_may_start() -> None:
+def test_reserved_slots_of_a_pending_job_count_from_its_possible_start() -> None:
     job = job_of("j", time_limit_seconds=300.0, restart_cost_seconds=7.0, attempt=1, claim=list(slots(3)))
     state = State(policy=LIMIT, jobs={"j": job})
     length = 307 * SECOND
@@ -211,7 +211,7 @@ def test_a_claim_of_one_that_waits_runs_from_when_it_may_start() -> None:
 # --- when it is asked again ------------------------------------------------------------------------------------------
 
 
-def test_a_decision_is_asked_for_every_second_at_first_and_then_an_eighth_later_each_time() -> None:
+def test_evaluations_come_every_second_and_then_an_eighth_later_each_time() -> None:
     since_ns, now_ns = 7, 7
     ages = []
     for _ in range(90):
@@ -225,5 +225,5 @@ def test_a_decision_is_asked_for_every_second_at_first_and_then_an_eighth_later_
         assert after / before == pytest.approx(9 / 8)
 
 
-def test_one_that_begins_later_is_first_asked_a_second_after_it() -> None:
+def test_a_future_duration_is_first_evaluated_a_second_after_its_begin() -> None:
     assert next_evaluation_ns(100 * SECOND, 40 * SECOND) == 101 * SECOND

@@ -55,7 +55,7 @@ def hosting(*events: Event) -> tuple[State, cycle.Outcome]:
         ((LONG, NARROW), NodeState.SUSPECT),
     ],
 )
-def test_a_slow_node_stays_in_use_while_others_wait_for_it_there(
+def test_a_slow_node_stays_in_use_while_external_jobs_wait_for_it(
     waiting: tuple[HostedWait, ...], found: NodeState
 ) -> None:
     state, outcome = hosting(HostWaits(waiting))
@@ -63,7 +63,7 @@ def test_a_slow_node_stays_in_use_while_others_wait_for_it_there(
     assert state.nodes["n0"].state is found
 
 
-def test_it_is_called_back_and_sent_away_again_as_the_queue_there_grows_and_empties() -> None:
+def test_a_slow_node_follows_the_external_queue_in_and_out_of_use() -> None:
     state, _ = hosting(HostWaits(()))
     node = state.nodes["n0"]
     assert node.state is NodeState.QUARANTINE
@@ -74,7 +74,7 @@ def test_it_is_called_back_and_sent_away_again_as_the_queue_there_grows_and_empt
     assert node.backoff == 1
 
 
-def test_it_is_not_called_back_for_who_is_about_to_start_elsewhere() -> None:
+def test_a_slow_node_stays_quarantined_if_external_jobs_start_elsewhere() -> None:
     state, _ = hosting(HostWaits(()))
     cycle.run(state, [AttemptEnded("slurm-1", 0, (), all_exited_with=0)], BEGAN + 6 * SECOND)
     cycle.run(state, [CancelRequested("slurm-1"), HostWaits((HostedWait("batch", 2),))], BEGAN + 7 * SECOND)
@@ -85,7 +85,7 @@ def test_it_is_not_called_back_for_who_is_about_to_start_elsewhere() -> None:
     assert state.nodes["n0"].state is NodeState.SUSPECT
 
 
-def test_free_slots_that_others_are_about_to_get_are_no_place_to_move_to() -> None:
+def test_free_slots_that_external_jobs_will_get_are_no_target() -> None:
     state, outcome = hosting(HostWaits((HostedWait("batch", 2),)))
     assert outcome.actions == []
     assert next(iter(state.cases.values())).ruling == "target"
@@ -93,7 +93,7 @@ def test_free_slots_that_others_are_about_to_get_are_no_place_to_move_to() -> No
     assert [type(action) for action in outcome.actions] == [StopGang], "nobody waits any more"
 
 
-def test_a_gang_whose_slow_slots_others_get_gains_the_less_by_moving() -> None:
+def test_a_move_gains_less_if_external_jobs_get_the_slow_slots() -> None:
     gains = []
     for waiting in ((), (NARROW,)):
         state, _ = hosting(HostWaits(waiting))
@@ -101,7 +101,7 @@ def test_a_gang_whose_slow_slots_others_get_gains_the_less_by_moving() -> None:
     assert gains[1] == pytest.approx(gains[0] * 4 / 6), "two of its six slots are slow"
 
 
-def test_what_waits_there_survives_a_restart() -> None:
+def test_the_external_queue_survives_a_restart() -> None:
     event = HostWaits((NARROW, WIDE))
     assert decode_event(encode_event(event)) == event
     state, _ = hosting(event)

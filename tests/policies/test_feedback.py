@@ -48,7 +48,7 @@ def last_stay(world: World) -> dict[str, str]:
 # --- migration -------------------------------------------------------------------------------------------------------
 
 
-def test_a_gang_with_a_straggler_is_moved_and_its_place_is_kept_meanwhile() -> None:
+def test_a_gang_with_a_straggler_is_moved_to_reserved_slots() -> None:
     world, job_id = four_nodes()
     waiting = world.submit(6)
     world.cycle(world.verdict(job_id, rank=3))
@@ -67,7 +67,7 @@ def test_a_gang_with_a_straggler_is_moved_and_its_place_is_kept_meanwhile() -> N
     assert world.job_state(waiting) is JobState.PENDING
 
 
-def test_the_decision_names_its_terms_and_what_else_was_weighed() -> None:
+def test_a_decision_lists_its_terms_and_the_alternatives() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3, confidence=0.95))
     (entry,) = [entry for entry in world.entries if entry.kind == "migrate"]
@@ -113,14 +113,14 @@ def test_why_a_gang_stays(verdict: dict[str, Any], spec: dict[str, Any], policy:
 
 
 @pytest.mark.parametrize("kind", [Kind.WORKLOAD, Kind.INTERFERENCE])
-def test_what_is_not_the_node_s_doing_is_not_held_against_it(kind: Kind) -> None:
+def test_verdicts_without_a_fault_of_the_node_do_not_affect_it(kind: Kind) -> None:
     world, job_id = four_nodes()
     outcome = world.cycle(world.verdict(job_id, rank=3, kind=kind))
     assert not outcome.actions
     assert {node.state for node in world.state.nodes.values()} == {NodeState.HEALTHY}
 
 
-def test_a_gang_stays_as_long_as_there_is_no_healthy_place_and_moves_when_there_is() -> None:
+def test_a_gang_moves_once_healthy_slots_are_free() -> None:
     world, job_id = four_nodes()
     world.cycle(NodeCommanded("n2", NodeCommand.MAINTENANCE))
     other = world.submit(1, 10_000.0)
@@ -132,7 +132,7 @@ def test_a_gang_stays_as_long_as_there_is_no_healthy_place_and_moves_when_there_
     assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE, "in the very cycle that freed the place"
 
 
-def test_a_gang_is_not_moved_again_before_the_cooldown_is_over_and_by_what_moving_really_took() -> None:
+def test_a_gang_is_moved_again_only_after_the_cooldown_with_the_measured_cost() -> None:
     world, job_id = four_nodes(replace(_POLICY, migration_cooldown_seconds=60.0))
     world.cycle(world.verdict(job_id, rank=3))
     world.advance(3.0)
@@ -141,7 +141,7 @@ def test_a_gang_is_not_moved_again_before_the_cooldown_is_over_and_by_what_movin
     world.cycle(FirstStep(job_id, 2, 900, world.now_ns))
     (decision,) = world.state.decisions
     assert decision.outcome_seconds == 8.0
-    assert world.told(job_id)[-1] == "scored"
+    assert world.entry_kinds(job_id)[-1] == "scored"
     assert dict(world.entries[-1].detail)["save_seconds"] == "1.0"
     assert dict(world.entries[-1].detail)["restart_seconds"] == "7.0"
     world.cycle(world.verdict(job_id, rank=0))
@@ -151,14 +151,14 @@ def test_a_gang_is_not_moved_again_before_the_cooldown_is_over_and_by_what_movin
     assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
 
 
-def test_the_first_step_of_the_attempt_that_was_left_scores_nothing() -> None:
+def test_the_first_step_of_the_old_attempt_is_not_scored() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3))
     world.cycle(FirstStep(job_id, 1, 3, world.now_ns))
     assert world.state.decisions[0].outcome_seconds is None
 
 
-def test_a_first_step_that_is_told_again_scores_nothing_again() -> None:
+def test_a_repeated_first_step_is_not_scored_again() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3))
     world.advance(3.0)
@@ -167,7 +167,7 @@ def test_a_first_step_that_is_told_again_scores_nothing_again() -> None:
     assert not world.cycle(FirstStep(job_id, 2, 901, world.now_ns + SECOND)).entries
 
 
-def test_a_gang_is_not_moved_onto_a_node_in_doubt() -> None:
+def test_a_gang_is_not_moved_onto_a_suspect_node() -> None:
     world, job_id = four_nodes()
     other = world.submit(2, 10_000.0)
     world.running()
@@ -181,7 +181,7 @@ def test_a_gang_is_not_moved_onto_a_node_in_doubt() -> None:
     assert "too few free slots on healthy nodes other than n1" in world.entries[-1].text
 
 
-def test_two_gangs_that_move_in_one_cycle_do_not_get_the_same_place() -> None:
+def test_two_gangs_that_move_in_one_cycle_get_different_slots() -> None:
     world = World({f"n{i}": 2 for i in range(4)}, replace(_POLICY, quarantine_max_fraction=1.0))
     gangs = [world.submit(2, 10_000.0, **_MOVABLE) for _ in range(2)]
     world.running()
@@ -190,7 +190,7 @@ def test_two_gangs_that_move_in_one_cycle_do_not_get_the_same_place() -> None:
     assert all(len(claim) == 2 for claim in claims) and not claims[0] & claims[1]
 
 
-def test_the_head_s_reservation_follows_what_slows_and_what_moves() -> None:
+def test_the_head_s_reservation_follows_slowdowns_and_moves() -> None:
     world, job_id = four_nodes(time_limit_seconds=500.0)
     head = world.submit(8)
     begun = world.started[job_id]
@@ -236,7 +236,7 @@ def test_a_gang_that_completes_instead_of_stopping_is_completed() -> None:
     assert (job.state, job.claim) == (JobState.COMPLETED, [])
 
 
-def test_a_gang_that_saves_and_exits_with_0_when_told_to_is_not_completed() -> None:
+def test_a_gang_that_exits_with_0_on_a_stop_request_is_not_completed() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3))
     world.end(job_id, 0, signalled=True)
@@ -252,19 +252,19 @@ def test_a_stop_before_a_move_may_end_with_any_exit_codes() -> None:
     assert world.state.jobs[job_id].attempt == 2
 
 
-def test_a_place_that_is_lost_meanwhile_is_looked_for_anew_and_first_of_all() -> None:
+def test_a_gang_that_loses_its_reserved_slots_is_placed_again_first() -> None:
     world, job_id = four_nodes()
     queued = world.submit(4)
     world.cycle(world.verdict(job_id, rank=3))
-    assert world.told(queued)[-1] == "started", "it waited for nothing: n2 and n3 were free"
+    assert world.entry_kinds(queued)[-1] == "started", "it waited for nothing: n2 and n3 were free"
 
 
-def test_the_claim_survives_only_as_long_as_its_nodes() -> None:
+def test_reserved_slots_are_lost_with_their_nodes() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3))
     world.cycle(NodeSeen("n2", 2, present=False))
     world.end(job_id, 75)
-    assert "claim-lost" in world.told(job_id)
+    assert "claim-lost" in world.entry_kinds(job_id)
     assert world.nodes_of(job_id) == {"n0", "n3"}
 
 
@@ -280,7 +280,7 @@ def test_the_next_attempt_avoids_the_node_even_where_the_cap_keeps_it_in_use() -
     assert world.state.jobs[job_id].excluded_nodes == (), "for that attempt, not for ever"
 
 
-def test_verdicts_about_other_attempts_or_unknown_gangs_are_passed_over() -> None:
+def test_verdicts_about_other_attempts_or_unknown_gangs_are_ignored() -> None:
     world, job_id = four_nodes()
     verdict = world.verdict(job_id, rank=3)
     for other in (replace(verdict, attempt=2), replace(verdict, gang="uid-0/7")):
@@ -290,18 +290,18 @@ def test_verdicts_about_other_attempts_or_unknown_gangs_are_passed_over() -> Non
     assert not world.state.verdicts
 
 
-def test_a_verdict_with_newer_numbers_replaces_the_old_and_is_told_once() -> None:
+def test_an_updated_verdict_replaces_the_old_one_and_is_logged_once() -> None:
     world, job_id = four_nodes()
     verdict = world.verdict(job_id, rank=3, confidence=0.5)
     world.cycle(verdict)
     world.cycle(replace(verdict, confidence=0.6))
-    assert world.told(job_id).count("verdict") == 1
+    assert world.entry_kinds(job_id).count("verdict") == 1
     assert world.state.counts["verdicts/straggler/cpu-contention"] == 1
     world.cycle(replace(verdict, confidence=0.97))
     assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
 
 
-def test_an_abstention_is_kept_and_leads_to_nothing() -> None:
+def test_an_abstention_is_logged_without_an_action() -> None:
     world, job_id = four_nodes()
     outcome = world.cycle(Abstention(job_id, 1, None, world.now_ns, "the whole machine is loaded"))
     assert not outcome.actions
@@ -312,7 +312,7 @@ def test_an_abstention_is_kept_and_leads_to_nothing() -> None:
 # --- observe and freeze ----------------------------------------------------------------------------------------------
 
 
-def test_observe_mode_says_what_it_would_do_once_and_scores_it_by_what_the_fault_cost() -> None:
+def test_observe_mode_logs_a_decision_once_and_scores_it() -> None:
     world, job_id = four_nodes(replace(_POLICY, mode=Mode.OBSERVE))
     verdict = world.verdict(job_id, rank=3)
     outcome = world.cycle(verdict)
@@ -324,7 +324,7 @@ def test_observe_mode_says_what_it_would_do_once_and_scores_it_by_what_the_fault
     world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
     (decision,) = world.state.decisions
     assert decision.outcome_seconds == pytest.approx(20.0), "40 s at half speed"
-    assert world.told(job_id)[-1] == "scored"
+    assert world.entry_kinds(job_id)[-1] == "scored"
 
 
 def test_observe_mode_scores_what_is_open_when_the_attempt_ends() -> None:
@@ -340,7 +340,7 @@ def test_observe_mode_still_starts_and_cancels_what_users_want() -> None:
     assert world.job_state(world.submit(2)) is JobState.STARTING
 
 
-def test_frozen_a_move_is_only_spoken_of_and_made_after_the_thaw() -> None:
+def test_while_frozen_a_move_is_only_logged_and_made_after_the_thaw() -> None:
     world, job_id = four_nodes()
     world.cycle(FreezeSet(True))
     outcome = world.cycle(world.verdict(job_id, rank=3))
@@ -356,7 +356,7 @@ def test_frozen_a_move_is_only_spoken_of_and_made_after_the_thaw() -> None:
 # --- quarantine ------------------------------------------------------------------------------------------------------
 
 
-def test_a_verdict_makes_its_node_suspect_as_long_as_it_stands_and_a_while_longer() -> None:
+def test_a_node_is_suspect_while_its_verdict_is_active_and_a_while_longer() -> None:
     world, job_id = four_nodes(restartable=False)
     verdict = world.verdict(job_id, rank=3)
     node = world.state.nodes["n1"]
@@ -392,7 +392,7 @@ def quarantined() -> tuple[World, str]:
     return world, "n1"
 
 
-def test_a_node_without_slots_is_measured_once_it_has_some() -> None:
+def test_a_node_without_slots_is_probed_once_it_has_some() -> None:
     """On Kubernetes the pods of others may hold all of them."""
     world, name = quarantined()
     node = world.state.nodes[name]
@@ -403,7 +403,7 @@ def test_a_node_without_slots_is_measured_once_it_has_some() -> None:
     assert node.probe_job == "probe-n1-1"
 
 
-def test_the_way_back_leads_over_a_probe_and_a_probation() -> None:
+def test_a_node_recovers_through_probe_and_probation() -> None:
     world, name = quarantined()
     node = world.state.nodes[name]
     world.advance(99.0)
@@ -420,7 +420,7 @@ def test_the_way_back_leads_over_a_probe_and_a_probation() -> None:
     assert node.state is NodeState.PROBATION
     world.advance(1.0)
     assert (node.state, node.backoff, node.accusers) == (NodeState.HEALTHY, 0, ())
-    assert [k for k in world.told("node:n1") if k != "seen"] == [
+    assert [k for k in world.entry_kinds("node:n1") if k != "seen"] == [
         "suspect",
         "quarantine",
         "probe",
@@ -429,7 +429,7 @@ def test_the_way_back_leads_over_a_probe_and_a_probation() -> None:
     ]
 
 
-def test_a_probe_of_a_node_that_is_away_waits_until_it_is_seen_again() -> None:
+def test_a_probe_of_an_absent_node_waits_until_it_is_reported_again() -> None:
     world = World({f"n{i}": 2 for i in range(4)}, replace(_POLICY, probe_command=("gangwatch-probe",)))
     moved = world.submit(3, 10_000.0, **_MOVABLE)
     stays = world.submit(1, 10_000.0)
@@ -500,7 +500,7 @@ def test_a_verdict_on_probation_leads_back_to_quarantine_for_twice_as_long() -> 
     assert (node.state, node.backoff, node.until_ns) == (NodeState.QUARANTINE, 2, world.now_ns + 200 * SECOND)
 
 
-def test_one_job_s_verdict_on_probation_is_enough_though_the_same_job_spoke_against_the_node_before() -> None:
+def test_one_verdict_on_probation_suffices_even_from_an_earlier_accuser() -> None:
     """Elsewhere two jobs must speak against a node; on probation the one that did before does."""
     world = World({"n0": 2}, replace(_POLICY, probe_command=(), quarantine_max_fraction=1.0))
     job_id = world.submit(1, 10_000.0, time_limit_seconds=10_000.0)
@@ -518,7 +518,7 @@ def test_one_job_s_verdict_on_probation_is_enough_though_the_same_job_spoke_agai
     assert "new verdict during probation" in node.reason
 
 
-def test_a_probe_waits_until_what_still_runs_on_the_node_has_gone() -> None:
+def test_a_probe_waits_until_all_jobs_on_the_node_have_ended() -> None:
     world = World({"n0": 2, "n1": 2}, _POLICY)
     job_id = world.submit(1, 300.0)
     world.running()
@@ -560,7 +560,7 @@ def test_a_rejected_verdict_releases_its_node_and_never_acts_again() -> None:
     assert not world.state.verdicts
 
 
-def test_a_rejected_verdict_does_not_acquit_the_node_of_others() -> None:
+def test_a_rejected_verdict_leaves_other_verdicts_about_the_node_active() -> None:
     world = World({"n0": 4, "n1": 4}, _POLICY)
     first, second = world.submit(2, 1000.0), world.submit(2, 1000.0)
     world.running()
@@ -610,7 +610,7 @@ def test_a_gang_that_left_a_node_may_use_it_again_once_an_operator_has_released_
     assert world.nodes_of(job_id) == {"n0", "n1"}
 
 
-def test_a_release_gives_up_the_probe() -> None:
+def test_a_release_cancels_the_probe() -> None:
     world, name = quarantined()
     world.advance(100.0)
     world.running()
@@ -628,14 +628,14 @@ def last_detail(world: World, kind: str) -> dict[str, str]:
     return dict(next(entry for entry in reversed(world.entries) if entry.kind == kind).detail)
 
 
-def test_where_only_the_accused_slots_are_exchanged_it_is_a_swap() -> None:
+def test_a_move_that_replaces_only_accused_slots_is_a_swap() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3))
     assert last_detail(world, "migrate")["action"] == "swap"
     assert world.state.jobs[job_id].migrations == 1
 
 
-def test_an_elastic_gang_goes_on_with_its_healthy_members_where_there_is_no_other_place() -> None:
+def test_an_elastic_gang_continues_with_its_healthy_members_without_a_target() -> None:
     world, job_id = four_nodes(min_ranks=2)
     world.submit(4, 10_000.0, time_limit_seconds=9000.0)
     world.running()
@@ -647,7 +647,7 @@ def test_an_elastic_gang_goes_on_with_its_healthy_members_where_there_is_no_othe
     assert (len(start.placement), start.spec.ranks, job.spec.ranks) == (2, 2, 4)
 
 
-def test_of_the_answers_that_pay_the_one_that_gains_most_is_taken_and_the_others_are_told() -> None:
+def test_the_option_with_the_largest_gain_is_taken_and_the_others_are_listed() -> None:
     """With half its ranks the gang would take twice as long; a healthy place is free in 100 s."""
     policy = replace(_POLICY, expected_persistence_seconds=1e6)
     world, job_id = four_nodes(policy, min_ranks=2, time_limit_seconds=5000.0)
@@ -660,14 +660,14 @@ def test_of_the_answers_that_pay_the_one_that_gains_most_is_taken_and_the_others
     assert world.state.jobs[job_id].claim == []
 
 
-def test_a_gang_that_saves_by_itself_loses_what_came_since() -> None:
+def test_a_gang_with_a_checkpoint_interval_loses_its_unsaved_work() -> None:
     world, job_id = four_nodes(checkpoint_interval_seconds=70.0, checkpoint_cost_seconds=1.0)
     world.cycle(world.verdict(job_id, rank=3))
     detail = last_detail(world, "migrate")
     assert (detail["unsaved_seconds"], detail["save_seconds"], detail["cost_seconds"]) == ("30.0", "1.0", "37.0")
 
 
-def test_a_gang_that_hardly_moves_waits_in_the_queue_for_another_place() -> None:
+def test_a_very_slow_gang_is_requeued() -> None:
     world, job_id = four_nodes(replace(_POLICY, expected_persistence_seconds=1e6), time_limit_seconds=5000.0)
     other = world.submit(4, 10_000.0, time_limit_seconds=100.0)
     world.running()
@@ -681,7 +681,7 @@ def test_a_gang_that_hardly_moves_waits_in_the_queue_for_another_place() -> None
     assert world.nodes_of(job_id).isdisjoint({"n1"})
 
 
-def test_two_jobs_that_disturb_each_other_are_kept_apart_by_moving_the_cheaper() -> None:
+def test_two_interfering_jobs_are_separated_by_moving_the_cheaper() -> None:
     world = World({f"n{i}": 2 for i in range(4)}, _POLICY, racks=2)
     large = world.submit(3, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 5000.0}))
     small = world.submit(1, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 5000.0}))
@@ -696,7 +696,7 @@ def test_two_jobs_that_disturb_each_other_are_kept_apart_by_moving_the_cheaper()
     assert {node.state for node in world.state.nodes.values()} == {NodeState.HEALTHY}, "no node is to blame"
 
 
-def test_the_gain_of_a_move_is_a_mean_over_how_long_jobs_alike_have_run() -> None:
+def test_the_gain_of_a_move_is_a_mean_over_run_times_of_similar_jobs() -> None:
     """Their usual length alone would have it that nearly all of the work of a gang in its first seconds is left."""
     history = replace(_POLICY, estimates=Estimates.HISTORY, expected_persistence_seconds=10_000.0)
     world = World({f"n{i}": 2 for i in range(4)}, history)
@@ -713,14 +713,14 @@ def test_the_gain_of_a_move_is_a_mean_over_how_long_jobs_alike_have_run() -> Non
     assert float(detail["benefit_seconds"]) == pytest.approx(0.99 * float(detail["exposed_seconds"]), rel=0.01)
 
 
-def test_how_long_a_fault_lasts_is_the_verdict_s_to_say() -> None:
+def test_a_verdict_may_give_the_duration_of_the_fault() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3, lasts_seconds=12.0))
     assert world.state.jobs[job_id].stop_reason is None
     assert last_stay(world)["persistence_seconds"] == "7.0", "5 of the 12 s are over"
 
 
-def test_a_verdict_about_a_node_alone_makes_it_the_last_choice_until_it_is_cleared() -> None:
+def test_a_verdict_about_a_node_alone_makes_it_suspect_until_it_is_cleared() -> None:
     world = World({"n0": 2, "n1": 2}, _POLICY)
     other = world.submit(1, 5.0)
     about = replace(world.verdict(other), gang="", attempt=0, rank=-1, node="n0", kind=Kind.HEALTH, verdict_id="v-n0")
@@ -733,7 +733,7 @@ def test_a_verdict_about_a_node_alone_makes_it_the_last_choice_until_it_is_clear
     world.advance(31.0)
     world.advance(31.0)
     assert world.state.nodes["n0"].state is NodeState.HEALTHY
-    assert "verdict" in world.told("node:n0") and "cleared" in world.told("node:n0")
+    assert "verdict" in world.entry_kinds("node:n0") and "cleared" in world.entry_kinds("node:n0")
 
 
 def test_a_bad_detector_cannot_empty_a_rack() -> None:
@@ -776,7 +776,7 @@ def slow_node(slowdown: float, policy: Policy = _POLICY) -> World:
         (3.0, 7, True),  # six healthy slots will never hold it
     ],
 )
-def test_a_slow_node_takes_what_gains_by_it(slowdown: float, ranks: int, starts: bool) -> None:
+def test_a_slow_node_gets_gangs_that_gain_from_it(slowdown: float, ranks: int, starts: bool) -> None:
     world = slow_node(slowdown)
     if ranks < 7:
         for _ in range((8 - ranks) // 2):  # leaves as many slots as the gang needs, two of them on n0
@@ -788,7 +788,7 @@ def test_a_slow_node_takes_what_gains_by_it(slowdown: float, ranks: int, starts:
 
 
 @pytest.mark.parametrize(("seconds", "starts"), [(500.0, False), (2000.0, True)])
-def test_one_that_would_wait_for_long_takes_a_slow_node_though_it_is_wide(seconds: float, starts: bool) -> None:
+def test_a_wide_gang_with_a_long_wait_uses_a_slow_node(seconds: float, starts: bool) -> None:
     """Two of four slots are slow, 2.4 times; a healthy place comes after so long, and the gang runs for 2,000 s.
 
     It takes two slots for 4,800 s; as long as it would wait for four of them for 2,000 s, nobody can use the two.
@@ -802,7 +802,7 @@ def test_one_that_would_wait_for_long_takes_a_slow_node_though_it_is_wide(second
         assert any("healthy slots are expected in 33 min" in entry.text for entry in world.entries)
 
 
-def test_a_node_in_quarantine_is_called_back_by_a_gang_that_can_start_in_no_other_way() -> None:
+def test_a_slow_node_returns_from_quarantine_for_a_gang_that_needs_it() -> None:
     """Six healthy slots hold one gang of four at a time, and with the slow node's two as well."""
     world, name = quarantined()
     node = world.state.nodes[name]
@@ -813,7 +813,7 @@ def test_a_node_in_quarantine_is_called_back_by_a_gang_that_can_start_in_no_othe
     assert world.nodes_of(second) == {"n1", "n3"}
 
 
-def test_a_slow_node_is_not_kept_idle_while_others_wait_for_its_slots() -> None:
+def test_a_slow_node_is_not_idle_while_jobs_need_its_slots() -> None:
     world, name = quarantined()
     node = world.state.nodes[name]
     for _ in range(2):
@@ -828,7 +828,7 @@ def test_a_slow_node_is_not_kept_idle_while_others_wait_for_its_slots() -> None:
     assert world.job_state(wide) is JobState.PENDING
 
 
-def test_it_is_called_back_at_a_registered_instant_though_nothing_else_happens() -> None:
+def test_a_slow_node_returns_from_quarantine_at_a_registered_timeout() -> None:
     """Who has only just come may start at once; a moment later it is one that waits, and the slow node is wanted."""
     world = World({"n0": 2, "n1": 2}, replace(_POLICY, quarantine_seconds=1000.0))
     slow = [world.submit(1, 10_000.0, time_limit_seconds=10_000.0) for _ in range(4)]
@@ -846,7 +846,7 @@ def test_it_is_called_back_at_a_registered_instant_though_nothing_else_happens()
     assert node.state is NodeState.SUSPECT
 
 
-def test_nor_while_a_probe_waits_for_what_still_runs_there() -> None:
+def test_a_slow_node_is_in_use_while_its_probe_is_pending() -> None:
     world = World({"n0": 2, "n1": 2}, _POLICY)
     first, second = world.submit(1, 10_000.0), world.submit(1, 10_000.0)
     world.running()
@@ -864,7 +864,7 @@ def test_nor_while_a_probe_waits_for_what_still_runs_there() -> None:
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_what_is_very_slow_or_confirmed_stays_out_of_use_whoever_waits(confirmed: bool) -> None:
+def test_a_very_slow_or_confirmed_node_stays_in_quarantine(confirmed: bool) -> None:
     world = World({"n0": 2, "n1": 2}, _POLICY)
     first, second = world.submit(1, 100.0), world.submit(1, 100.0)
     world.running()
@@ -880,7 +880,7 @@ def test_what_is_very_slow_or_confirmed_stays_out_of_use_whoever_waits(confirmed
     assert world.job_state(waits) is JobState.PENDING
 
 
-def test_a_node_that_nobody_saw_well_again_is_doubted_for_as_long_as_it_was_slow() -> None:
+def test_a_node_without_recovery_stays_suspect_as_long_as_it_was_slow() -> None:
     world, job_id = four_nodes(restartable=False)
     world.cycle(world.verdict(job_id, rank=3))
     node = world.state.nodes["n1"]
@@ -897,7 +897,7 @@ def test_a_node_that_nobody_saw_well_again_is_doubted_for_as_long_as_it_was_slow
     assert (node.state, node.slowdown, node.doubted_ns) == (NodeState.HEALTHY, 1.0, None)
 
 
-def test_one_that_fails_its_probe_is_not_trusted_though_nobody_speaks_against_it() -> None:
+def test_a_node_that_fails_its_probe_is_quarantined_without_a_verdict() -> None:
     world, job_id = four_nodes(restartable=False)
     world.cycle(world.verdict(job_id, rank=3))
     world.end(job_id, 0)
@@ -909,7 +909,7 @@ def test_one_that_fails_its_probe_is_not_trusted_though_nobody_speaks_against_it
     assert "did not pass" in node.reason
 
 
-def test_one_that_others_wait_for_when_its_time_is_over_is_on_probation_before_it_is_trusted() -> None:
+def test_a_suspect_node_that_jobs_need_gets_probation_instead_of_a_probe() -> None:
     world, job_id = four_nodes(restartable=False)
     world.cycle(world.verdict(job_id, rank=3))
     world.end(job_id, 0)
@@ -924,7 +924,7 @@ def test_one_that_others_wait_for_when_its_time_is_over_is_on_probation_before_i
     assert node.state is NodeState.QUARANTINE, "a verdict meanwhile says that the doubt was right"
 
 
-def test_where_others_wait_for_the_slots_that_a_gang_would_leave_it_gains_the_less_by_moving() -> None:
+def test_a_move_gains_less_if_pending_jobs_get_the_slow_slots() -> None:
     world, job_id = four_nodes(replace(_POLICY, order=Order.FAIR))
     world.cycle(FreezeSet(True))
     narrow = world.submit(2, 10_000.0)
@@ -935,7 +935,7 @@ def test_where_others_wait_for_the_slots_that_a_gang_would_leave_it_gains_the_le
     assert (detail["share"], detail["benefit_seconds"]) == ("0.500", "445.5"), "two of its four ranks would go"
 
 
-def test_what_has_lasted_is_expected_to_last_as_long_again() -> None:
+def test_a_fault_is_expected_to_last_as_long_again() -> None:
     world, job_id = four_nodes(replace(_POLICY, expected_persistence_seconds=10.0), time_limit_seconds=10_000.0)
     world.cycle(world.verdict(job_id, rank=3))
     assert world.state.jobs[job_id].stop_reason is None, "5 s of a move of 10 s would be saved"
@@ -945,7 +945,7 @@ def test_what_has_lasted_is_expected_to_last_as_long_again() -> None:
     assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE, "it has cost as much as the move by now"
 
 
-def test_gangs_on_nodes_that_are_out_of_use_are_not_stopped_for_others() -> None:
+def test_gangs_on_quarantined_nodes_are_not_preempted() -> None:
     policy = replace(_POLICY, order=Order.FAIR, estimates=Estimates.EXACT, preempt=True, backfill=Backfilling.EASY)
     world = World({"n0": 2, "n1": 2}, policy)
     wasteful = world.submit(2, 10_000.0, **_MOVABLE, preemptible=True, exact_seconds=10_000.0)
@@ -976,7 +976,7 @@ def two_on_one_node(level: str = "node") -> tuple[World, str]:
     return world, other
 
 
-def test_a_gang_of_which_nothing_is_said_moves_away_from_a_node_that_is_known_to_be_slow() -> None:
+def test_a_gang_without_a_verdict_leaves_a_known_slow_node() -> None:
     world, other = two_on_one_node()
     world.advance(12.0)  # 17 s of doubt at half speed: 8.5 s, as much as a move of 10 s is not worth
     assert world.state.jobs[other].stop_reason is None
@@ -986,13 +986,13 @@ def test_a_gang_of_which_nothing_is_said_moves_away_from_a_node_that_is_known_to
     assert world.state.nodes["n0"].accusers and other not in world.state.nodes["n0"].accusers, "it is no witness"
 
 
-def test_but_not_where_one_device_alone_is_slow() -> None:
+def test_a_gang_without_a_verdict_stays_if_only_a_device_is_slow() -> None:
     world, other = two_on_one_node("gpu")
     world.advance(25.0)
     assert world.state.jobs[other].stop_reason is None
 
 
-def test_nor_where_others_wait_for_the_slots_that_it_would_leave_or_actions_are_frozen() -> None:
+def test_a_gang_without_a_verdict_stays_while_jobs_need_its_slots_or_actions_are_frozen() -> None:
     world, other = two_on_one_node()
     for _ in range(2):
         world.submit(2, 10_000.0, time_limit_seconds=50.0)
@@ -1004,7 +1004,7 @@ def test_nor_where_others_wait_for_the_slots_that_it_would_leave_or_actions_are_
     assert world.state.jobs[other].stop_reason is None
 
 
-def test_nor_once_the_node_was_seen_well_again() -> None:
+def test_a_gang_without_a_verdict_stays_once_the_node_has_recovered() -> None:
     world = World({"n0": 2, "n1": 2}, _POLICY)
     told = world.submit(1, 10_000.0)
     other = world.submit(1, 10_000.0, **_MOVABLE)
@@ -1019,7 +1019,7 @@ def test_nor_once_the_node_was_seen_well_again() -> None:
     assert world.state.nodes["n0"].state is NodeState.SUSPECT
 
 
-def test_nor_once_all_that_put_it_into_quarantine_keep_pace_again_until_it_is_slow_anew() -> None:
+def test_a_gang_stays_on_a_recovered_quarantined_node_until_it_is_slow_again() -> None:
     """Three gangs of one rank on n0, two of which speak against it: a quarantine, and their places stay theirs."""
     world = World({"n0": 3, "n1": 3}, _POLICY)
     told = [world.submit(1, 10_000.0) for _ in range(2)]
@@ -1042,7 +1042,7 @@ def test_nor_once_all_that_put_it_into_quarantine_keep_pace_again_until_it_is_sl
     assert world.state.jobs[other].stop_reason is StopReason.MIGRATE
 
 
-def test_observe_mode_says_once_what_it_would_do() -> None:
+def test_observe_mode_logs_once_what_it_would_do() -> None:
     world, other = two_on_one_node()
     world.state.policy = replace(world.state.policy, mode=Mode.OBSERVE)
     for _ in range(4):
@@ -1051,7 +1051,7 @@ def test_observe_mode_says_once_what_it_would_do() -> None:
     assert world.state.jobs[other].stop_reason is None
 
 
-def test_a_controller_that_starts_anew_weighs_who_waits_as_the_one_before() -> None:
+def test_a_restarted_controller_evaluates_pending_jobs_the_same() -> None:
     """Found by the state machine, seed 20079: who had been looked at was known to the one that had looked alone."""
     world, job_id = four_nodes(replace(_POLICY, order=Order.FAIR))
     world.cycle(FreezeSet(True))

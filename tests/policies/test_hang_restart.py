@@ -80,7 +80,7 @@ def test_why_a_gang_that_hangs_is_not_restarted(
     assert not world.cycle(Tick()).entries, "said once"
 
 
-def test_what_the_job_has_come_out_of_by_itself_is_waited_for_and_then_it_is_restarted_by_time_alone() -> None:
+def test_a_restart_waits_for_one_and_a_half_times_the_longest_pause() -> None:
     world, job_id = four_nodes()
     world.cycle(hang(world, job_id, longest_pause_seconds=40.0))  # 47 s by now: due at 60 s
     assert world.job_state(job_id) is JobState.RUNNING
@@ -96,7 +96,7 @@ def test_what_the_job_has_come_out_of_by_itself_is_waited_for_and_then_it_is_res
     assert outcome.actions
 
 
-def test_one_that_was_moved_a_moment_ago_is_restarted_once_it_may_be_moved_again() -> None:
+def test_a_hanging_gang_is_restarted_after_its_cooldown() -> None:
     world, job_id = four_nodes()
     world.state.jobs[job_id].last_migration_ns = world.now_ns - 290 * SECOND
     assert not world.cycle(hang(world, job_id)).actions
@@ -105,7 +105,7 @@ def test_one_that_was_moved_a_moment_ago_is_restarted_once_it_may_be_moved_again
     assert world.cycle(Tick()).actions
 
 
-def test_frozen_observed_and_confirmed() -> None:
+def test_a_hang_while_frozen_in_observe_mode_and_confirmed() -> None:
     """The switches of a move hold for it, and what an operator confirms is done."""
     world, job_id = four_nodes()
     world.cycle(FreezeSet(True, "ann"))
@@ -125,7 +125,7 @@ def test_frozen_observed_and_confirmed() -> None:
     assert world.cycle(VerdictJudged(verdict.verdict_id, True, "ann")).actions
 
 
-def test_where_no_other_place_can_be_had_it_is_restarted_in_its_own() -> None:
+def test_without_other_slots_a_gang_restarts_on_its_own() -> None:
     world = World({"n0": 2, "n1": 2}, _POLICY)
     job_id = world.submit(4, 10_000.0, restartable=True, grace_seconds=4.0, time_limit_seconds=1000.0)
     world.running()
@@ -142,7 +142,7 @@ def test_where_no_other_place_can_be_had_it_is_restarted_in_its_own() -> None:
     assert not world.cycle(hang(world, job_id)).actions
 
 
-def test_where_a_healthy_place_comes_free_it_waits_for_that() -> None:
+def test_a_hanging_gang_waits_for_healthy_slots() -> None:
     world = World({f"n{i}": 2 for i in range(3)}, _POLICY)
     job_id = world.submit(4, 10_000.0, restartable=True, grace_seconds=4.0, time_limit_seconds=1000.0)
     world.running()

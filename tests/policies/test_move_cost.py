@@ -39,7 +39,7 @@ def test_the_cost_is_save_restart_and_wait_or_what_the_last_move_took() -> None:
     assert TERMS.net_seconds == 65.0
 
 
-def test_a_move_gains_where_it_is_better_by_more_than_the_margin() -> None:
+def test_a_move_gains_if_it_is_better_by_more_than_the_margin() -> None:
     assert replace(TERMS, queue_seconds=36.6).gains
     assert not replace(TERMS, queue_seconds=36.7).gains, "100 s are no more than one and a half times 66.7"
     assert TERMS.pays and TERMS.wait is None
@@ -58,11 +58,11 @@ def test_a_move_gains_where_it_is_better_by_more_than_the_margin() -> None:
         ({"grace_seconds": 30.0, "checkpoint_command": ("save",), "checkpoint_timeout_seconds": 60.0}, 90.0),
     ],
 )
-def test_a_save_takes_what_its_user_says_and_no_more_than_it_may(fields: dict[str, Any], seconds: float) -> None:
+def test_a_save_takes_its_declared_time_and_at_most_its_limit(fields: dict[str, Any], seconds: float) -> None:
     assert move_cost.save_seconds(job_of("j", **fields)) == seconds
 
 
-def test_what_was_not_saved_since_the_last_checkpoint_is_lost_unless_it_saves_when_told() -> None:
+def test_unsaved_work_is_lost_unless_the_gang_saves_on_request() -> None:
     job = running("j", 250.0, checkpoint_interval_seconds=100.0)
     assert move_cost.unsaved_seconds(job, NOW_NS) == pytest.approx(50.0)
     assert move_cost.unsaved_seconds(running("j", 250.0), NOW_NS) == 0.0
@@ -79,7 +79,7 @@ def decision(name: str, outcome: float | None, **fields: Any) -> Decision:
     )  # fmt: skip
 
 
-def test_the_last_move_of_the_gang_itself_says_what_the_next_takes() -> None:
+def test_the_gang_s_last_move_predicts_the_next() -> None:
     job = running("j", 250.0, grace_seconds=4.0, restart_cost_seconds=6.0, checkpoint_interval_seconds=100.0)
     state = State(jobs={"j": job})
     assert move_cost.moving_seconds(state, job, NOW_NS) == pytest.approx(60.0)
@@ -94,12 +94,12 @@ def test_the_last_move_of_the_gang_itself_says_what_the_next_takes() -> None:
 @pytest.mark.parametrize(
     ("slowdown", "ago", "lost"), [(2.0, 60.0, 30.0), (4.0, 60.0, 45.0), (1.0, 60.0, 0.0), (2.0, -5.0, 0.0)]
 )
-def test_what_a_fault_has_cost_since_it_began(slowdown: float, ago: float, lost: float) -> None:
+def test_cost_of_a_fault_so_far(slowdown: float, ago: float, lost: float) -> None:
     verdict = verdict_of(slowdown=slowdown, first_wall_ns=NOW_NS - round(ago * SECOND))
     assert move_cost.lost_seconds(verdict, NOW_NS) == pytest.approx(lost)
 
 
-def test_a_gang_cools_for_so_long_after_a_move() -> None:
+def test_the_cooldown_after_a_move() -> None:
     policy = Policy(migration_cooldown_seconds=100.0)
     assert move_cost.cooling_ns(policy, job_of("j"), NOW_NS) == 0
     job = job_of("j", last_migration_ns=NOW_NS - 40 * SECOND)
@@ -130,7 +130,7 @@ def test_the_terms_of_a_gang_and_its_verdict() -> None:
     )
 
 
-def test_only_what_speaks_against_a_node_accuses_it() -> None:
+def test_only_accusing_kinds_accuse_a_node() -> None:
     job = running("j", 100.0)
     verdicts = (
         verdict_of(verdict_id="1", node="n2"),
@@ -159,7 +159,7 @@ def test_only_what_speaks_against_a_node_accuses_it() -> None:
         ({"kind": Kind.HEALTH}, "kind", True),
     ],
 )
-def test_what_a_verdict_lacks_to_be_a_reason(fields: dict[str, Any], lacks: str | None, also_confirmed: bool) -> None:
+def test_why_a_verdict_does_not_justify_a_move(fields: dict[str, Any], lacks: str | None, also_confirmed: bool) -> None:
     policy = Policy(minimum_confidence=0.9)
     found = mitigation_options.lacks(verdict_of(**fields), policy)
     assert (found and found[0]) == lacks
@@ -191,7 +191,7 @@ def test_the_neighbours_of_a_job_are_those_of_its_racks_or_itself() -> None:
         ({"min_run_seconds": 100.1}, False),
     ],
 )
-def test_who_may_be_moved_for_others(changes: dict[str, Any], may: bool) -> None:
+def test_which_gangs_may_be_moved(changes: dict[str, Any], may: bool) -> None:
     job = running("j", 100.0, **({"restartable": True} | changes))
     state = State(policy=Policy(min_run_seconds=50.0), jobs={"j": job})
     assert gang_moves.may_be_moved(state, job, NOW_NS) is may
@@ -218,7 +218,7 @@ def waiting(policy: Policy) -> tuple[World, Job]:
     return world, world.state.jobs[job_id]
 
 
-def test_how_long_one_is_expected_to_wait_up_to_what_is_planned_for() -> None:
+def test_the_expected_wait_is_bounded_by_the_horizon() -> None:
     for horizon, seconds in ((3600.0, 500.0), (200.0, 200.0)):
         world, job = waiting(Policy(resize_horizon_seconds=horizon))
         ledger = ledger_of(world.state)
@@ -230,7 +230,7 @@ def test_how_long_one_is_expected_to_wait_up_to_what_is_planned_for() -> None:
     assert gang_moves.wait_seconds(world.state, ledger, never, world.now_ns) == 200.0, "none can be foreseen"
 
 
-def test_a_wait_that_is_only_guessed_counts_for_as_long_as_it_has_lasted() -> None:
+def test_an_estimated_wait_counts_as_long_as_it_has_lasted() -> None:
     world, job = waiting(Policy(estimates=Estimates.HISTORY))
     world.state.reserved_for, world.state.reserved_from_ns = job.job_id, world.now_ns + 500 * SECOND
     ledger = ledger_of(world.state)
@@ -239,7 +239,7 @@ def test_a_wait_that_is_only_guessed_counts_for_as_long_as_it_has_lasted() -> No
         assert gang_moves.wait_seconds(world.state, ledger, job, now_ns) == waited
 
 
-def test_the_first_in_the_line_is_the_first_that_no_limit_of_its_queue_keeps() -> None:
+def test_the_first_job_is_the_first_below_its_queue_s_limit() -> None:
     world = World({"n0": 2}, Policy(queues=(Queue("q", limit=1),)))
     world.submit(1, 500.0, queue="q")
     world.submit(1, 500.0)
@@ -258,7 +258,7 @@ def test_the_first_in_the_line_is_the_first_that_no_limit_of_its_queue_keeps() -
     assert gang_moves.first_in_line(ledger, world.now_ns + 1) is found
 
 
-def test_what_would_be_done_is_told_once_in_observe_mode_and_done_in_the_other() -> None:
+def test_a_proposal_is_logged_once_in_observe_mode_and_done_in_act_mode() -> None:
     job = job_of("j")
     for mode, told in ((Mode.ACT, []), (Mode.OBSERVE, ["grow"])):
         turn = Turn(State(policy=Policy(mode=mode), jobs={"j": job}), NOW_NS)

@@ -37,13 +37,13 @@ def test_a_higher_priority_goes_before_every_rule(rule: Order) -> None:
 
 
 @pytest.mark.parametrize("rule", list(Order))
-def test_jobs_that_a_rule_cannot_tell_apart_go_by_submission_then_by_id(rule: Order) -> None:
+def test_ties_are_broken_by_submission_then_by_id(rule: Order) -> None:
     same: dict[str, Any] = {"time_limit_seconds": 100.0}
     jobs = [job_of(name, submitted_ns=at * SECOND, **same) for name, at in (("c", 7), ("b", 7), ("a", 8), ("d", 6))]
     assert in_order(state_of(*jobs, order=rule)) == ["d", "b", "c", "a"]
 
 
-def test_first_come_first_served_asks_for_nothing_but_priority_and_submission() -> None:
+def test_first_come_first_served_uses_only_priority_and_submission() -> None:
     late, early = job_of("late", submitted_ns=2, time_limit_seconds=1.0), job_of("early", submitted_ns=1, ranks=99)
     state = state_of(late, early, order=Order.FIFO, starvation_seconds=0.0)
     assert in_order(state) == ["early", "late"]
@@ -51,7 +51,7 @@ def test_first_come_first_served_asks_for_nothing_but_priority_and_submission() 
     assert order.ORDERS[0].key(state, late, NOW_NS) == ()
 
 
-def test_whoever_has_waited_past_the_bound_goes_first_the_oldest_first() -> None:
+def test_starved_jobs_go_first_the_oldest_first() -> None:
     jobs = [job_of(f"j{at}", submitted_ns=at * SECOND, time_limit_seconds=limit) for at, limit in (
         (100, 900.0), (50, 1000.0), (9000, 1.0), (8000, 2.0),
     )]  # fmt: skip
@@ -59,12 +59,12 @@ def test_whoever_has_waited_past_the_bound_goes_first_the_oldest_first() -> None
     assert in_order(state) == ["j50", "j100", "j9000", "j8000"]
 
 
-def test_of_those_that_have_waited_past_the_bound_a_higher_priority_still_goes_first() -> None:
+def test_among_starved_jobs_a_higher_priority_goes_first() -> None:
     older, urgent = job_of("older", submitted_ns=1), job_of("urgent", submitted_ns=2, priority=1)
     assert in_order(state_of(older, urgent, order=Order.SJF, starvation_seconds=5000.0)) == ["urgent", "older"]
 
 
-def test_time_that_a_job_has_run_is_no_time_that_it_waited() -> None:
+def test_run_time_is_not_wait_time() -> None:
     job = job_of("j", submitted_ns=2000 * SECOND, run_ns=3000 * SECOND)
     state = state_of(job, order=Order.SRTF, starvation_seconds=5000.0)
     assert order.starves_ns(state, job) == 10_000 * SECOND
@@ -74,7 +74,7 @@ def test_time_that_a_job_has_run_is_no_time_that_it_waited() -> None:
 
 
 @pytest.mark.parametrize(("rule", "bound"), [(Order.FIFO, 1.0), (Order.SJF, float("inf"))])
-def test_without_a_bound_nobody_starves(rule: Order, bound: float) -> None:
+def test_without_a_bound_no_job_starves(rule: Order, bound: float) -> None:
     job = job_of("j")
     state = state_of(job, order=rule, starvation_seconds=bound)
     assert order.starves_ns(state, job) is None
@@ -88,13 +88,13 @@ def test_a_running_gang_has_starved_if_it_had_when_it_started() -> None:
     assert order.has_starved(state, running("late", 4000.0))
 
 
-def test_where_a_share_is_kept_for_them_those_go_first_that_were_called() -> None:
+def test_with_a_starvation_share_overdue_jobs_go_first() -> None:
     called, old = job_of("called", overdue=True), job_of("old")
     state = state_of(called, old, order=Order.SJF, starvation_seconds=1.0, starvation_share=0.25)
     assert (order.has_starved(state, called), order.has_starved(state, old)) == (True, False)
 
 
-def test_the_queue_for_people_holds_what_waits_and_gangs_on_the_move_first() -> None:
+def test_the_displayed_queue_has_moving_gangs_first_then_pending_jobs() -> None:
     moving = job_of("moving", submitted_ns=9, claim=[Slot("n0", 0)])
     probe = job_of("probe", kind=JobKind.PROBE)
     jobs = (job_of("b", submitted_ns=2), running("runs", 5.0), probe, job_of("a", submitted_ns=1), moving)
@@ -104,7 +104,7 @@ def test_the_queue_for_people_holds_what_waits_and_gangs_on_the_move_first() -> 
 # --- shortest first --------------------------------------------------------------------------------------------------
 
 
-def test_shortest_job_first_goes_by_the_limit_where_nothing_else_is_known() -> None:
+def test_shortest_job_first_uses_the_limit_without_an_estimate() -> None:
     jobs = (
         job_of("long", time_limit_seconds=500.0),
         job_of("unsaid", submitted_ns=5),  # counts as the default, 300 s
@@ -113,7 +113,7 @@ def test_shortest_job_first_goes_by_the_limit_where_nothing_else_is_known() -> N
     assert in_order(state_of(*jobs, order=Order.SJF, default_time_limit_seconds=300.0)) == ["short", "unsaid", "long"]
 
 
-def test_shortest_job_first_goes_by_the_whole_length_not_by_what_is_left() -> None:
+def test_shortest_job_first_uses_the_total_not_the_remaining_time() -> None:
     """Of 500 s 450 are done: it stands behind one of 100 s all the same; under SRTF it would not."""
     known: dict[str, Any] = {"estimates": Estimates.EXACT}
     nearly = running("nearly", 450.0, exact_seconds=500.0, submitted_ns=1)
@@ -122,14 +122,14 @@ def test_shortest_job_first_goes_by_the_whole_length_not_by_what_is_left() -> No
     assert in_order(state_of(nearly, fresh, order=Order.SRTF, **known)) == ["nearly", "fresh"]
 
 
-def test_shortest_job_first_believes_the_history_more_than_the_limit() -> None:
+def test_shortest_job_first_prefers_the_history_to_the_limit() -> None:
     mistaken = job_of("mistaken", time_limit_seconds=10.0, estimate_seconds=900.0)
     modest = job_of("modest", time_limit_seconds=1000.0, estimate_seconds=20.0, submitted_ns=3)
     assert in_order(state_of(mistaken, modest, order=Order.SJF, estimates=Estimates.HISTORY)) == ["modest", "mistaken"]
     assert in_order(state_of(mistaken, modest, order=Order.SJF)) == ["mistaken", "modest"]
 
 
-def test_what_is_left_of_a_job_that_resumes_counts_and_slots_only_where_the_rule_says() -> None:
+def test_remaining_time_of_a_resumed_job_counts_and_slots_only_in_srsf() -> None:
     """Eighty seconds on one slot, or thirty on four: 80 and 120 slot-seconds."""
     alone = job_of("alone", time_limit_seconds=200.0, run_ns=120 * SECOND, attempt=1, restartable=True)
     wide = job_of("wide", time_limit_seconds=30.0, ranks=4, submitted_ns=1)
@@ -177,7 +177,7 @@ def test_a_gang_falls_when_its_slot_seconds_pass_the_threshold_of_its_queue() ->
     assert las.falls_ns(state, job) is None, "what waits uses nothing"
 
 
-def test_whoever_falls_stands_last_in_its_new_queue_at_the_very_instant_and_not_before() -> None:
+def test_a_demoted_job_is_last_in_its_new_queue_from_that_instant_on() -> None:
     due, later = running("due", 100.0), running("later", 99.0)
     state = state_of(due, later, **_LAS)
     state.last_turn = 4
@@ -190,14 +190,14 @@ def test_whoever_falls_stands_last_in_its_new_queue_at_the_very_instant_and_not_
     assert due.level == 2
 
 
-def test_of_those_that_fall_in_one_look_who_started_first_stands_first() -> None:
+def test_jobs_demoted_in_one_pass_are_ordered_by_start() -> None:
     late, early = running("a", 200.0, turn=-8), running("b", 300.0, turn=-7)
     state = state_of(late, early, **_LAS)
     assert las.demote(state, [late, early], NOW_NS) == [early, late]
     assert early.turn < late.turn
 
 
-def test_a_new_job_stands_behind_all_that_came_before_it() -> None:
+def test_a_new_job_is_last() -> None:
     first, second = job_of("first"), job_of("second")
     state = state_of(first, second, **_LAS)
     las.enter(state, first)
@@ -205,7 +205,7 @@ def test_a_new_job_stands_behind_all_that_came_before_it() -> None:
     assert (first.turn, second.turn, state.last_turn) == (1, 2, 2)
 
 
-def test_the_chosen_stand_first_then_the_stopped_in_their_order_then_who_waits() -> None:
+def test_chosen_jobs_go_first_then_stopped_then_pending_ones() -> None:
     names = ("a", "b", "c", "d", "new")
     jobs = {name: job_of(name, turn=turn) for turn, name in enumerate(names, 1)}
     state = state_of(*jobs.values(), **_LAS)
@@ -224,14 +224,14 @@ def test_the_chosen_stand_first_then_the_stopped_in_their_order_then_who_waits()
     assert (jobs["a"].turn, jobs["b"].turn) == again
 
 
-def test_a_chosen_one_that_runs_keeps_its_place_and_need_not_be_filed_anew() -> None:
+def test_a_chosen_running_job_keeps_its_place() -> None:
     runs = running("runs", 5.0, turn=3)
     state = state_of(runs, **_LAS)
     assert las.take_turns(state, [runs], []) == []
     assert runs.turn == las.CHOSEN + 1
 
 
-def test_one_that_has_just_fallen_and_is_stopped_stands_last_all_the_same() -> None:
+def test_a_demoted_and_stopped_job_stays_last() -> None:
     fallen = running("fallen", 5.0, turn=7, level=1)
     state = state_of(fallen, **_LAS)
     las.take_turns(state, [], [fallen])
@@ -241,7 +241,7 @@ def test_one_that_has_just_fallen_and_is_stopped_stands_last_all_the_same() -> N
 # --- finish-time fairness --------------------------------------------------------------------------------------------
 
 
-def test_rho_is_the_time_in_all_by_the_time_alone() -> None:
+def test_rho_is_the_total_time_divided_by_the_time_alone() -> None:
     waits = job_of("waits", submitted_ns=NOW_NS - 300 * SECOND, time_limit_seconds=100.0)
     state = state_of(waits, order=Order.THEMIS)
     assert themis.rho(state, waits, NOW_NS) == pytest.approx((300 + 100) / 100)
@@ -254,7 +254,7 @@ def test_rho_is_the_time_in_all_by_the_time_alone() -> None:
     assert themis.rho(state, short, NOW_NS) == pytest.approx(5.5), "no job counts as shorter than a second"
 
 
-def test_themis_puts_who_is_treated_worst_first_of_the_running_as_of_now() -> None:
+def test_themis_puts_the_largest_rho_first_with_present_values_for_running_jobs() -> None:
     state = state_of(order=Order.THEMIS)
     rule = order.ORDERS[5]
     runs = running("runs", 50.0, submitted_ns=NOW_NS - 150 * SECOND, time_limit_seconds=100.0)
@@ -272,7 +272,7 @@ def test_themis_puts_who_is_treated_worst_first_of_the_running_as_of_now() -> No
 # --- fair ------------------------------------------------------------------------------------------------------------
 
 
-def test_fair_goes_by_queue_and_then_by_what_is_to_be_spent() -> None:
+def test_fair_orders_by_queue_and_then_by_expected_service() -> None:
     jobs = (
         job_of("dear", queue="low", urgency=900.0),
         job_of("cheap", queue="low", urgency=5.0, submitted_ns=8),
@@ -296,7 +296,7 @@ def test_fair_goes_by_queue_and_then_by_what_is_to_be_spent() -> None:
         (Estimates.LIMIT, {"time_limit_seconds": 100.0}, {"attempt": 1, "done_seconds": 400.0}, 4 * 11.0),
     ],
 )
-def test_the_fair_order_appraises_slots_times_what_is_left_and_the_restart(
+def test_the_fair_order_appraises_slots_times_remaining_time_and_restart(
     estimates: Estimates, spec: dict[str, Any], fields: dict[str, Any], urgency: float
 ) -> None:
     job = job_of("j", ranks=4, restartable=True, **spec, **fields)
@@ -306,7 +306,7 @@ def test_the_fair_order_appraises_slots_times_what_is_left_and_the_restart(
     assert job.estimate_seconds is None
 
 
-def test_a_running_gang_has_its_restart_behind_it() -> None:
+def test_the_restart_of_a_running_gang_does_not_count() -> None:
     job = running("j", 30.0, ranks=2, time_limit_seconds=100.0, restartable=True, restart_cost_seconds=7.0)
     state = state_of(job, order=Order.FAIR)
     fair.appraise(state, job, NOW_NS)
@@ -331,7 +331,7 @@ def _taught(*seconds: float, **policy: Any) -> State:
     return state
 
 
-def test_with_a_history_a_job_is_expected_to_take_what_jobs_alike_took_at_most_its_limit() -> None:
+def test_with_history_a_job_is_expected_to_run_like_similar_jobs_up_to_its_limit() -> None:
     state = _taught(*[1000.0] * 40, order=Order.SJF)
     alike: dict[str, Any] = {"queue": "q", "workload": "w"}
     free, bound = job_of("free", **alike), job_of("bound", time_limit_seconds=50.0, **alike)
@@ -344,7 +344,7 @@ def test_with_a_history_a_job_is_expected_to_take_what_jobs_alike_took_at_most_i
     assert outlived.estimate_seconds == 81.0, "more than it has done, whatever its limit"
 
 
-def test_of_a_running_gang_the_estimate_stands_and_only_the_urgency_is_renewed() -> None:
+def test_a_running_gang_keeps_its_estimate_and_only_its_urgency_is_updated() -> None:
     state = _taught(*[1000.0] * 40, order=Order.FAIR)
     job = running("j", 120.0, queue="q", workload="w", estimate_seconds=77.0, ranks=1)
     fair.appraise(state, job, NOW_NS)
@@ -353,7 +353,7 @@ def test_of_a_running_gang_the_estimate_stands_and_only_the_urgency_is_renewed()
     assert job.appraise_ns == NOW_NS + 10 * SECOND, "a twelfth of the 120 s that it has run"
 
 
-def test_work_done_is_what_is_saved_and_what_the_running_attempt_has_done_at_its_speed() -> None:
+def test_work_done_is_saved_work_plus_work_of_the_running_attempt() -> None:
     assert fair.work_done(job_of("waits", restartable=True, done_seconds=40.0), NOW_NS) == 40.0
     assert fair.work_done(job_of("anew", done_seconds=40.0), NOW_NS) == 0.0, "it begins from the start"
     stopped = job_of("stopped", restartable=True, done_seconds=40.0, attempt=1, attempt_started_ns=NOW_NS - SECOND)

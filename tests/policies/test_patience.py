@@ -35,7 +35,7 @@ def wait(age: float, slowdown: float, cost: float, mean: float = 1800.0) -> tupl
     return best_wait(expected, 1 - 1 / slowdown, cost)
 
 
-def test_a_cheap_move_is_made_at_once_and_a_costly_one_put_off() -> None:
+def test_a_cheap_move_is_made_at_once_and_a_costly_one_delayed() -> None:
     assert wait(5.0, 1.5, 10.0) is None
     found = wait(5.0, 1.5, 300.0)
     assert found is not None
@@ -44,7 +44,7 @@ def test_a_cheap_move_is_made_at_once_and_a_costly_one_put_off() -> None:
     assert 0 < cost < 300
 
 
-def test_the_longer_it_has_lasted_and_the_slower_it_makes_the_sooner_it_is_left() -> None:
+def test_older_and_worse_faults_lead_to_an_earlier_move() -> None:
     ages = [0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 86400.0]
     for slowdown in (1.2, 1.5, 2.0, 4.0):
         waits = [wait(age, slowdown, 300.0) is not None for age in ages]
@@ -55,13 +55,13 @@ def test_the_longer_it_has_lasted_and_the_slower_it_makes_the_sooner_it_is_left(
 
 
 @pytest.mark.parametrize(("cost", "about"), [(40.0, 0.0), (100.0, 60.0), (300.0, 480.0)])
-def test_when_it_is_time_is_as_the_page_of_the_scheduler_says(cost: float, about: float) -> None:
+def test_the_waits_match_the_scheduler_s_page(cost: float, about: float) -> None:
     """With a mean of half an hour and steps half as long again."""
     moved = next(age for age in range(1, 4000) if wait(float(age), 1.5, cost) is None)
     assert moved == pytest.approx(about, rel=0.25, abs=2.0)
 
 
-def test_what_is_waited_for_is_worth_it_whatever_the_wait() -> None:
+def test_the_chosen_wait_is_the_cheapest() -> None:
     """The rule that the module states, reckoned the slow way: second by second, over one wait after another."""
     for age, slowdown, cost in itertools.product((1.0, 60.0, 600.0), (1.2, 1.5, 2.5), (30.0, 300.0)):
         lasts_on, rate = fault_goes_on(age, 1800.0), 1 - 1 / slowdown
@@ -73,13 +73,13 @@ def test_what_is_waited_for_is_worth_it_whatever_the_wait() -> None:
         assert (cost if found is None else found[1]) == pytest.approx(best, rel=0.03)
 
 
-def test_of_a_fault_whose_end_is_known_only_the_end_counts() -> None:
+def test_for_a_fault_of_known_duration_only_its_end_counts() -> None:
     expected = course(known_to_go_on, goes_on, 2.0, 1000.0)
     assert best_wait(expected, 0.5, 300.0) is None
     assert expected[-1] == (1000.0, pytest.approx(1000.0), 1.0)
 
 
-def test_nor_is_a_gang_moved_that_is_likely_to_end_first() -> None:
+def test_a_gang_that_is_likely_to_end_first_is_not_moved() -> None:
     expected = course(known_to_go_on, lambda seconds: 0.1 if seconds > 50 else 1.0, 2.0, 100_000.0)
     found = best_wait(expected, 0.5, 300.0)
     assert found is not None
@@ -112,7 +112,7 @@ def moves_after(world: World, job_id: str) -> float:
     return (world.now_ns - began_ns) / SECOND
 
 
-def test_a_gang_waits_and_sees_says_so_once_and_moves_when_it_is_time() -> None:
+def test_a_gang_waits_with_one_log_entry_and_then_moves() -> None:
     world, job_id = costly()
     world.cycle(world.verdict(job_id, rank=3, slowdown=1.5))
     world.advance(20.0)
@@ -124,7 +124,7 @@ def test_a_gang_waits_and_sees_says_so_once_and_moves_when_it_is_time() -> None:
     assert decision.predicted_gain_seconds > 0
 
 
-def test_one_that_keeps_pace_again_meanwhile_is_not_moved() -> None:
+def test_a_gang_that_recovers_during_the_wait_is_not_moved() -> None:
     world, job_id = costly()
     verdict = world.verdict(job_id, rank=3, slowdown=1.5)
     world.cycle(verdict)
@@ -136,7 +136,7 @@ def test_one_that_keeps_pace_again_meanwhile_is_not_moved() -> None:
     assert not world.state.decisions
 
 
-def test_what_an_operator_confirms_is_not_waited_for() -> None:
+def test_a_confirmed_verdict_moves_the_gang_without_a_wait() -> None:
     world, job_id = costly()
     verdict = world.verdict(job_id, rank=3, slowdown=1.5)
     world.cycle(verdict)
@@ -145,7 +145,7 @@ def test_what_an_operator_confirms_is_not_waited_for() -> None:
     assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
 
 
-def test_a_controller_that_starts_anew_looks_again_at_the_same_instant() -> None:
+def test_a_restarted_controller_evaluates_at_the_same_instant() -> None:
     world, job_id = costly()
     world.cycle(world.verdict(job_id, rank=3, slowdown=1.5))
     anew = decode_state(encode_state(world.state))
@@ -155,7 +155,7 @@ def test_a_controller_that_starts_anew_looks_again_at_the_same_instant() -> None
     assert moves_after(world, job_id) == expected
 
 
-def test_observing_it_waits_as_well() -> None:
+def test_observe_mode_waits_as_well() -> None:
     world, job_id = costly(mode=Mode.OBSERVE)
     world.cycle(world.verdict(job_id, rank=3, slowdown=1.5))
     assert not world.state.decisions

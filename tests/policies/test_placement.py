@@ -53,7 +53,7 @@ def test_fewest_nodes_then_the_tightest_fit(used: dict[str, int], ranks: int, ex
     assert (None if placed is None else where(placed)) == expected
 
 
-def test_what_does_not_fit_leaves_the_plan_as_it_was() -> None:
+def test_a_job_that_does_not_fit_leaves_the_plan_unchanged() -> None:
     plan = Plan(nodes(a=(2, H), b=(2, S)))
     assert place(plan, job(5)) is None
     assert (plan.free_on("a"), plan.free_on("b"), plan.checkpoint()) == (2, 2, 0)
@@ -66,7 +66,7 @@ def test_suspect_nodes_are_used_last_and_only_for_what_healthy_ones_cannot_hold(
     assert place(Plan(cluster), job(5), suspects=False) is None
 
 
-def test_a_node_on_probation_takes_only_what_fits_on_it_alone() -> None:
+def test_a_node_on_probation_takes_only_single_node_gangs() -> None:
     cluster = nodes(a=(4, P), b=(2, H))
     assert where(place(Plan(cluster), job(4)) or ()) == "a:0,1,2,3"
     assert where(place(Plan(cluster), job(2)) or ()) == "b:0,1", "healthy first"
@@ -74,7 +74,7 @@ def test_a_node_on_probation_takes_only_what_fits_on_it_alone() -> None:
     assert where(place(Plan(nodes(a=(2, P), b=(2, S))), job(2)) or ()) == "a:0,1", "probation before suspicion"
 
 
-def test_what_takes_nothing_takes_nothing() -> None:
+def test_unavailable_nodes_take_nothing() -> None:
     cluster = nodes(a=(4, Q), b=(4, NodeState.MAINTENANCE))
     assert place(Plan(cluster), job(1)) is None
     assert place(Plan([Node("c", 4, present=False)]), job(1)) is None
@@ -135,7 +135,7 @@ def test_the_reservation_is_at_the_earliest_instant_that_frees_a_valid_place() -
     assert plan.free_on("a") == 0 and plan.checkpoint() == 0, "the plan is as it was"
 
 
-def test_a_reservation_is_not_before_the_job_may_be_tried_again() -> None:
+def test_a_reservation_is_not_before_the_job_s_next_try() -> None:
     waiting = job(1)
     waiting.not_before_ns = 7 * SECOND
     kept = reserve(Plan(nodes(a=(1, H))), [], waiting, 0)
@@ -206,7 +206,7 @@ def test_the_queue_is_first_come_first_served_behind_gangs_on_the_move() -> None
         (2.0, 0.0, 60.0, 0.0),
     ],
 )
-def test_what_staying_costs(slowdown: float, remaining: float, persistence: float, loss: float) -> None:
+def test_cost_of_staying(slowdown: float, remaining: float, persistence: float, loss: float) -> None:
     assert loss_seconds(slowdown, remaining, persistence) == pytest.approx(loss)
 
 
@@ -236,7 +236,7 @@ def test_a_gang_larger_than_the_cluster_is_refused_with_the_largest_possible(
     assert admit_check(state, spec(ranks=ranks)) == answer
 
 
-def test_nodes_out_of_use_may_come_back_but_absent_ones_are_not_there() -> None:
+def test_quarantined_nodes_count_for_admission_and_absent_ones_do_not() -> None:
     state = cluster(2, 2)
     state.nodes["n0"].state = Q
     assert admit_check(state, spec(ranks=4)) is None
@@ -278,5 +278,5 @@ def test_nodes_out_of_use_may_come_back_but_absent_ones_are_not_there() -> None:
         ({"pinned_node": "n0", "ranks": 3}, "node n0 can hold at most 2"),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_words(changes: dict[str, object], words: str) -> None:
+def test_an_invalid_job_is_refused_with_a_reason(changes: dict[str, object], words: str) -> None:
     assert words in (admit_check(cluster(2, 2), spec(**changes)) or "")

@@ -40,25 +40,25 @@ def racks_of(slots: tuple[Slot, ...] | None) -> dict[str, int]:
     return found
 
 
-def test_a_gang_lies_in_the_rack_that_it_fits_tightest_though_a_roomier_one_comes_first() -> None:
+def test_a_gang_gets_the_rack_with_the_tightest_fit() -> None:
     busy = [Slot("r1-0", slot) for slot in range(4)]
     assert racks_of(place(Plan(cluster(3, 3, 4), busy), job(8))) == {"r1": 8}
     assert racks_of(place(Plan(cluster(3, 3, 4), busy), job(9))) == {"r0": 9}
 
 
-def test_of_nodes_that_fit_alike_the_one_in_the_fullest_rack_is_taken() -> None:
+def test_of_equal_nodes_the_one_in_the_fullest_rack_is_taken() -> None:
     busy = [Slot("r2-0", slot) for slot in range(4)]
     assert where(place(Plan(cluster(3, 2, 4), busy), job(1)) or ()) == "r2-1:0"
 
 
-def test_what_fits_into_no_rack_is_cut_into_equal_slices_of_whole_nodes() -> None:
+def test_a_gang_larger_than_a_rack_is_cut_into_equal_slices_of_whole_nodes() -> None:
     assert racks_of(place(Plan(cluster(4, 4, 4)), job(24))) == {"r0": 12, "r1": 12}
     busy = [Slot("r0-0", slot) for slot in range(4)] + [Slot("r1-0", slot) for slot in range(4)]
     # 12 + 12 + 16 + 16 are free: 28 fit into the two large ones, 16 and 12, since 14 would cut a node in two.
     assert racks_of(place(Plan(cluster(4, 4, 4), busy), job(28))) == {"r2": 16, "r3": 12}
 
 
-def test_ranks_go_by_the_order_of_the_wires() -> None:
+def test_ranks_follow_the_order_of_the_network() -> None:
     slots = place(Plan(cluster(2, 3, 2)), job(10))
     assert slots is not None
     assert list(slots) == sorted(slots)
@@ -103,7 +103,7 @@ def test_spread_takes_as_many_nodes_as_it_can() -> None:
     assert sorted(sum(slot.node == name for slot in placed) for name in {slot.node for slot in placed}) == [1, 1, 2, 2]
 
 
-def test_groups_lie_in_the_order_of_ranks_and_those_that_must_be_on_one_node_are() -> None:
+def test_groups_follow_the_order_of_ranks_and_keep_to_one_node_if_required() -> None:
     groups = (Group("launcher", 1), Group("server", 3, same_node=True), Group("worker", 4))
     placed = place(Plan(cluster(1, 3, 4)), job(8, groups=groups))
     assert placed is not None and len(set(placed)) == 8
@@ -114,7 +114,7 @@ def test_groups_lie_in_the_order_of_ranks_and_those_that_must_be_on_one_node_are
     assert [plan.free_on(name) for name in "xyz"] == [3, 2, 2], "and nothing is taken"
 
 
-def test_an_elastic_gang_gets_as_many_as_can_be_had_from_its_least_on() -> None:
+def test_an_elastic_gang_gets_as_many_ranks_as_fit_from_its_minimum_on() -> None:
     nodes = [Node("a", 4), Node("b", 2)]
     assert len(place(Plan(nodes), job(6, min_ranks=2)) or ()) == 6
     assert len(place(Plan(nodes, [Slot("a", 0)]), job(6, min_ranks=2)) or ()) == 5
@@ -122,7 +122,7 @@ def test_an_elastic_gang_gets_as_many_as_can_be_had_from_its_least_on() -> None:
     assert len(place(Plan(nodes), job(4, max_ranks=8), most=5) or ()) == 5
 
 
-def test_a_reservation_takes_what_comes_free_before_what_is_free() -> None:
+def test_a_reservation_uses_future_releases_before_free_slots() -> None:
     plan = Plan([Node("a", 4), Node("b", 4)], [Slot("a", n) for n in range(4)])
     ends = [Release(10 * SECOND, "x", tuple(Slot("a", n) for n in range(4)))]
     kept = reserve(plan, ends, job(5), 0)
@@ -130,7 +130,7 @@ def test_a_reservation_takes_what_comes_free_before_what_is_free() -> None:
     assert {slot.node for slot in kept.slots[:4]} == {"a"} and len(kept.slots) == 5
 
 
-def test_a_reservation_for_a_level_is_at_the_first_end_that_makes_such_a_place() -> None:
+def test_a_reservation_for_a_level_is_at_the_first_end_that_permits_it() -> None:
     nodes = cluster(2, 2, 2)
     busy = [Slot(node.name, slot) for node in nodes for slot in range(2)]
     order = ["r0-0", "r1-0", "r1-1", "r0-1"]
@@ -142,7 +142,7 @@ def test_a_reservation_for_a_level_is_at_the_first_end_that_makes_such_a_place()
     assert (level.from_ns, racks_of(level.slots)) == (30 * SECOND, {"r1": 4})
 
 
-def test_domains_are_ranges_of_numbers_and_levels_that_are_not_known_are_left_out() -> None:
+def test_domains_are_ranges_of_numbers_without_unknown_levels() -> None:
     nodes = [Node("c", 1), Node("b", 1, rack="r", rail="x"), Node("a", 1, spine="s", rack="r")]
     topology = Topology(nodes)
     assert [topology.names[n] for n in range(3)] == ["c", "b", "a"]
@@ -160,7 +160,7 @@ _SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
     st.sampled_from([None, Level.NODE, Level.RACK]),
     st.sampled_from([NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION]),
 )
-def test_a_place_is_found_just_where_there_is_one(
+def test_slots_are_found_exactly_if_they_exist(
     shape: tuple[int, int, int], used: list[tuple[int, int]], ranks: int, level: Level | None, state: NodeState
 ) -> None:
     nodes = cluster(*shape)
@@ -193,7 +193,7 @@ def test_the_fewest_nodes_are_used_in_an_empty_cluster(ranks: int) -> None:
     assert len({slot.node for slot in placed}) == -(-ranks // 8)
 
 
-def test_on_a_slower_type_a_job_is_expected_to_take_longer_and_the_fastest_that_is_free_is_taken() -> None:
+def test_the_fastest_free_type_is_used_and_scales_the_estimate() -> None:
     """By the policy's matrix for its workload, and by the job's own word, which goes before it."""
     matrix = {"bert": {"A100": 1.0, "V100": 0.5}}
     state = State(policy=Policy(estimates=Estimates.EXACT, throughput=matrix))

@@ -76,7 +76,7 @@ def test_a_hang_that_is_certain_and_longer_than_any_pause_restarts_the_gang() ->
         ),
     ],
 )
-def test_what_keeps_a_gang_that_hangs_from_its_restart_and_until_when(
+def test_why_a_hanging_gang_is_not_restarted_and_until_when(
     changes: dict[str, Any], kept: tuple[str, int | None]
 ) -> None:
     assert hang_is_kept(**changes) == kept
@@ -84,7 +84,7 @@ def test_what_keeps_a_gang_that_hangs_from_its_restart_and_until_when(
     assert hang_is_kept(**changes, confirmed=True) == (None if may_be_confirmed else kept)
 
 
-def test_a_person_is_told_how_to_restart_it_only_where_that_is_theirs_to_say() -> None:
+def test_the_reason_names_the_restart_command_only_if_an_operator_may_decide() -> None:
     verdict = verdict_of(**(_HANG | {"first_wall_ns": NOW_NS - 60 * SECOND}))
     for code, offered in (("pause", True), ("confidence", True), ("restart_on_hang", True), ("cooldown", False)):
         words = hang_restart.in_words(verdict, code, "why", 30.0, NOW_NS)
@@ -96,7 +96,7 @@ def test_a_person_is_told_how_to_restart_it_only_where_that_is_theirs_to_say() -
 # --- stopping and starting -------------------------------------------------------------------------------------------
 
 
-def test_a_stop_of_which_nothing_came_is_asked_for_again_and_counts_from_the_first() -> None:
+def test_a_repeated_stop_counts_from_the_first_request() -> None:
     world = World({"n0": 2}, Policy(start_timeout_seconds=60.0))
     job_id = world.submit(2, 1000.0, grace_seconds=20.0)
     world.running()
@@ -128,7 +128,7 @@ def test_a_stop_of_which_nothing_came_is_asked_for_again_and_counts_from_the_fir
         (StopReason.RANK_FAILED, JobState.RUNNING, False),
     ],
 )
-def test_who_goes_on_is_saved_first_and_only_a_cancellation_passes_a_freeze(
+def test_gangs_that_resume_are_saved_and_only_cancellations_pass_a_freeze(
     why: StopReason, state: JobState, saves: bool
 ) -> None:
     world = World({"n0": 2})
@@ -238,7 +238,7 @@ def appointed(nodes: int, policy: Policy, racks: int = 1) -> set[str]:
         (1, 1, set()),
     ],
 )
-def test_so_many_spares_as_are_wanted_but_never_a_whole_domain(nodes: int, kept: int, spare: set[str]) -> None:
+def test_the_configured_spares_but_never_a_whole_domain(nodes: int, kept: int, spare: set[str]) -> None:
     assert appointed(nodes, Policy(spare_nodes=kept)) == spare
 
 
@@ -247,7 +247,7 @@ def test_each_domain_has_its_own_spares() -> None:
     assert appointed(6, Policy(spare_nodes=1, spare_level=Level.SPINE), racks=2) == {"n5"}
 
 
-def test_failures_say_how_many_are_kept_where_they_are_known() -> None:
+def test_a_known_failure_rate_determines_the_number_of_spares() -> None:
     """Of 100 nodes two are out on average; more than five are with less than 2 in 100 (Poisson)."""
     policy = Policy(spare_failures_per_day=0.02, spare_repair_seconds=86400.0, spare_risk_fraction=0.02)
     assert spares.count(policy, 100) == 5
@@ -257,7 +257,7 @@ def test_failures_say_how_many_are_kept_where_they_are_known() -> None:
     assert spares.count(changed(policy, spare_failures_per_day=0.0), 100) == 0
 
 
-def test_a_node_that_is_out_of_use_counts_as_a_spare_in_use() -> None:
+def test_an_unavailable_node_replaces_a_spare() -> None:
     world = World({f"n{i}": 2 for i in range(4)}, Policy(spare_nodes=2), racks=1)
     world.cycle(NodeCommanded("n0", NodeCommand.MAINTENANCE, "eve"))
     assert {name for name, node in world.state.nodes.items() if node.spare} in ({"n3"}, {"n2"})
@@ -272,7 +272,7 @@ def two_racks() -> Plan:
     return Plan([Node(f"n{i}", 2, rack=f"r{i // 2}", spine="s") for i in range(4)])
 
 
-def test_a_gang_crosses_the_uplinks_of_the_domains_that_it_lies_in_with_a_part() -> None:
+def test_a_gang_crosses_the_uplinks_of_domains_with_part_of_its_nodes() -> None:
     plan = two_racks()
 
     def names(*nodes: str) -> int:
@@ -284,7 +284,7 @@ def test_a_gang_crosses_the_uplinks_of_the_domains_that_it_lies_in_with_a_part()
     assert names("n0", "unknown") == 0
 
 
-def test_an_uplink_costs_what_the_worst_standing_verdict_between_two_gangs_on_it_says() -> None:
+def test_an_uplink_costs_the_slowdown_of_its_worst_active_verdict() -> None:
     plan = two_racks()
     a = held(running("a", 9.0), Slot("n0", 0), Slot("n2", 0))
     b = held(running("b", 9.0), Slot("n1", 0), Slot("n3", 0))
@@ -321,7 +321,7 @@ def test_domains_whose_worst_uplink_costs_least_are_taken_where_they_hold_the_ga
 # --- the line --------------------------------------------------------------------------------------------------------
 
 
-def test_the_line_is_in_order_and_what_leaves_it_leaves_nothing_behind() -> None:
+def test_the_queue_is_ordered_and_removal_is_complete() -> None:
     line = WaitingLine()
     jobs = {name: job_of(name, ranks=ranks, **more) for name, ranks, more in (
         ("a", 4, {}), ("b", 4, {"min_ranks": 2}), ("c", 4, {}), ("d", 1, {"required_level": Level.RACK}),
@@ -344,7 +344,7 @@ def test_the_line_is_in_order_and_what_leaves_it_leaves_nothing_behind() -> None
     assert (len(line), line.kinds, line.places) == (0, {}, {})
 
 
-def test_jobs_of_one_shape_and_length_stand_in_one_bucket_each_with_its_own_key() -> None:
+def test_jobs_of_one_shape_and_length_share_a_bucket() -> None:
     line = WaitingLine()
     job = job_of("x", ranks=2)
     for name, length in (("b", 100), ("a", 101), ("c", 99)):
@@ -382,11 +382,11 @@ def test_a_limit_of_a_queue_or_of_any_above_it_binds() -> None:
     assert shares.held["top"] == 0
 
 
-def test_a_circle_of_queues_ends() -> None:
+def test_a_cycle_of_parent_queues_ends() -> None:
     assert Shares(Policy(queues=(Queue("a", "b"), Queue("b", "a")))).chain("a") == ("a", "b")
 
 
-def test_what_queues_have_used_fades_by_half_in_a_half_life() -> None:
+def test_the_usage_of_queues_decays_with_the_half_life() -> None:
     policy = Policy(queues=(Queue("a"), Queue("b", weight=2.0), Queue("c", quota=1)), usage_half_life_seconds=100.0)
     shares, state = Shares(policy), State(policy=policy)
     shares.use("a", 2)
@@ -407,7 +407,7 @@ def test_what_queues_have_used_fades_by_half_in_a_half_life() -> None:
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_metrics_tell_why_gangs_wait_and_when_those_that_run_end() -> None:
+def test_the_metrics_show_why_gangs_wait_and_when_running_ones_end() -> None:
     world = World({"n0": 4})
     runs = world.submit(4, 900.0, time_limit_seconds=900.0)
     world.running()
@@ -451,7 +451,7 @@ def weighed_again(world: World) -> bool:
     return bool(list(resizing.timeouts(world.state, ledger_of(world.state))))
 
 
-def test_idle_slots_are_weighed_again_while_any_elastic_gang_could_have_more() -> None:
+def test_growth_is_evaluated_again_while_an_elastic_gang_could_use_idle_slots() -> None:
     world = World({"n0": 8})
     world.submit(4, 5000.0, **(_ELASTIC | {"max_ranks": 4}))
     assert not weighed_again(world), "it starts, and no one runs"
@@ -489,7 +489,7 @@ def test_a_full_cluster_has_nothing_to_grow_into() -> None:
         (Policy(estimates=Estimates.HISTORY), {"min_ranks": 8}, False),  # there is nothing to give
     ],
 )
-def test_a_wait_is_weighed_again_only_where_its_terms_grow(policy: Policy, spec: dict[str, Any], again: bool) -> None:
+def test_a_wait_is_evaluated_again_only_if_its_terms_grow(policy: Policy, spec: dict[str, Any], again: bool) -> None:
     world = World({"n0": 8}, changed(policy, migration_margin=1e9))
     world.submit(8, 5000.0, **(_ELASTIC | spec))
     world.running()
@@ -515,7 +515,7 @@ def test_a_wait_is_weighed_again_only_where_its_terms_grow(policy: Policy, spec:
         (60.0, {"stop_reason": StopReason.CANCEL}, False),
     ],
 )
-def test_who_may_be_stopped_for_another(ran: float, changes: dict[str, Any], may: bool) -> None:
+def test_which_gangs_may_be_preempted(ran: float, changes: dict[str, Any], may: bool) -> None:
     state = State(policy=Policy(min_run_seconds=60.0))
     job = running("j", ran, **(_MOVABLE | changes))
     assert preemption.may_be_stopped(state, job, NOW_NS) is may
@@ -531,12 +531,12 @@ def test_who_may_be_stopped_for_another(ran: float, changes: dict[str, Any], may
         ({"checkpoint_interval_seconds": 60.0, "checkpoint_command": ("save",)}, 2 * 3.0),
     ],
 )
-def test_what_a_stop_throws_away(changes: dict[str, Any], lost: float) -> None:
+def test_loss_of_a_stop(changes: dict[str, Any], lost: float) -> None:
     job = held(running("j", 100.0, **(_MOVABLE | changes)), Slot("n0", 0), Slot("n0", 1))
     assert preemption.lost_gpu_seconds(job, NOW_NS) == pytest.approx(lost)
 
 
-def test_a_look_is_due_when_its_time_has_come_and_nothing_is_frozen() -> None:
+def test_a_preemption_pass_is_due_after_its_interval_unless_frozen() -> None:
     state = State(policy=Policy(preempt=True, replan_seconds=60.0), planned_ns=NOW_NS - 60 * SECOND)
     assert preemption.due(state, NOW_NS)
     assert not preemption.due(state, NOW_NS - 1)
@@ -574,7 +574,7 @@ def stopped(world: World) -> list[str]:
     return [job_id for job_id, job in world.state.jobs.items() if job.stop_reason is StopReason.PREEMPT]
 
 
-def test_a_gang_that_does_not_fit_into_the_quota_keeps_no_other_of_its_queue_from_it() -> None:
+def test_a_gang_larger_than_the_rest_of_the_quota_blocks_no_other() -> None:
     world = guests(4)
     world.submit(4, 86400.0, queue="owner", time_limit_seconds=86400.0)
     world.running()
@@ -585,7 +585,7 @@ def test_a_gang_that_does_not_fit_into_the_quota_keeps_no_other_of_its_queue_fro
     assert len(world.state.jobs[fits].claim) == 4 and not world.state.jobs[large].claim
 
 
-def test_of_one_queue_one_gang_after_the_other_gets_its_slots_back() -> None:
+def test_a_queue_reclaims_for_one_gang_after_the_other() -> None:
     world = guests(2, 2, 2, 2)
     events = [Submitted(name, job_of(name, ranks=2, queue="owner", time_limit_seconds=100.0).spec) for name in "ab"]
     world.cycle(*events)
@@ -594,7 +594,7 @@ def test_of_one_queue_one_gang_after_the_other_gets_its_slots_back() -> None:
     assert len(stopped(world)) == 2
 
 
-def test_nobody_gives_back_anything_for_one_that_has_room() -> None:
+def test_nothing_is_reclaimed_for_a_gang_that_fits_anyway() -> None:
     world = guests(4)
     job_id = owned(world, 4)
     assert world.job_state(job_id) is JobState.STARTING
@@ -607,7 +607,7 @@ def test_a_queue_gets_back_what_it_lacks_and_no_more() -> None:
     assert len(stopped(world)) == 2
 
 
-def test_those_that_lose_least_are_stopped_first_and_the_owner_s_own_never() -> None:
+def test_gangs_with_the_least_loss_are_stopped_first_and_the_owner_s_never() -> None:
     world = guests()
     own = world.submit(2, 86400.0, **(_GUEST | {"queue": "owner"}))
     dear = world.submit(2, 86400.0, **(_GUEST | {"restart_cost_seconds": 500.0}))
@@ -648,7 +648,7 @@ def test_a_gang_whose_slots_do_not_help_goes_on_though_it_would_lose_least() -> 
     assert stopped(world) == others
 
 
-def test_what_lies_on_a_node_out_of_use_makes_no_room() -> None:
+def test_gangs_on_unavailable_nodes_free_no_slots() -> None:
     world = guests(4, 4)
     world.cycle(NodeCommanded("n0", NodeCommand.MAINTENANCE, "eve"))
     on_n1 = next(job_id for job_id in world.state.jobs if world.nodes_of(job_id) == {"n1"})
@@ -656,7 +656,7 @@ def test_what_lies_on_a_node_out_of_use_makes_no_room() -> None:
     assert stopped(world) == [on_n1]
 
 
-def test_one_that_is_to_wait_a_while_after_a_failure_stops_nobody_yet() -> None:
+def test_a_job_in_its_retry_pause_preempts_no_gang() -> None:
     world = guests(4, 4)
     world.state.frozen = True
     job_id = owned(world, 4)
@@ -671,7 +671,7 @@ def test_one_that_is_to_wait_a_while_after_a_failure_stops_nobody_yet() -> None:
 # --- preemption by order ---------------------------------------------------------------------------------------------
 
 
-def test_slots_of_a_node_out_of_use_are_not_counted_as_the_cluster_s() -> None:
+def test_slots_of_an_unavailable_node_are_not_counted_as_capacity() -> None:
     """A gang of four that lies on a node in maintenance frees nothing: it is not stopped for a shorter one."""
     policy = Policy(order=Order.SRTF, estimates=Estimates.EXACT, preempt=True)
     world = World({"n0": 4, "n1": 4, "n2": 4}, policy)
@@ -683,7 +683,7 @@ def test_slots_of_a_node_out_of_use_are_not_counted_as_the_cluster_s() -> None:
     assert stopped(world) == [long[1]]
 
 
-def test_a_drift_of_the_order_alone_asks_for_a_pass_only_where_the_order_drifts() -> None:
+def test_time_alone_triggers_a_pass_only_in_an_order_that_drifts() -> None:
     for order, at in ((Order.THEMIS, [60.0]), (Order.SRTF, []), (Order.FAIR, [])):
         policy = Policy(order=order, estimates=Estimates.EXACT, preempt=True)
         world = World({"n0": 2}, policy)
@@ -697,7 +697,7 @@ def test_a_drift_of_the_order_alone_asks_for_a_pass_only_where_the_order_drifts(
         assert list(preemption.timeouts(world.state, ledger_of(world.state))) == []
 
 
-def test_one_that_starts_anyway_stops_nobody_and_one_that_waits_after_a_failure_neither() -> None:
+def test_jobs_that_start_anyway_or_pause_preempt_no_gang() -> None:
     policy = Policy(order=Order.FAIR, estimates=Estimates.LIMIT, preempt=True)
     world = World({"n0": 4}, policy)
     world.submit(2, 50_000.0, time_limit_seconds=50_000.0, **_MOVABLE)
@@ -718,7 +718,7 @@ def test_one_that_starts_anyway_stops_nobody_and_one_that_waits_after_a_failure_
 # --- explaining ------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_told_of_nodes_that_a_job_can_not_use_now() -> None:
+def test_reasons_of_nodes_that_a_job_cannot_use_now() -> None:
     world = World({"n0": 4, "n1": 4, "n2": 4})
     running_one = world.submit(4, 500.0, time_limit_seconds=500.0)
     world.running()
@@ -741,7 +741,7 @@ def test_what_is_told_of_nodes_that_a_job_can_not_use_now() -> None:
     assert present is not None and present.why == f"attempt 1 is running on {full}:0,1,2,3 since 90 s"
 
 
-def test_only_what_ends_until_its_start_is_waited_for() -> None:
+def test_an_explanation_lists_only_ends_before_the_expected_start() -> None:
     world = World({"n0": 4})
     ends = [world.submit(1, seconds, time_limit_seconds=seconds) for seconds in (100.0, 200.0, 300.0, 400.0)]
     world.running()
@@ -752,7 +752,7 @@ def test_only_what_ends_until_its_start_is_waited_for() -> None:
     assert explained.expected_start_ns == world.now_ns + 200 * SECOND
 
 
-def test_of_an_array_the_next_that_is_to_run_is_explained() -> None:
+def test_the_next_member_of_an_array_is_explained() -> None:
     world = World({"n0": 2})
     array = world.submit(1, 1000.0, array_size=4, array_parallel=2)
     world.running()
@@ -765,7 +765,7 @@ def test_of_an_array_the_next_that_is_to_run_is_explained() -> None:
 # --- wishes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_is_submitted_twice_is_taken_in_once() -> None:
+def test_a_repeated_submission_is_ignored() -> None:
     world = World({"n0": 2})
     spec = job_of("j", ranks=2, time_limit_seconds=50.0).spec
     world.cycle(Submitted("j", spec))
@@ -773,12 +773,12 @@ def test_a_job_that_is_submitted_twice_is_taken_in_once() -> None:
     world.now_ns += SECOND
     world.cycle(Submitted("j", spec), Submitted("bad", job_of("bad", ranks=0).spec))
     job = world.state.jobs["j"]
-    assert (job.submitted_ns, job.attempt, world.told("j").count("submitted")) == (before, 1, 1)
+    assert (job.submitted_ns, job.attempt, world.entry_kinds("j").count("submitted")) == (before, 1, 1)
     bad = world.state.jobs["bad"]
     assert (bad.state, bad.end_reason) == (JobState.FAILED, "asks for 0 ranks; at least 1 is needed")
 
 
-def test_a_cancellation_is_taken_in_once_and_a_job_that_has_ended_keeps_its_end() -> None:
+def test_a_repeated_cancellation_is_ignored_and_an_ended_job_keeps_its_end() -> None:
     world = World({"n0": 2})
     runs, waits = world.submit(2, 50.0), world.submit(2, 50.0)
     world.running()
@@ -790,19 +790,19 @@ def test_a_cancellation_is_taken_in_once_and_a_job_that_has_ended_keeps_its_end(
     world.cycle(CancelRequested(runs, "eve"))
     world.cycle(CancelRequested(runs, "bob"))
     assert world.state.jobs[runs].failure == "cancelled by eve"
-    assert world.told(runs).count("cancel") == 1
+    assert world.entry_kinds(runs).count("cancel") == 1
     world.end(runs, 143, signalled=True)
     assert world.job_state(runs) is JobState.CANCELLED
 
 
-def test_a_command_that_changes_nothing_is_told_nowhere_and_a_removal_is_always_done() -> None:
+def test_a_command_without_effect_is_not_logged_and_a_removal_is_always_done() -> None:
     world = World({"n0": 2, "n1": 2})
 
     def commanded(command: NodeCommand, drain: bool = False) -> int:
         """How many entries it makes."""
-        before = len(world.told("node:n0"))
+        before = len(world.entry_kinds("node:n0"))
         world.cycle(NodeCommanded("n0", command, "eve", drain=drain))
-        return len(world.told("node:n0")) - before
+        return len(world.entry_kinds("node:n0")) - before
 
     assert commanded(NodeCommand.RELEASE) == 0, "it is healthy"
     assert (commanded(NodeCommand.QUARANTINE), commanded(NodeCommand.QUARANTINE)) == (1, 0)
@@ -821,19 +821,19 @@ def test_a_command_that_changes_nothing_is_told_nowhere_and_a_removal_is_always_
     assert "n0" not in world.state.nodes
 
 
-def test_a_freeze_and_other_settings_are_told_where_they_differ() -> None:
+def test_a_freeze_and_a_policy_change_are_logged_if_they_change_something() -> None:
     world = World({"n0": 2})
     for frozen, by in ((True, "eve"), (True, "bob"), (False, "bob"), (False, "eve")):
         world.cycle(FreezeSet(frozen, by))
         assert world.state.frozen_by == ("eve" if frozen else "")
-    assert [kind for kind in world.told("cluster") if kind in ("frozen", "thawed")] == ["frozen", "thawed"]
+    assert [kind for kind in world.entry_kinds("cluster") if kind in ("frozen", "thawed")] == ["frozen", "thawed"]
     world.cycle(PolicySet(changed(world.state.policy, min_run_seconds=5.0)))
     world.cycle(PolicySet(world.state.policy))
     (entry,) = [entry for entry in world.entries if entry.kind == "policy"]
     assert entry.detail == (("min_run_seconds", "0.0 -> 5.0"),)
 
 
-def test_a_ruling_of_an_operator_is_told_once_also_of_a_verdict_that_stands_no_more() -> None:
+def test_a_judgement_is_logged_once_even_for_a_past_verdict() -> None:
     world = World({"n0": 2, "n1": 2})
     job_id = world.submit(2, 500.0)
     world.running()
@@ -853,7 +853,7 @@ def test_a_ruling_of_an_operator_is_told_once_also_of_a_verdict_that_stands_no_m
 # --- dependencies and drains -----------------------------------------------------------------------------------------
 
 
-def test_what_can_not_happen_any_more_is_told_in_the_words_of_what_happened() -> None:
+def test_a_dependency_that_can_no_longer_be_met_is_explained() -> None:
     world = World({"n0": 4})
     first, second = world.submit(1, 500.0), world.submit(1, 500.0)
     waits = {
@@ -871,7 +871,7 @@ def test_what_can_not_happen_any_more_is_told_in_the_words_of_what_happened() ->
     ]
 
 
-def test_a_drain_moves_who_may_leave_and_runs_and_is_not_stopping_already() -> None:
+def test_a_drain_moves_running_restartable_gangs_without_a_stop_reason() -> None:
     world = World({"n0": 4, "n1": 4})
     leaves = world.submit(1, 500.0, restartable=True)
     stays = world.submit(1, 500.0)
@@ -886,12 +886,12 @@ def test_a_drain_moves_who_may_leave_and_runs_and_is_not_stopping_already() -> N
     world.cycle(CancelRequested(stopping_one, "eve"), NodeCommanded(node, NodeCommand.MAINTENANCE, "eve", drain=True))
     reasons = {job_id: world.state.jobs[job_id].stop_reason for job_id in (leaves, stays, stopping_one, starts)}
     assert reasons == {leaves: StopReason.MIGRATE, stays: None, stopping_one: StopReason.CANCEL, starts: None}
-    assert (world.state.jobs[leaves].migrations, world.told(leaves).count("drain")) == (1, 1)
+    assert (world.state.jobs[leaves].migrations, world.entry_kinds(leaves).count("drain")) == (1, 1)
     world.running()
     assert world.state.jobs[starts].stop_reason is StopReason.MIGRATE, "as soon as it runs"
 
 
-def test_the_next_timeout_is_after_the_one_that_is_asked_from() -> None:
+def test_the_next_timeout_is_after_the_given_instant() -> None:
     world = World({"n0": 2}, Policy(start_timeout_seconds=60.0))
     world.submit(2, 500.0, time_limit_seconds=500.0)
     world.submit(2, 10.0)

@@ -23,7 +23,7 @@ def _short(name: str, queue: str, seconds: float = 10.0) -> Submitted:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_one_behind_those_whose_queue_is_full_starts_in_the_free_slots(order: Order) -> None:
+def test_a_job_behind_jobs_at_their_limit_starts_in_free_slots(order: Order) -> None:
     world = _world(order)
     world.submit(2, 1000.0, exact_seconds=1000.0)
     world.running()
@@ -33,11 +33,11 @@ def test_one_behind_those_whose_queue_is_full_starts_in_the_free_slots(order: Or
 
 
 @pytest.mark.parametrize("order", [Order.SJF, Order.SRTF, Order.SRSF])
-def test_nobody_is_stopped_for_those_whose_queue_is_full(order: Order) -> None:
+def test_no_gang_is_preempted_for_jobs_at_their_limit(order: Order) -> None:
     world = _world(order)
     movable = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
     long = world.submit(3, 1000.0, exact_seconds=1000.0, **movable)
     world.running()
     world.cycle(*(_short(f"s{number}", "small") for number in range(3)))
-    assert "preempt" not in world.told(long)
+    assert "preempt" not in world.entry_kinds(long)
     assert [world.job_state(f"s{number}") for number in range(3)].count(JobState.STARTING) == 1

@@ -12,7 +12,7 @@ from tests.cluster.cycle_world import World
 
 @pytest.mark.parametrize("order", [Order.FIFO, Order.SJF, Order.SRTF, Order.LAS])
 @pytest.mark.parametrize("word", [NodeCommand.QUARANTINE, NodeCommand.MAINTENANCE])
-def test_a_gang_on_a_node_out_of_use_keeps_no_free_slot_from_a_pending_job(order: Order, word: NodeCommand) -> None:
+def test_a_gang_on_an_unavailable_node_blocks_no_free_slot(order: Order, word: NodeCommand) -> None:
     world = World({"n0": 2, "n1": 2, "n2": 2}, Policy(order=order, preempt=True))
     world.submit(4, 1000.0)
     world.running()
@@ -25,7 +25,7 @@ def test_a_gang_on_a_node_out_of_use_keeps_no_free_slot_from_a_pending_job(order
 
 
 @pytest.mark.parametrize("order", [Order.SJF, Order.SRTF, Order.SRSF])
-def test_a_gang_that_lies_on_nodes_out_of_use_is_not_stopped_for_slots_that_nobody_could_use(order: Order) -> None:
+def test_a_gang_on_unavailable_nodes_is_not_preempted(order: Order) -> None:
     policy = Policy(order=order, estimates=Estimates.EXACT, preempt=True, min_run_seconds=0.0)
     world = World({"n0": 4, "n1": 4}, policy)
     movable = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
@@ -36,5 +36,5 @@ def test_a_gang_that_lies_on_nodes_out_of_use_is_not_stopped_for_slots_that_nobo
     world.cycle(NodeCommanded(node, NodeCommand.MAINTENANCE, "operator", "disk"))
     short = world.submit(4, 50.0, exact_seconds=50.0)
     world.advance(10.0)
-    assert "preempt" in world.told(other) and "preempt" not in world.told(aside)
+    assert "preempt" in world.entry_kinds(other) and "preempt" not in world.entry_kinds(aside)
     assert (world.job_state(aside), world.job_state(short)) == (JobState.RUNNING, JobState.RUNNING)

@@ -36,7 +36,7 @@ def stopped(world: World) -> set[str]:
     return {job.job_id for job in world.state.jobs.values() if job.stop_reason is StopReason.PREEMPT}
 
 
-def test_a_queue_below_its_quota_gets_back_what_is_borrowed() -> None:
+def test_a_queue_below_its_quota_gets_borrowed_slots_back() -> None:
     world, guests = full()
     waiting = world.submit(2, 100.0, queue="owner")
     assert len(stopped(world)) == 1 and stopped(world) <= set(guests)
@@ -47,7 +47,7 @@ def test_a_queue_below_its_quota_gets_back_what_is_borrowed() -> None:
     assert "queue owner is below its quota" in text and victim in text
 
 
-def test_nobody_is_taken_below_its_own_quota() -> None:
+def test_no_queue_is_taken_below_its_quota() -> None:
     world, _ = full()
     world.submit(4, 100.0, queue="owner")
     assert len(stopped(world)) == 2, "four of the six are borrowed"
@@ -77,9 +77,7 @@ def straddling(*sizes: int, policy: Policy = _POLICY, **spec: Any) -> tuple[Worl
         ((9, 1, 1, 1, 1, 1, 1, 1), {0}),  # ones alone do not make room for eight
     ],
 )
-def test_a_gang_that_holds_quota_and_borrowed_slots_is_stopped_where_nothing_else_makes_room(
-    sizes: tuple[int, ...], victims: set[int]
-) -> None:
+def test_a_gang_with_quota_and_borrowed_slots_is_stopped_last(sizes: tuple[int, ...], victims: set[int]) -> None:
     world, guests = straddling(*sizes)
     waiting = world.submit(8, 100.0, queue="owner")
     assert stopped(world) == {guests[number] for number in victims}
@@ -98,7 +96,7 @@ def test_two_queues_do_not_reclaim_from_each_other_in_turn() -> None:
     assert [world.state.jobs[job_id].preemptions for job_id in (*guests, *owners)] == [1, 0, 0]
 
 
-def test_an_elastic_gang_beyond_its_quota_gives_back_what_it_borrowed() -> None:
+def test_an_elastic_gang_returns_borrowed_slots() -> None:
     world, (elastic,) = straddling(16, min_ranks=4, max_ranks=16)
     waiting = world.submit(8, 100.0, queue="owner")
     assert stopped(world) == {elastic}
@@ -107,7 +105,7 @@ def test_an_elastic_gang_beyond_its_quota_gives_back_what_it_borrowed() -> None:
     assert len(world.state.jobs[elastic].ranks) == 8 and world.job_state(elastic) is JobState.STARTING
 
 
-def test_a_job_beyond_the_quota_keeps_no_other_of_its_queue_waiting() -> None:
+def test_a_job_beyond_the_quota_blocks_no_other_of_its_queue() -> None:
     world, _ = straddling(4, 4, 4, 4)
     wide = world.submit(12, 100.0, queue="owner")
     narrow = world.submit(4, 100.0, queue="owner")
@@ -132,13 +130,13 @@ def test_nothing_is_reclaimed_without_a_quota_or_from_those_that_may_not_be_stop
     assert not stopped(world) and world.job_state(waiting) is JobState.PENDING
 
 
-def test_what_goes_beyond_the_quota_waits() -> None:
+def test_a_gang_beyond_the_quota_waits() -> None:
     world, _ = full()
     world.submit(5, 100.0, queue="owner")
     assert not stopped(world)
 
 
-def test_a_place_that_is_kept_is_taken_only_once_the_gangs_on_it_have_gone() -> None:
+def test_reserved_slots_are_used_only_after_the_gangs_on_them_have_ended() -> None:
     world, _ = straddling(8, 8)
     waiting = world.submit(8, 100.0, queue="owner")
     (victim,) = stopped(world)
@@ -150,7 +148,7 @@ def test_a_place_that_is_kept_is_taken_only_once_the_gangs_on_it_have_gone() -> 
     assert world.job_state(waiting) is JobState.STARTING
 
 
-def test_observe_mode_only_says_so() -> None:
+def test_observe_mode_only_logs_a_reclaim() -> None:
     world, _ = full(replace(_POLICY, mode=Mode.OBSERVE))
     world.submit(2, 100.0, queue="owner")
     assert not stopped(world)
@@ -158,7 +156,7 @@ def test_observe_mode_only_says_so() -> None:
     assert [entry.applied for entry in world.entries if entry.kind == "reclaim"] == [False], "told once"
 
 
-def test_observe_mode_says_once_who_would_be_stopped_though_it_is_evaluated_again_and_again() -> None:
+def test_observe_mode_logs_a_preemption_once() -> None:
     world = World({"n0": 2}, replace(_POLICY, mode=Mode.OBSERVE, preempt_gain=1.1, queues=()))
     long = world.submit(2, 1000.0, time_limit_seconds=1000.0, restartable=True, preemptible=True)
     world.running()
@@ -169,7 +167,7 @@ def test_observe_mode_says_once_who_would_be_stopped_though_it_is_evaluated_agai
     assert len(told) == len(set(told)), told
 
 
-def test_those_that_wait_stand_as_their_queue_does_though_little_has_changed_of_themselves() -> None:
+def test_pending_jobs_follow_the_order_of_their_queues() -> None:
     """The queue that has used most stands last from the next renewal on, and so do all that wait in it."""
     world = World({"n0": 2}, replace(_POLICY, queues=(Queue("a"), Queue("b")), preempt=False))
     world.submit(2, 100_000.0, queue="a")

@@ -36,20 +36,20 @@ def restart(world: World, job_id: str) -> StartGang:
 
 
 def kinds(world: World, job_id: str, *wanted: str) -> list[str]:
-    return [kind for kind in world.told(job_id) if kind in wanted]
+    return [kind for kind in world.entry_kinds(job_id) if kind in wanted]
 
 
 # --- growing ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_elastic_gang_that_is_alone_starts_with_all_that_it_can_use() -> None:
+def test_an_elastic_gang_alone_starts_with_its_maximum() -> None:
     world = World({f"n{i}": 4 for i in range(3)})
     job_id = world.submit(4, 10_000.0, **_ELASTIC)
     assert len(world.state.jobs[job_id].ranks) == 8
     assert world.state.jobs[job_id].speed == 2.0
 
 
-def test_one_that_comes_soon_after_somebody_has_waited_starts_with_no_more_than_it_asks_for() -> None:
+def test_an_elastic_gang_soon_after_a_wait_starts_with_its_requested_ranks() -> None:
     """A restart with fewer ranks costs more than what idle slots are worth that may be wanted again in a moment."""
     world = World({"n0": 8}, _POLICY)
     full = world.submit(8, 100.0, time_limit_seconds=100.0)
@@ -78,7 +78,7 @@ def two_gangs(policy: Policy = _POLICY, **spec: Any) -> tuple[World, str, str]:
     return world, elastic, other
 
 
-def test_idle_slots_make_an_elastic_gang_larger() -> None:
+def test_an_elastic_gang_grows_into_idle_slots() -> None:
     world, elastic, other = two_gangs()
     world.advance(50.0)
     world.end(other, 0)
@@ -115,7 +115,7 @@ def test_a_gang_does_not_grow_where_it_may_not_or_gains_less_than_it_pays(change
     assert world.state.jobs[elastic].stop_reason is None
 
 
-def test_a_gang_grows_when_its_cooldown_is_over_though_nothing_else_happens() -> None:
+def test_a_gang_grows_after_its_cooldown_without_an_event() -> None:
     world, elastic, other = two_gangs(replace(_POLICY, start_timeout_seconds=0.0), min_run_seconds=100.0)
     world.advance(50.0)
     world.end(other, 0)
@@ -125,7 +125,7 @@ def test_a_gang_grows_when_its_cooldown_is_over_though_nothing_else_happens() ->
     assert world.state.jobs[elastic].stop_reason is StopReason.RESIZE
 
 
-def test_a_gang_grows_only_once_nobody_has_waited_for_as_long_as_a_restart_is_worth() -> None:
+def test_a_gang_grows_only_after_an_idle_period_worth_a_restart() -> None:
     """4 s to save and 6 s to restart, from 4 to 8 ranks: it pays if the slots lie idle for 1.2 x 10 x 8 / 4 = 24 s."""
     world, elastic, other = two_gangs(replace(_POLICY, start_timeout_seconds=0.0))
     waiting = world.submit(4, 20.0, time_limit_seconds=20.0)
@@ -147,7 +147,7 @@ def test_a_gang_grows_only_once_nobody_has_waited_for_as_long_as_a_restart_is_wo
     assert world.state.jobs[elastic].stop_reason is StopReason.RESIZE
 
 
-def test_what_somebody_waits_for_is_not_idle() -> None:
+def test_slots_that_a_job_waits_for_are_not_idle() -> None:
     world, elastic, other = two_gangs()
     waiting = world.submit(8, 100.0, time_limit_seconds=100.0)
     world.advance(50.0)
@@ -197,7 +197,7 @@ def test_a_larger_gang_is_expected_to_end_sooner_and_its_work_counts_more() -> N
 # --- shrinking -------------------------------------------------------------------------------------------------------
 
 
-def test_an_elastic_gang_shrinks_for_one_that_waits() -> None:
+def test_an_elastic_gang_shrinks_for_a_pending_job() -> None:
     world = World({"n0": 4, "n1": 4}, _POLICY)
     elastic = world.submit(4, 10_000.0, **_ELASTIC)
     world.running()
@@ -227,7 +227,7 @@ def test_no_gang_shrinks_for_a_wait_that_costs_less_than_its_restart() -> None:
     assert world.state.reserved_for == waiting
 
 
-def test_all_that_wait_count_in_what_a_smaller_gang_gives_them() -> None:
+def test_all_pending_jobs_count_in_the_gain_of_a_shrink() -> None:
     """One rank that waits is not worth the restart of eight; four of them are."""
     world = World({"n0": 4, "n1": 4}, _POLICY)
     elastic = world.submit(8, 10_000.0, **(_ELASTIC | {"time_limit_seconds": 30.0, "min_ranks": 4}))
@@ -238,7 +238,7 @@ def test_all_that_wait_count_in_what_a_smaller_gang_gives_them() -> None:
     assert world.state.jobs[elastic].stop_reason is StopReason.RESIZE
 
 
-def test_no_gang_shrinks_below_its_least_or_without_having_declared_that_it_can_be_restarted() -> None:
+def test_only_restartable_gangs_shrink_and_only_to_their_minimum() -> None:
     for changes in ({"min_ranks": 6}, {"restartable": False, "min_ranks": 2, "max_ranks": 8}):
         world = World({"n0": 4, "n1": 4}, _POLICY)
         elastic = world.submit(8, 10_000.0, **(_ELASTIC | changes))
@@ -292,7 +292,7 @@ def test_explain_says_that_slots_are_free_but_not_in_one_domain_where_nothing_ma
         (_POLICY, {"time_limit_seconds": 12.0}),
     ],
 )
-def test_nothing_moves_where_it_does_not_pay_or_is_not_wanted(policy: Policy, spec: dict[str, Any]) -> None:
+def test_no_gang_moves_if_it_does_not_pay_or_is_not_configured(policy: Policy, spec: dict[str, Any]) -> None:
     world, _, waiting = fragmented(policy, **spec)
     assert not any(job.stop_reason for job in world.state.jobs.values())
     assert world.job_state(waiting) is JobState.PENDING

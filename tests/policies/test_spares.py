@@ -30,7 +30,7 @@ def four(policy: Policy = _POLICY) -> World:
     return World({f"n{i}": 2 for i in range(4)}, policy, racks=1)
 
 
-def test_a_spare_takes_no_gang_that_may_not_be_stopped_and_any_that_may() -> None:
+def test_a_spare_takes_only_preemptible_gangs() -> None:
     world = four()
     assert spares(world) == {"n3"}
     world.submit(6, 1000.0)
@@ -55,7 +55,7 @@ def test_a_gang_that_leaves_a_bad_node_gets_a_free_spare() -> None:
     assert not spares(world), "the bad node is the spare that is in use"
 
 
-def test_what_is_lent_is_given_back_when_a_verdict_needs_it() -> None:
+def test_a_lent_spare_is_returned_when_a_verdict_needs_it() -> None:
     world = four()
     gang = world.submit(6, 10_000.0, **_MOVABLE, time_limit_seconds=1000.0)
     lent = world.submit(2, 10_000.0, **_LENT)
@@ -128,7 +128,7 @@ def test_a_node_that_is_gone_is_replaced_by_another_spare_or_by_none() -> None:
     assert not spares(world), "the rack has lost a node: that was the spare"
 
 
-def test_a_gang_that_only_the_spares_could_hold_is_told_so() -> None:
+def test_the_reason_says_that_only_spares_could_hold_the_gang() -> None:
     world = four()
     job_id = world.submit(8, 100.0)
     explanation = cycle.explain(world.state, job_id)
@@ -140,7 +140,7 @@ def test_a_gang_that_only_the_spares_could_hold_is_told_so() -> None:
     ("nodes", "rate", "spares"),
     [(32, 0.0, 0), (32, 0.01, 2), (32, 0.05, 5), (1, 0.01, 0)],
 )
-def test_how_many_spares_follow_from_how_often_nodes_fail(nodes: int, rate: float, spares: int) -> None:
+def test_the_number_of_spares_follows_from_the_failure_rate(nodes: int, rate: float, spares: int) -> None:
     """By a table of the Poisson distribution: means 0.32, 1.6 and 0.01; at most 1 % that more are out."""
     policy = Policy(spare_failures_per_day=rate, spare_repair_seconds=86400.0, spare_risk_fraction=0.01)
     assert count(policy, nodes) == spares

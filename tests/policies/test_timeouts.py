@@ -109,7 +109,7 @@ def test_gangs_move_together_for_a_wait_that_has_become_long_enough() -> None:
     assert moved is not None and moved < 10.0
 
 
-def test_a_preemption_pass_that_came_too_early_is_made_up_for() -> None:
+def test_a_deferred_preemption_pass_is_run_later() -> None:
     """A short job comes 20 s after the last pass, and passes are 60 s apart: the long gang stops 40 s later."""
     policy = Policy(order=Order.SRTF, estimates=Estimates.EXACT, preempt=True, replan_seconds=60.0)
     spec: dict[str, Any] = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
@@ -123,7 +123,7 @@ def test_a_preemption_pass_that_came_too_early_is_made_up_for() -> None:
     assert at_timeouts(world, 3600.0) == pytest.approx(40.0)
 
 
-def test_a_gang_that_outlives_its_kind_is_stopped_for_one_that_waits_though_nothing_else_happens() -> None:
+def test_a_gang_past_its_usual_run_time_is_preempted_without_an_event() -> None:
     """All of its kind ran for about 100 s; the longer it runs, the more it is expected to need."""
     policy = replace(FAIR_POLICY, min_run_seconds=0.0, replan_seconds=0.0, preempt_gain=3.0)
     world = World({"n0": 4}, policy)
@@ -140,7 +140,7 @@ def test_a_gang_that_outlives_its_kind_is_stopped_for_one_that_waits_though_noth
     assert at_timeouts(world, 1e5) is not None
 
 
-def test_a_cancelled_gang_is_asked_to_stop_again_also_while_actions_are_frozen() -> None:
+def test_the_stop_of_a_cancelled_gang_is_repeated_while_frozen() -> None:
     world = World({"n0": 4})
     job_id = world.submit(4, 1000.0, time_limit_seconds=1000.0)
     world.running()

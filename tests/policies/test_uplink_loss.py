@@ -48,7 +48,7 @@ def test_gangs_are_counted_on_the_uplinks_that_they_cross_until_they_end() -> No
     assert not plan.crossing
 
 
-def test_the_domains_whose_worst_uplink_costs_least_are_taken_and_of_equals_all_stand() -> None:
+def test_domains_whose_worst_uplink_costs_least_are_selected() -> None:
     plan = Plan([Node(f"n{i}", 2, rack=f"r{i // 2}") for i in range(6)])
     holes = [(4, plan.topology.above[2 * rack][-1]) for rack in range(3)]
     assert least_burdened(plan, holes, 6) == holes

@@ -24,7 +24,7 @@ _MOVABLE = {"restartable": True, "preemptible": True, "grace_seconds": 0.0, "res
 # --- arrays and dependencies -----------------------------------------------------------------------------------------
 
 
-def test_members_of_an_array_take_turns_in_their_order() -> None:
+def test_members_of_an_array_start_in_order_up_to_the_limit() -> None:
     world = World({"n0": 8})
     array = world.submit(1, array_size=5, array_parallel=2, time_limit_seconds=10.0)
     ids = [f"{array}.{index}" for index in range(5)]
@@ -48,9 +48,7 @@ def test_members_of_an_array_take_turns_in_their_order() -> None:
         (After.STARTED, 0, JobState.STARTING),
     ],
 )
-def test_a_job_waits_for_what_it_depends_on_and_no_longer_than_that_can_happen(
-    condition: After, code: int, state: JobState
-) -> None:
+def test_a_job_waits_for_its_dependency_as_long_as_it_can_be_met(condition: After, code: int, state: JobState) -> None:
     world = World({"n0": 4})
     first = world.submit(1, 1000.0)
     second = world.submit(1, after=(Dependency(first, condition),))
@@ -63,7 +61,7 @@ def test_a_job_waits_for_what_it_depends_on_and_no_longer_than_that_can_happen(
     assert world.job_state(second) is state
 
 
-def test_a_job_that_depends_on_what_is_not_known_is_not_kept_waiting() -> None:
+def test_a_job_with_an_unknown_dependency_is_cancelled() -> None:
     world = World({"n0": 4})
     job_id = world.submit(1, after=(Dependency("j-999999"),))
     world.cycle(Tick())
@@ -76,7 +74,7 @@ def test_a_job_that_depends_on_what_is_not_known_is_not_kept_waiting() -> None:
 # --- queues ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_at_its_limit_waits_and_others_do_not_wait_for_it() -> None:
+def test_a_queue_at_its_limit_blocks_no_other() -> None:
     queues = (Queue("research"), Queue("a", "research", limit=3), Queue("b", "research", quota=2, borrow=False))
     world = World({"n0": 8}, Policy(queues=queues))
     world.submit(3, 1000.0, queue="a")
@@ -93,7 +91,7 @@ def test_a_queue_at_its_limit_waits_and_others_do_not_wait_for_it() -> None:
     assert world.job_state(held_back) is JobState.STARTING
 
 
-def test_a_queue_just_below_its_limit_keeps_no_other_waiting() -> None:
+def test_a_queue_just_below_its_limit_blocks_no_other() -> None:
     """Two more would be four of three: nothing is reserved for them, and six of another queue start."""
     world = World({"n0": 8}, Policy(queues=(Queue("a", limit=3), Queue("b"))))
     world.submit(2, 1000.0, queue="a", time_limit_seconds=1000.0)
@@ -104,7 +102,7 @@ def test_a_queue_just_below_its_limit_keeps_no_other_waiting() -> None:
     assert world.state.reserved_for is None
 
 
-def test_one_that_has_waited_past_the_bound_for_its_queue_s_limit_keeps_no_other_waiting() -> None:
+def test_a_starved_job_at_its_queue_s_limit_blocks_no_other() -> None:
     policy = Policy(order=Order.FAIR, preempt=True, starvation_seconds=60.0, queues=(Queue("a", limit=3), Queue("b")))
     world = World({"n0": 8}, policy)
     world.submit(2, 1000.0, queue="a", time_limit_seconds=1000.0)
@@ -116,7 +114,7 @@ def test_one_that_has_waited_past_the_bound_for_its_queue_s_limit_keeps_no_other
     assert (world.job_state(wide), world.job_state(narrow)) == (JobState.PENDING, JobState.STARTING)
 
 
-def test_room_is_made_for_the_first_that_can_use_it_not_for_one_at_its_queue_s_limit() -> None:
+def test_slots_are_freed_for_the_first_job_below_its_queue_s_limit() -> None:
     world = World({"n0": 8}, Policy(queues=(Queue("a", limit=1), Queue("b"))))
     world.submit(1, 5000.0, queue="a", time_limit_seconds=5000.0)
     elastic = world.submit(7, 5000.0, min_ranks=2, max_ranks=7, queue="b", time_limit_seconds=5000.0, restartable=True)
@@ -158,7 +156,7 @@ def test_a_job_that_never_fits_its_queue_is_refused_and_given_no_start(
     assert world.job_state(waiting) is JobState.STARTING, "the limit was raised"
 
 
-def test_one_at_its_queue_s_limit_is_expected_to_start_when_its_queue_has_room() -> None:
+def test_a_job_at_its_queue_s_limit_is_expected_to_start_when_the_queue_has_room() -> None:
     world = World({"n0": 8}, Policy(queues=(Queue("a", limit=2),)))
     first = world.submit(2, 500.0, queue="a", time_limit_seconds=500.0)
     waiting = world.submit(1, 100.0, queue="a", time_limit_seconds=100.0)
@@ -167,7 +165,7 @@ def test_one_at_its_queue_s_limit_is_expected_to_start_when_its_queue_has_room()
     assert explained.expected_start_ns == world.started[first] + 500 * SECOND
 
 
-def test_a_queue_below_its_quota_goes_before_one_that_borrows_then_whoever_used_least_for_its_weight() -> None:
+def test_queues_below_quota_go_first_then_the_least_usage_per_weight() -> None:
     queues = (Queue("a", quota=4), Queue("b", quota=4), Queue("c", weight=4.0), Queue("d", weight=1.0))
     policy = Policy(order=Order.FAIR, estimates=Estimates.LIMIT, queues=queues)
     world = World({"n0": 8}, policy)
@@ -189,7 +187,7 @@ def test_a_queue_below_its_quota_goes_before_one_that_borrows_then_whoever_used_
 # --- conservative ----------------------------------------------------------------------------------------------------
 
 
-def test_conservative_backfill_delays_nobody_before_it() -> None:
+def test_conservative_backfill_delays_no_earlier_job() -> None:
     def play(backfill: Backfilling) -> World:
         world = World({"n0": 4}, Policy(backfill=backfill, estimates=Estimates.EXACT))
         for ranks, seconds in ((3, 100.0), (4, 10.0), (2, 200.0), (1, 100.0), (1, 200.0)):
@@ -238,7 +236,7 @@ def test_a_shorter_gang_takes_the_slots_of_a_longer_one_and_that_resumes_where_i
     assert job.state is not JobState.PENDING and job.attempt == 2
 
 
-def test_of_gangs_of_which_not_all_are_needed_the_dearest_to_stop_goes_on() -> None:
+def test_of_too_many_victims_the_one_with_the_largest_loss_is_spared() -> None:
     """Five slots are wanted of gangs of two, one and four: with the four, either of the others will do."""
     policy = Policy(order=Order.FAIR, estimates=Estimates.LIMIT, preempt=True)
     world = World({"n0": 7}, policy)
@@ -253,7 +251,7 @@ def test_of_gangs_of_which_not_all_are_needed_the_dearest_to_stop_goes_on() -> N
     assert world.state.jobs[dear].stop_reason is None
 
 
-def test_nobody_is_stopped_who_did_not_declare_it_or_has_run_too_short_a_time() -> None:
+def test_only_preemptible_gangs_past_their_minimum_run_time_are_stopped() -> None:
     policy = Policy(order=Order.SRTF, estimates=Estimates.EXACT, preempt=True, min_run_seconds=60.0)
     world = World({"n0": 4}, policy)
     world.submit(2, 1000.0, exact_seconds=1000.0, restartable=True)
@@ -267,7 +265,7 @@ def test_nobody_is_stopped_who_did_not_declare_it_or_has_run_too_short_a_time() 
     assert world.job_state(short) is not JobState.COMPLETED
 
 
-def test_of_jobs_alike_in_the_fair_order_the_new_one_is_tried_before_one_that_has_outlived_most() -> None:
+def test_the_fair_order_prefers_a_new_job_to_one_past_its_usual_run_time() -> None:
     policy = Policy(order=Order.FAIR, estimates=Estimates.HISTORY, preempt=True, min_run_seconds=0.0)
     world = World({"n0": 2}, policy)
     for _ in range(12):
@@ -301,7 +299,7 @@ def _spec(workload: str, ranks: int = 1) -> JobSpec:
     return JobSpec("j", ("x",), ranks, queue="q", workload=workload)
 
 
-def test_what_nobody_learns_from_does_not_grow_for_ever() -> None:
+def test_unused_history_is_bounded() -> None:
     """Under FIFO and limits what ended is never counted: a state of a million jobs would be written each minute."""
     world = World({"n0": 8})
     ended = runtime_history.MOST_LATELY * 2 + 500
@@ -312,7 +310,7 @@ def test_what_nobody_learns_from_does_not_grow_for_ever() -> None:
     assert kept == [float(number) for number in range(ended - len(kept), ended)], "the newest"
 
 
-def test_history_believes_the_kinds_that_foretell() -> None:
+def test_history_weights_kinds_by_their_predictions() -> None:
     told = _learnt(*[("short", 1, 100.0), ("long", 1, 100_000.0)] * 40)
     answers = runtime_history.answers_of(told)
     assert answers.quantile(_spec("short"), 0.0, 0.6) == pytest.approx(100.0, rel=0.5)
@@ -329,7 +327,7 @@ def test_the_longer_a_job_of_wide_spread_has_run_the_more_it_is_expected_to_need
     assert runtime_history.expense(answers.spread(_spec("w")), 2.0**40) > 2.0**40
 
 
-def test_what_is_left_of_a_job_is_counted_up_to_a_bound_over_all_that_ran_so_long() -> None:
+def test_the_mean_remaining_time_is_cut_at_a_bound() -> None:
     """Half of its kind end within a minute, half go on for a day: a bound of an hour is met by those that go on."""
     told = _learnt(*[("w", 1, 40.0), ("w", 1, 86_400.0)] * 60)
     spread = runtime_history.answers_of(told).spread(_spec("w"))
@@ -374,12 +372,12 @@ def test_explain_changes_nothing() -> None:
     assert before.jobs == world.state.jobs
 
 
-def test_a_gang_that_runs_already_binds_nothing() -> None:
+def test_a_running_gang_has_no_binding_constraint() -> None:
     state = State(jobs={"j": Job("j", JobSpec("j", ("x",), 1), JobState.COMPLETED, 0)})
     assert cycle.why_waits(state, state.jobs["j"]) == ""
 
 
-def test_what_is_kept_for_the_head_is_on_nodes_that_it_will_really_use() -> None:
+def test_the_head_s_reservation_is_on_nodes_that_it_will_use() -> None:
     """A slow node is free, but would cost the wide gang more than it gives: its place is one on healthy nodes."""
     world = World({f"n{i}": 2 for i in range(4)}, Policy(quarantine_slowdown=10.0))
     world.submit(4, time_limit_seconds=1000.0)

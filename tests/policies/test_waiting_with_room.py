@@ -11,7 +11,7 @@ from tests.cluster.cycle_world import World
 
 
 @pytest.mark.parametrize("backfill", [Backfilling.NONE, Backfilling.CONSERVATIVE, Backfilling.EASY])
-def test_a_job_behind_others_with_room_is_told_that_they_go_first(backfill: Backfilling) -> None:
+def test_the_reason_says_that_earlier_jobs_go_first_despite_free_slots(backfill: Backfilling) -> None:
     world = World({"n0": 2, "n1": 2}, Policy(backfill=backfill))
     world.submit(3, 100.0, time_limit_seconds=100.0)
     world.submit(4, 100.0, time_limit_seconds=100.0)
