@@ -1,4 +1,4 @@
-"""Backfill: who is asked, in which order, and that nobody is given the same slot twice."""
+"""Backfill: candidates and their order, and that no slot is assigned twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduler_feedback.policies.queue.placement import shape_of, waits_for_heal
 from tests.cluster.cycle_world import World
 from tests.cluster.makers import NOW_NS, SECOND, job_of
 
-# --- who is asked ----------------------------------------------------------------------------------------------------
+# --- candidates ------------------------------------------------------------------------------------------------------
 
 
 def line_of(**jobs: tuple[int, int]) -> WaitingLine:
@@ -132,7 +132,7 @@ def test_only_short_jobs_use_reserved_slots() -> None:
 
 
 def test_a_gang_with_placement_requirements_may_reserve_slow_nodes() -> None:
-    """How many healthy slots there are says nothing about one domain of them."""
+    """Enough healthy slots in total do not imply enough within one domain."""
     slow = Node("n2", 2, slowdown=2.0)
     slow.state = NodeState.SUSPECT
     plan = Plan([Node("n0", 2), Node("n1", 2), slow])

@@ -1,4 +1,4 @@
-"""The checkpoint command: run beside rank 0 before a gang is told to stop, by real processes; when it is asked for."""
+"""The checkpoint command: when it runs, and its effect with real processes. It runs on rank 0's node before a stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.backends.local_gangs import LocalGangs, python
 
 BEGIN_NS = 1_700_000_000 * 10**9
 
-# A rank that notes the order of things: who was told to stop finds the save there, or not.
+# A rank that records the order of events: whether the save exists when the stop signal arrives.
 RANK = python(
     "import os, signal, sys, time\n"
     "def told(*_):\n"
@@ -50,7 +50,7 @@ def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
 
 
 def running(gangs: LocalGangs, folder: Path, ranks: int = 3) -> None:
-    """A gang over both nodes, in a folder of its own."""
+    """Start a gang on both nodes, in a separate folder."""
     folder.mkdir()
     gangs.start(RANK, ranks, working_directory=str(folder), environment={"GIVEN": "by its user"})
     gangs.wait_for(AttemptRunning)
@@ -150,7 +150,7 @@ def cluster(spec: JobSpec, **policy: object) -> State:
 
 
 def stop_for(state: State, why: StopReason) -> tuple[StopGang, str]:
-    """The stop of the job for this reason, and the sentence about it."""
+    """Stop the job for this reason; return the action and its log text."""
     state.jobs["a"].stop_reason = why
     ledger_of(state).stops(state.jobs["a"])
     outcome = cycle.run(state, [], BEGIN_NS + 3 * 10**9)

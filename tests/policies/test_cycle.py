@@ -1,4 +1,4 @@
-"""The cycle, case by case: what a job becomes, and why."""
+"""The cycle, case by case: the states of a job, and the reasons."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_refused_start_is_tried_again_after_a_pause() -> None:
     explained = cycle.explain(world.state, job_id)
     assert explained is not None and "out of memory" in explained.why
     assert job.expected_start_ns == world.now_ns + 5 * SECOND
-    assert not world.cycle(ActionFailed("a-000001", job_id, "out of memory")).entries, "told once"
+    assert not world.cycle(ActionFailed("a-000001", job_id, "out of memory")).entries, "logged once"
     world.now_ns += 5 * SECOND
     (start,) = world.cycle(Tick()).actions
     assert isinstance(start, StartGang) and start.attempt == 2
@@ -249,9 +249,7 @@ def test_reports_of_other_attempts_change_nothing() -> None:
         outcome = world.cycle(stale)
         assert not outcome.actions and not outcome.entries
     outcome = world.cycle(AttemptRunning(job_id, 7, ()))
-    assert [entry.kind for entry in outcome.entries] == ["ignored"], (
-        "an attempt that nobody decided is worth a sentence"
-    )
+    assert [entry.kind for entry in outcome.entries] == ["ignored"], "an attempt that was never started is logged"
     assert job.state is JobState.RUNNING
     assert not world.cycle(AttemptEnded("j-none", 1, ())).entries
     world.end(job_id, 0)

@@ -1,4 +1,4 @@
-"""Orders, backfill and preemption on busy days: who starves, who is stopped, and what a restarted controller decides.
+"""Orders, backfill and preemption under load: starvation, stops, and decisions after a restart of the controller.
 
 What must hold under every policy is checked by the state machine (``tests/cluster/state_machine.py``).
 """
@@ -68,9 +68,9 @@ def test_a_cycle_that_defers_a_preemption_pass_is_journalled() -> None:
     wait(4.0)
     world.submit(2, 100.0, restartable=True, preemptible=True)
     wait(4.0)
-    world.submit(2, 100.0, restartable=True, preemptible=True)  # here it looks
+    world.submit(2, 100.0, restartable=True, preemptible=True)  # a preemption pass runs here
     wait(2.0)
-    world.cycle(Tick())  # the first falls into the next queue, too early for another look
+    world.cycle(Tick())  # the first falls into the next queue, too early for another pass
     wait(6.0)
     world.running()
     told = [one for one, outcome in zip(world.journal, world.outcomes, strict=True) if outcome.changed]
@@ -79,7 +79,7 @@ def test_a_cycle_that_defers_a_preemption_pass_is_journalled() -> None:
 
 
 def test_jobs_that_fall_in_one_pass_are_ordered_by_their_start() -> None:
-    """A ledger of long standing holds them as they started, a new one by id."""
+    """An old index has them in the order of their start, a new index by id."""
     world = World({"n0": 4}, Policy(order=Order.LAS, preempt=True, las_thresholds=(20.0, 200.0)))
     for _ in range(3):
         world.submit(1, 100.0, restartable=True, preemptible=True)
@@ -116,7 +116,7 @@ def test_with_exact_estimates_backfill_delays_no_reserved_head(
 
 @pytest.mark.parametrize("backfill", [Backfilling.NONE, Backfilling.EASY, Backfilling.CONSERVATIVE])
 def test_a_job_that_leaves_the_queue_lets_later_jobs_start_at_once(backfill: Backfilling) -> None:
-    """Found by the state machine, seed 20027: without backfill nobody was looked at until something else happened."""
+    """Found by the state machine, seed 20027: without backfill no job was evaluated until another event."""
     world = World({"n0": 2}, Policy(estimates=Estimates.EXACT, backfill=backfill))
     world.submit(1, 100.0, exact_seconds=100.0)
     head = world.submit(2, 100.0, exact_seconds=100.0)
@@ -158,7 +158,7 @@ def _overdue(world: World) -> set[str]:
 
 
 def test_starved_jobs_go_first_only_within_their_share() -> None:
-    """Wide gangs that every look would pass over are called one by one: a quarter of eight slots is for them."""
+    """Wide gangs that every pass would skip become overdue one by one: a quarter of eight slots is for them."""
     policy = Policy(
         order=Order.FAIR,
         estimates=Estimates.EXACT,
@@ -205,7 +205,7 @@ def test_a_starved_job_wider_than_the_share_still_goes_first() -> None:
 
 
 def _decisions_before_the_end(policy: Policy, true_seconds: float) -> list[Any]:
-    """All that is decided and foreseen while the first job runs, which really takes so long."""
+    """Return all decisions and forecasts during the first job, for this true run time."""
     world = World({"n0": 2, "n1": 2}, policy, round_trips=False)
     movable = {"restartable": True, "preemptible": True, "grace_seconds": 0.0, "restart_cost_seconds": 5.0}
     for number in range(6):
@@ -240,7 +240,7 @@ def test_with_estimates_from_history_the_true_run_time_changes_no_decision_befor
 
 @pytest.mark.parametrize("preempt", [False, True])
 def test_finish_time_fairness_uses_the_present_waits(preempt: bool) -> None:
-    """A short job that waits as long as a long one is treated worse, whether or not gangs may be stopped."""
+    """A short job that waits as long as a long one has the larger rho, with and without preemption."""
     policy = Policy(order=Order.THEMIS, estimates=Estimates.EXACT, preempt=preempt, backfill=Backfilling.NONE)
     world = World({"n0": 2}, policy)
     world.submit(2, 40.0, exact_seconds=40.0)

@@ -1,4 +1,4 @@
-"""Estimates: what is left of a job, when a running one ends, what a slow member costs, and when it is asked again."""
+"""Estimates of remaining run times, ends of running jobs, the cost of a slow member, and evaluation instants."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_policy_selects_the_source_of_estimates(
     [
         ({}, 3600.0),
         ({"time_limit_seconds": 100.0}, 100.0),
-        ({"time_limit_seconds": 100.0, "run_ns": 60 * SECOND}, 100.0),  # it begins anew
+        ({"time_limit_seconds": 100.0, "run_ns": 60 * SECOND}, 100.0),  # it starts from the beginning
         ({"time_limit_seconds": 100.0, "run_ns": 60 * SECOND, "restartable": True}, 40.0),
         ({"time_limit_seconds": 100.0, "run_ns": 100 * SECOND, "restartable": True}, 30.0),  # at least half a minute
         ({"time_limit_seconds": 1000.0, "run_ns": 5000 * SECOND, "restartable": True}, 100.0),  # a tenth of the limit
@@ -98,7 +98,7 @@ def test_the_expected_end_follows_from_the_start_or_the_last_progress() -> None:
 
 @pytest.mark.parametrize(("over", "end"), [(-1.0, 1.0), (0.0, 30.0), (29.0, 1.0), (30.0, 30.0), (65.0, 25.0)])
 def test_the_expected_end_of_an_overrun_moves_in_steps(over: float, end: float) -> None:
-    """Of 100 s a tenth is less than the least step, half a minute."""
+    """A tenth of 100 s is less than the minimum step of half a minute."""
     job = running("j", 100.0 + over, time_limit_seconds=100.0)
     assert runtime_estimate.end_ns(LIMIT, job, None, NOW_NS) == NOW_NS + end * SECOND
 

@@ -1,4 +1,4 @@
-"""Migration and quarantine: what verdicts lead to, what they do not, and how decisions are scored."""
+"""Migration and quarantine: effects of verdicts, and scores of decisions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_gang_with_a_straggler_is_moved_to_reserved_slots() -> None:
     assert {slot.node for slot in job.claim} == {"n0", "n2"}, "its own slots on healthy nodes count as free"
     assert world.state.nodes["n1"].state is NodeState.QUARANTINE
     small = world.submit(4, time_limit_seconds=1.0)
-    assert world.job_state(small) is JobState.PENDING, "nobody takes what is kept"
+    assert world.job_state(small) is JobState.PENDING, "no other job gets reserved slots"
     outcome = world.end(job_id, 75)
     start, beside = outcome.actions
     assert (beside.job_id, world.nodes_of(small)) == (small, {"n1", "n3"}), "on the slow node, rather than wait"
@@ -393,7 +393,7 @@ def quarantined() -> tuple[World, str]:
 
 
 def test_a_node_without_slots_is_probed_once_it_has_some() -> None:
-    """On Kubernetes the pods of others may hold all of them."""
+    """On Kubernetes, other pods may hold all slots of a node."""
     world, name = quarantined()
     node = world.state.nodes[name]
     world.cycle(NodeSeen(name, 0))
@@ -501,7 +501,7 @@ def test_a_verdict_on_probation_leads_back_to_quarantine_for_twice_as_long() -> 
 
 
 def test_one_verdict_on_probation_suffices_even_from_an_earlier_accuser() -> None:
-    """Elsewhere two jobs must speak against a node; on probation the one that did before does."""
+    """Outside of probation, verdicts about two jobs are needed."""
     world = World({"n0": 2}, replace(_POLICY, probe_command=(), quarantine_max_fraction=1.0))
     job_id = world.submit(1, 10_000.0, time_limit_seconds=10_000.0)
     world.running()
@@ -591,7 +591,7 @@ def test_a_released_node_is_not_accused_again_by_the_same_verdict() -> None:
 
 
 def test_a_gang_that_left_a_node_may_use_it_again_once_an_operator_has_released_it() -> None:
-    """It has lost the place that was kept for it, and three nodes of two are too few without the released one."""
+    """Its reserved slots are lost, and three nodes of two slots are too few without the released node."""
     world = World({"n0": 2, "n1": 2, "n2": 2}, _POLICY)
     job_id = world.submit(4, 10_000.0, **_MOVABLE)
     world.running()
@@ -697,7 +697,7 @@ def test_two_interfering_jobs_are_separated_by_moving_the_cheaper() -> None:
 
 
 def test_the_gain_of_a_move_is_a_mean_over_run_times_of_similar_jobs() -> None:
-    """Their usual length alone would have it that nearly all of the work of a gang in its first seconds is left."""
+    """By the usual run time alone, nearly all work of a gang in its first seconds would be left."""
     history = replace(_POLICY, estimates=Estimates.HISTORY, expected_persistence_seconds=10_000.0)
     world = World({f"n{i}": 2 for i in range(4)}, history)
     for seconds in (20.0, 20.0, 20.0, 2000.0) * 10:
@@ -755,7 +755,7 @@ def test_a_bad_detector_cannot_empty_a_rack() -> None:
 
 
 def slow_node(slowdown: float, policy: Policy = _POLICY) -> World:
-    """Four nodes of two slots; n0 is suspect, and slow by so much; nothing runs."""
+    """Make four nodes of two slots; n0 is suspect with this slowdown; no job runs."""
     world = World({f"n{i}": 2 for i in range(4)}, policy)
     first = world.submit(1, 5.0)
     about = replace(world.verdict(first), gang="", attempt=0, rank=-1, verdict_id="v-n0", slowdown=slowdown)
@@ -789,7 +789,7 @@ def test_a_slow_node_gets_gangs_that_gain_from_it(slowdown: float, ranks: int, s
 
 @pytest.mark.parametrize(("seconds", "starts"), [(500.0, False), (2000.0, True)])
 def test_a_wide_gang_with_a_long_wait_uses_a_slow_node(seconds: float, starts: bool) -> None:
-    """Two of four slots are slow, 2.4 times; a healthy place comes after so long, and the gang runs for 2,000 s.
+    """Two of four slots are slow, 2.4 times; healthy slots become free later, and the gang runs for 2,000 s.
 
     It takes two slots for 4,800 s; as long as it would wait for four of them for 2,000 s, nobody can use the two.
     """
@@ -829,7 +829,7 @@ def test_a_slow_node_is_not_idle_while_jobs_need_its_slots() -> None:
 
 
 def test_a_slow_node_returns_from_quarantine_at_a_registered_timeout() -> None:
-    """Who has only just come may start at once; a moment later it is one that waits, and the slow node is wanted."""
+    """A new job may start at once. At the next instant it is pending, and the slow node is wanted."""
     world = World({"n0": 2, "n1": 2}, replace(_POLICY, quarantine_seconds=1000.0))
     slow = [world.submit(1, 10_000.0, time_limit_seconds=10_000.0) for _ in range(4)]
     world.running()
@@ -964,15 +964,15 @@ def test_gangs_on_quarantined_nodes_are_not_preempted() -> None:
 
 
 def two_on_one_node(level: str = "node") -> tuple[World, str]:
-    """Two gangs of one rank on n0; a verdict says of one that its node is slow, and then it ends. The other's id."""
+    """Start two gangs of one rank on n0; one has a verdict about its node and ends. Return the other's id."""
     world = World({"n0": 2, "n1": 2}, _POLICY)
-    told = world.submit(1, 10_000.0)
+    accused = world.submit(1, 10_000.0)
     other = world.submit(1, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0}))
     world.running()
     world.advance(20.0)
-    assert world.nodes_of(told) == world.nodes_of(other) == {"n0"}
-    world.cycle(world.verdict(told, slowdown=2.0, level=level))
-    world.end(told, 0)
+    assert world.nodes_of(accused) == world.nodes_of(other) == {"n0"}
+    world.cycle(world.verdict(accused, slowdown=2.0, level=level))
+    world.end(accused, 0)
     return world, other
 
 
@@ -1006,38 +1006,38 @@ def test_a_gang_without_a_verdict_stays_while_jobs_need_its_slots_or_actions_are
 
 def test_a_gang_without_a_verdict_stays_once_the_node_has_recovered() -> None:
     world = World({"n0": 2, "n1": 2}, _POLICY)
-    told = world.submit(1, 10_000.0)
+    accused = world.submit(1, 10_000.0)
     other = world.submit(1, 10_000.0, **_MOVABLE)
     world.running()
     world.advance(20.0)
-    verdict = world.verdict(told, slowdown=2.0, level="node")
+    verdict = world.verdict(accused, slowdown=2.0, level="node")
     world.cycle(verdict)
     world.advance(5.0)
-    world.cycle(Cleared(verdict.verdict_id, told, world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdict.verdict_id, accused, world.now_ns, "kept pace"))
     world.advance(25.0)
     assert world.state.jobs[other].stop_reason is None
     assert world.state.nodes["n0"].state is NodeState.SUSPECT
 
 
 def test_a_gang_stays_on_a_recovered_quarantined_node_until_it_is_slow_again() -> None:
-    """Three gangs of one rank on n0, two of which speak against it: a quarantine, and their places stay theirs."""
+    """Verdicts about two of three gangs of one rank on n0 quarantine it, and the gangs stay."""
     world = World({"n0": 3, "n1": 3}, _POLICY)
-    told = [world.submit(1, 10_000.0) for _ in range(2)]
+    accused = [world.submit(1, 10_000.0) for _ in range(2)]
     other = world.submit(1, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0}))
     world.running()
     world.advance(20.0)
-    verdicts = [world.verdict(job_id, slowdown=2.0, level="node") for job_id in told]
+    verdicts = [world.verdict(job_id, slowdown=2.0, level="node") for job_id in accused]
     world.cycle(*verdicts)
     node = world.state.nodes["n0"]
     assert node.state is NodeState.QUARANTINE
     world.advance(5.0)
-    world.cycle(Cleared(verdicts[0].verdict_id, told[0], world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdicts[0].verdict_id, accused[0], world.now_ns, "kept pace"))
     assert node.doubted_ns is not None, "the other still says that it is slow"
-    world.cycle(Cleared(verdicts[1].verdict_id, told[1], world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdicts[1].verdict_id, accused[1], world.now_ns, "kept pace"))
     world.advance(60.0)
     assert world.state.jobs[other].stop_reason is None
     assert node.state is NodeState.QUARANTINE, "it is out of use for as long as it was to be"
-    world.cycle(world.verdict(told[0], slowdown=2.0, level="node"))
+    world.cycle(world.verdict(accused[0], slowdown=2.0, level="node"))
     world.advance(25.0)
     assert world.state.jobs[other].stop_reason is StopReason.MIGRATE
 
@@ -1052,7 +1052,7 @@ def test_observe_mode_logs_once_what_it_would_do() -> None:
 
 
 def test_a_restarted_controller_evaluates_pending_jobs_the_same() -> None:
-    """Found by the state machine, seed 20079: who had been looked at was known to the one that had looked alone."""
+    """Found by the state machine, seed 20079: a restored state lacked the record of evaluated jobs."""
     world, job_id = four_nodes(replace(_POLICY, order=Order.FAIR))
     world.cycle(FreezeSet(True))
     world.submit(2, 10_000.0)

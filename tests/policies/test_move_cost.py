@@ -1,4 +1,4 @@
-"""What a move costs and a fault costs, term by term; who may be moved, when, and which verdict is no reason."""
+"""Costs of moves and faults, term by term; which gangs may be moved, when, and for which verdicts."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_the_neighbours_of_a_job_are_those_of_its_racks_or_itself() -> None:
     assert mitigation_options.around(state, job) == ("bare", "n0", "n1"), "rack r0 of another spine is another rack"
 
 
-# --- who may be moved ------------------------------------------------------------------------------------------------
+# --- which gangs may be moved ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_the_first_job_is_the_first_below_its_queue_s_limit() -> None:
     found = gang_moves.first_in_line(ledger, world.now_ns)
     assert found is not None and found.job_id == first
     found.not_before_ns = world.now_ns + 1
-    assert gang_moves.first_in_line(ledger, world.now_ns) is None, "it is paused, and nobody goes before it"
+    assert gang_moves.first_in_line(ledger, world.now_ns) is None, "it is paused, and no job goes before it"
     assert gang_moves.first_in_line(ledger, world.now_ns + 1) is found
 
 

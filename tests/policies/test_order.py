@@ -1,4 +1,4 @@
-"""Order: each rule by itself, on jobs as the state holds them; and what goes before every rule."""
+"""Order: each rule on jobs of a state, and the keys that go before every rule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def state_of(*jobs: Job, **policy: Any) -> State:
 
 
 def in_order(state: State) -> list[str]:
-    """Every job that waits or runs, by the whole key."""
+    """Return all pending and running jobs, sorted by the whole key."""
     return sorted(state.jobs, key=lambda job_id: order.key_of(state, state.jobs[job_id]))
 
 
@@ -82,7 +82,7 @@ def test_without_a_bound_no_job_starves(rule: Order, bound: float) -> None:
 
 
 def test_a_running_gang_has_starved_if_it_had_when_it_started() -> None:
-    """What runs waits no more: it does not come to go before others by running for long."""
+    """Run time is not wait time: a job does not starve by running for long."""
     state = state_of(order=Order.SJF, starvation_seconds=5000.0)
     assert not order.has_starved(state, running("soon", 6000.0))
     assert order.has_starved(state, running("late", 4000.0))
@@ -114,7 +114,7 @@ def test_shortest_job_first_uses_the_limit_without_an_estimate() -> None:
 
 
 def test_shortest_job_first_uses_the_total_not_the_remaining_time() -> None:
-    """Of 500 s 450 are done: it stands behind one of 100 s all the same; under SRTF it would not."""
+    """A job with 450 of 500 s done goes behind a job of 100 s; under SRTF it would not."""
     known: dict[str, Any] = {"estimates": Estimates.EXACT}
     nearly = running("nearly", 450.0, exact_seconds=500.0, submitted_ns=1)
     fresh = job_of("fresh", exact_seconds=100.0, submitted_ns=2)
@@ -136,7 +136,9 @@ def test_remaining_time_of_a_resumed_job_counts_and_slots_only_in_srsf() -> None
     assert in_order(state_of(alone, wide, order=Order.SRTF)) == ["wide", "alone"]
     assert in_order(state_of(alone, wide, order=Order.SRSF)) == ["alone", "wide"]
     again = replace(alone, spec=replace(alone.spec, restartable=False))
-    assert in_order(state_of(again, wide, order=Order.SRSF)) == ["wide", "alone"], "it begins anew: 200 s"
+    assert in_order(state_of(again, wide, order=Order.SRSF)) == ["wide", "alone"], (
+        "it starts again from the beginning: 200 s"
+    )
 
 
 def test_the_time_left_of_a_running_gang_ends_with_it() -> None:
@@ -260,7 +262,7 @@ def test_themis_puts_the_largest_rho_first_with_present_values_for_running_jobs(
     runs = running("runs", 50.0, submitted_ns=NOW_NS - 150 * SECOND, time_limit_seconds=100.0)
     assert (rule.name, rule.key(state, runs, NOW_NS)) == (Order.THEMIS, (pytest.approx(-(150 + 50) / 50),))
     waits = job_of("waits", submitted_ns=NOW_NS - 900 * SECOND, time_limit_seconds=100.0, urgency=-1.5)
-    assert rule.key(state, waits, NOW_NS) == (-1.5,), "of who waits as of the last look"
+    assert rule.key(state, waits, NOW_NS) == (-1.5,), "for pending jobs as of the last pass"
     fair.appraise(state, waits, NOW_NS)
     assert rule.key(state, waits, NOW_NS) == (pytest.approx(-10.0),)
     little = job_of("little", submitted_ns=NOW_NS - 900 * SECOND, time_limit_seconds=900.0)
@@ -366,12 +368,12 @@ def test_work_done_is_saved_work_plus_work_of_the_running_attempt() -> None:
     job.attempt_started_ns = NOW_NS - 5 * SECOND
     assert fair.work_done(job, NOW_NS) == 40.0, "it is still starting: no less than before"
     job.progress_ns = NOW_NS - 10 * SECOND
-    assert fair.work_done(job, NOW_NS) == 40 + 2 * 10, "it has told how far it is"
+    assert fair.work_done(job, NOW_NS) == 40 + 2 * 10, "it has reported its progress"
     assert fair.work_done(job, NOW_NS - 20 * SECOND) == 40.0
 
 
 def test_the_rules_decide_who_starts_when_slots_come_free() -> None:
-    """The same four jobs behind a full cluster; whoever is first in the line starts first."""
+    """Four jobs behind a full cluster start in the order of the queue."""
     first = {
         Order.FIFO: "j-000002",  # submitted first
         Order.SJF: "j-000003",  # 50 s

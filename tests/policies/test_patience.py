@@ -1,4 +1,4 @@
-"""Patience: a costly move is put off while what is slow may well end by itself."""
+"""Patience: a costly move is delayed while the fault may end soon."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_older_and_worse_faults_lead_to_an_earlier_move() -> None:
     for slowdown in (1.2, 1.5, 2.0, 4.0):
         waits = [wait(age, slowdown, 300.0) is not None for age in ages]
         assert waits == sorted(waits, reverse=True), "once it is time to go it stays so"
-        assert not waits[-1], "nobody waits for ever"
+        assert not waits[-1], "the wait is bounded"
     moved = [next(age for age in ages if wait(age, slowdown, 300.0) is None) for slowdown in (1.2, 1.5, 2.0, 4.0)]
     assert moved == sorted(moved, reverse=True)
 
@@ -62,7 +62,7 @@ def test_the_waits_match_the_scheduler_s_page(cost: float, about: float) -> None
 
 
 def test_the_chosen_wait_is_the_cheapest() -> None:
-    """The rule that the module states, reckoned the slow way: second by second, over one wait after another."""
+    """Compute the rule of the module directly: second by second, for each wait."""
     for age, slowdown, cost in itertools.product((1.0, 60.0, 600.0), (1.2, 1.5, 2.5), (30.0, 300.0)):
         lasts_on, rate = fault_goes_on(age, 1800.0), 1 - 1 / slowdown
         lost, best = 0.0, cost
@@ -99,11 +99,11 @@ def costly(**policy: Any) -> tuple[World, str]:
 
 
 def moves_after(world: World, job_id: str) -> float:
-    """Seconds until it is moved, of cycles that are told nothing and come only when the state asks for one."""
+    """Return the seconds until the move, with cycles only at timeouts and without events."""
     began_ns = world.now_ns
     while world.state.jobs[job_id].stop_reason is None:
         wake_ns = cycle.next_wake_ns(world.state)
-        assert wake_ns is not None, "nobody would look again"
+        assert wake_ns is not None, "there must be a next timeout"
         assert wake_ns > world.now_ns
         world.now_ns = wake_ns
         world.cycle(Tick())

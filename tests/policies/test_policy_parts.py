@@ -1,4 +1,4 @@
-"""Small parts of the policies, each asked by itself: hangs, stops, scores, spares, uplinks, the line, metrics."""
+"""Unit tests of the policies: hangs, stops, scores, spares, uplinks, the queue, metrics."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _HANG: dict[str, Any] = {"kind": Kind.HANG, "confidence": 0.95, "longest_pause_s
 def hang_is_kept(
     policy: Policy | None = None, job: Job | None = None, confirmed: bool = False, **verdict: Any
 ) -> tuple[str, int | None] | None:
-    """Of a hang of a minute: the code and the end of what keeps the gang from its restart."""
+    """Return why a gang with a hang of a minute is not restarted, as (code, end)."""
     found = verdict_of(first_wall_ns=NOW_NS - 60 * SECOND, **(_HANG | verdict))
     job = job or running("j", 900.0, restartable=True)
     kept = hang_restart.why_not_restarted(policy or Policy(), job, found, confirmed, NOW_NS)
@@ -310,7 +310,7 @@ def test_domains_whose_worst_uplink_costs_least_are_taken_where_they_hold_the_ga
     plan = two_racks()
     plan.uplink_slowdown = 0.1
     holes = [(2, 0), (2, 1), (2, 2)]
-    assert uplink_loss.least_burdened(plan, holes, 4) == holes, "nobody crosses any"
+    assert uplink_loss.least_burdened(plan, holes, 4) == holes, "no gang crosses an uplink"
     plan.crossing = {0: 2, 1: 1}
     assert uplink_loss.least_burdened(plan, holes, 2) == [(2, 2)]
     assert uplink_loss.least_burdened(plan, holes, 3) == [(2, 1), (2, 2)]
@@ -391,7 +391,7 @@ def test_the_usage_of_queues_decays_with_the_half_life() -> None:
     shares, state = Shares(policy), State(policy=policy)
     shares.use("a", 2)
     shares.rank_queues(state, NOW_NS)
-    assert state.queue_use == {"a": 0.0, "b": 0.0, "c": 0.0}, "nothing is known of the time before the first look"
+    assert state.queue_use == {"a": 0.0, "b": 0.0, "c": 0.0}, "the time before the first pass is unknown"
     shares.rank_queues(state, NOW_NS + 100 * SECOND)
     assert state.queue_use["a"] == 200.0
     shares.use("a", -2)
@@ -493,7 +493,7 @@ def test_a_wait_is_evaluated_again_only_if_its_terms_grow(policy: Policy, spec: 
     world = World({"n0": 8}, changed(policy, migration_margin=1e9))
     world.submit(8, 5000.0, **(_ELASTIC | spec))
     world.running()
-    assert not weighed_again(world), "nobody waits"
+    assert not weighed_again(world), "no job is pending"
     world.submit(4, 10.0, time_limit_seconds=10.0)
     assert weighed_again(world) is again
     started = [action for action in world.outcomes[-1].actions if isinstance(action, StartGang)]
@@ -637,7 +637,7 @@ def test_a_gang_that_holds_a_part_of_its_own_quota_is_stopped_last_however_littl
 
 
 def test_a_gang_whose_slots_do_not_help_goes_on_though_it_would_lose_least() -> None:
-    """Four slots of one node are wanted; the cheapest gang lies beside one that may not be stopped."""
+    """A job needs four slots of one node; the cheapest gang shares its node with one that is not preemptible."""
     world = guests()
     bound = world.submit(2, 86400.0, **(_GUEST | {"preemptible": False}))
     cheap = world.submit(2, 86400.0, **(_GUEST | {"restart_cost_seconds": 0.0}))
@@ -672,7 +672,7 @@ def test_a_job_in_its_retry_pause_preempts_no_gang() -> None:
 
 
 def test_slots_of_an_unavailable_node_are_not_counted_as_capacity() -> None:
-    """A gang of four that lies on a node in maintenance frees nothing: it is not stopped for a shorter one."""
+    """A gang of four on a node in maintenance frees no slots, so it is not preempted for a shorter one."""
     policy = Policy(order=Order.SRTF, estimates=Estimates.EXACT, preempt=True)
     world = World({"n0": 4, "n1": 4, "n2": 4}, policy)
     long = [world.submit(4, 9000.0, exact_seconds=9000.0, **_MOVABLE) for _ in range(3)]
@@ -799,7 +799,7 @@ def test_a_command_without_effect_is_not_logged_and_a_removal_is_always_done() -
     world = World({"n0": 2, "n1": 2})
 
     def commanded(command: NodeCommand, drain: bool = False) -> int:
-        """How many entries it makes."""
+        """Return the number of entries that the event adds."""
         before = len(world.entry_kinds("node:n0"))
         world.cycle(NodeCommanded("n0", command, "eve", drain=drain))
         return len(world.entry_kinds("node:n0")) - before

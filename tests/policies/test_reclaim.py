@@ -1,4 +1,4 @@
-"""Reclaim: a queue below its quota gets back what others borrow; only from those that may be stopped."""
+"""Reclaim: a queue below its quota gets borrowed slots back from preemptible gangs."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_observe_mode_only_logs_a_reclaim() -> None:
     world.submit(2, 100.0, queue="owner")
     assert not stopped(world)
     world.advance(1.0)
-    assert [entry.applied for entry in world.entries if entry.kind == "reclaim"] == [False], "told once"
+    assert [entry.applied for entry in world.entries if entry.kind == "reclaim"] == [False], "logged once"
 
 
 def test_observe_mode_logs_a_preemption_once() -> None:
@@ -168,7 +168,7 @@ def test_observe_mode_logs_a_preemption_once() -> None:
 
 
 def test_pending_jobs_follow_the_order_of_their_queues() -> None:
-    """The queue that has used most stands last from the next renewal on, and so do all that wait in it."""
+    """The queue with the most usage is last from the next update on, with all its pending jobs."""
     world = World({"n0": 2}, replace(_POLICY, queues=(Queue("a"), Queue("b")), preempt=False))
     world.submit(2, 100_000.0, queue="a")
     world.running()

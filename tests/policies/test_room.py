@@ -1,4 +1,4 @@
-"""Room: elastic gangs that grow and shrink, gangs that move so that another fits; each only where it pays."""
+"""Freeing slots: elastic gangs grow and shrink, and gangs move so that another fits, each only if it pays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOVABLE: dict[str, Any] = {"restartable": True, "grace_seconds": 4.0, "restart_
 
 
 def restart(world: World, job_id: str) -> StartGang:
-    """The gang saves and exits; the start that follows."""
+    """Let the gang save and exit; return the start that follows."""
     (start,) = [a for a in world.end(job_id, 75, signalled=True).actions if a.job_id == job_id]
     assert isinstance(start, StartGang)
     world.running()
@@ -50,7 +50,7 @@ def test_an_elastic_gang_alone_starts_with_its_maximum() -> None:
 
 
 def test_an_elastic_gang_soon_after_a_wait_starts_with_its_requested_ranks() -> None:
-    """A restart with fewer ranks costs more than what idle slots are worth that may be wanted again in a moment."""
+    """A restart costs more than idle slots are worth if another job may need them soon."""
     world = World({"n0": 8}, _POLICY)
     full = world.submit(8, 100.0, time_limit_seconds=100.0)
     world.running()
@@ -171,7 +171,7 @@ def test_frozen_or_observing_nothing_grows() -> None:
     world.end(other, 0)
     world.advance(10.0)
     assert world.state.jobs[elastic].stop_reason is None
-    assert [entry.applied for entry in world.entries if entry.kind == "grow"] == [False], "told once"
+    assert [entry.applied for entry in world.entries if entry.kind == "grow"] == [False], "logged once"
     world, elastic, other = two_gangs()
     world.cycle(FreezeSet(True))
     world.end(other, 0)
@@ -228,7 +228,7 @@ def test_no_gang_shrinks_for_a_wait_that_costs_less_than_its_restart() -> None:
 
 
 def test_all_pending_jobs_count_in_the_gain_of_a_shrink() -> None:
-    """One rank that waits is not worth the restart of eight; four of them are."""
+    """One pending rank is not worth the restart of eight ranks; four pending ranks are."""
     world = World({"n0": 4, "n1": 4}, _POLICY)
     elastic = world.submit(8, 10_000.0, **(_ELASTIC | {"time_limit_seconds": 30.0, "min_ranks": 4}))
     world.running()
