@@ -249,7 +249,7 @@ def test_who_never_ends_is_named_with_the_reason(tmp_path: Path) -> None:
     assert told.keys() == {"late", "wide", "other"}
     assert told["late"] == (2, "never ended: it waits for nobody, an unknown job")
     assert told["wide"][1].startswith("never ended: needs 16 slots within one node; ")
-    assert told["other"][1].startswith("never ended: asks for 2 ranks on H100; ")
+    assert told["other"][1].startswith("never ended: needs 2 slots on H100; ")
 
 
 def test_what_takes_centuries_is_not_simulated(tmp_path: Path) -> None:
