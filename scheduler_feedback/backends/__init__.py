@@ -1,4 +1,4 @@
-"""Backends: what carries the cycle's actions out. One file a backend, one line in BACKENDS."""
+"""Execution backends, which carry out the actions of the cycle: local processes, Kubernetes and Slurm."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from scheduler_feedback.core.events import Event, NodeSeen
 
 
 class Backend(Protocol):
-    """What the controller's shell needs of an execution engine. Called from one thread; no call may block for long."""
+    """Interface between the controller and an execution engine. One thread calls it, and no call may block for long."""
 
     def nodes(self) -> Sequence[NodeSeen]:
-        """The nodes that exist, with their slots."""
+        """Return the existing nodes with their slots."""
         ...
 
     def apply(self, action: Action) -> None:
-        """Set an action going and return; what came of it is seen by ``observe``. Applying one twice does it once.
+        """Start an action and return; ``observe`` reports the result. Applying an action twice carries it out once.
 
-        Raises BackendError where it cannot even be set going.
+        Raises BackendError if the action cannot be started.
         """
         ...
 
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
-        """What really happened since the last call to the attempts (job id, attempt) that are believed to hold slots.
+        """Return what happened since the last call to the attempts that hold slots, given as (job id, attempt).
 
-        The first call after a start reports everything it finds of them, whether or not it was reported before the
-        restart. Processes of attempts that are not in `holding` are ended: nothing runs that the journal does not know.
+        The first call after a start reports everything about them again, even if it was reported before the restart.
+        The backend ends the processes of attempts that are not in `holding`, because the journal does not have them.
         """
         ...
 

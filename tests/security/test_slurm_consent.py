@@ -83,15 +83,15 @@ def audited(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("job", "change", "said"),
     [
-        (JOB, {"comment": b"do-not-touch"}, "by now it may not be moved: it has not opted in"),
-        (JOB, {"comment": b"gangwatch:restartable,signal=NONE"}, "'NONE' is no signal"),
+        (JOB, {"comment": b"do-not-touch"}, "it may no longer be moved: it has not opted in"),
+        (JOB, {"comment": b"gangwatch:restartable,signal=NONE"}, "'NONE' is not a signal"),
         (JOB, {"requeue": False}, "it was submitted with --no-requeue"),
-        (JOB, {"user": "victim"}, "number 7 is another job's by now, of victim"),
-        (JOB, {"submitted": JOB.submitted + 5}, "number 7 is another job's by now"),
-        (JOB, {"restarts": 1}, "it was restarted meanwhile"),
-        (JOB, {"state": "COMPLETED"}, "it is COMPLETED by now"),
-        (SCRIPTED, {"script": b"#!/bin/sh\ntrain\n"}, "by now it may not be moved: it has not opted in"),
-        (SCRIPTED, {"comment": b"gangwatch:restartable,retries=9"}, "'retries=9' is no word"),
+        (JOB, {"user": "victim"}, "number 7 is now another job, of victim"),
+        (JOB, {"submitted": JOB.submitted + 5}, "number 7 is now another job"),
+        (JOB, {"restarts": 1}, "it was restarted in the meantime"),
+        (JOB, {"state": "COMPLETED"}, "it is now COMPLETED"),
+        (SCRIPTED, {"script": b"#!/bin/sh\ntrain\n"}, "it may no longer be moved: it has not opted in"),
+        (SCRIPTED, {"comment": b"gangwatch:restartable,retries=9"}, "'retries=9' is not in"),
     ],
 )
 def test_what_changes_between_the_look_and_the_move_keeps_the_job_untouched(
@@ -123,7 +123,7 @@ def test_consent_withdrawn_during_the_save_ends_the_move(
     while len(list(lines(tmp_path / "slurm-actions.jsonl"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     outcomes = [line.outcome for line in lines(tmp_path / "slurm-actions.jsonl")]
-    assert outcomes == ["done", "withheld: by now it may not be moved: it has not opted in"]
+    assert outcomes == ["done", "withheld: it may no longer be moved: it has not opted in"]
     assert queue.changes == [("scancel", "--signal=USR1", "7")], "it is not requeued"
 
 
@@ -132,7 +132,7 @@ def test_a_cancellation_is_of_the_job_that_was_meant(start: Callable[[Queue], Sl
     backend = start(queue)
     queue.change(7, user="victim", submitted=JOB.submitted + 9)
     backend.apply(stop(StopReason.CANCEL))
-    assert audited(tmp_path) == "withheld: number 7 is another job's by now"
+    assert audited(tmp_path) == "withheld: number 7 is now another job"
     assert queue.changes == []
 
 
@@ -176,11 +176,11 @@ WAITS = replace(JOB, state="PENDING", nodes=("gpu001", "gpu002"), gpus=(0, 1), l
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"comment": b"do-not-touch"}, "its owner has withdrawn the consent"),
-        ({"user": "victim"}, "job 7 is gone"),
-        ({"state": "RUNNING"}, "it has changed since the look"),
-        ({"excluded": ("gpu004",)}, "it has changed since the look"),
-        (None, "job 7 is gone"),
+        ({"comment": b"do-not-touch"}, "its owner has withdrawn consent"),
+        ({"user": "victim"}, "job 7 no longer exists"),
+        ({"state": "RUNNING"}, "it has changed since the scan"),
+        ({"excluded": ("gpu004",)}, "it has changed since the scan"),
+        (None, "job 7 no longer exists"),
         ({}, ""),
     ],
 )

@@ -140,7 +140,7 @@ def test_a_record_that_cannot_be_read_costs_that_record() -> None:
     found = columns.jobs(output, columns.places(in_places(jobs)))
     assert found.records.keys() == {7, 9}
     assert [(one.key, one.kind) for one in found.refused] == [(8, "job")]
-    assert "timelimit: 'soon' is no [days-]" in found.refused[0].why
+    assert "timelimit: 'soon' is not [days-]" in found.refused[0].why
 
     document = as_json(jobs).replace(b'"time_limit": 1', b'"time_limit": true')
     in_json = parse_json.jobs(document)
@@ -164,9 +164,9 @@ def test_a_second_record_of_a_job_costs_that_record() -> None:
 
 def test_output_in_another_form_is_refused_whole() -> None:
     output = in_columns([VICTIM])
-    with pytest.raises(BackendError, match="record 1 is not of"):
+    with pytest.raises(BackendError, match="record 1 does not have"):
         columns.jobs(output[1:], {})
-    with pytest.raises(BackendError, match="record 2 is not of"):
+    with pytest.raises(BackendError, match="record 2 does not have"):
         columns.jobs(output + output[:-1], {})
     with pytest.raises(BackendError, match="no readable line of its nodes"):
         columns.jobs(output, {})
@@ -188,8 +188,8 @@ def test_a_job_whose_record_is_refused_has_not_ended(tmp_path: Path, caplog: pyt
     held = (("slurm-7", 0), ("slurm-8", 0))
     assert not [event for event in backend.observe(held) if isinstance(event, AttemptEnded)]
     assert ("gangwatch_slurm_records_refused_total", (("kind", "job"),), 3.0) in backend.measures()
-    said = [record.message for record in caplog.records if "is not read" in record.message]
-    assert len(said) == 1 and said[0].startswith("job 8 is not read")
+    said = [record.message for record in caplog.records if "cannot be read" in record.message]
+    assert len(said) == 1 and said[0].startswith("job 8 cannot be read")
     queue.jobs = [VICTIM]
     backend._listing = ""
     asyncio.run(backend._look(0.0))
@@ -226,10 +226,10 @@ def test_check_names_the_records_that_cannot_be_read(monkeypatch: pytest.MonkeyP
     assert (found.state, found.detail) == ("found", "4 nodes, 1 jobs, every record readable")
 
     async def away(_: tuple[str, ...], given: str | None = None) -> bytes:
-        raise BackendError("sinfo --version: no end within 20 s; it was killed")
+        raise BackendError("sinfo --version: killed: it did not end within 20 s")
 
     commands = PrintedCommands(queue, text=False)
     monkeypatch.setattr(commands, "_run", away)
     monkeypatch.setattr(slurm_health, "Commands", lambda *_: commands)
     (missing,) = slurm_health.findings(SlurmSection(enabled=True))
-    assert missing.state == "missing" and "it was killed" in missing.detail
+    assert missing.state == "missing" and "killed: it did not end" in missing.detail

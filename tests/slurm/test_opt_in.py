@@ -97,9 +97,9 @@ UNDECLARED = [
     ("my run", "", {}, "it has not opted in"),
     ("gangwatch:signal=USR1", "#!/bin/sh\ntrain\n", {}, "it has not opted in"),
     ("restartable", "", {}, "it has not opted in"),
-    ("gangwatch:restartable,retries=3", "#SBATCH --signal=USR1", {}, "'retries=3' is no word"),
+    ("gangwatch:restartable,retries=3", "#SBATCH --signal=USR1", {}, "'retries=3' is not in"),
     (OPTED_IN, "", {"requeue": False}, "--no-requeue"),
-    (OPTED_IN, "", {"batch": False}, "no batch job"),
+    (OPTED_IN, "", {"batch": False}, "not a batch job"),
     ("my run", "#SBATCH --signal=USR1", {"requeue": False}, "it has not opted in"),
 ]
 
@@ -160,7 +160,7 @@ NODES = {"n1": SlurmNode("n1", 8)}
         (OptIn(), True, True, False),
         (OptIn(True), False, True, False),
         (OptIn(True), True, False, False),
-        (OptIn(complaint="'x' is no word"), True, True, False),
+        (OptIn(complaint="'x' is not in"), True, True, False),
     ],
 )
 def test_what_the_cycle_is_told_and_what_the_backend_refuses_agree(

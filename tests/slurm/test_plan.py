@@ -103,9 +103,7 @@ def test_no_more_than_the_share_is_drained() -> None:
     wished = [wish(name, NodeState.QUARANTINE) for name in NAMES]
     found = planned(wished, share=0.25)
     assert actions(found) == [("drain", "n0"), ("drain", "n1")]
-    assert [why for _, why in found.withheld] == [
-        "2 nodes of partition batch are drained, which is the most allowed"
-    ] * 6
+    assert [why for _, why in found.withheld] == ["2 nodes of partition batch are drained, which is the limit"] * 6
     assert actions(planned(wished[:2], share=0.0)) == [("drain", "n0")]
 
 

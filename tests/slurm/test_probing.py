@@ -124,11 +124,11 @@ def test_only_a_probe_that_completed_with_0_has_passed(tmp_path: Path, ended: Sl
 
 def test_a_probe_that_vanished_or_could_not_be_submitted_has_failed(tmp_path: Path) -> None:
     probe, _ = probed(tmp_path, ProbingSlurm(RUNS, None))
-    assert (probe.exit_code, probe.failure) == (1, "job 42, the probe of n1, has vanished")
+    assert (probe.exit_code, probe.failure) == (1, "job 42, the probe of n1, no longer exists")
     slurm = ProbingSlurm(PASSED, number="no number")
     probe, left = probed(tmp_path, slurm)
     assert (probe.exit_code, probe.number) == (1, None)
-    assert "is no job's number" in probe.failure
+    assert "is not a job number" in probe.failure
     assert left.reserved == {} and left.drained == {"n1": "probed"}
 
 

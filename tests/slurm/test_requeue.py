@@ -168,10 +168,10 @@ def test_a_job_that_has_saved_and_ended_is_not_waited_for(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        (dataclasses.replace(JOB, restarts=1), "it was restarted meanwhile"),
-        (dataclasses.replace(JOB, state="COMPLETED"), "it is COMPLETED by now"),
-        (dataclasses.replace(JOB, completing=True), "by now"),
-        (None, "it has vanished"),
+        (dataclasses.replace(JOB, restarts=1), "it was restarted in the meantime"),
+        (dataclasses.replace(JOB, state="COMPLETED"), "it is now COMPLETED"),
+        (dataclasses.replace(JOB, completing=True), "it is now"),
+        (None, "it no longer exists"),
     ],
 )
 def test_an_attempt_that_is_over_is_left_alone(tmp_path: Path, job: SlurmJob | None, said: str) -> None:
@@ -199,7 +199,7 @@ def test_nothing_is_begun_while_all_is_frozen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"state": "CANCELLED"}, "somebody has cancelled it"), ({"restarts": 1}, "it was restarted meanwhile")],
+    [({"state": "CANCELLED"}, "it was cancelled"), ({"restarts": 1}, "it was restarted in the meantime")],
 )
 def test_what_happens_during_the_save_goes_first(tmp_path: Path, change: dict[str, object], said: str) -> None:
     slurm = LittleSlurm()
@@ -215,11 +215,11 @@ def test_what_happens_during_the_save_goes_first(tmp_path: Path, change: dict[st
 )
 def test_a_job_that_has_got_the_number_since_is_not_touched(tmp_path: Path, change: dict[str, object]) -> None:
     slurm = LittleSlurm(dataclasses.replace(JOB, **change))  # type: ignore[arg-type]
-    assert "another job's by now" in moved(tmp_path, slurm) or "restarted meanwhile" in moved(tmp_path, slurm)
+    assert "is now another job" in moved(tmp_path, slurm) or "restarted in the meantime" in moved(tmp_path, slurm)
     assert slurm.done == []
     later = LittleSlurm()
     later.on_signal = lambda job: dataclasses.replace(job, user="bob", submitted_seconds=6e8)
-    assert "another job's by now, of bob" in moved(tmp_path, later)
+    assert "is now another job, of bob" in moved(tmp_path, later)
     assert not any("requeue" in words for words in later.done), "it got the number during the save"
 
 
@@ -231,7 +231,7 @@ def test_consent_is_read_before_each_of_the_two_commands(tmp_path: Path) -> None
         async def read(_: SlurmJob, declared: list[OptIn] = declared) -> OptIn:
             return declared.pop(0)
 
-        assert "by now it may not be moved: it has not opted in" in moved(tmp_path, slurm, consent=read)
+        assert "it may no longer be moved: it has not opted in" in moved(tmp_path, slurm, consent=read)
         assert [words.split()[1] for words in slurm.done] == done
         assert memory_of(tmp_path) == Touched(), "its place is let go"
 
@@ -294,7 +294,7 @@ def test_an_hour_has_so_many_moves_and_no_more(tmp_path: Path) -> None:
     moves._began_at.extend([now - 4000, now - 10])
     assert moves._no_room(7) == "", "one of them is longer ago"
     moves._began_at.append(now)
-    assert "2 jobs an hour" in moves._no_room(7)
+    assert "2 moved jobs an hour" in moves._no_room(7)
 
 
 # --- what became of an attempt ---------------------------------------------------------------------------------------
@@ -303,12 +303,12 @@ def test_an_hour_has_so_many_moves_and_no_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "said", "code"),
     [
-        (None, "Slurm knows it no more", None),
+        (None, "Slurm no longer has this job", None),
         (dataclasses.replace(JOB, state="PENDING"), "Slurm has requeued it", None),
         (dataclasses.replace(JOB, restarts=1), "Slurm has requeued it", None),
-        (dataclasses.replace(JOB, state="FAILED", exit_code=3), "failed, as Slurm tells", 3),
-        (dataclasses.replace(JOB, state="COMPLETED"), "completed, as Slurm tells", 0),
-        (dataclasses.replace(JOB, state="CANCELLED", exit_code=0), "cancelled, as Slurm tells", None),
+        (dataclasses.replace(JOB, state="FAILED", exit_code=3), "failed, according to Slurm", 3),
+        (dataclasses.replace(JOB, state="COMPLETED"), "completed, according to Slurm", 0),
+        (dataclasses.replace(JOB, state="CANCELLED", exit_code=0), "cancelled, according to Slurm", None),
         (JOB, "", None),
         (dataclasses.replace(JOB, state="COMPLETED", completing=True), "", None),
         (dataclasses.replace(JOB, state="PENDING", completing=True), "", None),

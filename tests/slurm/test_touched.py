@@ -45,7 +45,7 @@ def test_a_memory_of_this_release_is_read_whatever_else_is_in_it(tmp_path: Path)
 def test_a_damaged_memory_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "slurm-touched.json"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(BackendError, match=r"slurm-touched\.json: .*remove it once no drain or weight"):
+    with pytest.raises(BackendError, match=r"slurm-touched\.json: .*delete the file once no drain or weight"):
         memory.read(path)
 
 

@@ -1,15 +1,14 @@
-"""The Slurm backend: feedback into a scheduler that people already run.
+"""The Slurm backend: gangwatch observes a cluster that Slurm schedules, and drains nodes or requeues jobs.
 
-facts       nodes and jobs, in one form                   opt_in      what a job says of being restarted
-commands    its programs as child processes               consent     what an owner declares, read afresh
-parse_json  jobs and nodes in JSON                        translate   between its words and the cycle's
-columns     jobs in columns of fixed width                wishes      what the cycle wants Slurm to be told
-parse_text  nodes in text, and GPUs of a job              refusals    records that can't be read
-                                                          plan        what is to be changed, from one look
-touched     what has to be put back                       hands       the one way by which anything is changed
-audit       a line for everything that was                requeue     a job leaves a bad node
-findings    what detectors say, until it can be judged    probing     a drained node is measured
-backend     the thread that does all this, and the Backend
+slurm_backend        thread that polls Slurm, and the Backend   node_plan            changes to make, from one snapshot
+slurm_commands       Slurm's programs as child processes        node_updates         executes that plan, rate-limited
+parsing/             parsers of what those programs print       audited_commands     the only path to a change in Slurm
+slurm_names          conversion to the cycle's names            slurm_audit          one line for every change
+consent              what job owners allow                      changed_objects      changes to be undone later
+desired_state        what the cycle requests of Slurm           requeue              moves one job off a bad node
+pending_verdicts     verdicts that wait for a snapshot          requeue_state        jobs being moved, and their limits
+cycle_queries        questions to the cycle's state             probe_reservation    measures a drained node
+agent_announcements  URLs of the nodes' agents
 """
 
 from scheduler_feedback.backends.slurm.audited_commands import Settings

@@ -1,4 +1,4 @@
-"""Hands: the one way by which Slurm is changed: a command, its line in the audit, the memory of what to put back."""
+"""Audited commands: every change of Slurm runs here, with an audit line and a record of what must be undone."""
 
 from __future__ import annotations
 
@@ -16,22 +16,29 @@ from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """partition_share: of a partition's nodes, the most that are drained by us, or left by jobs that we move, at once.
-    requeues_per_hour: most jobs that are moved. changes_per_minute: most changes of nodes and pending jobs.
-    idle_seconds, attentive_seconds: between two looks while nothing is the matter, and while something is.
-    comments: whether nodes' comments are written.
-    """
+    """Limits and intervals of the Slurm backend."""
 
     partition_share: float = 0.25
+    """Largest fraction of a partition's nodes that gangwatch has drained, or empties by moving jobs, at one time."""
+
     requeues_per_hour: int = 12
+    """Most jobs that are moved."""
+
     changes_per_minute: int = 30
+    """Most changes of nodes and pending jobs."""
+
     idle_seconds: float = 30.0
+    """Between two scans while all nodes are healthy."""
+
     attentive_seconds: float = 5.0
+    """Between two scans while one is not."""
+
     comments: bool = True
+    """Whether node comments are written."""
 
 
 class Hands:
-    """Changes Slurm. look: told of each job that was looked at on its own."""
+    """Executor of changes in Slurm. look: called with each job that is read on its own."""
 
     def __init__(
         self, commands: Commands, audit: Audit, path: Path, look: Callable[[int, SlurmJob | None], None]
@@ -43,7 +50,7 @@ class Hands:
         self._look = look
 
     def remember(self) -> None:
-        """Write down what was, or is about to be, changed. Raises BackendError: then it must not be changed."""
+        """Save the record of our changes before changing Slurm. Raises BackendError: then nothing may be changed."""
         memory.write(self._path, self.touched)
 
     async def do(
@@ -56,17 +63,17 @@ class Hands:
         evidence: tuple[str, ...] = (),
         given: str | None = None,
     ) -> str:
-        """Run it, with a line about it; what it printed. Raises BackendError where it failed, which is a line too."""
+        """Run the command, write an audit line and return the output. Raises BackendError if it fails."""
         try:
-            told = await self.commands.run(*command, given=given)
+            output = await self.commands.run(*command, given=given)
         except BackendError as error:
             self.audit.write(action, target, f"failed: {error}", why, command, verdict, evidence)
             raise
         self.audit.write(action, target, "done", why, command, verdict, evidence)
-        return told.decode(errors="replace")
+        return output.decode(errors="replace")
 
     async def job(self, number: int) -> SlurmJob | None:
-        """The job as it is now; None where it has vanished. Raises BackendError."""
+        """Return the job as it is now; None if it no longer exists. Raises BackendError."""
         found = await self.commands.job(number)
         self._look(number, found)
         return found

@@ -1,6 +1,6 @@
-"""What of Slurm we have changed and have to put back: kept in a file that is written before anything is changed.
+"""Record of our changes in Slurm that must be undone, in a file that is written before each change.
 
-A drain of ours is known by its reason as well; a weight was somebody's once, and nobody but this file knows whose.
+Our drains can also be recognised by their reason; the original weight of a node is in this file alone.
 """
 
 from __future__ import annotations
@@ -15,45 +15,60 @@ from scheduler_feedback.core.formats import FORMATS, version_key
 
 
 class Weighed(msgspec.Struct):
-    """own: the node's weight before us. ours: what we set it to."""
+    """Weight of a node before our change, and after it."""
 
     own: int
+    """The node's weight before ours."""
+
     ours: int
+    """The weight that we set."""
 
 
 class Moving(msgspec.Struct):
-    """A job that is being requeued. attempt: the one that it leaves. avoided: nodes for its exclusion.
-
-    kept: the reservation that keeps its next place meanwhile, '' for none. user, submitted_seconds: who the job is; ''
-    in a file of an older release.
-    """
+    """A job that is being requeued."""
 
     attempt: int
+    """The attempt that is left."""
+
     avoided: list[str] = []
+    """Nodes for its --exclude."""
+
     requeued: bool = False
     kept: str = ""
+    """Name of the reservation that holds its next nodes; '' for none."""
+
     user: str = ""
+    """Owner, which identifies the job; '' in a file of an older release."""
+
     submitted_seconds: float = 0.0
 
 
 class Touched(msgspec.Struct):
-    """drained: node -> episode for which it was drained. weighed: by node. excluded: job -> nodes that we added to its
-    --exclude. moving: by job. reserved: node -> name of the reservation for its probe.
-    minimum_reader: the first release that knows of everything that is to be put back; '' for any.
-    """
+    """All changes to undo, and all operations in progress."""
 
     drained: dict[str, str] = {}
+    """Node -> episode for which it was drained."""
+
     weighed: dict[str, Weighed] = {}
+    """By node."""
+
     excluded: dict[str, list[str]] = {}
+    """Job -> nodes that we added to its --exclude."""
+
     moving: dict[str, Moving] = {}
+    """By job."""
+
     reserved: dict[str, str] = {}
+    """Node -> name of the reservation for its probe."""
+
     minimum_reader: str = ""
+    """First release that can undo everything recorded here; '' for any."""
 
 
 def read(path: Path) -> Touched:
-    """What the file holds; nothing where there is none.
+    """Return the record in the file; an empty one if there is no file.
 
-    Raises BackendError where it can't be read, or where only a newer release knows what is to be put back.
+    Raises BackendError if it cannot be read, or if it needs a newer release.
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Touched)
@@ -61,17 +76,19 @@ def read(path: Path) -> Touched:
     except FileNotFoundError:
         return Touched()
     except (OSError, ValueError) as error:
-        raise BackendError(f"{path}: {error}; remove it once no drain or weight of ours is left in Slurm") from None
+        raise BackendError(
+            f"{path}: {error}; delete the file once no drain or weight by gangwatch is left in Slurm"
+        ) from None
     if is_newer:
         raise BackendError(
             f"{path}: reading it needs gangwatch {found.minimum_reader} or newer: it has changes to Slurm that this "
-            "release can't put back. Nothing is changed in Slurm. Install that release and start it again"
+            "release cannot undo. Nothing is changed in Slurm. Install that release and start it again"
         )
     return found
 
 
 def write(path: Path, touched: Touched) -> None:
-    """Replace the file, durably. Raises BackendError where that fails: then nothing may be changed."""
+    """Replace the file durably. Raises BackendError if that fails: then nothing may be changed."""
     temporary = path.with_suffix(".new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
-"""Consent: what jobs' owners have declared, as of the newest look, and read afresh before a job is touched.
+"""Consent of job owners to a restart, as of the newest snapshot; read again before a job is touched.
 
-A declaration is of one job, not of a number: its owner may change the comment at any time, and Slurm may give the
-number to somebody else's job. So it is kept with the job's owner, and the comment is read again at every look.
+Consent belongs to one job, not to its number: the owner may change the comment at any time, and Slurm may give the
+number to another user's job. So it is stored with the job's owner, and every scan reads the comment again.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
 from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 SCRIPTS_A_LOOK = 20
-"""Most batch scripts read after one look; the rest is read after the next ones."""
+"""Most batch scripts read after one scan; later scans read the rest."""
 
 _Who = tuple[str, float]
 
 
 def who(job: SlurmJob) -> _Who:
-    """What tells this job from another of its number: the owner, and when it was submitted (again, by a requeue)."""
+    """Return the identity of a job among those with its number: its owner and the time of its (last) submission."""
     return job.user, job.submitted_seconds
 
 
 def is_another(meant: _Who, attempt: int, job: SlurmJob) -> bool:
-    """Whether the number is another job's by now. meant: who the job was in its attempt; ('', 0) where nobody knows."""
+    """Return whether the number now belongs to another job. meant: ``who`` of the intended job; ('', 0) if unknown."""
     user, submitted_seconds = meant
     if not user:
         return False
@@ -32,23 +32,23 @@ def is_another(meant: _Who, attempt: int, job: SlurmJob) -> bool:
 
 
 class Consents:
-    """Declarations of running GPU jobs. Called on the loop's thread; `known` and `is_known` from any."""
+    """Consent of running GPU jobs. Runs on the loop's thread; any thread may call `known` and `is_known`."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._scripts: dict[int, tuple[_Who, OptIn]] = {}
 
     def is_known(self, job: SlurmJob) -> bool:
-        """Whether all that counts has been read: the comment, and the script where that is needed."""
+        """Return whether everything has been read: the comment, and the script if it is needed."""
         return not _needs_script(job) or self._of_script(job) is not None
 
     def known(self, job: SlurmJob) -> OptIn:
-        """What the job has declared, as far as it was read; nothing where its script is to be read yet."""
+        """Return the consent as far as it has been read; none while the job's script is still to be read."""
         declared = of_comment(job.comment)
         return declared if not _needs_script(job) else self._of_script(job) or declared
 
     def _of_script(self, job: SlurmJob) -> OptIn | None:
-        """What its script declared when it was read, be that before a requeue: it is read again before acting."""
+        """Return what the script declared when last read, even before a requeue: it is read again before acting."""
         found = self._scripts.get(job.number)
         return found[1] if found is not None and found[0][0] == job.user else None
 
@@ -57,7 +57,7 @@ class Consents:
         return _needs_script(job) and (found is None or found[0] != who(job))
 
     async def learn(self, jobs: Iterable[SlurmJob]) -> bool:
-        """Read the scripts of running GPU jobs that need it, once a job; whether some are left for the next look."""
+        """Read each needed script of running GPU jobs once; return whether some are left for the next scan."""
         listed = {job.number: job for job in jobs}
         self._scripts = {number: kept for number, kept in self._scripts.items() if number in listed}
         wanted = [job for job in listed.values() if job.runs and any(job.gpus) and self._is_due(job)]
@@ -66,7 +66,7 @@ class Consents:
         return len(wanted) > SCRIPTS_A_LOOK
 
     async def read(self, job: SlurmJob) -> OptIn:
-        """What the job declares now. job: as it was just looked at; its script is read again."""
+        """Return the consent now, and read the script again. job: as just read from Slurm."""
         if not _needs_script(job):
             return of_comment(job.comment)
         declared = of_script(await self._commands.script(job.number))
@@ -75,6 +75,6 @@ class Consents:
 
 
 def _needs_script(job: SlurmJob) -> bool:
-    """Whether the comment declares nothing, and the job is one whose script may."""
+    """Return whether the comment declares nothing and the job's script may."""
     declared = of_comment(job.comment)
     return not declared.restartable and not declared.complaint and job.batch and job.requeue

@@ -1,4 +1,4 @@
-"""Asking the cycle: questions about its state from the loop that speaks to Slurm."""
+"""Queries of the cycle's state from the event loop that talks to Slurm."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Ask(Protocol):
 
 
 class Cycle:
-    """The cycle, as far as it can be asked. ask: None until there is one."""
+    """Access to the cycle. ask: None until the cycle runs."""
 
     def __init__(self) -> None:
         self.ask: Ask | None = None
 
     async def asked(self, question: Callable[[State], _T], otherwise: _T) -> _T:
-        """What the question gives; `otherwise` while there is no cycle, or where it does not answer in time."""
+        """Return the answer; `otherwise` if there is no cycle, or if it does not answer in time."""
         if self.ask is None:
             return otherwise
         try:
             return await asyncio.wait_for(asyncio.wrap_future(self.ask(question)), ANSWER_SECONDS)
-        except Exception as error:  # it is stopping, or the store fails: nothing new is known
-            _log.debug("the cycle does not answer: %s", error)
+        except Exception as error:  # the cycle is stopping, or its store fails
+            _log.debug("the cycle does not respond: %s", error)
             return otherwise
 
     async def frozen(self) -> bool:
-        """Whether nothing may be done; also where the cycle can't be asked."""
+        """Return whether actions are frozen; True also if the cycle does not answer."""
         return await self.asked(lambda state: state.frozen, True)

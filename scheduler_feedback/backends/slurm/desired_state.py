@@ -1,4 +1,4 @@
-"""Wishes: what the cycle makes of nodes and hosted jobs, as far as Slurm is to be told. Read from its state, pure."""
+"""Desired state: what the cycle requests of Slurm for nodes and external jobs, read from the cycle's state. Pure."""
 
 from __future__ import annotations
 
@@ -12,43 +12,49 @@ from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.nodes.quarantine import ACCUSING
 
 MOST_EVIDENCE = 4
-"""Facts of a verdict that an audit line repeats; all of them stand in the job's story."""
+"""Facts of a verdict that an audit line repeats; the job's story has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeWish:
-    """A node that is to be more than healthy. episode: tells one time of being in this state from another.
-
-    probed: a probe of ours is to run on it now. evidence: facts of the verdict behind it, a sentence each.
-    """
+    """Desired state of a node that is not healthy."""
 
     node: str
     state: NodeState
     why: str
     episode: str
+    """Differs each time that the node enters a state."""
+
     slowdown: float = 1.0
     verdict: str = ""
     evidence: tuple[str, ...] = ()
+    """Facts of the verdict that led to this state, a sentence each."""
+
     probed: bool = False
+    """Whether a probe of ours must run on it now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """nodes: by name; what is not named is healthy. known: nodes that the cycle has.
-
-    advice: what `advise` would do, by node. moves: hosted jobs that `advise` would move: job id -> why.
-    """
+    """Desired state of all nodes, and in `advise` the changes that `act` would make."""
 
     acts: bool = False
     frozen: bool = False
     nodes: dict[str, NodeWish] = field(default_factory=dict)
+    """By name; every other node is healthy."""
+
     known: frozenset[str] = frozenset()
+    """Nodes that the cycle has."""
+
     advice: dict[str, NodeWish] = field(default_factory=dict)
+    """What `act` would do, by node."""
+
     moves: dict[str, str] = field(default_factory=dict)
+    """External jobs that `act` would move: job id -> why."""
 
 
 def wishes_of(state: State) -> Wishes:
-    """What Slurm is to be told, or in `advise` would be."""
+    """Return the desired state of Slurm, read from the cycle's state."""
     acts = state.policy.mode is Mode.ACT
     return Wishes(
         acts,
@@ -61,7 +67,7 @@ def wishes_of(state: State) -> Wishes:
 
 
 def avoided_by(state: State, job_id: str) -> tuple[str, ...]:
-    """Nodes that the next attempt of the job is to keep away from, by name: those that are not healthy."""
+    """Return the names of the nodes that the job's next attempt must avoid: the unhealthy ones, and its own list."""
     job = state.jobs.get(job_id)
     named = job.excluded_nodes if job is not None else ()
     doubtful = (name for name, node in state.nodes.items() if node.state in (NodeState.SUSPECT, NodeState.QUARANTINE))
@@ -92,15 +98,18 @@ def _verdict(state: State, verdict_id: str) -> Verdict | None:
 def evidence_of(verdict: Verdict | None) -> tuple[str, ...]:
     if verdict is None:
         return ()
-    told = sorted(verdict.evidence, key=lambda one: -abs(one.log_likelihood_ratio))[:MOST_EVIDENCE]
+    strongest = sorted(verdict.evidence, key=lambda one: -abs(one.log_likelihood_ratio))[:MOST_EVIDENCE]
     return (
         sentence(verdict),
-        *(f"{one.measure} {one.value:.4g} {one.unit}, against {one.reference:.4g} ({one.against})" for one in told),
+        *(
+            f"{one.measure} {one.value:.4g} {one.unit}, against {one.reference:.4g} ({one.against})"
+            for one in strongest
+        ),
     )
 
 
 def _advice(state: State) -> dict[str, NodeWish]:
-    """In `advise` the cycle leaves nodes as they are: what it would make of those that verdicts accuse."""
+    """Return the state in which `act` would put each accused node; in `advise` the cycle leaves nodes unchanged."""
     found: dict[str, NodeWish] = {}
     for verdict in state.verdicts.values():
         if verdict.kind in ACCUSING and verdict.node in state.nodes:

@@ -1,20 +1,21 @@
-"""Plan: what is to be changed in Slurm so that it is as the cycle wishes, from one look at it. Pure, and level-held:
+"""The plan: changes that make Slurm's state equal to the desired state, from one snapshot. Pure and level-triggered.
 
-it compares what is with what should be, so whatever was lost (a weight that `scontrol reconfigure` forgot, a command
-that failed, a controller that died between two) is found missing at the next look and done again, and nothing twice.
+It compares the actual with the desired state. So the next scan finds every lost change (a weight that `scontrol
+reconfigure` dropped, a failed command, a controller that crashed between two commands) and plans it again; a change
+that is in place is not planned twice.
 
 ============ ====================================== ====================================================================
-cycle        Slurm                                  put back when
+cycle        Slurm                                  undone when
 ============ ====================================== ====================================================================
-quarantine   drain, reason 'gangwatch: ...'         the cycle lets the node go; never where the reason is another's
-probed       resumed inside of a reservation        the probe has ended (probing.py)
-suspect      Weight + what it costs; feature        the node is healthy
-probation    Weight + what it costs; feature        the node is healthy
+quarantine   drain, reason 'gangwatch: ...'         the cycle releases the node; never if someone else wrote the reason
+probed       resumed inside a reservation           the probe has ended (probe_reservation.py)
+suspect      Weight plus its slowdown; feature      the node is healthy
+probation    Weight plus its slowdown; feature      the node is healthy
 any of them  node comment (the only one in advise)  the node is healthy
 ============ ====================================== ====================================================================
 
-An operator's word goes first: a node that somebody else drained is left alone, and one that somebody resumed though we
-hold it in quarantine is released (``Plan.released``).
+Operators take precedence: a node that someone else drained is left alone, and a quarantined node that someone resumed
+is released (``Plan.released``).
 """
 
 from __future__ import annotations
@@ -34,52 +35,63 @@ from scheduler_feedback.policies.queue.placement import NEVER, slow_slots_pay
 
 FEATURE = "gangwatch_"
 MOST_WEIGHT = 0xFFFFFFF0
-"""Slurm takes weights below INFINITE, 0xffffffff (slurm.h); some room is left."""
+"""Slurm accepts weights below INFINITE, 0xffffffff (slurm.h); this leaves a margin."""
 
 WEIGHT_A_SLOWDOWN = 1000
-"""Added to a node's weight for each 100 % that it is slower; Slurm takes the lightest nodes first (slurm.conf(5))."""
+"""Weight added for each 100 % of slowdown; Slurm takes the nodes with the lowest weight first (slurm.conf(5))."""
 
 MOST_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing to do. action: a word for the audit; target: node or job. command: argument list.
-
-    weighs: for a change of weight, the node's own weight and the new one. nodes: for an exclusion, those added.
-    """
+    """One change to make."""
 
     action: str
+    """The audit's word for it."""
+
     target: str
+    """Node or job."""
+
     command: tuple[str, ...]
+    """Argument list; empty if only the record of our changes is updated."""
+
     why: str
     episode: str = ""
     verdict: str = ""
     evidence: tuple[str, ...] = ()
     weighs: tuple[int, int] | None = None
+    """For a change of weight: the node's own weight and the new one."""
+
     nodes: tuple[str, ...] = ()
+    """For an exclusion: the nodes added."""
     partitions: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Plan:
-    """changes: in order. withheld: what is not done, with why not. advised: what `advise` would do.
-
-    released: nodes in quarantine that an operator has resumed.
-    """
+    """Result of comparing the snapshot with the desired state."""
 
     changes: list[Change] = field(default_factory=list)
+    """In the order of execution."""
+
     withheld: list[tuple[Change, str]] = field(default_factory=list)
+    """Changes that are not made, and why."""
+
     advised: list[Change] = field(default_factory=list)
+    """What `act` would do, in `advise`."""
+
     released: list[str] = field(default_factory=list)
+    """Quarantined nodes that an operator has resumed."""
 
 
 def plan(
     wishes: Wishes, snapshot: Snapshot, touched: Touched, share: float, comments: bool, now_seconds: float = 0.0
 ) -> Plan:
-    """What is to be done. share: of each partition's nodes, the most that may be drained by us at once.
+    """Return the changes to make.
 
-    comments: whether nodes' comments are written. now_seconds: since the epoch.
+    share: largest fraction of a partition's nodes that gangwatch may have drained. comments: whether to write node
+    comments. now_seconds: since the epoch.
     """
     found = Plan()
     if wishes.frozen:
@@ -105,7 +117,7 @@ def plan(
 
 
 class _Drains:
-    """How many more nodes of each partition may be drained."""
+    """Budget of nodes that may still be drained in each partition."""
 
     def __init__(self, snapshot: Snapshot, touched: Touched, share: float) -> None:
         self._room: dict[str, int] = {}
@@ -120,7 +132,7 @@ class _Drains:
                 self.take(node)
 
     def full(self, node: SlurmNode) -> str:
-        """The partition in which no more may be drained; '' where there is room in all of the node's."""
+        """Return the partition whose drain limit is reached; '' if none of the node's partitions has reached it."""
         return next((name for name in node.partitions if self._room.get(name, 0) < 1), "")
 
     def take(self, node: SlurmNode) -> None:
@@ -130,7 +142,7 @@ class _Drains:
 
 def _drain_or_resume(found: Plan, node: SlurmNode, wish: NodeWish | None, touched: Touched, drains: _Drains) -> None:
     if wish is not None and wish.probed:
-        return  # whoever runs the probe resumes and drains
+        return  # the probe itself resumes and drains the node
     if wish is not None and wish.state is NodeState.QUARANTINE:
         if node.drained:
             return
@@ -142,7 +154,7 @@ def _drain_or_resume(found: Plan, node: SlurmNode, wish: NodeWish | None, touche
         )
         if full := drains.full(node):
             most = f"{drains.most[full]} node{'s' if drains.most[full] != 1 else ''}"
-            found.withheld.append((change, f"{most} of partition {full} are drained, which is the most allowed"))
+            found.withheld.append((change, f"{most} of partition {full} are drained, which is the limit"))
             return
         drains.take(node)
         found.changes.append(change)
@@ -178,12 +190,12 @@ def _advise(found: Plan, node: SlurmNode, wish: NodeWish | None, drains: _Drains
 
 
 def weight_for(own: int, slowdown: float) -> int:
-    """The weight of a node that is so much slower: the slower, the later Slurm takes it."""
+    """Return the weight of a node with this slowdown: Slurm takes slower nodes later."""
     return min(own + max(1, round(WEIGHT_A_SLOWDOWN * (slowdown - 1))), MOST_WEIGHT)
 
 
 def features_for(wish: NodeWish) -> tuple[str, ...]:
-    """What a job can ask for, or be kept off by: the state, and the slowdown in steps of 10 %."""
+    """Return the features for job constraints: the node's state, and its slowdown rounded down to 10 %."""
     step = int(round((wish.slowdown - 1) * 100, 6) // 10 * 10)
     return (f"{FEATURE}{wish.state.value}", *((f"{FEATURE}slow_{step}",) if step >= 10 else ()))
 
@@ -191,7 +203,7 @@ def features_for(wish: NodeWish) -> tuple[str, ...]:
 def _weigh(found: Plan, node: SlurmNode, wish: NodeWish | None, touched: Touched) -> None:
     wanted = wish if wish is not None and wish.state in (NodeState.SUSPECT, NodeState.PROBATION) else None
     before = touched.weighed.get(node.name)
-    # What is neither ours nor what it was before us, an operator has set meanwhile.
+    # A weight that is neither ours nor the one from before was set by an operator in the meantime.
     own = node.weight if before is None or node.weight not in (before.own, before.ours) else before.own
     weight = own if wanted is None else weight_for(own, wanted.slowdown)
     others = tuple(name for name in node.features if not name.startswith(FEATURE))
@@ -222,7 +234,7 @@ def _weigh(found: Plan, node: SlurmNode, wish: NodeWish | None, touched: Touched
 
 
 def _comment(found: Plan, node: SlurmNode, wish: NodeWish | None, acts: bool) -> None:
-    """A comment that an operator wrote is left alone."""
+    """Set the node's comment; an operator's comment is left alone."""
     if node.comment and not is_ours(node.comment):
         return
     if wish is None:
@@ -233,18 +245,18 @@ def _comment(found: Plan, node: SlurmNode, wish: NodeWish | None, acts: bool) ->
         wanted = f"{OURS}would drain: {' '.join(wish.why.split())}"[:MOST_REASON]
     if node.comment != wanted:
         command = ("scontrol", "update", f"NodeName={node.name}", f"Comment={wanted}")
-        found.changes.append(Change("comment", node.name, command, wanted or "nothing is held against it"))
+        found.changes.append(Change("comment", node.name, command, wanted or "no active verdict accuses it"))
 
 
 # --- exclusions of pending jobs --------------------------------------------------------------------------------------
 
 
 def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touched, now_seconds: float) -> None:
-    """Gangs that wait and have opted in are kept off a node in doubt that would take more from them than it gives.
+    """Exclude doubtful nodes from pending gangs that have opted in, where the node would cost more than it adds.
 
-    One slow node slows all of a gang. But one that is kept off waits for others, and what is free meanwhile may lie
-    idle: by the same rule as the cycle's own gangs (``slow_slots_pay``) a slow node is better than a long wait. Never
-    where too few others would be left; and taken back once the node is healthy.
+    One slow node slows the whole gang. But a gang that avoids it may wait longer, while other nodes stay idle. The
+    cycle's rule for its own gangs (``slow_slots_pay``) decides: a slow node is better than a long wait. Nodes are never
+    excluded if too few others are left. The exclusion ends once the node is healthy.
     """
     doubtful = sorted(
         name
@@ -267,9 +279,9 @@ def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touche
             continue
         command = ("scontrol", "update", f"JobId={number}", f"ExcNodeList={join(sorted(own | wanted))}")
         why = (
-            f"kept off {join(sorted(wanted))}, which would slow all of it"
+            f"excludes {join(sorted(wanted))}, which would slow the whole job"
             if wanted
-            else "its nodes are healthy again, or better than to wait"
+            else "its nodes are healthy again, or waiting for others would cost more"
         )
         found.changes.append(
             Change("exclude" if wanted else "include", str(number), command, why, nodes=tuple(sorted(wanted - own)))
@@ -277,14 +289,15 @@ def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touche
 
 
 def _shuns(job: SlurmJob, wish: NodeWish, patience: float) -> bool:
-    """Whether the gang is better off without the node; always where it is not slowness that is held against it."""
+    """Return whether the gang runs better without the node; always true if the verdict is not slowness."""
     return wish.slowdown <= 1 or not slow_slots_pay(1, job.least_nodes, wish.slowdown, patience)
 
 
 def patience_of(job: SlurmJob, snapshot: Snapshot, barred: Collection[str], now_seconds: float) -> float:
-    """How long the gang waits for its nodes without the barred ones, if it is the next, as a share of its limit.
+    """Return how long the gang waits for nodes that are not barred, as a fraction of its time limit.
 
-    By the limits of what runs; a node on which something without a limit runs is never counted on.
+    Assumes that it is the next to start, and that running jobs use their whole limit. Nodes with a job that has no
+    limit are not counted.
     """
     if job.time_limit_seconds is None:
         return 0.0
@@ -307,7 +320,7 @@ def patience_of(job: SlurmJob, snapshot: Snapshot, barred: Collection[str], now_
 
 
 def enough_left(job: SlurmJob, nodes: Iterable[SlurmNode], excluded: Iterable[str]) -> bool:
-    """Whether the job's partition has as many usable nodes as it asks for beside those that are excluded."""
+    """Return whether the partition still has as many usable nodes as the job requests, without the excluded ones."""
     barred = set(excluded)
     left = sum(
         job.partition in node.partitions and usable(node) and not node.drained and node.name not in barred

@@ -1,4 +1,4 @@
-"""The keeper of nodes: carries a plan out, at a bounded rate, and keeps the memory of what has to be put back."""
+"""Execution of the plan at a limited rate, with a record of the changes that must be undone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler_feedback.backends.slurm.slurm_names import number_of
 
 
 class Keeper:
-    """Makes Slurm's nodes and waiting jobs as the cycle wishes them."""
+    """Brings Slurm's nodes and pending jobs into the desired state."""
 
     def __init__(self, hands: Hands, settings: Settings, clock: Clock) -> None:
         self._hands, self._settings, self._clock = hands, settings, clock
@@ -26,9 +26,9 @@ class Keeper:
         self._changed_at: deque[float] = deque()
 
     async def keep(self, wishes: Wishes, snapshot: Snapshot) -> list[str]:
-        """Change what is not as it should be; nodes that an operator has released by resuming them.
+        """Make the planned changes and return the quarantined nodes that an operator has resumed.
 
-        What fails is in the audit, and the next look shows whether it is still to be done.
+        A failed change is written to the audit; the next scan plans it again if it is still needed.
         """
         settings = self._settings
         found = plan(
@@ -42,7 +42,7 @@ class Keeper:
         for name in found.released:
             self._hands.touched.drained.pop(name, None)
             self._hands.remember()
-            self._hands.audit.write("release", name, "done", "somebody has resumed it: that word goes before ours")
+            self._hands.audit.write("release", name, "done", "an operator resumed it in Slurm; the quarantine ends")
         for change in found.advised:
             self.say_once(change, "would")
         for job_id, why in wishes.moves.items():
@@ -64,24 +64,24 @@ class Keeper:
         return found.released
 
     async def _stale(self, change: Change, snapshot: Snapshot) -> str:
-        """Why a change of a job is not made that the look called for; '' where the job is still as it was then.
+        """Return why a planned change of a job no longer applies; '' if the job is as the snapshot has it.
 
-        A look may be half a minute old, and the commands before this one take their time. Raises BackendError.
+        A snapshot may be 30 s old, and the commands before this one take time. Raises BackendError.
         """
         if change.action not in ("exclude", "include"):
             return ""
         seen = snapshot.jobs[int(change.target)]
         job = await self._hands.job(seen.number)
         if job is None or is_another(who(seen), seen.restarts, job):
-            return f"job {seen.number} is gone"
+            return f"job {seen.number} no longer exists"
         if not job.waits or set(job.excluded) != set(seen.excluded):
-            return "it has changed since the look"
+            return "it has changed since the scan"
         if change.action == "exclude" and not of_comment(job.comment).restartable:
-            return "its owner has withdrawn the consent"
+            return "its owner has withdrawn consent"
         return ""
 
     def say_once(self, change: Change, outcome: str) -> None:
-        """A line in the audit about what is not done, the first time that it is so."""
+        """Write an audit line about a change that is not made, once per reason."""
         key = change.action, change.target, change.episode or change.why
         if key not in self._said:
             self._said.add(key)
@@ -90,18 +90,18 @@ class Keeper:
             )
 
     def _too_many(self, change: Change) -> bool:
-        """Whether the minute's changes are used up; what is left over is done after a later look."""
+        """Return whether the limit of changes a minute is reached; a later scan plans the remaining changes again."""
         now, most = time.monotonic(), self._settings.changes_per_minute
         while self._changed_at and now - self._changed_at[0] > 60.0:
             self._changed_at.popleft()
         if len(self._changed_at) < most:
             self._changed_at.append(now)
             return False
-        self.say_once(change, f"withheld: {most} changes a minute are the most allowed")
+        self.say_once(change, f"withheld: the limit is {most} changes a minute")
         return True
 
     async def _make(self, change: Change) -> None:
-        """Write down what will have to be put back, change it, forget what has been put back."""
+        """Record what must be undone later, run the command, and delete the record of what it undid."""
         touched, name = self._hands.touched, change.target
         if change.action == "drain":
             touched.drained[name] = change.episode
@@ -115,7 +115,7 @@ class Keeper:
             try:
                 await self._hands.do(change.action, name, change.command, change.why, change.verdict, change.evidence)
             except BackendError:
-                if change.action == "drain":  # else the next look would take it for somebody's resume
+                if change.action == "drain":  # otherwise the next scan would conclude that an operator resumed it
                     del touched.drained[name]
                     self._hands.remember()
                 raise

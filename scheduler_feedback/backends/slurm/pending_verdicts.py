@@ -1,7 +1,8 @@
-"""Findings: what detectors say, in the cycle's names, kept until the cycle can judge it.
+"""Detector results in the cycle's names, held until the cycle can judge them.
 
-That is once it knows the gang, which a look tells it of; and, of a verdict, once Slurm's whole queue was looked at
-since: what waits there decides whether a slow node is worth more in use. What is said of a gang stays in its order.
+The cycle must first know the gang, which a snapshot provides. A verdict also needs a listing of Slurm's whole queue
+that is newer than itself: the cycle weighs a slow node against the jobs that wait for it. Results of one gang keep
+their order.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.verdict import Verdict
 
 HELD_BACK_SECONDS = 120.0
-"""What is found of a gang that the cycle does not know yet waits so long for the look that tells of it."""
+"""How long a result of an unknown gang is held until a snapshot has that gang."""
 
 
 class Findings:
-    """``take`` is called from the watch's thread, ``free`` from the cycle's. Times are monotonic, in seconds."""
+    """Queue of held results. ``take`` runs on the watch's thread, ``free`` on the cycle's. Times: monotonic seconds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held_back: deque[tuple[float, Event]] = deque()
         self.wants_queue = False
-        """Whether a verdict is kept until the whole queue has been looked at."""
+        """Whether a verdict is held until the whole queue is listed."""
 
     def take(self, events: Sequence[Event], known: Collection[str], now: float) -> list[Event]:
-        """Those that the cycle may be told at once; the others are kept. known: gangs that the cycle knows."""
-        told: list[Event] = []
+        """Return the results that the cycle may have at once and hold the others. known: gangs that the cycle knows."""
+        ready: list[Event] = []
         with self._lock:
             kept = {gang_of(event) for _, event in self._held_back}
             for raw, event in zip(events, renamed(events), strict=True):
@@ -40,16 +41,16 @@ class Findings:
                     kept.add(gang_of(event))
                     self.wants_queue |= isinstance(event, Verdict)
                 else:
-                    told.append(event)
-        return told
+                    ready.append(event)
+        return ready
 
     @property
     def waiting(self) -> bool:
-        """Whether anything is kept for which a look should be hurried."""
+        """Whether a held result needs an early scan."""
         return bool(self._held_back)
 
     def free(self, known: Collection[str], listed_seconds: float, now: float) -> list[Event]:
-        """Those that the cycle may be told by now. listed_seconds: when the newest look at the whole queue began."""
+        """Release the results that the cycle can judge. listed_seconds: when the newest listing of the queue began."""
         free: list[Event] = []
         with self._lock:
             kept: deque[tuple[float, Event]] = deque()

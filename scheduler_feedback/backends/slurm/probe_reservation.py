@@ -1,4 +1,4 @@
-"""Probing: a drained node runs our probe and nothing else: it is resumed inside of a reservation that is ours alone."""
+"""Probes of drained nodes: the node is resumed inside a reservation of ours, so that nothing else starts on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 
 FAILED = 1
-"""Exit code of a probe of which Slurm does not tell how it ended."""
+"""Exit code of a probe whose exit code Slurm does not report."""
 
 
 def reservation_of(node: str) -> str:
@@ -28,9 +28,9 @@ def reservation_of(node: str) -> str:
 
 
 class Probe:
-    """One probe of one node. number: its job, once it is submitted. exit_code: once it has ended.
+    """One probe of one node.
 
-    told: whether the cycle knows that it runs.
+    number: its job, once submitted. exit_code: set when it has ended. told: whether the cycle knows that it runs.
     """
 
     def __init__(self, hands: Hands, action: StartGang) -> None:
@@ -43,7 +43,7 @@ class Probe:
         self.failure = ""
 
     async def run(self) -> None:
-        """Reserve, resume, run, drain, let go. What goes wrong is the probe's failure, and the node stays drained."""
+        """Reserve, resume, probe, drain, release. An error becomes the probe's failure, and the node stays drained."""
         try:
             await self._run()
         except BackendError as error:
@@ -68,7 +68,7 @@ class Probe:
             why,
         )  # fmt: skip
         await hands.do("resume", node, ("scontrol", "update", f"NodeName={node}", "State=RESUME"), why)
-        told = await hands.do(
+        output = await hands.do(
             "probe", node,
             ("sbatch", "--parsable", f"--job-name={self._action.job_id}", f"--reservation={name}", "--nodes=1",
              f"--nodelist={node}", f"--ntasks={spec.ranks}", f"--gpus-per-node={spec.ranks}", f"--time={minutes}",
@@ -76,21 +76,21 @@ class Probe:
             why,
             given=f"#!/bin/sh\nexec srun --ntasks={spec.ranks} {shlex.join(spec.command)}\n",
         )  # fmt: skip
-        number = told.strip().partition(";")[0]
+        number = output.strip().partition(";")[0]
         if not number.isdecimal():
-            raise BackendError(f"sbatch: {told[:60]!r} is no job's number")
+            raise BackendError(f"sbatch: {output[:60]!r} is not a job number")
         self.number = int(number)
         while (job := await hands.job(self.number)) is not None and (job.waits or job.runs or job.completing):
             self.running |= job.runs
             await asyncio.sleep(LOOK_SECONDS)
         self.running = True
         if job is None:
-            raise BackendError(f"job {self.number}, the probe of {node}, has vanished")
+            raise BackendError(f"job {self.number}, the probe of {node}, no longer exists")
         self.exit_code = job.exit_code if job.state == "COMPLETED" or job.exit_code else FAILED
 
 
 class Probes:
-    """Those under way, by job and attempt. Begun and ended on the loop's thread, asked about on the cycle's."""
+    """Probes in progress, by job and attempt. The loop's thread starts and ends them; the cycle's thread queries."""
 
     def __init__(self, hands: Hands) -> None:
         self._hands = hands
@@ -104,14 +104,14 @@ class Probes:
         return attempt in self._by_attempt
 
     def begin(self, action: StartGang) -> None:
-        """Set it going; the same once more does nothing."""
+        """Start a probe; starting it again does nothing."""
         key = action.job_id, action.attempt
         if key not in self._by_attempt:
             self._by_attempt[key] = probe = Probe(self._hands, action)
             self._keep(probe.run())
 
     def end(self, action: StopGang) -> None:
-        """Cancel its job; the probe's own looks tell what becomes of it."""
+        """Cancel the probe's job; the probe's own polling reports the result."""
         probe = self._by_attempt.get((action.job_id, action.attempt))
         if probe is not None and probe.number is not None:
             self._keep(self._cancel(str(probe.number), action.reason))
@@ -123,7 +123,7 @@ class Probes:
             _log.warning("scancel %s: %s", number, error)
 
     def became(self, job_id: str, attempt: int) -> list[Event]:
-        """What the cycle is to be told of it; once it has ended, nothing more is known of it."""
+        """Return the events about a probe for the cycle, and drop the probe once it has ended."""
         probe = self._by_attempt[job_id, attempt]
         if probe.exit_code is not None:
             del self._by_attempt[job_id, attempt]
@@ -134,14 +134,14 @@ class Probes:
         return [AttemptRunning(job_id, attempt, ())]
 
     def take_up(self) -> None:
-        """After a start: reservations of probes that nobody runs any more."""
+        """Release the reservations of probes that an earlier controller started."""
         for node in list(self._hands.touched.reserved):
             if not any(probe.node == node for probe in self._by_attempt.values()):
                 self._hands.touched.reserved.pop(node)
                 self._keep(let_go(self._hands, node, "the controller that probed it has ended"))
 
     def leave(self) -> None:
-        """Let be what is under way."""
+        """Stop following the probes in progress, and leave their jobs as they are."""
         for task in self._tasks:
             task.cancel()
 
@@ -152,7 +152,7 @@ class Probes:
 
 
 async def let_go(hands: Hands, node: str, why: str) -> None:
-    """End the reservation; the node is drained first, so that nothing starts on it before the cycle has decided."""
+    """Drain the node, so that nothing starts on it before the cycle has decided, then delete the reservation."""
     reason = f"Reason={OURS}{why}"
     try:
         await hands.do("drain", node, ("scontrol", "update", f"NodeName={node}", "State=DRAIN", reason), why)
@@ -162,6 +162,6 @@ async def let_go(hands: Hands, node: str, why: str) -> None:
         await hands.do("unreserve", node, ("scontrol", "delete", f"ReservationName={name}"), why)
     except BackendError as error:
         if "Requested reservation is invalid" not in str(error):
-            return  # it stays in `reserved`, and is let go of at the next start or probe
+            return  # it stays in `reserved` until the next start or probe
     hands.touched.reserved.pop(node, None)
     hands.remember()

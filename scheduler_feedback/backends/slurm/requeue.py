@@ -1,23 +1,23 @@
-"""Requeue: a job leaves its nodes so that it can save, and is started again at once, without those that are accused.
+"""Requeue of one job: it saves, leaves its nodes, and starts again at once without the accused ones.
 
 ::
 
-    1  is it still the job and attempt that was meant, does its owner still allow it, and are
-       enough nodes left without the accused?                                                   else nothing is done
-    2  a reservation over the nodes that it is to have next, its own among them: nobody else starts there meanwhile
-    3  the checkpoint signal, and a wait: until its processes have ended, or for as long as it said that it takes
-    4  what is about to happen is written down                                                  (touched.py)
-    5  scontrol requeue: Slurm ends what is left of it, and keeps it from starting for two minutes
-    6  once it has been pending for a moment: its exclusion, and StartTime=now, which ends those two minutes
-    7  the reservation goes, and the job starts by its place in the queue, which a requeue does not change
+    1  Check that the number is still the same job and attempt, that its owner still consents, and that
+       enough nodes are left without the accused ones. If not, nothing is done.
+    2  Reserve the nodes of its next attempt, its own among them, so that no other job starts there.
+    3  Send the checkpoint signal; wait until its processes have ended, or for the grace time that it declares.
+    4  Record what is about to be done (changed_objects.py).
+    5  scontrol requeue: Slurm ends the rest of the job and does not start it for two minutes.
+    6  Once it is pending: set its exclusion, and StartTime=now, which ends those two minutes.
+    7  Delete the reservation. The job starts by its place in the queue, which a requeue does not change.
 
-Owner, state and consent are read again right before the signal, and again right before the requeue: a save may take a
-day, in which its owner may change the comment, and Slurm may give the number to another job.
+Owner, state and consent are read again directly before the signal and directly before the requeue. A save may take a
+day; in that time the owner may change the comment, and Slurm may give the number to another job.
 
-After a crash 5 to 7 are taken up where they were left: what Slurm says of the job, its count of restarts above all,
-tells which of them has happened. Where the reservation can't be had the job is moved all the same; and it ends by
-itself some minutes after the save should have. The node is drained or weighed beside this (plan.py), so a job whose
-exclusion never came does not return to it first either.
+After a crash, steps 5 to 7 continue where they stopped: Slurm's record of the job, above all its restart count, shows
+which of them are done. The job is moved even if no reservation can be made, and a reservation expires a few minutes
+after the save should have ended. Slurm also drains the node or raises its weight (node_plan.py), so even a job without
+its exclusion does not go back to that node first.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, Sl
 from scheduler_feedback.backends.slurm.slurm_names import why_not
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the one job that is being moved."""
+"""Polling interval for the job that is being moved."""
 
 SETTLED_SECONDS = 1.5
-"""From when none of its processes is left until it may start: to its nodes' daemons a credential made in the second in
-which they ended the job is one of the attempt that is over, and they kill the new one (slurmd revokes by whole seconds;
-Slurm itself waits two minutes). Half a second is for clocks that differ."""
+"""Time between the end of the job's last process and its next start. slurmd revokes credentials by whole seconds: it
+takes one made in the second in which the job ended for one of the old attempt, and kills the new one. Slurm itself
+waits two minutes. Half a second is for clock differences."""
 
 RETRY_SECONDS = 2.0
 KEPT = "gangwatch_job_"
 KEPT_SECONDS = 300.0
-"""How much longer than a save takes the reservation lasts at the most: ours may die before it lets go."""
+"""Most seconds by which the reservation outlasts a save: our process may die before it deletes the reservation."""
 
 PATIENCE_SECONDS = 600.0
-"""How long slurmctld may be away in the middle of it; a longer absence is taken up when the job is seen again."""
+"""Longest outage of slurmctld during a requeue; after a longer one the requeue continues when the job is seen again."""
 
 
 class LeftError(Exception):
-    """The attempt is over, or the job is gone, without our doing; the message says what was found."""
+    """The attempt has ended or the job has gone, without our doing; the message says what was found."""
 
 
 class Requeue:
-    """Moves one attempt of one job.
+    """Move of one attempt of one job.
 
-    meant: its owner, and when it was submitted; ('', 0) where that is not known. consent: reads what it declares, now.
-    nodes: as of now. frozen: whether nothing may be done any more.
+    meant: owner and submission time of the job; ('', 0) if unknown. consent: reads what the job declares now. nodes:
+    returns the current nodes. frozen: returns whether actions are frozen.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Requeue:
         self._target = str(number)
 
     async def run(self, avoided: tuple[str, ...], evidence: tuple[str, ...] = (), place: tuple[str, ...] = ()) -> str:
-        """Move it; what came of it, in words. Raises BackendError where it could not be done to the end.
+        """Move the job and return the result in words. Raises BackendError if the move could not be completed.
 
-        place: the nodes that are meant for its next attempt, where there are such.
+        place: nodes for its next attempt; may be empty.
         """
         try:
             return await self._run(avoided, evidence, place)
@@ -121,7 +121,7 @@ class Requeue:
     # --- 1 -----------------------------------------------------------------------------------------------------------
 
     async def _look(self) -> SlurmJob:
-        """The job, however long slurmctld takes to answer. Raises LeftError where it is gone."""
+        """Return the job; retry while slurmctld does not respond. Raises LeftError if the job is gone."""
         began = time.monotonic()
         while True:
             try:
@@ -132,29 +132,29 @@ class Requeue:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             if job is None:
-                raise LeftError("it has vanished")
+                raise LeftError("it no longer exists")
             return job
 
     async def _allowed(self, job: SlurmJob) -> OptIn:
-        """What the job, as it was just looked at, declares. Raises LeftError where it may not be touched."""
+        """Return what the job declares now. Raises LeftError if it may not be touched."""
         if is_another(self._meant, self._attempt, job):
-            raise LeftError(f"number {self._number} is another job's by now, of {job.user}")
+            raise LeftError(f"number {self._number} is now another job, of {job.user}")
         opted = await self._consent(job)
         if refusal := why_not(job, opted):
-            raise LeftError(f"by now it may not be moved: {refusal}")
+            raise LeftError(f"it may no longer be moved: {refusal}")
         return opted
 
     def _still(self, job: SlurmJob) -> SlurmJob:
         if job.restarts != self._attempt:
-            raise LeftError(f"it was restarted meanwhile ({job.restarts} times in all)")
+            raise LeftError(f"it was restarted in the meantime ({job.restarts} times in all)")
         if not job.runs:
-            raise LeftError(f"it is {job.state} by now")
+            raise LeftError(f"it is now {job.state}")
         return job
 
     # --- 2 and 7 -----------------------------------------------------------------------------------------------------
 
     async def _keep(self, place: tuple[str, ...], opted: OptIn) -> str:
-        """The name of the reservation, '' where there is none. It is written down before it is made."""
+        """Make the reservation, after recording it, and return its name; '' if there is none."""
         if not place:
             return ""
         name = f"{KEPT}{self._target}"
@@ -169,13 +169,13 @@ class Requeue:
             "StartTime=now", f"Duration={minutes}", f"Nodes={join(sorted(place))}", "Flags=IGNORE_JOBS",
         )  # fmt: skip
         try:
-            await self._hands.do("keep", self._target, command, "nobody else is to start there meanwhile")
+            await self._hands.do("keep", self._target, command, "no other job may start there in the meantime")
         except BackendError:
-            return ""  # there is a line about it; another reservation may stand there, or we may not make any
+            return ""  # the audit has the error: a reservation of that name exists, or we may not make any
         return name
 
     async def _let_go(self) -> None:
-        """The place is free for whoever is next, which is the job. What is not deleted ends by itself."""
+        """Delete the reservation, so that the job can start. If that fails, the reservation expires."""
         moving = self._hands.touched.moving.get(self._target)
         if moving is None or not moving.kept:
             return
@@ -188,7 +188,7 @@ class Requeue:
     # --- 3 -----------------------------------------------------------------------------------------------------------
 
     async def _save(self) -> None:
-        """Signal, and wait until it has exited or its time is up; one that has exited meanwhile is requeued too."""
+        """Signal the job; return when it has exited or its grace time is over. Both lead to a requeue."""
         opted = await self._allowed(self._still(await self._look()))
         if not opted.signal:
             return
@@ -200,20 +200,20 @@ class Requeue:
             await asyncio.sleep(min(LOOK_SECONDS, max(until - time.monotonic(), 0.0)))
             job = await self._look()
             if job.restarts != self._attempt:
-                raise LeftError(f"it was restarted meanwhile ({job.restarts} times in all)")
+                raise LeftError(f"it was restarted in the meantime ({job.restarts} times in all)")
             if job.state == "CANCELLED":
-                raise LeftError("somebody has cancelled it")
+                raise LeftError("it was cancelled")
             if not job.runs:
                 return
 
     # --- 5 and 6 -----------------------------------------------------------------------------------------------------
 
     async def _requeue(self, evidence: tuple[str, ...]) -> None:
-        """Once: the job's count of restarts tells whether a command that failed or hung has done it all the same."""
+        """Requeue exactly once: the restart count shows whether a command that failed or hung has taken effect."""
         began = time.monotonic()
         while (job := await self._look()).restarts == self._attempt:
             if job.state == "CANCELLED":
-                raise LeftError("somebody has cancelled it")
+                raise LeftError("it was cancelled")
             await self._allowed(job)
             try:
                 command = ("scontrol", "requeue", self._target)
@@ -224,7 +224,7 @@ class Requeue:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _start_again(self, avoided: tuple[str, ...]) -> None:
-        """Until it waits with its exclusion and may start, or runs. A start time set while it is completing is lost."""
+        """Return once the job runs, or is pending with its exclusion. Slurm drops a StartTime set while completing."""
         began = time.monotonic()
         waits_since: float | None = None
         while True:
@@ -241,7 +241,7 @@ class Requeue:
                 command += [f"ExcNodeList={join(sorted(wanted))}"] if wanted else []
                 try:
                     await self._hands.do(
-                        "start", self._target, tuple(command), "requeued: it need not wait two minutes"
+                        "start", self._target, tuple(command), "requeued: ends Slurm's two minutes of waiting"
                     )
                 except BackendError:
                     if time.monotonic() - began > PATIENCE_SECONDS:

@@ -1,4 +1,4 @@
-"""Moves: which jobs are being requeued, how many may be at once, and what was begun before a restart."""
+"""Requeues in progress: limits on their number, and resumption after a restart of the controller."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import State
 
 ROOM_SECONDS = 5.0
-"""Between two looks at whether one more job may be moved."""
+"""Interval between checks whether one more job may be moved."""
 
 _log = logging.getLogger(__name__)
 
 
 class Moves:
-    """Jobs on the move, by number and the attempt that each leaves. Called on the loop's thread.
+    """Jobs being moved, by number and attempt. Runs on the loop's thread.
 
-    consent: reads what a job declares, now. snapshot: the newest look. say_once: to the audit. moved: called after
-    each.
+    consent: reads what a job declares now. snapshot: returns the newest one. say_once: writes to the audit. moved:
+    called after each move.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Moves:
         return bool(self._under_way)
 
     def stop(self, action: StopGang, number: int, job: SlurmJob | None) -> None:
-        """Set it going; the same once more does nothing while it is under way. job: the one that is meant."""
+        """Start a stop; starting it again does nothing. job: as in the snapshot, None if it is not there."""
         self._begin(action, number, who(job) if job is not None else ("", 0.0))
 
     def _begin(self, action: StopGang, number: int, meant: tuple[str, float]) -> None:
@@ -68,29 +68,29 @@ class Moves:
         task.add_done_callback(lambda _: self._under_way.pop(key, None))
 
     def take_up(self) -> None:
-        """What an earlier controller has begun: jobs that were requeued and not let go of yet."""
+        """Continue the requeues that an earlier controller began and did not finish."""
         for text, moving in list(self._hands.touched.moving.items()):
             self._begin(
                 StopGang(
                     "a-resumed", job_id_of(int(text)), moving.attempt, "SIGTERM", 0.0, StopReason.MIGRATE,
-                    "begun before a restart",
+                    "started before the controller's restart",
                 ),
                 int(text),
                 (moving.user, moving.submitted_seconds),
             )  # fmt: skip
 
     def end(self) -> None:
-        """Leave them as they are."""
+        """Stop following the requeues, and leave the jobs as they are."""
         for task in self._under_way.values():
             task.cancel()
 
     async def _cancel(self, action: StopGang, number: int, meant: tuple[str, float]) -> None:
-        """The job that was meant, and no other that has got its number since."""
+        """Cancel the intended job, and never another job that now has its number."""
         command = ("scancel", str(number))
         try:
             job = await self._hands.job(number)
             if job is None or is_another(meant, action.attempt, job):
-                why = "it has vanished" if job is None else f"number {number} is another job's by now"
+                why = "it no longer exists" if job is None else f"number {number} is now another job"
                 self._hands.audit.write("cancel", str(number), f"withheld: {why}", action.reason, command)
             else:
                 await self._hands.do("cancel", str(number), command, action.reason)
@@ -100,7 +100,7 @@ class Moves:
         self._moved()
 
     async def _move(self, action: StopGang, number: int, meant: tuple[str, float]) -> None:
-        """Once there is room for one more; the node is drained by the round that this has woken."""
+        """Move the job once the limits allow it. The round that this wakes drains the node."""
         while why := self._no_room(number):
             command = ("scontrol", "requeue", str(number))
             self._say_once(Change("requeue", str(number), command, why), f"withheld: {why}")
@@ -117,16 +117,16 @@ class Moves:
         try:
             _log.info("%s: job %d: %s", action.action_id, number, await requeue.run(avoided, evidence, place))
         except BackendError as error:
-            _log.warning("%s: job %d: %s; it is tried again", action.action_id, number, error)
+            _log.warning("%s: job %d: %s; the requeue is tried again", action.action_id, number, error)
         self._moved()
 
     def _no_room(self, number: int) -> str:
-        """Why not one more job may be moved now; '' where it may. One at a time always may, however large it is."""
+        """Return why one more job may not be moved now; '' if it may. One move at a time is always allowed."""
         now, most = time.monotonic(), self._settings.requeues_per_hour
         while self._began_at and now - self._began_at[0] > 3600.0:
             self._began_at.popleft()
         if len(self._began_at) >= most:
-            return f"{most} jobs an hour are the most that may be moved"
+            return f"the limit is {most} moved jobs an hour"
         snapshot = self._snapshot()
         jobs = snapshot.jobs if snapshot is not None else {}
         job = jobs.get(number)
@@ -145,7 +145,7 @@ class Moves:
 
 
 def _of_move(state: State, job_id: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Nodes to keep away from, the evidence of the verdicts for which the job moves, and the nodes meant for it."""
+    """Return nodes to avoid, the evidence of the verdicts behind the move, and the nodes for the next attempt."""
     job = state.jobs.get(job_id)
     place = tuple(sorted({slot.node for slot in job.claim})) if job is not None else ()
     evidence = [

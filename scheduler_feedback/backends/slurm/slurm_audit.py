@@ -1,4 +1,4 @@
-"""The audit: one line of JSON for everything that was done in Slurm, or would have been, with the evidence for it."""
+"""The audit: one line of JSON for every change of Slurm, made or withheld, with its evidence."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ _log = logging.getLogger(__name__)
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """outcome: 'done', 'would' (advise), 'withheld: why', 'failed: why'. wall_ns: when."""
+    """One change, or one that was not made."""
 
     wall_ns: int
+    """When."""
+
     action: str
     target: str
     outcome: str
+    """'done', 'would' (advise), 'withheld: why', 'failed: why'."""
+
     why: str = ""
     verdict: str = ""
     evidence: tuple[str, ...] = ()
@@ -29,7 +33,7 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 class Audit:
-    """Appends to a file. counts: lines by (action, first word of the outcome)."""
+    """Appends to the audit file. counts: lines by (action, first word of the outcome)."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
@@ -46,7 +50,7 @@ class Audit:
         verdict: str = "",
         evidence: Sequence[str] = (),
     ) -> None:
-        """Leave a line; where the file can't be written, the log has it all the same."""
+        """Write a line to the file and to the log; if the file cannot be written, the log alone has it."""
         line = Line(self._clock.wall_ns(), action, target, outcome, why, verdict, tuple(evidence), tuple(command))
         self.counts[action, outcome.partition(":")[0]] += 1
         _log.info("%s %s: %s (%s)%s", action, target, outcome, why, f" {' '.join(command)}" if command else "")
@@ -61,7 +65,7 @@ class Audit:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """The lines, the oldest first; one that is damaged (a full disk) is passed over, a missing file has none."""
+    """Yield the lines, oldest first. Skips damaged lines (from a full disk); a missing file has none."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

@@ -1,16 +1,16 @@
-"""The Slurm backend: Slurm queues, places and starts; we watch, and change what the cycle wishes to be otherwise.
+"""The Slurm backend. Slurm queues, places and starts jobs; gangwatch observes them and changes what the cycle requests.
 
-One thread with an event loop of its own speaks to Slurm; the cycle's thread asks for what is known and leaves what is
-to be done. One round of it::
+One thread with its own event loop talks to Slurm. The cycle's thread reads the newest snapshot and queues work. A
+round of that loop is::
 
-    1  what does the cycle wish of nodes now?               (its own thread is asked: nothing of Slurm's is touched)
-    2  is a look due? two requests; where the short listing of what runs is as before, the long one is left out
-    3  what is compared with what should be, and changed    (plan.py)
+    1  ask the cycle for the desired state of the nodes    (answered by the cycle's thread, without a request to Slurm)
+    2  if a scan is due, list nodes and active jobs; list the whole queue only if the active jobs have changed
+    3  compare the snapshot with the desired state and change what differs    (node_plan.py)
 
-While nothing is the matter a look is made every half minute; while a node is not healthy, a job is being moved or a
-verdict has come, every few seconds, and at the whole queue: the cycle weighs a slow node against what waits there. A
-look that fails changes nothing: what is known is as old as it is, and neither ends of jobs nor losses of nodes are made
-up from half of an answer.
+The interval between scans is 30 s while all nodes are healthy. It is 5 s while a node is not healthy or a job is being
+moved, and a new verdict triggers a scan. These scans list the whole queue, because the cycle weighs a slow node against
+the jobs that wait for it. A failed scan changes nothing: the old snapshot stays, and the backend never concludes from
+half an answer that a job has ended or a node is lost.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ from scheduler_feedback.core.telemetry.placements import Placed, Refusal
 
 ROUND_SECONDS = 1.0
 RETRY_SECONDS = 5.0
-"""Between two looks while Slurm does not answer."""
+"""Interval between scans while Slurm does not respond."""
 
 HURRY_SECONDS = 1.0
-"""Least time between two looks, whatever hurries us."""
+"""Shortest interval between two scans."""
 
 TOLD_AGAIN_SECONDS = 5.0
 
@@ -76,10 +76,10 @@ _log = logging.getLogger(__name__)
 
 
 class SlurmBackend:
-    """Implements Backend. Its methods are called from the cycle's thread, ``heard`` from the watch's.
+    """Backend for Slurm. The cycle's thread calls its methods; the watch's thread calls ``heard``.
 
-    Entered before the controller, left after it; ``attend`` once that runs. agents: where each node's agent listens,
-    '{node}' standing for the node's name; None: others tell the feed.
+    Enter it before the controller starts and leave it after the controller ends. Call ``attend`` once the cycle runs.
+    agents: URL of a node's agent, with '{node}' for the node's name; None if the feed finds the agents in another way.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class SlurmBackend:
         clock: Clock | None = None,
         agents: str | None = None,
     ) -> None:
-        """Raises BackendError where the memory of what we have changed can't be read."""
+        """Raises BackendError if the record of our changes to Slurm cannot be read."""
         self._agents = Announcements(state_folder / "agents", agents) if agents is not None else None
         self._clock = clock or SystemClock()
         self._settings = settings or Settings()
@@ -104,7 +104,7 @@ class SlurmBackend:
         self._stopping = False
         self._cycle = Cycle()
         self._snapshot: Snapshot | None = None
-        self._trouble = "Slurm has not answered yet"
+        self._trouble = "Slurm has not responded yet"
         self._listing = ""
         self._unread = False
         self._due_seconds = self._newest_seconds = 0.0
@@ -125,7 +125,7 @@ class SlurmBackend:
         )  # fmt: skip
         self._probes = Probes(self._hands)
 
-    # --- coming and going --------------------------------------------------------------------------------------------
+    # --- start and stop ----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> SlurmBackend:
         self.start()
@@ -137,17 +137,17 @@ class SlurmBackend:
         self.stop()
 
     def start(self, wait_seconds: float = FIRST_LOOK_SECONDS) -> None:
-        """Begin to look, and wait for the first answer; where there is none yet, the controller says so and waits."""
+        """Start the thread and wait for the first snapshot. Without one the controller logs an error and waits."""
         self._thread.start()
         self._looked.wait(wait_seconds)
 
     def attend(self, ask: Ask) -> None:
-        """From now on the cycle is asked what it wishes. ask: ``CycleThread.ask``."""
+        """Begin to ask the cycle for the desired state. ask: ``CycleThread.ask``."""
         self._cycle.ask = ask
         self._stir()
 
     def stop(self) -> None:
-        """Let what is under way be; what was begun is taken up at the next start."""
+        """Stop the thread and leave operations in progress as they are; the next start continues them."""
         self._stopping = True
         self._stir()
         if self._thread.ident is not None:
@@ -161,7 +161,7 @@ class SlurmBackend:
     def apply(self, action: Action) -> None:
         if isinstance(action, StartGang):
             if action.spec.kind is not JobKind.PROBE:
-                raise BackendError(f"{action.action_id}: {action.job_id} is to be started by Slurm, with sbatch")
+                raise BackendError(f"{action.action_id}: {action.job_id} must be started in Slurm, with sbatch")
             self._call(lambda: self._probes.begin(action))
             return
         if (action.job_id, action.attempt) in self._probes:
@@ -169,7 +169,7 @@ class SlurmBackend:
             return
         number = number_of(action.job_id)
         if number is None:
-            raise BackendError(f"{action.action_id}: {action.job_id} is no job of Slurm's")
+            raise BackendError(f"{action.action_id}: {action.job_id} is not a Slurm job")
         job = self._known().jobs.get(number)
         refusal = why_not(job, self._consents.known(job)) if job is not None else ""
         if refusal and action.why is not StopReason.CANCEL:
@@ -200,19 +200,19 @@ class SlurmBackend:
         events += self._findings.free(self._holding, self._listed_seconds, now)
         return events
 
-    # --- findings ----------------------------------------------------------------------------------------------------
+    # --- verdicts ----------------------------------------------------------------------------------------------------
 
     def heard(self, events: Sequence[Event]) -> list[Event]:
-        """What detectors found, in the cycle's names; what the cycle can't judge yet, ``observe`` tells later."""
+        """Return detector results in the cycle's names; ``observe`` returns those that must wait for a snapshot."""
         told = self._findings.take(events, self._holding, time.monotonic())
         if self._findings.waiting:
             self._hurry_up()
         return told
 
     def attest(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
-        """Whether the node may report a gang: Slurm says where the job runs, but not which rank is where.
+        """Return whether the node may report a gang. Slurm knows the nodes of a job, but not which rank runs where.
 
-        came_ns: when the report came; a job that the newest look did not show may have been started since.
+        came_ns: when the report arrived; a job that is absent from an older snapshot may have started since.
         """
         number = number_of(gang)
         if number is None:
@@ -227,10 +227,10 @@ class SlurmBackend:
             return Refusal.UNKNOWN if snapshot.knows_that_gone(number) else Refusal.NOT_KNOWN_YET
         return Refusal.NOT_PLACED if job.runs else Refusal.ENDED
 
-    # --- what others see ---------------------------------------------------------------------------------------------
+    # --- metrics -----------------------------------------------------------------------------------------------------
 
     def measures(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Samples of the catalogue; from any thread."""
+        """Return samples of the metric catalogue; any thread may call it."""
         wishes, touched = self._wishes, self._hands.touched
         age = time.monotonic() - self._newest_seconds if self._snapshot is not None else float("inf")
         return [
@@ -258,7 +258,7 @@ class SlurmBackend:
     # --- the cycle's thread ------------------------------------------------------------------------------------------
 
     def _known(self) -> Snapshot:
-        """The newest look. Raises BackendError while Slurm does not answer: what is known then is too old to go by."""
+        """Return the newest snapshot. Raises BackendError while Slurm does not respond: then it is too old to use."""
         if self._trouble or self._snapshot is None:
             raise BackendError(self._trouble)
         return self._snapshot
@@ -268,24 +268,24 @@ class SlurmBackend:
             return self._probes.became(job_id, attempt)
         number = number_of(job_id)
         if number is None:
-            return [AttemptUnknown(job_id, attempt)]  # a probe that an earlier controller ran; its node is let go of
+            return [AttemptUnknown(job_id, attempt)]  # a probe of an earlier controller; its node is released
         job = snapshot.jobs.get(number)
         if job is None and not snapshot.knows_that_gone(number):
             return []
         if job is None:
-            return [AttemptEnded(job_id, attempt, (), reason="Slurm knows it no more")]
+            return [AttemptEnded(job_id, attempt, (), reason="Slurm no longer has this job")]
         if job.completing or (job.runs and job.restarts == attempt):
             return []
         if job.restarts > attempt or job.waits:
             return [AttemptEnded(job_id, attempt, (), reason="Slurm has requeued it")]
-        ended = f"{job.state.lower()}, as Slurm tells"
+        ended = f"{job.state.lower()}, according to Slurm"
         code = 0 if job.state == "COMPLETED" else job.exit_code or None
         return [AttemptEnded(job_id, attempt, (), reason=ended, all_exited_with=code)]
 
     def _call(self, work: Callable[[], None]) -> None:
-        """Have it done on the loop's thread. Raises BackendError where that has ended."""
+        """Run it on the loop's thread. Raises BackendError if that thread has ended."""
         if self._loop is None or self._stopping or not self._thread.is_alive():
-            raise BackendError("the thread that speaks to Slurm does not run")
+            raise BackendError("the Slurm backend's thread is not running")
         self._loop.call_soon_threadsafe(work)
         self._stir()
 
@@ -303,8 +303,8 @@ class SlurmBackend:
         try:
             asyncio.run(self._run())
         except BaseException as error:
-            self._trouble = f"a bug ended the thread that speaks to Slurm: {type(error).__name__}: {error}"
-            _log.critical("the Slurm backend ends: this is a bug, please report it", exc_info=error)
+            self._trouble = f"a bug ended the Slurm backend's thread: {type(error).__name__}: {error}"
+            _log.critical("the Slurm backend's thread has ended: this is a bug, please report it", exc_info=error)
 
     async def _run(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
@@ -339,20 +339,20 @@ class SlurmBackend:
                 await self._change()
         except BackendError as error:
             if str(error) != self._trouble:
-                _log.error("%s. Nothing is changed until Slurm answers", error)
+                _log.error("%s. Nothing is changed in Slurm until it responds", error)
             self._trouble = str(error)
             self._due_seconds = now + RETRY_SECONDS
 
     async def _change(self) -> None:
-        """The cycle learns of what operators have resumed; the rest is the keeper's."""
+        """Apply the desired state, and report to the cycle the nodes that operators have resumed."""
         assert self._snapshot is not None
         for name in await self._keeper.keep(self._wishes, self._snapshot):
-            self._events.append(NodeCommanded(name, NodeCommand.RELEASE, "whoever resumed it in Slurm"))
+            self._events.append(NodeCommanded(name, NodeCommand.RELEASE, "the operator who resumed it in Slurm"))
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- scans -------------------------------------------------------------------------------------------------------
 
     async def _look(self, now: float) -> None:
-        """Raises BackendError, and what is known stays as it was."""
+        """Take a new snapshot. Raises BackendError, and then the old one stays."""
         began_ns = self._clock.monotonic_ns()
         listed_nodes = await self._commands.nodes()
         listing = await self._commands.running()
@@ -371,7 +371,7 @@ class SlurmBackend:
         nodes = self._with_those_known(listed_nodes)
         self._hurry |= await self._consents.learn(jobs.values()) or self._unread
         if self._trouble:
-            _log.info("Slurm answers: %d nodes, %d jobs", len(nodes), len(jobs))
+            _log.info("Slurm responds: %d nodes, %d jobs", len(nodes), len(jobs))
         self._snapshot = Snapshot(began_ns, nodes, jobs, unread, complete)
         self._listing, self._trouble = listing, ""
         self._listed_seconds = listed_seconds
@@ -382,13 +382,13 @@ class SlurmBackend:
         self._looked.set()
 
     def _with_those_known(self, listed: Nodes) -> dict[str, SlurmNode]:
-        """The nodes; one whose record was refused is as it was before: it is not gone."""
+        """Return the nodes; a node whose record was refused keeps its last known record and is not gone."""
         before = self._snapshot.nodes if self._snapshot is not None else {}
         kept = {one.key: before[one.key] for one in listed.refused if isinstance(one.key, str) and one.key in before}
         return {**kept, **listed.records}
 
     def _looked_at(self, number: int, job: SlurmJob | None) -> None:
-        """One job was looked at on its own: what is known of it is newer now."""
+        """Update one job of the snapshot after it was read on its own."""
         if self._snapshot is not None:
             jobs = dict(self._snapshot.jobs)
             jobs.pop(number, None)

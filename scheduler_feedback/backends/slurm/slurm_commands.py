@@ -1,7 +1,7 @@
-"""Slurm's commands as child processes: argument lists, a time limit, a bounded output, no shell; and which to use.
+"""Slurm's commands as child processes: argument lists, a time limit, bounded output and no shell.
 
-Every call is one request to slurmctld, which answers thousands of users too: calls are counted, and one that does not
-end in time is killed with its whole process group.
+Every call is a request to slurmctld, which serves thousands of users, so calls are counted. A command that does not end
+in time is killed with its process group.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from scheduler_feedback.backends.slurm.parsing.parse_text import Gpus
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, Nodes, Refused, SlurmJob
 
 MOST_OUTPUT_BYTES = 256 * 1024 * 1024
-"""`squeue --json` takes 3 KiB a job (22.05.8); MaxJobCount is 10,000 by default and seldom above 50,000."""
+"""`squeue --json` prints 3 KiB a job (22.05.8); MaxJobCount is 10,000 by default and rarely above 50,000."""
 
 MOST_ERROR_BYTES = 4096
 
 JSON_JOBS = (21, 8)
-"""First release whose squeue and sinfo know --json (release notes of 21.08)."""
+"""First release whose squeue and sinfo support --json (release notes of 21.08)."""
 
 JSON_NODES = (23, 2)
-"""First release whose scontrol does (release notes of 23.02); sinfo's JSON has no list of nodes from then on."""
+"""First release whose scontrol supports it (release notes of 23.02); from then on sinfo's JSON lists no nodes."""
 
 GPUS_A_LISTING = 20
-"""Most jobs whose GPUs are asked for with one listing in text, a request each; the rest is asked for with the next."""
+"""Most jobs whose GPUs are requested with one text listing, a request each; later listings request the others."""
 
 DOUBTFUL_A_LISTING = 5
-"""Most jobs that are asked about again: those with names made to be in doubt must not use up the others' questions."""
+"""Most jobs requested again: jobs with names made to cause doubt must not use up the requests for the others."""
 
 _FILTERS = ("SQUEUE_", "SINFO_")
-"""Variables by which somebody's squeue shows less, or sorts and prints otherwise (squeue(1), ENVIRONMENT VARIABLES)."""
+"""Environment variables that filter, sort or format a user's squeue (squeue(1), ENVIRONMENT VARIABLES)."""
 
 _IMITATED = (
-    ": its GPUs are in doubt: in scontrol's answer its nodes are absent, or are there twice. "
+    ": its GPUs are in doubt: scontrol shows its nodes not at all, or twice. "
     "A value that its user set (name, comment, folder) imitates Slurm's own words"
 )
 
@@ -48,10 +48,10 @@ _VERSION = re.compile(r"\b(\d+)\.(\d+)(?:\.\d+)?")
 
 
 class Commands:
-    """Runs Slurm's commands, one loop's at a time or several at once.
+    """Runs Slurm's commands, one or several at a time, on one event loop.
 
-    folder: where the programs are; None: on PATH. configuration: slurm.conf, None for the usual place. text: use the
-    text forms whatever the version. requests: calls so far that slurmctld had to answer.
+    folder: where the programs are; None: on PATH. configuration: slurm.conf; None for the default path. text: use the
+    text forms in every version. requests: calls so far that slurmctld had to answer.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Commands:
     ) -> None:
         self._folder = folder
         mine = {name: value for name, value in os.environ.items() if not name.startswith(_FILTERS)}
-        # Times without a zone are local ones, of which an hour comes twice a year.
+        # Times without a zone are local times, and one hour of them occurs twice a year.
         self._environment = {**mine, "LC_ALL": "C", "TZ": "UTC"}
-        # Without it these commands print times as SLURM_TIME_FORMAT of whoever started us says.
+        # These commands would print times in the SLURM_TIME_FORMAT of the user who started us.
         self._environment.pop("SLURM_TIME_FORMAT", None)
         if configuration is not None:
             self._environment["SLURM_CONF"] = configuration
@@ -76,7 +76,7 @@ class Commands:
         self.requests = 0
 
     async def run(self, *command: str, given: str | None = None) -> bytes:
-        """Standard output. Raises BackendError where it can't be started, fails, hangs, or says too much."""
+        """Return standard output. Raises BackendError if the command cannot start, fails, hangs or prints too much."""
         self.requests += 1
         return await self._run(command, given)
 
@@ -107,35 +107,35 @@ class Commands:
                 )
                 code = await process.wait()
         except _TooMuchError:
-            raise BackendError(f"{shown}: more than {MOST_OUTPUT_BYTES} bytes of output; it was killed") from None
+            raise BackendError(f"{shown}: killed: it printed more than {MOST_OUTPUT_BYTES} bytes") from None
         except TimeoutError:
-            raise BackendError(f"{shown}: no end within {self._timeout_seconds:g} s; it was killed") from None
+            raise BackendError(f"{shown}: killed: it did not end within {self._timeout_seconds:g} s") from None
         finally:
             if process.returncode is None:
                 _kill(process.pid)
-            # Nobody reads what is left in the pipes, a process that outlives the command may hold them open, and
-            # asyncio's wait() ends only once they are closed. Process has no public way to close them.
+            # A process that outlives the command may hold the pipes open, and asyncio's wait() returns only once they
+            # are closed. Process has no public method to close them.
             process._transport.close()  # type: ignore[attr-defined]
             await process.wait()
         if code:
-            told = " ".join(errors.decode(errors="replace").split()) or "it says nothing"
-            raise BackendError(f"{shown}: exit code {code}: {told[:300]}")
+            message = " ".join(errors.decode(errors="replace").split()) or "no error message"
+            raise BackendError(f"{shown}: exit code {code}: {message[:300]}")
         return output
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     async def version(self) -> tuple[int, int]:
-        """Slurm's release, as (22, 5); asked once. No request: the program says its own."""
+        """Return Slurm's release, as (22, 5). It is read once, without a request to slurmctld."""
         if self._version is None:
-            told = (await self._run(("sinfo", "--version"))).decode(errors="replace")
-            found = _VERSION.search(told)
+            output = (await self._run(("sinfo", "--version"))).decode(errors="replace")
+            found = _VERSION.search(output)
             if found is None:
-                raise BackendError(f"sinfo --version: {told[:60]!r} names no release")
+                raise BackendError(f"sinfo --version: {output[:60]!r} has no release number")
             self._version = int(found[1]), int(found[2])
         return self._version
 
     async def jobs(self) -> Jobs:
-        """Every job that slurmctld remembers."""
+        """Return every job that slurmctld has in memory."""
         if self._text or await self.version() < JSON_JOBS:
             return await self._jobs_in_columns()
         listed = parse_json.jobs(await self.run("squeue", "--json"))
@@ -151,13 +151,13 @@ class Commands:
         return parse_json.nodes(await self.run("scontrol", "show", "nodes", "--json"), "scontrol show nodes --json")
 
     async def _columns(self, *options: str) -> Jobs:
-        """The jobs without their GPUs, of one instant each: those that have come or gone between are left out."""
+        """Return the jobs without GPUs, from two listings; jobs that are in only one of them are left out."""
         squeue = ("squeue", "--noheader", "--all", "--states=all", *options)
-        told = await self.run(*squeue, f"--Format={columns.FORMAT}")
-        return columns.jobs(told, columns.places(await self.run(*squeue, f"--format={columns.PLACES_FORMAT}")))
+        output = await self.run(*squeue, f"--Format={columns.FORMAT}")
+        return columns.jobs(output, columns.places(await self.run(*squeue, f"--format={columns.PLACES_FORMAT}")))
 
     async def _jobs_in_columns(self) -> Jobs:
-        """GPUs are asked for once an attempt; first those of jobs that were never asked about."""
+        """Return the jobs. Requests GPUs once an attempt, first of the jobs never requested before."""
         listed = await self._columns()
         holding = {number: job for number, job in listed.records.items() if job.runs and job.gpus_wanted and job.nodes}
         self._gpus = {
@@ -183,30 +183,31 @@ class Commands:
         return Jobs(records, (*listed.refused, *refused), unread)
 
     async def _ask_gpus(self, job: SlurmJob) -> Gpus | None:
-        """The job's GPUs; None where they are in doubt, or it has gone. The newest question goes last in `_gpus`."""
+        """Return the job's GPUs; None if they are in doubt or the job is gone. Moves the job to the end of `_gpus`."""
         try:
-            told = await self.run("scontrol", "--oneliner", "--details", "show", "job", str(job.number))
+            output = await self.run("scontrol", "--oneliner", "--details", "show", "job", str(job.number))
         except BackendError as error:
             if "Invalid job id" not in str(error):
                 raise
-            told = b""
-        found = parse_text.gpus_of_job(_decoded(told), job.nodes)
+            output = b""
+        found = parse_text.gpus_of_job(_decoded(output), job.nodes)
         self._gpus.pop(job.number, None)
         self._gpus[job.number] = _attempt(job), found
         return found
 
     async def running(self) -> str:
-        """A line a job that holds nodes or is about to leave them: what changes where anything of them has changed.
+        """Return a line for each job that holds nodes or is leaving them; it differs when anything of them changes.
 
-        Some bytes a running job: the whole queue takes slurmctld and us a hundred times as much.
+        The output has some bytes a job; the whole queue costs slurmctld and us a hundred times as much.
         """
-        told = await self.run("squeue", "--noheader", "--states=R,CG,CF,S,ST", "--array", "--format=%A|%T|%N|%k")
-        return _decoded(told)
+        return _decoded(
+            await self.run("squeue", "--noheader", "--states=R,CG,CF,S,ST", "--array", "--format=%A|%T|%N|%k")
+        )
 
     async def job(self, number: int) -> SlurmJob | None:
-        """One job as it is now; None where slurmctld knows it no more. Raises BackendError where it can't be read.
+        """Return one job as it is now; None if slurmctld no longer has it. Raises BackendError if it cannot be read.
 
-        A job whose GPUs are in doubt has none here.
+        The job has no GPUs if they are in doubt.
         """
         try:
             listed = await self._columns(f"--jobs={number}")
@@ -216,7 +217,7 @@ class Commands:
             raise
         job = listed.records.get(number)
         if job is None:
-            why = f"{listed.refused[0].where}{listed.refused[0].why}" if listed.refused else "it is not among them"
+            why = f"{listed.refused[0].where}{listed.refused[0].why}" if listed.refused else "the job is not listed"
             raise BackendError(f"squeue --jobs={number}: {why}")
         if not (job.runs and job.gpus_wanted and job.nodes):
             return job
@@ -226,7 +227,7 @@ class Commands:
         return job if gpus is None else replace(job, gpus=gpus)
 
     async def script(self, number: int) -> str:
-        """The job's batch script; '' where there is none or it may not be read."""
+        """Return the job's batch script; '' if there is none or it may not be read."""
         try:
             return _decoded(await self.run("scontrol", "write", "batch_script", str(number), "-"))
         except BackendError:
@@ -237,7 +238,7 @@ _Attempt = tuple[int, float, tuple[str, ...]]
 
 
 def _attempt(job: SlurmJob) -> _Attempt:
-    """What is another as soon as the job may have other GPUs, or the number is another job's."""
+    """Return a key that changes when the job may have other GPUs, or when its number belongs to another job."""
     return job.restarts, job.submitted_seconds, job.nodes
 
 
@@ -246,11 +247,11 @@ def _decoded(data: bytes) -> str:
 
 
 class _TooMuchError(Exception):
-    """A command wrote more than is read of one."""
+    """A command printed more than the limit."""
 
 
 async def _read(stream: asyncio.StreamReader, most: int) -> bytes:
-    """All of it. Raises _TooMuchError as soon as it is more."""
+    """Read the whole stream. Raises _TooMuchError as soon as it exceeds the limit."""
     parts: list[bytes] = []
     size = 0
     while part := await stream.read(1 << 18):
@@ -262,7 +263,7 @@ async def _read(stream: asyncio.StreamReader, most: int) -> bytes:
 
 
 async def _head(stream: asyncio.StreamReader, most: int) -> bytes:
-    """The first so many bytes; the rest is read and dropped, so that the writer can go on."""
+    """Return the first bytes of the stream; read and drop the rest, so that the writer is not blocked."""
     kept = b""
     while part := await stream.read(1 << 16):
         kept += part[: most - len(kept)]
@@ -270,7 +271,7 @@ async def _head(stream: asyncio.StreamReader, most: int) -> bytes:
 
 
 def _kill(pid: int) -> None:
-    """End the command with whatever it has started: it leads a session of its own."""
+    """Kill the command and its children: it is the leader of its own session."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -278,7 +279,7 @@ def _kill(pid: int) -> None:
 
 
 def programs(environment: Mapping[str, str]) -> list[str]:
-    """Names of the programs that are needed and not found on PATH."""
+    """Return the names of the required programs that are not on PATH."""
     folders = environment.get("PATH", os.defpath).split(os.pathsep)
     needed = ("squeue", "sinfo", "scontrol", "scancel", "sbatch")
     return [name for name in needed if not any(os.access(Path(folder, name), os.X_OK) for folder in folders)]

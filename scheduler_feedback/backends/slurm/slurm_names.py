@@ -1,7 +1,7 @@
-"""Between Slurm's words and the cycle's: nodes, jobs and gangs. Pure.
+"""Conversion between Slurm's names and the cycle's, for nodes, jobs and gangs. Pure.
 
-A slot is a GPU, and a hosted gang has as many "ranks" as it holds GPUs, in the order of its nodes. How many tasks use
-them is the job's affair; the agents know those, and a verdict names them by the number that srun gave.
+A slot is a GPU. An external gang has as many "ranks" as it holds GPUs, in the order of its nodes. The number of tasks
+that use them is up to the job; the agents know it, and a verdict names a task by the number from srun.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from scheduler_feedback.core.plain_text import plain
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 OURS = "gangwatch: "
-"""What begins every reason and comment that we write: by it we know them again, also after a restart."""
+"""Prefix of every reason and comment that we write; it identifies them, also after a restart."""
 
 MOST_NAME = 200
-"""Characters of a job's name that are kept: as many as the controller's own jobs may have."""
+"""Characters of a job's name that are kept: the limit of the controller's own jobs."""
 
 _GANG = re.compile(r"slurm-(\d+)(?:\.\w+)?\Z")
 
 
 def job_id_of(number: int) -> str:
-    """The cycle's name of a job: that of the agents' gangs without the step."""
+    """Return the cycle's name of a job: the name of the agents' gang without the step."""
     return f"slurm-{number}"
 
 
 def number_of(job_id: str) -> int | None:
-    """Slurm's number of a job, or of a gang that an agent attests ('slurm-JOB.STEP'); None where it is none of them."""
+    """Return Slurm's number of a job, or of an agent's gang ('slurm-JOB.STEP'); None for any other name."""
     found = _GANG.match(job_id)
     return None if found is None else int(found[1])
 
 
 def is_ours(text: str) -> bool:
-    """Whether a node's reason or comment was written by us."""
+    """Return whether we wrote this reason or comment of a node."""
     return text.startswith(OURS.strip())
 
 
 def usable(node: SlurmNode) -> bool:
-    """Whether the node could take a job, were it not for what we did: a drain of ours keeps it in the cycle's sight."""
+    """Return whether the node could take a job; a drain by us does not count, so that the cycle keeps the node."""
     if node.states & OUT:
         return False
     return not node.drained or is_ours(node.reason)
@@ -56,7 +56,10 @@ def node_seen(node: SlurmNode) -> NodeSeen:
 
 
 def host_waits(jobs: Iterable[SlurmJob], moving: Collection[str]) -> HostWaits:
-    """What waits for room, by partition and size; of each the shortest limit. moving: jobs that we have requeued."""
+    """Return the demand of pending jobs, by partition and size, each with the shortest limit.
+
+    moving: jobs that we have requeued.
+    """
     shortest: dict[tuple[str, int], float | None] = {}
     for job in jobs:
         if not job.gpus_wanted or not job.waits_for_room or str(job.number) in moving:
@@ -69,14 +72,14 @@ def host_waits(jobs: Iterable[SlurmJob], moving: Collection[str]) -> HostWaits:
 
 
 def hosted(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted | None:
-    """The event that the job runs, where it holds GPUs of nodes that are known; None where it holds none."""
+    """Return the event of a running job; None if it holds no GPUs of known nodes."""
     placement: list[Slot] = []
     for name, indices in zip(job.nodes, job.gpus, strict=True):
         node = nodes.get(name)
         placement += [Slot(name, index) for index in indices if node is not None and index < node.gpus]
     if not placement:
         return None
-    # Slurm lets any bytes into a name, terminal sequences too; it is shown in tables, pages and logs.
+    # Slurm accepts any bytes in a name, terminal escape sequences too; tables, pages and logs show it.
     name = plain(job.name)[:MOST_NAME]
     spec = JobSpec(
         name=name,
@@ -97,23 +100,23 @@ def hosted(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted |
 
 
 def why_not(job: SlurmJob, opted: OptIn) -> str:
-    """Why the job is never signalled or requeued; '' where it may be."""
+    """Return why the job must not be signalled or requeued; '' if it may."""
     if opted.complaint:
         return opted.complaint
     if not opted.restartable:
         return "it has not opted in"
     if not job.batch:
-        return "it is no batch job, so Slurm can't start it again"
+        return "it is not a batch job, so Slurm cannot start it again"
     return "" if job.requeue else "it was submitted with --no-requeue"
 
 
 def renamed(events: Iterable[Event]) -> list[Event]:
-    """What detectors say of the agents' gangs, said of the cycle's jobs: 'slurm-7.0' is of job 'slurm-7'."""
+    """Return the detectors' events with the agents' gangs replaced by the cycle's jobs: 'slurm-7.0' by 'slurm-7'."""
     return [_renamed(event) for event in events]
 
 
 def gang_of(event: Event) -> str:
-    """The gang that a finding is about; '' for any other event."""
+    """Return the gang of a detector result; '' for any other event."""
     if isinstance(event, Verdict | Cleared | Abstention):
         return event.gang
     return event.job_id if isinstance(event, FirstStep) else ""

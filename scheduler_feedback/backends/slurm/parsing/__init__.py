@@ -1,4 +1,4 @@
-"""Parsers of what Slurm's commands print.
+"""Parsers of the output of Slurm's commands.
 
 Start at ``slurm_objects.py``.
 """

@@ -1,13 +1,13 @@
-"""Jobs from columns of fixed width: ``squeue --Format=jobid:12,username:128,...``. Pure.
+"""Parser of jobs in columns of fixed width: ``squeue --Format=jobid:12,username:128,...``. Pure.
 
 No value can be mistaken for another here. squeue cuts each value at its column's width and pads it with blanks, both
 counted in bytes (``_print_str`` in squeue's print.c, the same in every release from 17.11 to 26.05). So a record has a
-known length, and a field is known by where it stands, whatever bytes a user has put into a job's name or comment: line
-ends, words that look like Slurm's own, bytes that are not UTF-8. None of that holds for ``scontrol show job``, which
-prints names, comments, folders and accounts in the middle of its own words without any quoting.
+fixed length and a field a fixed offset, whatever bytes a user puts into a job's name or comment: line ends, words that
+look like Slurm's own, bytes that are not UTF-8. ``scontrol show job`` has none of these properties: it prints names,
+comments, folders and accounts among its own words without quoting.
 
-What squeue has no column for in all releases, or none of a bounded width, comes from two other listings: the nodes and
-the exclusion (``places``), and which GPUs (parse_text.py).
+Two other listings have the values for which squeue has no column in all releases, or none of a bounded width: nodes and
+exclusion (``places``), and the GPUs (parse_text.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduler_feedback.backends.slurm.parsing.hostlist import expand
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, Refused, SlurmJob, base_state
 
 MOST_COMMENT_BYTES = 1024
-"""slurmctld refuses longer ones (22.05: job_mgr.c, _test_job_desc_fields)."""
+"""slurmctld refuses longer comments (22.05: job_mgr.c, _test_job_desc_fields)."""
 
 COLUMNS: tuple[tuple[str, int], ...] = (
     ("jobid", 12),
@@ -49,12 +49,12 @@ COLUMNS: tuple[tuple[str, int], ...] = (
     ("comment", MOST_COMMENT_BYTES + 1),
     ("exit_code", 12),
 )
-"""Names and widths in bytes. A cut name is shown cut. The exit code is last: 26.05 prints nothing where it has none."""
+"""Names and widths in bytes; longer names are cut. The exit code is last: 26.05 prints nothing if it has none."""
 
 FORMAT = ",".join(f"{name}:{width}" for name, width in COLUMNS)
 
 PLACES_FORMAT = "%A|%N|%x"
-"""Number, nodes, exclusion. All three are Slurm's: host lists are of nodes that it knows, and in its own spelling."""
+"""Number, nodes, exclusion. Slurm writes all three itself: its host lists have only nodes that it has."""
 
 _PLACES = re.compile(rb"([0-9]{1,10})\|([^|\n]*)\|([^|\n]*)")
 _STARTS: dict[str, tuple[int, int]] = {}
@@ -70,28 +70,28 @@ _NONE = frozenset({"", "(null)", "N/A", "None", "n/a", "Unknown", "NOT_SET", "UN
 _SPAN = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,4}):)?([0-9]{1,4}):([0-9]{1,2})")
 _CODE = re.compile(r"([0-9]{1,10})(?::([0-9]{1,3}))?")
 _UNSET = 1 << 31
-"""Counts from here on are Slurm's NO_VAL and INFINITE (slurm.h)."""
+"""Counts from this value on are Slurm's NO_VAL and INFINITE (slurm.h)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a job runs, and where it is not to run."""
+    """Nodes of a job, and its excluded nodes."""
 
     nodes: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
 
 
 def records(output: bytes) -> list[bytes]:
-    """The output's records, each of RECORD_BYTES. Raises BackendError where it is not made of such."""
+    """Split the output into records of RECORD_BYTES. Raises BackendError if it does not consist of such records."""
     found: list[bytes] = []
     at = 0
     while at < len(output):
-        # The text of the last column never begins with a line end, so that a record without it is known by this byte.
+        # The text of the last column never begins with a line end, so this byte shows whether the column is there.
         end = at + (_WITHOUT_CODE if output[at + _WITHOUT_CODE : at + _WITHOUT_CODE + 1] == b"\n" else RECORD_BYTES)
         if output[end : end + 1] != b"\n":
             raise BackendError(
-                f"squeue --Format: record {len(found) + 1} is not of {RECORD_BYTES} bytes; "
-                "this release prints columns in another way: report it"
+                f"squeue --Format: record {len(found) + 1} does not have {RECORD_BYTES} bytes; "
+                "this release prints columns in another format: please report it"
             )
         found.append(output[at:end].ljust(RECORD_BYTES))
         at = end + 1
@@ -99,7 +99,7 @@ def records(output: bytes) -> list[bytes]:
 
 
 def places(output: bytes) -> dict[int, Place]:
-    """Nodes and exclusions by job number. A job whose line is not of PLACES_FORMAT, or that has two, has none."""
+    """Return nodes and exclusions by job number, without jobs that have a malformed line or two different lines."""
     found: dict[int, Place] = {}
     twice: set[int] = set()
     for line in output.split(b"\n"):
@@ -117,9 +117,9 @@ def places(output: bytes) -> dict[int, Place]:
 
 
 def jobs(output: bytes, where: Mapping[int, Place]) -> Jobs:
-    """The jobs by number, as yet without GPUs. Raises BackendError where no record can be read.
+    """Return the jobs by number, still without GPUs. Raises BackendError if no record can be read.
 
-    Slurm may print a job more than once (one that waits in several partitions): the first record counts.
+    Slurm may print a job more than once (a job pending in several partitions): the first record counts.
     """
     found: dict[int, SlurmJob] = {}
     refused: list[Refused] = []
@@ -145,7 +145,7 @@ def jobs(output: bytes, where: Mapping[int, Place]) -> Jobs:
 
 
 class _Fields:
-    """The fields of one record. What is wrong raises BackendError with record and column."""
+    """Fields of one record. Errors are BackendErrors that name the record and the column."""
 
     def __init__(self, record: bytes, where: str) -> None:
         self._record, self.where = record, where
@@ -153,10 +153,10 @@ class _Fields:
     def job(self) -> SlurmJob:
         state = self.text("state")
         if not state:
-            raise self.wrong("state", "it is absent")
+            raise self.wrong("state", "the value is missing")
         comment = self.text("comment")
         if len(self._raw("comment").rstrip(b" ")) > MOST_COMMENT_BYTES:
-            raise self.wrong("comment", f"it has more than {MOST_COMMENT_BYTES} bytes, which slurmctld does not allow")
+            raise self.wrong("comment", f"longer than {MOST_COMMENT_BYTES} bytes, which slurmctld does not allow")
         nodes = self.count("numnodes", 1)
         return SlurmJob(
             number=self.count("jobid"),
@@ -195,7 +195,7 @@ class _Fields:
         return self._record[begin:end]
 
     def text(self, column: str) -> str:
-        """As the user wrote it, without the padding; bytes that are not UTF-8, and a cut character, are replaced."""
+        """Return the user's text without padding; bytes that are not UTF-8, or a cut character, are replaced."""
         return _text(self._raw(column).rstrip(b" "))
 
     def word(self, column: str) -> str:
@@ -207,44 +207,44 @@ class _Fields:
         if not text and default is not None:
             return default
         if not (text.isascii() and text.isdecimal()):
-            raise self.wrong(column, f"{text[:40]!r} is no count")
+            raise self.wrong(column, f"{text[:40]!r} is not a count")
         value = int(text)
         if value >= _UNSET:
             if default is None:
-                raise self.wrong(column, f"{text[:40]!r} is no count")
+                raise self.wrong(column, f"{text[:40]!r} is not a count")
             return default
         return value
 
     def seconds(self, column: str) -> float:
-        """An instant, since the epoch; 0 for none. Slurm's commands are run with TZ=UTC."""
+        """Return an instant in seconds since the epoch; 0 for none. Slurm's commands run with TZ=UTC."""
         text = self.word(column)
         if not text:
             return 0.0
         try:
             instant = datetime.fromisoformat(text)
         except ValueError:
-            raise self.wrong(column, f"{text[:40]!r} is no date and time") from None
+            raise self.wrong(column, f"{text[:40]!r} is not a date and time") from None
         return (instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)).timestamp()
 
     def span(self, column: str) -> float | None:
-        """[days-][hours:]minutes:seconds; None for no limit, and for one of more than a year."""
+        """Parse [days-][hours:]minutes:seconds; None for no limit, or for one of more than a year."""
         text = self.word(column)
         if text in ("", "Partition_Limit"):
             return None
         found = _SPAN.fullmatch(text)
         if found is None:
-            raise self.wrong(column, f"{text[:40]!r} is no [days-][hours:]minutes:seconds")
+            raise self.wrong(column, f"{text[:40]!r} is not [days-][hours:]minutes:seconds")
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
     def exit_code(self) -> int | None:
-        """As a shell counts: a status of wait(2), and in later releases 'code:signal'."""
+        """Return the exit code as a shell does: from a status of wait(2), or 'code:signal' in later releases."""
         text = self.word("exit_code")
         if not text:
             return None
         found = _CODE.fullmatch(text)
         if found is None:
-            raise self.wrong("exit_code", f"{text[:40]!r} is no exit code")
+            raise self.wrong("exit_code", f"{text[:40]!r} is not an exit code")
         if found[2] is not None:
             return 128 + int(found[2]) if int(found[2]) else int(found[1])
         status = int(found[1])

@@ -1,4 +1,4 @@
-"""Generic resources, as Slurm writes them: 'gpu:h200:8(IDX:0-3,6)', 'gpu:2,shard:4', 'gpu:a100:4(S:0-1)'. Pure."""
+"""Parser of generic resources: 'gpu:h200:8(IDX:0-3,6)', 'gpu:2,shard:4', 'gpu:a100:4(S:0-1)'. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _ALONE = re.compile(r"gpu(?::([^:,()0-9][^:,()]*))?(?=,|$)")
 _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 MOST_GPUS = 1024
-"""Of one node. Slurm numbers at most as many generic resources of a node (gres.c, MAX_GRES_BITMAP)."""
+"""Of one node. Slurm's limit on a node's generic resources (gres.c, MAX_GRES_BITMAP)."""
 
 
 def gpus_of(text: str) -> tuple[int, str]:
-    """How many GPUs, and of which type: the only one's, '' where there is none or more than one."""
+    """Return the number of GPUs and their type; the type is '' if there is none or more than one."""
     found = _GPU.findall(text)
     kinds = {kind for kind, _, _ in found}
     count = sum(int(number) for _, number, _ in found)
@@ -23,9 +23,9 @@ def gpus_of(text: str) -> tuple[int, str]:
 
 
 def wanted(a_job: str, a_node: str, a_socket: str, a_task: str, nodes: int, tasks: int) -> int:
-    """How many GPUs a job asks for in all: what it said of them for all of it, else a node, a socket or a task.
+    """Return how many GPUs a job requests: those of the job, else those a node, a socket or a task times their number.
 
-    How many sockets it gets is not known before it runs: one of each node is counted.
+    The number of sockets is unknown before the job runs: one a node is assumed.
     """
     for text, count in ((a_job, 1), (a_node, nodes), (a_socket, nodes), (a_task, tasks)):
         if each := gpus_of(text.replace("=", ":"))[0]:
@@ -34,9 +34,9 @@ def wanted(a_job: str, a_node: str, a_socket: str, a_task: str, nodes: int, task
 
 
 def indices_of(text: str) -> tuple[int, ...]:
-    """Which GPUs of the node: those that IDX names; where none are named, as many as are counted, from 0.
+    """Return the indices of the GPUs on the node: those after IDX, else as many as counted, from 0.
 
-    Raises ValueError for indices that are none.
+    Raises ValueError for malformed indices.
     """
     indices: set[int] = set()
     for _, number, inside in _GPU.findall(text):
@@ -47,13 +47,13 @@ def indices_of(text: str) -> tuple[int, ...]:
         for word in listed.split(","):
             span = _SPAN.fullmatch(word)
             if span is None:
-                raise ValueError(f"{listed[:40]!r} in {text[:60]!r} are no indices of GPUs")
+                raise ValueError(f"{listed[:40]!r} in {text[:60]!r} are not GPU indices")
             indices.update(_bounded(int(span[1]), int(span[2] or span[1]), text))
     return tuple(sorted(indices))
 
 
 def _bounded(first: int, last: int, text: str) -> range:
-    """Indices from first to last. Raises ValueError before a list is made that no node could have."""
+    """Return the indices from first to last. Raises ValueError before it builds a list that no node could have."""
     if last >= MOST_GPUS:
         raise ValueError(f"{text[:60]!r} names GPU {last}: a node has at most {MOST_GPUS}")
     return range(first, last + 1)

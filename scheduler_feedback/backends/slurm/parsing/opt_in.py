@@ -1,13 +1,13 @@
-"""Opting in: what a job's owner has said of being stopped and started again. Pure.
+"""Opt-in: the declaration by which a job's owner allows a restart. Pure.
 
-A job says so in its comment, in words with commas, the first of which begins with 'gangwatch:'::
+A job declares it in its comment. The declaration is a list separated by commas that begins with 'gangwatch:'::
 
     sbatch --comment=gangwatch:restartable,signal=USR1,grace=60,restart=30 train.sh
 
-signal: what makes it save; it may go on running or exit. grace: seconds that it has for that. restart: seconds that a
-start takes it, for the cost test. every: seconds between two checkpoints of a job that saves on its own alone.
-A job whose script asks Slurm to be warned of its end (``#SBATCH --signal=[B:]USR1[@seconds]``) has a handler that
-saves: that counts too. Without either, a job is never signalled or requeued.
+signal: makes the job save; it may keep running or exit. grace: seconds for the save. restart: seconds that a start
+takes, for the cost estimate. every: seconds between two checkpoints of a job that saves only on its own.
+A script that asks Slurm for a warning before its end (``#SBATCH --signal=[B:]USR1[@seconds]``) has a handler that
+saves, so this is an opt-in too. Without either, a job is never signalled or requeued.
 """
 
 from __future__ import annotations
@@ -27,19 +27,24 @@ MOST_GRACE_SECONDS = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class OptIn:
-    """signal: without 'SIG'; '' where it is just stopped. batch: the signal is for the script, not for the steps."""
+    """A job's declaration."""
 
     restartable: bool = False
     signal: str = ""
+    """Without 'SIG'; '' if the job is stopped without a save."""
+
     batch: bool = False
+    """Whether the signal goes to the script instead of the steps."""
+
     grace_seconds: float = 30.0
     restart_seconds: float = 30.0
     every_seconds: float | None = None
     complaint: str = ""
+    """Error in the declaration, which then does not count."""
 
 
 def of_comment(comment: str) -> OptIn:
-    """What a job's comment declares; `complaint` says what in it is not understood, and then it has not opted in."""
+    """Parse a job's comment. Without a valid declaration the job has not opted in."""
     at = comment.find(PREFIX)
     if at < 0:
         return OptIn()
@@ -48,7 +53,7 @@ def of_comment(comment: str) -> OptIn:
     for word in words[0].split(",") if words else ():
         key, equals, value = word.partition("=")
         if key not in ("restartable", "signal", "grace", "restart", "every", "batch") or (equals and not value):
-            return OptIn(complaint=f"{word[:40]!r} is no word of {PREFIX}restartable,signal=,grace=,restart=,every=")
+            return OptIn(complaint=f"{word[:40]!r} is not in {PREFIX}restartable,signal=,grace=,restart=,every=")
         values[key] = value
     if "restartable" not in values:
         return OptIn()
@@ -67,7 +72,7 @@ def of_comment(comment: str) -> OptIn:
 
 
 def of_script(script: str) -> OptIn:
-    """What the directives of a batch script declare: a signal by which Slurm is to warn it of its end."""
+    """Parse the directives of a batch script: a warning signal before its end is an opt-in."""
     found = _DIRECTIVE.search(script)
     if found is None:
         return OptIn()
@@ -75,13 +80,13 @@ def of_script(script: str) -> OptIn:
         name = _signal(found["signal"])
     except ValueError as error:
         return OptIn(complaint=str(error))
-    # Slurm's own default is 60 s ahead of the end (sbatch(1), --signal).
+    # Slurm's default is 60 s before the end (sbatch(1), --signal).
     seconds = min(float(found["seconds"] or 60), MOST_GRACE_SECONDS)
     return OptIn(True, name, "B" in (found["options"] or ""), seconds)
 
 
 def comment_of(opted: OptIn) -> str:
-    """The comment that declares this; ``of_comment`` reads it back."""
+    """Return the comment with this declaration, the inverse of ``of_comment``."""
     words = ["restartable"]
     words += [f"signal={opted.signal}"] if opted.signal else []
     words += ["batch"] if opted.batch else []
@@ -91,7 +96,7 @@ def comment_of(opted: OptIn) -> str:
 
 
 def _signal(text: str) -> str:
-    """The signal's name without 'SIG'. Raises ValueError."""
+    """Return the signal's name without 'SIG'. Raises ValueError."""
     if not text:
         return ""
     try:
@@ -99,7 +104,7 @@ def _signal(text: str) -> str:
             return signal.Signals(int(text)).name.removeprefix("SIG")
         return signal.Signals[f"SIG{text.upper().removeprefix('SIG')}"].name.removeprefix("SIG")
     except (KeyError, ValueError):
-        raise ValueError(f"{text[:40]!r} is no signal") from None
+        raise ValueError(f"{text[:40]!r} is not a signal") from None
 
 
 def _seconds(values: dict[str, str], key: str, default: float) -> float:

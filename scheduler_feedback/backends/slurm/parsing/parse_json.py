@@ -1,4 +1,4 @@
-"""What `squeue --json`, `sinfo --json` and `scontrol show nodes --json` say, in every form that they have had. Pure.
+"""Parser of `squeue --json`, `sinfo --json` and `scontrol show nodes --json`, in all their forms. Pure.
 
 ============== ====================== ==================================================================================
 Slurm          data parser            what differs
@@ -8,11 +8,12 @@ Slurm          data parser            what differs
 23.11 and on   data_parser v0.0.40+   job states a list too; nodes by `scontrol show nodes --json` alone
 ============== ====================== ==================================================================================
 
-A document that is not whole is refused: half of a queue must never look as if the other half had ended. A record with
-a field of another type than any of these is refused alone, with the field's name, and so is a second record of a job.
+An incomplete document is refused: half a queue must not look as if the other half had ended. A record is refused alone,
+with the field's name, if a field has another type than any of these; so is a second record of a job.
 
-Slurm prints names and comments byte for byte, and a user may submit bytes that are not UTF-8 (22.05.8 prints them as
-they are, which is no JSON): such bytes are replaced before decoding, so that one job's name does not cost the listing.
+Slurm prints names and comments byte for byte, and users may submit bytes that are not UTF-8 (22.05.8 prints them
+unchanged, which is not valid JSON). Such bytes are replaced before decoding, so that one name does not cost the whole
+listing.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _Record = TypeVar("_Record", SlurmJob, SlurmNode)
 
 
 def jobs(document: bytes, command: str = "squeue --json") -> Jobs:
-    """The jobs by number. Raises BackendError where the document is not whole, or no record of it can be read."""
+    """Return the jobs by number. Raises BackendError if the document is incomplete or no record can be read."""
     return _listing(
         _listed(document, "jobs", command), f"{command}: jobs", "job", _Fields.job, lambda job: job.number, "job_id"
     )
 
 
 def nodes(document: bytes, command: str = "sinfo --json") -> Nodes:
-    """The nodes by name. Raises BackendError where the document is not whole, or no record of it can be read."""
+    """Return the nodes by name. Raises BackendError if the document is incomplete or no record can be read."""
     return _listing(
         _listed(document, "nodes", command), f"{command}: nodes", "node", _Fields.node, lambda node: node.name, "name"
     )
@@ -61,7 +62,7 @@ def _listing(
     key_of: Callable[[_Record], _Key],
     key_name: str,
 ) -> Listed[_Key, _Record]:
-    """Every entry that can be read; the others are refused, each alone."""
+    """Return every entry that can be read; each of the others is refused alone."""
     records: dict[_Key, _Record] = {}
     refused: list[Refused] = []
     for at, entry in enumerate(entries):
@@ -70,7 +71,7 @@ def _listing(
             record = read(_Fields(entry, place))
         except BackendError as error:
             key = entry.get(key_name) if isinstance(entry, Mapping) else None
-            # A job's number may be an int and a bool is one: `true` is no number.
+            # bool is a subclass of int, but `true` is not a job number.
             usable = isinstance(key, str if kind == "node" else int) and not isinstance(key, bool)
             refused.append(Refused(place, str(error).removeprefix(place), kind, key if usable else None))
             continue
@@ -87,21 +88,21 @@ def _listed(document: bytes, name: str, command: str) -> list[Any]:
     try:
         tree = _decoded(document)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BackendError(f"{command}: {len(document)} bytes that are no whole JSON document: {error}") from None
+        raise BackendError(f"{command}: {len(document)} bytes that are not a complete JSON document: {error}") from None
     if not isinstance(tree, dict):
-        raise BackendError(f"{command}: the document is no object")
+        raise BackendError(f"{command}: the document is not an object")
     if errors := tree.get("errors"):
-        told = errors if isinstance(errors, list) else [errors]
-        words = "; ".join(str(one.get("error", one) if isinstance(one, dict) else one) for one in told)
-        raise BackendError(f"{command}: Slurm says: {words[:300]}")
+        listed = errors if isinstance(errors, list) else [errors]
+        words = "; ".join(str(one.get("error", one) if isinstance(one, dict) else one) for one in listed)
+        raise BackendError(f"{command}: Slurm reports: {words[:300]}")
     listed = tree.get(name)
     if not isinstance(listed, list):
-        raise BackendError(f"{command}: it has no list named {name!r}")
+        raise BackendError(f"{command}: the document has no list named {name!r}")
     return listed
 
 
 def _decoded(document: bytes) -> Any:
-    """Raises msgspec.DecodeError. Bytes that are not UTF-8 are replaced: only then is the document copied."""
+    """Decode JSON; replace bytes that are not UTF-8 (only then copy the document). Raises msgspec.DecodeError."""
     try:
         return msgspec.json.decode(document)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -113,11 +114,11 @@ def _decoded(document: bytes) -> Any:
 
 
 class _Fields:
-    """The fields of one object, each in the type that is wanted. What is wrong raises BackendError with its name."""
+    """Typed fields of one object. Errors are BackendErrors that name the field."""
 
     def __init__(self, tree: Any, where: str) -> None:
         if not isinstance(tree, Mapping):
-            raise BackendError(f"{where}: {str(tree)[:40]!r} is no object")
+            raise BackendError(f"{where}: {str(tree)[:40]!r} is not an object")
         self._tree, self._where = tree, where
 
     def job(self) -> SlurmJob:
@@ -186,11 +187,11 @@ class _Fields:
     def name(self) -> str:
         name = self.text("name")
         if not name:
-            raise self.wrong("name", "it is absent")
+            raise self.wrong("name", "the value is missing")
         return name
 
     def text(self, key: str) -> str:
-        """'' where it is absent or null; of {set, string} the string."""
+        """Return the string, also of {set, string}; '' if it is missing or null."""
         value = self._tree.get(key)
         if isinstance(value, Mapping) and "string" in value:
             value = value["string"]
@@ -209,7 +210,7 @@ class _Fields:
         return tuple(value)
 
     def words(self, key: str) -> tuple[str, ...]:
-        """A list, or its older form, a string with commas."""
+        """Return a list of words, also from its older form, a string with commas."""
         value = self._tree.get(key)
         if isinstance(value, str):
             return tuple(word for word in value.split(",") if word)
@@ -219,7 +220,7 @@ class _Fields:
         value = self._tree.get(key)
         found = (value,) if isinstance(value, str) else self.texts(key)
         if needed and not any(found):
-            raise self.wrong(key, "it is absent")
+            raise self.wrong(key, "the value is missing")
         return tuple(one.upper() for one in found)
 
     def hosts(self, key: str) -> tuple[str, ...]:
@@ -235,7 +236,7 @@ class _Fields:
             raise self.wrong("gres_detail", str(error)) from None
 
     def number(self, key: str) -> float | None:
-        """Plain, or as {set, infinite, number}; None where it is absent, unset or infinite."""
+        """Return a number, plain or as {set, infinite, number}; None if it is missing, unset or infinite."""
         value = self._tree.get(key)
         if isinstance(value, Mapping):
             usable = value.get("set", True) and not value.get("infinite", False)
@@ -251,16 +252,16 @@ class _Fields:
         if value is None and default is not None:
             return default
         if value is None or value < 0 or value != int(value):
-            raise self.wrong(key, "it is absent" if value is None else f"{value:g} is no count")
+            raise self.wrong(key, "the value is missing" if value is None else f"{value:g} is not a count")
         return int(value)
 
     def truth(self, key: str) -> bool:
-        """A requeueable batch job is told with numbers, 0 and 1, by some versions."""
+        """Return a flag; some versions print 0 and 1."""
         value = self._tree.get(key, False)
         return bool(value) if isinstance(value, bool | int) else bool(self.number(key))
 
     def exit_code(self) -> int | None:
-        """As a shell counts: the status wait(2) gives, until 22.05; since 23.02 an object with code and signal."""
+        """Return the exit code as a shell does: from a wait(2) status until 22.05, from code and signal since 23.02."""
         value = self._tree.get("exit_code")
         if isinstance(value, Mapping):
             inside = _Fields(value, f"{self._where}.exit_code")

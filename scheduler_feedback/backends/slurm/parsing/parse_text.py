@@ -1,11 +1,11 @@
-"""What `scontrol --oneliner show nodes` and `... --details show job` print. Pure.
+"""Parser of `scontrol --oneliner show nodes` and `... --details show job`. Pure.
 
-A record is a line of words KEY=VALUE without any quoting. Of nodes only operators set the values; a value may hold
-spaces and even words with '=' in them (a comment, a reason), which is why keys are told from the rest by a list.
+A record is a line of words KEY=VALUE without quoting. Only operators set values of nodes; a value may have spaces and
+even words with '=' in them (a comment, a reason), so keys are recognised by a list.
 
-Of jobs every user sets some values, and line ends may be in them: neither a line nor a word of scontrol's proves
-anything about a job. Only the GPUs are read from it, which nothing else prints in text, from an answer about this job
-alone, and only where nothing else in it can be taken for them. Everything else about a job comes from columns.py.
+Every user sets some values of jobs, with line ends in them, so neither a line nor a word of scontrol's output proves
+anything about a job. Only the GPUs are read from it, because no other text listing has them. They come from an output
+about this job alone, and only if nothing else in it can be mistaken for them. columns.py reads all other values.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from scheduler_feedback.backends.slurm.parsing.hostlist import expand
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Nodes, Refused, SlurmNode
 
 Gpus = tuple[tuple[int, ...], ...]
-"""Of each node of a job, in its order, the indices of the job's GPUs."""
+"""Indices of the job's GPUs on each of its nodes, in the order of the nodes."""
 
 _KEY = re.compile(r"(?:^|(?<=[ \t]))([A-Za-z][A-Za-z/_:&.]*)=")
 _NONE = frozenset({"", "(null)", "N/A", "None", "n/a", "Unknown"})
 _STAMP = re.compile(r"(.*?) ?\[([^@\]]*)@[^\]]*\]\s*\Z", re.DOTALL)
 _GROUP = re.compile(r"(?<!\S)Nodes=(\S*) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 _FREE = frozenset({"Reason", "Comment", "Extra", "OS"})
-"""Keys whose values people write: words with '=' in them belong to the value, unless a known key begins there."""
+"""Keys whose values people write: words with '=' in them belong to the value, unless they are a known key."""
 
 _AFTER_FREE = frozenset({"RealMemory", "Comment", "Reason", "Extra"})
 """Keys that may follow such a value."""
@@ -35,9 +35,9 @@ _AFTER_FREE = frozenset({"RealMemory", "Comment", "Reason", "Extra"})
 
 
 def gpus_of_job(text: str, nodes: tuple[str, ...]) -> Gpus | None:
-    """The GPUs of the job that these nodes run, from `scontrol --details show job N`; None where they are in doubt.
+    """Return the GPUs of a job from `scontrol --details show job N`; None if they are in doubt.
 
-    Slurm names each node of the job once. Whoever imitates that in a name or comment makes it twice, and it is refused.
+    Slurm prints each node of the job once. A name or comment that imitates this makes it twice, which is refused.
     """
     wanted = set(nodes)
     by_node: dict[str, tuple[int, ...]] = {}
@@ -57,7 +57,7 @@ def gpus_of_job(text: str, nodes: tuple[str, ...]) -> Gpus | None:
 
 
 def nodes(text: str) -> Nodes:
-    """The nodes by name. Raises BackendError where no line can be read."""
+    """Return the nodes by name. Raises BackendError if no line can be read."""
     found: dict[str, SlurmNode] = {}
     refused: list[Refused] = []
     for at, text_line in enumerate(text.split("\n"), 1):
@@ -75,12 +75,13 @@ def nodes(text: str) -> Nodes:
             continue
         found[node.name] = node
     if not found:
-        raise BackendError(f"{refused[0].where}{refused[0].why}" if refused else "scontrol show nodes: it says nothing")
+        why = f"{refused[0].where}{refused[0].why}" if refused else "scontrol show nodes: the output is empty"
+        raise BackendError(why)
     return Nodes(found, tuple(refused))
 
 
 class _Line:
-    """One line's values by key. What is wrong raises BackendError with line and key."""
+    """Values of one line by key. Errors are BackendErrors that name the line and the key."""
 
     def __init__(self, text: str, where: str) -> None:
         self.text, self._where = text, where
@@ -101,7 +102,7 @@ class _Line:
     def word(self, key: str, needed: bool = False) -> str:
         value = self.values.get(key, "")
         if needed and not value:
-            raise self.wrong(key, "it is absent")
+            raise self.wrong(key, "the value is missing")
         return "" if value in _NONE else value
 
     def count(self, key: str, default: int) -> int:
@@ -109,14 +110,14 @@ class _Line:
         if not value:
             return default
         if not (value.isascii() and value.isdecimal() and len(value) < 16):
-            raise self.wrong(key, f"{value[:40]!r} is no count")
+            raise self.wrong(key, f"{value[:40]!r} is not a count")
         return int(value)
 
 
 def _node(line: _Line) -> SlurmNode:
     gpus, gpu_type = gpus_of(line.word("Gres"))
     states = line.word("State", needed=True).upper()
-    # Until 21.08 a mark stands for a flag: '*' for one that does not respond.
+    # Until 21.08 a mark means a flag: '*' is a node that does not respond.
     flags = {"NOT_RESPONDING"} if "*" in states else set()
     stamp = _STAMP.match(line.word("Reason"))
     return SlurmNode(

@@ -1,4 +1,4 @@
-"""Records of Slurm's that could not be read: counted, logged once each, and described."""
+"""Slurm records that could not be read: counted, and logged once each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Refused
 
 MOST_LOGGED = 20
-"""Records that are remembered as logged. Beyond that they are only counted: a user makes as many as he likes."""
+"""Most records that are logged; others are only counted, because a user can make any number of them."""
 
 _log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """What was refused so far. counts: refused records by kind, one a listing."""
+    """Refused records so far. counts: by kind, once a listing."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter({"job": 0, "node": 0})
@@ -29,12 +29,12 @@ class Refusals:
                 continue
             self._logged.add(key)
             if len(self._logged) > MOST_LOGGED:
-                _log.warning("more records of Slurm's can't be read; they are counted and no more logged")
+                _log.warning("more Slurm records cannot be read; from now on they are counted and not logged")
                 continue
-            _log.warning("%s; the others are used", sentence(one))
+            _log.warning("%s; the other records are used", sentence(one))
 
 
 def sentence(one: Refused) -> str:
-    """Which record, and why."""
+    """Return which record was refused, and why."""
     named = f"{one.kind} {one.key!r}" if one.key is not None else f"a {one.kind}"
-    return f"{named} is not read: {one.where}{one.why}"[:400]
+    return f"{named} cannot be read: {one.where}{one.why}"[:400]
