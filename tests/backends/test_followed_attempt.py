@@ -135,7 +135,7 @@ def test_no_shim_is_set_going_where_one_has_come_already(folder: Folder) -> None
 def test_a_node_that_does_not_answer_in_time_ends_the_start_and_is_named(folder: Folder) -> None:
     folder.ready("b")
     (ended,) = folder.poll(100.1 + TIMEOUT)
-    assert ended == AttemptEnded("j-7", 2, (), False, "no answer within 5 s from node a", ended.ended_wall_ns)
+    assert ended == AttemptEnded("j-7", 2, (), False, "no response within 5 s from node a", ended.ended_wall_ns)
     assert abs(ended.ended_wall_ns - (folder.path / attempt_files.DECISION).stat().st_mtime_ns) < 1
     assert folder.followed.done and folder.poll() == []
 
@@ -246,7 +246,7 @@ def test_a_save_that_left_no_word_is_told_as_none(folder: Folder) -> None:
     folder.node_ends("b")
     (ended,) = folder.poll()
     assert (ended.reason, ended.checkpointed.exit_code) == ("preempt", None)
-    assert "before it was run" in ended.checkpointed.reason
+    assert "before the command ran" in ended.checkpointed.reason
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------
@@ -423,4 +423,4 @@ def test_a_save_that_can_not_be_begun_or_has_ended_is_over_and_recorded_once(
     assert not late.over, "at its very end it may still end by itself"
     now = 63.1
     late.look()
-    assert late.over and late.record is not None and late.record["reason"] == "it had not ended within 10 s"
+    assert late.over and late.record is not None and late.record["reason"] == "it did not end within 10 s"

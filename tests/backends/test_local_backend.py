@@ -231,7 +231,7 @@ def test_a_shim_that_does_not_answer_aborts_the_start(tmp_path: Path, monkeypatc
     monkeypatch.setattr(gangs.backend, "_start_shim", start_all_but_one)
     gangs.start(SLEEP, 4)
     ended = gangs.wait_for(AttemptEnded)
-    assert (ended.started, ended.reason) == (False, "no answer within 0.3 s from node n1")
+    assert (ended.started, ended.reason) == (False, "no response within 0.3 s from node n1")
     gangs.assert_nothing_left()
 
 
@@ -242,7 +242,7 @@ def test_shims_that_nobody_decides_about_give_up(tmp_path: Path) -> None:
     decided = attempt_files.decision(str(gangs.folder()))
     assert decided is not None and decided[0] == "abort"
     ended = gangs.wait_for(AttemptEnded)
-    assert not ended.started and "nobody decided" in ended.reason
+    assert not ended.started and "no controller decided" in ended.reason
     assert not (tmp_path / "ran").exists()
 
 

@@ -121,7 +121,7 @@ def test_a_record_that_cannot_be_written_is_complained_of_once_though_each_try_h
     made.keep("exit-1.json", {"rank": 1})
     for _ in range(3):
         made.write_records()
-    assert capfd.readouterr().err == "exit-1.json waits: Not a directory\n"
+    assert capfd.readouterr().err == "exit-1.json is not written yet: Not a directory\n"
 
 
 def test_what_an_attempt_that_was_removed_would_have_told_is_dropped(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_shim_without_an_attempt_says_so(tmp_path: Path) -> None:
     program = [sys.executable, "-I", "-S", str(local_backend._SHIM), str(tmp_path), "n0"]
     ended = subprocess.run(program, timeout=60, check=False, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert "no attempt to serve" in ended.stderr
+    assert "there is no attempt in this folder" in ended.stderr
 
 
 def test_a_shim_that_is_told_to_end_stops_the_whole_gang_properly(gangs: LocalGangs) -> None:
@@ -240,7 +240,7 @@ def test_a_shim_that_is_told_to_end_stops_the_whole_gang_properly(gangs: LocalGa
     assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGTERM)
     ended = gangs.wait_for(AttemptEnded)
     assert exit_codes(ended) == [5] * 4
-    assert ended.reason == "the shim of node n1 was told to end"
+    assert ended.reason == "the shim of node n1 received a signal to end"
     gangs.assert_nothing_left()
 
 
@@ -250,7 +250,7 @@ def test_a_shim_that_waits_for_a_decision_and_is_told_to_end_decides_no(gangs: L
     assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGTERM)
     gangs.assert_nothing_left()
     ended = gangs.wait_for(AttemptEnded)
-    assert (ended.started, ended.reason) == (False, "the shim of node n0 was told to end")
+    assert (ended.started, ended.reason) == (False, "the shim of node n0 received a signal to end")
 
 
 def test_ranks_die_with_their_shim_whether_or_not_a_controller_looks(gangs: LocalGangs) -> None:

@@ -105,7 +105,7 @@ def test_a_command_past_its_timeout_is_killed_with_its_children(gangs: LocalGang
     running(gangs, tmp_path / "job")
     ended = stop(gangs, "sh", "-c", "sleep 300 & sleep 300", seconds=0.5)
     assert ended.checkpointed is not None and ended.checkpointed.exit_code is None
-    assert ended.checkpointed.reason == "it had not ended within 0.5 s"
+    assert ended.checkpointed.reason == "it did not end within 0.5 s"
     assert [exit_.exit_code for exit_ in ended.exits] == [0, 0, 0]
     gangs.assert_nothing_left()
 
@@ -179,7 +179,7 @@ def test_a_stop_is_repeated_only_after_command_and_grace() -> None:
     [
         (Checkpointed(0, 2.5), "exited with 0 after 2.5 s"),
         (Checkpointed(1, 2.5), "exited with 1 after 2.5 s"),
-        (Checkpointed(None, 60.0, "it had not ended within 60 s"), "saved nothing: it had not ended within 60 s"),
+        (Checkpointed(None, 60.0, "it did not end within 60 s"), "saved nothing: it did not end within 60 s"),
     ],
 )
 def test_the_result_is_in_the_journal_and_in_the_story(done: Checkpointed, words: str) -> None:

@@ -1,24 +1,24 @@
-"""The files of an attempt, which the controller and the shims both read and write; nothing else passes between them.
+"""Files of an attempt, the only communication between the controller and the shims.
 
 ::
 
-    STATE/jobs/JOB/ATTEMPT/          appears whole (renamed into place) with attempt.json in it
-        attempt.json                 what the shims need
-        decision                     'go' or 'abort', the reason on the next line; whoever links it first decides
-        stop.json                    {signal, grace_seconds, why, reason}; whoever links it first decides; with
-                                     {command, timeout_seconds} under checkpoint where the job is to be saved first
+    STATE/jobs/JOB/ATTEMPT/          created whole (by rename) with attempt.json in it
+        attempt.json                 input of the shims
+        decision                     'go' or 'abort', the reason on the next line; the first writer decides
+        stop.json                    {signal, grace_seconds, why, reason}; the first writer decides; has
+                                     {command, timeout_seconds} under checkpoint if the job is saved first
         saved.json                   {exit_code, seconds, reason} of that command
-        shim-NODE.log                what the shim itself had to say: empty unless something is wrong
-        NODE/                        appears whole with shim.json in it: this shim, and no other, serves the node
+        shim-NODE.log                messages of the shim: empty unless something is wrong
+        NODE/                        created whole with shim.json in it: only this shim serves the node
             shim.json                {pid, start_time, boot_id, cgroup}
             ready.json | refused.json    it can start its ranks | {reason}
             start-RANK.json          {rank, pid, start_time, slot, wall_ns}
-            exit-RANK.json           {rank, exit_code, wall_ns}; exit_code null where nobody could learn it
-            ended.json               {wall_ns, started, signalled, reason}; nothing is left here; written last
+            exit-RANK.json           {rank, exit_code, wall_ns}; exit_code null if unknown
+            ended.json               {wall_ns, started, signalled, reason}; no process is left here; written last
     STATE/jobs/JOB/logs/ATTEMPT/rank-RANK.log, checkpoint.log
-    STATE/ranks/NODE/JOB.ATTEMPT.RANK.json   which process is which rank, for the node's agent; while the attempt lives
+    STATE/ranks/NODE/JOB.ATTEMPT.RANK.json   the process of each rank, for the node's agent; until the attempt ends
 
-Every file appears whole, once, and is never changed. Standard library only: see processes.py.
+Every file is written atomically, once, and never changed. Standard library only: see local_processes.py.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ ENDED = "ended.json"
 
 GO = "go"
 ABORT = "abort"
-_MODE = 0o600  # an attempt's environment may hold the submitter's secrets
+_MODE = 0o600  # an attempt's environment may contain the submitter's secrets
 
 
 def _temporary(folder: str) -> str:
-    """A path in the folder that nobody else uses or, having crashed, has left there."""
+    """Return a new path in the folder, also different from files that a crash has left."""
     return f"{folder}/.{os.urandom(8).hex()}.new"
 
 
@@ -75,7 +75,7 @@ def encode(value: dict[str, Any]) -> bytes:
 
 
 def write(path: str, value: dict[str, Any], durable: bool = False) -> None:
-    """Put the record in place, whole. durable: it survives a power cut once this returns. Raises OSError."""
+    """Write the record atomically. durable: it survives a power failure once this returns. Raises OSError."""
     folder = os.path.dirname(path)
     temporary = _temporary(folder)
     try:
@@ -89,7 +89,7 @@ def write(path: str, value: dict[str, Any], durable: bool = False) -> None:
 
 
 def claim(path: str, content: bytes) -> bool:
-    """Create the file with this content if it does not exist; of many at once exactly one gets True. Raises OSError."""
+    """Create the file with this content if it does not exist; of concurrent calls one returns True. Raises OSError."""
     folder = os.path.dirname(path)
     temporary = _temporary(folder)
     try:
@@ -105,9 +105,9 @@ def claim(path: str, content: bytes) -> bool:
 
 
 def create_folder(path: str, files: dict[str, bytes], durable: bool = False) -> bool:
-    """Let a folder with these files (at least one) appear whole; False where it exists. Raises OSError.
+    """Create a folder with these files (at least one) atomically; False if it exists. Raises OSError.
 
-    rename(2) replaces an empty folder and refuses a full one, and these are never empty.
+    rename(2) replaces an empty folder and fails for a non-empty one, and these are never empty.
     """
     parent = os.path.dirname(path)
     temporary = _temporary(parent)
@@ -122,7 +122,7 @@ def create_folder(path: str, files: dict[str, bytes], durable: bool = False) -> 
         for name in files:
             _discard(f"{temporary}/{name}")
         os.rmdir(temporary)
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # rename(2) may say either
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # rename(2) may return either
             return False
         raise
     if durable:
@@ -138,7 +138,7 @@ def _discard(path: str) -> None:
 
 
 def read(path: str) -> dict[str, Any] | None:
-    """The record; None where there is none, or where a crash of the machine left one that was never durable."""
+    """Return the record; None if there is none, or if a machine crash left one that was not durable."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read())
@@ -148,7 +148,7 @@ def read(path: str) -> dict[str, Any] | None:
 
 
 def decide(folder: str, decision: str, reason: str) -> bool:
-    """Decide whether the attempt starts, unless that has been decided. Raises OSError."""
+    """Decide whether the attempt starts, unless it is already decided. Raises OSError."""
     return claim(f"{folder}/{DECISION}", decision_text(decision, reason))
 
 
@@ -157,7 +157,7 @@ def decision_text(decision: str, reason: str) -> bytes:
 
 
 def decision(folder: str) -> tuple[str, str] | None:
-    """('go' or 'abort', reason), None while undecided. Anything unreadable is no permission to start: 'abort'."""
+    """Return ('go' or 'abort', reason); None while undecided. An unreadable file means 'abort'."""
     try:
         with open(f"{folder}/{DECISION}", encoding="utf-8", errors="replace") as file:
             word, _, reason = file.read().partition("\n")

@@ -1,8 +1,8 @@
-"""The checkpoint command: the job's own program that saves it, run before its ranks are told to stop.
+"""The checkpoint command: the job's own program that saves it, run before the stop signal.
 
-The shim of the gang's first node runs it beside rank 0: in its environment, in the job's folder, in a session of its
-own, with its output in a log of its own. The shims of the other nodes wait for the record of its end. It has a time
-limit; whatever comes of it, the signal and the grace follow. Standard library only: see processes.py.
+The shim of the gang's first node runs it next to rank 0: with rank 0's environment, in the job's folder, in its own
+session, with its own log. The shims of the other nodes wait for the record of its end. It has a time limit; the signal
+and the grace period follow whatever its result. Standard library only: see local_processes.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
     from scheduler_feedback.backends.local import attempt_files, local_processes, rank_launch
-else:  # beside the shim, which is run as a file
+else:  # in the shim's folder; the shim is run as a file
     import attempt_files
     import local_processes
     import rank_launch
@@ -22,11 +22,11 @@ else:  # beside the shim, which is run as a file
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_NEWS_SECONDS = 2.0  # beyond the time limit, for the first node's record to be seen on another
+_NEWS_SECONDS = 2.0  # after the time limit, for the first node's record to reach the other nodes
 
 
 class Checkpoint:
-    """A save that was asked for. `over` once it has ended, here or on the gang's first node, or its time is up."""
+    """A save in progress. `over`: it has ended, here or on the gang's first node, or its time limit is reached."""
 
     def __init__(
         self, plan: rank_launch.Plan, folder: str, node: str, request: dict[str, Any], cgroup: str | None
@@ -57,13 +57,13 @@ class Checkpoint:
         os.close(log)
 
     def ended(self, code: int) -> None:
-        """The command exited, as a shell counts."""
+        """Record the command's exit. code: as a shell counts."""
         self.pid = None
         if not self.over:
             self._end(code, "")
 
     def look(self) -> None:
-        """End it where its time is up; see whether the first node has told of its end."""
+        """End the command if its time limit is reached; check whether the first node has recorded its end."""
         late = time.monotonic() - self._began - self._seconds
         if self.over:
             return
@@ -75,7 +75,7 @@ class Checkpoint:
                     os.killpg(self.pid, signal.SIGKILL)
                 except OSError:  # not the leader of its session yet
                     os.kill(self.pid, signal.SIGKILL)
-            self._end(None, f"it had not ended within {self._seconds:g} s")
+            self._end(None, f"it did not end within {self._seconds:g} s")
 
     def _end(self, code: int | None, reason: str) -> None:
         self.over = True
@@ -91,7 +91,7 @@ def _become(
     log: int,
     cgroup: str | None,
 ) -> NoReturn:
-    """In the child: become the command."""
+    """In the child: execute the command."""
     try:
         if local_processes.settle(parent, log, directory, cgroup):
             local_processes.become(program, command, environment)

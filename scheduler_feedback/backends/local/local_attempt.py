@@ -1,4 +1,4 @@
-"""One attempt as the controller sees it: its folder read into events, its start decided, its dead shims buried."""
+"""One attempt from the controller's side: reads events from its files, decides its start, cleans up dead shims."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from scheduler_feedback.core.events import (
 
 
 class FollowedAttempt:
-    """Follows one attempt folder, from one process of the controller: what it has reported is kept here, not on disk.
+    """Follows one attempt folder from one controller process; what it has reported is kept in memory.
 
-    Everything that matters is on disk: another process that follows the same folder comes to the same end.
+    Everything else is on disk: another process that follows the same folder reaches the same end.
     """
 
     def __init__(
         self, folder: Path, job_id: str, attempt: int, now_seconds: float, start_shim: Callable[[Path, str], None]
     ) -> None:
-        """now_seconds: monotonic. start_shim: sets a shim going for an attempt folder and a node."""
+        """now_seconds: monotonic. start_shim: starts a shim for an attempt folder and a node."""
         self.folder = folder
         self.job_id = job_id
         self.attempt = attempt
@@ -43,13 +43,13 @@ class FollowedAttempt:
         self._stop_requested = False
         self._running_reported = False
         self._failure_reported = False
-        self._shims: dict[str, dict[str, Any]] = {}  # by node; what shim.json says never changes
+        self._shims: dict[str, dict[str, Any]] = {}  # by node; shim.json never changes
         self._ended: dict[str, dict[str, Any]] = {}  # by node
 
-    # --- what the backend asks for -----------------------------------------------------------------------------------
+    # --- for the backend ---------------------------------------------------------------------------------------------
 
     def start_missing_shims(self) -> None:
-        """Set a shim going on every node that has none, once. One too many does nothing: the node's folder is taken."""
+        """Start a shim on every node that has none. A second shim on a node finds its folder taken and exits."""
         for node in self._nodes:
             if node not in self._shims_started and not (self.folder / node).exists():
                 self._shims_started.add(node)
@@ -63,11 +63,11 @@ class FollowedAttempt:
         reason: str,
         checkpoint: Mapping[str, Any] | None = None,
     ) -> None:
-        """Ask for the end: of a start that is not decided, by deciding it; of a running gang, through its shims.
+        """Stop the attempt: an undecided start is aborted, and a running gang is stopped by its shims.
 
-        checkpoint: the command that saves it first, and how long that may take.
+        checkpoint: the command that saves it first, and its time limit.
 
-        The first request stands; another one does nothing. Raises OSError where it could not be written.
+        Only the first request counts. Raises OSError if it could not be written.
         """
         if self._stop_requested:
             return
@@ -78,9 +78,9 @@ class FollowedAttempt:
         self._stop_requested = True
 
     def poll(self, now_seconds: float, timeout_seconds: float) -> list[Event]:
-        """What happened since the last call, after doing what is the controller's to do.
+        """Do the controller's part and return the events since the last call.
 
-        timeout_seconds: how long a shim may take to say whether its node is ready.
+        timeout_seconds: time limit for a shim to report whether its node is ready.
         """
         if self.done:
             return []
@@ -104,7 +104,7 @@ class FollowedAttempt:
         return decided[1] if decided is not None and decided[0] == attempt_files.ABORT else None
 
     def _decide(self, now_seconds: float, timeout_seconds: float) -> None:
-        """Go once every node is ready; abort as soon as one cannot be, or the time is up."""
+        """Decide 'go' once every node is ready; abort when one refuses or the time limit is reached."""
         if self._plan is None:
             attempt_files.decide(str(self.folder), attempt_files.ABORT, "the start was never carried out")
             return
@@ -119,7 +119,7 @@ class FollowedAttempt:
                 return
             about = self._shim(node)
             if about is not None and not _is_alive(about):
-                if about["cgroup"] is not None:  # nothing was ever in it
+                if about["cgroup"] is not None:  # no process was ever in it
                     local_processes.remove_cgroup(about["cgroup"])
                 self._abort(f"the shim of node {node} died before the start{self._last_words(node)}")
                 return
@@ -129,14 +129,14 @@ class FollowedAttempt:
             attempt_files.decide(str(self.folder), attempt_files.GO, "")
             shim.poke(str(self.folder), self._nodes)
         elif now_seconds - self._first_seen_seconds > timeout_seconds:
-            self._abort(f"no answer within {timeout_seconds:g} s from node {', '.join(waiting)}")
+            self._abort(f"no response within {timeout_seconds:g} s from node {', '.join(waiting)}")
 
     def _abort(self, reason: str) -> None:
         attempt_files.decide(str(self.folder), attempt_files.ABORT, reason)
         shim.poke(str(self.folder), self._nodes)
 
     def _last_words(self, node: str) -> str:
-        """The last line that the node's shim wrote to its log, if any."""
+        """Return the last line in the log of the node's shim; '' if there is none."""
         try:
             lines = Path(attempt_files.shim_log(str(self.folder), node)).read_text(errors="replace").split("\n")
         except OSError:
@@ -151,8 +151,8 @@ class FollowedAttempt:
             if node not in self._ended:
                 self._look_at(plan, node)
         all_ended = len(self._ended) == len(self._nodes)
-        # Read after the ends, so that a gang that ran and ended between two calls is reported as both; and before
-        # anything is noted as reported, so that a read that fails costs no event.
+        # Start records are read after the ends, so that a gang that ran and ended between two calls yields both events.
+        # They are read before anything is marked as reported, so that a failed read loses no event.
         starts = {} if self._running_reported else self._rank_records(plan, attempt_files.start_record)
         request = attempt_files.read(f"{self.folder}/{attempt_files.STOP}")
         ended = self._account(plan, request) if all_ended else None
@@ -169,9 +169,9 @@ class FollowedAttempt:
         return events
 
     def _look_at(self, plan: rank_launch.Plan, node: str) -> None:
-        """Note the node's end; bring it about where the shim that should have is dead."""
+        """Record the node's end; clean up the node if its shim died without ending."""
         about = self._shim(node)
-        # Life first, the record second: a shim that ended in between has written it by then.
+        # Check the process before the record: a shim that ends in between has written it by then.
         alive = about is not None and _is_alive(about)
         ended = attempt_files.read(f"{self.folder}/{node}/{attempt_files.ENDED}")
         if ended is not None:
@@ -180,7 +180,7 @@ class FollowedAttempt:
             self._bury(plan, node, about or {})
 
     def _shim(self, node: str) -> dict[str, Any] | None:
-        """What the node's shim says of itself; None where none has come up yet."""
+        """Return the record of the node's shim; None if no shim has started yet."""
         if node not in self._shims:
             about = attempt_files.read(f"{self.folder}/{node}/{attempt_files.SHIM}")
             if about is None:
@@ -207,12 +207,12 @@ class FollowedAttempt:
         )
 
     def _checkpointed(self, request: dict[str, Any] | None) -> Checkpointed | None:
-        """What came of the checkpoint command; None where none was asked for."""
+        """Return the result of the checkpoint command; None if there was none."""
         if request is None or "checkpoint" not in request:
             return None
         saved = attempt_files.read(f"{self.folder}/{attempt_files.SAVED}")
         if saved is None:
-            return Checkpointed(None, 0.0, "the attempt ended before it was run, or its shim died")
+            return Checkpointed(None, 0.0, "the attempt ended before the command ran, or its shim died")
         return Checkpointed(saved["exit_code"], saved["seconds"], saved["reason"])
 
     def _rank_records(self, plan: rank_launch.Plan, name: Callable[[int], str]) -> dict[int, dict[str, Any] | None]:
@@ -238,11 +238,11 @@ class FollowedAttempt:
     # --- after a shim's death ----------------------------------------------------------------------------------------
 
     def _bury(self, plan: rank_launch.Plan, node: str, about: dict[str, Any]) -> None:
-        """End what a dead shim has left on its node and write its last records; needs several calls where that lasts.
+        """Kill what a dead shim has left on its node and write its last records; may need several calls.
 
-        Its ranks died with it (the kernel's parent-death signal). What they had started is found by the cgroup, by
-        descent from a rank, and by the environment that every process of the attempt was given. (Without a cgroup, one
-        that has left its parents and wiped its environment is not found.)
+        Its ranks died with it (the kernel's parent-death signal). Their children are found by the cgroup, by descent
+        from a rank, and by the environment that every process of the attempt was given. (Without a cgroup, a process
+        that has left its parents and cleared its environment is not found.)
         """
         same_boot = about.get("boot_id") == local_processes.boot_id()
         reason = f"the shim of node {node} died{self._last_words(node)}" if same_boot else "the machine was restarted"
@@ -255,8 +255,8 @@ class FollowedAttempt:
         if same_boot and about["cgroup"] is not None:
             local_processes.remove_cgroup(about["cgroup"])
         wall_ns = time.time_ns() if same_boot else _last_change_ns(self.folder / node)
-        # No rank is let go before all of the node's have their files (which a crash of the machine may take away). They
-        # are removed after what else tells of a start is there, so that a burial that is cut short can be begun again.
+        # No rank file is removed before all exit records of the node exist (a machine crash may have lost some). They
+        # are removed after every other evidence of a start is written, so that an interrupted cleanup can be repeated.
         exits = {
             rank: f"{self.folder}/{node}/{attempt_files.exit_record(rank)}" for rank in rank_launch.ranks_on(plan, node)
         }
@@ -267,7 +267,7 @@ class FollowedAttempt:
         for rank_file in self._rank_files(plan, node):
             try:
                 Path(rank_file).unlink()
-            except OSError:  # if it stays it names a dead process, which deceives nobody
+            except OSError:  # a remaining file names a dead process, which does no harm
                 pass
         ended = {"wall_ns": wall_ns, "started": started, "signalled": False, "reason": reason}
         attempt_files.write(f"{self.folder}/{node}/{attempt_files.ENDED}", ended, durable=True)
@@ -280,7 +280,7 @@ class FollowedAttempt:
         ]
 
     def _kill_leftovers(self, plan: rank_launch.Plan, node: str, cgroup: str | None) -> bool:
-        """Kill whatever is left of the attempt on the node; whether there was anything."""
+        """Kill everything that is left of the attempt on the node; return whether there was anything."""
         left = {
             stat.pid: stat
             for stat in local_processes.with_environment(tuple(_assignments(rank_launch.marks(plan, node))))
@@ -300,7 +300,7 @@ class FollowedAttempt:
 
 
 def _is_alive(about: dict[str, Any]) -> bool:
-    """Whether the shim that shim.json tells of still runs."""
+    """Return whether the shim in shim.json still runs."""
     return about["boot_id"] == local_processes.boot_id() and local_processes.is_alive(about["pid"], about["start_time"])
 
 
@@ -317,5 +317,5 @@ def _assignments(variables: dict[str, str]) -> list[str]:
 
 
 def _last_change_ns(folder: Path) -> int:
-    """When the folder was last written to: all that is known of the end where the machine itself went down."""
+    """Return the last write to the folder: the only trace of the end after a machine crash."""
     return max((entry.stat().st_mtime_ns for entry in folder.iterdir()), default=0)

@@ -1,11 +1,11 @@
-"""The local backend: nodes are sets of slots of this machine, jobs are real processes.
+"""The local backend: nodes are sets of slots of this machine, and jobs are real processes.
 
-The controller starts one shim a node and attempt (shim.py) and from then on only reads and writes files (records.py):
-it may die at any moment, and whoever follows the same state folder later comes to the same end. Jobs run as the
-controller's user, with the controller's limits.
+The controller starts one shim (shim.py) for each node and attempt; after that it only reads and writes files
+(attempt_files.py). It may crash at any moment: any process that follows the same state folder later reaches the same
+end. Jobs run as the controller's user, with the controller's limits.
 
-A job's environment is the submitter's, as the specification carries it, over a small base taken from the controller
-(``_BASE``); what tells a rank its place wins over both. Nothing else of the controller's reaches a job.
+A job's environment is the submitter's, from the specification, on top of a small base from the controller (``_BASE``).
+The variables with a rank's place override both. A job gets nothing else of the controller's environment.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 _BASE = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]+)*\Z")
 _STRAY_SCAN_SECONDS = 10.0
-_SOCKET_PATH_BYTES = 107  # sun_path holds 108 with its closing zero (unix(7))
-_FIRST_PORT = 15000  # below the kernel's range for outgoing connections, above where services usually are
+_SOCKET_PATH_BYTES = 107  # sun_path has 108 bytes with the terminating zero (unix(7))
+_FIRST_PORT = 15000  # below the kernel's range for outgoing connections, above the usual ports of services
 _SHIM = Path(__file__).with_name("shim.py")
 
 
@@ -51,7 +51,7 @@ class LocalNode:
 
 
 def step_socket(state_folder: Path, node: str) -> str:
-    """Path of the node's step socket: in the state folder, or where that is too long for a socket, in /tmp."""
+    """Return the path of the node's step socket: in the state folder, or in /tmp if that path is too long."""
     path = f"{state_folder}/run/{node}.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
         return path
@@ -60,7 +60,7 @@ def step_socket(state_folder: Path, node: str) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that nobody uses now, if possible one that no outgoing connection is ever given by the kernel."""
+    """Return a free TCP port, if possible outside the kernel's range for outgoing connections."""
     try:
         lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -79,7 +79,7 @@ def free_port() -> int:
 
 
 class LocalBackend:
-    """Implements Backend. Called from one thread."""
+    """Backend for this machine. One thread calls it."""
 
     def __init__(
         self,
@@ -93,9 +93,9 @@ class LocalBackend:
     ) -> None:
         """Follow the attempts of a state folder.
 
-        ready_timeout_seconds: for every shim of a gang to answer. decision_timeout_seconds: how long a shim that is
-        ready waits for a controller. use_cgroups: kill by cgroup where the machine allows it, not by descent alone.
-        Raises BackendError for a node that cannot be.
+        ready_timeout_seconds: for all shims of a gang to respond. decision_timeout_seconds: how long a ready shim waits
+        for a controller. use_cgroups: kill by cgroup if the machine allows it, not only by descent.
+        Raises BackendError for an invalid node.
         """
         self._state_folder = state_folder.absolute()
         self._clock = clock or SystemClock()
@@ -107,7 +107,7 @@ class LocalBackend:
         for node in nodes:
             _check_name("node", node.name)
             if node.name in self._nodes:
-                raise BackendError(f"node {node.name} stands twice")
+                raise BackendError(f"node {node.name} is configured twice")
             if node.slots < 1 or (node.devices and len(node.devices) != node.slots):
                 raise BackendError(f"node {node.name}: {node.slots} slots and {len(node.devices)} devices")
             self._nodes[node.name] = node
@@ -115,7 +115,7 @@ class LocalBackend:
         self._strays: dict[tuple[str, int], FollowedAttempt] = {}
         self._strays_scanned_seconds = float("-inf")
         self._children: set[int] = set()  # shims that this process started and has not reaped
-        self._failures: set[str] = set()  # said already
+        self._failures: set[str] = set()  # already logged
 
     def nodes(self) -> Sequence[NodeSeen]:
         return [NodeSeen(node.name, node.slots, node.devices, self._machine) for node in self._nodes.values()]
@@ -152,7 +152,7 @@ class LocalBackend:
         return events
 
     def forget(self, job_id: str) -> None:
-        """Remove what is kept of a job that has ended: its logs and records. Raises BackendError while it runs."""
+        """Remove the logs and records of a job that has ended. Raises BackendError while it runs."""
         folder = self._state_folder / "jobs" / _check_name("job", job_id)
         if any(key[0] == job_id and not each.done for key, each in (*self._followed.items(), *self._strays.items())):
             raise BackendError(f"{job_id} has not ended: {folder} is kept")
@@ -187,7 +187,7 @@ class LocalBackend:
 
     def _stop(self, action: StopGang) -> None:
         if not hasattr(signal.Signals, action.signal):
-            raise BackendError(f"{action.action_id}: {action.signal} is no signal")
+            raise BackendError(f"{action.action_id}: {action.signal} is not a signal")
         self._bury_unknown(action.job_id, action.attempt)
         reason = action.reason or action.why.value
         followed = self._follow(action.job_id, action.attempt)
@@ -198,7 +198,7 @@ class LocalBackend:
         followed.stop(action.signal, action.grace_seconds, action.why.value, reason, checkpoint)
 
     def _check(self, action: StartGang) -> None:
-        """Refuse what can be carried out nowhere. Raises BackendError naming it."""
+        """Refuse a start that is invalid on every node. Raises BackendError that says why."""
         _check_name("job", action.job_id)
         spec, name = action.spec, f"{action.action_id} ({action.job_id})"
         if not spec.command:
@@ -210,10 +210,10 @@ class LocalBackend:
             if node is None or not 0 <= slot.slot < node.slots:
                 raise BackendError(f"{name}: rank {rank} at slot {slot.slot} of node {slot.node}, which does not exist")
         if not hasattr(signal.Signals, spec.checkpoint_signal):
-            raise BackendError(f"{name}: {spec.checkpoint_signal} is no signal")
+            raise BackendError(f"{name}: {spec.checkpoint_signal} is not a signal")
 
     def _start_shim(self, folder: Path, node: str) -> None:
-        """Start a shim in a session of its own, with nothing of the controller's: descriptors, variables, signals."""
+        """Start a shim in its own session, without the controller's descriptors, variables and signal handlers."""
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         log = attempt_files.shim_log(str(folder), node)
         self._children.add(
@@ -233,11 +233,11 @@ class LocalBackend:
         )
 
     def _reap(self) -> None:
-        """Collect shims that have ended. Those of an earlier controller are init's."""
+        """Collect shims that have ended. Those of an earlier controller are children of init."""
         for pid in list(self._children):
             try:
                 ended, _ = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:  # whoever ignores SIGCHLD has them collected by the kernel
+            except ChildProcessError:  # the kernel collects children of a process that ignores SIGCHLD
                 ended = pid
             if ended:
                 self._children.discard(pid)
@@ -256,7 +256,7 @@ class LocalBackend:
         return self._followed[key]
 
     def _bury_unknown(self, job_id: str, attempt: int) -> None:
-        """Where there is nothing of the attempt, see to it that there never will be."""
+        """Record an attempt without files as aborted, so that it can never start."""
         folder = self._folder(job_id, attempt)
         if not folder.exists():
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -264,7 +264,7 @@ class LocalBackend:
             attempt_files.create_folder(str(folder), {attempt_files.DECISION: text}, durable=True)
 
     def _find_strays(self, held: Iterable[tuple[str, int]]) -> None:
-        """Find attempts that run and that nobody holds: each has rank files as long as it has processes."""
+        """Find running attempts that are not held: an attempt has rank files while it has processes."""
         known = {*held, *self._strays}
         for path in (self._state_folder / "ranks").glob("*/*.json"):
             job_id, attempt, _ = path.stem.rsplit(".", 2) if path.stem.count(".") > 1 else ("", "", "")
@@ -275,14 +275,14 @@ class LocalBackend:
             now_seconds = self._clock.monotonic_ns() / 1e9
             stray = FollowedAttempt(self._folder(*key), *key, now_seconds, self._start_shim)
             if attempt_files.read(f"{stray.folder}/{attempt_files.ATTEMPT}") is None:
-                path.unlink(missing_ok=True)  # its attempt was removed; nobody else will do it
+                path.unlink(missing_ok=True)  # its attempt was removed, so nothing else deletes it
             else:
                 self._strays[key] = stray
 
     def _end_strays(self, now_seconds: float) -> None:
         for key, stray in list(self._strays.items()):
             try:
-                stray.stop("SIGKILL", 0.0, "stray", "the journal does not know it as running")
+                stray.stop("SIGKILL", 0.0, "stray", "the journal does not have it as running")
                 stray.poll(now_seconds, self._ready_timeout_seconds)
             except OSError as error:
                 self._complain(f"{key[0]}, attempt {key[1]}: {error}")
@@ -290,16 +290,16 @@ class LocalBackend:
                 del self._strays[key]
 
     def _complain(self, text: str) -> None:
-        """Log what could not be read or written, once: it is tried again at every call."""
+        """Log a failed read or write once; it is retried at every call."""
         if text not in self._failures:
             self._failures.add(text)
             _log.warning("%s", text)
 
 
 def _check_name(what: str, name: str) -> str:
-    """The name, if it may be one of a file. Dots are an array's members': 'j-000001.7'."""
+    """Return the name if it is a valid file name. Dots are for members of an array: 'j-000001.7'."""
     if not _NAME.match(name):
-        raise BackendError(f"{what} {name!r}: a name is letters, digits, '_' and '-', in parts that dots divide")
+        raise BackendError(f"{what} {name!r}: a name has letters, digits, '_' and '-', in parts separated by dots")
     return name
 
 

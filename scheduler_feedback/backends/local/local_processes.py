@@ -1,8 +1,8 @@
-"""Processes of this machine: who they are, who descends from whom, and how to end all of them.
+"""Processes of this machine: identity, descent, and termination.
 
-A pid alone never names a process: pid and start time (field 22 of /proc/PID/stat, clock ticks since boot) together do,
-within one boot. Standard library only, and little of it: the shim imports this file by its folder, in a bare
-interpreter, and its start-up time is part of a gang's.
+A pid alone does not identify a process: within one boot, pid and start time together do (field 22 of /proc/PID/stat, in
+clock ticks since boot). Standard library only, and little of it: the shim imports this file by its folder in a bare
+interpreter, whose start-up time adds to a gang's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Stat:
-    """What /proc/PID/stat says of a process, as far as it matters here. start_time: clock ticks since boot."""
+    """Some fields of /proc/PID/stat. start_time: clock ticks since boot."""
 
     __slots__ = ("parent", "pid", "start_time", "state")
 
@@ -37,46 +37,46 @@ class Stat:
 
     @property
     def gone(self) -> bool:
-        """Whether it runs no more: a zombie that waits for its parent (Z), or dead (X, x)."""
+        """Whether it no longer runs: a zombie that waits for its parent (Z), or dead (X, x)."""
         return self.state in ("Z", "X", "x")
 
 
 def parse_stat(text: bytes) -> Stat:
-    """One line of /proc/PID/stat (proc_pid_stat(5)). The name may hold spaces, brackets and line ends: it is skipped.
+    """Parse a line of /proc/PID/stat (proc_pid_stat(5)). The name may have spaces, brackets and line ends.
 
-    Raises ValueError where the text is no such line.
+    Raises ValueError for malformed text.
     """
     pid, opened, _ = text.partition(b" (")
     _, closed, rest = text.rpartition(b")")
     fields = rest.split()
     if not opened or not closed or len(fields) < 20:
         raise ValueError(f"not a line of /proc/PID/stat: {text[:80]!r}")
-    # Fields are counted from 1 in the manual: state is 3, ppid 4, starttime 22; `fields` begins with the third.
+    # The manual counts fields from 1: state is 3, ppid 4, starttime 22; `fields` begins with the third.
     return Stat(int(pid), fields[0].decode(), int(fields[1]), int(fields[19]))
 
 
 def read_stat(pid: int) -> Stat | None:
-    """The process now; None where there is none."""
+    """Return the process's current state; None if there is none."""
     try:
         descriptor = os.open(f"{PROC}/{pid}/stat", os.O_RDONLY)
     except OSError:
         return None
     try:
         return parse_stat(os.read(descriptor, 4096))
-    except OSError:  # ESRCH: it went between open and read
+    except OSError:  # ESRCH: it ended between open and read
         return None
     finally:
         os.close(descriptor)
 
 
 def start_time(pid: int) -> int | None:
-    """Start time of the process, in clock ticks since boot; None where there is none."""
+    """Return the start time of the process, in clock ticks since boot; None if there is none."""
     stat = read_stat(pid)
     return None if stat is None else stat.start_time
 
 
 def is_alive(pid: int, start_time: int) -> bool:
-    """Whether exactly this process still runs; a zombie does not."""
+    """Return whether exactly this process still runs; a zombie does not."""
     stat = read_stat(pid)
     return stat is not None and stat.start_time == start_time and not stat.gone
 
@@ -85,7 +85,7 @@ _boot_id = ""
 
 
 def boot_id() -> str:
-    """The kernel's name for this boot: pids and start times of another one mean nothing."""
+    """Return the kernel's id of this boot; pids and start times of another boot are meaningless."""
     global _boot_id
     if not _boot_id:
         with open(f"{PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -94,9 +94,9 @@ def boot_id() -> str:
 
 
 def send_signal(pid: int, start_time: int, number: int) -> bool:
-    """Signal exactly this process; False where it is gone (or not ours to signal).
+    """Signal exactly this process; return False if it has ended or we may not signal it.
 
-    The descriptor pins the process before its start time is compared, so that a recycled pid is never hit.
+    The descriptor pins the process before its start time is compared, so that a recycled pid is never signalled.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -114,12 +114,12 @@ def send_signal(pid: int, start_time: int, number: int) -> bool:
 
 
 def all_pids() -> list[int]:
-    """Every process that this one can see, by pid."""
+    """Return the pids of all visible processes."""
     return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
 
 
 def descendants(ancestors: set[int]) -> list[Stat]:
-    """Everything that descends from these pids now (they themselves not included), parents before children."""
+    """Return all current descendants of these pids, without them, parents before children."""
     children: dict[int, list[Stat]] = {}
     for pid in all_pids():
         stat = read_stat(pid)
@@ -138,11 +138,11 @@ def descendants(ancestors: set[int]) -> list[Stat]:
 
 
 def kill_descendants(number: int = signal.SIGKILL) -> None:
-    """Signal every descendant of the caller, each the moment it is found.
+    """Signal every descendant of the caller, each as soon as it is found.
 
-    One pass misses what is forked behind its back: a subreaper calls it until wait(2) says that no child is left. A
-    process that only forks and exits is its parent's orphan by then, so a direct child of the caller, and is hit within
-    microseconds of being read. (A pid is not recycled so soon: the kernel goes round all of them first.)
+    One pass misses processes forked during it: a subreaper repeats it until wait(2) reports that no child is left. A
+    process that only forks and exits leaves a direct child of the caller, which is signalled within microseconds of
+    being read. (A pid is not recycled so soon: the kernel first uses all others.)
     """
     family = {os.getpid()}
     for pid in all_pids():
@@ -153,12 +153,12 @@ def kill_descendants(number: int = signal.SIGKILL) -> None:
         if not stat.gone:
             try:
                 os.kill(pid, number)
-            except OSError:  # it went by itself, or became another user's (set-user-ID); the caller goes on asking
+            except OSError:  # it ended, or became another user's (set-user-ID); the caller repeats the pass
                 pass
 
 
 def with_environment(markers: tuple[str, ...]) -> list[Stat]:
-    """Live processes that were started with all of these NAME=VALUE in their environment, as far as one may read it."""
+    """Return live processes that were started with all these NAME=VALUE in their environment, if it is readable."""
     wanted = {marker.encode(errors="surrogateescape") for marker in markers}
     found = []
     for pid in all_pids():
@@ -176,22 +176,22 @@ def with_environment(markers: tuple[str, ...]) -> list[Stat]:
 
 
 def become_subreaper() -> None:
-    """From now on, orphaned descendants become children of the caller and not of init (prctl(2), Linux 3.4)."""
+    """Make the caller the new parent of orphaned descendants instead of init (prctl(2), Linux 3.4)."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"PR_SET_CHILD_SUBREAPER: {os.strerror(number)}")
 
 
 def die_with_parent(parent: int) -> bool:
-    """Let the kernel kill the caller when its parent's thread ends; False where the parent has gone already."""
+    """Let the kernel kill the caller when its parent's thread ends; return False if the parent has already ended."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     return os.getppid() == parent
 
 
 def settle(parent: int, log: int, directory: str, cgroup: str | None) -> bool:
-    """In a child of the shim: a session of its own, the log for its output, its folder and cgroup; False: no shim left.
+    """In a child of the shim: start a session, set output, folder and cgroup; return False if the shim has ended.
 
-    The kernel kills it with the shim from here on. Raises OSError where the folder can't be entered.
+    From then on the kernel kills the child with the shim. Raises OSError if the folder cannot be entered.
     """
     os.setsid()
     if not die_with_parent(parent):
@@ -199,7 +199,7 @@ def settle(parent: int, log: int, directory: str, cgroup: str | None) -> bool:
     if cgroup is not None:
         try:
             join_cgroup(cgroup)
-        except OSError as error:  # the subreaper ends it all the same
+        except OSError as error:  # without the cgroup, the subreaper ends it
             os.write(2, f"{cgroup}: {error.strerror}\n".encode(errors="replace"))
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -208,8 +208,8 @@ def settle(parent: int, log: int, directory: str, cgroup: str | None) -> bool:
 
 
 def become(program: str, command: list[str], environment: dict[str, str]) -> NoReturn:
-    """In a child: become the program, with signals as a program expects them. Raises OSError where it can't."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them, and exec keeps that
+    """In a child: execute the program with default signal handling. Raises OSError if that fails."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them, and exec inherits that
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execve(program, command, environment)
@@ -219,9 +219,9 @@ def become(program: str, command: list[str], environment: dict[str, str]) -> NoR
 
 
 def parse_own_cgroup(mountinfo: str, membership: str) -> str | None:
-    """Folder of the caller's own cgroup (v2): from /proc/self/mountinfo (proc_pid_mountinfo(5)) and /proc/self/cgroup.
+    """Return the folder of the caller's cgroup (v2), from /proc/self/mountinfo (proc_pid_mountinfo(5)) and cgroup.
 
-    None where no v2 hierarchy is mounted, or the mount does not show the caller's place in it.
+    None if no v2 hierarchy is mounted, or if the mount does not contain the caller's cgroup.
     """
     own = next((line[3:] for line in membership.split("\n") if line.startswith("0::")), None)
     if own is None or own.startswith("/.."):
@@ -239,14 +239,14 @@ def parse_own_cgroup(mountinfo: str, membership: str) -> str | None:
 
 
 def _unescape(field: str) -> str:
-    """Space, tab, line end and backslash stand as octal in mountinfo."""
+    """Decode space, tab, line end and backslash, which are octal in mountinfo."""
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         field = field.replace(code, character)
     return field
 
 
 def own_cgroup() -> str | None:
-    """Folder of the caller's own cgroup (v2), or None."""
+    """Return the folder of the caller's cgroup (v2), or None."""
     try:
         with open(f"{PROC}/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             mountinfo = file.read()
@@ -258,7 +258,7 @@ def own_cgroup() -> str | None:
 
 
 def create_cgroup(folder: str) -> bool:
-    """Make a cgroup that can be killed as a whole (cgroup.kill, Linux 5.14); False where that is not allowed here."""
+    """Make a cgroup that can be killed as a whole (cgroup.kill, Linux 5.14); return False if that is not allowed."""
     try:
         os.mkdir(folder)
     except OSError:
@@ -270,7 +270,7 @@ def create_cgroup(folder: str) -> bool:
 
 
 def join_cgroup(folder: str) -> None:
-    """Move the calling process into the cgroup; what it forks later is born there."""
+    """Move the calling process into the cgroup; its later children start in it."""
     descriptor = os.open(f"{folder}/cgroup.procs", os.O_WRONLY)
     try:
         os.write(descriptor, b"0")
@@ -279,7 +279,7 @@ def join_cgroup(folder: str) -> None:
 
 
 def kill_cgroup(folder: str) -> None:
-    """SIGKILL everything in the cgroup and below, forks in flight included."""
+    """Send SIGKILL to everything in the cgroup and below, including concurrent forks."""
     try:
         descriptor = os.open(f"{folder}/cgroup.kill", os.O_WRONLY)
     except OSError:
@@ -293,7 +293,7 @@ def kill_cgroup(folder: str) -> None:
 
 
 def cgroup_occupied(folder: str) -> bool:
-    """Whether a process is left in the cgroup or below (cgroup.events, 'populated')."""
+    """Return whether a process is left in the cgroup or below (cgroup.events, 'populated')."""
     try:
         with open(f"{folder}/cgroup.events", encoding="ascii") as file:
             return "populated 1" in file.read()
@@ -302,7 +302,7 @@ def cgroup_occupied(folder: str) -> bool:
 
 
 def remove_cgroup(folder: str) -> None:
-    """Remove the cgroup and those that the job made in it; what is still occupied stays."""
+    """Remove the cgroup and those that the job made in it, except for occupied ones."""
     for path, _, _ in os.walk(folder, topdown=False):
         try:
             os.rmdir(path)

@@ -1,8 +1,8 @@
-"""What a rank is given: its place in the gang, its environment, its program. Pure, but for looking the program up.
+"""Input of a rank: its place in the gang, its environment, its program. Pure, except for the lookup of the program.
 
-A plan is what attempt.json holds: the fields of StartGang, and ``state_folder``, ``environment`` (the small base under
+A plan is the content of attempt.json: the fields of StartGang, and ``state_folder``, ``environment`` (the base below
 the submitter's), ``nodes`` (by name: ``devices``, ``socket``), ``master_address``, ``master_port``, ``use_cgroups``,
-``decision_timeout_seconds``. Standard library only: see processes.py.
+``decision_timeout_seconds``. Standard library only: see local_processes.py.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def ranks_on(plan: Plan, node: str) -> list[int]:
-    """The attempt's ranks on the node, in the order of LOCAL_RANK."""
+    """Return the attempt's ranks on the node, in the order of LOCAL_RANK."""
     return [rank for rank, slot in enumerate(plan["placement"]) if slot["node"] == node]
 
 
 def nodes_of(plan: Plan) -> list[str]:
-    """The attempt's nodes, in the order of GROUP_RANK: by their lowest rank."""
+    """Return the attempt's nodes, in the order of GROUP_RANK: by their lowest rank."""
     return list(dict.fromkeys(slot["node"] for slot in plan["placement"]))
 
 
 def marks(plan: Plan, node: str) -> dict[str, str]:
-    """The variables that name the attempt on this node; no process of anything else carries all of them."""
+    """Return the variables that identify the attempt on this node; only its processes have all of them."""
     return {
         "GANGWATCH_JOB": plan["job_id"],
         "GANGWATCH_ATTEMPT": str(plan["attempt"]),
@@ -38,12 +38,12 @@ def marks(plan: Plan, node: str) -> dict[str, str]:
 
 
 def rank_environment(plan: Plan, node: str, rank: int) -> dict[str, str]:
-    """The environment of a rank: a small base, over it the submitter's, over that what tells the rank its place.
+    """Return a rank's environment: the base, overridden by the submitter's, overridden by the rank's place.
 
-    The names are torchrun's (pytorch.org/docs/stable/elastic/run.html, "Environment Variables"). On a slot of CPU the
-    math libraries are held to one thread unless the submitter says otherwise: each would take the whole machine.
-    GANGWATCH_NODES: the gang's nodes with their ranks ('n1:4,n2:4'), as `mpirun --host` takes them. GANGWATCH_ROLE: of
-    the rank's group; GANGWATCH_ARRAY_INDEX: of an array's member; only where there is one.
+    The names are torchrun's (pytorch.org/docs/stable/elastic/run.html, "Environment Variables"). On a CPU slot the math
+    libraries get one thread unless the submitter sets another number; each would otherwise use the whole machine.
+    GANGWATCH_NODES: the gang's nodes with their ranks ('n1:4,n2:4'), the format of `mpirun --host`. GANGWATCH_ROLE: of
+    the rank's group. GANGWATCH_ARRAY_INDEX: of an array's member. The last two are set only if there is one.
     """
     local = ranks_on(plan, node)
     nodes = nodes_of(plan)
@@ -74,7 +74,7 @@ def rank_environment(plan: Plan, node: str, rank: int) -> dict[str, str]:
 
 
 def group_of(plan: Plan, rank: int) -> Mapping[str, Any] | None:
-    """The group that the rank belongs to; None where the gang has none: all its ranks are alike."""
+    """Return the rank's group; None if the gang has no groups."""
     first = 0
     for group in plan["spec"].get("groups", ()):
         first += group["ranks"]
@@ -85,28 +85,28 @@ def group_of(plan: Plan, rank: int) -> Mapping[str, Any] | None:
 
 
 def command_of(plan: Plan, rank: int) -> list[str]:
-    """What the rank runs: its group's command where that has one, else the job's."""
+    """Return the rank's command: its group's if that has one, else the job's."""
     group = group_of(plan, rank)
     command: list[str] = (group["command"] if group is not None else None) or plan["spec"]["command"]
     return command
 
 
 def name_of_command(plan: Plan, rank: int) -> str:
-    """What to call that command in a sentence that everybody may read."""
+    """Return a name of that command for messages that every user may read."""
     group = group_of(plan, rank)
     return f"the command of group {group['role']}" if group is not None and group["command"] else "the command"
 
 
 def working_directory(plan: Plan, environment: Mapping[str, str]) -> str:
-    """Where ranks start: as submitted, else at home."""
+    """Return the folder in which ranks start: the submitted one, else the home folder."""
     return plan["spec"]["working_directory"] or environment.get("HOME") or "/"
 
 
 def find_program(command: str, environment: Mapping[str, str], directory: str, of: str = "the command") -> str:
-    """Path of the program, found as execvp(3) finds it from the working directory. of: which command it begins.
+    """Return the path of the program, as execvp(3) finds it from the working directory. of: whose program it is.
 
-    Raises OSError saying why not. Everybody may read that in the job's story, so it quotes nothing that the user wrote:
-    the command and the folder are shown to the job's user beside it.
+    Raises OSError that says why not. Every user may read that in the job's story, so it does not quote the user's text:
+    the page shows command and folder only to the job's user.
     """
     if not os.path.isdir(directory):
         raise FileNotFoundError("the working directory does not exist")

@@ -1,22 +1,22 @@
-"""The shim: one small process a node and job attempt, which starts the ranks, waits for them, and accounts for them.
+"""The shim: a small process for each node and attempt that starts the ranks, waits for them and records their ends.
 
-It is the ranks' parent, so it alone can learn their exit codes, and it outlives the controller, which only reads what
-the shim writes (records.py). Run as a file, in a bare interpreter, as the leader of a session::
+It is the ranks' parent, so only it can get their exit codes. It outlives the controller, which only reads the shim's
+files (attempt_files.py). Run as a file, in a bare interpreter, as the leader of a session::
 
     python -I -S shim.py ATTEMPT_FOLDER NODE
 
-1. It puts its folder in place (the one shim that succeeds serves the node) and says whether its ranks could start.
-2. It waits for the gang's decision: no rank starts unless every node said yes. Undecided for too long, it says no.
-3. Every rank is forked and held; once all of the node's are recorded, all are let go. If one cannot be executed, the
-   gang is stopped on every node.
-4. It waits: for its children, for a stop request, and for deadlines. A rank that fails stops the gang on every node,
-   whether or not a controller is there to be told.
-5. Once its ranks have exited, whatever else the job has left behind is ended: as a subreaper the shim inherits what
-   called setsid or lost its parent, so that the attempt is over exactly when wait(2) knows of no child any more.
+1. It creates its folder (only one shim of a node succeeds) and records whether its ranks could start.
+2. It waits for the gang's decision: no rank starts unless every node is ready. After a timeout it decides to abort.
+3. It forks every rank and holds it; once all ranks of the node are recorded, it releases all. If one cannot be
+   executed, the gang is stopped on every node.
+4. It waits for its children, for a stop request, and for deadlines. A failed rank stops the gang on every node, even
+   without a controller.
+5. Once its ranks have exited, it ends everything else of the job. As a subreaper it inherits processes that called
+   setsid or lost their parent, so the attempt has ended exactly when wait(2) has no child left.
 
-The stop signal goes to the ranks' own processes (launchers such as torchrun pass it on to their workers) and SIGCONT
-follows, to everything: a stopped process could not handle it. When the grace is over, everything is killed. SIGTERM or
-SIGINT to the shim itself stops the gang in the same way. A disk that is full delays records; it loses none.
+The stop signal goes to the ranks' own processes (launchers such as torchrun forward it to their workers). SIGCONT to
+all processes follows, because a stopped process could not handle the signal. After the grace period, everything is
+killed. SIGTERM or SIGINT to the shim itself stops the gang in the same way. A full disk delays records but loses none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
     from scheduler_feedback.backends.local import attempt_files, checkpoint_command, local_processes, rank_launch
-else:  # run as a file: importing the package would cost more than everything else here together
+else:  # run as a file: importing the package would take longer than everything else here
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import attempt_files
     import checkpoint_command
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, NoReturn
 
-_POLL_SECONDS = 0.25  # a poke (SIGUSR1) comes at once; this is for the one that was lost or never sent
-_LEFTOVER_SECONDS = 1.0  # between SIGTERM and SIGKILL for what a job leaves behind once its ranks have exited
-_KILL_AGAIN_SECONDS = (0.005, 0.5)  # first and longest pause between two rounds of SIGKILL
+_POLL_SECONDS = 0.25  # a poke (SIGUSR1) is handled at once; polling finds changes whose poke was lost or not sent
+_LEFTOVER_SECONDS = 1.0  # between SIGTERM and SIGKILL for processes that remain after the ranks have exited
+_KILL_AGAIN_SECONDS = (0.005, 0.5)  # first and longest pause between two passes of SIGKILL
 _SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 def exit_code(status: int) -> int:
-    """A wait status as a shell counts it: 128 + n for signal n."""
+    """Convert a wait status as a shell does: 128 + n for signal n."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def poke(folder: str, nodes: Iterable[str]) -> None:
-    """Make the attempt's shims on these nodes look at their folder now."""
+    """Make the attempt's shims on these nodes read their folder now."""
     for node in nodes:
         about = attempt_files.read(f"{folder}/{node}/{attempt_files.SHIM}")
         if about is not None and about["boot_id"] == local_processes.boot_id():
@@ -72,7 +72,7 @@ class Shim:
     def __init__(self, folder: str, node: str) -> None:
         plan = attempt_files.read(f"{folder}/{attempt_files.ATTEMPT}")
         if plan is None:
-            sys.exit(f"{folder}: no attempt to serve")
+            sys.exit(f"{folder}: there is no attempt in this folder")
         self.plan = plan
         self.folder = folder
         self.node = node
@@ -93,15 +93,15 @@ class Shim:
         # The save under way, and the stop request that waits for it.
         self.saving: tuple[checkpoint_command.Checkpoint, dict[str, Any]] | None = None
         self.kill_at: float | None = None  # monotonic seconds
-        self.told_to_end = False
-        self.executed: set[int] = set()  # ranks that became their program
+        self.end_requested = False
+        self.executed: set[int] = set()  # ranks that have executed their program
         self.unwritten: list[tuple[str, dict[str, Any], bool]] = []  # path, record, durable
         self.complaints: set[str] = set()
 
     def serve(self) -> None:
-        """The whole life of the shim."""
+        """Run the shim from start to end."""
         beside = local_processes.own_cgroup() if self.plan["use_cgroups"] else None
-        # The cgroup is named before it exists: whoever has to clear up after this shim must be able to find it.
+        # The cgroup is recorded before it exists, so that a cleanup after this shim's death finds it.
         cgroup = None if beside is None else f"{beside}/gangwatch-{self.pid}-{self.start_time}"
         boot_id = local_processes.boot_id()
         about = {"pid": self.pid, "start_time": self.start_time, "boot_id": boot_id, "cgroup": cgroup}
@@ -122,11 +122,11 @@ class Shim:
     # --- before the start --------------------------------------------------------------------------------------------
 
     def answer(self) -> None:
-        """Say whether the ranks could be started: all that can be known to fail beforehand is tried here."""
+        """Record whether the ranks could be started, after trying everything that can fail beforehand."""
         try:
             environment = self.environments[self.ranks[0]]
             self.directory = rank_launch.working_directory(self.plan, environment)
-            found: dict[str, str] = {}  # all ranks of a job have one PATH
+            found: dict[str, str] = {}  # all ranks of a job have the same PATH
             for rank in self.ranks:
                 program = rank_launch.command_of(self.plan, rank)[0]
                 if program not in found:
@@ -146,7 +146,7 @@ class Shim:
             attempt_files.write(f"{self.own}/{attempt_files.READY}", {})
 
     def paths(self, rank: int) -> tuple[str, str]:
-        """Of the rank's file for the node's agent, and of its log."""
+        """Return the paths of the rank's file for the node's agent, and of its log."""
         state_folder, job_id, attempt = self.plan["state_folder"], self.plan["job_id"], self.plan["attempt"]
         return (
             attempt_files.rank_file(state_folder, self.node, job_id, attempt, rank),
@@ -154,18 +154,18 @@ class Shim:
         )
 
     def wait_for_decision(self) -> bool:
-        """Whether the gang starts. Undecided at the deadline, or told to end, the shim itself decides that not."""
+        """Return whether the gang starts. After a timeout, or a request to end, the shim decides to abort."""
         deadline = time.monotonic() + self.plan["decision_timeout_seconds"]
         while (decided := attempt_files.decision(self.folder)) is None:
             self.wait_for_signal(0.1)
             try:
-                if self.told_to_end:
+                if self.end_requested:
                     attempt_files.decide(
-                        self.folder, attempt_files.ABORT, f"the shim of node {self.node} was told to end"
+                        self.folder, attempt_files.ABORT, f"the shim of node {self.node} received a signal to end"
                     )
                 elif time.monotonic() > deadline:
                     attempt_files.decide(
-                        self.folder, attempt_files.ABORT, f"node {self.node} was ready, and nobody decided"
+                        self.folder, attempt_files.ABORT, f"node {self.node} was ready, but no controller decided"
                     )
             except FileNotFoundError:  # the attempt was removed
                 return False
@@ -176,7 +176,7 @@ class Shim:
     # --- the start ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Fork and hold every rank, record all, let all go; then see whether each became its program."""
+        """Fork and hold every rank, record and release all; then check whether each has executed its program."""
         gate, release = os.pipe()
         results: dict[int, int] = {}
         try:
@@ -195,12 +195,12 @@ class Shim:
         except OSError as error:
             self.failure = f"node {self.node}: {_describe(error)}"
         finally:
-            os.close(release)  # whoever was not let go reads the end of the pipe, and ends
+            os.close(release)  # a rank that was not released reads the end of the pipe, and exits
             os.close(gate)
         for rank in self.running.values():
-            said_why = os.read(results[rank], 4096).decode(errors="replace")  # the end of the pipe, once it executes
-            if said_why:
-                self.failure = self.failure or f"rank {rank} on node {self.node}: {said_why}"
+            failure = os.read(results[rank], 4096).decode(errors="replace")  # exec closes the pipe
+            if failure:
+                self.failure = self.failure or f"rank {rank} on node {self.node}: {failure}"
             elif not self.failure:
                 self.executed.add(rank)
                 self.keep(attempt_files.start_record(rank), {**about[rank], "wall_ns": time.time_ns()}, durable=False)
@@ -211,7 +211,7 @@ class Shim:
             self.stop_all("SIGKILL", 0.0, "start-failed", self.failure)
 
     def about(self, pid: int, rank: int) -> dict[str, Any]:
-        """What the rank's file says (the node's agent reads it)."""
+        """Return the content of the rank's file (for the node's agent)."""
         return {
             "gang": self.plan["job_id"],
             "attempt": self.plan["attempt"],
@@ -224,7 +224,7 @@ class Shim:
         }
 
     def become_rank(self, rank: int, gate: int, said: int) -> NoReturn:
-        """In the child: become the rank once let go, or say on the pipe why not. The kernel kills it with the shim."""
+        """In the child: execute the rank once released, or write the error to the pipe. It dies with the shim."""
         try:
             if local_processes.settle(self.pid, self.logs[rank], self.directory, self.cgroup) and os.read(gate, 1):
                 local_processes.become(
@@ -238,7 +238,7 @@ class Shim:
     # --- while it runs -----------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Until no process of the attempt is left on the node."""
+        """Run until no process of the attempt is left on the node."""
         again = _KILL_AGAIN_SECONDS[0]
         while self.reap():
             self.write_records()
@@ -262,7 +262,7 @@ class Shim:
                 again = min(2 * again, _KILL_AGAIN_SECONDS[1])
 
     def reap(self) -> bool:
-        """Take note of every child that has ended; whether any is left."""
+        """Record every child that has ended; return whether any is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -274,12 +274,12 @@ class Shim:
                 self.saving[0].ended(exit_code(status))
                 continue
             rank = self.running.pop(pid, None)
-            if rank is None or rank not in self.executed:  # adopted, or never let go
+            if rank is None or rank not in self.executed:  # adopted, or never released
                 continue
             code = exit_code(status)
             self.keep(attempt_files.exit_record(rank), {"rank": rank, "exit_code": code, "wall_ns": time.time_ns()})
             if code != 0 and not self.stopping:
-                self.heed_stop_request()  # one that was made before it ended may be why it ended
+                self.heed_stop_request()  # an earlier stop request may be the reason for its end
             if code != 0 and not self.stopping:
                 spec = self.plan["spec"]
                 reason = f"rank {rank} on node {self.node} exited with {code}"
@@ -287,36 +287,36 @@ class Shim:
                 self.stop_all(spec["checkpoint_signal"], spec["grace_seconds"], "rank-failed", reason, **about)
 
     def heed_stop_request(self) -> None:
-        """Begin to stop, once, if that has been asked for: by a signal to the shim or in the attempt's folder."""
+        """Begin to stop, once, if a signal to the shim or a file in the attempt's folder requests it."""
         if self.stopping:
             return
         request = attempt_files.read(f"{self.folder}/{attempt_files.STOP}")
         if request is not None:
             self.begin_stop(request)
-        elif self.told_to_end:
+        elif self.end_requested:
             spec = self.plan["spec"]
-            reason = f"the shim of node {self.node} was told to end"
+            reason = f"the shim of node {self.node} received a signal to end"
             self.stop_all(spec["checkpoint_signal"], spec["grace_seconds"], "shim-ended", reason)
 
     def stop_all(self, signal_name: str, grace_seconds: float, why: str, reason: str, **more: object) -> None:
-        """Stop the gang on every node; here at once, whatever becomes of the request on the disk."""
+        """Stop the gang on every node; on this one at once, even if the request cannot be written to disk."""
         request = {"signal": signal_name, "grace_seconds": grace_seconds, "why": why, "reason": reason, **more}
         self.unwritten.append((f"{self.folder}/{attempt_files.STOP}", request, True))
         self.begin_stop(request)
         self.write_records()
 
     def begin_stop(self, request: dict[str, Any]) -> None:
-        """Save, if the request says so and anything is left to be saved; then signal."""
+        """Run the checkpoint command, if requested and ranks are left; then signal."""
         self.stopping = True
         wanted = request.get("checkpoint")
         if wanted is None or not self.running:
             self.signal_ranks(request)
             return
-        self.signalled = True  # what ends while it is saved may not have finished
+        self.signalled = True  # a rank that ends during the save may be unfinished
         self.saving = checkpoint_command.Checkpoint(self.plan, self.folder, self.node, wanted, self.cgroup), request
 
     def save(self) -> None:
-        """Go on with the stop once the gang is saved, or can't be."""
+        """Continue the stop once the gang is saved or the save has failed."""
         if self.saving is None:
             return
         saving, request = self.saving
@@ -332,7 +332,7 @@ class Shim:
         self.kill_no_later_than(time.monotonic() + request["grace_seconds"])
         if request["grace_seconds"] > 0:
             self.signalled = self.signalled or bool(self.running)
-            for pid in self.running:  # not reaped yet, so these pids are still theirs
+            for pid in self.running:  # not reaped yet, so no other process can have these pids
                 os.kill(pid, signal.Signals[request["signal"]])
             local_processes.kill_descendants(signal.SIGCONT)
 
@@ -342,11 +342,11 @@ class Shim:
     # --- records -----------------------------------------------------------------------------------------------------
 
     def keep(self, name: str, value: dict[str, Any], durable: bool = True) -> None:
-        """Remember a record of this node until it is on the disk."""
+        """Queue a record of this node until it is on disk."""
         self.unwritten.append((f"{self.own}/{name}", value, durable))
 
     def write_records(self) -> None:
-        """Write what can be written, in order; the rest is tried again."""
+        """Write the queued records in order; after an error the rest is retried later."""
         while self.unwritten:
             path, value, durable = self.unwritten[0]
             try:
@@ -355,17 +355,17 @@ class Shim:
                         poke(self.folder, [node for node in rank_launch.nodes_of(self.plan) if node != self.node])
                 else:
                     attempt_files.write(path, value, durable)
-            except FileNotFoundError:  # the attempt was removed: nobody will read it
+            except FileNotFoundError:  # the attempt was removed, so the record has no reader
                 pass
             except OSError as error:
-                # Not its file name: that of a temporary is another one at each try, and would be news each time.
-                self.complain(f"{os.path.basename(path)} waits: {error.strerror or _describe(error)}")
+                # Without the file name: temporary names differ at each try, and each would be logged.
+                self.complain(f"{os.path.basename(path)} is not written yet: {error.strerror or _describe(error)}")
                 return
             del self.unwritten[0]
 
     def end(self) -> None:
-        """Account for the node: exits first, then nothing is a rank any more, then the end."""
-        self.save()  # the command and the last rank may have ended together
+        """Write the node's last records: exits first, then remove the rank files, then the end."""
+        self.save()  # the command and the last rank may have ended at the same time
         wall_ns = time.time_ns()
         self.write_all_records()
         for rank in self.ranks:
@@ -373,7 +373,7 @@ class Shim:
                 os.unlink(self.paths(rank)[0])
             except FileNotFoundError:
                 pass
-            except OSError as error:  # it names a dead process, which deceives nobody
+            except OSError as error:  # a remaining file names a dead process, which does no harm
                 self.complain(_describe(error))
         fate = {"started": not self.failure, "signalled": self.signalled, "reason": self.failure}
         self.keep(attempt_files.ENDED, {"wall_ns": wall_ns, **fate})
@@ -386,13 +386,13 @@ class Shim:
             self.write_records()
 
     def wait_for_signal(self, seconds: float) -> None:
-        """Sleep until something happens, at most so long."""
+        """Sleep until a signal arrives, at most this long."""
         information = signal.sigtimedwait(_SIGNALS, seconds)
         if information is not None and information.si_signo in (signal.SIGTERM, signal.SIGINT):
-            self.told_to_end = True
+            self.end_requested = True
 
     def complain(self, text: str) -> None:
-        """Say it once, in the shim's log, if that can be written."""
+        """Write a message once to the shim's log."""
         if text not in self.complaints:
             self.complaints.add(text)
             try:
@@ -407,7 +407,7 @@ def main() -> None:
         if int(name) > 2:
             try:
                 os.close(int(name))
-            except OSError:  # the listing's own
+            except OSError:  # the descriptor of the listing itself
                 pass
     os.chdir("/")
     local_processes.become_subreaper()

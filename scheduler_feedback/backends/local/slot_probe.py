@@ -1,16 +1,16 @@
-"""The probe: measures whether a slot really gives run time, before a quarantined node is trusted again.
+"""The probe: measures whether a slot gets its run time, before a quarantined node is used again.
 
-It runs as a job of ours on the node (``python -I -S probe.py --seconds 2``), does fixed work in a loop, prints one JSON
-document, and exits with 0 where the slot is sound, 1 where it is not or where that cannot be told, 2 for bad arguments.
+It runs as our job on the node (``python -I -S slot_probe.py --seconds 2``), does fixed work in a loop and prints one
+JSON document. It exits with 0 if the slot is sound, 1 if it is not or cannot be measured, 2 for bad arguments.
 
-Its wall time falls into what it ran (CLOCK_PROCESS_CPUTIME_ID), what it waited for a processor (run-queue wait, second
-field of /proc/self/schedstat), what the hypervisor took from its processor meanwhile (steal, /proc/stat), and the rest.
-It never sleeps and reads no disk, so the rest is time in which it was kept from running without waiting to run: stopped
-by a signal, a tracer or a freezer. That share is what is judged, over the whole run: a busy machine and a bandwidth
-limit show as run-queue wait, a busy host as steal, and none of them fails a node. Steal is known by processor only; the
-most stolen processor that the probe may use is taken, which errs on the side of the node.
+Its wall time has four parts: run time (CLOCK_PROCESS_CPUTIME_ID), waiting for a processor (run-queue wait, second field
+of /proc/self/schedstat), time that the hypervisor took from its processor (steal, /proc/stat), and the rest. It never
+sleeps and reads no disk, so in the rest it was not running although it could: stopped by a signal, a tracer or a
+freezer. The probe judges this share of the whole run. A busy machine and a bandwidth limit cause run-queue wait, and a
+busy host causes steal; none of them fails a node. Steal is only known by processor; the probe takes the largest value
+of its allowed processors, an error in the node's favour.
 
-It judges nothing of devices, nor how fast the processor is: `iterations_per_cpu_second` is printed for comparison.
+It does not judge devices or the processor's speed: `iterations_per_cpu_second` is printed for comparison.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import sys
 import time
 
 MAX_SUSPENDED_SHARE = 0.1
-"""Above this a node fails: a rank stopped for a tenth of its time makes its gang 1 / (1 - 0.1) - 1 = 11 % slower. What
-else is left unaccounted is small beside it: below 0.0002 of 2 s on an idle machine, with six busy processes on two
+"""Above this a node fails: a rank stopped for a tenth of its time makes its gang 1 / (1 - 0.1) - 1 = 11 % slower. Other
+unexplained time is small in comparison: below 0.0002 of 2 s on an idle machine, with six busy processes on two
 processors, and with half the processor taken by a bandwidth limit (measured on Linux 6.18)."""
 
-_CHUNK_ITERATIONS = 20_000  # about a millisecond: far below the length of the run, far above a clock's reading
+_CHUNK_ITERATIONS = 20_000  # about a millisecond: much shorter than the run, much longer than a clock reading
 
 
-class Unmeasurable(Exception):  # noqa: N818  (an answer, not a failure of the program)
-    """The kernel does not tell what is needed."""
+class Unmeasurable(Exception):  # noqa: N818  (a result, not a failure of the program)
+    """The kernel does not provide a needed value."""
 
 
 def parse_schedstat(text: str) -> int:
-    """Run-queue wait of /proc/PID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
+    """Return the run-queue wait in /proc/PID/schedstat, in nanoseconds (Documentation/scheduler/sched-stats.rst).
 
-    Raises Unmeasurable where the kernel keeps no such count (all zero for a process that has run).
+    Raises Unmeasurable if the kernel does not count it (all zero for a process that has run).
     """
     fields = text.split()
     if len(fields) != 3 or fields[0] == fields[2] == "0":
-        raise Unmeasurable(f"/proc/self/schedstat says {text.strip()!r}")
+        raise Unmeasurable(f"/proc/self/schedstat has {text.strip()!r}")
     return int(fields[1])
 
 
 def parse_steal(text: str, processors: set[int]) -> dict[int, int]:
-    """Stolen clock ticks of each of these processors, from /proc/stat (field 8 of a cpu line, proc_stat(5))."""
+    """Return the stolen clock ticks of each of these processors, from /proc/stat (field 8, proc_stat(5))."""
     steal = {}
     for line in text.split("\n"):
         fields = line.split()
@@ -55,15 +55,15 @@ def parse_steal(text: str, processors: set[int]) -> dict[int, int]:
 
 
 def suspended_share(wall_seconds: float, cpu_seconds: float, waited_seconds: float, stolen_seconds: float) -> float:
-    """Share of the wall time that is none of the others, in 0..1."""
+    """Return the share of the wall time that none of the others explains, in 0..1."""
     return min(1.0, max(0.0, (wall_seconds - cpu_seconds - waited_seconds - stolen_seconds) / wall_seconds))
 
 
 def measure(seconds: float) -> dict[str, float]:
-    """Work for so long and account for the time. Raises Unmeasurable."""
+    """Work for this long and measure where the time went. Raises Unmeasurable."""
     processors = os.sched_getaffinity(0)
     tick_seconds = 1 / os.sysconf("SC_CLK_TCK")
-    _work(_CHUNK_ITERATIONS)  # first touches of memory are not the slot's doing
+    _work(_CHUNK_ITERATIONS)  # so that first accesses to memory are not measured
     steal_before, waited_before = _steal(processors), _waited_ns()
     cpu_before, wall_before = time.process_time_ns(), time.monotonic_ns()
     iterations = 0
@@ -117,7 +117,7 @@ def main() -> int:
     try:
         measured = measure(seconds)
     except (Unmeasurable, OSError) as error:
-        document: dict[str, object] = {"passed": False, "reason": f"cannot be told: {error}"}
+        document: dict[str, object] = {"passed": False, "reason": f"cannot be measured: {error}"}
     else:
         share = measured["suspended_share"]
         passed = share < MAX_SUSPENDED_SHARE
@@ -127,7 +127,7 @@ def main() -> int:
             "reason": f"suspended for {share:.1%} of the time, {verdict} {MAX_SUSPENDED_SHARE:.0%}",
             **measured,
         }
-    import json  # after the measurement, so that its start-up is no part of it
+    import json  # after the measurement, so that its start-up is not measured
 
     sys.stdout.write(json.dumps(document) + "\n")
     return 0 if document["passed"] else 1
