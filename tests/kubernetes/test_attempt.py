@@ -76,7 +76,7 @@ def test_where_one_pod_does_not_fit_nothing_is_counted_on() -> None:
     another = msgspec.convert({"name": "x", "resources": {"requests": {"cpu": "63.5"}}}, Container)
     hungry.spec.containers = [*hungry.spec.containers, another]
     before = world.free_of("n1")
-    with pytest.raises(DoesNotFitError, match="w-1 does not fit on n2: cpu: 64500 asked for, 64000 free") as caught:
+    with pytest.raises(DoesNotFitError, match="w-1 does not fit on n2: cpu: 64500 requested, 64000 free") as caught:
         assign(world, [pod("w-0", 8, "g"), hungry], [*slots("n1", 8), *slots("n2", 8)])
     assert (caught.value.node, caught.value.constraint) == ("n2", constraint_of(hungry).name)
     assert world.free_of("n1") == before

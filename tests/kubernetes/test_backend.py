@@ -192,7 +192,7 @@ def test_a_probe_takes_the_image_that_is_configured_and_is_cleared_away_once_nob
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     probe = start_of("probe-n1-1", Slot("n1", 0), kind=JobKind.PROBE)
-    with pytest.raises(BackendError, match="no image is configured"):
+    with pytest.raises(BackendError, match="no probe image is configured"):
         Still(monkeypatch).apply(probe)
     leads = True
     backend = Still(monkeypatch, probes=Probes("image", "default", "gangwatch"), may_act=lambda: leads)

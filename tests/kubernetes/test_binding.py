@@ -120,14 +120,14 @@ def test_who_leads_no_more_after_a_lost_answer_looks_at_what_was_done(found: Pod
     leads = iter([True, False])
     failure, is_bound = bound(Server([LOST], [found]), lambda: next(leads))
     assert is_bound is counts
-    assert failure == ("" if counts else "pod train-0: it is not to be bound any more")
+    assert failure == ("" if counts else "pod train-0: the binding was cancelled")
 
 
 def test_who_leads_no_more_before_anything_was_asked_asks_nothing() -> None:
     server = Server([b""], [pod()])
     failure, is_bound = bound(server, lambda: False)
     assert (is_bound, server.asked) == (False, []), "nor is a pod looked at that was never asked for"
-    assert "not to be bound" in failure
+    assert "binding was cancelled" in failure
 
 
 def test_a_gang_is_bound_but_for_those_that_are_and_every_failure_is_told() -> None:

@@ -134,7 +134,7 @@ def test_a_start_whose_pods_do_not_come_fails_and_tells_how_the_owner_ended() ->
     scene = Scene()
     attempt = attempt_of()
     scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))))
-    assert scene.said == [ActionFailed("act", "j", "its pods are not there yet")]
+    assert scene.said == [ActionFailed("act", "j", "its pods do not exist yet")]
     owner = {"kind": "Job", "name": "train", "uid": "u", "controller": True}
     body = msgspec.to_builtins(pod("a", 1))
     body["metadata"]["ownerReferences"] = [owner]
@@ -143,7 +143,7 @@ def test_a_start_whose_pods_do_not_come_fails_and_tells_how_the_owner_ended() ->
     scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))))
     assert scene.said == [
         CancelRequested("j", "its owner, a Job that is deleted"),
-        ActionFailed("act", "j", "its pods are not there yet"),
+        ActionFailed("act", "j", "its pods do not exist yet"),
     ]
 
 

@@ -46,7 +46,7 @@ def operated(plane: Any) -> Iterator[Api]:
 
 
 def taken(api: Api, body: dict[str, Any]) -> None:
-    """Raises RefusedError where the schema does not know a field, or a value is none of those it allows."""
+    """Raises RefusedError where the schema does not know a field, or does not allow a value."""
     path = f"/apis/monitoring.coreos.com/v1/namespaces/default/{PLURALS[body['kind']]}"
     body = deepcopy(body)
     body["metadata"]["namespace"] = "default"

@@ -129,7 +129,7 @@ def test_no_server_and_no_sense_are_told_apart() -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(text="{")
 
-    with pytest.raises(BackendError, match="an answer that is not understood") as caught:
+    with pytest.raises(BackendError, match="cannot decode the response") as caught:
         asking(handler, lambda client: client.get("/x", _anything))
     assert not isinstance(caught.value, UnreachableError)
 
@@ -200,7 +200,7 @@ def test_a_kubeconfig_s_current_context_says_where_and_who(tmp_path: Path) -> No
     [
         ({"users": []}, "users: u"),
         ({"current-context": "c"}, "contexts: c"),
-        ({"clusters": None}, "as a kubeconfig has it"),
+        ({"clusters": None}, "not a valid kubeconfig"),
         ({"users": [{"name": "u", "user": {"exec": {}}}]}, "only tokens and client certificates"),
         ({"users": [{"name": "u", "user": {"client-key-data": "!"}}]}, "client-key"),
     ],

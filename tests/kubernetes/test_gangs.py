@@ -259,7 +259,7 @@ def test_a_pod_whose_claim_is_bound_goes_where_its_volume_can_be_reached_and_one
         wait_for("it is bound", lambda: list(cluster.nodes_of("data").values()) == ["n2"])
         wait_for("the others are refused", lambda: cluster.condition("later") and cluster.condition("absent"))
         assert "claim later is not bound" in cluster.condition("later")["message"]
-        assert "there is no claim absent" in cluster.condition("absent")["message"]
+        assert "claim absent does not exist" in cluster.condition("absent")["message"]
         cluster.add_volume("anywhere", None)
         cluster.bind_claim("later", "anywhere")
         wait_for("bound by its provisioner, it is let in", lambda: cluster.bound("later") == 1)

@@ -152,7 +152,7 @@ def budget(allowed: int, **selector: Any) -> Budget:
 def test_a_budget_that_bears_each_eviction_but_not_all_of_them_forbids_the_gang_s() -> None:
     pods = [pod(f"w-{n}", labels={"app": "t"}) for n in range(3)]
     assert forbidden(pods, [budget(3, matchLabels={"app": "t"})]) == ""
-    assert "allows 2 evictions now, the gang needs 3" in forbidden(pods, [budget(2, matchLabels={"app": "t"})])
+    assert "allows 2 evictions now; the gang needs 3" in forbidden(pods, [budget(2, matchLabels={"app": "t"})])
     assert forbidden(pods, [budget(0, matchLabels={"app": "other"})]) == ""
     assert forbidden(pods, [budget(0)]) != ""  # an empty selector selects all
     exists = {"key": "app", "operator": "Exists"}

@@ -70,7 +70,7 @@ def test_quantities_are_read_as_kubernetes_writes_them(resource: str, text: str,
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "0x10", "1e", "--1", "1Gii"])
 def test_what_is_no_quantity_is_named(text: str) -> None:
-    with pytest.raises(BackendError, match="is no quantity"):
+    with pytest.raises(BackendError, match="is not a quantity"):
         parse_quantity(text)
 
 
@@ -133,7 +133,7 @@ def test_a_gang_is_a_member_of_the_array_that_it_names_or_of_its_job_where_a_lim
     assert named.array_of == "default.trials"
     of_job.metadata.annotations = {ARRAY_PARALLEL: "many"}
     wrong = lone(of_job)
-    assert "'many' is no number of gangs" in wrong.refused
+    assert "'many' is not a number of gangs" in wrong.refused
 
 
 def lone_spec(one: Pod, declared: PodGroup) -> tuple[bool, bool]:
@@ -168,7 +168,7 @@ def test_pods_beyond_the_least_wait_until_the_others_are_bound_and_are_never_mov
 @pytest.mark.parametrize(
     ("claim", "words"),
     [
-        (None, "there is no claim c"),
+        (None, "claim c does not exist"),
         ({"status": {"phase": "Pending"}}, "claim c is not bound"),
         ({"status": {"phase": "Bound"}, "spec": {"volumeName": "gone"}}, "gone, which does not exist"),
         (
@@ -188,7 +188,7 @@ def test_a_claim_is_taken_only_where_its_volume_is_known(claim: dict[str, Any] |
     assert words in refusal(found)
     if not words:
         assert refusal(found) == ""
-        assert "can't be reached" in why_not(constraint_of(found), node("n1"), MANY)
+        assert "cannot be reached" in why_not(constraint_of(found), node("n1"), MANY)
         assert why_not(constraint_of(found), node("n2", zone="a"), MANY) == ""
     assert claimed.spec.volumes is not None
     assert claimed.spec.volumes[0].reach is None  # what was told by the server stays as it is
@@ -263,8 +263,8 @@ def test_preferences_and_our_own_taints_keep_nobody_away() -> None:
 
 
 def test_cpu_memory_and_room_for_pods_count() -> None:
-    assert why({}, free={"cpu": 500, "memory": 1 << 40, "pods": 3}) == "cpu: 1000 asked for, 500 free"
-    assert why({}, free={"cpu": 1000, "memory": 1 << 30, "pods": 0}) == "pods: 1 asked for, 0 free"
+    assert why({}, free={"cpu": 500, "memory": 1 << 40, "pods": 3}) == "cpu: 1000 requested, 500 free"
+    assert why({}, free={"cpu": 1000, "memory": 1 << 30, "pods": 0}) == "pods: 1 requested, 0 free"
 
 
 def test_pods_alike_share_a_constraint_and_others_do_not() -> None:
@@ -286,7 +286,7 @@ def test_what_pods_have_alike_is_held_once() -> None:
     ("spec", "words"),
     [
         ({"resourceClaims": [{"name": "gpu"}]}, "resource claims"),
-        ({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]}, "its claim was not looked up"),
+        ({"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]}, "its claim is unknown"),
         ({"volumes": [{"name": "d", "ephemeral": {"volumeClaimTemplate": {}}}]}, "ephemeral volumes"),
         ({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}, "topology spread"),
         ({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}}, "pod affinity"),
@@ -361,7 +361,7 @@ def test_a_launcher_without_a_gpu_takes_no_rank_and_a_gang_without_any_is_refuse
     gang = gang_of(group("mpi", 3), [pod("launcher", 0, "mpi"), pod("worker-0", 4, "mpi"), pod("worker-1", 4, "mpi")])
     assert gang.spec is not None
     assert gang.spec.ranks == 8
-    assert "no pod of it asks for a GPU" in lone(pod("p", 0)).refused
+    assert "none of its pods requests a GPU" in lone(pod("p", 0)).refused
 
 
 def test_gpu_pods_of_one_gang_that_differ_are_refused() -> None:

@@ -118,7 +118,7 @@ def a_volume(*hosts: str) -> StoredVolume:
     [
         (a_claim(), a_volume("n1"), ""),
         (a_claim(), a_volume(), ""),
-        (None, a_volume(), "there is no claim c"),
+        (None, a_volume(), "claim c does not exist"),
         (a_claim(phase="Pending"), a_volume(), "is not bound"),
         (a_claim(volume=""), a_volume(), "is not bound"),
         (a_claim("pv", "Bound", "ReadWriteOncePod"), a_volume(), "ReadWriteOncePod"),
@@ -148,7 +148,7 @@ def test_a_pod_is_looked_at_anew_when_its_claim_or_its_volume_is_told() -> None:
     world = world_of("n1", "n2")
     add(world, claiming("a", "c"))
     waiting = world.gang("default/a")
-    assert waiting is not None and "there is no claim" in waiting.refused
+    assert waiting is not None and "does not exist" in waiting.refused
     world.take_dirty()
     world.claim_told("default/c", None, a_claim())
     assert world.take_dirty() == {"default/a"}
@@ -157,7 +157,7 @@ def test_a_pod_is_looked_at_anew_when_its_claim_or_its_volume_is_told() -> None:
     gang = world.gang("default/a")
     assert gang is not None and gang.constraint is not None
     assert world.why_not(gang.constraint, "n1") == ""
-    assert "can't be reached" in world.why_not(gang.constraint, "n2")
+    assert "cannot be reached" in world.why_not(gang.constraint, "n2")
     world.volume_told("pv", a_volume("n1"), None)
     world.claim_told("default/other", None, a_claim("else"))
     assert world.take_dirty() == {"default/a"}

@@ -262,7 +262,9 @@ def test_a_job_that_would_count_a_failure_is_suspended_instead_and_its_pods_left
 def test_a_job_that_another_controller_owns_is_not_suspended_behind_its_back() -> None:
     parent = [{"kind": "JobSet", "name": "set", "uid": "s", "controller": True}]
     api = LittleApi({f"{JOBS}/train": a_job(ownerReferences=parent)}, (BUDGETS,))
-    with pytest.raises(BackendError, match="Job train of JobSet set would count the eviction as a failure"):
+    with pytest.raises(
+        BackendError, match="stopping it would count as a failure of Job train, which belongs to JobSet set"
+    ):
         stopped(api, owned("a"), owned("b"))
     assert api.done == []
 
@@ -270,7 +272,7 @@ def test_a_job_that_another_controller_owns_is_not_suspended_behind_its_back() -
 def test_a_budget_that_says_no_stops_nothing_and_what_has_ended_needs_none() -> None:
     api = LittleApi({f"{JOBS}/train": a_job(), f"{BUDGETS}/b": a_budget(1)}, (BUDGETS,))
     pods = [owned("a"), pod("b")]
-    with pytest.raises(BackendError, match="allows 1 evictions now, the gang needs 2"):
+    with pytest.raises(BackendError, match="allows 1 evictions now; the gang needs 2"):
         stopped(api, *pods)
     assert api.done == [], "neither suspended nor evicted"
     assert stopped(api, *pods, gone=1) == [f"{JOBS}/train"]

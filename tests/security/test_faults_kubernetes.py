@@ -50,7 +50,7 @@ def test_nothing_is_written_by_a_client_that_leads_no_more(cluster: Cluster, acc
 
     refused = asyncio.run(write())
     assert [words.split()[0] for words in refused] == ["POST", "PATCH", "PUT", "DELETE"]
-    assert all("leads no more" in words for words in refused)
+    assert all("no longer leads" in words for words in refused)
     assert cluster.api.find(f"{path}/other") is None
     assert cluster.api.find(f"{path}/fenced")["data"] == {"by": "one"}
     cluster.api.delete(f"{path}/fenced")
@@ -112,7 +112,7 @@ def test_a_leader_that_was_stopped_comes_back_and_acts_no_more(
         wait_for("it is bound", lambda: cluster.bound("contested") == 2)
         wait_for("the first has given up", lambda: first.poll() is not None)
         assert first.returncode != 0
-        assert "leads no more" in (tmp_path / "first" / "log" / "controller.log").read_text()
+        assert "no longer leads" in (tmp_path / "first" / "log" / "controller.log").read_text()
         assert holder(cluster) == second
         assert cluster.bound("before") == 1
         assert bound_once(kubelet)

@@ -154,7 +154,8 @@ def test_a_field_of_another_type_is_named(key: str, value: Any, said: str) -> No
 
 def test_a_line_without_what_is_needed_is_named() -> None:
     found = parse_text.nodes("NodeName=a State=IDLE Weight=1\nNodeName=b Weight=1")
-    assert [(one.where, one.why) for one in found.refused] == [("scontrol show nodes: line 2", ": State: the value is missing")]
+    (refused,) = found.refused
+    assert (refused.where, refused.why) == ("scontrol show nodes: line 2", ": State: the value is missing")
     with pytest.raises(BackendError, match="line 1: State: the value is missing"):
         parse_text.nodes("NodeName=b Weight=1")
     with pytest.raises(BackendError, match="the output is empty"):

@@ -1,12 +1,10 @@
-"""The Kubernetes backend: gangs of pods, placed by the core and bound over the API server.
+"""The Kubernetes backend: the core places gangs of pods, and this package binds them over the API server.
 
-``quantities``, ``constraints`` and ``translate`` are pure: objects in, the core's words out; so are ``marks`` and
-``rebuild``, which are the way back. ``client`` and ``watch`` speak to the server, ``world`` is what it last said. With
-``attempt``, ``binding`` and ``stopping`` a gang comes and goes, as ``carrying`` has it over the ``connection``;
-``backend`` puts them together; ``probing`` makes the pods that measure nodes. ``lease`` says who acts, ``publish``
-tells what the core thinks, ``uninstall`` takes it all away; ``agents`` shows the feed its agents, and ``naming`` says
-which gangs their pods are of. Where another schedules, ``advisor`` is the backend instead: ``foreign`` finds that one's
-gangs, and ``advice`` is what they are told.
+``objects`` translates Kubernetes objects into the core's terms, and ``api_server`` has the client, the watches, the
+informer cache and the leader lease. ``attempts`` binds and stops gangs and probes nodes. ``published`` writes the
+core's decisions on objects and reads them back after a restart. ``kubernetes_backend`` combines these, and ``agents``
+announces the agents' pods to the feed. If another scheduler places the pods, ``advisor`` is the backend: it only
+observes gangs and writes advice.
 """
 
 from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend

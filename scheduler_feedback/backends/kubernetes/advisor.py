@@ -1,6 +1,6 @@
-"""The backend of a cluster whose scheduler is another: gangs are watched where they run, and nothing is ever placed.
+"""The backend for a cluster with another scheduler: it observes running gangs and never places any.
 
-What is found is written on nodes and told on pods (``marks``, ``advice``); it is the other scheduler that acts on it.
+It writes verdicts on nodes (``marks``) and on pods (``advice``); the other scheduler acts on them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from scheduler_feedback.core.actions import Action
 from scheduler_feedback.core.events import Event, NodeSeen
 
 _NOBODY = "\0"
-"""Name of the scheduler whose pods are ours to place: none has it."""
+"""Name of the scheduler whose pods we would place: no pod has it."""
 
 
 class AdvisorBackend:
-    """Implements Backend. ``start`` before it is used; ``stop`` ends its thread."""
+    """Backend that only advises. Call ``start`` before use; ``stop`` ends its thread."""
 
     def __init__(
         self, access: Access, *, labels: TopologyLabels | None = None, settled_seconds: float = SETTLED_SECONDS
@@ -36,7 +36,7 @@ class AdvisorBackend:
         self._connection = Connection(access, self._watching, lambda: ())
 
     def start(self) -> None:
-        """Connect, and list everything once. Raises BackendError where that does not come to an end in time."""
+        """Connect and list everything once. Raises BackendError if that takes too long."""
         self._connection.start()
 
     def stop(self) -> None:
@@ -57,7 +57,7 @@ class AdvisorBackend:
         }
 
     def _pod_told(self, key: str, before: Pod | None, after: Pod | None) -> None:
-        with self.world.lock:  # between the two, the pod would take slots that nobody holds
+        with self.world.lock:  # without the lock, the pod would briefly take slots that belong to no gang
             self.world.pod_told(key, before, after)
             self.foreign.pod_told(before, after, time.monotonic())
 
@@ -78,8 +78,8 @@ class AdvisorBackend:
         return [*self.world.seen_anew(), *gangs]
 
     def gangs(self) -> list[Gang]:
-        """Gangs that are ours to tell why they wait: none."""
+        """Return the gangs whose waiting we explain: none."""
         return []
 
     def know(self, job_id: str, key: str) -> None:
-        """None of the gangs that the API's objects tell of is ours."""
+        """Do nothing: none of the gangs in the API's objects is ours."""

@@ -1,7 +1,7 @@
-"""Agents of the cluster: each node's is a pod of our DaemonSet, told to the feed by a file as on every other backend.
+"""Announcements of the agents to the feed: each is a pod of our DaemonSet, announced by a file as on other backends.
 
-A pod is reached by its name below the agents' headless service, '10-0-0-5.SERVICE', so that one certificate for
-'*.SERVICE' does for all of them
+A pod is reached by a name in the agents' headless service, '10-0-0-5.SERVICE', so one certificate for '*.SERVICE' is
+valid for all of them
 (https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/#a-aaaa-records).
 """
 
@@ -16,7 +16,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 
 
 def is_agent(pod: Pod) -> bool:
-    """Whether the pod is of the chart's DaemonSet."""
+    """Return whether the pod belongs to the chart's DaemonSet."""
     metadata = pod.metadata
     return (
         metadata.label("app.kubernetes.io/name") == "gangwatch"
@@ -25,19 +25,19 @@ def is_agent(pod: Pod) -> bool:
 
 
 def dashed(address: str) -> str:
-    """The name that a pod of this address has below its headless service."""
+    """Return the name of the pod with this address in its headless service."""
     return address.replace(".", "-").replace(":", "-")
 
 
 class AgentFiles:
-    """The folder that the feed looks at. url: with {} where the pod's name goes."""
+    """Folder that the feed reads. url: with {} in place of the pod's name."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder, self._url = folder, url
         self._written: dict[str, str] | None = None
 
     def write(self, agents: Mapping[str, str]) -> None:
-        """Let there be a file for each of these agents, address by node, and for no other."""
+        """Write a file for each agent (node -> address) and delete all other files."""
         if self._written == agents:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
-"""The backend: what the core decides about gangs, carried out over the API server; and what became of it.
+"""The Kubernetes backend: carries out the core's decisions about gangs over the API server, and reports the results.
 
-The cycle's thread calls; a thread with an event loop watches and writes. Between the two stand ``World``, the attempts
-(under its lock) and a list of events. Applying and observing only look at those, so neither waits for the server.
+The cycle's thread calls it; a thread with an event loop watches and writes. They share the informer cache (``World``),
+the attempts (under its lock) and a list of events. ``apply`` and ``observe`` use only these, so neither waits for the
+API server.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ PATHS = {
 
 
 class KubernetesBackend:
-    """Implements Backend. ``start`` before it is used; ``stop`` ends its thread and leaves every pod as it is.
+    """Backend for Kubernetes. Call ``start`` before use; ``stop`` ends its thread and leaves every pod unchanged.
 
-    may_act: whether this process leads; asked before each write. probes: how nodes are measured; None: they can't be.
-    upstream: whether PodGroups of Kubernetes' own kind are read, too.
+    may_act: returns whether this process leads; checked before each write. probes: how nodes are measured; None: they
+    cannot be. upstream: whether to read Kubernetes' own PodGroups, too.
     """
 
     def __init__(
@@ -77,21 +78,21 @@ class KubernetesBackend:
         self.world = World(scheduler, labels or TopologyLabels())
         self._may_act, self._probes, self._upstream = may_act, probes, upstream
         self._attempts: dict[tuple[str, int], Attempt] = {}
-        self._gangs: dict[str, Gang] = {}  # by key, as last looked at
-        self._told: dict[str, str] = {}  # key -> job id that the core was told of
+        self._gangs: dict[str, Gang] = {}  # by key, as of the last scan
+        self._told: dict[str, str] = {}  # key -> job id that the core has
         self._keys: dict[str, str] = {}  # job id -> key
-        self._slots_now: dict[str, int] = {}  # of nodes that have changed, for the attempts on them
-        self._last_pods: dict[str, list[Pod]] = {}  # by job id, pods that were once there: for their owners
+        self._slots_now: dict[str, int] = {}  # slots of changed nodes, for the attempts on them
+        self._last_pods: dict[str, list[Pod]] = {}  # by job id: its latest pods, which name their owners
         self._events: list[Event] = []
-        self._changed: set[tuple[str, int]] = set()  # attempts that are to be looked at
+        self._changed: set[tuple[str, int]] = set()  # attempts to scan
         self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
         self._connection = Connection(access, self._watching, self._once_synced, may_act)
         self._carrying = Carrying(self._connection, self.world, may_act, self._say, self._look_again, self._last_pods)
 
-    # --- coming and going --------------------------------------------------------------------------------------------
+    # --- start and stop ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect, and list everything once. Raises BackendError where that does not come to an end in time."""
+        """Connect and list everything once. Raises BackendError if that takes too long."""
         self._connection.start()
 
     def stop(self) -> None:
@@ -155,7 +156,7 @@ class KubernetesBackend:
                     attempt.action_id = action.action_id
                 return
             if attempt is None:
-                return  # nothing of it is left: ``observe`` says so
+                return  # nothing is left to stop: ``observe`` reports it
             if attempt.phase is Phase.STOPPING:
                 return
             attempt.phase, attempt.why_stopped = Phase.STOPPING, action.why.value
@@ -168,14 +169,14 @@ class KubernetesBackend:
         else:
             node = self.world.nodes.get(action.placement[0].node)
             if self._probes is None or node is None:
-                raise BackendError("it can't be measured: no image is configured, or the node is gone")
+                raise BackendError("the node cannot be probed: it no longer exists, or no probe image is configured")
             pod = self._probes.pod(action, resource_of(node))
             self._connection.go(key, self._carrying.start_probe(attempt, action, pod))
         self._take_up(attempt)
         return attempt
 
     def _key_of(self, key: tuple[str, int]) -> str:
-        """Key of the gang, or of the probe; '' of neither."""
+        """Return the key of the gang or of the probe; '' if there is neither."""
         known = self._keys.get(key[0], "")
         return known if known or self._probes is None else self._probes.key_of(*key)
 
@@ -183,9 +184,9 @@ class KubernetesBackend:
         self._connection.check()
         with self.world.lock:
             gangs = self._look_at_gangs()
-            events = self._look_at_nodes()  # before the gangs: whether a node meets what they ask is known with them
+            events = self._look_at_nodes()  # before the gangs: nodes then carry the gangs' constraints
             events += gangs
-            # Of thousands that are held most have not changed: they are not gone through one by one.
+            # Most of thousands of held attempts have not changed, so only the changed ones are scanned.
             held = set(holding)
             events += [AttemptUnknown(*key) for key in held - self._attempts.keys() if self._adopted(key) is None]
             for key in self._changed & held:
@@ -201,7 +202,7 @@ class KubernetesBackend:
             return events
 
     def _clear_probes(self) -> None:
-        """Take away the pods of probes that the core does not wait for: ended, or begun by a controller before us."""
+        """Delete pods of probes that the core no longer has: ended ones, and those of an earlier controller."""
         for pod in self.world.probes():
             key = (pod.metadata.uid, 0)
             if pod.metadata.key in self._by_gang or pod.metadata.deletion_timestamp or self._connection.busy(key):
@@ -210,7 +211,7 @@ class KubernetesBackend:
                 self._connection.go(key, self._carrying.delete_probe(pod))
 
     def _look_at_nodes(self) -> list[Event]:
-        """Nodes that have changed, and the gangs whose slots they do not have any more by number."""
+        """Return changed nodes, and new slot numbers for gangs whose node no longer has theirs."""
         changed = self.world.seen_anew()
         slots = self._slots_now | {node.node: node.slots for node in changed}
         self._slots_now = {}
@@ -219,12 +220,12 @@ class KubernetesBackend:
     # --- gangs -------------------------------------------------------------------------------------------------------
 
     def gangs(self) -> list[Gang]:
-        """Every gang that there is, as last looked at."""
+        """Return all gangs, as of the last scan."""
         with self.world.lock:
             return list(self._gangs.values())
 
     def _look_at_gangs(self) -> list[Event]:
-        """New gangs are submitted, gangs that are gone are cancelled."""
+        """Submit new gangs and cancel deleted ones."""
         events: list[Event] = []
         dirty = sorted(self.world.take_dirty(), reverse=True)
         while dirty:
@@ -239,7 +240,7 @@ class KubernetesBackend:
                     del self._told[key]
                     self._keys.pop(told, None)
                     self._last_pods.pop(told, None)
-                    events.append(CancelRequested(told, "the API server, where it was deleted"))
+                    events.append(CancelRequested(told, "the API server, where the gang was deleted"))
             if gang is None:
                 continue
             self._gangs[key], self._keys[gang.job_id] = gang, key
@@ -254,7 +255,7 @@ class KubernetesBackend:
         return events
 
     def know(self, job_id: str, key: str) -> None:
-        """The core knows this gang already: its state was built from the API's objects."""
+        """Record a gang that the core already has, because its state was rebuilt from the API's objects."""
         with self.world.lock:
             self._told[key], self._keys[job_id] = job_id, key
 
@@ -297,7 +298,7 @@ class KubernetesBackend:
         if attempt.phase is not Phase.BOUND:
             return []
         pods = {pod.metadata.uid: pod for pod in self.world.pods_of(attempt.key)}
-        # A pod that we have bound may not have been seen bound yet, but one that is not there at all is gone.
+        # The cache may not show yet that a pod is bound; but a pod that is missing from it is gone.
         if not attempt.told and (why := rejected(attempt, pods)):
             attempt.phase, attempt.failure = Phase.UNDOING, why
             self._connection.go(key, self._carrying.undo(attempt))
@@ -308,7 +309,7 @@ class KubernetesBackend:
         return events
 
     def _fill_holes(self, key: tuple[str, int], attempt: Attempt, pods: dict[str, Pod]) -> None:
-        """Pods that an owner made in the stead of lost ones go where those were."""
+        """Bind the replacements of lost pods in the places of the lost ones."""
         taken = {member.uid for member in attempt.members}
         fresh = [
             pod
@@ -329,7 +330,7 @@ class KubernetesBackend:
             if found is None:
                 continue
             fresh.remove(found)
-            self.world.dirty_gangs.add(found.metadata.key)  # it may have been one more than the gang needs until now
+            self.world.dirty_gangs.add(found.metadata.key)  # until now it may have been one more than the gang needs
             member.name, member.uid, member.bound = found.metadata.key, found.metadata.uid, False
             self.world.hold(member.uid, place_of(attempt, member))
             self.world.assume(found, member.node)

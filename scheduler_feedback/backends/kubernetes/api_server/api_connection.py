@@ -1,6 +1,6 @@
-"""The connection to the API server: a thread with an event loop, in which watches follow and work is done.
+"""The connection to the API server: a thread with an event loop that runs the watches and the queued work.
 
-The cycle's thread starts and stops it and hands it work; it never waits for what becomes of that.
+The cycle's thread starts and stops it and queues work, and never waits for the result.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SYNC_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
 Key = tuple[str, int]
-"""What a piece of work is about: of one key, one is done after another."""
+"""Subject of a piece of work; work with the same key runs one after another."""
 
 _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """watching: the watches of a client, by name. once_synced: asked for work that is to be done once, when all of them
-    have listed their objects. may_write: whether we lead, asked before every request that changes something."""
+    """Thread, client and watches. watching: returns the watches of a client, by name. once_synced: returns work to run
+    once, after all watches have listed. may_write: returns whether we lead; checked before every write."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class Connection:
     # --- from any thread ---------------------------------------------------------------------------------------------
 
     def start(self, timeout_seconds: float = _SYNC_SECONDS) -> None:
-        """Connect, and list everything once. Raises BackendError where that does not come to an end in time."""
+        """Connect and list everything once. Raises BackendError if that takes too long."""
         self._thread = threading.Thread(target=self._main, name="kubernetes", daemon=True)
         self._thread.start()
         if not self._ready.wait(timeout_seconds + 1):
-            raise BackendError(f"{self._access.url}: not all was listed in {timeout_seconds:g} s")
+            raise BackendError(f"{self._access.url}: the first listing did not finish in {timeout_seconds:g} s")
         if self._failure is not None:
             raise BackendError(f"{self._access.url}: {self._failure}") from self._failure
 
     def stop(self) -> None:
-        """End the thread; what is under way is left as it is."""
+        """End the thread and leave work in progress as it is."""
         loop, ending = self._loop, self._ending
         if loop is not None and ending is not None:
             try:
@@ -79,16 +79,16 @@ class Connection:
         return self._client
 
     def check(self) -> None:
-        """Raises BackendError where it has ended, which only a bug does."""
+        """Raise BackendError if the connection has ended, which only a bug causes."""
         if self._failure is not None:
             raise BackendError(f"the connection to the API server has ended: {self._failure}")
 
     def busy(self, key: Key) -> bool:
-        """Whether anything is under way about this."""
+        """Return whether work on this key is in progress."""
         return key in self._tasks
 
     def go(self, key: Key, work: Coroutine[Any, Any, None]) -> None:
-        """Do this, after what is under way about the same. Raises BackendError where the connection has ended."""
+        """Run this work after earlier work on the same key. Raises BackendError if the connection has ended."""
         loop = self._loop
         if loop is None or loop.is_closed() or self._failure is not None:
             work.close()
@@ -107,7 +107,7 @@ class Connection:
         except BaseException as error:
             self._failure = error
             if not isinstance(error, GangwatchError):
-                _log.critical("the backend's thread ends: this is a bug, please report it", exc_info=error)
+                _log.critical("the Kubernetes thread has ended: this is a bug, please report it", exc_info=error)
         finally:
             self._ready.set()
 
@@ -128,7 +128,7 @@ class Connection:
                 done, _ = await asyncio.wait([ending, *watching], return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     if task is not ending:
-                        await task  # a watch ends by a bug alone
+                        await task  # only a bug ends a watch
             finally:
                 tasks: list[asyncio.Task[Any]] = [ending, *watching, *once, *self._tasks.values()]
                 for task in tasks:

@@ -1,8 +1,8 @@
-"""A client of the API server: aiohttp for the wire, msgspec for what we read of the answers.
+"""A client of the API server, with aiohttp for transport and msgspec for decoding.
 
-One client a process; all methods run in the event loop that it was opened in. Errors are of two kinds, because what to
-do about them differs: ``UnreachableError`` (nobody knows whether it was done; do it again) and ``RefusedError`` (the
-server said no, with its code and words).
+One client a process; all methods run in the event loop in which it was opened. There are two kinds of errors, because
+callers handle them differently: after ``UnreachableError`` it is unknown whether the request took effect, so repeat it;
+``RefusedError`` is the server's refusal, with code and message.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import yaml
 from agent.schema.errors import BackendError, ConfigError
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod finds its own: https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/"""
+"""Path of a pod's service account: https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/"""
 
 _REQUEST_SECONDS = 15.0
 _AT_ONCE = 64
-"""Requests under way, watches aside. Who waits here costs a tenth of one who waits for a connection in aiohttp, and a
-whole cluster's pods may have to be deleted at once."""
+"""Most requests at one time, without watches. Waiting here costs a tenth of waiting for a connection in aiohttp, and
+all pods of a cluster may have to be deleted at once."""
 
 _CLOSING_SECONDS = 0.25
-"""TLS is closed after aiohttp has returned: https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
+"""TLS closes after aiohttp returns: https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""
 
 _KEPT_ALIVE = {
     socket.TCP_KEEPIDLE: 10,
@@ -42,8 +42,8 @@ _KEPT_ALIVE = {
     socket.TCP_KEEPCNT: 3,
     socket.TCP_USER_TIMEOUT: 25_000,
 }
-"""tcp(7): a server that is gone without a word is noticed within 25 s, whether we wait for it or send to it. Seconds,
-but for the last, which is in milliseconds."""
+"""tcp(7): a dead server is detected within 25 s, both while reading and while sending. In seconds, except for the last,
+which is in milliseconds."""
 
 _READ_BYTES = 1 << 20
 MERGE_PATCH = "application/merge-patch+json"
@@ -53,15 +53,15 @@ _T = TypeVar("_T")
 
 
 class UnreachableError(BackendError):
-    """No answer, or one that says to ask again later: nobody knows whether it was done."""
+    """No response, or one that asks to retry later: it is unknown whether the request took effect."""
 
 
 class NotLeadingError(BackendError):
-    """Not asked for: this process leads no more, and another may act by now."""
+    """Not sent: this process no longer leads, and another controller may be acting."""
 
 
 class RefusedError(BackendError):
-    """The server said no. code: HTTP's, or that of the Status inside; reason: its one word ('Conflict', 'Gone')."""
+    """Refusal by the server. code: HTTP's, or the Status's; reason: one word ('Conflict', 'Gone')."""
 
     def __init__(self, what: str, code: int, reason: str, message: str) -> None:
         super().__init__(f"{what}: {message or reason or code}")
@@ -69,7 +69,7 @@ class RefusedError(BackendError):
 
 
 class Status(msgspec.Struct, rename="camel"):
-    """What the server says of a request that has no object to answer with."""
+    """The server's response to a request that returns no object."""
 
     status: str = ""
     message: str = ""
@@ -79,28 +79,32 @@ class Status(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the API server is and how it knows us.
-
-    token_file: read again at every request, because it is rotated. certificate, key: of a client certificate. ca: PEM
-    of who vouches for the server, '' for the system's.
-    """
+    """Address and credentials of the API server."""
 
     url: str
     token: str = ""
     token_file: Path | None = None
+    """Read at every request, because the token is rotated."""
+
     ca: str = ""
+    """PEM of the server's certificate authority; '' for the system's."""
+
     certificate: str = ""
+    """Client certificate."""
+
     key: str = ""
+    """Key of the client certificate."""
+
     namespace: str = "default"
 
     def context(self) -> ssl.SSLContext | bool:
-        """Raises ConfigError where what it holds is no certificate."""
+        """Return the TLS context. Raises ConfigError if a certificate is invalid."""
         if not self.url.startswith("https:"):
             return True
         try:
             context = ssl.create_default_context(cadata=self.ca or None)
             if self.certificate:
-                with tempfile.NamedTemporaryFile() as pair:  # the ssl module reads them from files alone
+                with tempfile.NamedTemporaryFile() as pair:  # the ssl module reads certificates only from files
                     pair.write(f"{self.certificate}\n{self.key}".encode())
                     pair.flush()
                     context.load_cert_chain(pair.name)
@@ -109,7 +113,7 @@ class Access:
         return context
 
     def bearer(self) -> str:
-        """Raises BackendError where the token's file can't be read."""
+        """Return the token. Raises BackendError if its file cannot be read."""
         if self.token_file is None:
             return self.token
         try:
@@ -119,7 +123,7 @@ class Access:
 
 
 def in_cluster() -> Access | None:
-    """How a pod reaches its own cluster's API server; None outside of one."""
+    """Return a pod's access to its own cluster's API server; None outside a cluster."""
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port or not (_SERVICE_ACCOUNT / "token").exists():
         return None
@@ -133,9 +137,9 @@ def in_cluster() -> Access | None:
 
 
 def from_kubeconfig(path: Path) -> Access:
-    """What the current context of a kubeconfig says; of its ways to authenticate, tokens and certificates.
+    """Return the access in the current context of a kubeconfig; supports tokens and certificates.
 
-    Raises ConfigError naming the file and the key.
+    Raises ConfigError with the file and the key.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -147,9 +151,9 @@ def from_kubeconfig(path: Path) -> Access:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: no {error} as a kubeconfig has it") from error
+        raise ConfigError(f"{path}: not a valid kubeconfig: missing or invalid: {error}") from error
     if {"exec", "auth-provider", "username"} & set(user):
-        raise ConfigError(f"{path}: users: only tokens and client certificates are understood")
+        raise ConfigError(f"{path}: users: only tokens and client certificates are supported")
     return Access(
         url,
         token=str(user.get("token", "")),
@@ -169,7 +173,7 @@ def _named(document: Any, section: str, name: str) -> Any:
 
 
 def _pem(kubeconfig: Path, section: Mapping[str, Any], key: str) -> str:
-    """The PEM that stands in the file or beside it; '' where neither does."""
+    """Return the PEM in the kubeconfig or in the file that it names; '' if there is neither."""
     try:
         if data := section.get(f"{key}-data"):
             return base64.b64decode(data, validate=True).decode()
@@ -181,7 +185,7 @@ def _pem(kubeconfig: Path, section: Mapping[str, Any], key: str) -> str:
 
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:
-    """A socket for one of getaddrinfo's answers that notices a dead line by itself."""
+    """Make a socket, for an address of getaddrinfo, that detects a dead connection."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -193,8 +197,8 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
 class Client:
     """Requests to one API server. Open with ``async with``.
 
-    may_write: whether we lead; asked right before every request that changes something, also before each repetition:
-    work that began while we led may come to its next request a minute later. Where it says no, NotLeadingError.
+    may_write: returns whether we lead. Checked directly before every request that changes something and before each
+    retry, because work that began while we led may send its next request a minute later. If not, NotLeadingError.
     """
 
     def __init__(
@@ -228,14 +232,14 @@ class Client:
         try:
             return decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BackendError(f"GET {path}: an answer that is not understood: {error}") from error
+            raise BackendError(f"GET {path}: cannot decode the response: {error}") from error
 
     async def create(self, path: str, body: Any, **parameters: str) -> bytes:
-        """POST. A binding is answered with a Status of 'Success' and code 201, which is no failure."""
+        """POST. The response to a binding is a Status of 'Success' with code 201, which is not an error."""
         return await self._ask("POST", path, body, "application/json", parameters)
 
     async def replace(self, path: str, body: Any) -> bytes:
-        """PUT: with a resourceVersion in it, only where nobody has changed it since."""
+        """PUT; with a resourceVersion in the body it fails if the object has changed since."""
         return await self._ask("PUT", path, body, "application/json")
 
     async def patch(self, path: str, body: Any, kind: str = MERGE_PATCH) -> bytes:
@@ -253,7 +257,7 @@ class Client:
         try:
             async with self._at_once:
                 if method != "GET" and not self._may_write():
-                    raise NotLeadingError(f"{what}: not asked for, because this controller leads no more")
+                    raise NotLeadingError(f"{what}: not sent, because this controller no longer leads")
                 async with self._session.request(
                     method, url, data=data, headers=self._headers(kind), params=parameters or None
                 ) as response:
@@ -266,9 +270,9 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def lines(self, path: str, silence_seconds: float, **parameters: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of an answer that does not end: a watch. silence_seconds: most between two reads.
+        """Yield the lines of an endless response: a watch. silence_seconds: longest time between two reads.
 
-        Raises UnreachableError where it breaks off, RefusedError where it never began.
+        Raises UnreachableError if it breaks off, RefusedError if the server refuses it.
         """
         assert self._session is not None, "the client is open"
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_SECONDS, sock_read=silence_seconds)
@@ -284,14 +288,14 @@ class Client:
             raise UnreachableError(f"{what}: {error or type(error).__name__}") from error
 
     def _headers(self, kind: str = "") -> dict[str, str]:
-        """kind: media type of the body; '' where there is none."""
+        """Return the headers. kind: media type of the body; '' if there is no body."""
         token = self.access.bearer()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return {**headers, "Content-Type": kind} if kind else headers
 
 
 async def _split(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines, however long: aiohttp's own reader of lines gives up at its buffer's size."""
+    """Yield whole lines of any length: aiohttp's line reader fails on lines longer than its buffer."""
     rest = b""
     async for chunk in content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -309,7 +313,7 @@ def _refused(what: str, code: int, body: bytes) -> BackendError:
         status = _status.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         status = Status(message=body[:200].decode(errors="replace"))
-    # 429 of an eviction is a disruption budget's no, which comes with its cause; that of an overloaded server is not.
+    # 429 for an eviction is a refusal by a disruption budget, and names it; otherwise the server is overloaded.
     if code in _AGAIN and not (code == 429 and "disruption budget" in status.message.lower()):
         return UnreachableError(f"{what}: {code} {status.message}")
     return RefusedError(what, code, status.reason, status.message)

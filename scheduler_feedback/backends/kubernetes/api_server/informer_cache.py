@@ -1,6 +1,6 @@
-"""What the API server holds, kept in step by watches and indexed by what the backend asks for.
+"""The informer cache: the API server's objects, kept current by watches and indexed for the backend.
 
-Fed in the event loop's thread, read in the cycle's: every method takes the lock, none blocks for longer.
+The event loop's thread updates it and the cycle's thread reads it. Every method takes the lock and holds it briefly.
 """
 
 from __future__ import annotations
@@ -35,28 +35,30 @@ from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.telemetry.placements import Refusal
 
 MOST_LEFT = 1 << 16
-"""Pods that are over and still remembered with their node: an agent's last frames come after a pod's end."""
+"""Most ended pods whose node is kept: an agent's last frames arrive after a pod's end."""
 
 
 @dataclass(slots=True)
 class Placed:
-    """A pod that a node's resources are taken by. seen: whether the API server says so, or only we (being bound)."""
+    """A pod that uses a node's resources."""
 
     node: str
     requests: Mapping[str, int]
     seen: bool
+    """True if the API server has the binding; False while only we have it, because we are binding the pod."""
 
 
 @dataclass(slots=True)
 class NodeUse:
-    """What pods ask of a node. by: their uids."""
+    """Resources of a node that pods request."""
 
     used: dict[str, int] = field(default_factory=dict)
     by: set[str] = field(default_factory=set)
+    """Uids of these pods."""
 
 
 class World:
-    """The cluster as the watches tell it. `scheduler`: the schedulerName of the pods that are ours to place."""
+    """The cluster's state from the watches. `scheduler`: the schedulerName of the pods that we place."""
 
     def __init__(self, scheduler: str, labels: TopologyLabels) -> None:
         self.lock = threading.RLock()
@@ -64,28 +66,28 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.groups: dict[str, PodGroup] = {}
         self.queues: dict[str, Queue] = {}
-        self.queues_version = 0  # another number whenever one of them has changed
+        self.queues_version = 0  # changes with every change of a queue
         self.pods: dict[str, Pod] = {}  # ours alone, by 'NAMESPACE/NAME'
         self.claims: dict[str, Claim] = {}
         self.volumes: dict[str, StoredVolume] = {}
-        self._users: dict[str, set[str]] = {}  # by claim, the keys of our pods that name it
+        self._users: dict[str, set[str]] = {}  # by claim, the keys of our pods that use it
         self._members: dict[str, set[str]] = {}  # by gang key, the keys of its pods
-        self._probes: set[str] = set()  # keys of those that are probes
-        self._placed: dict[str, Placed] = {}  # by uid, every scheduler's
-        self._left: OrderedDict[str, str] = OrderedDict()  # by uid, the node of a pod that is over
+        self._probes: set[str] = set()  # keys of our probe pods
+        self._placed: dict[str, Placed] = {}  # by uid, of every scheduler
+        self._left: OrderedDict[str, str] = OrderedDict()  # by uid, the node of an ended pod
         self._use: dict[str, NodeUse] = {}
         self._allocatable: dict[str, dict[str, int]] = {}
         self._constraints: dict[str, Constraint] = {}
         self._refusals: dict[str, tuple[str, ...]] = {}
-        self._held: dict[str, Place] = {}  # uid of a pod of an attempt that the core holds -> where it stands
-        self.places_version = 0  # another number whenever _held has changed
-        self._barred: dict[tuple[str, str], int] = {}  # (constraint, node) that a bind found too small -> its use then
+        self._held: dict[str, Place] = {}  # by uid, the place of a pod in an attempt that the core holds
+        self.places_version = 0  # changes with every change of _held
+        self._barred: dict[tuple[str, str], int] = {}  # (constraint, node) that did not fit -> digest of its use then
         self._stale: set[str] = set()
         self._seen: dict[str, NodeSeen] = {}
-        self._anew: dict[str, NodeSeen] = {}  # of these, what was not told as a change yet
+        self._anew: dict[str, NodeSeen] = {}  # nodes whose change has not been reported yet
         self.dirty_gangs: set[str] = set()
         self._agents: dict[str, tuple[str, str]] = {}  # by the pod's key: its node and address
-        self._lone: dict[str, Gang] = {}  # pods that are gangs of one, as last looked at
+        self._lone: dict[str, Gang] = {}  # pods that are gangs of one, as of the last scan
 
     # --- from the watches --------------------------------------------------------------------------------------------
 
@@ -149,7 +151,7 @@ class World:
             self._reach_again(users_of(key, self.claims.items()))
 
     def _reach_again(self, claims: Iterable[str]) -> None:
-        """Look anew from where the volumes of the pods that use these claims can be reached."""
+        """Recompute from which nodes the pods that use these claims can reach their volumes."""
         for key in {user for claim in claims for user in self._users.get(claim, ())}:
             if key in self.pods:
                 pod = self.pods[key] = reached(self.pods[key], self.claims, self.volumes)
@@ -165,7 +167,7 @@ class World:
                 self.dirty_gangs.add(key)
 
     def upstream_told(self, key: str, before: UpstreamGroup | None, after: UpstreamGroup | None) -> None:
-        """A group of Kubernetes' own kind; where coscheduling has one of the same name, that one counts."""
+        """Update one of Kubernetes' own groups; coscheduling's group of the same name takes precedence."""
         known = self.groups.get(key)
         if known is not None and known.of_api != API:
             return
@@ -196,7 +198,7 @@ class World:
             self._members.pop(gang, None)
         self.dirty_gangs |= {gang, key}
 
-    # --- what is used ------------------------------------------------------------------------------------------------
+    # --- use of nodes ------------------------------------------------------------------------------------------------
 
     def _take(self, uid: str, node: str, requests: Mapping[str, int], *, seen: bool) -> None:
         known = self._placed.get(uid)
@@ -226,25 +228,25 @@ class World:
         self._stale.add(known.node)
 
     def free_of(self, node: str) -> dict[str, int]:
-        """What no pod has asked for yet; may be below zero where others took more than there is."""
+        """Return the resources that no pod requests; negative if other schedulers overcommitted the node."""
         use = self._use.get(node)
         used = use.used if use is not None else {}
         return {resource: count - used.get(resource, 0) for resource, count in self._allocatable.get(node, {}).items()}
 
     def assume(self, pod: Pod, node: str) -> None:
-        """We are about to bind the pod there: nobody else of ours may count on the same."""
+        """Reserve the resources of a pod that we are about to bind."""
         with self.lock:
             self._take(pod.metadata.uid, node, requests_of(pod), seen=False)
 
     def unassume(self, uid: str) -> None:
-        """It was not bound after all."""
+        """Release the reservation of a pod that was not bound."""
         with self.lock:
             known = self._placed.get(uid)
             if known is not None and not known.seen:
                 self._leave(uid)
 
     def hold(self, uid: str, place: Place) -> None:
-        """The pod is of an attempt that the core holds: the core counts its slots, and nobody else may."""
+        """Record that the pod belongs to an attempt that the core holds: the core counts its slots."""
         with self.lock:
             if self._held.get(uid) != place:
                 self._held[uid] = place
@@ -252,7 +254,7 @@ class World:
                 self._stale.add(place.node)
 
     def release(self, uid: str, place: Place | None = None) -> None:
-        """Its attempt has ended. place: where it stood there: a later attempt may have the pod by now, and keeps it."""
+        """Record the end of a pod's attempt. place: its place there; a later attempt that has the pod now keeps it."""
         with self.lock:
             held = self._held.get(uid)
             if held is not None and place in (None, held):
@@ -261,13 +263,13 @@ class World:
                 self._stale.add(held.node)
 
     def place_of(self, uid: str) -> Place | None:
-        """Where the pod stands in its gang; None where it is of no attempt that the core holds. From any thread."""
+        """Return the pod's place in its gang; None if the core holds no attempt of it. Any thread may call it."""
         return self._held.get(uid)
 
     def attest(self, node: str, gang: str, _came_ns: int) -> Refusal | None:
-        """Why the node may not report a gang that is a pod; None where it may, and for gangs that are no pods.
+        """Return why the node may not report a gang that is a pod; None if it may, and for gangs that are not pods.
 
-        From any thread. Whatever pod it is, and whoever bound it, the API server says on which node it is.
+        Any thread may call it. The API server knows the node of every pod, whoever bound it.
         """
         if not gang.startswith(POD):
             return None
@@ -281,7 +283,7 @@ class World:
         return Refusal.NOT_KNOWN_YET
 
     def bar(self, constraint: str, node: str) -> None:
-        """A pod of the constraint did not fit there beside what the gang itself brings: not until its use changes."""
+        """Bar a node on which a pod of the constraint did not fit, until the node's use changes."""
         with self.lock:
             self._barred[constraint, node] = self._print_of(node)
             self._stale.add(node)
@@ -293,19 +295,19 @@ class World:
     # --- gangs -------------------------------------------------------------------------------------------------------
 
     def take_dirty(self) -> set[str]:
-        """Keys of the gangs that have changed since this was last asked."""
+        """Return the keys of the gangs that have changed since the last call."""
         with self.lock:
             dirty, self.dirty_gangs = self.dirty_gangs, set()
             return dirty
 
     def pods_of(self, gang: str) -> list[Pod]:
-        """All pods of ours in the gang of that key."""
+        """Return all our pods in the gang with this key."""
         with self.lock:
             found = self._members.get(gang, (gang,) if gang in self.pods else ())
             return [self.pods[key] for key in sorted(found)]
 
     def gang(self, key: str) -> Gang | None:
-        """The gang of that key as it is now, of the pods that wait to be placed or run; None where there is none."""
+        """Return the gang with this key, with its pending and running pods; None if there is no such gang."""
         with self.lock:
             group = self.groups.get(key)
             if group is not None:
@@ -320,7 +322,7 @@ class World:
             return replace(found, spec=None) if alone.over else found
 
     def _beyond(self, pod: Pod) -> Gang | None:
-        """The pod as a gang of its own; None for one of those that its group needs."""
+        """Return the pod as a gang of its own; None if its group needs it."""
         group = self.groups.get(group_of(pod))
         if group is None or (pod.spec.node_name and not pod.metadata.annotation(BEYOND)):
             return None
@@ -328,31 +330,31 @@ class World:
         return replace(found, spec=None) if pod.over else found
 
     def probes(self) -> list[Pod]:
-        """Pods that measure a node."""
+        """Return the pods that probe a node."""
         with self.lock:
             return [self.pods[key] for key in self._probes]
 
     def orphans(self, key: str) -> list[Pod]:
-        """Pods of a group that does not exist."""
+        """Return the pods of a group that does not exist."""
         with self.lock:
             return [pod for pod in self.pods_of(key) if group_of(pod) and key not in self.groups and not pod.over]
 
     def agents(self) -> dict[str, str]:
-        """Address of the agent's pod on each node that has one."""
+        """Return the address of the agent's pod, by node."""
         with self.lock:
             return dict(self._agents.values())
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def want(self, constraint: Constraint) -> None:
-        """Nodes are to tell from now on whether they meet it."""
+        """Evaluate this constraint on all nodes from now on."""
         with self.lock:
             if constraint.name not in self._constraints:
                 self._constraints[constraint.name] = constraint
                 self._stale.update(self.nodes)
 
     def keep_constraints(self, names: Iterable[str]) -> None:
-        """No other is asked for any more."""
+        """Drop all constraints except these."""
         with self.lock:
             wanted = set(names)
             for name in [name for name in self._constraints if name not in wanted]:
@@ -361,26 +363,26 @@ class World:
                 del self._barred[pair]
 
     def why_not(self, constraint: Constraint, node: str) -> str:
-        """Why a pod of the constraint can't go there now, '' where it can."""
+        """Return why a pod of the constraint cannot go to the node now; '' if it can."""
         with self.lock:
             place = self.nodes.get(node)
             return "there is no such node" if place is None else why_not(constraint, place, self.free_of(node))
 
     def refusals(self, constraint: Constraint) -> Iterator[tuple[str, str]]:
-        """(node, why) of every node that can't take a pod of the constraint now."""
+        """Yield (node, reason) for every node that cannot take a pod of the constraint now."""
         with self.lock:
             for name in self.nodes:
                 if why := self.why_not(constraint, name):
                     yield name, why
 
     def seen(self) -> list[NodeSeen]:
-        """Every node as the core is to see it."""
+        """Return every node as the core sees it."""
         with self.lock:
             self._look_at_stale()
             return list(self._seen.values())
 
     def seen_anew(self) -> list[NodeSeen]:
-        """Those that are to be seen otherwise than when this was last asked."""
+        """Return the nodes that have changed since the last call."""
         with self.lock:
             self._look_at_stale()
             anew, self._anew = self._anew, {}
@@ -411,8 +413,11 @@ class World:
             self._seen[name] = self._anew[name] = seen
 
     def _refused_by(self, node: Node, resource: str, room: bool) -> Iterator[str]:
-        """Names of the constraints that the node does not meet. A node without a free slot need not say so of what is
-        used up beside its slots: nothing goes there anyhow, and to tell each change would make work for nothing."""
+        """Yield the names of the constraints that the node does not meet.
+
+        If it has no free slot, its free CPU and memory are not checked: nothing goes there, and reporting every change
+        of them would cause needless work.
+        """
         name = node.metadata.name
         free: Mapping[str, int] = self.free_of(name) if room else self._allocatable[name]
         print_now = self._print_of(name)
@@ -427,7 +432,7 @@ class World:
 
 
 def _alone(pod: Pod, before: Gang | None) -> Gang:
-    """The pod as a gang of one. What it asks for is not read again once it is bound: nobody goes by that any more."""
+    """Return the pod as a gang of one. A bound pod's requests are not read again, because nothing uses them."""
     if before is None or before.pods[0].metadata.uid != pod.metadata.uid:
         return lone(pod)
     if before.pods[0] is pod:
@@ -445,4 +450,4 @@ def _declared(group: PodGroup) -> dict[str, str]:
 
 
 _WRITTEN_BY_US = frozenset({PLACEMENT, f"{OURS}expected-start"})
-"""Annotations of a group that are ours, and so no change of what its user declares."""
+"""Annotations that we write on a group; they do not change what its user declares."""

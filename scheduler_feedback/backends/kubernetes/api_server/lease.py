@@ -1,9 +1,8 @@
-"""Leadership by a Lease: of all controllers of a cluster one acts.
+"""Leader election by a Lease: one of a cluster's controllers acts.
 
-The rules are client-go's (tools/leaderelection): a holder that has not renewed for the lease's duration, as counted by
-who watches it on his own clock, has lost it; the holder itself stops acting earlier than that, counted from when it
-began its last renewal. So there is an instant at which nobody acts, and none at which two do, whatever the wall clocks
-say.
+The rules are client-go's (tools/leaderelection). A holder has lost the lease if it has not renewed it for the lease's
+duration, measured by an observer on the observer's clock. The holder stops acting earlier, measured from the start of
+its last renewal. So there may be a time without a leader and never one with two, whatever the wall clocks show.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from scheduler_feedback.backends.kubernetes.objects.objects import Lease
 LEASE_SECONDS = 10.0
 RENEW_SECONDS = 2.0
 ACTING_SECONDS = 7.0
-"""How long after the last renewal began its holder acts: less than LEASE_SECONDS by more than a request may take to be
-carried out."""
+"""How long the holder acts after the start of its last renewal. It is shorter than LEASE_SECONDS by more than the
+longest duration of a request."""
 
 LAST_HOLDER = f"{OURS}last-holder"
-"""Annotation of the lease: stays when a holder lets go of it."""
+"""Annotation of the lease that remains after a holder releases it."""
 
 IDLE_RENEWALS = 15
-"""A leader whose cycles do not finish lets its lease run out after so many renewals: half a minute, or somewhat more
-where requests are slow. Counted in renewals and not in time: a process that was stopped as a whole has had none."""
+"""Renewals without a finished cycle after which a leader lets its lease expire: half a minute, or more if requests are
+slow. Counted in renewals instead of time, because a process that was stopped as a whole has made none."""
 
 _REQUEST_SECONDS = 3.0
 _leases = msgspec.json.Decoder(Lease)
@@ -45,7 +44,7 @@ _log = logging.getLogger(__name__)
 async def while_leading(
     once: Callable[[], Awaitable[None]], may_act: Callable[[], bool], period_seconds: float, what: str
 ) -> None:
-    """Do it again and again while we lead, until cancelled; what the server refuses is tried the next time."""
+    """Call `once` periodically while we lead, until cancelled; errors are logged and retried in the next period."""
     while True:
         if may_act():
             try:
@@ -57,14 +56,15 @@ async def while_leading(
 
 @dataclass(slots=True)
 class Sighting:
-    """What was last seen of another's lease, and when that was by our own clock."""
+    """Last observation of another holder's lease."""
 
     version: str
     at_ns: int
+    """On our own clock."""
 
 
 class Leadership:
-    """Whether we lead, kept by a thread of its own. `identity`: unique to this process."""
+    """Leader election in a thread of its own. `identity`: unique to this process."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class Leadership:
         self._finished: Callable[[], int] = lambda: 0
         self._seen_finished = self._idle = 0
         self._follows = False
-        self.before = ""  # who held it last before we did, which may be who we were; '' where nobody did
+        self.before = ""  # the last holder before us (may be an earlier term of this process); '' if there was none
 
     def may_act(self) -> bool:
-        """Whether we lead at this instant. From any thread."""
+        """Return whether we lead now. Any thread may call it."""
         return self._clock.monotonic_ns() < self._until_ns
 
     def start(self) -> None:
@@ -99,15 +99,15 @@ class Leadership:
         self._thread.start()
 
     def follow(self, finished: Callable[[], int]) -> None:
-        """From now on renew only while the leader works. finished: how many cycles it has finished; from any thread."""
+        """From now on renew only while cycles finish. finished: returns their number; any thread may call it."""
         self._finished, self._follows = finished, True
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Until we lead; whether we do."""
+        """Wait until we lead; return whether we do."""
         return self._leading.wait(timeout_seconds)
 
     def stop(self) -> None:
-        """Act no more, and let go of the lease at once, so that another need not wait it out."""
+        """Stop acting and release the lease at once, so that another controller need not wait for its expiry."""
         self._ending.set()
         self._until_ns = 0
         if self._thread is not None:
@@ -118,15 +118,15 @@ class Leadership:
             while not self._ending.is_set():
                 began_ns = self._clock.monotonic_ns()
                 if self._leading.is_set() and not self._works():
-                    # Not given back but left to run out: what the stuck thread has begun may still be carried out.
+                    # Let the lease expire instead of releasing it: the stuck thread's requests may still be executed.
                     self._until_ns = 0
-                    _log.error("no cycle has finished for %d renewals: %s leads no more", self._idle, self._identity)
+                    _log.error("%s stops leading: no cycle has finished for %d renewals", self._identity, self._idle)
                     self._lost()
                     return
                 try:
                     held = await asyncio.wait_for(self._try(client, began_ns), _REQUEST_SECONDS)
                 except (BackendError, TimeoutError) as error:
-                    _log.info("lease %s: %s", self._name, error or "no answer in time")
+                    _log.info("lease %s: %s", self._name, error or "no response in time")
                     held = None
                 if held:
                     self._until_ns = began_ns + int(ACTING_SECONDS * 1e9)
@@ -135,7 +135,7 @@ class Leadership:
                         self._leading.set()
                 elif self._leading.is_set() and (held is False or not self.may_act()):
                     self._until_ns = 0
-                    _log.error("%s leads no more", self._identity)
+                    _log.error("%s no longer leads", self._identity)
                     self._lost()
                     return
                 await asyncio.to_thread(self._ending.wait, RENEW_SECONDS)
@@ -143,14 +143,14 @@ class Leadership:
                 await self._let_go(client)
 
     def _works(self) -> bool:
-        """Whether a cycle has finished within the last renewals."""
+        """Return whether a cycle has finished within the last renewals."""
         finished = self._finished()
         self._idle = self._idle + 1 if self._follows and finished == self._seen_finished else 0
         self._seen_finished = finished
         return self._idle < IDLE_RENEWALS
 
     async def _try(self, client: Client, now_ns: int) -> bool:
-        """Take or renew it; whether we hold it now."""
+        """Acquire or renew the lease; return whether we hold it."""
         try:
             lease = await client.get(f"{self._path}/{self._name}", _leases)
         except RefusedError as error:
@@ -172,7 +172,7 @@ class Leadership:
         return await self._write(client, lease, lease.spec.lease_transitions + 1)
 
     async def _write(self, client: Client, lease: Lease | None, transitions: int, holder: str | None = None) -> bool:
-        """Write it as ours; False where somebody else was faster."""
+        """Write the lease with us as holder; return False if another controller was faster."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         known = lease.spec.acquire_time if lease is not None and lease.spec.holder_identity == self._identity else None
         body: dict[str, Any] = {
@@ -209,4 +209,4 @@ class Leadership:
             if lease.spec.holder_identity == self._identity:
                 await self._write(client, lease, lease.spec.lease_transitions, holder="")
         except BackendError as error:
-            _log.info("lease %s: %s; it runs out by itself", self._name, error)
+            _log.info("lease %s: %s; it is left to expire", self._name, error)

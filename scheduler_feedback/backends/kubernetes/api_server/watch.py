@@ -1,9 +1,9 @@
-"""Watching one kind of object: list it, then follow its changes, for ever; nothing is lost and nothing told twice.
+"""A watch of one kind of object: list, then follow the changes, without losing or repeating one.
 
-What a server promises (https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes): a
-watch from a list's resourceVersion tells every later change in order; bookmarks tell how far a quiet watch has come; a
-version that is too old is answered with 410, at once or as an ERROR inside of a stream of 200; then one lists again. A
-list is compared with what is known, so that what was deleted meanwhile is told as well.
+The API server guarantees (https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes):
+a watch from a list's resourceVersion sends every later change in order, and bookmarks show the progress of a quiet
+watch. If the version is too old, it answers 410, as a status or as an ERROR in a stream of status 200; then the client
+lists again. A new list is compared with the known objects, so that deletions in the meantime are reported, too.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from scheduler_feedback.backends.kubernetes.api_server.client import Client, Ref
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata
 
 _PAGE = "500"
-"""Objects in a page, client-go's: a page is in memory as bytes, too, while it is read."""
+"""Objects in a page, as in client-go: while a page is parsed, its bytes are in memory, too."""
 
 _WATCH_SECONDS = 300
 _SILENCE_SECONDS = 150.0
-"""A watch that hears nothing for so long is opened again from where it was: a server sends a bookmark about once a
-minute, so two were missed. A firewall or a load balancer that forgot the connection tells neither side."""
+"""A watch without data for this long is reopened where it was. A server sends a bookmark about once a minute, so two
+were missed. A firewall or load balancer that dropped the connection notifies neither side."""
 
 _PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 5.0
 GONE = 410
 _MOST_NAMED = 20
-"""Objects that can't be used and are named in the log; the others are counted."""
+"""Most unusable objects that are named in the log; the others are counted."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,10 +69,10 @@ _bookmarks = msgspec.json.Decoder(_Bookmark)
 
 
 class Watch(Generic[_T]):
-    """The objects at one path, kept in step.
+    """The objects at one path, kept current.
 
-    told(key, before, after) is called for every change, `after` None for what was deleted, `before` None for what is
-    new; in the event loop's thread, and it must not block. batch: called around the changes of one read.
+    told(key, before, after) is called for every change: `after` is None for a deleted object, `before` for a new one.
+    It runs in the event loop's thread and must not block.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Watch(Generic[_T]):
         self._version = ""
 
     async def run(self) -> None:
-        """Until cancelled. An optional kind that the server does not serve counts as empty, and is asked for again."""
+        """Run until cancelled. An optional kind that the server does not serve counts as empty and is retried."""
         pause = _PAUSE_SECONDS
         while True:
             try:
@@ -128,7 +128,7 @@ class Watch(Generic[_T]):
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _list_all(self) -> None:
-        """In pages, each of which is told where it differs from what is known; then what was in none is told gone."""
+        """List in pages and report each page's changes; then report as deleted what is on none of them."""
         found: set[str] = set()
         more = ""
         while True:
@@ -151,8 +151,8 @@ class Watch(Generic[_T]):
         self.synced.set()
 
     async def _follow(self) -> None:
-        """One watch, to its end: the server ends it after the time that was asked for."""
-        seconds = _WATCH_SECONDS + random.randrange(_WATCH_SECONDS)  # not all at once
+        """Follow one watch to its end: the server ends it after the requested time."""
+        seconds = _WATCH_SECONDS + random.randrange(_WATCH_SECONDS)  # so that the watches end at different times
         parameters = {
             **self._parameters,
             "watch": "1",
@@ -175,7 +175,7 @@ class Watch(Generic[_T]):
                 return
             item = self._object.decode(envelope.object)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BackendError(f"watch {self.path}: what is not understood: {error}") from error
+            raise BackendError(f"watch {self.path}: cannot decode an event: {error}") from error
         self.events += 1
         self._change(item.metadata.key, None if envelope.type == "DELETED" else item)
         self._version = item.metadata.resource_version
@@ -191,20 +191,20 @@ class Watch(Generic[_T]):
         try:
             self._told(key, known, item)
         except BackendError as error:
-            # One object that can't be used (a quantity that is none) costs itself: to list all again brings it again.
+            # An unusable object (with an invalid quantity) is skipped alone: a new list would only bring it again.
             self.unusable += 1
             if len(self._named) < _MOST_NAMED and key not in self._named:
                 self._named.add(key)
-                _log.error("%s: %s is left as it was before: %s", self.path, key, error)
+                _log.error("%s: the change of %s is ignored: %s", self.path, key, error)
 
 
 def _list_of(kind: Any) -> Any:
-    """The type of a list of that kind."""
+    """Return the type of a list of that kind."""
     return msgspec.defstruct(f"{kind.__name__}List", [("metadata", ListMetadata), ("items", list[kind])], gc=False)
 
 
 async def all_synced(watches: Mapping[str, Watch[Any]], seconds: float) -> list[str]:
-    """Wait until every one has been listed once; names of those that have not been after so long."""
+    """Wait until every watch has listed once; return the names of those that have not within the time."""
     waiting: list[Awaitable[Any]] = [watch.synced.wait() for watch in watches.values()]
     try:
         await asyncio.wait_for(asyncio.gather(*waiting), seconds)

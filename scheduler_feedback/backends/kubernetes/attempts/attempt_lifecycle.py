@@ -1,7 +1,7 @@
-"""Starting and stopping attempts: what is to be asked of the API server one after another, in the event loop.
+"""Start and stop of attempts: sequences of API requests in the event loop.
 
-Each method is work about one attempt and ends by saying what became of it. Whoever wants an attempt to end sets its
-phase first; work that is under way sees that and lets go.
+Each method works on one attempt and ends by reporting the result to the core. To stop an attempt, set its phase; work
+in progress checks the phase and gives up.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, AttemptUnknown, CancelRequested, Event
 
 PODS_SECONDS = 10.0
-"""How long a start waits for pods that are not there yet: an owner makes them anew within a second or two."""
+"""How long a start waits for missing pods; an owner recreates them within a second or two."""
 
 RECREATED_SECONDS = 30.0
-"""How long the end of a stopped gang is held back for its owner to make its pods anew, so that they find their place
-kept."""
+"""How long the end of a stopped gang is delayed for its owner to recreate its pods, so that their slots are kept for
+them."""
 
 STARTS_AT_ONCE = 128
-"""Gangs that are worked out and bound at once, twice the requests that are: the server never waits for us, and of
-thousands that are decided in one cycle the first is bound before the last was thought about."""
+"""Gangs that are bound at one time, twice as many as requests. So the API server is never idle, and of thousands of
+starts in one cycle the first is bound before the last is assigned."""
 
 _LOOK_SECONDS = 0.05
 
@@ -54,8 +54,11 @@ _log = logging.getLogger(__name__)
 
 
 class Carrying:
-    """may_act: whether we lead. say: tells the core. look_again: has the attempt looked at. last_pods: by job, pods
-    that were once there: for their owners."""
+    """Starts, stops and undoes attempts.
+
+    may_act: returns whether we lead. say: sends an event to the core. look_again: queues the attempt for the next scan.
+    last_pods: by job, its latest pods, which name their owners.
+    """
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class Carrying:
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
 
     def hold(self, attempt: Attempt) -> None:
-        """The pods of the attempt are the core's to count."""
+        """Record in the cache that the core counts the attempt's pods."""
         for member in attempt.members:
             if member.uid:
                 self._world.hold(member.uid, place_of(attempt, member))
@@ -79,11 +82,11 @@ class Carrying:
     # --- starting ----------------------------------------------------------------------------------------------------
 
     async def start(self, attempt: Attempt, action: StartGang) -> None:
-        """Bind all of the gang's pods where the action says, or none."""
+        """Bind all of the gang's pods as the action says, or none."""
         gang = await self._all_there(attempt, PODS_SECONDS, Phase.BINDING)
         if gang is not None:
             async with self._starting:
-                gang = await self._all_there(attempt, 0.0, Phase.BINDING)  # its turn may have been long in coming
+                gang = await self._all_there(attempt, 0.0, Phase.BINDING)  # pods may have changed during the wait
                 if gang is not None and attempt.phase is Phase.BINDING:
                     await self._assign_and_bind(attempt, action, gang)
                     return
@@ -91,7 +94,7 @@ class Carrying:
             why = await owner_has_ended(self._connection.client, self._last_pods.get(attempt.job_id, []))
             if why:
                 self._say(CancelRequested(attempt.job_id, f"its owner, a Job that is {why.lower()}"))
-            self._say(ActionFailed(action.action_id, attempt.job_id, "its pods are not there yet"))
+            self._say(ActionFailed(action.action_id, attempt.job_id, "its pods do not exist yet"))
 
     async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
         try:
@@ -110,7 +113,7 @@ class Carrying:
         await self.bind(attempt)
 
     async def start_probe(self, attempt: Attempt, action: StartGang, body: dict[str, Any]) -> None:
-        """Make the pod that measures a node, and see it there."""
+        """Create the pod that probes a node, and wait until the cache has it."""
         client = self._connection.client
         namespace = body["metadata"]["namespace"]
         try:
@@ -131,11 +134,11 @@ class Carrying:
             self._look_again(attempt)
 
     async def delete_probe(self, pod: Pod) -> None:
-        """A probe that nobody waits for any more."""
+        """Delete the pod of a probe that is no longer needed."""
         await delete_all(self._connection.client, [Member(pod.metadata.key, pod.metadata.uid, "", range(0), ())])
 
     async def bind(self, attempt: Attempt) -> None:
-        """Bind what is not bound yet; where that can't be done whole, undo it."""
+        """Bind the members that are not bound; if one cannot be, undo the attempt."""
         failures = await bind_all(self._connection.client, attempt, lambda: self._may_bind(attempt))
         if failures:
             attempt.failure = "; ".join(failures[:3])
@@ -147,7 +150,7 @@ class Carrying:
             self._look_again(attempt)
 
     async def bind_in_place(self, attempt: Attempt, member: Member) -> None:
-        """Bind the pod that came in the stead of a lost one."""
+        """Bind the replacement of a lost pod."""
         if why := await bind_one(self._connection.client, attempt, member, self._may_act):
             _log.warning("%s: %s", attempt.job_id, why)
             with self._world.lock:
@@ -159,7 +162,7 @@ class Carrying:
         return self._may_act() and attempt.phase is not Phase.STOPPING
 
     async def _all_there(self, attempt: Attempt, seconds: float, phase: Phase) -> Gang | None:
-        """The gang once all of its pods are there and none is bound; None where that does not come about in time."""
+        """Return the gang once all its pods exist and none is bound; None if that does not happen in time."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
@@ -171,13 +174,13 @@ class Carrying:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def undo(self, attempt: Attempt) -> None:
-        """None of it may stay: what was bound is deleted, and the core is told that the start failed."""
+        """Delete the bound pods, and report to the core that the start failed."""
         bound = [member for member in attempt.members if member.bound]
         for member in attempt.members:
             if not member.bound:
                 self._world.unassume(member.uid)
         await delete_all(self._connection.client, bound)
-        if attempt.phase is Phase.STOPPING:  # who stops it says so
+        if attempt.phase is Phase.STOPPING:  # ``stop`` reports the end
             return
         if attempt.action_id:
             self._say(ActionFailed(attempt.action_id, attempt.job_id, attempt.failure))
@@ -187,12 +190,12 @@ class Carrying:
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     async def stop(self, attempt: Attempt, action: StopGang) -> None:
-        """Stop the gang as its owner bears it; where it does not, the attempt goes on and the core is told why."""
+        """Stop the gang in a way that its owner tolerates; if there is none, report why and leave it running."""
         client, world = self._connection.client, self._world
         with world.lock:
             uids = {member.uid for member in attempt.members if member.uid}
             pods = [pod for pod in world.pods_of(attempt.key) if pod.metadata.uid in uids]
-        # What never ran loses nothing by being deleted, and no budget counts what is not healthy.
+        # Pods that never ran lose nothing by a deletion, and no budget counts unhealthy pods.
         if attempt.probe or not attempt.told:
             for member in attempt.members:
                 if not member.bound:
@@ -218,7 +221,7 @@ class Carrying:
             self._say(ended(attempt))
 
     async def _gone(self, attempt: Attempt) -> None:
-        """Until no pod of the attempt holds anything of its node any more."""
+        """Wait until no pod of the attempt uses its node."""
         while True:
             with self._world.lock:
                 living = {pod.metadata.uid for pod in self._world.pods_of(attempt.key) if not pod.over}
@@ -227,9 +230,9 @@ class Carrying:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def resume_left(self) -> None:
-        """Jobs that a leader before us suspended: their pods are gone soon, whoever was to wait for that."""
+        """Resume Jobs that an earlier leader suspended."""
         for path in await left_suspended(self._connection.client):
-            _log.info("%s was left suspended: it is resumed", path)
+            _log.info("%s was left suspended by an earlier leader; resuming it", path)
             try:
                 await resume(self._connection.client, path)
             except BackendError as error:

@@ -1,8 +1,8 @@
-"""Binding a gang: every pod, in parallel, or none; and making room again of those that were.
+"""Binding of a gang: all its pods, in parallel, or none; and deletion of bound pods if one cannot be bound.
 
-A binding can't be taken back: what was bound and must not stay is deleted, and its owner makes it anew, unbound. Where
-the server can't be reached nobody knows what was done, so the same is asked again until there is an answer; the uid in
-each request keeps it from meeting another pod of the same name.
+A binding cannot be revoked. A pod that was bound and must not stay is deleted, and its owner recreates it unbound. If
+the server does not respond, it is unknown whether a request took effect, so it is repeated until there is a response.
+The uid in each request makes sure that it does not affect another pod of the same name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _pods = msgspec.json.Decoder(Pod)
 
 
 async def write_placement(client: Client, path: str, attempt: Attempt, may_act: Callable[[], bool]) -> None:
-    """Write on the group, which is at that path, where its pods are to go, before the first of them does."""
+    """Write the places of its pods on the group at that path, before the first of them is bound."""
     pause = _PAUSE_SECONDS
     while may_act():
         try:
@@ -35,24 +35,24 @@ async def write_placement(client: Client, path: str, attempt: Attempt, may_act: 
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             continue
         except RefusedError as error:
-            if error.code != 404:  # deleted meanwhile: binding will show it
+            if error.code != 404:  # it was deleted in the meantime, which the binding will show
                 raise
         return
 
 
 async def bind_all(client: Client, attempt: Attempt, may_act: Callable[[], bool]) -> list[str]:
-    """Bind every member that is not bound; what went wrong, one sentence a pod, empty where all are bound.
+    """Bind every member that is not bound; return one error a pod, none if all are bound.
 
-    may_act: whether we still lead; where not, nothing more is asked for.
+    may_act: returns whether we still lead; if not, no further request is sent.
     """
     binding = [bind_one(client, attempt, member, may_act) for member in attempt.members if not member.bound]
-    # Most gangs are single pods, for which a task more would cost a tenth of the binding.
+    # Most gangs are single pods; another task for each would cost a tenth of the binding.
     failures = await asyncio.gather(*binding) if len(binding) > 1 else [await one for one in binding]
     return [failure for failure in failures if failure]
 
 
 async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Callable[[], bool]) -> str:
-    """Bind one pod; '' where it is bound, else why not."""
+    """Bind one pod; return '' if it is bound, else the error."""
     namespace, _, name = member.name.partition("/")
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     annotations = {ATTEMPT: str(attempt.number), SLOTS: ",".join(map(str, member.slots))}
@@ -81,11 +81,11 @@ async def bind_one(client: Client, attempt: Attempt, member: Member, may_act: Ca
         member.bound = True
         return ""
     member.bound = unknown and await _is_ours(client, path, attempt, member)
-    return "" if member.bound else f"pod {name}: it is not to be bound any more"
+    return "" if member.bound else f"pod {name}: the binding was cancelled"
 
 
 async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) -> bool:
-    """Whether an earlier try, of which no answer came, has bound the pod as it was to be."""
+    """Return whether an earlier request, which got no response, has bound the pod as intended."""
     while True:
         try:
             pod = await client.get(path, _pods)
@@ -102,9 +102,9 @@ async def _is_ours(client: Client, path: str, attempt: Attempt, member: Member) 
 
 
 async def create_once(client: Client, path: str, body: dict[str, Any], may_act: Callable[[], bool]) -> str:
-    """Create a pod; its uid. One of the name that is there already is an earlier try of which no answer came.
+    """Create a pod and return its uid. An existing pod of that name is an earlier request that got no response.
 
-    Raises BackendError where the server refuses it, or we lead no more.
+    Raises BackendError if the server refuses it, or if we no longer lead.
     """
     pause = _PAUSE_SECONDS
     while may_act():
@@ -118,11 +118,11 @@ async def create_once(client: Client, path: str, body: dict[str, Any], may_act: 
             if error.code != 409:
                 raise
             return (await client.get(f"{path}/{body['metadata']['name']}", _pods)).metadata.uid
-    raise BackendError(f"{body['metadata']['name']}: we lead no more")
+    raise BackendError(f"{body['metadata']['name']}: this controller no longer leads")
 
 
 async def delete_all(client: Client, members: Iterable[Member]) -> None:
-    """Delete these pods, and see it done as far as the server has taken it in; a pod that is gone is no failure."""
+    """Delete these pods and wait for the server's confirmation; a pod that is gone is not an error."""
     await asyncio.gather(*(_delete(client, member) for member in members if member.uid))
 
 
@@ -138,6 +138,6 @@ async def _delete(client: Client, member: Member) -> None:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             continue
         except RefusedError as error:
-            if error.code not in (404, 409):  # gone, or another pod has the name by now
+            if error.code not in (404, 409):  # gone, or another pod has the name now
                 raise
         return

@@ -1,9 +1,9 @@
-"""Stopping a gang so that its owner starts it anew: by eviction, or by suspending and resuming a Job.
+"""Stop of a gang so that its owner restarts it: by eviction, or by suspending and resuming a Job.
 
-Disruption budgets are asked first, for all pods together: each eviction alone may be allowed where those of the whole
-gang are not, and a gang is stopped whole or not at all. A Job counts an evicted pod as a failure unless its
-podFailurePolicy ignores disruptions, and gives up after backoffLimit of them; so one without such a policy is
-suspended, which counts nothing (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job), and
+Disruption budgets are checked first for all pods together, because a gang is stopped whole or not at all: a budget may
+allow each eviction alone and still not all of them. A Job counts an evicted pod as a failure unless its
+podFailurePolicy ignores disruptions, and gives up after backoffLimit failures. A Job without such a policy is
+suspended, which does not count (https://kubernetes.io/docs/concepts/workloads/controllers/job/#suspending-a-job), and
 resumed once its pods are gone.
 """
 
@@ -29,7 +29,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import (
 )
 
 SUSPENDED = f"{OURS}suspended"
-"""Label of a Job that we have suspended and must resume, whoever of us leads then."""
+"""Label of a Job that we have suspended and that the current leader must resume."""
 
 _PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -67,13 +67,13 @@ class Job(Part):
 
     @property
     def over(self) -> str:
-        """'Complete' or 'Failed' of a Job that has ended, else ''."""
+        """'Complete' or 'Failed' if the Job has ended, else ''."""
         ends = [one.type for one in self.status.conditions or () if one.status == "True"]
         return next((end for end in ends if end in ("Complete", "Failed")), "")
 
     @property
     def ignores_disruptions(self) -> bool:
-        """Whether an eviction counts as no failure."""
+        """Whether an eviction does not count as a failure."""
         rules = (self.spec.pod_failure_policy.rules if self.spec.pod_failure_policy is not None else None) or ()
         return any(
             rule.action == "Ignore"
@@ -121,7 +121,7 @@ def job_path(namespace: str, name: str) -> str:
 
 
 async def owner_has_ended(client: Client, pods: Sequence[Pod]) -> str:
-    """How the Job that owns the pods ended, or that it is gone; '' where it goes on or is no Job."""
+    """Return how the Job that owns the pods ended, or that it was deleted; '' if it continues or is not a Job."""
     for namespace, owner in _owners(pods):
         if owner.kind != "Job":
             continue
@@ -147,10 +147,10 @@ def _owners(pods: Iterable[Pod]) -> list[tuple[str, OwnerReference]]:
 
 
 async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -> list[str]:
-    """Stop these pods of a gang, as their owners bear it. pods: what is known of them.
+    """Stop these pods of a gang in a way that their owners tolerate. pods: as in the cache.
 
-    Returns the paths of the Jobs that were suspended and are to be resumed. Raises BackendError with the reason where a
-    disruption budget forbids it or an owner would count it as a failure; then nothing was stopped.
+    Returns the paths of the suspended Jobs, which must be resumed. Raises BackendError with the reason if a disruption
+    budget forbids the stop or an owner would count it as a failure; then nothing is stopped.
     """
     living = [member for member in members if member.uid and not member.over]
     suspended: list[tuple[str, Job]] = []
@@ -164,8 +164,8 @@ async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -
         parent = next((one for one in job.metadata.owner_references or () if one.controller), None)
         if parent is not None:
             raise BackendError(
-                f"Job {owner.name} of {parent.kind} {parent.name} would count the eviction as a failure: give it a "
-                "podFailurePolicy that ignores DisruptionTarget"
+                f"stopping it would count as a failure of Job {owner.name}, which belongs to {parent.kind} "
+                f"{parent.name}: give the Job a podFailurePolicy that ignores DisruptionTarget"
             )
         suspended.append((path, job))
     uids = {member.uid for member in living}
@@ -183,7 +183,7 @@ async def stop(client: Client, members: Sequence[Member], pods: Sequence[Pod]) -
 
 
 def forbidden(pods: Iterable[Pod], budgets: Iterable[Budget]) -> str:
-    """Which budget does not bear the eviction of all these pods, in words; '' where each does. Pure."""
+    """Return which budget forbids the eviction of all these pods; '' if none does. Pure."""
     pods = list(pods)
     for budget in budgets:
         selector = budget.spec.selector
@@ -198,12 +198,12 @@ def forbidden(pods: Iterable[Pod], budgets: Iterable[Budget]) -> str:
         )
         if covered > budget.status.disruptions_allowed:
             allowed = budget.status.disruptions_allowed
-            return f"disruption budget {budget.metadata.name} allows {allowed} evictions now, the gang needs {covered}"
+            return f"disruption budget {budget.metadata.name} allows {allowed} evictions now; the gang needs {covered}"
     return ""
 
 
 async def _evict(client: Client, member: Member) -> None:
-    """Ask for the eviction of one pod. Raises RefusedError where a budget forbids it; a pod that is gone is none."""
+    """Request the eviction of one pod; one that is gone is ignored. Raises RefusedError if a budget forbids it."""
     namespace, _, name = member.name.partition("/")
     body: dict[str, Any] = {
         "apiVersion": "policy/v1",
@@ -219,7 +219,7 @@ async def _evict(client: Client, member: Member) -> None:
 
 
 async def _evict_at_last(client: Client, member: Member) -> None:
-    """Once the first of a gang has been evicted the rest must follow: a budget that says no now is asked again."""
+    """Evict a pod and retry while a budget forbids it: once one pod of a gang is evicted, the others must follow."""
     pause = _PAUSE_SECONDS
     while True:
         try:
@@ -236,7 +236,7 @@ async def _evict_at_last(client: Client, member: Member) -> None:
 
 
 async def resume(client: Client, path: str) -> None:
-    """Let a Job that we suspended go on; one that is gone needs nothing."""
+    """Resume a Job that we suspended; one that is gone is ignored."""
     pause = _PAUSE_SECONDS
     while True:
         try:
@@ -252,6 +252,6 @@ async def resume(client: Client, path: str) -> None:
 
 
 async def left_suspended(client: Client) -> list[str]:
-    """Paths of the Jobs that one of us suspended and did not live to resume."""
+    """Return the paths of Jobs that an earlier leader suspended and did not resume."""
     found = await client.get("/apis/batch/v1/jobs", _job_lists, labelSelector=f"{SUSPENDED}=true")
     return [job_path(job.metadata.namespace, job.metadata.name) for job in found.items]

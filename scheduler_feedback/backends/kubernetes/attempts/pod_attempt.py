@@ -1,7 +1,7 @@
-"""An attempt: the pods of a gang that were bound together, and what became of each. Pure.
+"""An attempt: the pods of a gang that were bound together, and the state of each. Pure.
 
-A member is a place in the gang: its ranks, its node, and the pod that fills it now. A pod that is deleted leaves a
-hole, which the pod that its owner makes in its stead fills: a gang keeps its slots through the loss of a member.
+A member is a place in the gang: its ranks, its node, and its current pod. A deleted pod leaves a hole. The owner's
+replacement pod fills it, so a gang keeps its slots when it loses a member.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, 
 from scheduler_feedback.core.job import Slot
 
 _UNKNOWN_FAILURE = 1
-"""Exit code of a pod that failed and tells none (a deadline, an eviction)."""
+"""Exit code of a failed pod that has none (after a deadline or an eviction)."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -54,19 +54,25 @@ _written = msgspec.json.Decoder(_Written)
 class Phase(StrEnum):
     BINDING = "binding"  # or waiting for its pods
     BOUND = "bound"
-    UNDOING = "undoing"  # it could not be bound whole
+    UNDOING = "undoing"  # not all of it could be bound
     STOPPING = "stopping"
 
 
 @dataclass(slots=True)
 class Member:
-    """name: 'NAMESPACE/NAME' of the pod that is in this place, or was last. slots: by rank. uid: '' for a hole."""
+    """A place in the gang."""
 
     name: str
+    """'NAMESPACE/NAME' of its current or latest pod."""
+
     uid: str
+    """'' for a hole."""
+
     node: str
     ranks: range
     slots: tuple[int, ...]
+    """One for each rank."""
+
     bound: bool = False
     exit_code: int | None = None
     over: bool = False
@@ -78,29 +84,36 @@ class Member:
 
 @dataclass(slots=True)
 class Attempt:
-    """job_id, number: as the core counts. key: of the gang. told: whether the core knows that all of it runs.
-
-    action_id: of the start; '' where it was adopted after a restart. probe: whether its pod is our own. beyond: whether
-    it is one that its group does not need.
-    """
+    """One attempt of a gang."""
 
     job_id: str
     number: int
+    """As the core counts."""
+
     key: str
+    """Of the gang."""
+
     placement: tuple[Slot, ...]
     phase: Phase = Phase.BINDING
     members: list[Member] = field(default_factory=list)
     told: bool = False
+    """Whether the core knows that all of it runs."""
+
     ran: bool = False
     why_stopped: str = ""
     failure: str = ""
     action_id: str = ""
+    """Of the start; '' if it was adopted after a restart."""
+
     probe: bool = False
+    """Whether its pod is a probe of ours."""
+
     beyond: bool = False
+    """Whether it is a pod beyond the least number of its group."""
 
 
 class DoesNotFitError(Exception):
-    """A pod of the gang can't go where the core would have it. node: '' where it is about none in particular."""
+    """A pod of the gang cannot go where the core placed it. node: '' if no single node is the cause."""
 
     def __init__(self, why: str, node: str = "", constraint: str = "") -> None:
         super().__init__(why)
@@ -108,10 +121,10 @@ class DoesNotFitError(Exception):
 
 
 def assign(world: World, pods: Sequence[Pod], placement: Sequence[Slot]) -> list[Member]:
-    """The members of a gang, each with its node, and the world told to count on them; or nothing is changed.
+    """Assign each pod of a gang to a node and reserve its resources in the cache; on error change nothing.
 
-    GPU pods go where the core says. One without GPUs goes to the first node of the gang that has room for it, else to
-    any that has. Raises DoesNotFitError.
+    GPU pods go to the core's slots. A pod without GPUs goes to the first node of the gang with enough room, else to any
+    node with enough. Raises DoesNotFitError.
     """
     members: list[Member] = []
     with world.lock:
@@ -132,11 +145,11 @@ def assign(world: World, pods: Sequence[Pod], placement: Sequence[Slot]) -> list
 
 def _assign(world: World, pod: Pod, ranks: range, placement: Sequence[Slot]) -> Member:
     if ranks.stop > len(placement):
-        raise DoesNotFitError(f"it has {ranks.stop} ranks now, {len(placement)} when it was placed")
+        raise DoesNotFitError(f"it has {ranks.stop} ranks now, but had {len(placement)} when it was placed")
     slots = placement[ranks.start : ranks.stop]
     nodes = {slot.node for slot in slots}
     if len(nodes) > 1:
-        raise DoesNotFitError(f"pod {pod.metadata.name} can't be on several nodes: {', '.join(sorted(nodes))}")
+        raise DoesNotFitError(f"pod {pod.metadata.name} cannot be on several nodes: {', '.join(sorted(nodes))}")
     return _put(world, pod, nodes.pop(), ranks, tuple(slot.slot for slot in slots))
 
 
@@ -145,14 +158,14 @@ def _assign_anywhere(world: World, pod: Pod, near: Iterable[str]) -> Member:
     for node in (*near, *world.nodes):
         if not world.why_not(constraint, node):
             return _put(world, pod, node, range(0), ())
-    raise DoesNotFitError(f"no node can take pod {pod.metadata.name}, which asks for no GPU")
+    raise DoesNotFitError(f"no node can take pod {pod.metadata.name}, which requests no GPU")
 
 
 def _put(world: World, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]) -> Member:
     constraint = constraint_of(pod)
     why = world.why_not(constraint, node)
     if not why and len(ranks) > world.free_of(node).get(constraint.resource, 0):
-        why = f"{constraint.resource}: {len(ranks)} asked for, {world.free_of(node).get(constraint.resource, 0)} free"
+        why = f"{constraint.resource}: {len(ranks)} requested, {world.free_of(node).get(constraint.resource, 0)} free"
     if why:
         raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}", node, constraint.name)
     world.assume(pod, node)
@@ -160,17 +173,17 @@ def _put(world: World, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]
 
 
 def place_of(attempt: Attempt, member: Member) -> Place:
-    """Where the member's pod stands in its gang."""
+    """Return the place of the member's pod in its gang."""
     return Place(attempt.job_id, attempt.number, member.node, member.ranks)
 
 
-# --- what became of it -----------------------------------------------------------------------------------------------
+# --- reading back ------------------------------------------------------------------------------------------------
 
 
 def written(attempt: Attempt) -> str:
-    """The placement as it is written on the group before any pod is bound: '{"attempt": 1, "pods": {...}}'.
+    """Return the placement as the group's annotation has it before any pod is bound: '{"attempt": 1, "pods": {...}}'.
 
-    Whoever comes after us, with nothing but the API's objects, goes on from it.
+    A controller that has only the API's objects continues from it.
     """
     pods = {m.name.partition("/")[2]: _Place(m.node, m.ranks.start, m.slots) for m in attempt.members}
     return msgspec.json.encode(_Written(attempt.number, pods)).decode()
@@ -179,11 +192,11 @@ def written(attempt: Attempt) -> str:
 def placement_of(
     group: PodGroup | None, number: int | None = None
 ) -> tuple[int, dict[str, tuple[str, range, tuple[int, ...]]]]:
-    """(attempt, where each pod was to go) as written on the group; (0, {}) where nothing is, or for another attempt."""
+    """Return (attempt, planned place of each pod) from the group; (0, {}) if it has none, or one of another attempt."""
     text = group.metadata.annotation(PLACEMENT) if group is not None else ""
     try:
         read = _written.decode(text) if text else _Written(0, {})
-    except (msgspec.MsgspecError, RecursionError):  # anybody who may make groups may write it
+    except (msgspec.MsgspecError, RecursionError):  # every user who may create groups may write it
         read = _Written(0, {})
     if number is not None and read.attempt != number:
         return 0, {}
@@ -194,9 +207,9 @@ def placement_of(
 
 
 def adopt(job_id: str, number: int, key: str, pods: Sequence[Pod], group: PodGroup | None) -> Attempt | None:
-    """The attempt as the API's objects tell it, after a restart; None where nothing of it was begun.
+    """Rebuild the attempt from the API's objects after a restart; None if it was never begun.
 
-    Its phase is BINDING where pods of it are still to be bound.
+    Its phase is BINDING if some of its pods are still to be bound.
     """
     namespace = key.partition("/")[0]
     by_name = {pod.metadata.name: pod for pod in pods}
@@ -207,7 +220,7 @@ def adopt(job_id: str, number: int, key: str, pods: Sequence[Pod], group: PodGro
     if not places:
         return None
     attempt = Attempt(job_id, number, key, ())
-    substitutes = [pod for pod in bound if pod.metadata.name not in places]  # made in the stead of lost ones
+    substitutes = [pod for pod in bound if pod.metadata.name not in places]  # replacements of lost pods
     for name, (node, ranks, slots) in places.items():
         member = Member(f"{namespace}/{name}", "", node, ranks, slots)
         pod = by_name.get(name) or next((one for one in substitutes if _ranks_written(one) == ranks), None)
@@ -232,16 +245,16 @@ def _ranks_written(pod: Pod) -> range:
 
 
 def look_at(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
-    """What the core does not know yet of a bound attempt. pods: of the gang, by uid."""
+    """Update a bound attempt and return the events that the core does not have yet. pods: of the gang, by uid."""
     for member in attempt.members:
         if member.hole or member.over:
             continue
         pod = pods.get(member.uid)
         if pod is None or (pod.over and pod.metadata.deletion_timestamp and exit_code_of(pod)):
-            member.uid = ""  # killed because it was deleted: no failure of its own
+            member.uid = ""  # it was killed by its deletion, which is not a failure
         elif pod.over:
             member.over, member.exit_code = True, exit_code_of(pod)
-            # It may be over before it was ever seen to run; one that a kubelet rejects never has a container.
+            # It may end before it was seen running; a pod that a kubelet rejects never has a container.
             attempt.ran |= bool(pod.status.container_statuses) or not member.exit_code
     job_id, number = attempt.job_id, attempt.number
     if all(member.hole or member.over for member in attempt.members):
@@ -260,7 +273,7 @@ def look_at(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
 
 
 def ranks_seen(attempt: Attempt) -> tuple[RankSeen, ...]:
-    """Where each rank is. Processes are the kubelet's, so there are no process ids to tell: 0."""
+    """Return the slot of each rank. The processes are the kubelet's, so process ids are unknown: 0."""
     return tuple(
         RankSeen(rank, member.node, slot, 0, 0)
         for member in attempt.members
@@ -269,7 +282,7 @@ def ranks_seen(attempt: Attempt) -> tuple[RankSeen, ...]:
 
 
 def ended(attempt: Attempt) -> AttemptEnded:
-    """The end of the attempt: exit code of each rank, None for the ranks of a pod that left without telling."""
+    """Return the end of the attempt with the exit code of each rank; None for ranks of a pod that has disappeared."""
     exits = tuple(
         RankExit(rank, member.exit_code if member.over else None) for member in attempt.members for rank in member.ranks
     )
@@ -288,7 +301,7 @@ def ended(attempt: Attempt) -> AttemptEnded:
 
 
 def exit_code_of(pod: Pod) -> int:
-    """Of its first container that failed; 0 where the pod succeeded."""
+    """Return the exit code of the first container that failed; 0 if the pod succeeded."""
     if pod.status.phase == "Succeeded":
         return 0
     for status in pod.status.container_statuses or ():
@@ -298,9 +311,9 @@ def exit_code_of(pod: Pod) -> int:
 
 
 def rejected(attempt: Attempt, pods: Mapping[str, Pod]) -> str:
-    """Why a kubelet would not take a pod that was bound to its node; '' where none did.
+    """Return why a kubelet rejected a pod that was bound to its node; '' if none did.
 
-    A kubelet that refuses sets the phase to Failed and a reason before any container was started
+    A kubelet that rejects a pod sets its phase to Failed and a reason before it starts any container
     (pkg/kubelet/kubelet.go, rejectPod).
     """
     for member in attempt.members:
@@ -311,9 +324,9 @@ def rejected(attempt: Attempt, pods: Mapping[str, Pod]) -> str:
 
 
 def renumbered(attempts: Collection[Attempt], slots_of: Mapping[str, int]) -> list[AttemptRunning]:
-    """Attempts that hold slots beyond what their node has left, with numbers that it has: only how many counts.
+    """Give attempts whose slots no longer exist on their node other slot numbers; only the number of slots matters.
 
-    slots_of: nodes that have changed, with how many slots they have now.
+    slots_of: nodes that have changed, with their current number of slots.
     """
     on: dict[str, list[Member]] = {}
     for attempt in attempts:

@@ -1,8 +1,8 @@
-"""Probes: a pod that measures a node in quarantine, with all of its GPUs, before anybody else may use it. Pure.
+"""Probes: pods that measure a quarantined node, with all its GPUs, before another pod may use it. Pure.
 
-It is the one kind of pod that the controller makes itself, in its own namespace, bound from the start: no scheduler
-sees it, and our taint does not keep it away. The policy's probe command runs in it once; exit 0 is a pass. What it is
-of stands on it as on every pod that we bind, so a controller that comes after takes it up.
+Probes are the only pods that the controller creates itself: in its own namespace and already bound, so that no
+scheduler sees them and our taint does not keep them away. The policy's probe command runs once; exit code 0 is a pass.
+Probes have the annotations of every pod that we bind, so the next controller adopts them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ PROBE = f"{OURS}probe"
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """image: what a node is measured with. namespace: the controller's own."""
+    """Template of probe pods."""
 
     image: str
+    """Image that has the probe command."""
+
     namespace: str
+    """The controller's own."""
+
     scheduler: str
 
     def key_of(self, job_id: str, attempt: int) -> str:
-        """'NAMESPACE/NAME' of the probe's pod."""
+        """Return 'NAMESPACE/NAME' of the probe's pod."""
         return f"{self.namespace}/{job_id}-{attempt}"
 
     def pod(self, action: StartGang, resource: str) -> dict[str, Any]:
-        """The pod as it is to be created. resource: the node's accelerator."""
+        """Return the pod to create. resource: the node's accelerator."""
         spec = action.spec
         slots = [slot.slot for slot in action.placement]
         count = str(len(slots))

@@ -1,4 +1,4 @@
-"""Which nodes a pod may go to: selectors, required node affinity, taints; and what we refuse rather than ignore. Pure.
+"""Constraints on a pod's nodes: selectors, required node affinity, taints; and refusal of unsupported ones. Pure.
 
 Source: https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/ and .../taint-and-toleration/
 """
@@ -31,31 +31,38 @@ _MIG = "nvidia.com/mig-"
 
 
 def is_accelerator(resource: str) -> bool:
-    """Whether we count the resource's units as slots: whole GPUs and MIG profiles."""
+    """Return whether we count the resource's units as slots: whole GPUs and MIG profiles."""
     return resource == _GPU or resource.startswith(_MIG)
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a node must meet for a pod: gangs alike have one in common.
-
-    name: a digest of the rest. resource: the accelerator. selector: labels that it must have. terms: of the required
-    node affinity, any of which must hold; None: there is none. tolerations: of taints that keep pods away.
-    requests: what else than the accelerator the pod asks for, in the units of ``quantities``. volumes: of each volume
-    that can't be reached from everywhere, the terms of its node affinity, any of which must hold.
-    """
+    """Conditions that a node must meet for a pod; gangs with equal conditions share one."""
 
     name: str
+    """Digest of the rest."""
+
     resource: str
+    """The accelerator."""
+
     selector: tuple[tuple[str, str], ...]
+    """Labels that the node must have."""
+
     terms: tuple[NodeTerm, ...] | None
+    """Of the required node affinity, one of which must hold; None: there is none."""
+
     tolerations: tuple[Toleration, ...]
+    """Of taints that keep pods away."""
+
     requests: tuple[tuple[str, int], ...]
+    """Other resources that the pod requests, in the units of ``quantities``."""
+
     volumes: tuple[tuple[NodeTerm, ...], ...] = ()
+    """For each volume with a node affinity, its terms, one of which must hold."""
 
 
 def constraint_of(pod: Pod) -> Constraint:
-    """What a node must meet for the pod."""
+    """Return the conditions that a node must meet for the pod."""
     requests = requests_of(pod)
     resource = next((name for name in sorted(requests) if is_accelerator(name)), "")
     required = _required_affinity(pod.spec.affinity)
@@ -78,7 +85,7 @@ def constraint_of(pod: Pod) -> Constraint:
 
 
 _MOST_KNOWN = 4096
-"""Constraints that are kept, so that gangs alike have one in common: far more than kinds of gang run at once."""
+"""Constraints that are kept for sharing: far more than the kinds of gangs that run at one time."""
 
 _known: dict[bytes, Constraint] = {}
 
@@ -91,9 +98,9 @@ def _required_affinity(affinity: Affinity | None) -> tuple[NodeTerm, ...] | None
 
 
 def why_not(constraint: Constraint, node: Node, free: Mapping[str, int]) -> str:
-    """Why a pod of the constraint can't go to the node, in words; '' where it can.
+    """Return why a pod of the constraint cannot go to the node; '' if it can.
 
-    free: what of the node no pod has asked for yet. The accelerator is not looked at: the core counts that.
+    free: resources of the node that no pod requests. The accelerator is not checked, because the core counts it.
     """
     labels = node.metadata.labels or {}
     for key, value in constraint.selector:
@@ -102,18 +109,18 @@ def why_not(constraint: Constraint, node: Node, free: Mapping[str, int]) -> str:
     if constraint.terms is not None and not any(_holds(term, node) for term in constraint.terms):
         return "required node affinity is not met"
     if not all(any(_holds(term, node) for term in terms) for terms in constraint.volumes):
-        return "a volume of it can't be reached from there"
+        return "one of its volumes cannot be reached from there"
     for taint in node.spec.taints or ():
         if _keeps_away(taint, constraint.tolerations):
             return f"taint {taint.key}:{taint.effect} is not tolerated"
     for resource, count in constraint.requests:
         if free.get(resource, 0) < count:
-            return f"{resource}: {count} asked for, {max(free.get(resource, 0), 0)} free"
+            return f"{resource}: {count} requested, {max(free.get(resource, 0), 0)} free"
     return ""
 
 
 def _keeps_away(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
-    """Whether the taint does. Our own do not: the core knows why they are there, and its probes must pass."""
+    """Return whether the taint keeps the pod away. Ours do not: the core applies them, and its probes must run."""
     if taint.effect not in _KEEPS_AWAY or taint.key.startswith(OURS):
         return False
     return not any(tolerates(toleration, taint) for toleration in tolerations)
@@ -128,7 +135,7 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def _holds(term: NodeTerm, node: Node) -> bool:
-    """All requirements of the term. An empty term holds for nothing."""
+    """Return whether all requirements of the term hold. An empty term never holds."""
     expressions, fields = term.match_expressions or (), term.match_fields or ()
     if not expressions and not fields:
         return False
@@ -159,9 +166,9 @@ def meets(requirement: Requirement, values: Mapping[str, str]) -> bool:
 
 
 def refusal(pod: Pod) -> str:
-    """What the pod demands that we don't implement, in words; '' where there is nothing.
+    """Return which requirement of the pod is not implemented; '' if there is none.
 
-    Preferences are no demands: preferred affinity and ScheduleAnyway are passed over.
+    Preferences are ignored: preferred affinity and ScheduleAnyway.
     """
     spec = pod.spec
     if spec.resource_claims:
@@ -177,7 +184,7 @@ def refusal(pod: Pod) -> str:
         return "topology spread constraints (DoNotSchedule) are not implemented"
     for volume in spec.volumes or ():
         if volume.persistent_volume_claim is not None and (volume.reach is None or volume.reach.refused):
-            why = volume.reach.refused if volume.reach is not None else "its claim was not looked up"
+            why = volume.reach.refused if volume.reach is not None else "its claim is unknown"
             return f"volume {volume.name}: {why}"
         if volume.ephemeral is not None:
             return f"volume {volume.name}: generic ephemeral volumes are not implemented"
@@ -186,5 +193,5 @@ def refusal(pod: Pod) -> str:
             return f"container {container.name}: host ports are not implemented"
     accelerators = sorted(resource for resource in requests_of(pod) if is_accelerator(resource))
     if len(accelerators) > 1:
-        return f"one pod asks for several kinds of accelerator: {', '.join(accelerators)}"
+        return f"one pod requests several kinds of accelerator: {', '.join(accelerators)}"
     return ""

@@ -1,7 +1,7 @@
-"""What we read of Kubernetes' objects: partial structs, so that fifty thousand pods cost no more than what we look at.
+"""Kubernetes objects as partial structs, so that fifty thousand pods take only the memory of the fields that we use.
 
-Field names and meanings: https://kubernetes.io/docs/reference/kubernetes-api/. What is not named here is skipped as the
-bytes are read.
+Field names and meanings: https://kubernetes.io/docs/reference/kubernetes-api/. Fields that are not listed here are
+skipped while decoding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Part(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
-    """A part of an object, in Kubernetes' spelling. Nothing in it refers back: no cycles to look for."""
+    """A part of an object, in Kubernetes' spelling. Parts have no references back, so no cycles to collect."""
 
 
 class OwnerReference(Part):
@@ -44,7 +44,7 @@ class Metadata(Part):
 
     @property
     def key(self) -> str:
-        """'NAMESPACE/NAME', or 'NAME' of what has no namespace; the same string for all who ask."""
+        """'NAMESPACE/NAME', or 'NAME' without a namespace; always the same string object."""
         return intern(f"{self.namespace}/{self.name}" if self.namespace else self.name)
 
 
@@ -148,22 +148,23 @@ class ClaimSource(Part):
 
 
 class Reach(Part):
-    """From where a claimed volume can be reached; no object of the API. refused: why that is not known, '' where it is.
-
-    terms: of its node affinity, any of which must hold; None: from everywhere.
-    """
+    """Nodes from which a claimed volume can be reached. Computed; not an object of the API."""
 
     refused: str = ""
+    """Why that is unknown; '' if it is known."""
+
     terms: list[NodeTerm] | None = None
+    """Of the volume's node affinity, one of which must hold; None: reachable from every node."""
 
 
 class Volume(Part):
-    """reach: of a claimed one, written by us; no field of the object."""
+    """A volume of a pod."""
 
     name: str = ""
     persistent_volume_claim: ClaimSource | None = None
     ephemeral: dict[str, Any] | None = None
     reach: Reach | None = None
+    """Of a claimed volume; computed, not a field of the object."""
 
 
 class SchedulingGroup(Part):
@@ -171,8 +172,7 @@ class SchedulingGroup(Part):
 
 
 class PodSpec(Part):
-    """asked: what ``quantities.requests_of`` found that the pod asks for, once it was looked for; no field of the
-    object."""
+    """Specification of a pod."""
 
     node_name: str = ""
     scheduler_name: str = ""
@@ -191,6 +191,7 @@ class PodSpec(Part):
     termination_grace_period_seconds: int = 30
     scheduling_group: SchedulingGroup | None = None
     asked: Mapping[str, int] | None = None
+    """Result of ``quantities.requests_of``, once computed; not a field of the object."""
 
 
 class Terminated(Part):
@@ -215,13 +216,13 @@ class PodStatus(Part):
 
 
 _MOST_SHARED = 4096
-"""Parts that are kept to be shared: far more than kinds of pod run at once, and a gang's pods are listed together."""
+"""Most parts kept for sharing: far more than the kinds of pods at one time; a gang's pods are listed together."""
 
 _shared: dict[tuple[type, bytes], Any] = {}
 
 
 def _share(parts: Any) -> Any:
-    """The same list or mapping for pods that have equal ones, as all of a gang do: most of fifty thousand is that."""
+    """Share one list or mapping among pods with equal ones, as in a gang; this saves most of the pods' memory."""
     if not parts:
         return parts
     key = type(next(iter(parts))), msgspec.msgpack.encode(parts)
@@ -231,7 +232,7 @@ def _share(parts: Any) -> Any:
 
 
 class Pod(Part):
-    """What is in its lists and mappings may be other pods', too: whoever wants to change one makes another."""
+    """A pod. Its lists and mappings may be shared with other pods: never modify them, make new ones."""
 
     metadata: Metadata
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
@@ -251,12 +252,12 @@ class Pod(Part):
 
     @property
     def over(self) -> bool:
-        """Whether it has ended for good: it holds nothing of its node any more."""
+        """Whether it has ended and holds nothing of its node."""
         return self.status.phase in ("Succeeded", "Failed")
 
     @property
     def owner(self) -> OwnerReference | None:
-        """The controller that would make it anew, if there is one."""
+        """The controller that would recreate it; None if there is none."""
         return next((owner for owner in self.metadata.owner_references or () if owner.controller), None)
 
 
@@ -312,9 +313,9 @@ class PodGroupStatus(Part):
 
 
 class PodGroup(Part):
-    """Coscheduling's PodGroup (scheduling.x-k8s.io/v1alpha1); or Kubernetes' own, said in its words.
+    """Coscheduling's PodGroup (scheduling.x-k8s.io/v1alpha1), or Kubernetes' own converted to it.
 
-    of_api: group and version that it is served under; no field of the object. A least number of 0: each pod by itself.
+    of_api: its API group and version; not a field of the object. A least number of 0 means that each pod is on its own.
     """
 
     metadata: Metadata
@@ -336,7 +337,7 @@ class QueueSpec(Part):
 
 
 class Queue(Part):
-    """Ours (queues.gangwatch.io): a queue of the cluster."""
+    """A queue of the cluster, of our kind (queues.gangwatch.io)."""
 
     metadata: Metadata
     spec: QueueSpec = msgspec.field(default_factory=QueueSpec)

@@ -1,6 +1,6 @@
-"""Gangs of other schedulers: found by what each of them writes on pods, watched while they run, never touched. Pure.
+"""Gangs of other schedulers: recognised by annotations on pods, observed while they run, never changed. Pure.
 
-Which gang a pod is of:
+Gang of a pod, by the first of these that it has:
 
 =============================================  =========================================================
 annotation ``pod-group-name``                  KAI's pod grouper (KAI-Scheduler, pkg/common/constants)
@@ -10,10 +10,10 @@ label ``scheduling.x-k8s.io/pod-group``        coscheduling; ``pod-group.schedul
 ``spec.schedulingGroup``                       upstream's own gangs
 label ``jobset.sigs.k8s.io/jobset-name``       a JobSet, also as Kueue admits it
 label ``training.kubeflow.org/job-name``       Kubeflow's jobs
-the pod's controller                           whatever else makes pods together: a Job, a RayCluster, a StatefulSet
+the pod's controller                           any other owner of several pods: a Job, a RayCluster, a StatefulSet
 =============================================  =========================================================
 
-A pod of none of these, or of a ReplicaSet (copies that serve, and do not work together), is a gang of one.
+A pod with none of these, or of a ReplicaSet (independent serving replicas), is a gang of one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scheduler_feedback.core.events import AttemptEnded, Event, Hosted, RankExit
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot
 
 SETTLED_SECONDS = 3.0
-"""How long a gang's pods must have been the same, all running, before it is watched: others' gangs start pod by pod."""
+"""How long a gang's pods must be unchanged and all running before it is observed: other gangs start pod by pod."""
 
 _ANNOTATIONS = (
     ("kai", "pod-group-name"),
@@ -48,11 +48,11 @@ _LABELS = (
 )
 _QUEUES = ("kai.scheduler/queue", "kueue.x-k8s.io/queue-name", "volcano.sh/queue-name")
 _MOST_NUMBERS = 20_000
-"""Gangs whose last attempt's number is kept: far more than the core keeps that have ended."""
+"""Gangs whose latest attempt number is kept: far more than the ended jobs that the core keeps."""
 
 
 def gang_of(pod: Pod) -> str:
-    """The core's name for the pod's gang: 'NAMESPACE.NAME.KIND'."""
+    """Return the core's name of the pod's gang: 'NAMESPACE.NAME.KIND'."""
     metadata = pod.metadata
     found = [(kind, metadata.annotation(key)) for kind, key in _ANNOTATIONS]
     found += [(kind, metadata.label(key)) for kind, key in _LABELS[:4]]
@@ -68,7 +68,7 @@ def gang_of(pod: Pod) -> str:
 
 @dataclass(slots=True)
 class _Member:
-    """A pod of a gang that is watched. over: it has ended well, and is a member still until all are."""
+    """A pod of an observed gang. A pod that ended with exit code 0 stays a member until the gang ends."""
 
     pod: Pod
     slots: tuple[int, ...]
@@ -77,17 +77,21 @@ class _Member:
 
 @dataclass(slots=True)
 class _Gang:
-    """members: by uid, of the attempt that the core was told of; empty: of none. since: when the pods were last others
-    than before, or began or ceased to run."""
+    """A gang of another scheduler."""
 
-    pods: dict[str, Pod] = field(default_factory=dict)  # by uid: bound and not over
+    pods: dict[str, Pod] = field(default_factory=dict)
+    """Bound pods that have not ended, by uid."""
+
     members: dict[str, _Member] = field(default_factory=dict)
+    """By uid, of the attempt that the core knows; empty: it knows none."""
+
     attempt: int = 0
     since: float = 0.0
+    """Time of the last change of its pods, or of their phase."""
 
 
 class Foreign:
-    """Every GPU pod that is bound, whoever bound it. Under the world's lock."""
+    """All bound GPU pods, of every scheduler. Uses the cache's lock."""
 
     def __init__(self, world: World, settled_seconds: float = SETTLED_SECONDS) -> None:
         self._world, self._settled_seconds = world, settled_seconds
@@ -101,7 +105,7 @@ class Foreign:
     # --- from the watch ----------------------------------------------------------------------------------------------
 
     def pod_told(self, before: Pod | None, after: Pod | None, now: float) -> None:
-        """now: seconds of a monotonic clock."""
+        """Update from a change of a pod. now: seconds of a monotonic clock."""
         with self._world.lock:
             if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
                 self._gone(before, None, now)
@@ -125,7 +129,7 @@ class Foreign:
         self._unsettled.add(name)
 
     def _gone(self, pod: Pod, exit_code: int | None, now: float) -> None:
-        """It holds nothing of its node any more. exit_code: None where it left without telling."""
+        """Remove a pod that no longer holds its node. exit_code: None if the pod has disappeared."""
         name, uid = gang_of(pod), pod.metadata.uid
         gang = self._gangs.get(name)
         if gang is None or gang.pods.pop(uid, None) is None:
@@ -143,7 +147,7 @@ class Foreign:
             del self._gangs[name]
 
     def _number(self, pod: Pod) -> None:
-        """Give the pod slots of its node: the lowest numbers that no other has. How many is all that counts."""
+        """Give the pod the lowest free slot numbers of its node; only the number of slots matters."""
         taken = self._taken.setdefault(pod.spec.node_name, set())
         count = slots_of(pod)
         free = (number for number in range(len(taken) + count) if number not in taken)
@@ -155,14 +159,14 @@ class Foreign:
     # --- for the core ------------------------------------------------------------------------------------------------
 
     def events(self, holding: Iterable[tuple[str, int]], now: float) -> list[Event]:
-        """What the core does not know yet. holding: the attempts that it believes to run."""
+        """Return the events that the core does not have yet. holding: the attempts that it believes to run."""
         with self._world.lock:
             events, self._pending = self._pending, []
             for job_id, attempt in holding:
                 gang = self._gangs.get(job_id)
                 self._numbers[job_id] = max(self._numbers.get(job_id, 0), attempt)
                 if (gang is None or not gang.members or gang.attempt != attempt) and not _says_end(events, job_id):
-                    events.append(AttemptEnded(job_id, attempt, (), reason="it was not watched for a while"))
+                    events.append(AttemptEnded(job_id, attempt, (), reason="it was not observed for a while"))
             for name in sorted(self._unsettled):
                 gang = self._gangs.get(name)
                 if gang is not None and now - gang.since < self._settled_seconds:
@@ -173,7 +177,7 @@ class Foreign:
             return events
 
     def _settle(self, name: str, gang: _Gang) -> list[Event]:
-        """The gang's pods have been the same for a while: it is watched if all of them run."""
+        """Report a gang whose pods have not changed for a while, if all of them run."""
         if not gang.pods or any(pod.status.phase != "Running" for pod in gang.pods.values()):
             return []
         if gang.members and gang.pods.keys() <= gang.members.keys():
@@ -199,7 +203,7 @@ class Foreign:
         return [*events, Hosted(name, gang.attempt, _spec(name, first, len(placement)), tuple(placement), began_ns)]
 
     def _end(self, name: str, gang: _Gang) -> None:
-        """The attempt is over: its pods are others now, or none."""
+        """End the attempt: its pods have changed or ended."""
         exits, first = [], 0
         for member in gang.members.values():
             exits += [RankExit(rank, member.exit_code) for rank in range(first, first + len(member.slots))]
@@ -212,7 +216,7 @@ class Foreign:
         gang.members = {}
 
     def concerned(self, job_id: str, node: str) -> list[Pod]:
-        """Pods of the gang on the node; of no gang: every GPU pod there."""
+        """Return the gang's pods on the node; without a job id, every GPU pod there."""
         with self._world.lock:
             gangs = self._gangs.values() if not job_id else [self._gangs.get(job_id, _Gang())]
             return [pod for gang in gangs for pod in gang.pods.values() if pod.spec.node_name == node]
@@ -223,7 +227,7 @@ def _says_end(events: Iterable[Event], job_id: str) -> bool:
 
 
 def _spec(name: str, pod: Pod, ranks: int) -> JobSpec:
-    """A gang that another scheduler runs: nothing of it is ours to decide."""
+    """Return the specification of an external gang."""
     queue = next((found for key in _QUEUES if (found := pod.metadata.label(key))), "default")
     short = name.partition(".")[2].rpartition(".")[0]
     return JobSpec(short, (f"{pod.spec.scheduler_name}: {name}",), ranks, queue=queue, kind=JobKind.HOSTED)

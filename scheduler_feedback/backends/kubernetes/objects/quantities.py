@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes writes them, and what a pod asks of its node.
+"""Kubernetes quantities, and the resources that a pod requests of its node.
 
 Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/ and
 https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
@@ -24,35 +24,35 @@ _SCALE = {
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
 }
 MOST_CHARACTERS = 64
-"""Of a quantity. What the API server has taken and written in its canonical form is shorter."""
+"""Of a quantity. The API server's canonical form is shorter."""
 
 MOST_EXPONENT = 40
-"""Of ten. The API server caps amounts at 2^63 - 1, and rounds fractions up to a billionth (resource.Quantity)."""
+"""Of ten. The API server caps amounts at 2^63 - 1 and rounds fractions up to a billionth (resource.Quantity)."""
 
 MOST = 2**63 - 1
 
 THOUSANDTHS = 1000
-"""CPU is counted in thousandths, as the kubelet does; all else in units."""
+"""CPU is counted in thousandths, as in the kubelet; all else in units."""
 
 
 @lru_cache(maxsize=4096)
 def parse_quantity(text: str) -> Decimal:
-    """The number that a quantity such as '500m', '2Gi' or '1e3' stands for. Raises BackendError for what is none."""
+    """Parse a quantity such as '500m', '2Gi' or '1e3'. Raises BackendError for malformed text."""
     match = _FORM.match(text) if len(text) <= MOST_CHARACTERS else None
     if match is None:
-        raise BackendError(f"{text[:MOST_CHARACTERS]!r} is no quantity")
+        raise BackendError(f"{text[:MOST_CHARACTERS]!r} is not a quantity")
     number, suffix = Decimal(match[1]), match[2] or ""
     if suffix in _SCALE:
         return number * _SCALE[suffix]
     exponent = int(suffix[1:])
     if abs(exponent) > MOST_EXPONENT:
-        raise BackendError(f"{text!r} is no quantity: its exponent is beyond {MOST_EXPONENT}")
+        raise BackendError(f"{text!r} is not a quantity: its exponent is beyond {MOST_EXPONENT}")
     return number.scaleb(exponent)
 
 
 @lru_cache(maxsize=4096)
 def amount(resource: str, text: str) -> int:
-    """How much of the resource that is, rounded up: thousandths of CPU, units of everything else."""
+    """Return the amount, rounded up, in thousandths of CPU or units of any other resource."""
     number = parse_quantity(text) * (THOUSANDTHS if resource == "cpu" else 1)
     return max(-MOST, min(int(number.to_integral_value(ROUND_CEILING)), MOST))
 
@@ -62,10 +62,10 @@ def amounts(quantities: Mapping[str, str] | None) -> dict[str, int]:
 
 
 def requests_of(pod: Pod) -> Mapping[str, int]:
-    """What the pod asks of its node. Pods that ask for the same have the same mapping.
+    """Return the resources that the pod requests; pods with equal requests share one mapping.
 
-    The larger of what its containers want together and what any init container wants while it runs, with the sidecars
-    (init containers that are always restarted) that were started before; and the overhead of its runtime class.
+    The larger of two amounts, plus the overhead of the runtime class: the sum of all containers; and the peak of any
+    init container with the sidecars (init containers that always restart) started before it.
     """
     if pod.spec.asked is None:
         pod.spec.asked = _one_for_all(tuple(_asked(pod).items()))
@@ -100,7 +100,7 @@ def _asked(pod: Pod) -> dict[str, int]:
 
 
 def _wanted(container: Container) -> dict[str, int]:
-    """Its requests; of what it only limits, the limit (the API server fills that in, but not for every writer)."""
+    """Return its requests, and the limits of resources without one (the API server sets requests, but not always)."""
     resources = container.resources
     if resources is None:
         return {}
@@ -115,7 +115,7 @@ def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """All of them together."""
+    """Return the sum of all mappings."""
     total: dict[str, int] = {}
     for part in parts:
         _add(total, part)

@@ -1,10 +1,9 @@
-"""Frames of a cluster's agents, said in the core's words: who is a pod there is a rank of a gang here. Pure.
+"""Renaming of the agents' frames: pods become ranks of the core's gangs. Pure.
 
-An agent knows of a process which pod it is in, from the process's control group, and no more: it calls the pod a gang,
-'pod-UID', and believes what the process says of its rank. Which gang the pod is of, in which attempt, and which ranks
-it has, the controller knows, because it placed it there. So that is said here, before the frame is folded. No job can
-speak for another: whatever a process calls itself, its word counts for its own pod's ranks alone, and an agent's for
-the pods of its own node.
+An agent learns a process's pod from its control group, and nothing else about its gang. It calls the pod a gang,
+'pod-UID', and believes the rank that the process reports. The controller placed the pod, so it has the pod's gang,
+attempt and ranks, and renames them before the frame is folded. A job cannot report for another job: a process's report
+counts only for the ranks of its own pod, and an agent's only for the pods of its own node.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from agent.schema.frame import (
 )
 
 _UNTOLD = -1
-"""Attempt of a member whose column does not tell it: the newest."""
+"""Attempt of a member whose column has none: the newest."""
 
 POD = "pod-"
-"""How agents begin the name of a gang that is a pod (agent/rank_attribution.py)."""
+"""Prefix of the agents' names of gangs that are pods (agent/rank_attribution.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pod stands in a gang that was placed. ranks: those that it has, none where it has no GPU."""
+    """Place of a pod in a gang. ranks: its ranks; none if it has no GPU."""
 
     gang: str
     attempt: int
@@ -46,8 +45,11 @@ class Place:
 
 @dataclass(slots=True)
 class _Node:
-    """What was last said of one node. claims: members that are pods, as its agent tells them, in the layout and lately
-    in records. names: what each is called instead. heard, said: records as they came and as they were handed on."""
+    """Latest frame of a node.
+
+    standing: members of the layout that are pods. claims: pods that recent records name. names: their new names.
+    heard, said: records as received and as renamed.
+    """
 
     layout_id: str = ""
     layout: AnyLayout | None = None
@@ -60,21 +62,21 @@ class _Node:
 
 
 class Naming:
-    """Renames frames. Owned by the thread that reads them.
+    """Renames frames. Used only by the thread that reads them.
 
-    place_of: of a pod, by uid; None where it was not placed by us. version: another number whenever an answer of
-    place_of may have changed.
+    place_of: returns a pod's place by uid; None if we did not place it. version: changes whenever a result of place_of
+    may have changed.
     """
 
     MOST_CLAIMS = 4096
-    """Of a node, kept beyond those of its layout: a rank may report before the layout shows it, and a few linger."""
+    """Of a node, in addition to its layout: a rank may report before the layout has it, and some remain afterwards."""
 
     def __init__(self, place_of: Callable[[str], Place | None], version: Callable[[], int]) -> None:
         self._place_of, self._version = place_of, version
         self._nodes: dict[str, _Node] = {}
 
     def __call__(self, layout: AnyLayout, frame: Frame) -> tuple[AnyLayout, Frame]:
-        """The same with every pod that was placed named as the gang that it is of; all else as it came."""
+        """Return layout and frame with every placed pod renamed to its gang."""
         node = self._nodes.get(frame.node)
         if node is None:
             node = self._nodes[frame.node] = _Node()
@@ -101,7 +103,7 @@ class Naming:
         return node.layout, msgspec.structs.replace(frame, layout_id=node.layout.layout_id, records=node.said)
 
     def _hear(self, node: _Node, records: Iterable[Record]) -> bool:
-        """Take in who reports in these records; whether there was anybody new."""
+        """Add the pods in these records; return whether one is new."""
         new = False
         for record in records:
             if not isinstance(record, EventRecord) and record.member.gang.startswith(POD):
@@ -112,10 +114,10 @@ class Naming:
         return new
 
     def _names(self, node: str, claims: Iterable[Member]) -> dict[Member, Member]:
-        """What each is called. Of a pod, those count that claim its newest attempt: who restarts counts up.
+        """Return the new name of each member. In a pod, only claims of the newest attempt count: restarts increment it.
 
-        Ranks that a pod claims are its own wherever they differ by the order in which its job counts pods: of a pod of
-        ranks 8 to 15 that says 0 to 7, 0 is 8. A claim to a rank that another has is left as it is.
+        A pod's claims are mapped to its own ranks by their order: in a pod with ranks 8 to 15 that reports 0 to 7, 0
+        becomes 8. A claim to a rank that another member has is not renamed.
         """
         by_pod: dict[str, list[Member]] = {}
         for claim in claims:
@@ -136,15 +138,15 @@ class Naming:
 
 
 def _claims(layout: Layout) -> Iterator[Member]:
-    """Members of the layout that are pods, each once."""
+    """Yield the members of the layout that are pods, each once."""
     columns = (column for part in (layout.gauges, layout.counters) for column in part)
     yield from dict.fromkeys(member for column in columns if (member := _member(column.labels)) is not None)
 
 
 def _member(labels: Iterable[tuple[str, str]]) -> Member | None:
-    """Whose a column is, where that is a rank of a pod."""
-    told = dict(labels)
-    gang, rank, attempt = told.get("gang", ""), told.get("rank", ""), told.get("attempt", "")
+    """Return the member that a column belongs to, if it is a rank of a pod."""
+    named = dict(labels)
+    gang, rank, attempt = named.get("gang", ""), named.get("rank", ""), named.get("attempt", "")
     if not gang.startswith(POD) or not rank.isdecimal() or not (attempt.isdecimal() or not attempt):
         return None
     return Member(gang, int(attempt) if attempt else _UNTOLD, int(rank))
@@ -156,8 +158,8 @@ def _renamed(layout: Layout, names: Mapping[Member, Member]) -> Layout:
         name = None if member is None else names.get(member)
         if name is None:
             return one
-        told = {"gang": name.gang, "attempt": str(name.attempt), "rank": str(name.rank)}
-        labels = tuple((key, told.get(key, value)) for key, value in one.labels)
+        named = {"gang": name.gang, "attempt": str(name.attempt), "rank": str(name.rank)}
+        labels = tuple((key, named.get(key, value)) for key, value in one.labels)
         return msgspec.structs.replace(one, labels=labels)
 
     return make_layout(layout.node, layout.tiers, map(column, layout.gauges), map(column, layout.counters))

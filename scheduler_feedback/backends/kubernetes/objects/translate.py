@@ -1,8 +1,8 @@
-"""Translation: pods, nodes, groups and queues -> the core's jobs, nodes and queues. Pure.
+"""Translation of pods, nodes, groups and queues into the core's jobs, nodes and queues. Pure.
 
-A gang is a PodGroup's pods; a pod without a group is a gang of one. Ranks are GPUs: a pod that asks for eight is a
-group of eight ranks on one node. A slot's number means no more than how many there are: which device a pod gets is
-settled by the kubelet's device manager.
+A gang is the pods of a PodGroup; a pod without a group is a gang of one. Ranks are GPUs: a pod that requests eight is a
+group of eight ranks on one node. Only the number of slots matters, not which ones: the kubelet's device manager chooses
+a pod's devices.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RANK = f"{OURS}rank"
 SLOTS = f"{OURS}slots"
 PLACEMENT = f"{OURS}placement"
 BEYOND = f"{OURS}beyond-least"
-"""Annotation of a pod that was bound as one more than its group needs."""
+"""Annotation of a pod that was bound in addition to those that its group needs."""
 
 ARRAY = f"{OURS}array"
 ARRAY_PARALLEL = f"{OURS}array-parallel"
@@ -63,14 +63,14 @@ _ROLE_LABELS = ("training.kubeflow.org/replica-type", "jobset.sigs.k8s.io/replic
 _FIRST_ROLES = ("launcher", "master", "leader", "driver")
 _RECREATING = frozenset({"Job", "JobSet", "PyTorchJob", "MPIJob"})
 _RETRIES_BY_OWNER = 1_000_000
-"""How often a gang is tried again is its owner's to say: Kubernetes restarts, we place."""
+"""The owner limits the retries of a gang: Kubernetes restarts it, and we place it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyLabels:
-    """Which node label names the domain of each level; '' where the cluster has no such level.
+    """Node label that names the domain of each level; '' if the cluster has no such level.
 
-    nvidia.com/gpu.clique is set by NVIDIA's GPU feature discovery on nodes that share an NVLink domain.
+    NVIDIA's GPU feature discovery sets nvidia.com/gpu.clique on nodes that share an NVLink domain.
     """
 
     spine: str = "topology.gangwatch.io/spine"
@@ -82,28 +82,39 @@ class TopologyLabels:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A gang as Kubernetes holds it.
-
-    job_id: the core's name for it. key: 'NAMESPACE/NAME' of its group, or of its pod. pods: by rank. constraint: that
-    its GPU pods set, if they set the same. refused: why it is not scheduled, '' where it is. spec: None where it is
-    refused or not all there. beyond: pods of the group beyond its least number, each a gang of its own once all of
-    these are bound. array_of, array_index: of the array that it is a member of, and which; '' for none.
-    """
+    """A gang in Kubernetes' objects."""
 
     job_id: str
+    """The core's name."""
+
     key: str
+    """'NAMESPACE/NAME' of its group, or of its pod."""
+
     pods: tuple[Pod, ...]
+    """By rank."""
+
     constraint: Constraint | None
+    """Of its GPU pods, if all have the same."""
+
     refused: str
+    """Why it is not scheduled; '' if it is."""
+
     spec: JobSpec | None
+    """None if it is refused, or if pods are missing."""
+
     grouped: bool
     beyond: tuple[Pod, ...] = ()
+    """Pods beyond the group's least number; each is a gang of its own once all the others are bound."""
+
     array_of: str = ""
+    """The array that it belongs to; '' for none."""
+
     array_index: int = 0
+    """Its index in the array."""
 
 
 def group_of(pod: Pod) -> str:
-    """'NAMESPACE/NAME' of the pod's group; '' where it is in none."""
+    """Return 'NAMESPACE/NAME' of the pod's group; '' if it has none."""
     name = pod.metadata.label(GROUP_LABEL)
     if not name and pod.spec.scheduling_group is not None:
         name = pod.spec.scheduling_group.pod_group_name
@@ -111,17 +122,17 @@ def group_of(pod: Pod) -> str:
 
 
 def job_id_of(metadata: Metadata) -> str:
-    """A name that is never given twice: an object of the same name that is made later is another job."""
+    """Return a name that is never reused: a later object of the same name is another job."""
     return f"{metadata.namespace}.{metadata.name}.{metadata.uid[:8]}"
 
 
 def slots_of(pod: Pod) -> int:
-    """GPUs or MIG instances that the pod asks for."""
+    """Return the number of GPUs or MIG instances that the pod requests."""
     return sum(count for resource, count in requests_of(pod).items() if is_accelerator(resource))
 
 
 def rank_key(pod: Pod) -> tuple[object, ...]:
-    """Pods in this order are placed in the order of the wires: launchers, then by role, index, name."""
+    """Return the sort key of pods for the placement along the network: launchers first, then role, index, name."""
     metadata = pod.metadata
     role = next((value for label in _ROLE_LABELS if (value := metadata.label(label))), "")
     indices = tuple(index for label in _INDEX_LABELS if (index := whole(metadata.label(label))) is not None)
@@ -137,9 +148,9 @@ def _split(name: str) -> list[str]:
 
 
 def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
-    """The gang of a group, of the pods that are there: spec is None until as many are there as the group needs.
+    """Return the gang of a group; its spec is None until the group's least number of pods exists.
 
-    Who is bound stays a member, whoever comes later; the others are taken in the order of their ranks.
+    Bound pods stay members when others are added; the others are taken in the order of their ranks.
     """
     least = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
     found = [pod for pod in pods if not pod.metadata.deletion_timestamp and not pod.metadata.annotation(BEYOND)]
@@ -151,14 +162,14 @@ def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
     if len(members) < least or any(pod.spec.scheduling_gates for pod in members):
         return Gang(job_id, key, members, None, "", None, True)
     gang = _gang(job_id, key, members, group.metadata, True)
-    stands = all(pod.spec.node_name for pod in members)
-    return replace(gang, beyond=tuple(found[least:]) if stands else ())
+    bound = all(pod.spec.node_name for pod in members)
+    return replace(gang, beyond=tuple(found[least:]) if bound else ())
 
 
 def beyond(pod: Pod, group: PodGroup) -> Gang:
-    """The gang of a pod that its group does not need: it comes and goes by itself, wherever there is room.
+    """Return the gang of a pod beyond its group's least number: it starts and ends alone, wherever there is room.
 
-    It is never moved: its owner could not make it anew without all the others.
+    It is never moved: its owner could not recreate it without all the others.
     """
     job_id, key = job_id_of(pod.metadata), pod.metadata.key
     if pod.spec.scheduling_gates:
@@ -167,7 +178,7 @@ def beyond(pod: Pod, group: PodGroup) -> Gang:
     if gang.spec is None:
         return gang
     if gang.spec.required_level is not None:
-        why = "it is beyond its group's minMember, and the group's required topology can't be kept for it"
+        why = "it is beyond its group's minMember, and the group's required topology cannot be guaranteed for it"
         return replace(gang, spec=None, constraint=None, refused=why)
     name = f"{group.metadata.name}+{pod.metadata.name}"
     spec = structs.replace(
@@ -177,7 +188,7 @@ def beyond(pod: Pod, group: PodGroup) -> Gang:
 
 
 def lone(pod: Pod) -> Gang:
-    """The gang of a pod that is in no group."""
+    """Return the gang of a pod without a group."""
     if pod.spec.scheduling_gates:
         return Gang(job_id_of(pod.metadata), pod.metadata.key, (pod,), None, "", None, False)
     return _gang(job_id_of(pod.metadata), pod.metadata.key, (pod,), pod.metadata, False)
@@ -189,7 +200,7 @@ def _gang(job_id: str, key: str, pods: tuple[Pod, ...], declared: Metadata, grou
         why = next((f"pod {pod.metadata.name}: {why}" for pod in pods if (why := refusal(pod))), "")
         working = [pod for pod in pods if slots_of(pod)]
         if not why and not working:
-            why = "no pod of it asks for a GPU: gangwatch places by GPUs"
+            why = "none of its pods requests a GPU: gangwatch places by GPUs"
         constraints = {one.name: one for one in map(constraint_of, working)}
         if not why and len(constraints) > 1:
             why = "its GPU pods differ in node selector, affinity, tolerations, CPU or memory, which is not implemented"
@@ -206,8 +217,10 @@ def _gang(job_id: str, key: str, pods: tuple[Pod, ...], declared: Metadata, grou
 
 
 def _array(pod: Pod, declared: Metadata) -> tuple[str, int]:
-    """The array that a gang is a member of, and its place there: the one that it names, else the Job that its pod is
-    of, where a limit is declared; ('', 0) for none."""
+    """Return the array of a gang and the gang's index in it; ('', 0) for none.
+
+    It is the declared array, else the Job that owns the pod if a limit is declared.
+    """
     name = declared.annotation(ARRAY)
     indices = (whole(pod.metadata.label(label)) for label in _INDEX_LABELS)
     index = next((index for index in indices if index is not None), 0)
@@ -262,7 +275,7 @@ def _count(metadata: Metadata, key: str) -> int:
     text = metadata.annotation(key, "0")
     count = whole(text)
     if count is None:
-        raise BackendError(f"annotation {key}: {text[:40]!r} is no number of gangs")
+        raise BackendError(f"annotation {key}: {text[:40]!r} is not a number of gangs")
     return count
 
 
@@ -275,7 +288,7 @@ def _seconds(metadata: Metadata, key: str, default: float | None) -> float | Non
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
-        raise BackendError(f"annotation {key}: {text[:40]!r} is no number of seconds")
+        raise BackendError(f"annotation {key}: {text[:40]!r} is not a number of seconds")
     return seconds
 
 
@@ -287,11 +300,11 @@ def _level(metadata: Metadata, key: str) -> Level | None:
         return Level(text)
     except ValueError:
         levels = ", ".join(level.value for level in Level)
-        raise BackendError(f"annotation {key}: {text[:40]!r} is none of {levels}") from None
+        raise BackendError(f"annotation {key}: {text[:40]!r} is not one of {levels}") from None
 
 
 def ranks_of(pods: Sequence[Pod]) -> list[range]:
-    """Which ranks each pod is; of a pod without GPUs, none."""
+    """Return the ranks of each pod; none for a pod without GPUs."""
     found, first = [], 0
     for pod in pods:
         count = slots_of(pod)
@@ -312,13 +325,13 @@ def allocatable_of(node: Node) -> dict[str, int]:
 
 
 def resource_of(node: Node) -> str:
-    """The accelerator that the node's slots are; of several kinds the one it has most of; '' where it has none."""
+    """Return the accelerator that the node's slots are: the most frequent one; '' if it has none."""
     held = {name: count for name, count in allocatable_of(node).items() if is_accelerator(name) and count}
     return max(sorted(held), key=lambda name: held[name], default="")
 
 
 def node_seen(node: Node, slots: int, refuses: tuple[str, ...], labels: TopologyLabels) -> NodeSeen:
-    """The node as the core sees it, with so many slots."""
+    """Return the node as the core sees it, with this number of slots."""
     metadata = node.metadata
     resource = resource_of(node)
     product = metadata.label(labels.gpu_type) if labels.gpu_type else ""
@@ -340,7 +353,7 @@ def node_seen(node: Node, slots: int, refuses: tuple[str, ...], labels: Topology
 
 
 def with_queues(policy: core.Policy, queues: Iterable[Queue]) -> core.Policy:
-    """The policy with the cluster's queues in place of its own; with its own where the cluster has none."""
+    """Return the policy with the cluster's queues; with its own queues if the cluster has none."""
     found = tuple(
         core.Queue(q.metadata.name, q.spec.parent, q.spec.weight, q.spec.quota, q.spec.limit, q.spec.borrow)
         for q in sorted(queues, key=lambda queue: queue.metadata.name)
@@ -349,7 +362,7 @@ def with_queues(policy: core.Policy, queues: Iterable[Queue]) -> core.Policy:
 
 
 def wall_ns(timestamp: str) -> int:
-    """Nanoseconds since the epoch of an RFC 3339 timestamp; 0 for none."""
+    """Return the nanoseconds since the epoch of an RFC 3339 timestamp; 0 for none."""
     if not timestamp:
         return 0
     try:
@@ -359,7 +372,7 @@ def wall_ns(timestamp: str) -> int:
 
 
 def whole(text: str) -> int | None:
-    """A count below 2^31 as users write it into labels and annotations; None for any other text."""
+    """Parse a count below 2^31 from a label or annotation; None for any other text."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
         return None
     value = int(text)
@@ -367,16 +380,16 @@ def whole(text: str) -> int | None:
 
 
 def slots_written(pod: Pod) -> tuple[int, ...]:
-    """The slots that we wrote on the pod when we bound it; () where we did not."""
+    """Return the slots that we wrote on the pod when we bound it; () if we did not bind it."""
     text = pod.metadata.annotation(SLOTS)
     return tuple(slot for part in text.split(",") if (slot := whole(part)) is not None)
 
 
 def attempt_of(pod: Pod) -> int:
-    """The attempt for which we bound the pod; 0 where we did not."""
+    """Return the attempt for which we bound the pod; 0 if we did not bind it."""
     return (whole(pod.metadata.annotation(ATTEMPT)) or 0) if pod.spec.node_name else 0
 
 
 def foreign_use(pods: Iterable[Pod], resource: str, ours: Mapping[str, object]) -> int:
-    """Units of the resource that pods hold which are not in `ours` (by uid)."""
+    """Return the units of the resource that pods hold, without the pods in `ours` (by uid)."""
     return sum(requests_of(pod).get(resource, 0) for pod in pods if not pod.over and pod.metadata.uid not in ours)

@@ -1,8 +1,8 @@
-"""Kubernetes' own gang API (scheduling.k8s.io, feature gate GenericWorkload), as the groups that we schedule. Pure.
+"""Kubernetes' own gang API (scheduling.k8s.io, feature gate GenericWorkload), converted to coscheduling's groups. Pure.
 
-Its PodGroup says in other words what coscheduling's does: at least so many pods at once (policy gang), or each by
-itself (policy basic), and, where the server has TopologyAwareWorkloadScheduling, all inside one domain that a node
-label names. Source: k8s.io/api/scheduling/v1beta1, types.go, of Kubernetes 1.37. Other versions of it are not read.
+Its PodGroup has the same meaning as coscheduling's in other fields: a least number of pods at once (policy gang), or
+each pod on its own (policy basic). With TopologyAwareWorkloadScheduling a group can also require one domain of a node
+label. Source: k8s.io/api/scheduling/v1beta1, types.go, of Kubernetes 1.37. Other versions are not supported.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class UpstreamGroup(Part):
 
 
 def as_group(group: UpstreamGroup, labels: TopologyLabels) -> PodGroup:
-    """The group as one of ours. One whose topology we don't know asks for a level of that name, which is refused."""
+    """Convert the group. An unknown topology becomes a level of that name, which is refused later."""
     gang = group.spec.scheduling_policy.gang
     constraints = group.spec.scheduling_constraints
     required = [one.key for one in (constraints.topology if constraints is not None else None) or ()]
@@ -63,12 +63,12 @@ def as_group(group: UpstreamGroup, labels: TopologyLabels) -> PodGroup:
 
 
 def _levels(labels: TopologyLabels) -> dict[str, str]:
-    """Level by the node label that names its domains."""
-    told = {
+    """Return the level by the node label that names its domains."""
+    by_label = {
         labels.spine: "spine",
         labels.rack: "rack",
         labels.rail: "rail",
         labels.island: "island",
         "kubernetes.io/hostname": "node",
     }
-    return {key: level for key, level in told.items() if key}
+    return {key: level for key, level in by_label.items() if key}

@@ -1,8 +1,8 @@
-"""Volumes: from which nodes a pod's persistent volumes can be reached. Pure.
+"""Volumes: nodes from which a pod's persistent volumes can be reached. Pure.
 
-A claim that is bound says which volume it is bound to, and the volume says where it can be reached; such a pod goes to
-a node of those. A claim that waits for its first pod (WaitForFirstConsumer) would have us choose its volume, too, which
-is not implemented: its pod is refused until somebody binds the claim.
+A bound claim names its volume, and the volume names the nodes from which it can be reached; the pod goes to one of
+those. For a claim that waits for its first pod (WaitForFirstConsumer) we would have to choose the volume, too, which is
+not implemented: its pod is refused until the claim is bound.
 Source: https://kubernetes.io/docs/concepts/storage/persistent-volumes/#node-affinity
 """
 
@@ -18,7 +18,7 @@ _ONE_POD = "ReadWriteOncePod"
 
 
 def claims_of(pod: Pod) -> list[str]:
-    """Keys, 'NAMESPACE/NAME', of the claims that the pod names."""
+    """Return the keys, 'NAMESPACE/NAME', of the pod's claims."""
     return [
         f"{pod.metadata.namespace}/{volume.persistent_volume_claim.claim_name}"
         for volume in pod.spec.volumes or ()
@@ -27,7 +27,7 @@ def claims_of(pod: Pod) -> list[str]:
 
 
 def reached(pod: Pod, claims: Mapping[str, Claim], volumes: Mapping[str, StoredVolume]) -> Pod:
-    """The pod, with what is known of where its volumes can be reached written into it."""
+    """Return the pod with the reach of its volumes filled in."""
     if not claims_of(pod):
         return pod
     found = []
@@ -42,9 +42,9 @@ def reached(pod: Pod, claims: Mapping[str, Claim], volumes: Mapping[str, StoredV
 
 def _reach(name: str, claim: Claim | None, volumes: Mapping[str, StoredVolume]) -> Reach:
     if claim is None:
-        return Reach(f"there is no claim {name}")
+        return Reach(f"claim {name} does not exist")
     if claim.status.phase != "Bound" or not claim.spec.volume_name:
-        return Reach(f"claim {name} is not bound, and to choose its volume is not implemented")
+        return Reach(f"claim {name} is not bound, and choosing its volume is not implemented")
     if _ONE_POD in (claim.spec.access_modes or ()):
         return Reach(f"claim {name} is {_ONE_POD}, which is not implemented")
     volume = volumes.get(claim.spec.volume_name)
@@ -55,5 +55,5 @@ def _reach(name: str, claim: Claim | None, volumes: Mapping[str, StoredVolume]) 
 
 
 def users_of(volume: str, claims: Iterable[tuple[str, Claim]]) -> set[str]:
-    """Keys of the claims that are bound to the volume."""
+    """Return the keys of the claims that are bound to the volume."""
     return {key for key, claim in claims if claim.spec.volume_name == volume}

@@ -1,4 +1,4 @@
-"""What the controller writes on Kubernetes objects, and how it is removed again.
+"""What the controller writes on Kubernetes objects, and its removal.
 
 Start at ``publish.py``.
 """

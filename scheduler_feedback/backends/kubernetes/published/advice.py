@@ -1,11 +1,11 @@
-"""What an advisor says beside its marks on nodes: events on the pods concerned, and taints on single devices.
+"""Advice in addition to the marks on nodes: events on the affected pods, and taints on single devices.
 
-An event's name follows from the verdict and the pod, so nobody is told twice, also not by the next controller.
+An event's name is derived from the verdict and the pod, so it is written once, also across controllers.
 
-A DeviceTaintRule (dynamic resource allocation, where resource.k8s.io/v1beta2 serves them) keeps new claims off the one
-GPU that a standing verdict accuses. It is there while the verdict stands and its node is in quarantine, so the caps of
-quarantine, by cluster and by rack, bound the rules too. Which device of a node's slice a GPU is, the slice says by the
-attribute ``uuid``; a GPU that no slice names has no rule.
+A DeviceTaintRule (dynamic resource allocation, if the server has resource.k8s.io/v1beta2) keeps new claims off a GPU
+that an active verdict accuses. It exists while the verdict is active and the node is in quarantine, so the quarantine
+limits, by cluster and by rack, limit the rules too. A slice's attribute ``uuid`` maps a GPU to its device; a GPU that
+no slice lists gets no rule.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 MANAGED = "app.kubernetes.io/managed-by"
 MOST_PODS = 8
-"""Pods that are told of one verdict: those of one gang on one node, of which there are seldom more."""
+"""Most pods that get an event about one verdict: those of one gang on one node, which rarely has more."""
 
 _READ_AGAIN_SECONDS = 60.0
-"""Between two looks at the slices: devices are renamed when a driver starts anew."""
+"""Interval between reads of the slices: devices get new names when a driver restarts."""
 
 _log = logging.getLogger(__name__)
 Write = Callable[[], Awaitable[None]]
@@ -44,17 +44,18 @@ Write = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A standing verdict that accuses a place. device: UUID of the GPU, where it is one and its node is out of use."""
+    """An active verdict that accuses a node or GPU."""
 
     verdict_id: str
     gang: str
     node: str
     words: str
     device: str = ""
+    """UUID of the GPU, if the verdict accuses one and its node is in quarantine."""
 
 
 def findings_of(state: State) -> tuple[Finding, ...]:
-    """Of all that stands."""
+    """Return the active verdicts that accuse a node or GPU."""
     found = []
     for verdict in state.verdicts.values():
         node = state.nodes.get(verdict.node)
@@ -108,21 +109,23 @@ Selector = tuple[str, str, str]
 
 
 class Advice:
-    """concerned: pods of a gang ('': of any) on a node. devices: whether DeviceTaintRules are written."""
+    """Writer of events and rules. concerned: pods of a gang ('': of any) on a node. devices: write DeviceTaintRules."""
 
     def __init__(
         self, client: Client, concerned: Callable[[str, str], Sequence[Pod]], *, devices: bool = False
     ) -> None:
         self._client, self._concerned, self._devices = client, concerned, devices
         self._told: dict[str, tuple[Finding, list[Pod]]] = {}
-        self._events: deque[Write] = deque()  # still to be written
-        self._rules: set[str] | None = None  # names of those that stand; None: not known yet
+        self._events: deque[Write] = deque()  # to be written
+        self._rules: set[str] | None = None  # names of existing rules; None: not listed yet
         self._places: dict[str, Selector] = {}  # by UUID
         self._read_at = float("-inf")
 
     async def writes(self, findings: Iterable[Finding], most: int) -> list[Write]:
-        """What is to be written now, at most so much, so that in time everybody concerned knows of these findings and
-        of no others. What is given is to be done: it is not given again, but for rules that do not stand."""
+        """Return at most `most` writes, which publish these findings and withdraw all others.
+
+        Each write is returned once and must be executed; only writes of missing rules are returned again.
+        """
         standing = {finding.verdict_id: finding for finding in findings}
         for verdict_id, finding in standing.items():
             if verdict_id not in self._told:
@@ -167,7 +170,7 @@ class Advice:
         try:
             await self._client.create(f"/api/v1/namespaces/{metadata.namespace}/events", body)
         except RefusedError as error:
-            if error.code not in (404, 409):  # the namespace is going, or the pod was told before
+            if error.code not in (404, 409):  # the namespace is being deleted, or the event exists
                 raise
 
     # --- devices -----------------------------------------------------------------------------------------------------
@@ -183,7 +186,7 @@ class Advice:
         except RefusedError as error:
             if error.code != 404:
                 raise
-            _log.warning("no DeviceTaintRules: this API server does not serve resource.k8s.io/v1beta2")
+            _log.warning("DeviceTaintRules are off: this API server does not serve resource.k8s.io/v1beta2")
             self._devices = False
             return []
         wanted = {
@@ -237,7 +240,7 @@ class Advice:
 
 
 async def rules_of(client: Client) -> list[Rule]:
-    """Those that we wrote. Raises RefusedError with code 404 where the server knows none."""
+    """Return the rules that we wrote. Raises RefusedError with code 404 if the server does not serve this kind."""
     return (await client.get(RULES, _rules, labelSelector=f"{MANAGED}=gangwatch")).items
 
 
@@ -250,6 +253,6 @@ async def remove_rule(client: Client, name: str) -> None:
 
 
 def _name(node: str, uuid: str) -> str:
-    """One rule a device; a UUID may hold what a name may not."""
+    """Return the name of a device's rule; a UUID may have characters that a name may not have."""
     digest = hashlib.sha256(uuid.encode()).hexdigest()[:10]
     return f"gangwatch-{node[:200]}-{digest}"

@@ -1,11 +1,11 @@
-"""What stands on a node for every other scheduler to read, from what the core thinks of it; and the way back. Pure.
+"""Marks: what the core writes on a node for other schedulers, and reads back after a restart. Pure.
 
-Two labels (state and score), two annotations (the reason, and what a controller remembers), one taint and one
-condition. The memory holds the node's whole state, so that a controller that starts with nothing goes on with the
-quarantines and backoffs of the one before. A healthy node that has nothing to remember carries nothing of ours.
+Two labels (state and score), two annotations (the reason and the controller's memory), one taint and one condition. The
+memory has the node's whole state, so that a controller with an empty state folder continues the quarantines and
+backoffs of the one before. A healthy node without a history has no marks.
 
-The score is what share of a healthy node's pace this one is held to have, in percent, and 0 for one that is out of use
-for more than slowness. It is an integer, so that a node affinity can compare it (``Gt``, ``Lt``).
+The score is the node's estimated speed in percent of a healthy node's, and 0 for a node that is out of use for another
+reason than slowness. It is an integer, so that a node affinity can compare it (``Gt``, ``Lt``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REASON = f"{OURS}reason"
 MEMORY = f"{OURS}memory"
 CONDITION = "GangwatchDoubt"
 _MOST_REASON = 1024
-"""Of a message: conditions are read by people."""
+"""Characters of a message: people read conditions."""
 
 _TAINTS = {
     NodeState.SUSPECT: Taint(f"{OURS}suspect", "", "PreferNoSchedule"),
@@ -37,7 +37,7 @@ _TAINTS = {
 
 
 class Memory(msgspec.Struct, omit_defaults=True):
-    """What of the core's node outlives the controller. Instants are wall time, in nanoseconds."""
+    """The part of the core's node that outlives the controller. Instants are wall time, in nanoseconds."""
 
     state: NodeState = NodeState.HEALTHY
     since_ns: int = 0
@@ -56,7 +56,7 @@ _memories = msgspec.json.Decoder(Memory)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a node is to carry of ours; all empty: nothing."""
+    """Marks that a node must have; all empty: none."""
 
     state: str = ""
     memory: str = ""
@@ -66,13 +66,13 @@ class Marks:
 
 
 def marks_of(node: cluster.Node, *, evicts: bool = False) -> Marks:
-    """What the node is to carry. evicts: whether quarantine drives pods away that do not tolerate it."""
+    """Return the node's marks. evicts: whether quarantine evicts pods that do not tolerate it."""
     if node.state is NodeState.HEALTHY and not node.backoff and not node.accusers:
         return Marks()
     memory = Memory(
         node.state,
         node.since_ns,
-        node.until_ns if node.probe_job is None else node.since_ns,  # whoever comes next measures it again
+        node.until_ns if node.probe_job is None else node.since_ns,  # the next controller probes it again
         node.backoff,
         node.reason,
         node.verdict_id,
@@ -96,10 +96,10 @@ def _score(node: cluster.Node) -> str:
 
 
 def remembered(node: Node) -> Memory:
-    """What a controller before us wrote on the node; a healthy node's where it wrote nothing.
+    """Return what an earlier controller wrote on the node; a healthy node's memory if it wrote nothing.
 
-    Where its memory is damaged, or of another release, the node's label says the state; one that this release does not
-    have is a quarantine: what took the node out of use is not known to be over.
+    If the memory is damaged or of another release, the node's label gives the state. An unknown state counts as
+    quarantine: the cause for which the node was taken out of use may still exist.
     """
     text = node.metadata.annotation(MEMORY)
     try:
@@ -112,13 +112,13 @@ def remembered(node: Node) -> Memory:
     try:
         return Memory(NodeState(word), reason=reason)
     except ValueError:
-        return Memory(NodeState.QUARANTINE, reason=f"{word[:60]}, as another release called it: {reason}")
+        return Memory(NodeState.QUARANTINE, reason=f"{word[:60]} (a state of another release): {reason}")
 
 
 def changes(node: Node, marks: Marks) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Patches that make the node carry the marks: of the node (merge patch) and of its status (strategic merge patch).
+    """Return the patches that set the marks: of the node (merge patch) and of its status (strategic merge patch).
 
-    None where there is nothing to change. Taints are one list for all who taint, so that patch holds only for the
+    None if there is nothing to change. Taints are one list with several writers, so that patch applies only to the
     version that we have seen.
     """
     labels = {STATE: marks.state, SCORE: marks.score}

@@ -1,8 +1,8 @@
-"""What the core thinks, written where people and other schedulers look: on nodes, groups and pods, and as events.
+"""The core's state, published for people and other schedulers: on nodes, groups and pods, and as events.
 
-Once a second the core is asked; what differs from what stands there is written, at most so much a second. Nothing is
-written again for words that change by themselves: a wait's reason is renewed when its kind changes, when its expected
-start moves by more than a tenth, or once a minute.
+Once a second the publisher queries the core and writes what differs, up to a limit a second. Text that changes all the
+time is not rewritten each time: the reason of a wait is written again when its kind changes, when the expected start
+moves by more than a tenth, or once a minute.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from scheduler_feedback.policies.queue.waiting_reasons import what_binds
 
 PERIOD_SECONDS = 1.0
 WRITES_A_PERIOD = 64
-"""Most objects that are written a second: a cluster whose every node changes at once must not stop the API server."""
+"""Most objects written a second: changes of all nodes at once must not overload the API server."""
 
 LOOKED_AT = 256
-"""Most waiting gangs whose reason is asked for at once: the core answers between two cycles."""
+"""Most pending gangs whose reason is queried at once, because the core answers between two cycles."""
 
 BEING_BOUND_NS = 5_000_000_000
-"""A start that takes no longer is not told as such: it is over before anybody reads of it, and to tell each costs the
-API server more than to bind it."""
+"""Starts that are shorter than this are not published: nobody would read it in time, and writing costs the API server
+more than the binding."""
 
 _AGAIN_NS = 60_000_000_000
 _log = logging.getLogger(__name__)
@@ -45,17 +45,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a gang stands. scheduled: whether all of it has its place. reason: one word. expected_ns: of its start."""
+    """Scheduling status of a gang."""
 
     scheduled: bool
+    """Whether all its pods have their places."""
+
     reason: str
+    """One word."""
+
     message: str
     expected_ns: int | None = None
+    """Of its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the core was asked for at once."""
+    """Result of one query of the core."""
 
     marks: dict[str, Marks]
     standings: dict[str, Standing]
@@ -64,7 +69,7 @@ class Look:
 
 
 def look(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> Look:
-    """What is to be published of the state. Called between two cycles, it changes nothing."""
+    """Return what to publish of the state. Runs between two cycles and changes nothing."""
     marks = {name: marks_of(node, evicts=evicts) for name, node in state.nodes.items()}
     standings: dict[str, Standing] = {}
     for job_id in job_ids:
@@ -74,7 +79,7 @@ def look(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> Look:
         if job.state is JobState.PENDING:
             word, why = what_binds(state, job)
             reason = "".join(part.capitalize() for part in word.split("-")) or "Waits"
-            standings[job_id] = Standing(False, reason, why or job.failure or "it waits", job.expected_start_ns)
+            standings[job_id] = Standing(False, reason, why or job.failure or "pending", job.expected_start_ns)
         elif job.state.ended:
             standings[job_id] = Standing(False, job.state.value.capitalize(), job.end_reason)
         elif job.state is JobState.STARTING:
@@ -82,12 +87,12 @@ def look(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> Look:
                 continue
             standings[job_id] = Standing(False, "Starting", f"attempt {job.attempt} is being bound")
         else:
-            standings[job_id] = Standing(True, "Scheduled", f"all of attempt {job.attempt} has its place")
+            standings[job_id] = Standing(True, "Scheduled", f"all pods of attempt {job.attempt} have their places")
     return Look(marks, standings, state.now_ns, findings_of(state))
 
 
 def worth_writing(before: Standing | None, after: Standing, written_ns: int, now_ns: int) -> bool:
-    """Whether what stands there misleads."""
+    """Return whether the published status is out of date."""
     if before is None or (before.scheduled, before.reason) != (after.scheduled, after.reason):
         return True
     if before == after:
@@ -99,10 +104,10 @@ def worth_writing(before: Standing | None, after: Standing, written_ns: int, now
 
 
 class Publisher:
-    """Runs in the backend's loop.
+    """Publisher in the backend's event loop.
 
-    ask: has a question put to the state between two cycles. gangs: those that there are. advice: what is said beside
-    the marks on nodes, where another scheduler is to be told. evicts: whether quarantine drives pods away.
+    ask: queries the core's state between two cycles. gangs: returns all gangs. advice: writer of further advice for
+    another scheduler. evicts: whether quarantine evicts pods.
     """
 
     def __init__(
@@ -123,11 +128,11 @@ class Publisher:
         self.writes = self.refusals = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         await while_leading(self.once, self._may_act, PERIOD_SECONDS, "publishing")
 
     async def once(self) -> None:
-        """Ask, compare, write."""
+        """Query the core, compare, and write."""
         gangs = self._gangs()
         asked = self._next(gangs)
         job_ids = [gang.job_id for gang in asked if not gang.refused]
@@ -151,7 +156,7 @@ class Publisher:
             del self._written[job_id]
 
     def _next(self, gangs: list[Gang]) -> list[Gang]:
-        """Those that were never told of first, then the others in turn."""
+        """Return the gangs of this period: new ones first, then the others in rotation."""
         new = [gang for gang in gangs if gang.job_id not in self._written][:LOOKED_AT]
         if len(gangs) <= LOOKED_AT:
             return gangs
@@ -184,7 +189,7 @@ class Publisher:
 
     def _gang_writes(self, gangs: list[Gang], found: Look) -> list[Callable[[], Awaitable[None]]]:
         writes: list[Callable[[], Awaitable[None]]] = []
-        later: list[Callable[[], Awaitable[None]]] = []  # who waits wants to know why; who runs sees that he does
+        later: list[Callable[[], Awaitable[None]]] = []  # running gangs: the reasons of pending ones are more urgent
         for gang in gangs:
             standing = found.standings.get(gang.job_id)
             if gang.refused:
@@ -219,7 +224,7 @@ class Publisher:
         if group.of_api == COSCHEDULING:
             status["phase"] = "Scheduled" if standing.scheduled else "Pending"
             await self._client.patch(f"{path}/status", {"status": status})
-        else:  # others may have conditions of their own there
+        else:  # other controllers may have their own conditions there
             await self._client.patch(f"{path}/status", {"status": status}, STRATEGIC_PATCH)
         expected = None if standing.expected_ns is None else timestamp(standing.expected_ns)
         if group.metadata.annotation(EXPECTED_START) != (expected or ""):
@@ -279,6 +284,6 @@ def _reference(kind: str, group: PodGroup) -> dict[str, str]:
 
 
 def timestamp(wall_ns: int | None = None) -> str:
-    """An instant as RFC 3339 in whole seconds; now where none is given."""
+    """Format an instant as RFC 3339 in whole seconds; None: now."""
     at = datetime.now(UTC) if wall_ns is None else datetime.fromtimestamp(wall_ns / 1e9, UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")

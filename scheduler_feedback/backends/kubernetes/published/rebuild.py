@@ -1,9 +1,8 @@
-"""The state, built from the API's objects alone: what a controller with an empty state folder starts from. Pure.
+"""Rebuild of the state from the API's objects alone, for a controller with an empty state folder. Pure.
 
-Quarantines, backoffs and who accused a node stand on the nodes; which attempt a gang is in, where its pods are or were
-to go, and since when it waits stand on groups and pods. Reservations follow from these. What is not written there
-begins anew: how long jobs alike have run, what each queue has used, verdicts (a detector that still sees a fault says
-so again).
+Nodes have the quarantines, backoffs and accusers. Groups and pods have each gang's attempt, its places and the start of
+its wait. Reservations follow from these. Everything else starts empty: run times of similar jobs, the use of each
+queue, and verdicts (a detector that still sees a fault reports it again).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from scheduler_feedback.core.state import Policy, State
 
 
 def rebuild(world: World, seen: Iterable[NodeSeen], policy: Policy, now_ns: int) -> tuple[State, dict[str, str]]:
-    """The state, and under which key each of its jobs is to be looked for. The world must have been listed."""
+    """Return the state, and the key of each of its jobs. The cache must have listed everything."""
     state = State(policy=policy, now_ns=now_ns)
     keys: dict[str, str] = {}
     with world.lock:
@@ -67,10 +66,10 @@ def _node(seen: NodeSeen, node: Node) -> cluster.Node:
 
 
 def _job(world: World, gang: Gang, now_ns: int) -> Job | None:
-    """A gang that has begun an attempt. One that has not is submitted like any other; None for it.
+    """Return a gang that has begun an attempt; None for one that has not, which is submitted like any other.
 
-    A bound pod that no kubelet has taken up counts from now: when it was bound is not written anywhere, and to count
-    from its creation would end a gang for having waited before it was placed.
+    For a bound pod that no kubelet has accepted yet, the start counts from now. The time of its binding is not recorded
+    anywhere, and counting from its creation would end a gang for the time that it was pending.
     """
     pods = world.pods_of(gang.key)
     group = world.groups.get(gang.key)
@@ -82,7 +81,7 @@ def _job(world: World, gang: Gang, now_ns: int) -> Job | None:
     job = Job(gang.job_id, gang.spec, JobState.PENDING, created_ns, attempt=number, array_of=array, array_index=index)
     attempt = adopt(gang.job_id, number, gang.key, pods, group)
     if attempt is None or not any(member.uid and _begun(world, member.name) for member in attempt.members):
-        return job  # the attempt was left, and its pods have been made anew
+        return job  # the attempt was given up, and its pods were recreated
     job.state = JobState.STARTING
     job.started_ns = job.attempt_started_ns = min(
         (wall_ns(pod.status.start_time) or now_ns for pod in pods if attempt_of(pod) == number), default=now_ns

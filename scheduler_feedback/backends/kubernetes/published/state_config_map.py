@@ -1,7 +1,7 @@
-"""What the state holds beyond any one object, kept in a ConfigMap: what queues have used, and how long jobs alike ran.
+"""State that belongs to no single object, in a ConfigMap: the use of queues, and run times of similar jobs.
 
-A controller that begins with nothing goes on from it, so shares are fair and estimates are learned across takeovers. It
-is written once a minute where it has changed: what the last minute added is lost with its controller.
+A controller with an empty state folder continues from it, so that fair shares and learned estimates survive takeovers.
+It is written once a minute if it has changed; the last minute is lost with its controller.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from scheduler_feedback.policies.index.runtime_history import BINS, KINDS
 PERIOD_SECONDS = 60.0
 
 MOST_HISTORY_BYTES = 512 * 1024
-"""An object of the API is at most 1 MiB (the server's and etcd's limits on requests); of kinds of jobs beyond this,
-those that were seen least are left out."""
+"""An API object has at most 1 MiB (the server's and etcd's limits on requests); kinds of jobs beyond this limit are
+left out, the rarest first."""
 
 MOST_LATELY = 1000
-"""Jobs that have ended and are not counted by kind yet, where run times are learned from at all."""
+"""Ended jobs that are not yet counted by kind; there are some only if run times are learned."""
 
 _KEY = "memory.json"
 _log = logging.getLogger(__name__)
 
 
 def memory_name(lease: str) -> str:
-    """Name of the ConfigMap of the controllers that share a lease."""
+    """Return the name of the ConfigMap of the controllers that share a lease."""
     return f"{lease}-memory"
 
 
 class Kept(msgspec.Struct):
-    """As the state has it; of each kind's counts those that are not 0, as [bin, count]. lately: the newest of those.
-
-    minimum_reader: the first release that reads it; '' for any. What a newer one keeps is neither read nor overwritten.
-    """
+    """Content of the ConfigMap, as in the state."""
 
     queue_use: dict[str, float] = {}
     queue_use_ns: int = 0
     history: dict[str, list[tuple[int, float]]] = {}
+    """By kind, the counts other than 0, as [bin, count]."""
+
     trust: list[float] = []
     lately: list[Ended] = []
+    """The newest ones."""
+
     minimum_reader: str = ""
+    """First release that can read it; '' for any. Content of a newer release is neither read nor overwritten."""
 
 
 class _ConfigMap(msgspec.Struct):
@@ -56,13 +58,13 @@ class _ConfigMap(msgspec.Struct):
 
 
 class _Needs(msgspec.Struct):
-    """Of what is kept only the release that reads it: the rest may have other types by then."""
+    """The release that can read the content: its other fields may have other types by then."""
 
     minimum_reader: str = ""
 
 
 MOST_SECONDS = 1e9
-"""Longest run time that is believed: thirty years."""
+"""Longest plausible run time: thirty years."""
 
 _kept = msgspec.json.Decoder(Kept)
 _needs = msgspec.json.Decoder(_Needs)
@@ -70,57 +72,57 @@ _maps = msgspec.json.Decoder(_ConfigMap)
 
 
 def kept_of(state: State) -> bytes:
-    """What is to be kept of the state, as JSON. Called between two cycles, it changes nothing."""
+    """Return the state's content for the ConfigMap, as JSON. Runs between two cycles and changes nothing."""
     kinds = sorted(state.history.items(), key=lambda item: -sum(item[1]))
     history: dict[str, list[tuple[int, float]]] = {}
     size = 0
     for kind, counts in kinds:
-        told = [(number, round(count, 4)) for number, count in enumerate(counts) if round(count, 4)]
-        size += len(kind) + 16 * len(told)
+        nonzero = [(number, round(count, 4)) for number, count in enumerate(counts) if round(count, 4)]
+        size += len(kind) + 16 * len(nonzero)
         if size > MOST_HISTORY_BYTES:
             break
-        history[kind] = told
+        history[kind] = nonzero
     use = {queue: round(seconds, 3) for queue, seconds in state.queue_use.items()}
     trust = [round(score, 6) for score in state.trust]
     return msgspec.json.encode(Kept(use, state.queue_use_ns, history, trust, state.lately[-MOST_LATELY:]))
 
 
 def needed_release(text: bytes) -> str:
-    """The release that is needed to read what was kept, where that is newer than this one; else ''."""
+    """Return the release that is needed to read the content, if it is newer than this one; else ''."""
     try:
         needed = _needs.decode(text).minimum_reader
         return needed if needed and version_key(needed) > version_key(FORMATS.newest) else ""
     except (ValueError, RecursionError):
-        return ""  # it is damaged, and may be written anew
+        return ""  # the content is damaged and may be overwritten
 
 
 def give_back(text: bytes, state: State) -> None:
-    """Let a state that has just begun go on from what was kept. Nothing is taken of what can't be read."""
+    """Restore the content into a new state. Content that cannot be read is ignored."""
     if needed := needed_release(text):
         _log.error(
-            "what was kept of queues' use and run times needs gangwatch %s or newer: it is left as it is, and they "
-            "begin anew until that release runs",
+            "reading the saved queue use and run times needs gangwatch %s or newer: the saved data stays unchanged, "
+            "and both start empty until that release runs",
             needed,
         )
         return
     try:
         kept = _kept.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        _log.error("what was kept of queues' use and run times can't be read, they begin anew: %s", error)
+        _log.error("the saved queue use and run times cannot be read, so both start empty: %s", error)
         return
     state.queue_use = {queue: seconds for queue, seconds in kept.queue_use.items() if seconds >= 0}
     state.queue_use_ns = max(0, min(kept.queue_use_ns, state.now_ns))
     state.trust = kept.trust if len(kept.trust) == len(KINDS) else []
     state.lately = [ended for ended in kept.lately if 0 <= ended.seconds <= MOST_SECONDS]
-    for kind, told in kept.history.items():
+    for kind, nonzero in kept.history.items():
         counts = state.history[kind] = [0.0] * BINS
-        for number, count in told:
+        for number, count in nonzero:
             if 0 <= number < BINS and count >= 0:
                 counts[number] = count
 
 
 async def read(client: Client, namespace: str, name: str) -> bytes:
-    """What was kept; b'' where nothing was. Raises BackendError where the server does not tell."""
+    """Return the saved content; b'' if there is none. Raises BackendError if the server does not return it."""
     try:
         found = await client.get(f"/api/v1/namespaces/{namespace}/configmaps/{name}", _maps)
     except RefusedError as error:
@@ -131,7 +133,7 @@ async def read(client: Client, namespace: str, name: str) -> bytes:
 
 
 class Keeper:
-    """Writes it. Runs in the backend's loop. ask: has a question put to the state between two cycles."""
+    """Writer of the ConfigMap in the backend's event loop. ask: queries the core's state between two cycles."""
 
     def __init__(
         self,
@@ -144,14 +146,14 @@ class Keeper:
         self._client, self._namespace, self._name = client, namespace, name
         self._ask, self._may_act = ask, may_act
         self._written = b""
-        self._may_write: bool | None = None  # None: what is there has not been looked at
+        self._may_write: bool | None = None  # None: the existing content has not been checked
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         await while_leading(self.once, self._may_act, PERIOD_SECONDS, "keeping")
 
     async def once(self) -> None:
-        """Ask, and write it where it is another; never over what a newer release keeps."""
+        """Query the core and write the content if it has changed; content of a newer release is never overwritten."""
         if self._may_write is None:
             self._may_write = not needed_release(await read(self._client, self._namespace, self._name))
         if not self._may_write:

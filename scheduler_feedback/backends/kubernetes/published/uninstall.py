@@ -1,4 +1,4 @@
-"""Uninstalling: everything that we wrote on the cluster's objects is taken away again."""
+"""Uninstallation: removes everything that gangwatch wrote on the cluster's objects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Groups(Part):
 
 
 async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, int]:
-    """Take everything of ours away; how many objects of each kind carried some. What users wrote for us stays."""
+    """Remove everything of ours; return the number of changed objects of each kind. Annotations by users stay."""
     nodes = await client.get("/api/v1/nodes", msgspec.json.Decoder(_Nodes))
     pods = await client.get("/api/v1/pods", msgspec.json.Decoder(_Pods))
     work: dict[str, list[Any]] = {
@@ -79,7 +79,7 @@ async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, in
 
 
 async def _rules(client: Client) -> list[Rule]:
-    """Taints on devices; none where the server knows none."""
+    """Return our taint rules for devices; none if the server does not serve this kind."""
     try:
         return await rules_of(client)
     except RefusedError as error:
@@ -104,7 +104,7 @@ async def _strip(client: Client, path: str, *annotations: str) -> None:
 
 
 async def _groups(client: Client) -> list[PodGroup]:
-    """Coscheduling's and Kubernetes' own; none of a kind that the server does not serve."""
+    """Return coscheduling's groups and Kubernetes' own; none of a kind that the server does not serve."""
     found: list[PodGroup] = []
     for api in (COSCHEDULING, API):
         try:

@@ -92,8 +92,8 @@ def _listed(document: bytes, name: str, command: str) -> list[Any]:
     if not isinstance(tree, dict):
         raise BackendError(f"{command}: the document is not an object")
     if errors := tree.get("errors"):
-        listed = errors if isinstance(errors, list) else [errors]
-        words = "; ".join(str(one.get("error", one) if isinstance(one, dict) else one) for one in listed)
+        messages = errors if isinstance(errors, list) else [errors]
+        words = "; ".join(str(one.get("error", one) if isinstance(one, dict) else one) for one in messages)
         raise BackendError(f"{command}: Slurm reports: {words[:300]}")
     listed = tree.get(name)
     if not isinstance(listed, list):
