@@ -19,10 +19,10 @@ from agent.schema.clock import SystemClock
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue
 from scheduler_feedback.backends.slurm import Settings, SlurmBackend
-from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.consent import Consents
-from scheduler_feedback.backends.slurm.desired_state import NodeWish, Wishes
-from scheduler_feedback.backends.slurm.node_updates import Keeper
+from scheduler_feedback.backends.slurm.desired_state import DesiredNode, DesiredState
+from scheduler_feedback.backends.slurm.node_updates import NodeUpdater
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, Snapshot
 from scheduler_feedback.backends.slurm.slurm_audit import Audit, lines
 from scheduler_feedback.core.actions import StopGang
@@ -141,7 +141,7 @@ def test_a_look_reads_the_comment_again(start: Callable[[Queue], SlurmBackend]) 
     backend = start(queue)
     queue.change(7, comment=b"do-not-touch")
     backend._due_seconds = 0.0
-    backend._stir()
+    backend._wake_up()
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -190,8 +190,8 @@ def test_a_waiting_job_is_kept_off_a_node_only_as_it_is_now(
     queue = Queue([WAITS])
     commands = PrintedCommands(queue, text=False)
     audit = Audit(tmp_path / "audit.jsonl", SystemClock())
-    hands = Hands(commands, audit, tmp_path / "touched.json", lambda *_: None)
-    keeper = Keeper(hands, Settings(comments=False), SystemClock())
+    hands = AuditedCommands(commands, audit, tmp_path / "touched.json", lambda *_: None)
+    keeper = NodeUpdater(hands, Settings(comments=False), SystemClock())
 
     async def keep() -> None:
         jobs: dict[int, SlurmJob] = (await commands.jobs()).records
@@ -200,8 +200,8 @@ def test_a_waiting_job_is_kept_off_a_node_only_as_it_is_now(
             queue.jobs = []
         else:
             queue.change(7, **change)
-        wish = NodeWish("gpu002", NodeState.SUSPECT, "a fan is bad", "1", 1.0)
-        await keeper.keep(Wishes(True, False, {"gpu002": wish}, frozenset(queue.nodes)), snapshot)
+        wish = DesiredNode("gpu002", NodeState.SUSPECT, "a fan is bad", "1", 1.0)
+        await keeper.keep(DesiredState(True, False, {"gpu002": wish}, frozenset(queue.nodes)), snapshot)
 
     asyncio.run(keep())
     excluded = [command for command in queue.changes if "JobId=7" in command]

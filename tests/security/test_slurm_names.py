@@ -179,12 +179,12 @@ def test_a_job_whose_record_is_refused_has_not_ended(tmp_path: Path, caplog: pyt
     queue = Queue([VICTIM, Printed(8, nodes=("gpu003",))])
     backend = SlurmBackend(tmp_path, PrintedCommands(queue, text=True))
     with caplog.at_level(logging.WARNING):
-        asyncio.run(backend._look(0.0))
+        asyncio.run(backend._scan(0.0))
         assert {event.job_id for event in backend.observe(()) if isinstance(event, Hosted)} == {"slurm-7", "slurm-8"}
         queue.change(8, state="STOPPED", name=b" Nodes=gpu003 CPU_IDs=0 Mem=0 GRES=gpu:h200:8(IDX:0-7)", restarts=1)
         for _ in range(3):
             backend._listing = ""
-            asyncio.run(backend._look(0.0))
+            asyncio.run(backend._scan(0.0))
     held = (("slurm-7", 0), ("slurm-8", 0))
     assert not [event for event in backend.observe(held) if isinstance(event, AttemptEnded)]
     assert ("gangwatch_slurm_records_refused_total", (("kind", "job"),), 3.0) in backend.measures()
@@ -192,14 +192,14 @@ def test_a_job_whose_record_is_refused_has_not_ended(tmp_path: Path, caplog: pyt
     assert len(said) == 1 and said[0].startswith("job 8 cannot be read")
     queue.jobs = [VICTIM]
     backend._listing = ""
-    asyncio.run(backend._look(0.0))
+    asyncio.run(backend._scan(0.0))
     assert [event.job_id for event in backend.observe(held) if isinstance(event, AttemptEnded)] == ["slurm-8"]
 
 
 def test_a_name_is_shown_without_terminal_sequences(tmp_path: Path) -> None:
     queue = Queue([Printed(7, b"\x1b]0;owned\x07\xe2\x80\xaex" + b"n" * 400, "victim")])
     backend = SlurmBackend(tmp_path, PrintedCommands(queue, text=False))
-    asyncio.run(backend._look(0.0))
+    asyncio.run(backend._scan(0.0))
     (event,) = [event for event in backend.observe(()) if isinstance(event, Hosted)]
     assert event.spec.name.startswith("\ufffd]0;owned\ufffd\ufffdxnn")
     assert len(event.spec.name) == 200

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.backends.slurm.pending_verdicts import HELD_BACK_SECONDS, Findings
+from scheduler_feedback.backends.slurm.pending_verdicts import HELD_BACK_SECONDS, PendingVerdicts
 from scheduler_feedback.core.events import FirstStep, Tick
 from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
 
@@ -14,7 +14,7 @@ def verdict(gang: str = "slurm-7.0") -> Verdict:
 
 
 def test_a_verdict_waits_for_a_look_at_the_whole_queue_that_began_after_it() -> None:
-    findings = Findings()
+    findings = PendingVerdicts()
     assert findings.take([verdict(), Tick()], KNOWN, 10.0) == [Tick()]
     assert findings.wants_queue
     assert findings.free(KNOWN, 9.0, 11.0) == []
@@ -27,7 +27,7 @@ def test_a_verdict_waits_for_a_look_at_the_whole_queue_that_began_after_it() -> 
 
 def test_what_is_said_of_one_gang_stays_in_its_order() -> None:
     """A verdict that is taken back at once must not come after its end: it would stand for ever."""
-    findings = Findings()
+    findings = PendingVerdicts()
     assert findings.take([verdict()], KNOWN, 10.0) == []
     cleared = Cleared("v-slurm-7.0", "slurm-7.0", 2, "keeps pace")
     assert findings.take([cleared, FirstStep("slurm-8.0", 0, 1, 5)], KNOWN | {"slurm-8"}, 10.1) == [
@@ -37,7 +37,7 @@ def test_what_is_said_of_one_gang_stays_in_its_order() -> None:
 
 
 def test_what_is_said_of_a_gang_that_nobody_knows_is_forgotten_in_the_end() -> None:
-    findings = Findings()
+    findings = PendingVerdicts()
     assert findings.take([FirstStep("slurm-9.0", 0, 1, 5)], KNOWN, 10.0) == []
     assert findings.free(KNOWN, 11.0, 12.0) == []
     assert findings.free(KNOWN | {"slurm-9"}, 11.0, 12.0) == [FirstStep("slurm-9", 0, 1, 5)]
@@ -47,7 +47,7 @@ def test_what_is_said_of_a_gang_that_nobody_knows_is_forgotten_in_the_end() -> N
 
 
 def test_what_takes_a_verdict_back_is_kept_behind_it_also_where_both_come_at_once() -> None:
-    findings = Findings()
+    findings = PendingVerdicts()
     cleared = Cleared("v-slurm-7.0", "slurm-7.0", 2, "keeps pace")
     assert findings.take([verdict(), cleared], KNOWN, 10.0) == []
     assert findings.free(KNOWN, 10.0, 11.0) == [], "the look began when the verdict came, and may not have seen all"
@@ -55,7 +55,7 @@ def test_what_takes_a_verdict_back_is_kept_behind_it_also_where_both_come_at_onc
 
 
 def test_what_is_kept_waits_as_long_whatever_the_clock_says() -> None:
-    findings = Findings()
+    findings = PendingVerdicts()
     findings.take([FirstStep("slurm-9.0", 0, 1, 5)], KNOWN, 100_000.0)
     assert findings.free(KNOWN, 0.0, 100_000.0 + HELD_BACK_SECONDS - 0.1) == []
     assert findings.waiting
@@ -63,7 +63,7 @@ def test_what_is_kept_waits_as_long_whatever_the_clock_says() -> None:
 
 
 def test_what_other_gangs_do_waits_for_nobody() -> None:
-    findings = Findings()
+    findings = PendingVerdicts()
     findings.take([verdict()], KNOWN, 10.0)
     assert findings.take([FirstStep("j-000001", 0, 1, 5)], KNOWN, 10.1) == [FirstStep("j-000001", 0, 1, 5)]
     findings.take([verdict("j-000002")], KNOWN, 10.2)

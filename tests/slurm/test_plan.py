@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_feedback.backends.slurm.changed_objects import Touched, Weighed
-from scheduler_feedback.backends.slurm.desired_state import NodeWish, Wishes
+from scheduler_feedback.backends.slurm.desired_state import DesiredNode, DesiredState
 from scheduler_feedback.backends.slurm.node_plan import Plan, plan, weight_for
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode, Snapshot
 from scheduler_feedback.backends.slurm.slurm_names import host_waits
@@ -25,17 +25,17 @@ def node(name: str, **changed: object) -> SlurmNode:
     return dataclasses.replace(idle, **changed)
 
 
-def wish(name: str, state: NodeState, **changed: object) -> NodeWish:
-    return dataclasses.replace(NodeWish(name, state, "it is slow", "1/quarantine", 1.3), **changed)
+def wish(name: str, state: NodeState, **changed: object) -> DesiredNode:
+    return dataclasses.replace(DesiredNode(name, state, "it is slow", "1/quarantine", 1.3), **changed)
 
 
 def planned(
-    wished: list[NodeWish], seen: list[SlurmNode] | None = None, touched: Touched | None = None, *,
+    wished: list[DesiredNode], seen: list[SlurmNode] | None = None, touched: Touched | None = None, *,
     acts: bool = True, frozen: bool = False, share: float = 0.5, jobs: tuple[SlurmJob, ...] = (),
 ) -> Plan:  # fmt: skip
     nodes = {name: node(name) for name in NAMES} | {one.name: one for one in seen or ()}
     by_name = {one.node: one for one in wished}
-    wishes = Wishes(acts, frozen, by_name if acts else {}, frozenset(nodes), {} if acts else by_name)
+    wishes = DesiredState(acts, frozen, by_name if acts else {}, frozenset(nodes), {} if acts else by_name)
     snapshot = Snapshot(0, nodes, {job.number: job for job in jobs})
     return plan(wishes, snapshot, touched or Touched(), share, comments=False, now_seconds=NOW)
 

@@ -14,10 +14,10 @@ from agent.schema.clock import ManualClock
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm import Commands, probe_reservation
 from scheduler_feedback.backends.slurm import changed_objects as memory
-from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.changed_objects import Touched
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
-from scheduler_feedback.backends.slurm.probe_reservation import Probe, Probes, let_go
+from scheduler_feedback.backends.slurm.probe_reservation import Probe, Probes, release
 from scheduler_feedback.backends.slurm.slurm_audit import Audit
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning
@@ -69,9 +69,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_reservation, "LOOK_SECONDS", 0.001)
 
 
-def hands_of(folder: Path, slurm: ProbingSlurm) -> Hands:
+def hands_of(folder: Path, slurm: ProbingSlurm) -> AuditedCommands:
     slurm.path = folder / "touched.json"
-    return Hands(slurm, Audit(folder / "audit.jsonl", ManualClock()), slurm.path, lambda *_: None)
+    return AuditedCommands(slurm, Audit(folder / "audit.jsonl", ManualClock()), slurm.path, lambda *_: None)
 
 
 def probed(folder: Path, slurm: ProbingSlurm, touched: Touched | None = None) -> tuple[Probe, Touched]:
@@ -147,7 +147,7 @@ def test_what_can_not_be_let_go_of_now_is_remembered(tmp_path: Path) -> None:
         slurm.fails = {start: "Unable to contact slurm controller"}
         hands = hands_of(tmp_path, slurm)
         hands.touched = Touched(reserved={"n1": "its name"})
-        asyncio.run(let_go(hands, "n1", "a test"))
+        asyncio.run(release(hands, "n1", "a test"))
         assert hands.touched.reserved == {"n1": "its name"}
         assert ("n1" in hands.touched.drained) is (start == "scontrol delete"), "a drain that failed is none of ours"
         if start == "scontrol delete":
@@ -157,7 +157,9 @@ def test_what_can_not_be_let_go_of_now_is_remembered(tmp_path: Path) -> None:
 # --- those under way -------------------------------------------------------------------------------------------------
 
 
-def with_probes(folder: Path, slurm: ProbingSlurm, work: Callable[[Probes, Hands], Coroutine[Any, Any, None]]) -> None:
+def with_probes(
+    folder: Path, slurm: ProbingSlurm, work: Callable[[Probes, AuditedCommands], Coroutine[Any, Any, None]]
+) -> None:
     async def run() -> None:
         hands = hands_of(folder, slurm)
         await asyncio.wait_for(work(Probes(hands), hands), 10)
@@ -174,20 +176,20 @@ def test_the_cycle_is_told_once_that_it_runs_and_once_how_it_ended(tmp_path: Pat
     slurm = ProbingSlurm(WAITS)
     key = ("probe-n1-1", 1)
 
-    async def work(probes: Probes, hands: Hands) -> None:
+    async def work(probes: Probes, hands: AuditedCommands) -> None:
         assert not probes and key not in probes
         probes.begin(START)
         probes.begin(START)  # the same once more
         await until(lambda: slurm.given)
         assert probes and key in probes and ("probe-n1-1", 2) not in probes
-        assert probes.became(*key) == [], "it waits"
+        assert probes.events_of(*key) == [], "it waits"
         slurm.looks[:] = [RUNS]
         told: list[object] = []
-        await until(lambda: told.extend(probes.became(*key)) or told)
+        await until(lambda: told.extend(probes.events_of(*key)) or told)
         assert told == [AttemptRunning("probe-n1-1", 1, ())]
-        assert probes.became(*key) == []
+        assert probes.events_of(*key) == []
         slurm.looks[:] = [SlurmJob(42, "FAILED", exit_code=3)]
-        await until(lambda: told.extend(probes.became(*key)) or len(told) > 1)
+        await until(lambda: told.extend(probes.events_of(*key)) or len(told) > 1)
         assert told[1] == AttemptEnded("probe-n1-1", 1, (), True, "", all_exited_with=3)
         assert not probes
         assert len([words for words in slurm.done if words.startswith("sbatch")]) == 1
@@ -201,7 +203,7 @@ def test_a_probe_that_is_stopped_is_cancelled_in_slurm(tmp_path: Path) -> None:
     def stop(job_id: str, attempt: int) -> StopGang:
         return StopGang("a-2", job_id, attempt, "SIGTERM", 5.0, StopReason.CANCEL, "it is released")
 
-    async def work(probes: Probes, hands: Hands) -> None:
+    async def work(probes: Probes, hands: AuditedCommands) -> None:
         probes.begin(START)
         await until(lambda: slurm.given)
         probes.end(stop("probe-n1-1", 2))
@@ -218,7 +220,7 @@ def test_a_probe_that_is_stopped_is_cancelled_in_slurm(tmp_path: Path) -> None:
 def test_reservations_of_an_earlier_controller_are_let_go_of_and_no_others(tmp_path: Path) -> None:
     slurm = ProbingSlurm(RUNS)
 
-    async def work(probes: Probes, hands: Hands) -> None:
+    async def work(probes: Probes, hands: AuditedCommands) -> None:
         probes.begin(START)
         await until(lambda: slurm.given)
         hands.touched.reserved["n2"] = "gangwatch_n2"

@@ -17,12 +17,12 @@ from agent.schema.clock import SystemClock
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend, requeue
 from scheduler_feedback.backends.slurm import changed_objects as memory
-from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.changed_objects import Moving, Touched
 from scheduler_feedback.backends.slurm.consent import who
 from scheduler_feedback.backends.slurm.cycle_queries import Cycle
-from scheduler_feedback.backends.slurm.desired_state import NodeWish, Wishes
-from scheduler_feedback.backends.slurm.node_updates import Keeper
+from scheduler_feedback.backends.slurm.desired_state import DesiredNode, DesiredState
+from scheduler_feedback.backends.slurm.node_updates import NodeUpdater
 from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode, Snapshot
 from scheduler_feedback.backends.slurm.requeue import Requeue
@@ -87,8 +87,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(requeue, name, seconds)
 
 
-def hands_of(folder: Path, slurm: LittleSlurm) -> Hands:
-    return Hands(slurm, Audit(folder / "audit.jsonl", SystemClock()), folder / "touched.json", lambda *_: None)
+def hands_of(folder: Path, slurm: LittleSlurm) -> AuditedCommands:
+    return AuditedCommands(
+        slurm, Audit(folder / "audit.jsonl", SystemClock()), folder / "touched.json", lambda *_: None
+    )
 
 
 async def never() -> bool:
@@ -316,18 +318,18 @@ def test_an_hour_has_so_many_moves_and_no_more(tmp_path: Path) -> None:
 )
 def test_what_became_of_an_attempt(tmp_path: Path, job: SlurmJob | None, said: str, code: int | None) -> None:
     backend = SlurmBackend(tmp_path, LittleSlurm())
-    events = backend._what_became(Snapshot(0, NODES, {} if job is None else {7: job}), "slurm-7", 0)
+    events = backend._events_of(Snapshot(0, NODES, {} if job is None else {7: job}), "slurm-7", 0)
     assert events == ([AttemptEnded("slurm-7", 0, (), reason=said, all_exited_with=code)] if said else [])
 
 
 # --- the keeper of nodes ---------------------------------------------------------------------------------------------
 
 
-def kept(folder: Path, slurm: LittleSlurm, names: list[str], nodes: dict[str, SlurmNode] | None = None, **settings: float) -> tuple[Hands, list[str]]:  # noqa: E501  # fmt: skip
-    wished = {name: NodeWish(name, NodeState.QUARANTINE, "it is slow", "1/quarantine", 1.3) for name in names}
-    wishes = Wishes(True, False, wished, frozenset(NODES), {})
+def kept(folder: Path, slurm: LittleSlurm, names: list[str], nodes: dict[str, SlurmNode] | None = None, **settings: float) -> tuple[AuditedCommands, list[str]]:  # noqa: E501  # fmt: skip
+    wished = {name: DesiredNode(name, NodeState.QUARANTINE, "it is slow", "1/quarantine", 1.3) for name in names}
+    wishes = DesiredState(True, False, wished, frozenset(NODES), {})
     hands = hands_of(folder, slurm)
-    keeper = Keeper(hands, Settings(partition_share=1.0, comments=False, **settings), SystemClock())  # type: ignore[arg-type]
+    keeper = NodeUpdater(hands, Settings(partition_share=1.0, comments=False, **settings), SystemClock())  # type: ignore[arg-type]
 
     async def twice() -> list[str]:
         found = await keeper.keep(wishes, Snapshot(0, nodes or NODES))

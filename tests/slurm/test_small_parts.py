@@ -18,7 +18,7 @@ from agent.schema.clock import ManualClock
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm import cycle_queries, desired_state, slurm_commands
 from scheduler_feedback.backends.slurm.agent_announcements import Announcements
-from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.parsing import columns, parse_json, parse_text
 from scheduler_feedback.backends.slurm.parsing.gres import gpus_of, indices_of, wanted
 from scheduler_feedback.backends.slurm.parsing.hostlist import MOST, expand
@@ -558,7 +558,7 @@ def test_a_change_and_its_failure_each_leave_a_line(bin_folder: Path, tmp_path: 
     program(bin_folder, "scontrol", '[ "$1" = bad ] && { echo no >&2; exit 1; }\necho "did $1"')
     audit = Audit(tmp_path / "audit.jsonl", ManualClock())
     looks: list[tuple[int, SlurmJob | None]] = []
-    hands = Hands(commands_of(bin_folder), audit, tmp_path / "touched.json", lambda *seen: looks.append(seen))
+    hands = AuditedCommands(commands_of(bin_folder), audit, tmp_path / "touched.json", lambda *seen: looks.append(seen))
     assert asyncio.run(hands.do("drain", "n1", ("scontrol", "good"), "why", "v-1", ("e",))) == "did good\n"
     with pytest.raises(BackendError):
         asyncio.run(hands.do("drain", "n2", ("scontrol", "bad"), "why"))
@@ -597,7 +597,7 @@ def state_of(mode: Mode = Mode.ACT) -> State:
 
 def test_what_is_not_healthy_is_told_with_its_verdict_and_its_episode() -> None:
     state = state_of()
-    wished = desired_state.wishes_of(state)
+    wished = desired_state.desired_state_of(state)
     assert (wished.acts, wished.frozen, set(wished.nodes)) == (True, False, {"n1", "n3", "n4"})
     assert wished.known == {"n1", "n2", "n3", "n4"}
     assert (wished.advice, wished.moves) == ({}, {})
@@ -605,11 +605,11 @@ def test_what_is_not_healthy_is_told_with_its_verdict_and_its_episode() -> None:
     assert (one.why, one.episode, one.slowdown, one.verdict) == ("slow", "quarantine/2/v-1", 1.5, "v-1")
     assert one.evidence and not one.probed
     state.past_verdicts = [PastVerdict(state.verdicts.pop("v-1"), 5, "it cleared")]
-    assert desired_state.wishes_of(state).nodes["n1"].evidence == one.evidence, (
+    assert desired_state.desired_state_of(state).nodes["n1"].evidence == one.evidence, (
         "a verdict that stands no more is remembered"
     )
     state.past_verdicts = []
-    assert desired_state.wishes_of(state).nodes["n1"].evidence == ()
+    assert desired_state.desired_state_of(state).nodes["n1"].evidence == ()
 
 
 @pytest.mark.parametrize(("job_state", "probed"), [(JobState.RUNNING, True), (JobState.PENDING, False)])
@@ -618,7 +618,7 @@ def test_a_node_is_probed_while_its_probe_has_it(job_state: JobState, probed: bo
     state.nodes["n1"].probe_job = "probe-n1-1"
     spec = JobSpec("probe-n1-1", ("x",), 8, kind=JobKind.PROBE)
     state.jobs["probe-n1-1"] = Job("probe-n1-1", spec, job_state, 0)
-    assert desired_state.wishes_of(state).nodes["n1"].probed is probed
+    assert desired_state.desired_state_of(state).nodes["n1"].probed is probed
 
 
 def test_the_next_attempt_keeps_away_from_what_it_left_and_what_is_in_doubt() -> None:
@@ -642,13 +642,13 @@ def test_advice_names_accused_nodes_and_moves_that_would_be_made() -> None:
         spec = JobSpec(name, ("x",), 8, kind=kind)
         state.jobs[name] = Job(name, spec, job_state, 0, attempt=attempt)
         state.decisions.append(Decision(f"d-{name}", name, "v-1", 0, False, 12.4, 1.5, 3.0, attempt=1))
-    wished = desired_state.wishes_of(state)
+    wished = desired_state.desired_state_of(state)
     assert set(wished.advice) == {"n1"}, "interference accuses no node, and one that is gone can't be drained"
     advised = wished.advice["n1"]
     assert (advised.state, advised.episode, advised.verdict) == (NodeState.QUARANTINE, "v-1", "v-1")
     assert wished.moves == {"slurm-7": "v-1: moving is expected to gain 12 s"}
     state.decisions[0].applied = True
-    assert desired_state.wishes_of(state).moves == {}
+    assert desired_state.desired_state_of(state).moves == {}
 
 
 def test_the_strongest_evidence_comes_first_and_no_more_than_is_read() -> None:

@@ -106,7 +106,7 @@ MUTANTS = (
         ("tests/slurm/test_opt_in.py",),
     ),
     Mutant(
-        "backends.slurm.slurm_backend:SlurmBackend._what_became",
+        "backends.slurm.slurm_backend:SlurmBackend._events_of",
         "job.restarts > attempt or job.waits",
         "job.restarts > attempt",
         ("tests/slurm/test_requeue.py",),
@@ -118,13 +118,13 @@ MUTANTS = (
         ("tests/slurm/test_opt_in.py",),
     ),
     Mutant(
-        "backends.slurm.node_updates:Keeper._make",
+        "backends.slurm.node_updates:NodeUpdater._make",
         "del touched.drained[name]",
         "pass",
         ("tests/slurm/test_requeue.py",),
     ),
     Mutant(
-        "backends.slurm.node_updates:Keeper._too_many",
+        "backends.slurm.node_updates:NodeUpdater._too_many",
         "len(self._changed_at) < most",
         "len(self._changed_at) <= most",
         ("tests/slurm/test_requeue.py",),
@@ -166,7 +166,7 @@ MUTANTS = (
         ("tests/slurm/test_plan.py",),
     ),
     Mutant(
-        "backends.slurm.requeue:Requeue._let_go",
+        "backends.slurm.requeue:Requeue._release_place",
         "if moving is None or not moving.kept:",
         "if moving is None or moving.kept:",
         ("tests/slurm/test_requeue.py",),

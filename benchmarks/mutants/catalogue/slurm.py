@@ -47,10 +47,10 @@ MUTANTS = (
     Mutant("backends.slurm.consent:is_another", "job.restarts == attempt and", "", (_S + "requeue.py",)),
     Mutant("backends.slurm.consent:Consents._of_script", "and found[0][0] == job.user", "", _CONSENT),
     Mutant("backends.slurm.requeue:Requeue._requeue", "await self._allowed(job)", "pass", _CONSENT),
-    Mutant("backends.slurm.node_updates:Keeper._stale", "not of_comment(job.comment).restartable", "False", _CONSENT),
     Mutant(
-        "backends.slurm.parsing.slurm_objects:Snapshot.knows_that_gone", "and number not in self.unreadable", "", _NAMES
+        "backends.slurm.node_updates:NodeUpdater._stale", "not of_comment(job.comment).restartable", "False", _CONSENT
     ),
+    Mutant("backends.slurm.parsing.slurm_objects:Snapshot.is_gone", "and number not in self.unreadable", "", _NAMES),
     Mutant("backends.slurm.parsing.refusals:Refusals.note", "key in self._logged or", "", _NAMES),
     Mutant("backends.slurm.parsing.refusals:Refusals.note", "self.counts[one.kind] += 1", "pass", _NAMES),
     Mutant("backends.slurm.slurm_commands:_read", "size > most", "size >= most", _PARTS),
@@ -59,14 +59,14 @@ MUTANTS = (
     Mutant("backends.slurm.parsing.slurm_objects:SlurmJob.waits", "and not self.completing", "", _PARTS),
     Mutant("backends.slurm.parsing.slurm_objects:SlurmJob.waits_for_room", "and not self.held", "", _PARTS),
     Mutant(
-        "backends.slurm.pending_verdicts:Findings.free",
+        "backends.slurm.pending_verdicts:PendingVerdicts.free",
         "since < listed_seconds",
         "since <= listed_seconds",
         (_S + "findings.py",),
     ),
-    Mutant("backends.slurm.pending_verdicts:Findings.free", "blocked.add(gang)", "pass", (_S + "findings.py",)),
+    Mutant("backends.slurm.pending_verdicts:PendingVerdicts.free", "blocked.add(gang)", "pass", (_S + "findings.py",)),
     Mutant(
-        "backends.slurm.pending_verdicts:Findings.free",
+        "backends.slurm.pending_verdicts:PendingVerdicts.free",
         "now - since < HELD_BACK_SECONDS",
         "True",
         (_S + "findings.py",),
@@ -76,18 +76,18 @@ MUTANTS = (
     Mutant("backends.slurm.parsing.gres:indices_of", "len(indices) + int(number) - 1", "int(number) - 1", _PARTS),
     Mutant("backends.slurm.parsing.gres:_bounded", "if last >= MOST_GPUS:", "if False:", _PARTS),
     Mutant(
-        "backends.slurm.audited_commands:Hands.do",
+        "backends.slurm.audited_commands:AuditedCommands.do",
         'self.audit.write(action, target, f"failed: {error}", why, command, verdict, evidence)',
         "pass",
         _PARTS,
     ),
     Mutant(
-        "backends.slurm.audited_commands:Hands.do",
+        "backends.slurm.audited_commands:AuditedCommands.do",
         '"done", why, command, verdict, evidence',
         '"done", why, command',
         _PARTS,
     ),
-    Mutant("backends.slurm.audited_commands:Hands.job", "self._look(number, found)", "pass", _PARTS),
+    Mutant("backends.slurm.audited_commands:AuditedCommands.job", "self._look(number, found)", "pass", _PARTS),
     Mutant("backends.slurm.parsing.hostlist:expand", "len(names) > MOST", "len(names) >= MOST", _PARTS),
     Mutant("backends.slurm.parsing.hostlist:_expand_one", "0{len(first)}d", "d", _PARSE),
     Mutant("backends.slurm.parsing.hostlist:_expand_one", "int(last) + 1", "int(last)", _PARSE),
@@ -119,16 +119,16 @@ MUTANTS = (
     Mutant(
         "backends.slurm.probe_reservation:Probe._run", 'job.state == "COMPLETED" or job.exit_code', "True", _PROBING
     ),
-    Mutant("backends.slurm.probe_reservation:Probe._run", "hands.remember()", "pass", _PROBING),
+    Mutant("backends.slurm.probe_reservation:Probe._run", "audited.remember()", "pass", _PROBING),
     Mutant(
         "backends.slurm.probe_reservation:Probe.run",
-        'await let_go(self._hands, self.node, "its probe has ended")',
+        'await release(self._audited, self.node, "its probe has ended")',
         "pass",
         _PROBING,
     ),
     Mutant("backends.slurm.probe_reservation:Probes.take_up", "if not any(", "if any(", _PROBING),
     Mutant(
-        "backends.slurm.probe_reservation:let_go",
+        "backends.slurm.probe_reservation:release",
         'if "Requested reservation is invalid" not in str(error):',
         "if False:",
         _PROBING,
@@ -142,7 +142,7 @@ MUTANTS = (
     Mutant("backends.slurm.changed_objects:read", "return Touched()", "raise", (_S + "touched.py",)),
     Mutant("backends.slurm.changed_objects:write", "temporary.replace(path)", "pass", (_S + "touched.py",)),
     Mutant(
-        "backends.slurm.desired_state:wishes_of",
+        "backends.slurm.desired_state:desired_state_of",
         "node.state is not NodeState.HEALTHY",
         "node.state is NodeState.QUARANTINE",
         _PARTS,

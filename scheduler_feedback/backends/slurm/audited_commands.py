@@ -37,7 +37,7 @@ class Settings:
     """Whether node comments are written."""
 
 
-class Hands:
+class AuditedCommands:
     """Executor of changes in Slurm. look: called with each job that is read on its own."""
 
     def __init__(

@@ -12,7 +12,7 @@ from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, of_comment, 
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
 from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
-SCRIPTS_A_LOOK = 20
+SCRIPTS_A_SCAN = 20
 """Most batch scripts read after one scan; later scans read the rest."""
 
 _Who = tuple[str, float]
@@ -61,9 +61,9 @@ class Consents:
         listed = {job.number: job for job in jobs}
         self._scripts = {number: kept for number, kept in self._scripts.items() if number in listed}
         wanted = [job for job in listed.values() if job.runs and any(job.gpus) and self._is_due(job)]
-        for job in wanted[:SCRIPTS_A_LOOK]:
+        for job in wanted[:SCRIPTS_A_SCAN]:
             await self.read(job)
-        return len(wanted) > SCRIPTS_A_LOOK
+        return len(wanted) > SCRIPTS_A_SCAN
 
     async def read(self, job: SlurmJob) -> OptIn:
         """Return the consent now, and read the script again. job: as just read from Slurm."""

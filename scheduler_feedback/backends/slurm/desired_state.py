@@ -16,7 +16,7 @@ MOST_EVIDENCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class NodeWish:
+class DesiredNode:
     """Desired state of a node that is not healthy."""
 
     node: str
@@ -35,28 +35,28 @@ class NodeWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class DesiredState:
     """Desired state of all nodes, and in `advise` the changes that `act` would make."""
 
     acts: bool = False
     frozen: bool = False
-    nodes: dict[str, NodeWish] = field(default_factory=dict)
+    nodes: dict[str, DesiredNode] = field(default_factory=dict)
     """By name; every other node is healthy."""
 
     known: frozenset[str] = frozenset()
     """Nodes that the cycle has."""
 
-    advice: dict[str, NodeWish] = field(default_factory=dict)
+    advice: dict[str, DesiredNode] = field(default_factory=dict)
     """What `act` would do, by node."""
 
     moves: dict[str, str] = field(default_factory=dict)
     """External jobs that `act` would move: job id -> why."""
 
 
-def wishes_of(state: State) -> Wishes:
+def desired_state_of(state: State) -> DesiredState:
     """Return the desired state of Slurm, read from the cycle's state."""
     acts = state.policy.mode is Mode.ACT
-    return Wishes(
+    return DesiredState(
         acts,
         state.frozen,
         {name: _of_node(state, node) for name, node in state.nodes.items() if node.state is not NodeState.HEALTHY},
@@ -74,10 +74,10 @@ def avoided_by(state: State, job_id: str) -> tuple[str, ...]:
     return tuple(sorted({*named, *doubtful}))
 
 
-def _of_node(state: State, node: Node) -> NodeWish:
+def _of_node(state: State, node: Node) -> DesiredNode:
     verdict = _verdict(state, node.verdict_id)
     probe = state.jobs.get(node.probe_job) if node.probe_job is not None else None
-    return NodeWish(
+    return DesiredNode(
         node.name,
         node.state,
         node.reason,
@@ -108,13 +108,13 @@ def evidence_of(verdict: Verdict | None) -> tuple[str, ...]:
     )
 
 
-def _advice(state: State) -> dict[str, NodeWish]:
+def _advice(state: State) -> dict[str, DesiredNode]:
     """Return the state in which `act` would put each accused node; in `advise` the cycle leaves nodes unchanged."""
-    found: dict[str, NodeWish] = {}
+    found: dict[str, DesiredNode] = {}
     for verdict in state.verdicts.values():
         if verdict.kind in ACCUSING and verdict.node in state.nodes:
             why = sentence(verdict)
-            found[verdict.node] = NodeWish(
+            found[verdict.node] = DesiredNode(
                 verdict.node, NodeState.QUARANTINE, why, verdict.verdict_id, verdict.slowdown, verdict.verdict_id,
                 evidence_of(verdict),
             )  # fmt: skip

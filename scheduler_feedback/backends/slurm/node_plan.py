@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from scheduler_feedback.backends.slurm.changed_objects import Touched
-from scheduler_feedback.backends.slurm.desired_state import NodeWish, Wishes
+from scheduler_feedback.backends.slurm.desired_state import DesiredNode, DesiredState
 from scheduler_feedback.backends.slurm.parsing.hostlist import join
 from scheduler_feedback.backends.slurm.parsing.opt_in import of_comment
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode, Snapshot
@@ -86,7 +86,7 @@ class Plan:
 
 
 def plan(
-    wishes: Wishes, snapshot: Snapshot, touched: Touched, share: float, comments: bool, now_seconds: float = 0.0
+    desired: DesiredState, snapshot: Snapshot, touched: Touched, share: float, comments: bool, now_seconds: float = 0.0
 ) -> Plan:
     """Return the changes to make.
 
@@ -94,22 +94,22 @@ def plan(
     comments. now_seconds: since the epoch.
     """
     found = Plan()
-    if wishes.frozen:
+    if desired.frozen:
         return found
     drains = _Drains(snapshot, touched, share)
     for name, node in sorted(snapshot.nodes.items()):
-        if name not in wishes.known:
+        if name not in desired.known:
             continue
-        wish = wishes.nodes.get(name)
-        if wishes.acts:
-            _drain_or_resume(found, node, wish, touched, drains)
-            _weigh(found, node, wish, touched)
+        goal = desired.nodes.get(name)
+        if desired.acts:
+            _drain_or_resume(found, node, goal, touched, drains)
+            _weigh(found, node, goal, touched)
         else:
-            _advise(found, node, wishes.advice.get(name), drains)
+            _advise(found, node, desired.advice.get(name), drains)
         if comments:
-            _comment(found, node, wish or wishes.advice.get(name), wishes.acts)
-    if wishes.acts:
-        _exclusions(found, wishes, snapshot, touched, now_seconds)
+            _comment(found, node, goal or desired.advice.get(name), desired.acts)
+    if desired.acts:
+        _exclusions(found, desired, snapshot, touched, now_seconds)
     return found
 
 
@@ -140,17 +140,17 @@ class _Drains:
             self._room[partition] = self._room.get(partition, 0) - 1
 
 
-def _drain_or_resume(found: Plan, node: SlurmNode, wish: NodeWish | None, touched: Touched, drains: _Drains) -> None:
-    if wish is not None and wish.probed:
+def _drain_or_resume(found: Plan, node: SlurmNode, goal: DesiredNode | None, touched: Touched, drains: _Drains) -> None:
+    if goal is not None and goal.probed:
         return  # the probe itself resumes and drains the node
-    if wish is not None and wish.state is NodeState.QUARANTINE:
+    if goal is not None and goal.state is NodeState.QUARANTINE:
         if node.drained:
             return
-        if touched.drained.get(node.name) == wish.episode:
+        if touched.drained.get(node.name) == goal.episode:
             found.released.append(node.name)
             return
         change = _change(
-            "drain", node, wish, "scontrol", "update", f"NodeName={node.name}", "State=DRAIN", f"Reason={_reason(wish)}"
+            "drain", node, goal, "scontrol", "update", f"NodeName={node.name}", "State=DRAIN", f"Reason={_reason(goal)}"
         )
         if full := drains.full(node):
             most = f"{drains.most[full]} node{'s' if drains.most[full] != 1 else ''}"
@@ -159,31 +159,31 @@ def _drain_or_resume(found: Plan, node: SlurmNode, wish: NodeWish | None, touche
         drains.take(node)
         found.changes.append(change)
     elif node.drained and node.name in touched.drained and is_ours(node.reason):
-        if wish is not None and wish.state is NodeState.MAINTENANCE:
+        if goal is not None and goal.state is NodeState.MAINTENANCE:
             return
         command = ("scontrol", "update", f"NodeName={node.name}", "State=RESUME")
-        found.changes.append(Change("resume", node.name, command, _left(wish), partitions=node.partitions))
+        found.changes.append(Change("resume", node.name, command, _left(goal), partitions=node.partitions))
 
 
-def _left(wish: NodeWish | None) -> str:
-    return "healthy again" if wish is None else f"{wish.state.value}: {wish.why}"
+def _left(goal: DesiredNode | None) -> str:
+    return "healthy again" if goal is None else f"{goal.state.value}: {goal.why}"
 
 
-def _reason(wish: NodeWish) -> str:
-    return f"{OURS}{' '.join(wish.why.split())}"[:MOST_REASON]
+def _reason(goal: DesiredNode) -> str:
+    return f"{OURS}{' '.join(goal.why.split())}"[:MOST_REASON]
 
 
-def _change(action: str, node: SlurmNode, wish: NodeWish, *command: str) -> Change:
+def _change(action: str, node: SlurmNode, goal: DesiredNode, *command: str) -> Change:
     return Change(
-        action, node.name, command, wish.why, wish.episode, wish.verdict, wish.evidence, partitions=node.partitions
+        action, node.name, command, goal.why, goal.episode, goal.verdict, goal.evidence, partitions=node.partitions
     )
 
 
-def _advise(found: Plan, node: SlurmNode, wish: NodeWish | None, drains: _Drains) -> None:
-    if wish is not None and not node.drained and not drains.full(node):
+def _advise(found: Plan, node: SlurmNode, goal: DesiredNode | None, drains: _Drains) -> None:
+    if goal is not None and not node.drained and not drains.full(node):
         drains.take(node)
-        command = ("scontrol", "update", f"NodeName={node.name}", "State=DRAIN", f"Reason={_reason(wish)}")
-        found.advised.append(_change("drain", node, wish, *command))
+        command = ("scontrol", "update", f"NodeName={node.name}", "State=DRAIN", f"Reason={_reason(goal)}")
+        found.advised.append(_change("drain", node, goal, *command))
 
 
 # --- weights and features --------------------------------------------------------------------------------------------
@@ -194,14 +194,14 @@ def weight_for(own: int, slowdown: float) -> int:
     return min(own + max(1, round(WEIGHT_A_SLOWDOWN * (slowdown - 1))), MOST_WEIGHT)
 
 
-def features_for(wish: NodeWish) -> tuple[str, ...]:
+def features_for(goal: DesiredNode) -> tuple[str, ...]:
     """Return the features for job constraints: the node's state, and its slowdown rounded down to 10 %."""
-    step = int(round((wish.slowdown - 1) * 100, 6) // 10 * 10)
-    return (f"{FEATURE}{wish.state.value}", *((f"{FEATURE}slow_{step}",) if step >= 10 else ()))
+    step = int(round((goal.slowdown - 1) * 100, 6) // 10 * 10)
+    return (f"{FEATURE}{goal.state.value}", *((f"{FEATURE}slow_{step}",) if step >= 10 else ()))
 
 
-def _weigh(found: Plan, node: SlurmNode, wish: NodeWish | None, touched: Touched) -> None:
-    wanted = wish if wish is not None and wish.state in (NodeState.SUSPECT, NodeState.PROBATION) else None
+def _weigh(found: Plan, node: SlurmNode, goal: DesiredNode | None, touched: Touched) -> None:
+    wanted = goal if goal is not None and goal.state in (NodeState.SUSPECT, NodeState.PROBATION) else None
     before = touched.weighed.get(node.name)
     # A weight that is neither ours nor the one from before was set by an operator in the meantime.
     own = node.weight if before is None or node.weight not in (before.own, before.ours) else before.own
@@ -233,16 +233,16 @@ def _weigh(found: Plan, node: SlurmNode, wish: NodeWish | None, touched: Touched
     )
 
 
-def _comment(found: Plan, node: SlurmNode, wish: NodeWish | None, acts: bool) -> None:
+def _comment(found: Plan, node: SlurmNode, goal: DesiredNode | None, acts: bool) -> None:
     """Set the node's comment; an operator's comment is left alone."""
     if node.comment and not is_ours(node.comment):
         return
-    if wish is None:
+    if goal is None:
         wanted = ""
     elif acts:
-        wanted = f"{OURS}{wish.state.value}: {' '.join(wish.why.split())}"[:MOST_REASON]
+        wanted = f"{OURS}{goal.state.value}: {' '.join(goal.why.split())}"[:MOST_REASON]
     else:
-        wanted = f"{OURS}would drain: {' '.join(wish.why.split())}"[:MOST_REASON]
+        wanted = f"{OURS}would drain: {' '.join(goal.why.split())}"[:MOST_REASON]
     if node.comment != wanted:
         command = ("scontrol", "update", f"NodeName={node.name}", f"Comment={wanted}")
         found.changes.append(Change("comment", node.name, command, wanted or "no active verdict accuses it"))
@@ -251,7 +251,7 @@ def _comment(found: Plan, node: SlurmNode, wish: NodeWish | None, acts: bool) ->
 # --- exclusions of pending jobs --------------------------------------------------------------------------------------
 
 
-def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touched, now_seconds: float) -> None:
+def _exclusions(found: Plan, desired: DesiredState, snapshot: Snapshot, touched: Touched, now_seconds: float) -> None:
     """Exclude doubtful nodes from pending gangs that have opted in, where the node would cost more than it adds.
 
     One slow node slows the whole gang. But a gang that avoids it may wait longer, while other nodes stay idle. The
@@ -260,8 +260,8 @@ def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touche
     """
     doubtful = sorted(
         name
-        for name, wish in wishes.nodes.items()
-        if wish.state in (NodeState.SUSPECT, NodeState.PROBATION) and name in snapshot.nodes
+        for name, goal in desired.nodes.items()
+        if goal.state in (NodeState.SUSPECT, NodeState.PROBATION) and name in snapshot.nodes
     )
     for number, job in sorted(snapshot.jobs.items()):
         ours = set(touched.excluded.get(str(number), ()))
@@ -271,7 +271,7 @@ def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touche
         wanted = {name for name in doubtful if job.partition in snapshot.nodes[name].partitions} if opted else set()
         if wanted:
             patience = patience_of(job, snapshot, {*doubtful, *job.excluded}, now_seconds)
-            wanted = {name for name in wanted if _shuns(job, wishes.nodes[name], patience)}
+            wanted = {name for name in wanted if _shuns(job, desired.nodes[name], patience)}
         own = set(job.excluded) - ours
         if not enough_left(job, snapshot.nodes.values(), own | wanted):
             wanted = set()
@@ -288,9 +288,9 @@ def _exclusions(found: Plan, wishes: Wishes, snapshot: Snapshot, touched: Touche
         )
 
 
-def _shuns(job: SlurmJob, wish: NodeWish, patience: float) -> bool:
+def _shuns(job: SlurmJob, goal: DesiredNode, patience: float) -> bool:
     """Return whether the gang runs better without the node; always true if the verdict is not slowness."""
-    return wish.slowdown <= 1 or not slow_slots_pay(1, job.least_nodes, wish.slowdown, patience)
+    return goal.slowdown <= 1 or not slow_slots_pay(1, job.least_nodes, goal.slowdown, patience)
 
 
 def patience_of(job: SlurmJob, snapshot: Snapshot, barred: Collection[str], now_seconds: float) -> float:

@@ -19,7 +19,7 @@ HELD_BACK_SECONDS = 120.0
 """How long a result of an unknown gang is held until a snapshot has that gang."""
 
 
-class Findings:
+class PendingVerdicts:
     """Queue of held results. ``take`` runs on the watch's thread, ``free`` on the cycle's. Times: monotonic seconds."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Coroutine
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.slurm_names import OURS
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event
@@ -30,15 +30,15 @@ def reservation_of(node: str) -> str:
 class Probe:
     """One probe of one node.
 
-    number: its job, once submitted. exit_code: set when it has ended. told: whether the cycle knows that it runs.
+    number: its job, once submitted. exit_code: set when it has ended. reported: whether the cycle knows that it runs.
     """
 
-    def __init__(self, hands: Hands, action: StartGang) -> None:
+    def __init__(self, audited: AuditedCommands, action: StartGang) -> None:
         assert action.spec.pinned_node is not None
-        self._hands, self._action = hands, action
+        self._audited, self._action = audited, action
         self.node = action.spec.pinned_node
         self.number: int | None = None
-        self.running = self.told = False
+        self.running = self.reported = False
         self.exit_code: int | None = None
         self.failure = ""
 
@@ -49,26 +49,26 @@ class Probe:
         except BackendError as error:
             self.failure = str(error)
         finally:
-            await let_go(self._hands, self.node, "its probe has ended")
+            await release(self._audited, self.node, "its probe has ended")
         if self.exit_code is None:
             self.exit_code = FAILED
 
     async def _run(self) -> None:
-        hands, spec, node = self._hands, self._action.spec, self.node
+        audited, spec, node = self._audited, self._action.spec, self.node
         name = reservation_of(node)
         minutes = math.ceil((spec.time_limit_seconds or 60.0) / 60) + 1
         why = f"{self._action.job_id} measures it"
-        hands.touched.reserved[node] = name
-        hands.touched.drained.pop(node, None)
-        hands.remember()
-        await hands.do(
+        audited.touched.reserved[node] = name
+        audited.touched.drained.pop(node, None)
+        audited.remember()
+        await audited.do(
             "reserve", node,
             ("scontrol", "create", "reservation", f"ReservationName={name}", f"Users={getpass.getuser()}",
              "StartTime=now", f"Duration={minutes}", f"Nodes={node}", "Flags=IGNORE_JOBS"),
             why,
         )  # fmt: skip
-        await hands.do("resume", node, ("scontrol", "update", f"NodeName={node}", "State=RESUME"), why)
-        output = await hands.do(
+        await audited.do("resume", node, ("scontrol", "update", f"NodeName={node}", "State=RESUME"), why)
+        output = await audited.do(
             "probe", node,
             ("sbatch", "--parsable", f"--job-name={self._action.job_id}", f"--reservation={name}", "--nodes=1",
              f"--nodelist={node}", f"--ntasks={spec.ranks}", f"--gpus-per-node={spec.ranks}", f"--time={minutes}",
@@ -80,7 +80,7 @@ class Probe:
         if not number.isdecimal():
             raise BackendError(f"sbatch: {output[:60]!r} is not a job number")
         self.number = int(number)
-        while (job := await hands.job(self.number)) is not None and (job.waits or job.runs or job.completing):
+        while (job := await audited.job(self.number)) is not None and (job.waits or job.runs or job.completing):
             self.running |= job.runs
             await asyncio.sleep(LOOK_SECONDS)
         self.running = True
@@ -92,8 +92,8 @@ class Probe:
 class Probes:
     """Probes in progress, by job and attempt. The loop's thread starts and ends them; the cycle's thread queries."""
 
-    def __init__(self, hands: Hands) -> None:
-        self._hands = hands
+    def __init__(self, audited: AuditedCommands) -> None:
+        self._audited = audited
         self._by_attempt: dict[tuple[str, int], Probe] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -107,7 +107,7 @@ class Probes:
         """Start a probe; starting it again does nothing."""
         key = action.job_id, action.attempt
         if key not in self._by_attempt:
-            self._by_attempt[key] = probe = Probe(self._hands, action)
+            self._by_attempt[key] = probe = Probe(self._audited, action)
             self._keep(probe.run())
 
     def end(self, action: StopGang) -> None:
@@ -118,27 +118,27 @@ class Probes:
 
     async def _cancel(self, number: str, why: str) -> None:
         try:
-            await self._hands.do("cancel", number, ("scancel", number), why)
+            await self._audited.do("cancel", number, ("scancel", number), why)
         except BackendError as error:
             _log.warning("scancel %s: %s", number, error)
 
-    def became(self, job_id: str, attempt: int) -> list[Event]:
+    def events_of(self, job_id: str, attempt: int) -> list[Event]:
         """Return the events about a probe for the cycle, and drop the probe once it has ended."""
         probe = self._by_attempt[job_id, attempt]
         if probe.exit_code is not None:
             del self._by_attempt[job_id, attempt]
             return [AttemptEnded(job_id, attempt, (), probe.running, probe.failure, all_exited_with=probe.exit_code)]
-        if not probe.running or probe.told:
+        if not probe.running or probe.reported:
             return []
-        probe.told = True
+        probe.reported = True
         return [AttemptRunning(job_id, attempt, ())]
 
     def take_up(self) -> None:
         """Release the reservations of probes that an earlier controller started."""
-        for node in list(self._hands.touched.reserved):
+        for node in list(self._audited.touched.reserved):
             if not any(probe.node == node for probe in self._by_attempt.values()):
-                self._hands.touched.reserved.pop(node)
-                self._keep(let_go(self._hands, node, "the controller that probed it has ended"))
+                self._audited.touched.reserved.pop(node)
+                self._keep(release(self._audited, node, "the controller that probed it has ended"))
 
     def leave(self) -> None:
         """Stop following the probes in progress, and leave their jobs as they are."""
@@ -151,17 +151,17 @@ class Probes:
         task.add_done_callback(self._tasks.discard)
 
 
-async def let_go(hands: Hands, node: str, why: str) -> None:
+async def release(audited: AuditedCommands, node: str, why: str) -> None:
     """Drain the node, so that nothing starts on it before the cycle has decided, then delete the reservation."""
     reason = f"Reason={OURS}{why}"
     try:
-        await hands.do("drain", node, ("scontrol", "update", f"NodeName={node}", "State=DRAIN", reason), why)
-        hands.touched.drained[node] = "probed"
-        hands.remember()
-        name = hands.touched.reserved.get(node, reservation_of(node))
-        await hands.do("unreserve", node, ("scontrol", "delete", f"ReservationName={name}"), why)
+        await audited.do("drain", node, ("scontrol", "update", f"NodeName={node}", "State=DRAIN", reason), why)
+        audited.touched.drained[node] = "probed"
+        audited.remember()
+        name = audited.touched.reserved.get(node, reservation_of(node))
+        await audited.do("unreserve", node, ("scontrol", "delete", f"ReservationName={name}"), why)
     except BackendError as error:
         if "Requested reservation is invalid" not in str(error):
             return  # it stays in `reserved` until the next start or probe
-    hands.touched.reserved.pop(node, None)
-    hands.remember()
+    audited.touched.reserved.pop(node, None)
+    audited.remember()

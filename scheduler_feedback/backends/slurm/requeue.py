@@ -29,7 +29,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm.audited_commands import Hands
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.changed_objects import Moving
 from scheduler_feedback.backends.slurm.consent import is_another
 from scheduler_feedback.backends.slurm.node_plan import enough_left
@@ -68,7 +68,7 @@ class Requeue:
 
     def __init__(
         self,
-        hands: Hands,
+        audited: AuditedCommands,
         number: int,
         attempt: int,
         meant: tuple[str, float],
@@ -77,7 +77,7 @@ class Requeue:
         frozen: Callable[[], Awaitable[bool]],
         why: str,
     ) -> None:
-        self._hands, self._number, self._attempt = hands, number, attempt
+        self._audited, self._number, self._attempt = audited, number, attempt
         self._meant, self._consent = meant, consent
         self._nodes, self._frozen = nodes, frozen
         self._why = why
@@ -91,14 +91,14 @@ class Requeue:
         try:
             return await self._run(avoided, evidence, place)
         except LeftError as left:
-            await self._let_go()
-            self._hands.touched.moving.pop(self._target, None)
-            self._hands.remember()
-            self._hands.audit.write("requeue", self._target, f"withheld: {left}", self._why)
+            await self._release_place()
+            self._audited.touched.moving.pop(self._target, None)
+            self._audited.remember()
+            self._audited.audit.write("requeue", self._target, f"withheld: {left}", self._why)
             return str(left)
 
     async def _run(self, avoided: tuple[str, ...], evidence: tuple[str, ...], place: tuple[str, ...]) -> str:
-        moving = self._hands.touched.moving.get(self._target)
+        moving = self._audited.touched.moving.get(self._target)
         if moving is None or moving.attempt != self._attempt or not moving.requeued:
             job = self._still(await self._look())
             opted = await self._allowed(job)
@@ -109,13 +109,13 @@ class Requeue:
             kept = await self._keep(place, opted)
             await self._save()
             moving = Moving(self._attempt, list(avoided), True, kept, job.user, job.submitted_seconds)
-            self._hands.touched.moving[self._target] = moving
-            self._hands.remember()
+            self._audited.touched.moving[self._target] = moving
+            self._audited.remember()
         await self._requeue(evidence)
         await self._start_again(tuple(moving.avoided))
-        await self._let_go()
-        self._hands.touched.moving.pop(self._target, None)
-        self._hands.remember()
+        await self._release_place()
+        self._audited.touched.moving.pop(self._target, None)
+        self._audited.remember()
         return f"requeued without {join(moving.avoided) or 'any exclusion'}"
 
     # --- 1 -----------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Requeue:
         began = time.monotonic()
         while True:
             try:
-                job = await self._hands.job(self._number)
+                job = await self._audited.job(self._number)
             except BackendError:
                 if time.monotonic() - began > PATIENCE_SECONDS:
                     raise
@@ -159,29 +159,29 @@ class Requeue:
             return ""
         name = f"{KEPT}{self._target}"
         user, submitted_seconds = self._meant
-        self._hands.touched.moving[self._target] = Moving(
+        self._audited.touched.moving[self._target] = Moving(
             self._attempt, kept=name, user=user, submitted_seconds=submitted_seconds
         )
-        self._hands.remember()
+        self._audited.remember()
         minutes = math.ceil((opted.grace_seconds + KEPT_SECONDS) / 60)
         command = (
             "scontrol", "create", "reservation", f"ReservationName={name}", f"Users={getpass.getuser()}",
             "StartTime=now", f"Duration={minutes}", f"Nodes={join(sorted(place))}", "Flags=IGNORE_JOBS",
         )  # fmt: skip
         try:
-            await self._hands.do("keep", self._target, command, "no other job may start there in the meantime")
+            await self._audited.do("keep", self._target, command, "no other job may start there in the meantime")
         except BackendError:
             return ""  # the audit has the error: a reservation of that name exists, or we may not make any
         return name
 
-    async def _let_go(self) -> None:
+    async def _release_place(self) -> None:
         """Delete the reservation, so that the job can start. If that fails, the reservation expires."""
-        moving = self._hands.touched.moving.get(self._target)
+        moving = self._audited.touched.moving.get(self._target)
         if moving is None or not moving.kept:
             return
         command = ("scontrol", "delete", f"ReservationName={moving.kept}")
         try:
-            await self._hands.do("unkeep", self._target, command, "it may start")
+            await self._audited.do("unkeep", self._target, command, "it may start")
         except BackendError:
             pass
 
@@ -194,7 +194,7 @@ class Requeue:
             return
         command = ["scancel", f"--signal={opted.signal}"]
         command += ["--batch"] if opted.batch else []
-        await self._hands.do("signal", self._target, (*command, self._target), f"to save: {self._why}")
+        await self._audited.do("signal", self._target, (*command, self._target), f"to save: {self._why}")
         until = time.monotonic() + opted.grace_seconds
         while time.monotonic() < until:
             await asyncio.sleep(min(LOOK_SECONDS, max(until - time.monotonic(), 0.0)))
@@ -217,7 +217,7 @@ class Requeue:
             await self._allowed(job)
             try:
                 command = ("scontrol", "requeue", self._target)
-                await self._hands.do("requeue", self._target, command, self._why, evidence=evidence)
+                await self._audited.do("requeue", self._target, command, self._why, evidence=evidence)
             except BackendError:
                 if time.monotonic() - began > PATIENCE_SECONDS:
                     raise
@@ -240,7 +240,7 @@ class Requeue:
                 command = ["scontrol", "update", f"JobId={self._target}", "StartTime=now"]
                 command += [f"ExcNodeList={join(sorted(wanted))}"] if wanted else []
                 try:
-                    await self._hands.do(
+                    await self._audited.do(
                         "start", self._target, tuple(command), "requeued: ends Slurm's two minutes of waiting"
                     )
                 except BackendError:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm.audited_commands import Hands, Settings
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands, Settings
 from scheduler_feedback.backends.slurm.consent import is_another, who
 from scheduler_feedback.backends.slurm.cycle_queries import Cycle
 from scheduler_feedback.backends.slurm.desired_state import avoided_by, evidence_of
@@ -31,23 +31,23 @@ _log = logging.getLogger(__name__)
 class Moves:
     """Jobs being moved, by number and attempt. Runs on the loop's thread.
 
-    consent: reads what a job declares now. snapshot: returns the newest one. say_once: writes to the audit. moved:
+    consent: reads what a job declares now. snapshot: returns the newest one. audit_once: writes to the audit. moved:
     called after each move.
     """
 
     def __init__(
         self,
-        hands: Hands,
+        audited: AuditedCommands,
         settings: Settings,
         cycle: Cycle,
         consent: Callable[[SlurmJob], Awaitable[OptIn]],
         snapshot: Callable[[], Snapshot | None],
-        say_once: Callable[[Change, str], None],
+        audit_once: Callable[[Change, str], None],
         moved: Callable[[], None],
     ) -> None:
-        self._hands, self._settings, self._cycle = hands, settings, cycle
+        self._audited, self._settings, self._cycle = audited, settings, cycle
         self._consent, self._snapshot = consent, snapshot
-        self._say_once, self._moved = say_once, moved
+        self._audit_once, self._moved = audit_once, moved
         self._under_way: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._began_at: deque[float] = deque()
 
@@ -69,7 +69,7 @@ class Moves:
 
     def take_up(self) -> None:
         """Continue the requeues that an earlier controller began and did not finish."""
-        for text, moving in list(self._hands.touched.moving.items()):
+        for text, moving in list(self._audited.touched.moving.items()):
             self._begin(
                 StopGang(
                     "a-resumed", job_id_of(int(text)), moving.attempt, "SIGTERM", 0.0, StopReason.MIGRATE,
@@ -88,13 +88,13 @@ class Moves:
         """Cancel the intended job, and never another job that now has its number."""
         command = ("scancel", str(number))
         try:
-            job = await self._hands.job(number)
+            job = await self._audited.job(number)
             if job is None or is_another(meant, action.attempt, job):
                 why = "it no longer exists" if job is None else f"number {number} is now another job"
-                self._hands.audit.write("cancel", str(number), f"withheld: {why}", action.reason, command)
+                self._audited.audit.write("cancel", str(number), f"withheld: {why}", action.reason, command)
             else:
-                await self._hands.do("cancel", str(number), command, action.reason)
-                await self._hands.job(number)
+                await self._audited.do("cancel", str(number), command, action.reason)
+                await self._audited.job(number)
         except BackendError as error:
             _log.warning("%s: %s", action.action_id, error)
         self._moved()
@@ -103,7 +103,7 @@ class Moves:
         """Move the job once the limits allow it. The round that this wakes drains the node."""
         while why := self._no_room(number):
             command = ("scontrol", "requeue", str(number))
-            self._say_once(Change("requeue", str(number), command, why), f"withheld: {why}")
+            self._audit_once(Change("requeue", str(number), command, why), f"withheld: {why}")
             await asyncio.sleep(ROOM_SECONDS)
         self._began_at.append(time.monotonic())
         nothing: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class Moves:
         )
         why = evidence[0] if evidence else action.reason
         requeue = Requeue(
-            self._hands, number, action.attempt, meant, self._consent, self._nodes, self._cycle.frozen, why
+            self._audited, number, action.attempt, meant, self._consent, self._nodes, self._cycle.frozen, why
         )
         try:
             _log.info("%s: job %d: %s", action.action_id, number, await requeue.run(avoided, evidence, place))

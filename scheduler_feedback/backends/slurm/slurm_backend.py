@@ -28,14 +28,14 @@ from types import TracebackType
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.slurm.agent_announcements import Announcements
-from scheduler_feedback.backends.slurm.audited_commands import Hands, Settings
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands, Settings
 from scheduler_feedback.backends.slurm.consent import Consents
 from scheduler_feedback.backends.slurm.cycle_queries import Ask, Cycle
-from scheduler_feedback.backends.slurm.desired_state import Wishes, wishes_of
-from scheduler_feedback.backends.slurm.node_updates import Keeper
+from scheduler_feedback.backends.slurm.desired_state import DesiredState, desired_state_of
+from scheduler_feedback.backends.slurm.node_updates import NodeUpdater
 from scheduler_feedback.backends.slurm.parsing.refusals import Refusals
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Nodes, SlurmJob, SlurmNode, Snapshot, unreadable
-from scheduler_feedback.backends.slurm.pending_verdicts import HELD_BACK_SECONDS, Findings
+from scheduler_feedback.backends.slurm.pending_verdicts import HELD_BACK_SECONDS, PendingVerdicts
 from scheduler_feedback.backends.slurm.probe_reservation import Probes
 from scheduler_feedback.backends.slurm.requeue_state import Moves
 from scheduler_feedback.backends.slurm.slurm_audit import Audit
@@ -65,12 +65,12 @@ ROUND_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 """Interval between scans while Slurm does not respond."""
 
-HURRY_SECONDS = 1.0
+SHORTEST_INTERVAL_SECONDS = 1.0
 """Shortest interval between two scans."""
 
-TOLD_AGAIN_SECONDS = 5.0
+REPORT_AGAIN_SECONDS = 5.0
 
-FIRST_LOOK_SECONDS = 30.0
+FIRST_SCAN_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -96,11 +96,11 @@ class SlurmBackend:
         self._settings = settings or Settings()
         self._commands = commands
         self._audit = Audit(state_folder / "slurm-actions.jsonl", self._clock)
-        self._hands = Hands(commands, self._audit, state_folder / "slurm-touched.json", self._looked_at)
+        self._audited = AuditedCommands(commands, self._audit, state_folder / "slurm-touched.json", self._job_read)
         self._thread = threading.Thread(target=self._main, name="slurm", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
-        self._looked = threading.Event()
+        self._scanned = threading.Event()
         self._stopping = False
         self._cycle = Cycle()
         self._snapshot: Snapshot | None = None
@@ -108,22 +108,22 @@ class SlurmBackend:
         self._listing = ""
         self._unread = False
         self._due_seconds = self._newest_seconds = 0.0
-        self._hurry = False
-        self._wishes = Wishes()
+        self._early = False
+        self._desired = DesiredState()
         self._consents = Consents(commands)
         self._refusals = Refusals()
-        self._told: dict[tuple[str, int], float] = {}
+        self._reported: dict[tuple[str, int], float] = {}
         self._holding: frozenset[str] = frozenset()
         self._events: deque[Event] = deque()
-        self._findings = Findings()
-        self._queue_told: HostWaits | None = None
+        self._pending_verdicts = PendingVerdicts()
+        self._queue_reported: HostWaits | None = None
         self._listed_seconds = 0.0
-        self._keeper = Keeper(self._hands, self._settings, self._clock)
+        self._updater = NodeUpdater(self._audited, self._settings, self._clock)
         self._moves = Moves(
-            self._hands, self._settings, self._cycle, self._consents.read,
-            lambda: self._snapshot, self._keeper.say_once, self._hurry_up,
+            self._audited, self._settings, self._cycle, self._consents.read,
+            lambda: self._snapshot, self._updater.audit_once, self._scan_soon,
         )  # fmt: skip
-        self._probes = Probes(self._hands)
+        self._probes = Probes(self._audited)
 
     # --- start and stop ----------------------------------------------------------------------------------------------
 
@@ -136,20 +136,20 @@ class SlurmBackend:
     ) -> None:
         self.stop()
 
-    def start(self, wait_seconds: float = FIRST_LOOK_SECONDS) -> None:
+    def start(self, wait_seconds: float = FIRST_SCAN_SECONDS) -> None:
         """Start the thread and wait for the first snapshot. Without one the controller logs an error and waits."""
         self._thread.start()
-        self._looked.wait(wait_seconds)
+        self._scanned.wait(wait_seconds)
 
     def attend(self, ask: Ask) -> None:
         """Begin to ask the cycle for the desired state. ask: ``CycleThread.ask``."""
         self._cycle.ask = ask
-        self._stir()
+        self._wake_up()
 
     def stop(self) -> None:
         """Stop the thread and leave operations in progress as they are; the next start continues them."""
         self._stopping = True
-        self._stir()
+        self._wake_up()
         if self._thread.ident is not None:
             self._thread.join(5.0)
 
@@ -183,30 +183,30 @@ class SlurmBackend:
         self._holding = frozenset(job_id for job_id, _ in held)
         events: list[Event] = []
         for job_id, attempt in held:
-            events += self._what_became(snapshot, job_id, attempt)
+            events += self._events_of(snapshot, job_id, attempt)
         for job in list(snapshot.jobs.values()):
             key = job_id_of(job.number), job.restarts
             if not job.runs or key in held or not self._consents.is_known(job):
                 continue
-            if now - self._told.get(key, float("-inf")) > TOLD_AGAIN_SECONDS:
-                self._told[key] = now
+            if now - self._reported.get(key, float("-inf")) > REPORT_AGAIN_SECONDS:
+                self._reported[key] = now
                 found = hosted(job, self._consents.known(job), snapshot.nodes)
                 events += [found] if found is not None else []
         while self._events:
             events.append(self._events.popleft())
-        if (queue := host_waits(snapshot.jobs.values(), self._hands.touched.moving)) != self._queue_told:
-            self._queue_told = queue
+        if (queue := host_waits(snapshot.jobs.values(), self._audited.touched.moving)) != self._queue_reported:
+            self._queue_reported = queue
             events.append(queue)
-        events += self._findings.free(self._holding, self._listed_seconds, now)
+        events += self._pending_verdicts.free(self._holding, self._listed_seconds, now)
         return events
 
     # --- verdicts ----------------------------------------------------------------------------------------------------
 
     def heard(self, events: Sequence[Event]) -> list[Event]:
         """Return detector results in the cycle's names; ``observe`` returns those that must wait for a snapshot."""
-        told = self._findings.take(events, self._holding, time.monotonic())
-        if self._findings.waiting:
-            self._hurry_up()
+        told = self._pending_verdicts.take(events, self._holding, time.monotonic())
+        if self._pending_verdicts.waiting:
+            self._scan_soon()
         return told
 
     def attest(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
@@ -224,14 +224,14 @@ class SlurmBackend:
         if snapshot is None or snapshot.at_ns <= came_ns:
             return Refusal.NOT_KNOWN_YET
         if job is None:
-            return Refusal.UNKNOWN if snapshot.knows_that_gone(number) else Refusal.NOT_KNOWN_YET
+            return Refusal.UNKNOWN if snapshot.is_gone(number) else Refusal.NOT_KNOWN_YET
         return Refusal.NOT_PLACED if job.runs else Refusal.ENDED
 
     # --- metrics -----------------------------------------------------------------------------------------------------
 
     def measures(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
         """Return samples of the metric catalogue; any thread may call it."""
-        wishes, touched = self._wishes, self._hands.touched
+        desired, touched = self._desired, self._audited.touched
         age = time.monotonic() - self._newest_seconds if self._snapshot is not None else float("inf")
         return [
             ("gangwatch_slurm_requests_total", (), float(self._commands.requests)),
@@ -247,11 +247,11 @@ class SlurmBackend:
             ),
             *(
                 ("gangwatch_slurm_advice", (("action", "drain"), ("target", name)), 1.0)
-                for name in sorted(wishes.advice)
+                for name in sorted(desired.advice)
             ),
             *(
                 ("gangwatch_slurm_advice", (("action", "requeue"), ("target", job_id)), 1.0)
-                for job_id in sorted(wishes.moves)
+                for job_id in sorted(desired.moves)
             ),
         ]
 
@@ -263,14 +263,14 @@ class SlurmBackend:
             raise BackendError(self._trouble)
         return self._snapshot
 
-    def _what_became(self, snapshot: Snapshot, job_id: str, attempt: int) -> list[Event]:
+    def _events_of(self, snapshot: Snapshot, job_id: str, attempt: int) -> list[Event]:
         if (job_id, attempt) in self._probes:
-            return self._probes.became(job_id, attempt)
+            return self._probes.events_of(job_id, attempt)
         number = number_of(job_id)
         if number is None:
             return [AttemptUnknown(job_id, attempt)]  # a probe of an earlier controller; its node is released
         job = snapshot.jobs.get(number)
-        if job is None and not snapshot.knows_that_gone(number):
+        if job is None and not snapshot.is_gone(number):
             return []
         if job is None:
             return [AttemptEnded(job_id, attempt, (), reason="Slurm no longer has this job")]
@@ -287,13 +287,13 @@ class SlurmBackend:
         if self._loop is None or self._stopping or not self._thread.is_alive():
             raise BackendError("the Slurm backend's thread is not running")
         self._loop.call_soon_threadsafe(work)
-        self._stir()
+        self._wake_up()
 
-    def _hurry_up(self) -> None:
-        self._hurry = True
-        self._stir()
+    def _scan_soon(self) -> None:
+        self._early = True
+        self._wake_up()
 
-    def _stir(self) -> None:
+    def _wake_up(self) -> None:
         if self._loop is not None and self._wake is not None and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -319,20 +319,20 @@ class SlurmBackend:
         self._probes.leave()
 
     async def _round(self) -> None:
-        before = self._wishes
-        self._wishes = await self._cycle.asked(wishes_of, before)
+        before = self._desired
+        self._desired = await self._cycle.asked(desired_state_of, before)
         now = time.monotonic()
-        changed = before != self._wishes
-        attentive = bool(self._wishes.nodes or self._wishes.advice or self._moves or self._probes)
+        changed = before != self._desired
+        attentive = bool(self._desired.nodes or self._desired.advice or self._moves or self._probes)
         if attentive:
             self._due_seconds = min(self._due_seconds, self._newest_seconds + self._settings.attentive_seconds)
-        if (self._hurry or changed) and not self._trouble:
-            self._due_seconds = min(self._due_seconds, self._newest_seconds + HURRY_SECONDS)
+        if (self._early or changed) and not self._trouble:
+            self._due_seconds = min(self._due_seconds, self._newest_seconds + SHORTEST_INTERVAL_SECONDS)
         if now < self._due_seconds:
             return
-        self._hurry = False
+        self._early = False
         try:
-            await self._look(now)
+            await self._scan(now)
             if self._cycle.ask is not None:
                 self._moves.take_up()
                 self._probes.take_up()
@@ -346,17 +346,17 @@ class SlurmBackend:
     async def _change(self) -> None:
         """Apply the desired state, and report to the cycle the nodes that operators have resumed."""
         assert self._snapshot is not None
-        for name in await self._keeper.keep(self._wishes, self._snapshot):
+        for name in await self._updater.keep(self._desired, self._snapshot):
             self._events.append(NodeCommanded(name, NodeCommand.RELEASE, "the operator who resumed it in Slurm"))
 
     # --- scans -------------------------------------------------------------------------------------------------------
 
-    async def _look(self, now: float) -> None:
+    async def _scan(self, now: float) -> None:
         """Take a new snapshot. Raises BackendError, and then the old one stays."""
         began_ns = self._clock.monotonic_ns()
         listed_nodes = await self._commands.nodes()
         listing = await self._commands.running()
-        pending = self._wishes.nodes or self._hands.touched.excluded or self._findings.wants_queue
+        pending = self._desired.nodes or self._audited.touched.excluded or self._pending_verdicts.wants_queue
         if listing != self._listing or self._snapshot is None or pending or self._unread:
             listed_seconds = time.monotonic()
             listed = await self._commands.jobs()
@@ -369,7 +369,7 @@ class SlurmBackend:
             unread, complete = self._snapshot.unreadable, self._snapshot.complete
         self._refusals.note(listed_nodes.refused)
         nodes = self._with_those_known(listed_nodes)
-        self._hurry |= await self._consents.learn(jobs.values()) or self._unread
+        self._early |= await self._consents.learn(jobs.values()) or self._unread
         if self._trouble:
             _log.info("Slurm responds: %d nodes, %d jobs", len(nodes), len(jobs))
         self._snapshot = Snapshot(began_ns, nodes, jobs, unread, complete)
@@ -378,8 +378,8 @@ class SlurmBackend:
         self._newest_seconds, self._due_seconds = now, now + self._settings.idle_seconds
         if self._agents is not None:
             self._agents.write(nodes)
-        self._told = {key: at for key, at in self._told.items() if now - at < HELD_BACK_SECONDS}
-        self._looked.set()
+        self._reported = {key: at for key, at in self._reported.items() if now - at < HELD_BACK_SECONDS}
+        self._scanned.set()
 
     def _with_those_known(self, listed: Nodes) -> dict[str, SlurmNode]:
         """Return the nodes; a node whose record was refused keeps its last known record and is not gone."""
@@ -387,7 +387,7 @@ class SlurmBackend:
         kept = {one.key: before[one.key] for one in listed.refused if isinstance(one.key, str) and one.key in before}
         return {**kept, **listed.records}
 
-    def _looked_at(self, number: int, job: SlurmJob | None) -> None:
+    def _job_read(self, number: int, job: SlurmJob | None) -> None:
         """Update one job of the snapshot after it was read on its own."""
         if self._snapshot is not None:
             jobs = dict(self._snapshot.jobs)

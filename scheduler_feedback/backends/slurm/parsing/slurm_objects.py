@@ -198,6 +198,6 @@ class Snapshot:
     complete: bool = True
     """False if a refused record does not say which job it is: then an absent job may still exist."""
 
-    def knows_that_gone(self, number: int) -> bool:
+    def is_gone(self, number: int) -> bool:
         """Return whether Slurm no longer has this job."""
         return self.complete and number not in self.jobs and number not in self.unreadable
