@@ -13,7 +13,7 @@ from agent.schema.errors import BackendError
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.api_server.watch import Watch, _list_of
 from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
@@ -347,15 +347,15 @@ def _parse_objects(data: bytes) -> str:
         parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return REFUSED_FIRST
-    world = World("gangwatch", TopologyLabels())
+    world = InformerCache("gangwatch", TopologyLabels())
     told = {
-        "nodes": world.node_told,
-        "pods": world.pod_told,
-        "claims": world.claim_told,
-        "volumes": world.volume_told,
-        "podgroups": world.group_told,
-        "queues": world.queue_told,
-        "upstream": world.upstream_told,
+        "nodes": world.node_changed,
+        "pods": world.pod_changed,
+        "claims": world.claim_changed,
+        "volumes": world.volume_changed,
+        "podgroups": world.group_changed,
+        "queues": world.queue_changed,
+        "upstream": world.upstream_changed,
     }
     refused = False
     for name, raw in parts.items():

@@ -26,12 +26,12 @@ from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
 from scheduler_feedback.backends.kubernetes.agents import AgentFiles
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
-from scheduler_feedback.backends.kubernetes.objects.rank_names import Naming
+from scheduler_feedback.backends.kubernetes.objects.rank_names import RankNames
 from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels, with_queues
 from scheduler_feedback.backends.kubernetes.published.advice import Advice
 from scheduler_feedback.backends.kubernetes.published.publish import Publisher
 from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
-from scheduler_feedback.backends.kubernetes.published.state_config_map import Keeper, give_back, memory_name, read
+from scheduler_feedback.backends.kubernetes.published.state_config_map import StateWriter, give_back, memory_name, read
 
 if TYPE_CHECKING:
     from exporter.serving.asgi import App, Receive, Scope, Send
@@ -329,9 +329,9 @@ def _serve(
             raise controller.failure
 
 
-def naming(backend: KubernetesBackend | AdvisorBackend) -> Naming:
+def naming(backend: KubernetesBackend | AdvisorBackend) -> RankNames:
     """Says of the agents' frames which gangs their pods are of."""
-    return Naming(backend.world.place_of, lambda: backend.world.places_version)
+    return RankNames(backend.world.place_of, lambda: backend.world.places_version)
 
 
 def begin_anew(folder: Path, backend: KubernetesBackend | AdvisorBackend, policy: Policy, *, kept: bytes = b"") -> None:
@@ -384,7 +384,7 @@ class Publishing:
         self.publisher = publisher
         work = [publisher.run()]
         if memory is not None:
-            work.append(Keeper(client, *memory, ask, may_act).run())
+            work.append(StateWriter(client, *memory, ask, may_act).run())
         self._futures = [asyncio.run_coroutine_threadsafe(one, backend.loop) for one in work]
 
     def stop(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from scheduler_feedback.backends.kubernetes.objects.other_schedulers import Foreign, gang_of
 from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels
@@ -55,9 +55,9 @@ class Scene:
     """A world of two nodes of eight GPUs, and a clock."""
 
     def __init__(self) -> None:
-        self.world = World("\0", TopologyLabels())
+        self.world = InformerCache("\0", TopologyLabels())
         for name in ("n1", "n2"):
-            self.world.node_told(name, None, node(name))
+            self.world.node_changed(name, None, node(name))
         self.foreign = Foreign(self.world, 3.0)
         self.now = 100.0
         self.held: dict[str, int] = {}
@@ -67,14 +67,14 @@ class Scene:
         for after in pods:
             before = self._pods.get(after.metadata.key)
             self._pods[after.metadata.key] = after
-            self.world.pod_told(after.metadata.key, before, after)
-            self.foreign.pod_told(before, after, self.now)
+            self.world.pod_changed(after.metadata.key, before, after)
+            self.foreign.pod_changed(before, after, self.now)
 
     def gone(self, *pods: Pod) -> None:
         for before in pods:
             del self._pods[before.metadata.key]
-            self.world.pod_told(before.metadata.key, before, None)
-            self.foreign.pod_told(before, None, self.now)
+            self.world.pod_changed(before.metadata.key, before, None)
+            self.foreign.pod_changed(before, None, self.now)
 
     def after(self, seconds: float) -> list[Event]:
         """What the core is told then; it believes all of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Attempt,
     DoesNotFitError,
@@ -13,8 +13,8 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     adopt,
     assign,
     ended,
-    look_at,
     rejected,
+    scan_attempt,
     written,
 )
 from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
@@ -26,20 +26,20 @@ from scheduler_feedback.core.job import Slot
 from tests.kubernetes.makers import group, node, pod
 
 
-def world_of(*names: str, gpus: int = 8) -> World:
-    world = World("gangwatch", TopologyLabels())
+def world_of(*names: str, gpus: int = 8) -> InformerCache:
+    world = InformerCache("gangwatch", TopologyLabels())
     for name in names:
-        world.node_told(name, None, node(name, gpus))
+        world.node_changed(name, None, node(name, gpus))
     return world
 
 
-def seen(world: World) -> dict[str, NodeSeen]:
+def seen(world: InformerCache) -> dict[str, NodeSeen]:
     return {one.node: one for one in world.seen()}
 
 
-def add(world: World, *pods: Pod) -> None:
+def add(world: InformerCache, *pods: Pod) -> None:
     for one in pods:
-        world.pod_told(one.metadata.key, world.pods.get(one.metadata.key), one)
+        world.pod_changed(one.metadata.key, world.pods.get(one.metadata.key), one)
 
 
 def slots(name: str, count: int, first: int = 0) -> list[Slot]:
@@ -97,20 +97,20 @@ def test_a_constraint_that_a_bind_found_too_large_is_refused_there_until_the_nod
     world.bar(waiting.name, "n1")
     assert seen(world)["n1"].refuses == (waiting.name,)
     other = pod("other", 1, schedulerName="x", nodeName="n1")
-    world.pod_told("default/other", None, other)
+    world.pod_changed("default/other", None, other)
     assert seen(world)["n1"].refuses == ()
 
 
 def test_pods_of_others_take_slots_and_those_of_an_attempt_do_not() -> None:
     world = world_of("n1")
     other = pod("other", 3, schedulerName="x", nodeName="n1")
-    world.pod_told("default/other", None, other)
+    world.pod_changed("default/other", None, other)
     mine = pod("w-0", 2, "g", nodeName="n1")
     add(world, mine)
     assert seen(world)["n1"].slots == 3
     world.hold(mine.metadata.uid, Place("g", 1, "n1", range(2)))
     assert seen(world)["n1"].slots == 5
-    world.pod_told("default/other", other, None)
+    world.pod_changed("default/other", other, None)
     assert seen(world)["n1"].slots == 8
     world.release(mine.metadata.uid)
     assert seen(world)["n1"].slots == 6
@@ -118,16 +118,16 @@ def test_pods_of_others_take_slots_and_those_of_an_attempt_do_not() -> None:
 
 def test_a_node_is_seen_anew_once_for_every_change_and_for_nothing_else() -> None:
     world = world_of("n1", "n2")
-    assert {one.node for one in world.seen_anew()} == {"n1", "n2"}
-    world.node_told("n2", None, node("n2"))  # a heartbeat
-    assert world.seen_anew() == []
+    assert {one.node for one in world.seen_changes()} == {"n1", "n2"}
+    world.node_changed("n2", None, node("n2"))  # a heartbeat
+    assert world.seen_changes() == []
     other = pod("other", 3, schedulerName="x", nodeName="n1")
-    world.pod_told("default/other", None, other)
+    world.pod_changed("default/other", None, other)
     assert seen(world)["n1"].slots == 5  # asked for by who is told all of them
-    assert [(one.node, one.slots) for one in world.seen_anew()] == [("n1", 5)]
-    world.pod_told("default/other", other, None)
-    world.node_told("n1", None, None)
-    assert world.seen_anew() == []
+    assert [(one.node, one.slots) for one in world.seen_changes()] == [("n1", 5)]
+    world.pod_changed("default/other", other, None)
+    world.node_changed("n1", None, None)
+    assert world.seen_changes() == []
 
 
 def test_a_pod_that_a_later_attempt_has_is_not_let_go_with_the_earlier_one() -> None:
@@ -145,9 +145,9 @@ def test_a_pod_that_a_later_attempt_has_is_not_let_go_with_the_earlier_one() -> 
 def test_a_pod_that_has_ended_holds_nothing() -> None:
     world = world_of("n1")
     running = pod("w-0", 8, schedulerName="x", nodeName="n1")
-    world.pod_told("default/w-0", None, running)
+    world.pod_changed("default/w-0", None, running)
     assert seen(world)["n1"].slots == 0
-    world.pod_told("default/w-0", running, phase(running, "Succeeded"))
+    world.pod_changed("default/w-0", running, phase(running, "Succeeded"))
     assert seen(world)["n1"].slots == 8
 
 
@@ -182,37 +182,37 @@ def test_a_gang_runs_once_all_of_its_pods_do_and_says_so_once() -> None:
     attempt, pods = bound("w-0", "w-1")
     first, second = pods
     pods[first] = phase(pods[first], "Running")
-    assert look_at(attempt, pods) == []
+    assert scan_attempt(attempt, pods) == []
     pods[second] = phase(pods[second], "Running")
-    (event,) = look_at(attempt, pods)
+    (event,) = scan_attempt(attempt, pods)
     assert isinstance(event, AttemptRunning)
     assert [(rank.rank, rank.node) for rank in event.ranks] == [(0, "n0"), (1, "n1")]
-    assert look_at(attempt, pods) == []
+    assert scan_attempt(attempt, pods) == []
 
 
 def running(*names: str) -> tuple[Attempt, dict[str, Pod]]:
     attempt, pods = bound(*names)
     pods = {uid: phase(one, "Running") for uid, one in pods.items()}
-    look_at(attempt, pods)
+    scan_attempt(attempt, pods)
     return attempt, pods
 
 
 def test_a_gang_whose_pods_all_succeed_has_ended_well_and_one_that_fails_is_named_with_its_code() -> None:
     attempt, pods = running("w-0", "w-1")
-    (event,) = look_at(attempt, {uid: phase(one, "Succeeded") for uid, one in pods.items()})
+    (event,) = scan_attempt(attempt, {uid: phase(one, "Succeeded") for uid, one in pods.items()})
     assert isinstance(event, AttemptEnded)
     assert [(one.rank, one.exit_code) for one in event.exits] == [(0, 0), (1, 0)]
     attempt, pods = running("w-0", "w-1")
     _, second = pods
     pods[second] = phase(pods[second], "Failed", 137)
-    assert look_at(attempt, pods) == [RankFailed("j", 1, 1, 137)]
-    assert look_at(attempt, pods) == []
+    assert scan_attempt(attempt, pods) == [RankFailed("j", 1, 1, 137)]
+    assert scan_attempt(attempt, pods) == []
 
 
 @pytest.mark.parametrize(("end", "code"), [("Succeeded", 0), ("Failed", 3)])
 def test_a_gang_that_is_over_before_it_was_seen_to_run_has_run(end: str, code: int) -> None:
     attempt, pods = bound("w-0")
-    (event,) = look_at(attempt, {uid: phase(one, end, code) for uid, one in pods.items()})
+    (event,) = scan_attempt(attempt, {uid: phase(one, end, code) for uid, one in pods.items()})
     assert isinstance(event, AttemptEnded)
     assert event.started
     assert [one.exit_code for one in event.exits] == [code]
@@ -221,9 +221,9 @@ def test_a_gang_that_is_over_before_it_was_seen_to_run_has_run(end: str, code: i
 def test_a_pod_that_is_gone_leaves_a_hole_and_a_gang_of_which_all_are_gone_has_ended() -> None:
     attempt, pods = running("w-0", "w-1")
     first, second = pods
-    assert look_at(attempt, {second: pods[second]}) == []
+    assert scan_attempt(attempt, {second: pods[second]}) == []
     assert [member.hole for member in attempt.members] == [True, False]
-    (event,) = look_at(attempt, {})
+    (event,) = scan_attempt(attempt, {})
     assert event == ended(attempt)
     assert isinstance(event, AttemptEnded)
     assert [one.exit_code for one in event.exits] == [None, None]
@@ -235,7 +235,7 @@ def test_a_pod_that_dies_of_being_deleted_leaves_a_hole_and_is_no_failure() -> N
     _, second = pods
     pods[second] = phase(pods[second], "Failed", 143)
     pods[second].metadata.deletion_timestamp = "2026-01-01T00:00:00Z"
-    assert look_at(attempt, pods) == []
+    assert scan_attempt(attempt, pods) == []
     assert [member.hole for member in attempt.members] == [False, True]
 
 

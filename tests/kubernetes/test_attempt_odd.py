@@ -11,9 +11,9 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Phase,
     adopt,
     assign,
-    look_at,
     rejected,
     renumbered,
+    scan_attempt,
 )
 from scheduler_feedback.backends.kubernetes.published.marks import marks_of
 from scheduler_feedback.core import cluster
@@ -32,7 +32,7 @@ def test_a_pod_that_has_succeeded_and_is_deleted_afterwards_has_succeeded() -> N
     done = {uid: phase(one, "Succeeded") for uid, one in pods.items()}
     for one in done.values():
         one.metadata.deletion_timestamp = DELETED
-    (event,) = look_at(attempt, done)
+    (event,) = scan_attempt(attempt, done)
     assert isinstance(event, AttemptEnded)
     assert event.exits == (RankExit(0, 0), RankExit(1, 0))
     assert [member.hole for member in attempt.members] == [False, False]

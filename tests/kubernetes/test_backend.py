@@ -55,7 +55,7 @@ class Still(KubernetesBackend):
         monkeypatch.setattr(self._connection, "go", go)
         monkeypatch.setattr(self._connection, "busy", lambda key: key in self.busy_with)
         for name in ("n1", "n2"):
-            self.world.node_told(name, None, node(name))
+            self.world.node_changed(name, None, node(name))
 
     def told(self, *pods: Pod) -> None:
         add(self.world, *pods)
@@ -76,11 +76,11 @@ def test_a_gang_is_submitted_once_and_cancelled_when_it_is_deleted_or_made_again
     assert isinstance(submitted, Submitted) and submitted.spec.ranks == 2
     assert backend.observe(()) == []
     again = pod("a", 4)
-    backend.world.pod_told("default/a", one, again)
+    backend.world.pod_changed("default/a", one, again)
     cancelled, anew = (event for event in backend.observe(()) if not isinstance(event, NodeSeen))
     assert isinstance(cancelled, CancelRequested) and cancelled.job_id == submitted.job_id
     assert isinstance(anew, Submitted) and anew.job_id != submitted.job_id
-    backend.world.pod_told("default/a", again, None)
+    backend.world.pod_changed("default/a", again, None)
     (gone,) = backend.observe(())
     assert isinstance(gone, CancelRequested) and gone.job_id == anew.job_id
     assert backend.gangs() == [] and backend._last_pods == {}
@@ -122,7 +122,7 @@ def test_an_attempt_that_another_controller_began_is_taken_up_and_its_binding_fi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = Still(monkeypatch)
-    backend.world.group_told("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(
+    backend.world.group_changed("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(
         {"attempt": 3, "pods": {"g-0": ["n1", 0, [0]], "g-1": ["n2", 1, [5]]}}
     )}))  # fmt: skip
     bound, unbound = pod("g-0", 1, "g", nodeName="n1"), pod("g-1", 1, "g")
@@ -143,7 +143,7 @@ def test_an_attempt_that_another_controller_began_is_taken_up_and_its_binding_fi
 def test_a_pod_that_came_for_a_lost_one_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Still(monkeypatch)
     pods = [pod(f"g-{number}", 1, "g") for number in range(2)]
-    backend.world.group_told("default/g", None, group("g", 2))
+    backend.world.group_changed("default/g", None, group("g", 2))
     backend.told(*pods)
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     key = (submitted.job_id, 1)
@@ -153,13 +153,13 @@ def test_a_pod_that_came_for_a_lost_one_takes_its_place(monkeypatch: pytest.Monk
         Member(one.metadata.key, one.metadata.uid, name, range(rank, rank + 1), (0,), bound=True)
         for rank, (one, name) in enumerate(zip(pods, ("n1", "n2"), strict=True))
     ]
-    attempt.phase, attempt.told = Phase.BOUND, True
+    attempt.phase, attempt.reported = Phase.BOUND, True
     for one, name in zip(pods, ("n1", "n2"), strict=True):
         one.spec.node_name, one.status.phase = name, "Running"
         one.metadata.annotations = {ATTEMPT: "1", SLOTS: "0"}
-        backend.world.pod_told(one.metadata.key, one, one)
+        backend.world.pod_changed(one.metadata.key, one, one)
     backend.observe([key])
-    backend.world.pod_told("default/g-1", pods[1], None)
+    backend.world.pod_changed("default/g-1", pods[1], None)
     wrong_size, fresh = pod("g-1-more", 4, "g"), pod("g-1-new", 1, "g")
     backend.told(wrong_size, fresh)
     backend.work.clear()
@@ -182,7 +182,7 @@ def test_a_kubelet_s_rejection_undoes_the_whole_start(monkeypatch: pytest.Monkey
     attempt.members = [Member("default/a", one.metadata.uid, "n1", range(1), (0,), bound=True)]
     attempt.phase = Phase.BOUND
     failed = replace(one, status=replace(one.status, phase="Failed", reason="UnexpectedAdmissionError"))
-    backend.world.pod_told("default/a", one, failed)
+    backend.world.pod_changed("default/a", one, failed)
     backend.observe([key])
     assert backend.work[-1] == (key, "undo")
     assert attempt.phase is Phase.UNDOING and "UnexpectedAdmissionError" in attempt.failure
@@ -221,8 +221,8 @@ def test_slots_that_a_node_has_no_more_are_told_with_new_numbers(monkeypatch: py
     backend.apply(start_of(submitted.job_id, Slot("n1", 6), Slot("n1", 7)))
     attempt = backend._attempts[key]
     attempt.members = [Member("default/a", one.metadata.uid, "n1", range(2), (6, 7), bound=True)]
-    attempt.phase, attempt.told = Phase.BOUND, True
-    backend.world.node_told("n1", None, node("n1", 4))
+    attempt.phase, attempt.reported = Phase.BOUND, True
+    backend.world.node_changed("n1", None, node("n1", 4))
     events = backend.observe([key])
     (renumbered,) = [event for event in events if isinstance(event, AttemptRunning)]
     assert [one.slot for one in renumbered.ranks] == [0, 1]
@@ -240,21 +240,21 @@ def test_which_objects_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_advisor_watches_gangs_of_others_and_places_nothing() -> None:
     advisor = AdvisorBackend(Access("http://nowhere"), settled_seconds=0.0)
-    advisor.world.node_told("n1", None, node("n1"))
+    advisor.world.node_changed("n1", None, node("n1"))
     one = pod("a", 2, schedulerName="another", nodeName="n1")
     one.status.phase = "Running"
-    advisor._pod_told("default/a", None, one)
+    advisor._pod_changed("default/a", None, one)
     assert [seen_.slots for seen_ in advisor.nodes()] == [8], "slots that another scheduler gave are its own"
     events = advisor.observe(())
     assert [type(event).__name__ for event in events] == ["Hosted"]
-    advisor._pod_told("default/a", one, None)
+    advisor._pod_changed("default/a", one, None)
     (ended,) = advisor.observe([("default.a.pod", 1)])
     assert type(ended).__name__ == "AttemptEnded"
     with pytest.raises(BackendError, match="only advises"):
         advisor.apply(start_of("j", Slot("n1", 0)))
     assert advisor.gangs() == []
     ours = pod("b", 2)
-    advisor._pod_told("default/b", None, ours)
+    advisor._pod_changed("default/b", None, ours)
     assert advisor.world.pods == {}, "no pod is ours to place"
 
 
@@ -299,5 +299,5 @@ def test_an_advisor_knows_the_agents_of_its_cluster() -> None:
     agent = pod("agent", 0, schedulerName="another", nodeName="n1")
     agent.metadata.labels = {"app.kubernetes.io/name": "gangwatch", "app.kubernetes.io/component": "agent"}
     agent.status.pod_ip = "10.0.0.5"
-    advisor._pod_told("default/agent", None, agent)
+    advisor._pod_changed("default/agent", None, agent)
     assert advisor.world.agents() == {"n1": "10.0.0.5"}

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from scheduler_feedback.backends.kubernetes.api_server.client import UnreachableError
 from scheduler_feedback.backends.kubernetes.attempts import attempt_lifecycle, binding, gang_stop
-from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import Carrying
+from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import AttemptLifecycle
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Member, Phase
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
@@ -52,7 +52,7 @@ class Scene:
         self.world = world_of("n1", "n2")
         if grouped:
             declared = group("g", len(pods))
-            self.world.group_told("default/g", None, declared)
+            self.world.group_changed("default/g", None, declared)
             self.api.objects[f"{GROUPS}/g"] = msgspec.to_builtins(declared)
         add(self.world, *pods)
         for one in pods:
@@ -61,7 +61,7 @@ class Scene:
         self.looked: list[int] = []
         self.last_pods: dict[str, list[Pod]] = {}
         connection: Any = SimpleNamespace(client=self.api)
-        self.make = lambda: Carrying(
+        self.make = lambda: AttemptLifecycle(
             connection,
             self.world,
             may_act,
@@ -70,7 +70,7 @@ class Scene:
             self.last_pods,
         )
 
-    def do(self, *work: Callable[[Carrying], Coroutine[Any, Any, None]]) -> None:
+    def do(self, *work: Callable[[AttemptLifecycle], Coroutine[Any, Any, None]]) -> None:
         async def run() -> None:
             carrier = self.make()
             await asyncio.wait_for(asyncio.gather(*(one(carrier) for one in work)), 10)
@@ -122,7 +122,7 @@ def test_a_start_waits_a_while_for_pods_that_are_not_there_yet() -> None:
     scene = Scene()
     attempt = attempt_of()
 
-    async def come(_: Carrying) -> None:
+    async def come(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.05)
         add(scene.world, pod("a", 1))
 
@@ -158,7 +158,7 @@ def test_a_start_that_is_stopped_meanwhile_binds_nothing_and_says_nothing() -> N
     scene = Scene()
     attempt = attempt_of()
 
-    async def stop(_: Carrying) -> None:
+    async def stop(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.02)
         attempt.phase = Phase.STOPPING
         add(scene.world, pod("a", 1))
@@ -249,7 +249,7 @@ def test_a_probe_s_pod_is_made_once_and_holds_its_slots() -> None:
     action, body = probe_start()
     attempt = attempt_of("default/j-1")
 
-    async def appear(_: Carrying) -> None:
+    async def appear(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.02)
         assert scene.looked == [], "not before the pod is seen"
         add(scene.world, msgspec.convert(body | {"metadata": body["metadata"] | {"uid": ""}}, Pod))
@@ -300,17 +300,17 @@ def running_gang(*, owned: bool = False) -> tuple[Scene, Attempt, list[Pod]]:
             one.metadata = msgspec.convert(body, type(one.metadata))
     scene = Scene(*pods, grouped=True)
     attempt = attempt_of("default/g", 1, *(bound(one, one.spec.node_name, rank) for rank, one in enumerate(pods)))
-    attempt.told = attempt.ran = True
+    attempt.reported = attempt.ran = True
     attempt.phase, attempt.why_stopped = Phase.STOPPING, STOP.why.value
     return scene, attempt, pods
 
 
-def leave(scene: Scene, *pods: Pod, after: float = 0.03) -> Callable[[Carrying], Coroutine[Any, Any, None]]:
-    async def work(_: Carrying) -> None:
+def leave(scene: Scene, *pods: Pod, after: float = 0.03) -> Callable[[AttemptLifecycle], Coroutine[Any, Any, None]]:
+    async def work(_: AttemptLifecycle) -> None:
         await asyncio.sleep(after)
         assert scene.said == [], "the end is not told before the pods are gone"
         for one in pods:
-            scene.world.pod_told(one.metadata.key, one, None)
+            scene.world.pod_changed(one.metadata.key, one, None)
 
     return work
 
@@ -340,7 +340,7 @@ def test_a_budget_s_no_lets_the_attempt_go_on() -> None:
 
 def test_what_never_ran_is_deleted_without_asking_a_budget() -> None:
     scene, attempt, pods = running_gang()
-    attempt.told = attempt.ran = False
+    attempt.reported = attempt.ran = False
     attempt.members[1].bound = False
     scene.do(lambda carrier: carrier.stop(attempt, STOP), leave(scene, pods[0]))
     assert scene.api.done == [("DELETE", f"{PODS}/g-0")]
@@ -353,11 +353,11 @@ def test_a_suspended_job_is_resumed_when_its_pods_are_gone_and_its_new_pods_wait
     scene.api.objects[f"{JOBS}/train"] = {"metadata": {"name": "train", "uid": "job-1"}, "spec": {}}
     resumed_before_gone: list[bool] = []
 
-    async def recreate(_: Carrying) -> None:
+    async def recreate(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.04)
         resumed_before_gone.append(scene.api.objects[f"{JOBS}/train"]["spec"]["suspend"] is False)
         for one in pods:
-            scene.world.pod_told(one.metadata.key, one, None)
+            scene.world.pod_changed(one.metadata.key, one, None)
         while scene.api.objects[f"{JOBS}/train"]["spec"]["suspend"]:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
@@ -372,11 +372,11 @@ def test_a_suspended_job_is_resumed_when_its_pods_are_gone_and_its_new_pods_wait
 def test_exit_codes_of_pods_that_ended_while_they_were_stopped_are_told() -> None:
     scene, attempt, pods = running_gang()
 
-    async def end(_: Carrying) -> None:
+    async def end(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.03)
         for one, phase in zip(pods, ("Succeeded", "Failed"), strict=True):
             over = replace(one, status=replace(one.status, phase=phase))
-            scene.world.pod_told(one.metadata.key, one, over)
+            scene.world.pod_changed(one.metadata.key, one, over)
 
     scene.do(lambda carrier: carrier.stop(attempt, STOP), end)
     (ended,) = scene.said

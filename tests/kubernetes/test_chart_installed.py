@@ -190,7 +190,7 @@ def ended_well(it: Running, job_id: str) -> bool:
 
 def bind_again(it: Running, access: Access) -> None:
     """As after a binding whose answer was lost: it is asked for again, refused, and found to be as it was to be."""
-    attempt = next(attempt for attempt in it.backend._attempts.values() if attempt.told)
+    attempt = next(attempt for attempt in it.backend._attempts.values() if attempt.reported)
     (member,) = attempt.members
 
     async def ask() -> str:

@@ -15,7 +15,7 @@ from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes, i
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from scheduler_feedback.backends.kubernetes.objects.translate import PREEMPTIBLE, RESTARTABLE, TIME_LIMIT
 from scheduler_feedback.backends.kubernetes.published.marks import CONDITION, MEMORY, STATE
-from scheduler_feedback.backends.kubernetes.published.state_config_map import Keeper
+from scheduler_feedback.backends.kubernetes.published.state_config_map import StateWriter
 from scheduler_feedback.core import state as core
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded
@@ -290,7 +290,7 @@ def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_
             if name == "a":
                 cluster.finish(name)
                 wait_for("it ends", partial(is_in, it, name, JobState.COMPLETED))
-        keeper = Keeper(it.backend.client, *memory, it.controller.cycle.ask, lambda: True)
+        keeper = StateWriter(it.backend.client, *memory, it.controller.cycle.ask, lambda: True)
         asyncio.run_coroutine_threadsafe(keeper.once(), it.backend.loop).result(30)
         began_ns, learned = told(it)
     assert began_ns

@@ -13,7 +13,7 @@ import pytest
 from scheduler_feedback.backends.kubernetes.api_server.client import RefusedError
 from scheduler_feedback.backends.kubernetes.published.state_config_map import (
     MOST_HISTORY_BYTES,
-    Keeper,
+    StateWriter,
     give_back,
     kept_of,
 )
@@ -92,7 +92,7 @@ def kept_by(server: ConfigMaps, times: int = 1) -> None:
         answer.set_result(question(state_of(3)))
         return answer
 
-    keeper = Keeper(server, "gangwatch", "memory", ask, lambda: True)  # type: ignore[arg-type]
+    keeper = StateWriter(server, "gangwatch", "memory", ask, lambda: True)  # type: ignore[arg-type]
 
     async def run() -> None:
         for _ in range(times):

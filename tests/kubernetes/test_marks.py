@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.attempts.gang_stop import Budget, Job, forbidden
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Attempt, Phase, assign, written
 from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Node, Taint
@@ -21,7 +21,7 @@ from scheduler_feedback.backends.kubernetes.published.marks import (
     marks_of,
     remembered,
 )
-from scheduler_feedback.backends.kubernetes.published.publish import BEING_BOUND_NS, Standing, look, worth_writing
+from scheduler_feedback.backends.kubernetes.published.publish import BEING_BOUND_NS, GangStatus, view_of, worth_writing
 from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.cluster import NodeState
@@ -97,24 +97,24 @@ def test_a_change_of_taints_holds_for_the_version_that_was_seen() -> None:
 
 
 def test_a_state_is_built_from_objects_alone() -> None:
-    world = World("gangwatch", TopologyLabels())
+    world = InformerCache("gangwatch", TopologyLabels())
     bad = patched(node("n1"), *changes(node("n1"), marks_of(BAD)))
     for one in (bad, node("n2"), node("n3")):
-        world.node_told(one.metadata.name, None, one)
+        world.node_changed(one.metadata.name, None, one)
     pods = [pod("w-0", 8, "g"), pod("w-1", 8, "g")]
     attempt = Attempt("j", 3, "default/g", ())
     placement = [Slot(name, slot) for name in ("n2", "n3") for slot in range(8)]
     attempt.members, attempt.phase = assign(world, pods, placement), Phase.BOUND
     declared = group("g", 2, {PLACEMENT: written(attempt)})
     declared.metadata.creation_timestamp = "1970-01-01T00:00:05Z"
-    world.group_told("default/g", None, declared)
+    world.group_changed("default/g", None, declared)
     for number, bound in enumerate(pods):
         bound.spec.node_name = placement[8 * number].node
         bound.metadata.annotations = {ATTEMPT: "3", SLOTS: "0,1,2,3,4,5,6,7", RANK: str(8 * number)}
-        world.pod_told(bound.metadata.key, None, bound)
+        world.pod_changed(bound.metadata.key, None, bound)
     fresh = group("fresh", 1)
-    world.group_told("default/fresh", None, fresh)
-    world.pod_told("default/f-0", None, pod("f-0", 1, "fresh"))
+    world.group_changed("default/fresh", None, fresh)
+    world.pod_changed("default/f-0", None, pod("f-0", 1, "fresh"))
     state, keys = rebuild(world, world.seen(), Policy(), 10 * SECOND)
     assert state.nodes["n1"].state is NodeState.QUARANTINE
     assert (state.nodes["n1"].backoff, state.nodes["n1"].accusers) == (3, ("a", "b"))
@@ -129,13 +129,13 @@ def test_a_state_is_built_from_objects_alone() -> None:
 
 
 def test_a_gang_whose_pods_were_made_anew_waits_with_the_number_of_its_last_attempt() -> None:
-    world = World("gangwatch", TopologyLabels())
-    world.node_told("n1", None, node("n1"))
+    world = InformerCache("gangwatch", TopologyLabels())
+    world.node_changed("n1", None, node("n1"))
     pods = [pod("w-0", 8, "g")]
     attempt = Attempt("j", 2, "default/g", ())
     attempt.members = assign(world, pods, [Slot("n1", slot) for slot in range(8)])
-    world.group_told("default/g", None, group("g", 1, {PLACEMENT: written(attempt)}))
-    world.pod_told("default/w-0x", None, pod("w-0x", 8, "g"))
+    world.group_changed("default/g", None, group("g", 1, {PLACEMENT: written(attempt)}))
+    world.pod_changed("default/w-0x", None, pod("w-0x", 8, "g"))
     state, _ = rebuild(world, world.seen(), Policy(), SECOND)
     (job,) = state.jobs.values()
     assert (job.state, job.attempt, job.ranks) == (JobState.PENDING, 2, [])
@@ -179,24 +179,24 @@ def test_a_job_bears_evictions_only_where_its_policy_says_so(rules: Any, ignores
 def test_a_start_is_told_only_where_it_takes_long() -> None:
     job = CoreJob("j", JobSpec("j", ("c",), 1), JobState.STARTING, 0, attempt=1, attempt_started_ns=SECOND)
     state = State(now_ns=2 * SECOND, jobs={"j": job})
-    assert look(state, ["j"]).standings == {}
+    assert view_of(state, ["j"]).statuses == {}
     state.now_ns = SECOND + BEING_BOUND_NS
-    assert look(state, ["j"]).standings["j"].reason == "Starting"
+    assert view_of(state, ["j"]).statuses["j"].reason == "Starting"
     job.attempt_started_ns, state.now_ns = 99 * SECOND, 100 * SECOND
-    assert look(state, ["j"]).standings == {}, "it has only just begun, whatever the clock says"
+    assert view_of(state, ["j"]).statuses == {}, "it has only just begun, whatever the clock says"
 
 
 def test_words_that_change_by_themselves_are_not_written_again_and_again() -> None:
-    waits = Standing(False, "Slots", "needs 8 slots, 3 are free", 100 * SECOND)
+    waits = GangStatus(False, "Slots", "needs 8 slots, 3 are free", 100 * SECOND)
     assert worth_writing(None, waits, 0, 0)
     assert not worth_writing(waits, waits, 0, 1000 * SECOND)
-    closer = Standing(False, "Slots", "needs 8 slots, 4 are free", 101 * SECOND)
+    closer = GangStatus(False, "Slots", "needs 8 slots, 4 are free", 101 * SECOND)
     assert not worth_writing(waits, closer, 0, SECOND)
     assert worth_writing(waits, closer, 0, 60 * SECOND)
-    assert worth_writing(waits, Standing(False, "Slots", "...", 120 * SECOND), 0, SECOND)
-    soon = Standing(False, "Slots", "...", 102 * SECOND)
+    assert worth_writing(waits, GangStatus(False, "Slots", "...", 120 * SECOND), 0, SECOND)
+    soon = GangStatus(False, "Slots", "...", 102 * SECOND)
     assert not worth_writing(waits, soon, 0, SECOND)
     assert worth_writing(waits, soon, 90 * SECOND, 91 * SECOND), "of ten seconds two are much"
-    assert worth_writing(waits, Standing(False, "Slots", "...", None), 0, SECOND)
-    assert worth_writing(waits, Standing(False, "Reservation", "...", 100 * SECOND), 0, SECOND)
-    assert worth_writing(waits, Standing(True, "Scheduled", "..."), 0, SECOND)
+    assert worth_writing(waits, GangStatus(False, "Slots", "...", None), 0, SECOND)
+    assert worth_writing(waits, GangStatus(False, "Reservation", "...", 100 * SECOND), 0, SECOND)
+    assert worth_writing(waits, GangStatus(True, "Scheduled", "..."), 0, SECOND)

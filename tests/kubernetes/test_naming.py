@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import structs
 
 from agent.schema.frame import Column, EventRecord, Frame, Layout, Member, Record, StepRecord, Tier, make_layout
-from scheduler_feedback.backends.kubernetes.objects.rank_names import Naming, Place
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Place, RankNames
 from scheduler_feedback.core.telemetry.fleet import Fleet
 
 SECOND = 1_000_000_000
@@ -38,7 +38,7 @@ def frame_of(layout: Layout, *records: Record, seq: int = 1) -> Frame:
 class Places:
     def __init__(self, **places: Place) -> None:
         self.places, self.version = places, 1
-        self.naming = Naming(lambda uid: self.places.get(uid), lambda: self.version)
+        self.naming = RankNames(lambda uid: self.places.get(uid), lambda: self.version)
 
     def put(self, uid: str, place: Place) -> None:
         self.places[uid] = place

@@ -59,10 +59,10 @@ def test_each_node_s_agent_is_known_by_its_address_until_its_pod_goes() -> None:
     add(world, one, agent_pod("agent-2", "n2", ""), pod("other", 0, schedulerName="x", nodeName="n2"))
     assert world.agents() == {"n1": "10.0.0.5"}, "one has no address yet"
     going = replace(one, metadata=replace(one.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
-    world.pod_told("default/agent-1", one, going)
+    world.pod_changed("default/agent-1", one, going)
     assert world.agents() == {}
-    world.pod_told("default/agent-1", going, one)
-    world.pod_told("default/agent-1", one, None)
+    world.pod_changed("default/agent-1", going, one)
+    world.pod_changed("default/agent-1", one, None)
     assert world.agents() == {}
 
 
@@ -150,20 +150,20 @@ def test_a_pod_is_looked_at_anew_when_its_claim_or_its_volume_is_told() -> None:
     waiting = world.gang("default/a")
     assert waiting is not None and "does not exist" in waiting.refused
     world.take_dirty()
-    world.claim_told("default/c", None, a_claim())
+    world.claim_changed("default/c", None, a_claim())
     assert world.take_dirty() == {"default/a"}
-    world.volume_told("pv", None, a_volume("n1"))
+    world.volume_changed("pv", None, a_volume("n1"))
     assert world.take_dirty() == {"default/a"}
     gang = world.gang("default/a")
     assert gang is not None and gang.constraint is not None
     assert world.why_not(gang.constraint, "n1") == ""
     assert "cannot be reached" in world.why_not(gang.constraint, "n2")
-    world.volume_told("pv", a_volume("n1"), None)
-    world.claim_told("default/other", None, a_claim("else"))
+    world.volume_changed("pv", a_volume("n1"), None)
+    world.claim_changed("default/other", None, a_claim("else"))
     assert world.take_dirty() == {"default/a"}
-    world.pod_told("default/a", world.pods["default/a"], None)
+    world.pod_changed("default/a", world.pods["default/a"], None)
     world.take_dirty()
-    world.claim_told("default/c", a_claim(), None)
+    world.claim_changed("default/c", a_claim(), None)
     assert world.take_dirty() == set(), "nobody names it any more"
 
 
@@ -213,10 +213,10 @@ def test_a_basic_group_is_each_pod_by_itself_and_a_level_without_a_label_is_none
 def test_of_two_groups_of_one_name_coscheduling_s_counts() -> None:
     world = world_of()
     own = group("g", 2)
-    world.upstream_told("default/g", None, upstream())
+    world.upstream_changed("default/g", None, upstream())
     assert world.groups["default/g"].of_api == API
-    world.group_told("default/g", None, own)
-    world.upstream_told("default/g", upstream(), None)
+    world.group_changed("default/g", None, own)
+    world.upstream_changed("default/g", upstream(), None)
     assert world.groups["default/g"] is own
 
 
@@ -229,9 +229,9 @@ def test_what_pods_of_any_scheduler_ask_for_is_taken_from_their_node_until_they_
     add(world, one)
     assert world.free_of("n1")[GPU] == 6
     again = pod("a", 3, schedulerName="x", nodeName="n2")  # another of its name
-    world.pod_told("default/a", one, again)
+    world.pod_changed("default/a", one, again)
     assert (world.free_of("n1")[GPU], world.free_of("n2")[GPU]) == (8, 5)
-    world.pod_told("default/a", again, None)
+    world.pod_changed("default/a", again, None)
     assert world.free_of("n2")[GPU] == 8
     assert world.free_of("unknown") == {}
 
@@ -277,12 +277,12 @@ def test_where_pods_stand_has_a_version_that_changes_with_it() -> None:
 def test_only_what_a_user_declares_of_a_group_makes_its_gang_another() -> None:
     world = world_of()
     before = group("g", 2)
-    world.group_told("default/g", None, before)
+    world.group_changed("default/g", None, before)
     assert world.take_dirty() == {"default/g"}
 
     def told(**metadata: Any) -> set[str]:
         after = replace(before, metadata=replace(before.metadata, **metadata))
-        world.group_told("default/g", before, after)
+        world.group_changed("default/g", before, after)
         return world.take_dirty()
 
     assert told(annotations={f"{OURS}placement": "{}", f"{OURS}expected-start": "soon"}) == set()
@@ -290,20 +290,20 @@ def test_only_what_a_user_declares_of_a_group_makes_its_gang_another() -> None:
     assert told(annotations={f"{OURS}restartable": "true"}) == {"default/g"}
     assert told(labels={f"{OURS}queue": "q"}) == {"default/g"}
     larger = replace(before, spec=replace(before.spec, min_member=3))
-    world.group_told("default/g", before, larger)
+    world.group_changed("default/g", before, larger)
     assert world.take_dirty() == {"default/g"}
 
 
 def test_queues_have_a_version_that_changes_with_what_they_say() -> None:
     world = world_of()
     queue = msgspec.convert({"metadata": {"name": "q"}, "spec": {"limit": 4}}, Queue)
-    world.queue_told("q", None, queue)
+    world.queue_changed("q", None, queue)
     version = world.queues_version
-    world.queue_told("q", queue, replace(queue, metadata=replace(queue.metadata, resource_version="9")))
+    world.queue_changed("q", queue, replace(queue, metadata=replace(queue.metadata, resource_version="9")))
     assert world.queues_version == version
-    world.queue_told("q", queue, replace(queue, spec=replace(queue.spec, limit=5)))
+    world.queue_changed("q", queue, replace(queue, spec=replace(queue.spec, limit=5)))
     assert world.queues_version == version + 1 and world.queues["q"].spec.limit == 5
-    world.queue_told("q", queue, None)
+    world.queue_changed("q", queue, None)
     assert world.queues_version == version + 2 and world.queues == {}
 
 
@@ -317,10 +317,10 @@ def test_probes_and_pods_of_no_group_are_no_gangs() -> None:
     found = world.gang("default/a")
     assert found is not None and found.spec is not None
     assert world.gang("default/a") is found, "not read again while nothing changed"
-    world.pod_told("default/p", probe, None)
+    world.pod_changed("default/p", probe, None)
     assert world.probes() == []
     over = replace(alone, status=replace(alone.status, phase="Succeeded"))
-    world.pod_told("default/a", alone, over)
+    world.pod_changed("default/a", alone, over)
     ended = world.gang("default/a")
     assert ended is not None and ended.spec is None
 
@@ -333,7 +333,7 @@ def test_which_nodes_refuse_a_constraint_and_why() -> None:
     world.want(wanted)
     assert {name: one.refuses for name, one in seen(world).items()} == {"n1": (), "n2": (wanted.name,)}
     world.keep_constraints([])
-    world.node_told("n2", None, node("n2", zone="b"))
+    world.node_changed("n2", None, node("n2", zone="b"))
     assert seen(world)["n2"].refuses == ()
 
 
@@ -375,7 +375,7 @@ def test_only_what_has_begun_is_a_job_of_the_rebuilt_state() -> None:
     not_ready = node("n3")
     assert not_ready.status.conditions is not None
     not_ready.status.conditions[0].status = "False"
-    world.node_told("n3", None, not_ready)
+    world.node_changed("n3", None, not_ready)
     state, keys = rebuild(world, world.seen(), Policy(), 60 * 10**9)
     assert set(state.nodes) == {"n1", "n2"}, "who is not there is no node"
     jobs = {key: state.jobs[job_id] for job_id, key in keys.items()}
@@ -389,7 +389,7 @@ def test_only_what_has_begun_is_a_job_of_the_rebuilt_state() -> None:
 def test_a_gang_of_which_one_pod_is_gone_goes_on_with_its_ranks_in_order() -> None:
     world = world_of("n1", "n2")
     placement = {"attempt": 2, "pods": {"g-1": ["n2", 1, [3]], "g-0": ["n1", 0, [5]]}}
-    world.group_told("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(placement)}))
+    world.group_changed("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(placement)}))
     one = pod("g-1", 1, "g", nodeName="n2")
     one.metadata.annotations = {ATTEMPT: "2", SLOTS: "3", RANK: "1"}
     other = pod("g-0-new", 1, "g")
@@ -397,11 +397,11 @@ def test_a_gang_of_which_one_pod_is_gone_goes_on_with_its_ranks_in_order() -> No
     (found,) = rebuild(world, world.seen(), Policy(), 10**9)[0].jobs.values()
     assert found.state is JobState.STARTING
     assert [(record.rank, record.slot) for record in found.ranks] == [(0, Slot("n1", 5)), (1, Slot("n2", 3))]
-    world.pod_told("default/g-1", one, replace(one, status=replace(one.status, phase="Failed")))
+    world.pod_changed("default/g-1", one, replace(one, status=replace(one.status, phase="Failed")))
     add(world, pod("g-1-new", 1, "g"))
     (found,) = rebuild(world, world.seen(), Policy(), 10**9)[0].jobs.values()
     assert (found.state, found.attempt) == (JobState.PENDING, 2), "what is over does not run"
-    world.pod_told("default/g-0-new", other, None)
+    world.pod_changed("default/g-0-new", other, None)
     assert rebuild(world, world.seen(), Policy(), 10**9)[0].jobs == {}, "too few are left to be a gang"
 
 
@@ -409,7 +409,7 @@ def test_a_pod_that_is_gone_leaves_its_group_and_the_others_stay() -> None:
     world = world_of("n1")
     one, two = pod("g-0", 1, "g"), pod("g-1", 1, "g")
     add(world, one, two)
-    world.pod_told("default/g-0", one, None)
+    world.pod_changed("default/g-0", one, None)
     assert [each.metadata.name for each in world.pods_of("default/g")] == ["g-1"]
     beyond = pod("g-2", 1, "g")
     beyond.metadata.annotations = {BEYOND: "true"}

@@ -13,7 +13,7 @@ from agent.schema.clock import ManualClock
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server import lease
 from scheduler_feedback.backends.kubernetes.api_server.client import MERGE_PATCH, STRATEGIC_PATCH, UnreachableError
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.api_server.lease import LAST_HOLDER, Leadership
 from scheduler_feedback.backends.kubernetes.attempts import gang_stop
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member
@@ -31,9 +31,9 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 )
 from scheduler_feedback.backends.kubernetes.objects.upstream_groups import API
 from scheduler_feedback.backends.kubernetes.published import advice, publish, state_config_map, uninstall
-from scheduler_feedback.backends.kubernetes.published.advice import RULES, SLICES, Advice, Finding, findings_of
-from scheduler_feedback.backends.kubernetes.published.publish import Look, Publisher, Standing
-from scheduler_feedback.backends.kubernetes.published.state_config_map import Keeper, kept_of, memory_name, read
+from scheduler_feedback.backends.kubernetes.published.advice import RULES, SLICES, Accusation, Advice, accusations_of
+from scheduler_feedback.backends.kubernetes.published.publish import GangStatus, Publisher, StateView
+from scheduler_feedback.backends.kubernetes.published.state_config_map import StateWriter, kept_of, memory_name, read
 from scheduler_feedback.backends.kubernetes.published.uninstall import remove_all
 from scheduler_feedback.core import cluster
 from scheduler_feedback.core.actions import StartGang
@@ -363,7 +363,7 @@ def test_a_device_is_named_only_while_its_node_is_out_of_use_for_it() -> None:
             verdict(verdict_id="a job's", kind=Kind.WORKLOAD),
         )
     }
-    found = {finding.verdict_id: finding.device for finding in findings_of(state)}
+    found = {finding.verdict_id: finding.device for finding in accusations_of(state)}
     assert found == {"v-1": "GPU-1", "healthy": "", "whole node": ""}
 
 
@@ -374,7 +374,7 @@ class Told:
         self.api, self.pods = api, list(pods)
         self.advice = Advice(api, lambda gang, node: self.pods, devices=devices)
 
-    def of(self, *findings: Finding, most: int = 100) -> list[tuple[str, str]]:
+    def of(self, *findings: Accusation, most: int = 100) -> list[tuple[str, str]]:
         """What is written for these findings."""
         before = len(self.api.done)
 
@@ -387,7 +387,7 @@ class Told:
 
 
 EVENTS = "/api/v1/namespaces/default/events"
-FOUND = Finding("v-1", "g", "n1", "rank 0 is slow", "GPU-1")
+FOUND = Accusation("v-1", "g", "n1", "rank 0 is slow", "GPU-1")
 
 
 def test_pods_are_told_of_a_verdict_once_and_of_its_end_where_they_are_still_there() -> None:
@@ -431,7 +431,7 @@ def test_a_rule_keeps_claims_off_the_accused_device_for_as_long_as_it_is_accused
     assert spec["taint"] == {"key": f"{OURS}quarantine", "effect": "NoSchedule"}
     (rule,) = [path for path in told.api.objects if path.startswith(RULES)]
     assert told.of(FOUND) == []
-    assert told.of(Finding("v-1", "g", "n1", "its node is in use again")) == [("DELETE", rule)]
+    assert told.of(Accusation("v-1", "g", "n1", "its node is in use again")) == [("DELETE", rule)]
     assert told.of() == []
 
 
@@ -469,7 +469,7 @@ def test_what_is_kept_is_written_once_a_change_and_read_back() -> None:
         answer.set_result(question(state))
         return answer
 
-    keeper = Keeper(api, "ours", memory_name("main"), ask, lambda: True)
+    keeper = StateWriter(api, "ours", memory_name("main"), ask, lambda: True)
     path = f"{MAPS}/main-memory"
     asyncio.run(keeper.once())
     assert api.done == [("PATCH", path), ("POST", MAPS)]
@@ -516,36 +516,36 @@ GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
 class Published:
     """A publisher of these gangs; the core's answers are what the test says."""
 
-    def __init__(self, api: LittleApi, world: World, *gangs: Gang) -> None:
+    def __init__(self, api: LittleApi, world: InformerCache, *gangs: Gang) -> None:
         self.api, self.gangs = api, list(gangs)
-        self.look = Look({}, {}, 100 * SECOND)
+        self.look = StateView({}, {}, 100 * SECOND)
         self.asked: list[list[str]] = []
         self.publisher = Publisher(api, world, lambda: self.gangs, self._ask, lambda: True)
 
-    def _ask(self, question: Any) -> Future[Look]:
-        answer: Future[Look] = Future()
+    def _ask(self, question: Any) -> Future[StateView]:
+        answer: Future[StateView] = Future()
         answer.set_result(self.look)
         return answer
 
-    def once(self, now: float, **standings: Standing) -> list[tuple[str, str]]:
+    def once(self, now: float, **standings: GangStatus) -> list[tuple[str, str]]:
         """What is written where gangs stand so, by their keys' names."""
         by_name = {gang.key.partition("/")[2]: gang.job_id for gang in self.gangs}
         told = {by_name[name]: standing for name, standing in standings.items()}
-        self.look = Look({}, told, round(now * SECOND))
+        self.look = StateView({}, told, round(now * SECOND))
         before = len(self.api.done)
         asyncio.run(self.publisher.once())
         return self.api.done[before:]
 
 
-def with_group(**annotations: str) -> tuple[LittleApi, World, Gang]:
+def with_group(**annotations: str) -> tuple[LittleApi, InformerCache, Gang]:
     world = world_of()
     declared = group("g", 1, annotations)
-    world.group_told("default/g", None, declared)
+    world.group_changed("default/g", None, declared)
     gang = gang_of(declared, [pod("g-0", 1, "g")])
     return LittleApi({f"{GROUPS}/g": msgspec.to_builtins(declared)}), world, gang
 
 
-WAITS = Standing(False, "Slots", "needs 8 slots", 160 * SECOND)
+WAITS = GangStatus(False, "Slots", "needs 8 slots", 160 * SECOND)
 
 
 def test_a_group_is_told_how_it_stands_with_an_event_where_its_reason_is_another() -> None:
@@ -559,16 +559,16 @@ def test_a_group_is_told_how_it_stands_with_an_event_where_its_reason_is_another
     assert condition["message"] == "needs 8 slots; expected to start at 1970-01-01T00:02:40Z"
     assert api.objects[f"{GROUPS}/g"]["metadata"]["annotations"] == {publish.EXPECTED_START: "1970-01-01T00:02:40Z"}
     assert published.once(101, g=WAITS) == []
-    later = Standing(False, "Slots", "needs 8 slots", 180 * SECOND)
+    later = GangStatus(False, "Slots", "needs 8 slots", 180 * SECOND)
     assert ("POST", EVENTS) not in published.once(102, g=later), "the same reason"
-    runs = published.once(103, g=Standing(True, "Scheduled", "all of it"))
+    runs = published.once(103, g=GangStatus(True, "Scheduled", "all of it"))
     assert ("POST", EVENTS) in runs
     status = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]
     assert (status["conditions"][0]["status"], status["phase"]) == ("True", "Scheduled")
     published.gangs.clear()
     published.once(104)
     published.gangs.append(gang)
-    assert published.once(105, g=Standing(True, "Scheduled", "all of it")), "forgotten with the gang"
+    assert published.once(105, g=GangStatus(True, "Scheduled", "all of it")), "forgotten with the gang"
 
 
 def test_a_pod_alone_is_told_why_it_waits_and_not_that_it_runs() -> None:
@@ -579,7 +579,7 @@ def test_a_pod_alone_is_told_why_it_waits_and_not_that_it_runs() -> None:
     assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", "Unschedulable")
     assert condition["message"].startswith("Slots: needs 8 slots")
     assert published.api.kinds[-1] == STRATEGIC_PATCH
-    assert published.once(101, a=Standing(True, "Scheduled", "all")) == []
+    assert published.once(101, a=GangStatus(True, "Scheduled", "all")) == []
     bound = pod("b", 1, nodeName="n1")
     assert Published(LittleApi(), world_of(), lone(bound)).once(100, b=WAITS) == []
 
@@ -599,7 +599,7 @@ def test_who_waits_is_told_before_who_runs_and_no_more_at_once_than_may_be(monke
     pods = [pod("runs", 1), pod("waits", 1)]
     api = LittleApi({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods})
     published = Published(api, world_of(), *map(lone, pods))
-    stands = {"runs": Standing(True, "Scheduled", "all"), "waits": WAITS}
+    stands = {"runs": GangStatus(True, "Scheduled", "all"), "waits": WAITS}
     assert published.once(100, **stands) == [("PATCH", f"{PODS}/waits/status")]
     assert published.publisher.writes == 1
 
@@ -617,7 +617,7 @@ def test_a_refusal_of_one_write_is_counted_and_keeps_no_other_from_being_done() 
 def test_of_very_many_gangs_those_never_told_of_come_first_and_the_others_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publish, "LOOKED_AT", 3)
+    monkeypatch.setattr(publish, "MOST_QUERIED", 3)
     gangs = [lone(pod(f"p-{number}", 1)) for number in range(5)]
     published = Published(LittleApi(), world_of(), *gangs)
     publisher = published.publisher
@@ -631,8 +631,10 @@ def test_nodes_carry_what_is_thought_of_them_and_only_changes_are_written() -> N
     world = world_of("n1", "n2")
     objects = {f"/api/v1/nodes/{name}": msgspec.to_builtins(one) for name, one in world.nodes.items()}
     published = Published(LittleApi(objects), world)
-    marks = publish.look(State(nodes={"n1": cluster.Node("n1", 8, state=NodeState.SUSPECT, reason="slow")}), ()).marks
-    published.look = Look(marks, {}, SECOND)
+    marks = publish.view_of(
+        State(nodes={"n1": cluster.Node("n1", 8, state=NodeState.SUSPECT, reason="slow")}), ()
+    ).marks
+    published.look = StateView(marks, {}, SECOND)
     asyncio.run(published.publisher.once())
     assert published.api.done == [("PATCH", "/api/v1/nodes/n1"), ("PATCH", "/api/v1/nodes/n1/status")]
     assert published.api.kinds == [MERGE_PATCH, STRATEGIC_PATCH]
@@ -655,7 +657,7 @@ def core_job(state: JobState, **fields: Any) -> CoreJob:
     ],
 )
 def test_how_a_job_of_the_core_stands(job: CoreJob, scheduled: bool, reason: str) -> None:
-    standing = publish.look(State(now_ns=100 * SECOND, jobs={"j": job}), ["j", "unknown"]).standings
+    standing = publish.view_of(State(now_ns=100 * SECOND, jobs={"j": job}), ["j", "unknown"]).statuses
     assert set(standing) == {"j"}
     assert (standing["j"].scheduled, standing["j"].reason) == (scheduled, reason)
     if job.end_reason:

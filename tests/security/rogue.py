@@ -29,9 +29,9 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World as Pods
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache as Pods
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
-from scheduler_feedback.backends.kubernetes.objects.rank_names import Naming, Place
+from scheduler_feedback.backends.kubernetes.objects.rank_names import Place, RankNames
 from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels
 from scheduler_feedback.backends.slurm import Commands, SlurmBackend
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, Snapshot
@@ -74,7 +74,7 @@ class Cluster:
         self._steps: dict[str, int] = {}
         self._seq: Counter[str] = Counter()
         self._record_seq: Counter[str] = Counter()
-        self._naming: Naming | None = None
+        self._naming: RankNames | None = None
         self._found: list[Event] = []
         attest: Attest | None = None
         if kind == "slurm":
@@ -122,9 +122,9 @@ class Cluster:
                 body = pod_body(f"{job_id}-{rank.rank}", nodeName=rank.slot.node)
                 body["metadata"]["uid"] = self.uid_of(job_id, rank.rank)
                 pod = msgspec.convert(body, Pod)
-                pods.pod_told(pod.metadata.key, None, pod)
+                pods.pod_changed(pod.metadata.key, None, pod)
                 pods.hold(pod.metadata.uid, Place(job_id, 1, rank.slot.node, range(rank.rank, rank.rank + 1)))
-        self._naming = Naming(pods.place_of, lambda: pods.places_version)
+        self._naming = RankNames(pods.place_of, lambda: pods.places_version)
         return pods.attest
 
     @staticmethod

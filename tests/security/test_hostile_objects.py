@@ -9,7 +9,7 @@ import pytest
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server.client import Client
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import adopt, placement_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
@@ -73,20 +73,20 @@ def test_a_node_s_memory_that_somebody_wrote_is_none() -> None:
 
 
 def test_the_world_of_a_user_with_such_pods_is_rebuilt() -> None:
-    world = World("gangwatch", TopologyLabels())
-    world.node_told("n0", None, node("n0"))
+    world = InformerCache("gangwatch", TopologyLabels())
+    world.node_changed("n0", None, node("n0"))
     evil = annotated(**dict.fromkeys((ATTEMPT, SLOTS, RANK, ARRAY_PARALLEL), DIGITS))
     evil.metadata.labels = {"batch.kubernetes.io/job-completion-index": "9" * 63}
     evil.metadata.name = "p" + "9" * 250
-    world.pod_told("default/p0", None, evil)
-    world.group_told("default/g", None, group("g", 1, {PLACEMENT: NESTED}))
+    world.pod_changed("default/p0", None, evil)
+    world.group_changed("default/g", None, group("g", 1, {PLACEMENT: NESTED}))
     state, _ = rebuild(world, world.seen(), Policy(), 10**18)
     assert set(state.nodes) == {"n0"}
 
 
 @pytest.mark.parametrize("text", ["1e99999999999", "1E-99999", DIGITS, "x", ""])
 def test_a_quantity_out_of_reach_is_refused(text: str) -> None:
-    with pytest.raises(BackendError, match="is no quantity"):
+    with pytest.raises(BackendError, match="is not a quantity"):
         parse_quantity(text)
 
 
@@ -106,7 +106,7 @@ def test_an_object_that_cannot_be_used_costs_itself() -> None:
 
     def told(key: str, _: Pod | None, after: Pod | None) -> None:
         if after is not None and after.spec.overhead:
-            raise BackendError("'x' is no quantity")
+            raise BackendError("'x' is not a quantity")
         seen.append(key)
 
     watch: Watch[Pod] = Watch(cast(Client, None), "/api/v1/pods", Pod, told)

@@ -16,7 +16,7 @@ MUTANTS = (
         ("tests/kubernetes/test_attempt_odd.py",),
     ),
     Mutant(
-        "backends.kubernetes.attempts.pod_attempt:look_at",
+        "backends.kubernetes.attempts.pod_attempt:scan_attempt",
         "(pod.over and pod.metadata.deletion_timestamp and exit_code_of(pod))",
         "(pod.over and pod.metadata.deletion_timestamp)",
         ("tests/kubernetes/test_attempt_odd.py",),

@@ -12,8 +12,10 @@ _CARRYING = (_K + "carrying.py",)
 _TRANSLATE = (_K + "translate.py",)
 
 MUTANTS = (
-    Mutant("backends.kubernetes.published.advice:findings_of", "node.state is NodeState.QUARANTINE and", "", _WRITING),
-    Mutant("backends.kubernetes.published.advice:findings_of", "verdict.kind not in ACCUSING or", "", _WRITING),
+    Mutant(
+        "backends.kubernetes.published.advice:accusations_of", "node.state is NodeState.QUARANTINE and", "", _WRITING
+    ),
+    Mutant("backends.kubernetes.published.advice:accusations_of", "verdict.kind not in ACCUSING or", "", _WRITING),
     Mutant("backends.kubernetes.published.advice:Advice.writes", "if pod.metadata.uid in here", "", _WRITING),
     Mutant(
         "backends.kubernetes.published.advice:Advice._rule_writes",
@@ -23,15 +25,15 @@ MUTANTS = (
     ),
     Mutant("backends.kubernetes.published.advice:Advice._event", "(404, 409)", "(404,)", _WRITING),
     Mutant(
-        "backends.kubernetes.advisor:AdvisorBackend._pod_told",
-        "self.foreign.pod_told(before, after, time.monotonic())",
+        "backends.kubernetes.advisor:AdvisorBackend._pod_changed",
+        "self.foreign.pod_changed(before, after, time.monotonic())",
         "pass",
         _BACKEND,
     ),
     Mutant(
         "backends.kubernetes.advisor:AdvisorBackend.observe",
-        "[*self.world.seen_anew(), *gangs]",
-        "self.world.seen_anew()",
+        "[*self.world.seen_changes(), *gangs]",
+        "self.world.seen_changes()",
         _BACKEND,
     ),
     Mutant("backends.kubernetes.agents:is_agent", '== "gangwatch"\n        and', '== "gangwatch"\n        or', _WORLD),
@@ -46,8 +48,8 @@ MUTANTS = (
         _BACKEND,
     ),
     Mutant(
-        "backends.kubernetes.kubernetes_backend:KubernetesBackend._look_at_gangs",
-        "told is not None and told != gang.job_id",
+        "backends.kubernetes.kubernetes_backend:KubernetesBackend._scan_gangs",
+        "submitted is not None and submitted != gang.job_id",
         "False",
         _BACKEND,
     ),
@@ -70,34 +72,41 @@ MUTANTS = (
         _BACKEND,
     ),
     Mutant(
-        "backends.kubernetes.attempts.attempt_lifecycle:Carrying.start",
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.start",
         "and attempt.phase is Phase.BINDING",
         "",
         _CARRYING,
     ),
     Mutant(
-        "backends.kubernetes.attempts.attempt_lifecycle:Carrying.bind", "await self.undo(attempt)", "pass", _CARRYING
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.bind",
+        "await self.undo(attempt)",
+        "pass",
+        _CARRYING,
     ),
     Mutant(
-        "backends.kubernetes.attempts.attempt_lifecycle:Carrying.undo",
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.undo",
         "self._world.unassume(member.uid)",
         "pass",
         _CARRYING,
     ),
     Mutant(
-        "backends.kubernetes.attempts.attempt_lifecycle:Carrying._all_there",
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle._all_there",
         "not any(pod.spec.node_name for pod in gang.pods)",
         "True",
         _CARRYING,
     ),
     Mutant(
-        "backends.kubernetes.attempts.attempt_lifecycle:Carrying.stop",
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.stop",
         'attempt.phase, attempt.why_stopped = Phase.BOUND, ""',
         'attempt.why_stopped = ""',
         _CARRYING,
     ),
     Mutant(
-        "backends.kubernetes.attempts.attempt_lifecycle:Carrying._gone", "if not pod.over", "", _CARRYING, hangs=True
+        "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle._gone",
+        "if not pod.over",
+        "",
+        _CARRYING,
+        hangs=True,
     ),
     Mutant(
         "backends.kubernetes.api_server.client:_refused",
@@ -181,7 +190,10 @@ MUTANTS = (
         _WRITING,
     ),
     Mutant(
-        "backends.kubernetes.published.state_config_map:Keeper.once", "if text == self._written:", "if False:", _WRITING
+        "backends.kubernetes.published.state_config_map:StateWriter.once",
+        "if text == self._written:",
+        "if False:",
+        _WRITING,
     ),
     Mutant(
         "backends.kubernetes.published.state_config_map:kept_of", "-sum(item[1])", "sum(item[1])", (_K + "keeping.py",)
@@ -213,15 +225,17 @@ MUTANTS = (
         "if True:",
         _WRITING,
     ),
-    Mutant("backends.kubernetes.objects.rank_names:Naming._names", "place.node != node", "False", (_K + "naming.py",)),
     Mutant(
-        "backends.kubernetes.objects.rank_names:Naming._names",
+        "backends.kubernetes.objects.rank_names:RankNames._names", "place.node != node", "False", (_K + "naming.py",)
+    ),
+    Mutant(
+        "backends.kubernetes.objects.rank_names:RankNames._names",
         "(member.rank - first) % count",
         "member.rank % count",
         (_K + "naming.py",),
     ),
     Mutant(
-        "backends.kubernetes.objects.rank_names:Naming._names",
+        "backends.kubernetes.objects.rank_names:RankNames._names",
         "max(member.attempt",
         "min(member.attempt",
         (_K + "naming.py",),
@@ -236,7 +250,9 @@ MUTANTS = (
     ),
     Mutant("backends.kubernetes.attempts.probe_pods:Probes.pod", "count = str(len(slots))", 'count = "1"', _WRITING),
     Mutant("backends.kubernetes.published.publish:worth_writing", "moved_ns * 10 >", "moved_ns >", (_K + "marks.py",)),
-    Mutant("backends.kubernetes.published.publish:look", "< BEING_BOUND_NS", "<= BEING_BOUND_NS", (_K + "marks.py",)),
+    Mutant(
+        "backends.kubernetes.published.publish:view_of", "< BEING_BOUND_NS", "<= BEING_BOUND_NS", (_K + "marks.py",)
+    ),
     Mutant(
         "backends.kubernetes.published.publish:Publisher._gang_writes",
         "return [*writes, *later]",
@@ -245,7 +261,10 @@ MUTANTS = (
     ),
     Mutant("backends.kubernetes.published.publish:Publisher.once", "][:WRITES_A_PERIOD]", "]", _WRITING),
     Mutant(
-        "backends.kubernetes.published.publish:Publisher._tell", "and not gang.pods[0].spec.node_name", "", _WRITING
+        "backends.kubernetes.published.publish:Publisher._write_status",
+        "and not gang.pods[0].spec.node_name",
+        "",
+        _WRITING,
     ),
     Mutant(
         "backends.kubernetes.objects.quantities:_asked",
@@ -324,10 +343,12 @@ MUTANTS = (
         "pass",
         _WATCH,
     ),
-    Mutant("backends.kubernetes.api_server.informer_cache:World.unassume", "and not known.seen", "", _WORLD),
-    Mutant("backends.kubernetes.api_server.informer_cache:World.release", "place in (None, held)", "True", _WORLD),
+    Mutant("backends.kubernetes.api_server.informer_cache:InformerCache.unassume", "and not known.seen", "", _WORLD),
     Mutant(
-        "backends.kubernetes.api_server.informer_cache:World._reach_again",
+        "backends.kubernetes.api_server.informer_cache:InformerCache.release", "place in (None, held)", "True", _WORLD
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.informer_cache:InformerCache._reach_again",
         "self.dirty_gangs |= {key, group_of(pod) or key}",
         "pass",
         _WORLD,

@@ -13,7 +13,7 @@ from typing import Any
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
 from scheduler_feedback.backends.kubernetes.objects.objects import Node, Pod
 from scheduler_feedback.backends.kubernetes.objects.other_schedulers import SETTLED_SECONDS, Foreign
@@ -31,7 +31,7 @@ class AdvisorBackend:
     def __init__(
         self, access: Access, *, labels: TopologyLabels | None = None, settled_seconds: float = SETTLED_SECONDS
     ) -> None:
-        self.world = World(_NOBODY, labels or TopologyLabels())
+        self.world = InformerCache(_NOBODY, labels or TopologyLabels())
         self.foreign = Foreign(self.world, settled_seconds)
         self._connection = Connection(access, self._watching, lambda: ())
 
@@ -52,21 +52,21 @@ class AdvisorBackend:
 
     def _watching(self, client: Client) -> Mapping[str, Watch[Any]]:
         return {
-            "nodes": Watch(client, "/api/v1/nodes", Node, self.world.node_told),
-            "pods": Watch(client, "/api/v1/pods", Pod, self._pod_told),
+            "nodes": Watch(client, "/api/v1/nodes", Node, self.world.node_changed),
+            "pods": Watch(client, "/api/v1/pods", Pod, self._pod_changed),
         }
 
-    def _pod_told(self, key: str, before: Pod | None, after: Pod | None) -> None:
+    def _pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
         with self.world.lock:  # without the lock, the pod would briefly take slots that belong to no gang
-            self.world.pod_told(key, before, after)
-            self.foreign.pod_told(before, after, time.monotonic())
+            self.world.pod_changed(key, before, after)
+            self.foreign.pod_changed(before, after, time.monotonic())
 
     # --- Backend -----------------------------------------------------------------------------------------------------
 
     def nodes(self) -> Sequence[NodeSeen]:
         self._connection.check()
         with self.world.lock:
-            self.world.seen_anew()
+            self.world.seen_changes()
             return self.world.seen()
 
     def apply(self, action: Action) -> None:
@@ -75,7 +75,7 @@ class AdvisorBackend:
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
         gangs = self.foreign.events(holding, time.monotonic())
-        return [*self.world.seen_anew(), *gangs]
+        return [*self.world.seen_changes(), *gangs]
 
     def gangs(self) -> list[Gang]:
         """Return the gangs whose waiting we explain: none."""

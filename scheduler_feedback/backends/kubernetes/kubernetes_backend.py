@@ -1,6 +1,6 @@
 """The Kubernetes backend: carries out the core's decisions about gangs over the API server, and reports the results.
 
-The cycle's thread calls it; a thread with an event loop watches and writes. They share the informer cache (``World``),
+The cycle's thread calls it; a thread with an event loop watches and writes. They share the informer cache,
 the attempts (under its lock) and a list of events. ``apply`` and ``observe`` use only these, so neither waits for the
 API server.
 """
@@ -14,17 +14,17 @@ from typing import Any
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
 from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
-from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import Carrying
+from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import AttemptLifecycle
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Attempt,
     Phase,
     adopt,
-    look_at,
     place_of,
     rejected,
     renumbered,
+    scan_attempt,
 )
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes, is_probe
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
@@ -75,11 +75,11 @@ class KubernetesBackend:
         probes: Probes | None = None,
         upstream: bool = False,
     ) -> None:
-        self.world = World(scheduler, labels or TopologyLabels())
+        self.world = InformerCache(scheduler, labels or TopologyLabels())
         self._may_act, self._probes, self._upstream = may_act, probes, upstream
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._gangs: dict[str, Gang] = {}  # by key, as of the last scan
-        self._told: dict[str, str] = {}  # key -> job id that the core has
+        self._submitted: dict[str, str] = {}  # key -> job id that the core has
         self._keys: dict[str, str] = {}  # job id -> key
         self._slots_now: dict[str, int] = {}  # slots of changed nodes, for the attempts on them
         self._last_pods: dict[str, list[Pod]] = {}  # by job id: its latest pods, which name their owners
@@ -87,7 +87,9 @@ class KubernetesBackend:
         self._changed: set[tuple[str, int]] = set()  # attempts to scan
         self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
         self._connection = Connection(access, self._watching, self._once_synced, may_act)
-        self._carrying = Carrying(self._connection, self.world, may_act, self._say, self._look_again, self._last_pods)
+        self._lifecycle = AttemptLifecycle(
+            self._connection, self.world, may_act, self._emit, self._queue_scan, self._last_pods
+        )
 
     # --- start and stop ----------------------------------------------------------------------------------------------
 
@@ -113,25 +115,25 @@ class KubernetesBackend:
     def _watching(self, client: Client) -> dict[str, Watch[Any]]:
         world = self.world
         watches: dict[str, Watch[Any]] = {
-            "nodes": Watch(client, PATHS["nodes"], Node, world.node_told),
-            "pods": Watch(client, PATHS["pods"], Pod, world.pod_told),
-            "claims": Watch(client, PATHS["claims"], Claim, world.claim_told),
-            "volumes": Watch(client, PATHS["volumes"], StoredVolume, world.volume_told),
-            "podgroups": Watch(client, PATHS["podgroups"], PodGroup, world.group_told, optional=True),
-            "queues": Watch(client, PATHS["queues"], Queue, world.queue_told, optional=True),
+            "nodes": Watch(client, PATHS["nodes"], Node, world.node_changed),
+            "pods": Watch(client, PATHS["pods"], Pod, world.pod_changed),
+            "claims": Watch(client, PATHS["claims"], Claim, world.claim_changed),
+            "volumes": Watch(client, PATHS["volumes"], StoredVolume, world.volume_changed),
+            "podgroups": Watch(client, PATHS["podgroups"], PodGroup, world.group_changed, optional=True),
+            "queues": Watch(client, PATHS["queues"], Queue, world.queue_changed, optional=True),
         }
         if self._upstream:
-            watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, world.upstream_told, optional=True)
+            watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, world.upstream_changed, optional=True)
         return watches
 
     def _once_synced(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._carrying.resume_left()] if self._may_act() else []
+        return [self._lifecycle.resume_left()] if self._may_act() else []
 
-    def _look_again(self, attempt: Attempt) -> None:
+    def _queue_scan(self, attempt: Attempt) -> None:
         with self.world.lock:
             self._changed.add((attempt.job_id, attempt.number))
 
-    def _say(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         with self.world.lock:
             self._events.append(event)
 
@@ -140,7 +142,7 @@ class KubernetesBackend:
     def nodes(self) -> Sequence[NodeSeen]:
         self._connection.check()
         with self.world.lock:
-            self._slots_now |= {node.node: node.slots for node in self.world.seen_anew()}
+            self._slots_now |= {node.node: node.slots for node in self.world.seen_changes()}
             return self.world.seen()
 
     def apply(self, action: Action) -> None:
@@ -160,18 +162,18 @@ class KubernetesBackend:
             if attempt.phase is Phase.STOPPING:
                 return
             attempt.phase, attempt.why_stopped = Phase.STOPPING, action.why.value
-        self._connection.go(key, self._carrying.stop(attempt, action))
+        self._connection.go(key, self._lifecycle.stop(attempt, action))
 
     def _begin(self, key: tuple[str, int], action: StartGang) -> Attempt:
         attempt = Attempt(*key, self._key_of(key), action.placement, probe=action.spec.kind is JobKind.PROBE)
         if not attempt.probe:
-            self._connection.go(key, self._carrying.start(attempt, action))
+            self._connection.go(key, self._lifecycle.start(attempt, action))
         else:
             node = self.world.nodes.get(action.placement[0].node)
             if self._probes is None or node is None:
                 raise BackendError("the node cannot be probed: it no longer exists, or no probe image is configured")
             pod = self._probes.pod(action, resource_of(node))
-            self._connection.go(key, self._carrying.start_probe(attempt, action, pod))
+            self._connection.go(key, self._lifecycle.start_probe(attempt, action, pod))
         self._take_up(attempt)
         return attempt
 
@@ -183,8 +185,8 @@ class KubernetesBackend:
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
         with self.world.lock:
-            gangs = self._look_at_gangs()
-            events = self._look_at_nodes()  # before the gangs: nodes then carry the gangs' constraints
+            gangs = self._scan_gangs()
+            events = self._scan_nodes()  # before the gangs: nodes then carry the gangs' constraints
             events += gangs
             # Most of thousands of held attempts have not changed, so only the changed ones are scanned.
             held = set(holding)
@@ -192,7 +194,7 @@ class KubernetesBackend:
             for key in self._changed & held:
                 self._changed.discard(key)
                 if (attempt := self._attempts.get(key)) is not None:
-                    events += self._look_at(key, attempt)
+                    events += self._scan(key, attempt)
             for key in self._attempts.keys() - held:
                 if not self._connection.busy(key):
                     self._drop(key)
@@ -208,11 +210,11 @@ class KubernetesBackend:
             if pod.metadata.key in self._by_gang or pod.metadata.deletion_timestamp or self._connection.busy(key):
                 continue
             if self._may_act():
-                self._connection.go(key, self._carrying.delete_probe(pod))
+                self._connection.go(key, self._lifecycle.delete_probe(pod))
 
-    def _look_at_nodes(self) -> list[Event]:
+    def _scan_nodes(self) -> list[Event]:
         """Return changed nodes, and new slot numbers for gangs whose node no longer has theirs."""
-        changed = self.world.seen_anew()
+        changed = self.world.seen_changes()
         slots = self._slots_now | {node.node: node.slots for node in changed}
         self._slots_now = {}
         return [*changed, *renumbered(self._attempts.values(), slots)] if slots else []
@@ -224,7 +226,7 @@ class KubernetesBackend:
         with self.world.lock:
             return list(self._gangs.values())
 
-    def _look_at_gangs(self) -> list[Event]:
+    def _scan_gangs(self) -> list[Event]:
         """Submit new gangs and cancel deleted ones."""
         events: list[Event] = []
         dirty = sorted(self.world.take_dirty(), reverse=True)
@@ -233,14 +235,14 @@ class KubernetesBackend:
             if key in self._by_gang:
                 self._changed.add(self._by_gang[key])
             gang = self.world.gang(key)
-            told = self._told.get(key)
-            if gang is None or (told is not None and told != gang.job_id):
+            submitted = self._submitted.get(key)
+            if gang is None or (submitted is not None and submitted != gang.job_id):
                 self._gangs.pop(key, None)
-                if told is not None:
-                    del self._told[key]
-                    self._keys.pop(told, None)
-                    self._last_pods.pop(told, None)
-                    events.append(CancelRequested(told, "the API server, where the gang was deleted"))
+                if submitted is not None:
+                    del self._submitted[key]
+                    self._keys.pop(submitted, None)
+                    self._last_pods.pop(submitted, None)
+                    events.append(CancelRequested(submitted, "the API server, where the gang was deleted"))
             if gang is None:
                 continue
             self._gangs[key], self._keys[gang.job_id] = gang, key
@@ -249,15 +251,15 @@ class KubernetesBackend:
                 self.world.want(gang.constraint)
             if gang.spec is not None:
                 self._last_pods[gang.job_id] = list(gang.pods)
-                if key not in self._told:
-                    self._told[key] = gang.job_id
+                if key not in self._submitted:
+                    self._submitted[key] = gang.job_id
                     events.append(Submitted(gang.job_id, gang.spec, gang.array_of, gang.array_index))
         return events
 
     def know(self, job_id: str, key: str) -> None:
         """Record a gang that the core already has, because its state was rebuilt from the API's objects."""
         with self.world.lock:
-            self._told[key], self._keys[job_id] = job_id, key
+            self._submitted[key], self._keys[job_id] = job_id, key
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
@@ -272,13 +274,13 @@ class KubernetesBackend:
         attempt.probe = any(is_probe(pod) for pod in pods)
         attempt.beyond = any(pod.metadata.key == gang_key and group_of(pod) for pod in pods)
         self._take_up(attempt)
-        self._carrying.hold(attempt)
+        self._lifecycle.hold(attempt)
         if attempt.phase is Phase.BINDING:
             by_uid = {pod.metadata.uid: pod for pod in pods}
             for member in attempt.members:
                 if member.uid and not member.bound:
                     self.world.assume(by_uid[member.uid], member.node)
-            self._connection.go(key, self._carrying.bind(attempt))
+            self._connection.go(key, self._lifecycle.bind(attempt))
         return attempt
 
     def _take_up(self, attempt: Attempt) -> None:
@@ -294,16 +296,16 @@ class KubernetesBackend:
         for member in attempt.members:
             self.world.release(member.uid, place_of(attempt, member))
 
-    def _look_at(self, key: tuple[str, int], attempt: Attempt) -> list[Event]:
+    def _scan(self, key: tuple[str, int], attempt: Attempt) -> list[Event]:
         if attempt.phase is not Phase.BOUND:
             return []
         pods = {pod.metadata.uid: pod for pod in self.world.pods_of(attempt.key)}
         # The cache may not show yet that a pod is bound; but a pod that is missing from it is gone.
-        if not attempt.told and (why := rejected(attempt, pods)):
+        if not attempt.reported and (why := rejected(attempt, pods)):
             attempt.phase, attempt.failure = Phase.UNDOING, why
-            self._connection.go(key, self._carrying.undo(attempt))
+            self._connection.go(key, self._lifecycle.undo(attempt))
             return []
-        events = look_at(attempt, pods)
+        events = scan_attempt(attempt, pods)
         if attempt.phase is Phase.BOUND and any(member.hole for member in attempt.members):
             self._fill_holes(key, attempt, pods)
         return events
@@ -334,5 +336,5 @@ class KubernetesBackend:
             member.name, member.uid, member.bound = found.metadata.key, found.metadata.uid, False
             self.world.hold(member.uid, place_of(attempt, member))
             self.world.assume(found, member.node)
-            work = self._carrying.bind_in_place(attempt, member)
+            work = self._lifecycle.bind_in_place(attempt, member)
             self._connection.go((f"{key[0]}/{member.ranks.start}", key[1]), work)

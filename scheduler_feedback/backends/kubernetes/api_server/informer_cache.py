@@ -57,7 +57,7 @@ class NodeUse:
     """Uids of these pods."""
 
 
-class World:
+class InformerCache:
     """The cluster's state from the watches. `scheduler`: the schedulerName of the pods that we place."""
 
     def __init__(self, scheduler: str, labels: TopologyLabels) -> None:
@@ -84,28 +84,28 @@ class World:
         self._barred: dict[tuple[str, str], int] = {}  # (constraint, node) that did not fit -> digest of its use then
         self._stale: set[str] = set()
         self._seen: dict[str, NodeSeen] = {}
-        self._anew: dict[str, NodeSeen] = {}  # nodes whose change has not been reported yet
+        self._unreported: dict[str, NodeSeen] = {}  # nodes whose change has not been reported yet
         self.dirty_gangs: set[str] = set()
         self._agents: dict[str, tuple[str, str]] = {}  # by the pod's key: its node and address
         self._lone: dict[str, Gang] = {}  # pods that are gangs of one, as of the last scan
 
     # --- from the watches --------------------------------------------------------------------------------------------
 
-    def node_told(self, key: str, _before: Node | None, after: Node | None) -> None:
+    def node_changed(self, key: str, _before: Node | None, after: Node | None) -> None:
         with self.lock:
             if after is None:
                 self.nodes.pop(key, None)
                 self._allocatable.pop(key, None)
                 self._refusals.pop(key, None)
                 self._seen.pop(key, None)
-                self._anew.pop(key, None)
+                self._unreported.pop(key, None)
                 self._stale.discard(key)
                 return
             self._allocatable[key] = allocatable_of(after)
             self.nodes[key] = after
             self._stale.add(key)
 
-    def pod_told(self, key: str, before: Pod | None, after: Pod | None) -> None:
+    def pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
         with self.lock:
             if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
                 self._leave(before.metadata.uid)
@@ -134,7 +134,7 @@ class World:
                     self._probes.add(key)
                 self.dirty_gangs.add(gang)
 
-    def claim_told(self, key: str, _before: Claim | None, after: Claim | None) -> None:
+    def claim_changed(self, key: str, _before: Claim | None, after: Claim | None) -> None:
         with self.lock:
             if after is None:
                 self.claims.pop(key, None)
@@ -142,7 +142,7 @@ class World:
                 self.claims[key] = after
             self._reach_again((key,))
 
-    def volume_told(self, key: str, _before: StoredVolume | None, after: StoredVolume | None) -> None:
+    def volume_changed(self, key: str, _before: StoredVolume | None, after: StoredVolume | None) -> None:
         with self.lock:
             if after is None:
                 self.volumes.pop(key, None)
@@ -157,7 +157,7 @@ class World:
                 pod = self.pods[key] = reached(self.pods[key], self.claims, self.volumes)
                 self.dirty_gangs |= {key, group_of(pod) or key}
 
-    def group_told(self, key: str, before: PodGroup | None, after: PodGroup | None) -> None:
+    def group_changed(self, key: str, before: PodGroup | None, after: PodGroup | None) -> None:
         with self.lock:
             if after is None:
                 self.groups.pop(key, None)
@@ -166,14 +166,14 @@ class World:
             if before is None or after is None or before.spec != after.spec or _declared(before) != _declared(after):
                 self.dirty_gangs.add(key)
 
-    def upstream_told(self, key: str, before: UpstreamGroup | None, after: UpstreamGroup | None) -> None:
+    def upstream_changed(self, key: str, before: UpstreamGroup | None, after: UpstreamGroup | None) -> None:
         """Update one of Kubernetes' own groups; coscheduling's group of the same name takes precedence."""
         known = self.groups.get(key)
         if known is not None and known.of_api != API:
             return
-        self.group_told(key, *(None if one is None else as_group(one, self._labels) for one in (before, after)))
+        self.group_changed(key, *(None if one is None else as_group(one, self._labels) for one in (before, after)))
 
-    def queue_told(self, key: str, before: Queue | None, after: Queue | None) -> None:
+    def queue_changed(self, key: str, before: Queue | None, after: Queue | None) -> None:
         with self.lock:
             if before is None or after is None or before.spec != after.spec:
                 self.queues_version += 1
@@ -378,23 +378,23 @@ class World:
     def seen(self) -> list[NodeSeen]:
         """Return every node as the core sees it."""
         with self.lock:
-            self._look_at_stale()
+            self._update_stale()
             return list(self._seen.values())
 
-    def seen_anew(self) -> list[NodeSeen]:
+    def seen_changes(self) -> list[NodeSeen]:
         """Return the nodes that have changed since the last call."""
         with self.lock:
-            self._look_at_stale()
-            anew, self._anew = self._anew, {}
-            return list(anew.values())
+            self._update_stale()
+            changes, self._unreported = self._unreported, {}
+            return list(changes.values())
 
-    def _look_at_stale(self) -> None:
+    def _update_stale(self) -> None:
         for name in self._stale:
             if name in self.nodes:
-                self._look_at(name)
+                self._scan(name)
         self._stale = set()
 
-    def _look_at(self, name: str) -> None:
+    def _scan(self, name: str) -> None:
         node = self.nodes[name]
         resource = resource_of(node)
         use = self._use.get(name)
@@ -410,7 +410,7 @@ class World:
         refuses = tuple(self._refused_by(node, resource, slots > held)) if resource else ()
         seen = node_seen(node, slots, refuses, self._labels)
         if self._seen.get(name) != seen:
-            self._seen[name] = self._anew[name] = seen
+            self._seen[name] = self._unreported[name] = seen
 
     def _refused_by(self, node: Node, resource: str, room: bool) -> Iterator[str]:
         """Yield the names of the constraints that the node does not meet.

@@ -71,8 +71,8 @@ _bookmarks = msgspec.json.Decoder(_Bookmark)
 class Watch(Generic[_T]):
     """The objects at one path, kept current.
 
-    told(key, before, after) is called for every change: `after` is None for a deleted object, `before` for a new one.
-    It runs in the event loop's thread and must not block.
+    on_change(key, before, after) is called for every change: `after` is None for a deleted object, `before` for a
+    new one. It runs in the event loop's thread and must not block.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Watch(Generic[_T]):
         client: Client,
         path: str,
         kind: type[_T],
-        told: Callable[[str, _T | None, _T | None], None],
+        on_change: Callable[[str, _T | None, _T | None], None],
         parameters: Mapping[str, str] | None = None,
         optional: bool = False,
     ) -> None:
@@ -90,7 +90,7 @@ class Watch(Generic[_T]):
         self.absent = False
         self.lists = self.events = self.reconnects = self.unusable = 0
         self._named: set[str] = set()
-        self._client, self._told, self._optional = client, told, optional
+        self._client, self._on_change, self._optional = client, on_change, optional
         self._parameters = dict(parameters or {})
         self._object = msgspec.json.Decoder(kind)
         self._list = msgspec.json.Decoder(_list_of(kind))
@@ -189,7 +189,7 @@ class Watch(Generic[_T]):
         else:
             self.objects[key] = item
         try:
-            self._told(key, known, item)
+            self._on_change(key, known, item)
         except BackendError as error:
             # An unusable object (with an invalid quantity) is skipped alone: a new list would only bring it again.
             self.unusable += 1

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent.schema.errors import BackendError
 from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.attempts.binding import (
     bind_all,
     bind_one,
@@ -29,8 +29,8 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     Phase,
     assign,
     ended,
-    look_at,
     place_of,
+    scan_attempt,
 )
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from scheduler_feedback.backends.kubernetes.objects.translate import Gang, group_of
@@ -53,24 +53,24 @@ _LOOK_SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Carrying:
+class AttemptLifecycle:
     """Starts, stops and undoes attempts.
 
-    may_act: returns whether we lead. say: sends an event to the core. look_again: queues the attempt for the next scan.
-    last_pods: by job, its latest pods, which name their owners.
+    may_act: returns whether we lead. emit: sends an event to the core. queue_scan: queues the attempt for the next
+    scan. last_pods: by job, its latest pods, which name their owners.
     """
 
     def __init__(
         self,
         connection: Connection,
-        world: World,
+        world: InformerCache,
         may_act: Callable[[], bool],
-        say: Callable[[Event], None],
-        look_again: Callable[[Attempt], None],
+        emit: Callable[[Event], None],
+        queue_scan: Callable[[Attempt], None],
         last_pods: Mapping[str, Sequence[Pod]],
     ) -> None:
         self._connection, self._world, self._may_act = connection, world, may_act
-        self._say, self._look_again, self._last_pods = say, look_again, last_pods
+        self._emit, self._queue_scan, self._last_pods = emit, queue_scan, last_pods
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
 
     def hold(self, attempt: Attempt) -> None:
@@ -93,8 +93,8 @@ class Carrying:
         if attempt.phase is Phase.BINDING:
             why = await owner_has_ended(self._connection.client, self._last_pods.get(attempt.job_id, []))
             if why:
-                self._say(CancelRequested(attempt.job_id, f"its owner, a Job that is {why.lower()}"))
-            self._say(ActionFailed(action.action_id, attempt.job_id, "its pods do not exist yet"))
+                self._emit(CancelRequested(attempt.job_id, f"its owner, a Job that is {why.lower()}"))
+            self._emit(ActionFailed(action.action_id, attempt.job_id, "its pods do not exist yet"))
 
     async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
         try:
@@ -105,7 +105,7 @@ class Carrying:
         except DoesNotFitError as error:
             if error.node:
                 self._world.bar(error.constraint, error.node)
-            self._say(ActionFailed(action.action_id, attempt.job_id, str(error)))
+            self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
             return
         group = self._world.groups.get(attempt.key)
         if gang.grouped and group is not None:
@@ -120,7 +120,7 @@ class Carrying:
             uid = await create_once(client, f"/api/v1/namespaces/{namespace}/pods", body, self._may_act)
         except BackendError as error:
             attempt.failure = str(error)
-            self._say(ActionFailed(action.action_id, attempt.job_id, str(error)))
+            self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
             return
         node, slots = action.placement[0].node, tuple(slot.slot for slot in action.placement)
         attempt.members = [Member(attempt.key, uid, node, range(len(slots)), slots, bound=True)]
@@ -131,7 +131,7 @@ class Carrying:
             await asyncio.sleep(_LOOK_SECONDS)
         if attempt.phase is Phase.BINDING:
             attempt.phase = Phase.BOUND
-            self._look_again(attempt)
+            self._queue_scan(attempt)
 
     async def delete_probe(self, pod: Pod) -> None:
         """Delete the pod of a probe that is no longer needed."""
@@ -147,7 +147,7 @@ class Carrying:
                 await self.undo(attempt)
         elif attempt.phase is Phase.BINDING:
             attempt.phase = Phase.BOUND
-            self._look_again(attempt)
+            self._queue_scan(attempt)
 
     async def bind_in_place(self, attempt: Attempt, member: Member) -> None:
         """Bind the replacement of a lost pod."""
@@ -156,7 +156,7 @@ class Carrying:
             with self._world.lock:
                 self._world.unassume(member.uid)
                 member.uid = ""
-        self._look_again(attempt)
+        self._queue_scan(attempt)
 
     def _may_bind(self, attempt: Attempt) -> bool:
         return self._may_act() and attempt.phase is not Phase.STOPPING
@@ -183,9 +183,9 @@ class Carrying:
         if attempt.phase is Phase.STOPPING:  # ``stop`` reports the end
             return
         if attempt.action_id:
-            self._say(ActionFailed(attempt.action_id, attempt.job_id, attempt.failure))
+            self._emit(ActionFailed(attempt.action_id, attempt.job_id, attempt.failure))
         else:
-            self._say(AttemptUnknown(attempt.job_id, attempt.number))
+            self._emit(AttemptUnknown(attempt.job_id, attempt.number))
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
@@ -196,20 +196,20 @@ class Carrying:
             uids = {member.uid for member in attempt.members if member.uid}
             pods = [pod for pod in world.pods_of(attempt.key) if pod.metadata.uid in uids]
         # Pods that never ran lose nothing by a deletion, and no budget counts unhealthy pods.
-        if attempt.probe or not attempt.told:
+        if attempt.probe or not attempt.reported:
             for member in attempt.members:
                 if not member.bound:
                     world.unassume(member.uid)
             await delete_all(client, [member for member in attempt.members if member.bound])
             await self._gone(attempt)
-            self._say(ended(attempt))
+            self._emit(ended(attempt))
             return
         try:
             suspended = await stop(client, attempt.members, pods)
         except BackendError as error:
             attempt.phase, attempt.why_stopped = Phase.BOUND, ""
-            self._look_again(attempt)
-            self._say(ActionFailed(action.action_id, attempt.job_id, str(error)))
+            self._queue_scan(attempt)
+            self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
             return
         await self._gone(attempt)
         for path in suspended:
@@ -217,8 +217,8 @@ class Carrying:
         if any(pod.owner is not None for pod in pods):
             await self._all_there(attempt, RECREATED_SECONDS, Phase.STOPPING)
         with world.lock:
-            look_at(attempt, {pod.metadata.uid: pod for pod in world.pods_of(attempt.key)})
-            self._say(ended(attempt))
+            scan_attempt(attempt, {pod.metadata.uid: pod for pod in world.pods_of(attempt.key)})
+            self._emit(ended(attempt))
 
     async def _gone(self, attempt: Attempt) -> None:
         """Wait until no pod of the attempt uses its node."""

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.objects.constraints import constraint_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
@@ -96,7 +96,7 @@ class Attempt:
     placement: tuple[Slot, ...]
     phase: Phase = Phase.BINDING
     members: list[Member] = field(default_factory=list)
-    told: bool = False
+    reported: bool = False
     """Whether the core knows that all of it runs."""
 
     ran: bool = False
@@ -120,7 +120,7 @@ class DoesNotFitError(Exception):
         self.node, self.constraint = node, constraint
 
 
-def assign(world: World, pods: Sequence[Pod], placement: Sequence[Slot]) -> list[Member]:
+def assign(world: InformerCache, pods: Sequence[Pod], placement: Sequence[Slot]) -> list[Member]:
     """Assign each pod of a gang to a node and reserve its resources in the cache; on error change nothing.
 
     GPU pods go to the core's slots. A pod without GPUs goes to the first node of the gang with enough room, else to any
@@ -143,7 +143,7 @@ def assign(world: World, pods: Sequence[Pod], placement: Sequence[Slot]) -> list
     return members
 
 
-def _assign(world: World, pod: Pod, ranks: range, placement: Sequence[Slot]) -> Member:
+def _assign(world: InformerCache, pod: Pod, ranks: range, placement: Sequence[Slot]) -> Member:
     if ranks.stop > len(placement):
         raise DoesNotFitError(f"it has {ranks.stop} ranks now, but had {len(placement)} when it was placed")
     slots = placement[ranks.start : ranks.stop]
@@ -153,7 +153,7 @@ def _assign(world: World, pod: Pod, ranks: range, placement: Sequence[Slot]) -> 
     return _put(world, pod, nodes.pop(), ranks, tuple(slot.slot for slot in slots))
 
 
-def _assign_anywhere(world: World, pod: Pod, near: Iterable[str]) -> Member:
+def _assign_anywhere(world: InformerCache, pod: Pod, near: Iterable[str]) -> Member:
     constraint = constraint_of(pod)
     for node in (*near, *world.nodes):
         if not world.why_not(constraint, node):
@@ -161,7 +161,7 @@ def _assign_anywhere(world: World, pod: Pod, near: Iterable[str]) -> Member:
     raise DoesNotFitError(f"no node can take pod {pod.metadata.name}, which requests no GPU")
 
 
-def _put(world: World, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]) -> Member:
+def _put(world: InformerCache, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]) -> Member:
     constraint = constraint_of(pod)
     why = world.why_not(constraint, node)
     if not why and len(ranks) > world.free_of(node).get(constraint.resource, 0):
@@ -244,7 +244,7 @@ def _ranks_written(pod: Pod) -> range:
     return range(first, first + len(slots_written(pod)))
 
 
-def look_at(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
+def scan_attempt(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
     """Update a bound attempt and return the events that the core does not have yet. pods: of the gang, by uid."""
     for member in attempt.members:
         if member.hole or member.over:
@@ -261,11 +261,11 @@ def look_at(attempt: Attempt, pods: Mapping[str, Pod]) -> list[Event]:
         return [] if attempt.phase is Phase.STOPPING else [ended(attempt)]
     running = [pod for m in attempt.members if (pod := pods.get(m.uid)) is not None and pod.status.phase == "Running"]
     alive = sum(1 for member in attempt.members if member.over and member.exit_code == 0) + len(running)
-    if not attempt.told and alive == len(attempt.members):
-        attempt.told = attempt.ran = True
+    if not attempt.reported and alive == len(attempt.members):
+        attempt.reported = attempt.ran = True
         return [AttemptRunning(job_id, number, ranks_seen(attempt))]
     failed = next((member for member in attempt.members if member.over and member.exit_code), None)
-    if failed is not None and attempt.told and attempt.phase is Phase.BOUND and not attempt.failure:
+    if failed is not None and attempt.reported and attempt.phase is Phase.BOUND and not attempt.failure:
         attempt.failure = f"pod {failed.name} failed"
         rank = failed.ranks.start if len(failed.ranks) else 0
         return [RankFailed(job_id, number, rank, failed.exit_code or _UNKNOWN_FAILURE)]
@@ -344,7 +344,7 @@ def renumbered(attempts: Collection[Attempt], slots_of: Mapping[str, int]) -> li
             moved.add(id(member))
     changed: list[AttemptRunning] = []
     for attempt in attempts:
-        if attempt.told and any(id(member) in moved for member in attempt.members):
+        if attempt.reported and any(id(member) in moved for member in attempt.members):
             attempt.placement = tuple(Slot(m.node, slot) for m in attempt.members for slot in m.slots)
             changed.append(AttemptRunning(attempt.job_id, attempt.number, ranks_seen(attempt)))
     return changed

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import exit_code_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
@@ -93,7 +93,7 @@ class _Gang:
 class Foreign:
     """All bound GPU pods, of every scheduler. Uses the cache's lock."""
 
-    def __init__(self, world: World, settled_seconds: float = SETTLED_SECONDS) -> None:
+    def __init__(self, world: InformerCache, settled_seconds: float = SETTLED_SECONDS) -> None:
         self._world, self._settled_seconds = world, settled_seconds
         self._gangs: dict[str, _Gang] = {}
         self._unsettled: set[str] = set()
@@ -104,7 +104,7 @@ class Foreign:
 
     # --- from the watch ----------------------------------------------------------------------------------------------
 
-    def pod_told(self, before: Pod | None, after: Pod | None, now: float) -> None:
+    def pod_changed(self, before: Pod | None, after: Pod | None, now: float) -> None:
         """Update from a change of a pod. now: seconds of a monotonic clock."""
         with self._world.lock:
             if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
@@ -165,7 +165,7 @@ class Foreign:
             for job_id, attempt in holding:
                 gang = self._gangs.get(job_id)
                 self._numbers[job_id] = max(self._numbers.get(job_id, 0), attempt)
-                if (gang is None or not gang.members or gang.attempt != attempt) and not _says_end(events, job_id):
+                if (gang is None or not gang.members or gang.attempt != attempt) and not _has_end(events, job_id):
                     events.append(AttemptEnded(job_id, attempt, (), reason="it was not observed for a while"))
             for name in sorted(self._unsettled):
                 gang = self._gangs.get(name)
@@ -222,7 +222,7 @@ class Foreign:
             return [pod for gang in gangs for pod in gang.pods.values() if pod.spec.node_name == node]
 
 
-def _says_end(events: Iterable[Event], job_id: str) -> bool:
+def _has_end(events: Iterable[Event], job_id: str) -> bool:
     return any(isinstance(event, AttemptEnded) and event.job_id == job_id for event in events)
 
 

@@ -26,7 +26,7 @@ from agent.schema.frame import (
     pack,
 )
 
-_UNTOLD = -1
+_NO_ATTEMPT = -1
 """Attempt of a member whose column has none: the newest."""
 
 POD = "pod-"
@@ -47,21 +47,21 @@ class Place:
 class _Node:
     """Latest frame of a node.
 
-    standing: members of the layout that are pods. claims: pods that recent records name. names: their new names.
-    heard, said: records as received and as renamed.
+    in_layout: members of the layout that are pods. claims: pods that recent records name. names: their new names.
+    received, renamed: records as received and as renamed.
     """
 
     layout_id: str = ""
     layout: AnyLayout | None = None
-    standing: tuple[Member, ...] = ()
+    in_layout: tuple[Member, ...] = ()
     claims: OrderedDict[Member, None] = field(default_factory=OrderedDict)
     names: dict[Member, Member] = field(default_factory=dict)
     version: int = -1
-    heard: tuple[Record, ...] = ()
-    said: tuple[Record, ...] = ()
+    received: tuple[Record, ...] = ()
+    renamed: tuple[Record, ...] = ()
 
 
-class Naming:
+class RankNames:
     """Renames frames. Used only by the thread that reads them.
 
     place_of: returns a pod's place by uid; None if we did not place it. version: changes whenever a result of place_of
@@ -83,26 +83,26 @@ class Naming:
         changed = False
         if node.layout_id != layout.layout_id:
             node.layout_id, node.layout, changed = layout.layout_id, None, True
-            node.standing = tuple(_claims(layout.whole()))
-        if frame.records is not node.heard:
-            changed |= self._hear(node, frame.records)
-        if not node.standing and not node.claims:
+            node.in_layout = tuple(_claims(layout.whole()))
+        if frame.records is not node.received:
+            changed |= self._add_claims(node, frame.records)
+        if not node.in_layout and not node.claims:
             return layout, frame
         version = self._version()
         if changed or version != node.version:
             node.version = version
-            names = self._names(frame.node, dict.fromkeys((*node.standing, *node.claims)))
+            names = self._names(frame.node, dict.fromkeys((*node.in_layout, *node.claims)))
             if names != node.names:
-                node.names, node.layout, node.heard = names, None, ()
+                node.names, node.layout, node.received = names, None, ()
         if not node.names:
             return layout, frame
         if node.layout is None:
             node.layout = pack(_renamed(layout.whole(), node.names))
-        if frame.records is not node.heard:
-            node.heard, node.said = frame.records, tuple(_rename(record, node.names) for record in frame.records)
-        return node.layout, msgspec.structs.replace(frame, layout_id=node.layout.layout_id, records=node.said)
+        if frame.records is not node.received:
+            node.received, node.renamed = frame.records, tuple(_rename(record, node.names) for record in frame.records)
+        return node.layout, msgspec.structs.replace(frame, layout_id=node.layout.layout_id, records=node.renamed)
 
-    def _hear(self, node: _Node, records: Iterable[Record]) -> bool:
+    def _add_claims(self, node: _Node, records: Iterable[Record]) -> bool:
         """Add the pods in these records; return whether one is new."""
         new = False
         for record in records:
@@ -132,7 +132,7 @@ class Naming:
             for member in sorted(members, key=lambda one: one.rank):
                 first, count = place.ranks.start, len(place.ranks)
                 rank = first + (member.rank - first) % count
-                if member.attempt in (newest, _UNTOLD) and whose.setdefault(rank, member.rank) == member.rank:
+                if member.attempt in (newest, _NO_ATTEMPT) and whose.setdefault(rank, member.rank) == member.rank:
                     names[member] = Member(place.gang, place.attempt, rank)
         return names
 
@@ -149,7 +149,7 @@ def _member(labels: Iterable[tuple[str, str]]) -> Member | None:
     gang, rank, attempt = named.get("gang", ""), named.get("rank", ""), named.get("attempt", "")
     if not gang.startswith(POD) or not rank.isdecimal() or not (attempt.isdecimal() or not attempt):
         return None
-    return Member(gang, int(attempt) if attempt else _UNTOLD, int(rank))
+    return Member(gang, int(attempt) if attempt else _NO_ATTEMPT, int(rank))
 
 
 def _renamed(layout: Layout, names: Mapping[Member, Member]) -> Layout:

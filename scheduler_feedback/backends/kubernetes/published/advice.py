@@ -43,7 +43,7 @@ Write = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Accusation:
     """An active verdict that accuses a node or GPU."""
 
     verdict_id: str
@@ -54,7 +54,7 @@ class Finding:
     """UUID of the GPU, if the verdict accuses one and its node is in quarantine."""
 
 
-def findings_of(state: State) -> tuple[Finding, ...]:
+def accusations_of(state: State) -> tuple[Accusation, ...]:
     """Return the active verdicts that accuse a node or GPU."""
     found = []
     for verdict in state.verdicts.values():
@@ -63,7 +63,7 @@ def findings_of(state: State) -> tuple[Finding, ...]:
             continue
         out = node.state is NodeState.QUARANTINE and verdict.level == "gpu"
         device = verdict.device if out else ""
-        found.append(Finding(verdict.verdict_id, verdict.gang, verdict.node, sentence(verdict), device))
+        found.append(Accusation(verdict.verdict_id, verdict.gang, verdict.node, sentence(verdict), device))
     return tuple(found)
 
 
@@ -115,39 +115,39 @@ class Advice:
         self, client: Client, concerned: Callable[[str, str], Sequence[Pod]], *, devices: bool = False
     ) -> None:
         self._client, self._concerned, self._devices = client, concerned, devices
-        self._told: dict[str, tuple[Finding, list[Pod]]] = {}
+        self._published: dict[str, tuple[Accusation, list[Pod]]] = {}
         self._events: deque[Write] = deque()  # to be written
         self._rules: set[str] | None = None  # names of existing rules; None: not listed yet
         self._places: dict[str, Selector] = {}  # by UUID
         self._read_at = float("-inf")
 
-    async def writes(self, findings: Iterable[Finding], most: int) -> list[Write]:
-        """Return at most `most` writes, which publish these findings and withdraw all others.
+    async def writes(self, accusations: Iterable[Accusation], most: int) -> list[Write]:
+        """Return at most `most` writes, which publish these accusations and withdraw all others.
 
         Each write is returned once and must be executed; only writes of missing rules are returned again.
         """
-        standing = {finding.verdict_id: finding for finding in findings}
-        for verdict_id, finding in standing.items():
-            if verdict_id not in self._told:
-                pods = list(self._concerned(finding.gang, finding.node))[:MOST_PODS]
-                self._told[verdict_id] = finding, pods
-                self._events += [partial(self._event, pod, finding, True) for pod in pods]
-        for verdict_id in [one for one in self._told if one not in standing]:
-            finding, pods = self._told.pop(verdict_id)
-            here = {pod.metadata.uid for pod in self._concerned(finding.gang, finding.node)}
-            self._events += [partial(self._event, pod, finding, False) for pod in pods if pod.metadata.uid in here]
-        writes = (await self._rule_writes(standing))[:most] if self._devices else []
+        active = {accusation.verdict_id: accusation for accusation in accusations}
+        for verdict_id, accusation in active.items():
+            if verdict_id not in self._published:
+                pods = list(self._concerned(accusation.gang, accusation.node))[:MOST_PODS]
+                self._published[verdict_id] = accusation, pods
+                self._events += [partial(self._event, pod, accusation, True) for pod in pods]
+        for verdict_id in [one for one in self._published if one not in active]:
+            accusation, pods = self._published.pop(verdict_id)
+            here = {pod.metadata.uid for pod in self._concerned(accusation.gang, accusation.node)}
+            self._events += [partial(self._event, pod, accusation, False) for pod in pods if pod.metadata.uid in here]
+        writes = (await self._rule_writes(active))[:most] if self._devices else []
         while self._events and len(writes) < most:
             writes.append(self._events.popleft())
         return writes
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    async def _event(self, pod: Pod, finding: Finding, stands: bool) -> None:
+    async def _event(self, pod: Pod, accusation: Accusation, active: bool) -> None:
         metadata = pod.metadata
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        digest = hashlib.sha256(f"{finding.verdict_id} {metadata.uid} {stands}".encode()).hexdigest()[:16]
-        message = f"node {finding.node}: {finding.words}"
+        digest = hashlib.sha256(f"{accusation.verdict_id} {metadata.uid} {active}".encode()).hexdigest()[:16]
+        message = f"node {accusation.node}: {accusation.words}"
         body = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -159,9 +159,9 @@ class Advice:
                 "name": metadata.name,
                 "uid": metadata.uid,
             },
-            "type": "Warning" if stands else "Normal",
-            "reason": "NodeDoubted" if stands else "NodeCleared",
-            "message": (message if stands else f"no longer: {message}")[:1024],
+            "type": "Warning" if active else "Normal",
+            "reason": "NodeDoubted" if active else "NodeCleared",
+            "message": (message if active else f"no longer: {message}")[:1024],
             "source": {"component": "gangwatch"},
             "firstTimestamp": now,
             "lastTimestamp": now,
@@ -175,11 +175,11 @@ class Advice:
 
     # --- devices -----------------------------------------------------------------------------------------------------
 
-    async def _rule_writes(self, standing: Mapping[str, Finding]) -> list[Write]:
+    async def _rule_writes(self, active: Mapping[str, Accusation]) -> list[Write]:
         try:
             if self._rules is None:
                 self._rules = {rule.metadata.name for rule in await rules_of(self._client)}
-            accused = {finding.device: finding for finding in standing.values() if finding.device}
+            accused = {accusation.device: accusation for accusation in active.values() if accusation.device}
             if accused.keys() - self._places.keys() and time.monotonic() - self._read_at >= _READ_AGAIN_SECONDS:
                 self._places = await self._devices_by_uuid()
                 self._read_at = time.monotonic()
@@ -190,13 +190,13 @@ class Advice:
             self._devices = False
             return []
         wanted = {
-            _name(finding.node, uuid): (self._places[uuid], finding)
-            for uuid, finding in accused.items()
+            _name(accusation.node, uuid): (self._places[uuid], accusation)
+            for uuid, accusation in accused.items()
             if uuid in self._places
         }
         writes: list[Write] = [
-            partial(self._taint, name, selector, finding)
-            for name, (selector, finding) in wanted.items()
+            partial(self._taint, name, selector, accusation)
+            for name, (selector, accusation) in wanted.items()
             if name not in self._rules
         ]
         return writes + [partial(self._untaint, name) for name in self._rules if name not in wanted]
@@ -210,7 +210,7 @@ class Advice:
                     found[uuid.string] = (one.spec.driver, one.spec.pool.name, device.name)
         return found
 
-    async def _taint(self, name: str, selector: Selector, finding: Finding) -> None:
+    async def _taint(self, name: str, selector: Selector, accusation: Accusation) -> None:
         driver, pool, device = selector
         body: dict[str, Any] = {
             "apiVersion": "resource.k8s.io/v1beta2",
@@ -218,7 +218,7 @@ class Advice:
             "metadata": {
                 "name": name,
                 "labels": {MANAGED: "gangwatch"},
-                "annotations": {f"{OURS}reason": finding.words},
+                "annotations": {f"{OURS}reason": accusation.words},
             },
             "spec": {
                 "deviceSelector": {"driver": driver, "pool": pool, "device": device},

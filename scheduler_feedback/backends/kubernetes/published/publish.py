@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any
 
 from scheduler_feedback.backends.kubernetes.api_server.client import MERGE_PATCH, STRATEGIC_PATCH, Client, RefusedError
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.api_server.lease import while_leading
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.objects import COSCHEDULING, Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.translate import Gang
-from scheduler_feedback.backends.kubernetes.published.advice import Advice, Finding, findings_of
+from scheduler_feedback.backends.kubernetes.published.advice import Accusation, Advice, accusations_of
 from scheduler_feedback.backends.kubernetes.published.marks import Marks, changes, marks_of
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import State
@@ -32,7 +32,7 @@ PERIOD_SECONDS = 1.0
 WRITES_A_PERIOD = 64
 """Most objects written a second: changes of all nodes at once must not overload the API server."""
 
-LOOKED_AT = 256
+MOST_QUERIED = 256
 """Most pending gangs whose reason is queried at once, because the core answers between two cycles."""
 
 BEING_BOUND_NS = 5_000_000_000
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GangStatus:
     """Scheduling status of a gang."""
 
     scheduled: bool
@@ -59,19 +59,19 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StateView:
     """Result of one query of the core."""
 
     marks: dict[str, Marks]
-    standings: dict[str, Standing]
+    statuses: dict[str, GangStatus]
     now_ns: int
-    findings: tuple[Finding, ...] = ()
+    accusations: tuple[Accusation, ...] = ()
 
 
-def look(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> Look:
+def view_of(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> StateView:
     """Return what to publish of the state. Runs between two cycles and changes nothing."""
     marks = {name: marks_of(node, evicts=evicts) for name, node in state.nodes.items()}
-    standings: dict[str, Standing] = {}
+    statuses: dict[str, GangStatus] = {}
     for job_id in job_ids:
         job = state.jobs.get(job_id)
         if job is None:
@@ -79,19 +79,19 @@ def look(state: State, job_ids: Iterable[str], *, evicts: bool = False) -> Look:
         if job.state is JobState.PENDING:
             word, why = what_binds(state, job)
             reason = "".join(part.capitalize() for part in word.split("-")) or "Waits"
-            standings[job_id] = Standing(False, reason, why or job.failure or "pending", job.expected_start_ns)
+            statuses[job_id] = GangStatus(False, reason, why or job.failure or "pending", job.expected_start_ns)
         elif job.state.ended:
-            standings[job_id] = Standing(False, job.state.value.capitalize(), job.end_reason)
+            statuses[job_id] = GangStatus(False, job.state.value.capitalize(), job.end_reason)
         elif job.state is JobState.STARTING:
             if state.now_ns - (job.attempt_started_ns or 0) < BEING_BOUND_NS:
                 continue
-            standings[job_id] = Standing(False, "Starting", f"attempt {job.attempt} is being bound")
+            statuses[job_id] = GangStatus(False, "Starting", f"attempt {job.attempt} is being bound")
         else:
-            standings[job_id] = Standing(True, "Scheduled", f"all pods of attempt {job.attempt} have their places")
-    return Look(marks, standings, state.now_ns, findings_of(state))
+            statuses[job_id] = GangStatus(True, "Scheduled", f"all pods of attempt {job.attempt} have their places")
+    return StateView(marks, statuses, state.now_ns, accusations_of(state))
 
 
-def worth_writing(before: Standing | None, after: Standing, written_ns: int, now_ns: int) -> bool:
+def worth_writing(before: GangStatus | None, after: GangStatus, written_ns: int, now_ns: int) -> bool:
     """Return whether the published status is out of date."""
     if before is None or (before.scheduled, before.reason) != (after.scheduled, after.reason):
         return True
@@ -113,9 +113,9 @@ class Publisher:
     def __init__(
         self,
         client: Client,
-        world: World,
+        world: InformerCache,
         gangs: Callable[[], list[Gang]],
-        ask: Callable[[Callable[[State], Look]], Future[Look]],
+        ask: Callable[[Callable[[State], StateView]], Future[StateView]],
         may_act: Callable[[], bool],
         advice: Advice | None = None,
         *,
@@ -123,7 +123,7 @@ class Publisher:
     ) -> None:
         self._client, self._world, self._gangs, self._ask, self._may_act = client, world, gangs, ask, may_act
         self._advice, self._evicts = advice, evicts
-        self._written: dict[str, tuple[Standing, int]] = {}
+        self._written: dict[str, tuple[GangStatus, int]] = {}
         self._cursor = 0
         self.writes = self.refusals = 0
 
@@ -136,13 +136,13 @@ class Publisher:
         gangs = self._gangs()
         asked = self._next(gangs)
         job_ids = [gang.job_id for gang in asked if not gang.refused]
-        found = await asyncio.wrap_future(self._ask(lambda state: look(state, job_ids, evicts=self._evicts)))
+        found = await asyncio.wrap_future(self._ask(lambda state: view_of(state, job_ids, evicts=self._evicts)))
         writes = [
             *self._node_writes(found),
             *self._gang_writes(asked, found),
         ][:WRITES_A_PERIOD]
         if self._advice is not None:
-            writes += await self._advice.writes(found.findings, WRITES_A_PERIOD - len(writes))
+            writes += await self._advice.writes(found.accusations, WRITES_A_PERIOD - len(writes))
         for outcome in await asyncio.gather(*(write() for write in writes), return_exceptions=True):
             if isinstance(outcome, RefusedError):
                 self.refusals += 1
@@ -157,17 +157,17 @@ class Publisher:
 
     def _next(self, gangs: list[Gang]) -> list[Gang]:
         """Return the gangs of this period: new ones first, then the others in rotation."""
-        new = [gang for gang in gangs if gang.job_id not in self._written][:LOOKED_AT]
-        if len(gangs) <= LOOKED_AT:
+        new = [gang for gang in gangs if gang.job_id not in self._written][:MOST_QUERIED]
+        if len(gangs) <= MOST_QUERIED:
             return gangs
         self._cursor %= len(gangs)
-        turn = [*gangs[self._cursor :], *gangs[: self._cursor]][: LOOKED_AT - len(new)]
+        turn = [*gangs[self._cursor :], *gangs[: self._cursor]][: MOST_QUERIED - len(new)]
         self._cursor += len(turn)
         return list({gang.job_id: gang for gang in (*new, *turn)}.values())
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
-    def _node_writes(self, found: Look) -> list[Callable[[], Awaitable[None]]]:
+    def _node_writes(self, found: StateView) -> list[Callable[[], Awaitable[None]]]:
         writes: list[Callable[[], Awaitable[None]]] = []
         with self._world.lock:
             for name, node in self._world.nodes.items():
@@ -187,72 +187,72 @@ class Publisher:
 
     # --- gangs -------------------------------------------------------------------------------------------------------
 
-    def _gang_writes(self, gangs: list[Gang], found: Look) -> list[Callable[[], Awaitable[None]]]:
+    def _gang_writes(self, gangs: list[Gang], found: StateView) -> list[Callable[[], Awaitable[None]]]:
         writes: list[Callable[[], Awaitable[None]]] = []
         later: list[Callable[[], Awaitable[None]]] = []  # running gangs: the reasons of pending ones are more urgent
         for gang in gangs:
-            standing = found.standings.get(gang.job_id)
+            gang_status = found.statuses.get(gang.job_id)
             if gang.refused:
-                standing = Standing(False, "Refused", gang.refused)
-            if standing is None:
+                gang_status = GangStatus(False, "Refused", gang.refused)
+            if gang_status is None:
                 continue
             before, written_ns = self._written.get(gang.job_id, (None, 0))
-            if worth_writing(before, standing, written_ns, found.now_ns):
-                write = partial(self._tell, gang, standing, before, found.now_ns)
-                (later if standing.scheduled else writes).append(write)
+            if worth_writing(before, gang_status, written_ns, found.now_ns):
+                write = partial(self._write_status, gang, gang_status, before, found.now_ns)
+                (later if gang_status.scheduled else writes).append(write)
         return [*writes, *later]
 
-    async def _tell(self, gang: Gang, standing: Standing, before: Standing | None, now_ns: int) -> None:
+    async def _write_status(self, gang: Gang, gang_status: GangStatus, before: GangStatus | None, now_ns: int) -> None:
         if gang.grouped:
             group = self._world.groups.get(gang.key)
             if group is not None:
-                await self._tell_group(group, standing, before)
-        elif not standing.scheduled and gang.pods and not gang.pods[0].spec.node_name:
-            await self._tell_pod(gang.pods[0], standing)
-        self._written[gang.job_id] = (standing, now_ns)
+                await self._write_group_status(group, gang_status, before)
+        elif not gang_status.scheduled and gang.pods and not gang.pods[0].spec.node_name:
+            await self._write_pod_status(gang.pods[0], gang_status)
+        self._written[gang.job_id] = (gang_status, now_ns)
 
-    async def _tell_group(self, group: PodGroup, standing: Standing, before: Standing | None) -> None:
+    async def _write_group_status(self, group: PodGroup, gang_status: GangStatus, before: GangStatus | None) -> None:
         path = group.path
         condition = {
             "type": SCHEDULED,
-            "status": str(standing.scheduled),
-            "reason": standing.reason,
-            "message": _message(standing),
+            "status": str(gang_status.scheduled),
+            "reason": gang_status.reason,
+            "message": _message(gang_status),
             "lastTransitionTime": timestamp(),
         }
         status: dict[str, Any] = {"conditions": [condition]}
         if group.of_api == COSCHEDULING:
-            status["phase"] = "Scheduled" if standing.scheduled else "Pending"
+            status["phase"] = "Scheduled" if gang_status.scheduled else "Pending"
             await self._client.patch(f"{path}/status", {"status": status})
         else:  # other controllers may have their own conditions there
             await self._client.patch(f"{path}/status", {"status": status}, STRATEGIC_PATCH)
-        expected = None if standing.expected_ns is None else timestamp(standing.expected_ns)
+        expected = None if gang_status.expected_ns is None else timestamp(gang_status.expected_ns)
         if group.metadata.annotation(EXPECTED_START) != (expected or ""):
             await self._client.patch(path, {"metadata": {"annotations": {EXPECTED_START: expected}}})
-        if before is None or before.reason != standing.reason:
-            await self._event(group.metadata.namespace, _reference("PodGroup", group), standing)
+        if before is None or before.reason != gang_status.reason:
+            await self._event(group.metadata.namespace, _reference("PodGroup", group), gang_status)
 
-    async def _tell_pod(self, pod: Pod, standing: Standing) -> None:
+    async def _write_pod_status(self, pod: Pod, gang_status: GangStatus) -> None:
         condition = {
             "type": "PodScheduled",
             "status": "False",
             "reason": "Unschedulable",
-            "message": f"{standing.reason}: {_message(standing)}",
+            "message": f"{gang_status.reason}: {_message(gang_status)}",
             "lastTransitionTime": timestamp(),
         }
         path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/status"
         await self._client.patch(path, {"status": {"conditions": [condition]}}, STRATEGIC_PATCH)
 
-    async def _event(self, namespace: str, about: dict[str, str], standing: Standing) -> None:
+    async def _event(self, namespace: str, about: dict[str, str], gang_status: GangStatus) -> None:
         now = timestamp()
         body = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"generateName": f"{about['name'][:200]}.", "namespace": namespace},
             "involvedObject": about,
-            "type": "Warning" if standing.reason in ("Refused", "Capacity", "Failed") else "Normal",
-            "reason": standing.reason,
-            "message": _message(standing)[:1024],
+            "type": "Warning" if gang_status.reason in ("Refused", "Capacity", "Failed") else "Normal",
+            "reason": gang_status.reason,
+            "message": _message(gang_status)[:1024],
             "source": {"component": "gangwatch"},
             "firstTimestamp": now,
             "lastTimestamp": now,
@@ -266,10 +266,10 @@ SCHEDULED = "Scheduled"
 """Type of a group's condition."""
 
 
-def _message(standing: Standing) -> str:
-    if standing.expected_ns is None:
-        return standing.message
-    return f"{standing.message}; expected to start at {timestamp(standing.expected_ns)}"
+def _message(gang_status: GangStatus) -> str:
+    if gang_status.expected_ns is None:
+        return gang_status.message
+    return f"{gang_status.message}; expected to start at {timestamp(gang_status.expected_ns)}"
 
 
 def _reference(kind: str, group: PodGroup) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import World
+from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import adopt, placement_of
 from scheduler_feedback.backends.kubernetes.objects.objects import Node, Pod
 from scheduler_feedback.backends.kubernetes.objects.translate import Gang, attempt_of, wall_ns
@@ -20,7 +20,9 @@ from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import Policy, State
 
 
-def rebuild(world: World, seen: Iterable[NodeSeen], policy: Policy, now_ns: int) -> tuple[State, dict[str, str]]:
+def rebuild(
+    world: InformerCache, seen: Iterable[NodeSeen], policy: Policy, now_ns: int
+) -> tuple[State, dict[str, str]]:
     """Return the state, and the key of each of its jobs. The cache must have listed everything."""
     state = State(policy=policy, now_ns=now_ns)
     keys: dict[str, str] = {}
@@ -65,7 +67,7 @@ def _node(seen: NodeSeen, node: Node) -> cluster.Node:
     )
 
 
-def _job(world: World, gang: Gang, now_ns: int) -> Job | None:
+def _job(world: InformerCache, gang: Gang, now_ns: int) -> Job | None:
     """Return a gang that has begun an attempt; None for one that has not, which is submitted like any other.
 
     For a bound pod that no kubelet has accepted yet, the start counts from now. The time of its binding is not recorded
@@ -95,6 +97,6 @@ def _job(world: World, gang: Gang, now_ns: int) -> Job | None:
     return job
 
 
-def _begun(world: World, name: str) -> bool:
+def _begun(world: InformerCache, name: str) -> bool:
     pod: Pod | None = world.pods.get(name)
     return pod is not None and not pod.over and bool(pod.spec.node_name)

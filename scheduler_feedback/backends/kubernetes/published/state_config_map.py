@@ -132,7 +132,7 @@ async def read(client: Client, namespace: str, name: str) -> bytes:
     return found.data.get(_KEY, "").encode()
 
 
-class Keeper:
+class StateWriter:
     """Writer of the ConfigMap in the backend's event loop. ask: queries the core's state between two cycles."""
 
     def __init__(
