@@ -126,13 +126,13 @@ def test_it_starts_once_every_node_is_ready_and_not_before(folder: Folder) -> No
     assert folder.decision() == (attempt_files.GO, "")
 
 
-def test_no_shim_is_set_going_where_one_has_come_already(folder: Folder) -> None:
+def test_no_second_shim_is_started_on_a_node(folder: Folder) -> None:
     folder.shim_comes("b")
     folder.poll()
     assert folder.started == ["a"]
 
 
-def test_a_node_that_does_not_answer_in_time_ends_the_start_and_is_named(folder: Folder) -> None:
+def test_a_node_that_times_out_aborts_the_start_and_is_named(folder: Folder) -> None:
     folder.ready("b")
     (ended,) = folder.poll(100.1 + TIMEOUT)
     assert ended == AttemptEnded("j-7", 2, (), False, "no response within 5 s from node a", ended.ended_wall_ns)
@@ -140,7 +140,7 @@ def test_a_node_that_does_not_answer_in_time_ends_the_start_and_is_named(folder:
     assert folder.followed.done and folder.poll() == []
 
 
-def test_a_node_that_refuses_keeps_all_from_starting_with_its_ranks_and_its_reason(folder: Folder) -> None:
+def test_a_refusing_node_aborts_the_start_with_its_ranks_and_reason(folder: Folder) -> None:
     folder.ready("b")
     folder.shim_comes("a")
     folder.put(f"a/{attempt_files.REFUSED}", {"reason": "no such program"})
@@ -164,7 +164,7 @@ def test_an_attempt_without_a_plan_is_unknown_and_never_starts(folder: Folder) -
     assert folder.started == []
 
 
-def test_what_was_decided_already_stands(folder: Folder) -> None:
+def test_an_earlier_decision_is_kept(folder: Folder) -> None:
     attempt_files.decide(str(folder.path), attempt_files.ABORT, "another thought so")
     folder.ready("a", "b")
     (ended,) = folder.poll()
@@ -174,7 +174,7 @@ def test_what_was_decided_already_stands(folder: Folder) -> None:
 # --- while it runs ---------------------------------------------------------------------------------------------------
 
 
-def test_it_runs_once_every_rank_has_started_and_that_is_told_once(folder: Folder) -> None:
+def test_running_is_reported_once_when_every_rank_has_started(folder: Folder) -> None:
     folder.go()
     folder.rank_starts(0)
     folder.rank_starts(1)
@@ -190,7 +190,7 @@ def test_it_runs_once_every_rank_has_started_and_that_is_told_once(folder: Folde
     assert [type(event) for event in folder.poll()] == [AttemptRunning], "told again by the next controller"
 
 
-def test_a_rank_that_failed_is_told_once_and_other_stops_are_not_taken_for_that(folder: Folder) -> None:
+def test_a_failed_rank_is_reported_once_and_other_stops_are_not(folder: Folder) -> None:
     folder.go()
     request = {"signal": "SIGTERM", "grace_seconds": 1.0, "reason": "x", "rank": 1, "exit_code": 9}
     folder.put(attempt_files.STOP, request | {"why": "migrate"})
@@ -200,7 +200,7 @@ def test_a_rank_that_failed_is_told_once_and_other_stops_are_not_taken_for_that(
     assert folder.poll() == []
 
 
-def test_its_end_is_told_when_every_node_has_ended_with_all_that_is_known(folder: Folder) -> None:
+def test_the_end_is_reported_with_all_details_when_every_node_has_ended(folder: Folder) -> None:
     folder.go()
     for rank in range(3):
         folder.rank_starts(rank)
@@ -223,7 +223,7 @@ def test_its_end_is_told_when_every_node_has_ended_with_all_that_is_known(folder
     assert folder.followed.done and folder.poll() == []
 
 
-def test_a_gang_that_ran_and_ended_between_two_looks_is_told_as_both(folder: Folder) -> None:
+def test_a_gang_that_ran_and_ended_between_two_polls_is_reported_as_both(folder: Folder) -> None:
     folder.go()
     for rank in range(3):
         folder.rank_starts(rank)
@@ -236,7 +236,7 @@ def test_a_gang_that_ran_and_ended_between_two_looks_is_told_as_both(folder: Fol
     assert ended.checkpointed is None
 
 
-def test_a_save_that_left_no_word_is_told_as_none(folder: Folder) -> None:
+def test_a_save_without_a_record_is_reported_as_failed(folder: Folder) -> None:
     folder.go()
     folder.put(
         attempt_files.STOP,
@@ -259,7 +259,7 @@ def test_a_stop_before_the_decision_is_the_decision(folder: Folder) -> None:
     assert (ended.started, ended.reason) == (False, "by eve")
 
 
-def test_a_running_gang_is_stopped_by_a_request_and_the_first_one_stands(folder: Folder) -> None:
+def test_the_first_stop_request_stops_a_running_gang(folder: Folder) -> None:
     folder.go()
     folder.followed.stop("SIGUSR1", 3.0, "migrate", "away", {"command": ["save"], "timeout_seconds": 2.0})
     wanted = {
@@ -279,7 +279,7 @@ def test_a_gang_that_has_ended_on_one_node_is_stopped_on_the_others(folder: Fold
     assert folder.request() is not None
 
 
-def test_what_has_ended_on_every_node_is_not_asked_to_stop(folder: Folder) -> None:
+def test_an_attempt_that_has_ended_on_every_node_is_not_stopped(folder: Folder) -> None:
     folder.go()
     folder.node_ends("a")
     folder.node_ends("b")
@@ -290,7 +290,7 @@ def test_what_has_ended_on_every_node_is_not_asked_to_stop(folder: Folder) -> No
 # --- after a shim's death --------------------------------------------------------------------------------------------
 
 
-def test_a_dead_shim_s_node_is_accounted_for_and_the_others_asked_to_stop(folder: Folder) -> None:
+def test_a_dead_shims_node_is_recorded_and_the_others_are_stopped(folder: Folder) -> None:
     folder.go()
     for rank in range(3):
         folder.rank_starts(rank)
@@ -347,7 +347,7 @@ def test_after_a_restart_of_the_machine_the_end_is_when_the_folder_was_last_writ
     assert folder.shim.poll() is None, "a pid of another boot names nobody"
 
 
-def test_what_is_left_of_a_dead_shim_s_ranks_is_killed_before_it_counts_as_ended(folder: Folder) -> None:
+def test_leftovers_of_a_dead_shim_are_killed_before_its_node_ends(folder: Folder) -> None:
     folder.go()
     marks = rank_launch.marks(folder.plan, "a")
     left = subprocess.Popen(["sleep", "100"], env={**os.environ, **marks})
@@ -372,7 +372,7 @@ def test_what_is_left_of_a_dead_shim_s_ranks_is_killed_before_it_counts_as_ended
 # --- a save on another node ------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_does_not_save_waits_for_the_first_s_word_or_until_its_time_is_up(
+def test_other_nodes_wait_for_the_first_nodes_save_or_its_time_limit(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 50.0
@@ -380,20 +380,20 @@ def test_a_node_that_does_not_save_waits_for_the_first_s_word_or_until_its_time_
     saving = checkpoint_command.Checkpoint(
         folder.plan, str(folder.path), "a", {"command": ["/nothing"], "timeout_seconds": 10.0}, None
     )
-    saving.look()
+    saving.poll()
     assert (saving.pid, saving.over, saving.record) == (None, False, None)
     now = 61.9
-    saving.look()
+    saving.poll()
     assert not saving.over, "the first node's word may be on its way"
     now = 62.1
-    saving.look()
+    saving.poll()
     assert saving.over
     now = 50.0
     again = checkpoint_command.Checkpoint(
         folder.plan, str(folder.path), "a", {"command": ["x"], "timeout_seconds": 10.0}, None
     )
     folder.put(attempt_files.SAVED, {"exit_code": 0})
-    again.look()
+    again.poll()
     assert again.over and again.record is None, "the first node's record is not ours to write"
 
 
@@ -419,8 +419,8 @@ def test_a_save_that_can_not_be_begun_or_has_ended_is_over_and_recorded_once(
     late = checkpoint_command.Checkpoint(folder.plan, str(folder.path), "b", request, None)
     late.over, late.record = False, None
     now = 63.0
-    late.look()
+    late.poll()
     assert not late.over, "at its very end it may still end by itself"
     now = 63.1
-    late.look()
+    late.poll()
     assert late.over and late.record is not None and late.record["reason"] == "it did not end within 10 s"

@@ -74,7 +74,7 @@ def test_each_group_runs_its_own_command_and_knows_its_role(gangs: LocalGangs) -
     ]
 
 
-def test_a_group_s_command_that_does_not_exist_starts_nobody(gangs: LocalGangs) -> None:
+def test_a_groups_missing_command_starts_no_rank(gangs: LocalGangs) -> None:
     groups = (Group("launcher", 1, ("no-such-mpirun",)), Group("worker", 2))
     gangs.start(SLEEP, 3, groups=groups)
     ended = gangs.wait_for(AttemptEnded)
@@ -127,7 +127,7 @@ def test_applying_twice_starts_once(gangs: LocalGangs, tmp_path: Path) -> None:
     assert count.read_text() == "ran\n" * 2
 
 
-def test_ranks_are_told_their_place_as_torchrun_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_their_place_in_torchruns_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET_OF_THE_CONTROLLER", "1")
     nodes = [LocalNode("cpu", 1), LocalNode("gpu", 2, ("GPU-aa", "GPU-bb"))]
     gangs = LocalGangs(tmp_path / "state", nodes)
@@ -165,7 +165,7 @@ def test_ranks_are_told_their_place_as_torchrun_tells_them(tmp_path: Path, monke
         (SLEEP, {"working_directory": "/no/such/place"}, "the working directory does not exist"),
     ],
 )
-def test_what_cannot_start_is_refused_with_rank_node_and_reason(
+def test_a_refused_start_names_rank_node_and_reason(
     gangs: LocalGangs, command: tuple[str, ...], spec: dict[str, str], reason: str
 ) -> None:
     gangs.start(command, 4, **spec)
@@ -199,7 +199,7 @@ def test_a_program_that_cannot_be_executed_fails_the_start(gangs: LocalGangs, tm
     gangs.assert_nothing_left()
 
 
-def test_a_node_that_fails_after_the_decision_takes_the_others_back(gangs: LocalGangs) -> None:
+def test_a_node_failure_after_the_decision_stops_the_other_nodes(gangs: LocalGangs) -> None:
     (gangs.state_folder / "ranks" / "n1" / "j-1.1.3.json").mkdir(parents=True)  # the rank's file cannot be put there
     gangs.start(("sh", "-c", "trap '' TERM; sleep 300"), 4)
     ended = gangs.wait_for(AttemptEnded)
@@ -210,7 +210,7 @@ def test_a_node_that_fails_after_the_decision_takes_the_others_back(gangs: Local
     gangs.assert_nothing_left()
 
 
-def test_a_shim_that_does_not_answer_aborts_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_shim_aborts_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gangs = LocalGangs(tmp_path / "state", ready_timeout_seconds=0.3)
     start_shim = gangs.backend._start_shim
 
@@ -235,7 +235,7 @@ def test_a_shim_that_does_not_answer_aborts_the_start(tmp_path: Path, monkeypatc
     gangs.assert_nothing_left()
 
 
-def test_shims_that_nobody_decides_about_give_up(tmp_path: Path) -> None:
+def test_shims_without_a_decision_give_up(tmp_path: Path) -> None:
     gangs = LocalGangs(tmp_path / "state", decision_timeout_seconds=0.3)
     gangs.start(("touch", str(tmp_path / "ran")), 4)
     gangs.assert_nothing_left()
@@ -270,7 +270,7 @@ def test_a_rank_that_fails_stops_the_gang(gangs: LocalGangs) -> None:
     gangs.assert_nothing_left()
 
 
-def test_a_rank_that_fails_is_told_while_others_still_run(gangs: LocalGangs, tmp_path: Path) -> None:
+def test_a_failed_rank_is_reported_while_others_still_run(gangs: LocalGangs, tmp_path: Path) -> None:
     """Nothing here depends on how fast a process starts: rank 0 fails once the others ignore SIGTERM, and these run
     until the failure was reported."""
     program = "\n".join(
@@ -298,7 +298,7 @@ def test_a_rank_that_fails_is_told_while_others_still_run(gangs: LocalGangs, tmp
     gangs.assert_nothing_left()
 
 
-def test_a_rank_that_fails_stops_the_gang_while_no_controller_looks(gangs: LocalGangs) -> None:
+def test_a_failed_rank_stops_the_gang_without_a_controller(gangs: LocalGangs) -> None:
     gangs.start(
         python("import os, time; time.sleep(0.5); os._exit(9) if os.environ['RANK'] == '3' else time.sleep(300)"), 4
     )
@@ -352,7 +352,7 @@ def test_a_stopped_process_still_gets_to_save(gangs: LocalGangs) -> None:
     gangs.assert_nothing_left()
 
 
-def test_a_job_that_ignores_the_signal_is_killed_when_the_grace_is_over(both_ways: LocalGangs) -> None:
+def test_a_job_that_ignores_the_signal_is_killed_after_the_grace_period(both_ways: LocalGangs) -> None:
     program = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(300)"
     )
@@ -398,7 +398,7 @@ def test_a_process_that_left_its_session_and_parent_is_ended_with_the_job(both_w
     both_ways.assert_nothing_left()
 
 
-def test_a_process_that_flees_by_forking_is_caught(both_ways: LocalGangs) -> None:
+def test_a_process_that_keeps_forking_is_killed(both_ways: LocalGangs) -> None:
     program = "\n".join(
         (
             "import os, time",
@@ -465,7 +465,7 @@ def test_after_a_reboot_nothing_is_running_and_nothing_is_signalled(gangs: Local
     gangs.assert_nothing_left()
 
 
-def test_a_controller_that_comes_back_finds_a_running_gang(gangs: LocalGangs) -> None:
+def test_a_restarted_controller_finds_a_running_gang(gangs: LocalGangs) -> None:
     gangs.start(SLEEP, 4)
     before = gangs.wait_for(AttemptRunning)
     gangs.restart_controller()
@@ -486,12 +486,12 @@ def test_an_attempt_that_was_never_started_is_unknown_and_stays_so(gangs: LocalG
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_stop_of_what_never_started_makes_it_unknown(gangs: LocalGangs) -> None:
+def test_stopping_an_attempt_that_never_started_makes_it_unknown(gangs: LocalGangs) -> None:
     gangs.stop()
     assert gangs.backend.observe([("j-1", 1)]) == [AttemptUnknown("j-1", 1)]
 
 
-def test_what_nobody_holds_is_ended(gangs: LocalGangs) -> None:
+def test_an_attempt_that_is_not_held_is_ended(gangs: LocalGangs) -> None:
     gangs.start(("sh", "-c", "trap '' TERM; sleep 300"), 4)
     gangs.wait_for(AttemptRunning)
     gangs.restart_controller()
@@ -524,7 +524,7 @@ def test_two_state_folders_do_not_touch_each_other(gangs: LocalGangs, tmp_path: 
 # --- the rest of the interface ---------------------------------------------------------------------------------------
 
 
-def test_nodes_are_told_with_their_machine(tmp_path: Path) -> None:
+def test_nodes_are_reported_with_their_machine(tmp_path: Path) -> None:
     backend: Backend = LocalBackend(tmp_path, [LocalNode("a", 2), LocalNode("b", 1, ("GPU-x",))])
     seen = backend.nodes()
     assert [(each.node, each.slots, each.devices, each.present) for each in seen] == [
@@ -545,7 +545,7 @@ def test_nodes_are_told_with_their_machine(tmp_path: Path) -> None:
         [LocalNode("", 1)],
     ],
 )
-def test_nodes_that_cannot_be_are_refused(tmp_path: Path, nodes: list[LocalNode]) -> None:
+def test_invalid_nodes_are_refused(tmp_path: Path, nodes: list[LocalNode]) -> None:
     with pytest.raises(BackendError):
         LocalBackend(tmp_path, nodes)
 
@@ -562,7 +562,7 @@ def test_nodes_that_cannot_be_are_refused(tmp_path: Path, nodes: list[LocalNode]
         ("../j", JobSpec("x", SLEEP, 1), (Slot("n0", 0),), "../j"),
     ],
 )
-def test_a_start_that_makes_no_sense_is_refused(
+def test_an_invalid_start_is_refused(
     gangs: LocalGangs, job_id: str, spec: JobSpec, placement: tuple[Slot, ...], what: str
 ) -> None:
     with pytest.raises(BackendError, match=what):
@@ -575,14 +575,14 @@ def test_a_stop_with_an_unknown_signal_is_refused(gangs: LocalGangs) -> None:
         gangs.backend.apply(StopGang("a", "j-1", 1, "SIGNOTHING", 1.0, StopReason.CANCEL))
 
 
-def test_a_state_folder_that_cannot_be_written_is_an_error_of_the_backend(tmp_path: Path) -> None:
+def test_an_unwritable_state_folder_raises_backend_error(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     gangs = LocalGangs(tmp_path / "state")
     with pytest.raises(BackendError, match="j-1"):
         gangs.start(SLEEP, 1)
 
 
-def test_a_job_is_forgotten_once_it_has_ended(gangs: LocalGangs) -> None:
+def test_the_files_of_an_ended_job_can_be_removed(gangs: LocalGangs) -> None:
     gangs.start(SLEEP, 2)
     gangs.wait_for(AttemptRunning)
     with pytest.raises(BackendError, match="j-1"):
@@ -597,14 +597,14 @@ def test_a_job_is_forgotten_once_it_has_ended(gangs: LocalGangs) -> None:
     gangs.backend.forget("j-1")
 
 
-def test_what_holds_an_environment_is_for_its_owner_only(gangs: LocalGangs) -> None:
+def test_files_with_an_environment_are_readable_only_by_their_owner(gangs: LocalGangs) -> None:
     gangs.start(("true",), 1)
     gangs.wait_for(AttemptEnded)
     for path in (gangs.folder() / "attempt.json", gangs.folder().parent / "logs" / "1" / "rank-0.log"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_long_state_folder_has_its_sockets_elsewhere(tmp_path: Path) -> None:
+def test_sockets_of_a_long_state_folder_are_in_tmp(tmp_path: Path) -> None:
     assert step_socket(Path("/s"), "n0") == "/s/run/n0.sock"
     far = step_socket(Path("/" + "s" * 120), "n0")
     assert far.startswith(f"/tmp/gangwatch-{os.getuid()}-") and far.endswith("/n0.sock")

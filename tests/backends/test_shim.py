@@ -48,7 +48,7 @@ def plan(environment: Mapping[str, str], spec: Mapping[str, Any], devices: tuple
     }
 
 
-def test_the_submitters_environment_is_over_the_base_and_the_rank_is_over_both() -> None:
+def test_the_submitter_overrides_the_base_and_the_rank_overrides_both() -> None:
     given = plan({"PATH": "/base", "HOME": "/h"}, {"environment": {"PATH": "/mine", "WORLD_SIZE": "99"}})
     environment = rank_launch.rank_environment(given, "a", 2)
     assert (environment["PATH"], environment["HOME"], environment["WORLD_SIZE"]) == ("/mine", "/h", "3")
@@ -76,14 +76,14 @@ def shim_of(folder: Path) -> shim.Shim:
     return shim.Shim(str(folder), "a")
 
 
-def test_what_is_left_is_killed_at_the_earliest_of_all_instants(tmp_path: Path) -> None:
+def test_the_earliest_kill_deadline_wins(tmp_path: Path) -> None:
     made = shim_of(tmp_path)
     for instant, earliest in ((30.0, 30.0), (50.0, 30.0), (20.0, 20.0)):
         made.kill_no_later_than(instant)
         assert made.kill_at == earliest
 
 
-def test_records_that_can_not_be_written_wait_in_their_order_and_the_first_stop_stands(tmp_path: Path) -> None:
+def test_unwritten_records_keep_their_order_and_the_first_stop_counts(tmp_path: Path) -> None:
     made = shim_of(tmp_path)
     own = tmp_path / "a"
     own.write_text("no folder")
@@ -102,14 +102,14 @@ def test_records_that_can_not_be_written_wait_in_their_order_and_the_first_stop_
     assert attempt_files.read(f"{tmp_path}/{attempt_files.STOP}") == {"why": "an earlier one"}
 
 
-def test_what_is_wrong_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_is_logged_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     made = shim_of(tmp_path)
     for text in ("no space", "no space", "no folder"):
         made.complain(text)
     assert capfd.readouterr().err == "no space\nno folder\n"
 
 
-def test_a_record_that_cannot_be_written_is_complained_of_once_though_each_try_has_another_file(
+def test_an_unwritable_record_is_logged_once_despite_new_temporary_names(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = shim_of(tmp_path)
@@ -124,7 +124,7 @@ def test_a_record_that_cannot_be_written_is_complained_of_once_though_each_try_h
     assert capfd.readouterr().err == "exit-1.json is not written yet: Not a directory\n"
 
 
-def test_what_an_attempt_that_was_removed_would_have_told_is_dropped(tmp_path: Path) -> None:
+def test_records_of_a_removed_attempt_are_dropped(tmp_path: Path) -> None:
     made = shim_of(tmp_path)
     made.keep("exit-1.json", {"rank": 1})
     made.write_records()
@@ -164,7 +164,7 @@ print(json.dumps({
 """
 
 
-def test_a_rank_begins_clean(gangs: LocalGangs, tmp_path: Path) -> None:
+def test_a_rank_starts_with_clean_descriptors_and_signals(gangs: LocalGangs, tmp_path: Path) -> None:
     kept = os.open(os.devnull, os.O_RDONLY)
     os.set_inheritable(kept, True)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGQUIT, signal.SIGUSR2)}
@@ -208,7 +208,7 @@ def test_a_shim_lives_in_a_session_of_its_own_and_is_small(gangs: LocalGangs) ->
     gangs.assert_nothing_left()
 
 
-def test_a_second_shim_for_the_same_node_leaves_at_once(gangs: LocalGangs, tmp_path: Path) -> None:
+def test_a_second_shim_for_the_same_node_exits_at_once(gangs: LocalGangs, tmp_path: Path) -> None:
     gangs.start(("sh", "-c", f"echo ran >> {tmp_path}/count; exec sleep 300"), 1)
     gangs.wait_for(AttemptRunning)
     program = [sys.executable, "-I", "-S", str(local_backend._SHIM), str(gangs.folder()), "n0"]
@@ -218,14 +218,14 @@ def test_a_second_shim_for_the_same_node_leaves_at_once(gangs: LocalGangs, tmp_p
     assert (tmp_path / "count").read_text() == "ran\n"
 
 
-def test_a_shim_without_an_attempt_says_so(tmp_path: Path) -> None:
+def test_a_shim_without_an_attempt_exits_with_an_error(tmp_path: Path) -> None:
     program = [sys.executable, "-I", "-S", str(local_backend._SHIM), str(tmp_path), "n0"]
     ended = subprocess.run(program, timeout=60, check=False, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "there is no attempt in this folder" in ended.stderr
 
 
-def test_a_shim_that_is_told_to_end_stops_the_whole_gang_properly(gangs: LocalGangs) -> None:
+def test_sigterm_to_a_shim_stops_the_whole_gang(gangs: LocalGangs) -> None:
     program = (
         "import signal, sys, time",
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))",
@@ -244,7 +244,7 @@ def test_a_shim_that_is_told_to_end_stops_the_whole_gang_properly(gangs: LocalGa
     gangs.assert_nothing_left()
 
 
-def test_a_shim_that_waits_for_a_decision_and_is_told_to_end_decides_no(gangs: LocalGangs) -> None:
+def test_sigterm_to_a_shim_that_waits_for_a_decision_aborts_the_start(gangs: LocalGangs) -> None:
     gangs.start(("sleep", "300"), 4)
     about = gangs.shim("n0")
     assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGTERM)
@@ -253,7 +253,7 @@ def test_a_shim_that_waits_for_a_decision_and_is_told_to_end_decides_no(gangs: L
     assert (ended.started, ended.reason) == (False, "the shim of node n0 received a signal to end")
 
 
-def test_ranks_die_with_their_shim_whether_or_not_a_controller_looks(gangs: LocalGangs) -> None:
+def test_ranks_die_with_their_shim_with_or_without_a_controller(gangs: LocalGangs) -> None:
     gangs.start(("sleep", "300"), 2)
     ranks = gangs.wait_for(AttemptRunning).ranks
     about = gangs.shim("n0")

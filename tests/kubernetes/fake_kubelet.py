@@ -49,11 +49,11 @@ class FakeKubelet:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         async with Client(self._access, agent="fake-kubelet") as client:
 
-            def told(_key: str, _before: Pod | None, after: Pod | None) -> None:
+            def on_change(_key: str, _before: Pod | None, after: Pod | None) -> None:
                 if after is not None and after.spec.node_name:
                     self._take(client, after)
 
-            watch = Watch(client, "/api/v1/pods", Pod, told, {"fieldSelector": "spec.nodeName!="})
+            watch = Watch(client, "/api/v1/pods", Pod, on_change, {"fieldSelector": "spec.nodeName!="})
             watching = asyncio.create_task(watch.run())
             await watch.synced.wait()
             self._ready.set()

@@ -70,8 +70,8 @@ class LittleApi(Client):
         if method == "DELETE":
             return self.objects.pop(found)
         if method == "PUT":
-            told = body["metadata"].get("resourceVersion")
-            if told is not None and told != known["metadata"].get("resourceVersion"):
+            expected = body["metadata"].get("resourceVersion")
+            if expected is not None and expected != known["metadata"].get("resourceVersion"):
                 raise refused(409, "Conflict")
             return self._store(found, body)
         return self._store(found, _merged(known, body))

@@ -220,7 +220,7 @@ def events(cluster: Cluster, reason: str) -> dict[str, str]:
     return {one["involvedObject"]["name"]: one["message"] for one in found if one["reason"] == reason}
 
 
-def test_another_scheduler_s_gang_is_watched_and_its_slow_node_marked_told_avoided_and_cleared(
+def test_a_slow_node_of_another_schedulers_gang_is_marked_published_avoided_and_cleared(
     advised: ControlPlane, cluster: Cluster, folder: Path
 ) -> None:
     cluster.add_nodes("n1", "n2", "n3")
@@ -236,12 +236,12 @@ def test_another_scheduler_s_gang_is_watched_and_its_slow_node_marked_told_avoid
         assert body["metadata"]["labels"][SCORE] == "62"  # a pace of 1/1.6
         assert "slows the job down by 60 %" in body["metadata"]["annotations"][REASON]
         wait_for("its condition follows", lambda: CONDITION in ours(node(cluster, slow)))
-        told = wait_for("the pod is told", lambda: events(cluster, "NodeDoubted"))
-        assert list(told) == [pod] and slow in told[pod]
+        written = wait_for("the pod has an event", lambda: events(cluster, "NodeDoubted"))
+        assert list(written) == [pod] and slow in written[pod]
         assert it.jobs()[gang].ranks and it.jobs()[gang].migrations == 0
         it.clear(verdict, gang)
         wait_for("nothing of ours is left", lambda: not ours(node(cluster, slow)))
-        wait_for("the pod is told", lambda: pod in events(cluster, "NodeCleared"))
+        wait_for("the pod has an event", lambda: pod in events(cluster, "NodeCleared"))
         pods = {name: cluster.api.get(f"/api/v1/namespaces/default/pods/{name}") for name in places}
         assert {name: body["spec"]["nodeName"] for name, body in pods.items()} == places  # nobody was moved
         assert not any(ours(body) for body in pods.values())
@@ -258,7 +258,7 @@ def test_kube_scheduler_keeps_away_from_a_quarantined_node_and_a_claim_from_the_
         wait_for("it is watched", lambda: gang in it.jobs())
         verdict = it.accuse(gang, "n1", quarantine=True, device=GPU_UUID)
         wait_for("the node is out", lambda: node(cluster, "n1")["metadata"]["labels"].get(STATE) == "quarantine")
-        rule = wait_for("a rule stands", lambda: cluster.api.get(RULES)["items"])[0]["spec"]
+        rule = wait_for("a rule exists", lambda: cluster.api.get(RULES)["items"])[0]["spec"]
         assert rule["deviceSelector"] == {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-3"}
         assert (rule["taint"]["key"], rule["taint"]["effect"]) == ("gangwatch.io/quarantine", "NoSchedule")
         assert set(run(cluster, volcano("next", 4, 2)).values()) == {"n2"}
@@ -306,7 +306,7 @@ def test_the_chart_s_advisor_is_forbidden_nothing_uses_all_that_it_is_granted_an
         wait_for("what a controller before left is gone", lambda: len(cluster.api.get(RULES)["items"]) == 1)
         it.accuse("default.train.volcano", "n1", quarantine=True, device=GPU_UUID)
         wait_for("the node is out", lambda: "gangwatch.io/quarantine" in ours(node(cluster, "n1")))
-        wait_for("a rule stands", lambda: len(cluster.api.get(RULES)["items"]) == 2)
+        wait_for("a rule exists", lambda: len(cluster.api.get(RULES)["items"]) == 2)
         wait_for("the lease is renewed", lambda: ("leases", "update") in audit(advised, USER)[0])
     sign(cluster.api, access_of(advised, f"{RELEASE}-controller"), folder, RELEASE)
     roles = objects()

@@ -63,7 +63,7 @@ class Scene:
         self.held: dict[str, int] = {}
         self._pods: dict[str, Pod] = {}
 
-    def told(self, *pods: Pod) -> None:
+    def update(self, *pods: Pod) -> None:
         for after in pods:
             before = self._pods.get(after.metadata.key)
             self._pods[after.metadata.key] = after
@@ -103,9 +103,9 @@ def phase(before: Pod, to: str) -> Pod:
 def test_a_gang_is_watched_once_all_of_it_runs_and_is_the_same_for_a_while() -> None:
     scene = Scene()
     first, second = gang("train-0", "train-1")
-    scene.told(phase(first, "Pending"), second)
+    scene.update(phase(first, "Pending"), second)
     assert scene.after(10) == []
-    scene.told(first)
+    scene.update(first)
     assert scene.after(1) == []
     (hosted,) = scene.after(3)
     assert isinstance(hosted, Hosted)
@@ -120,7 +120,7 @@ def test_a_gang_is_watched_once_all_of_it_runs_and_is_the_same_for_a_while() -> 
 def test_a_pod_that_is_replaced_begins_another_attempt_and_none_is_watched_meanwhile() -> None:
     scene = Scene()
     first, second = gang("train-0", "train-1")
-    scene.told(first, second)
+    scene.update(first, second)
     scene.after(3)
     scene.gone(second)
     (ended,) = scene.after(0)
@@ -128,7 +128,7 @@ def test_a_pod_that_is_replaced_begins_another_attempt_and_none_is_watched_meanw
     assert scene.world.place_of(first.metadata.uid) is not None  # its slots are still taken,
     assert scene.world.place_of(first.metadata.uid).gang == ""  # type: ignore[union-attr]  # by no gang that is watched
     (substitute,) = gang("train-1", nodes=("n1",))
-    scene.told(substitute)
+    scene.update(substitute)
     (hosted,) = scene.after(3)
     assert isinstance(hosted, Hosted) and hosted.attempt == 2
     assert {slot.node for slot in hosted.placement} == {"n1"}
@@ -138,11 +138,11 @@ def test_a_pod_that_is_replaced_begins_another_attempt_and_none_is_watched_meanw
 def test_a_gang_that_ends_pod_by_pod_ends_once_and_well() -> None:
     scene = Scene()
     pods = gang("train-0", "train-1")
-    scene.told(*pods)
+    scene.update(*pods)
     scene.after(3)
-    scene.told(phase(pods[0], "Succeeded"))
+    scene.update(phase(pods[0], "Succeeded"))
     assert scene.after(10) == []
-    scene.told(phase(pods[1], "Succeeded"))
+    scene.update(phase(pods[1], "Succeeded"))
     (ended,) = scene.after(0)
     assert isinstance(ended, AttemptEnded) and {exit.exit_code for exit in ended.exits} == {0}
     scene.gone(*pods)
@@ -152,9 +152,9 @@ def test_a_gang_that_ends_pod_by_pod_ends_once_and_well() -> None:
 def test_pods_that_are_added_make_another_attempt_of_the_larger_gang() -> None:
     scene = Scene()
     (first,) = gang("train-0", nodes=("n1",))
-    scene.told(first)
+    scene.update(first)
     scene.after(3)
-    scene.told(*gang("train-1", nodes=("n2",)))
+    scene.update(*gang("train-1", nodes=("n2",)))
     ended, hosted = scene.after(3)
     assert isinstance(ended, AttemptEnded) and isinstance(hosted, Hosted)
     assert (hosted.attempt, hosted.spec.ranks) == (2, 8)
@@ -163,10 +163,10 @@ def test_pods_that_are_added_make_another_attempt_of_the_larger_gang() -> None:
 def test_a_node_keeps_all_its_slots_whoever_takes_them_and_numbers_are_given_again() -> None:
     scene = Scene()
     lone, other = pod("a", "n1", gpus=6), pod("b", "n1", gpus=2)
-    scene.told(lone, other)
+    scene.update(lone, other)
     assert {seen.node: seen.slots for seen in scene.world.seen()} == {"n1": 8, "n2": 8}
     scene.gone(lone)
-    scene.told(later := pod("c", "n1", gpus=6))
+    scene.update(later := pod("c", "n1", gpus=6))
     hosted = [event for event in scene.after(3) if isinstance(event, Hosted)]
     assert {event.job_id for event in hosted} == {"default.b.pod", "default.c.pod"}
     assert sorted(slot.slot for event in hosted for slot in event.placement) == list(range(8))
@@ -176,14 +176,14 @@ def test_a_node_keeps_all_its_slots_whoever_takes_them_and_numbers_are_given_aga
 def test_an_attempt_that_another_controller_left_is_ended_and_watched_anew() -> None:
     scene = Scene()
     scene.held = {"default.train.volcano": 4}
-    scene.told(*gang("train-0", "train-1"))
+    scene.update(*gang("train-0", "train-1"))
     (ended,) = scene.after(0)
     assert isinstance(ended, AttemptEnded) and ended.attempt == 4
     (hosted,) = scene.after(3)
     assert isinstance(hosted, Hosted) and hosted.attempt == 5
 
 
-def test_pods_without_gpus_are_nobody_s_concern() -> None:
+def test_pods_without_gpus_are_ignored() -> None:
     scene = Scene()
-    scene.told(pod("web", gpus=0))
+    scene.update(pod("web", gpus=0))
     assert scene.after(10) == [] and scene.foreign.concerned("", "n1") == []

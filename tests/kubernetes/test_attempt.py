@@ -116,7 +116,7 @@ def test_pods_of_others_take_slots_and_those_of_an_attempt_do_not() -> None:
     assert seen(world)["n1"].slots == 6
 
 
-def test_a_node_is_seen_anew_once_for_every_change_and_for_nothing_else() -> None:
+def test_each_change_of_a_node_is_reported_once() -> None:
     world = world_of("n1", "n2")
     assert {one.node for one in world.seen_changes()} == {"n1", "n2"}
     world.node_changed("n2", None, node("n2"))  # a heartbeat
@@ -130,7 +130,7 @@ def test_a_node_is_seen_anew_once_for_every_change_and_for_nothing_else() -> Non
     assert world.seen_changes() == []
 
 
-def test_a_pod_that_a_later_attempt_has_is_not_let_go_with_the_earlier_one() -> None:
+def test_a_later_attempt_keeps_the_pod_when_the_earlier_one_ends() -> None:
     world = world_of("n1", "n2")
     mine = pod("w-0", 2, "g")
     first, second = Place("g", 1, "n1", range(2)), Place("g", 2, "n2", range(2))
@@ -151,7 +151,7 @@ def test_a_pod_that_has_ended_holds_nothing() -> None:
     assert seen(world)["n1"].slots == 8
 
 
-def test_a_node_without_a_free_slot_does_not_tell_what_else_is_used_up() -> None:
+def test_other_resources_of_a_node_without_a_free_slot_are_not_reported() -> None:
     world = world_of("n1")
     waiting = constraint_of(pod("p", 1))
     world.want(waiting)
@@ -239,7 +239,7 @@ def test_a_pod_that_dies_of_being_deleted_leaves_a_hole_and_is_no_failure() -> N
     assert [member.hole for member in attempt.members] == [False, True]
 
 
-def test_a_kubelet_s_rejection_is_told_from_a_failure() -> None:
+def test_a_kubelets_rejection_is_distinguished_from_a_failure() -> None:
     attempt, pods = bound("w-0")
     (uid,) = pods
     refused = phase(pods[uid], "Failed")
@@ -264,7 +264,7 @@ def bind(one: Pod, name: str, number: int, rank: int) -> None:
     one.metadata.annotations = {ATTEMPT: str(number), SLOTS: "0", RANK: str(rank)}
 
 
-def test_a_gang_of_which_some_are_bound_is_taken_up_where_it_was_left() -> None:
+def test_a_partly_bound_gang_is_continued() -> None:
     declared, pods = placed()
     bind(pods[0], "n0", 1, 0)
     attempt = adopt("j", 1, "default/g", pods, declared)

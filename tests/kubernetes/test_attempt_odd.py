@@ -57,7 +57,7 @@ def test_a_pod_of_the_name_that_is_bound_elsewhere_is_no_member() -> None:
     assert [(member.node, member.hole) for member in attempt.members] == [("n0", False), ("n1", True)]
 
 
-def test_of_a_gang_that_has_ended_while_nobody_looked_the_pods_are_members() -> None:
+def test_pods_of_a_gang_that_ended_unobserved_are_members() -> None:
     declared, pods = placed()
     over = [phase(one, "Succeeded") for one in pods]
     attempt = adopt("j", 1, "default/g", over, declared)
@@ -65,12 +65,12 @@ def test_of_a_gang_that_has_ended_while_nobody_looked_the_pods_are_members() -> 
     assert [member.hole for member in attempt.members] == [False, False]
 
 
-def attempt_on(node: str, *slots: tuple[int, ...], told: bool = True) -> Attempt:
+def attempt_on(node: str, *slots: tuple[int, ...], reported: bool = True) -> Attempt:
     members = [
         Member(f"default/w-{index}", f"uid-{index}", node, range(index, index + len(one)), one)
         for index, one in enumerate(slots)
     ]
-    return Attempt("j", 1, "default/g", (), Phase.BOUND, members, told)
+    return Attempt("j", 1, "default/g", (), Phase.BOUND, members, reported)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def attempt_on(node: str, *slots: tuple[int, ...], told: bool = True) -> Attempt
         (((3, 4), (0, 1)), 4, ((0, 1), (2, 3))),
     ],
 )
-def test_slots_that_a_node_has_no_more_are_numbered_anew(
+def test_slots_that_a_node_no_longer_has_get_new_numbers(
     held: tuple[tuple[int, ...], ...], left: int, wanted: tuple[tuple[int, ...], ...] | None
 ) -> None:
     attempt = attempt_on("n0", *held)
@@ -98,8 +98,8 @@ def test_slots_that_a_node_has_no_more_are_numbered_anew(
         assert attempt.placement == tuple(Slot("n0", slot) for one in wanted for slot in one)
 
 
-def test_slots_of_an_attempt_that_the_core_has_not_seen_run_are_not_told() -> None:
-    assert renumbered([attempt_on("n0", (9,), told=False)], {"n0": 8}) == []
+def test_new_slot_numbers_are_not_reported_before_the_attempt_runs() -> None:
+    assert renumbered([attempt_on("n0", (9,), reported=False)], {"n0": 8}) == []
     assert renumbered([attempt_on("n0", (9,))], {"n1": 8}) == [], "another node's"
 
 
@@ -125,5 +125,5 @@ def test_a_gang_of_which_one_pod_does_not_fit_counts_on_nothing() -> None:
         (NodeState.PROBATION, 1.0, "100"),
     ],
 )
-def test_the_score_says_what_a_node_is_worth(state: NodeState, slowdown: float, score: str) -> None:
+def test_the_score_is_the_nodes_speed_in_percent(state: NodeState, slowdown: float, score: str) -> None:
     assert marks_of(cluster.Node("n0", 8, state=state, slowdown=slowdown)).score == score

@@ -57,7 +57,7 @@ class Still(KubernetesBackend):
         for name in ("n1", "n2"):
             self.world.node_changed(name, None, node(name))
 
-    def told(self, *pods: Pod) -> None:
+    def update(self, *pods: Pod) -> None:
         add(self.world, *pods)
 
 
@@ -70,19 +70,19 @@ def test_a_gang_is_submitted_once_and_cancelled_when_it_is_deleted_or_made_again
 ) -> None:
     backend = Still(monkeypatch)
     one = pod("a", 2)
-    backend.told(one)
+    backend.update(one)
     nodes = [event for event in backend.observe(()) if not isinstance(event, NodeSeen)]
     (submitted,) = nodes
     assert isinstance(submitted, Submitted) and submitted.spec.ranks == 2
     assert backend.observe(()) == []
     again = pod("a", 4)
     backend.world.pod_changed("default/a", one, again)
-    cancelled, anew = (event for event in backend.observe(()) if not isinstance(event, NodeSeen))
+    cancelled, renewed = (event for event in backend.observe(()) if not isinstance(event, NodeSeen))
     assert isinstance(cancelled, CancelRequested) and cancelled.job_id == submitted.job_id
-    assert isinstance(anew, Submitted) and anew.job_id != submitted.job_id
+    assert isinstance(renewed, Submitted) and renewed.job_id != submitted.job_id
     backend.world.pod_changed("default/a", again, None)
     (gone,) = backend.observe(())
-    assert isinstance(gone, CancelRequested) and gone.job_id == anew.job_id
+    assert isinstance(gone, CancelRequested) and gone.job_id == renewed.job_id
     assert backend.gangs() == [] and backend._last_pods == {}
 
 
@@ -91,13 +91,13 @@ def test_a_gang_that_the_core_knows_already_is_not_submitted_again(monkeypatch: 
     one = pod("a", 2)
     job_id = f"default.a.{one.metadata.uid[:8]}"
     backend.know(job_id, "default/a")
-    backend.told(one)
+    backend.update(one)
     assert [event for event in backend.observe(()) if not isinstance(event, NodeSeen)] == []
 
 
 def test_a_start_and_a_stop_are_each_set_going_once(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Still(monkeypatch)
-    backend.told(pod("a", 1))
+    backend.update(pod("a", 1))
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     key = (submitted.job_id, 1)
     action = start_of(submitted.job_id, Slot("n1", 0))
@@ -112,7 +112,7 @@ def test_a_start_and_a_stop_are_each_set_going_once(monkeypatch: pytest.MonkeyPa
     assert len(backend.work) == 2
 
 
-def test_what_the_core_believes_to_run_and_nobody_knows_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_attempts_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Still(monkeypatch)
     backend.observe(())
     assert backend.observe([("unknown", 1)]) == [AttemptUnknown("unknown", 1)]
@@ -127,7 +127,7 @@ def test_an_attempt_that_another_controller_began_is_taken_up_and_its_binding_fi
     )}))  # fmt: skip
     bound, unbound = pod("g-0", 1, "g", nodeName="n1"), pod("g-1", 1, "g")
     bound.metadata.annotations = {ATTEMPT: "3", SLOTS: "0", RANK: "0"}
-    backend.told(bound, unbound)
+    backend.update(bound, unbound)
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     key = (submitted.job_id, 3)
     backend.observe([key])
@@ -140,11 +140,11 @@ def test_an_attempt_that_another_controller_began_is_taken_up_and_its_binding_fi
     assert backend.world.place_of(unbound.metadata.uid) is None, "the core holds it no more"
 
 
-def test_a_pod_that_came_for_a_lost_one_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Still(monkeypatch)
     pods = [pod(f"g-{number}", 1, "g") for number in range(2)]
     backend.world.group_changed("default/g", None, group("g", 2))
-    backend.told(*pods)
+    backend.update(*pods)
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     key = (submitted.job_id, 1)
     backend.apply(start_of(submitted.job_id, Slot("n1", 0), Slot("n2", 0)))
@@ -161,7 +161,7 @@ def test_a_pod_that_came_for_a_lost_one_takes_its_place(monkeypatch: pytest.Monk
     backend.observe([key])
     backend.world.pod_changed("default/g-1", pods[1], None)
     wrong_size, fresh = pod("g-1-more", 4, "g"), pod("g-1-new", 1, "g")
-    backend.told(wrong_size, fresh)
+    backend.update(wrong_size, fresh)
     backend.work.clear()
     backend.observe([key])
     assert backend.work == [((f"{submitted.job_id}/1", 1), "bind_in_place")]
@@ -174,7 +174,7 @@ def test_a_pod_that_came_for_a_lost_one_takes_its_place(monkeypatch: pytest.Monk
 def test_a_kubelet_s_rejection_undoes_the_whole_start(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Still(monkeypatch)
     one = pod("a", 1)
-    backend.told(one)
+    backend.update(one)
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     key = (submitted.job_id, 1)
     backend.apply(start_of(submitted.job_id, Slot("n1", 0)))
@@ -188,7 +188,7 @@ def test_a_kubelet_s_rejection_undoes_the_whole_start(monkeypatch: pytest.Monkey
     assert attempt.phase is Phase.UNDOING and "UnexpectedAdmissionError" in attempt.failure
 
 
-def test_a_probe_takes_the_image_that_is_configured_and_is_cleared_away_once_nobody_waits(
+def test_a_probe_uses_the_configured_image_and_is_deleted_when_not_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     probe = start_of("probe-n1-1", Slot("n1", 0), kind=JobKind.PROBE)
@@ -199,7 +199,7 @@ def test_a_probe_takes_the_image_that_is_configured_and_is_cleared_away_once_nob
     backend.apply(probe)
     assert backend.work == [(("probe-n1-1", 1), "start_probe")]
     left = pod("probe-n2-7-1", 1, labels={PROBE: "probe-n2-7"})
-    backend.told(left)
+    backend.update(left)
     leads = False
     backend.observe([("probe-n1-1", 1)])
     assert len(backend.work) == 1, "who does not lead takes nothing away"
@@ -212,10 +212,10 @@ def test_a_probe_takes_the_image_that_is_configured_and_is_cleared_away_once_nob
     assert len(backend.work) == 2
 
 
-def test_slots_that_a_node_has_no_more_are_told_with_new_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_slots_are_reported_with_new_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Still(monkeypatch)
     one = pod("a", 2)
-    backend.told(one)
+    backend.update(one)
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     key = (submitted.job_id, 1)
     backend.apply(start_of(submitted.job_id, Slot("n1", 6), Slot("n1", 7)))
@@ -271,19 +271,19 @@ def test_objects_are_known_by_their_names() -> None:
         assert replace(owned, status=replace(owned.status, phase=phase)).over is over
 
 
-def test_nodes_tell_which_gangs_can_not_go_there_from_when_a_gang_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_report_unmet_constraints_once_a_gang_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Still(monkeypatch)
     backend.observe(())
-    backend.told(pod("a", 1, nodeSelector={"kubernetes.io/hostname": "n1"}))
+    backend.update(pod("a", 1, nodeSelector={"kubernetes.io/hostname": "n1"}))
     events = backend.observe(())
     (gang,) = backend.gangs()
     assert gang.constraint is not None
-    told = {event.node: event.refuses for event in events if isinstance(event, NodeSeen)}
-    assert told["n2"] == (gang.constraint.name,) and not told.get("n1")
+    refuses = {event.node: event.refuses for event in events if isinstance(event, NodeSeen)}
+    assert refuses["n2"] == (gang.constraint.name,) and not refuses.get("n1")
     assert isinstance(events[-1], Submitted), "with the gang, not after it"
 
 
-def test_a_backend_whose_connection_has_ended_says_so() -> None:
+def test_an_ended_connection_raises_backend_error() -> None:
     advisor, backend = AdvisorBackend(Access("http://nowhere")), KubernetesBackend(Access("http://nowhere"))
     for made in (advisor, backend):
         made._connection._failure = RuntimeError("a bug")

@@ -85,7 +85,7 @@ def test_a_binding_names_pod_node_attempt_and_slots() -> None:
     assert body["target"]["name"] == "n1"
 
 
-def test_a_lost_answer_of_a_binding_that_was_done_is_a_binding() -> None:
+def test_a_binding_with_a_lost_response_counts() -> None:
     assert bound(Server([LOST, TAKEN], [pod()])) == ("", True)
     assert bound(Server([LOST, TAKEN], [LOST, LOST, pod()])) == ("", True)
 
@@ -109,28 +109,28 @@ def test_a_pod_that_is_not_as_this_attempt_binds_it_is_not_taken_for_bound(found
     assert not bound(Server([TAKEN], [found]))[1]
 
 
-def test_the_same_is_asked_again_until_there_is_an_answer() -> None:
+def test_a_request_is_repeated_until_there_is_a_response() -> None:
     server = Server([LOST, LOST, LOST, b""])
     assert bound(server) == ("", True)
     assert len({str(body) for body in server.bodies}) == 1 and len(server.bodies) == 4
 
 
 @pytest.mark.parametrize(("found", "counts"), [(pod(), True), (pod(node="n2"), False), (pod(number="2"), False)])
-def test_who_leads_no_more_after_a_lost_answer_looks_at_what_was_done(found: Pod, counts: bool) -> None:
+def test_a_former_leader_checks_a_binding_without_a_response(found: Pod, counts: bool) -> None:
     leads = iter([True, False])
     failure, is_bound = bound(Server([LOST], [found]), lambda: next(leads))
     assert is_bound is counts
     assert failure == ("" if counts else "pod train-0: the binding was cancelled")
 
 
-def test_who_leads_no_more_before_anything_was_asked_asks_nothing() -> None:
+def test_a_former_leader_sends_no_request() -> None:
     server = Server([b""], [pod()])
     failure, is_bound = bound(server, lambda: False)
     assert (is_bound, server.asked) == (False, []), "nor is a pod looked at that was never asked for"
     assert "binding was cancelled" in failure
 
 
-def test_a_gang_is_bound_but_for_those_that_are_and_every_failure_is_told() -> None:
+def test_unbound_members_are_bound_and_every_failure_is_returned() -> None:
     first, second, third = member("train-0"), member("train-1", "uid-2"), member("train-2", "uid-3")
     first.bound = True
     server = Server([TAKEN], [pod(node="n9")])

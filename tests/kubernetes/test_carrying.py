@@ -118,7 +118,7 @@ def test_a_gang_is_bound_where_the_action_says_after_its_placement_is_written() 
     assert (scene.world.free_of("n1")[GPU], scene.world.free_of("n2")[GPU]) == (7, 7)
 
 
-def test_a_start_waits_a_while_for_pods_that_are_not_there_yet() -> None:
+def test_a_start_waits_for_missing_pods() -> None:
     scene = Scene()
     attempt = attempt_of()
 
@@ -130,7 +130,7 @@ def test_a_start_waits_a_while_for_pods_that_are_not_there_yet() -> None:
     assert (bindings(scene), attempt.phase) == ([("a", "n1")], Phase.BOUND)
 
 
-def test_a_start_whose_pods_do_not_come_fails_and_tells_how_the_owner_ended() -> None:
+def test_a_start_without_pods_fails_and_reports_how_the_owner_ended() -> None:
     scene = Scene()
     attempt = attempt_of()
     scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))))
@@ -154,7 +154,7 @@ def test_a_pod_that_is_bound_already_is_not_bound_again() -> None:
     assert [type(event) for event in scene.said] == [ActionFailed]
 
 
-def test_a_start_that_is_stopped_meanwhile_binds_nothing_and_says_nothing() -> None:
+def test_a_start_that_is_stopped_binds_and_reports_nothing() -> None:
     scene = Scene()
     attempt = attempt_of()
 
@@ -175,7 +175,7 @@ def test_a_start_that_was_stopped_before_its_turn_came_binds_nothing_though_all_
     assert (bindings(scene), scene.said, attempt.members) == ([], [], [])
 
 
-def test_what_does_not_fit_is_told_and_not_tried_there_again() -> None:
+def test_a_pod_that_does_not_fit_is_reported_and_its_node_barred() -> None:
     hungry = pod("a", 1, containers=[{"name": "m", "resources": {"requests": {"cpu": "65", GPU: "1"}}}])
     scene = Scene(hungry)
     gang = scene.world.gang("default/a")
@@ -213,7 +213,7 @@ def test_an_attempt_that_was_taken_up_and_can_not_be_bound_whole_is_unknown_to_t
     assert scene.said == [], "who stops it says so"
 
 
-def test_who_does_not_lead_binds_nothing() -> None:
+def test_a_controller_that_does_not_lead_binds_nothing() -> None:
     scene = Scene(pod("a", 1), may_act=lambda: False)
     attempt = attempt_of()
     scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))))
@@ -221,7 +221,7 @@ def test_who_does_not_lead_binds_nothing() -> None:
     assert [type(event) for event in scene.said] == [ActionFailed]
 
 
-def test_a_pod_in_another_s_stead_is_bound_or_its_place_is_a_hole_again() -> None:
+def test_a_replacement_pod_is_bound_or_leaves_a_hole_again() -> None:
     one = pod("a", 1)
     scene = Scene(one)
     scene.world.assume(one, "n1")
@@ -276,7 +276,7 @@ def test_a_probe_that_is_refused_has_failed_and_one_that_is_stopped_stays_so() -
     assert (attempt.phase, scene.looked) == (Phase.STOPPING, [])
 
 
-def test_a_probe_that_nobody_waits_for_is_deleted() -> None:
+def test_a_probe_without_an_attempt_is_deleted() -> None:
     one = pod("p", 1)
     scene = Scene(one)
     scene.do(lambda carrier: carrier.delete_probe(one))
@@ -315,7 +315,7 @@ def leave(scene: Scene, *pods: Pod, after: float = 0.03) -> Callable[[AttemptLif
     return work
 
 
-def test_a_gang_is_evicted_and_its_end_told_once_all_of_it_is_gone() -> None:
+def test_a_gang_is_evicted_and_its_end_reported_once_all_pods_are_gone() -> None:
     scene, attempt, pods = running_gang()
     scene.do(lambda carrier: carrier.stop(attempt, STOP), leave(scene, *pods))
     assert sorted(path for _, path in scene.api.done) == [f"{PODS}/g-0/eviction", f"{PODS}/g-1/eviction"]
@@ -324,7 +324,7 @@ def test_a_gang_is_evicted_and_its_end_told_once_all_of_it_is_gone() -> None:
     assert (ended.why, ended.signalled, ended.started) == ("migrate", True, True)
 
 
-def test_a_budget_s_no_lets_the_attempt_go_on() -> None:
+def test_a_refusal_by_a_budget_lets_the_attempt_continue() -> None:
     scene, attempt, _ = running_gang()
     scene.api.objects[f"{BUDGETS}/b"] = {
         "metadata": {"name": "b", "namespace": "default"},
@@ -338,7 +338,7 @@ def test_a_budget_s_no_lets_the_attempt_go_on() -> None:
     assert scene.api.done == []
 
 
-def test_what_never_ran_is_deleted_without_asking_a_budget() -> None:
+def test_pods_that_never_ran_are_deleted_without_a_budget_check() -> None:
     scene, attempt, pods = running_gang()
     attempt.reported = attempt.ran = False
     attempt.members[1].bound = False
@@ -369,7 +369,7 @@ def test_a_suspended_job_is_resumed_when_its_pods_are_gone_and_its_new_pods_wait
     assert [type(event) for event in scene.said] == [AttemptEnded]
 
 
-def test_exit_codes_of_pods_that_ended_while_they_were_stopped_are_told() -> None:
+def test_exit_codes_of_pods_that_ended_during_the_stop_are_reported() -> None:
     scene, attempt, pods = running_gang()
 
     async def end(_: AttemptLifecycle) -> None:

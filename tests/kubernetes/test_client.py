@@ -112,9 +112,7 @@ def test_a_request_carries_token_type_and_parameters_and_a_rotated_token_is_read
         (403, "plain words", RefusedError, "plain words"),
     ],
 )
-def test_what_the_server_refuses_and_what_is_to_be_asked_again(
-    code: int, body: Any, error: type[BackendError], said: str
-) -> None:
+def test_refused_requests_and_requests_to_retry(code: int, body: Any, error: type[BackendError], said: str) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=code, text=body if isinstance(body, str) else json.dumps(body))
 
@@ -125,7 +123,7 @@ def test_what_the_server_refuses_and_what_is_to_be_asked_again(
         assert caught.value.code == code
 
 
-def test_no_server_and_no_sense_are_told_apart() -> None:
+def test_an_unreachable_server_and_an_invalid_response_are_distinguished() -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(text="{")
 

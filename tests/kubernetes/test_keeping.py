@@ -31,7 +31,7 @@ def state_of(jobs: int, users: int = 1) -> State:
     return state
 
 
-def test_what_is_kept_is_given_back() -> None:
+def test_saved_state_is_restored() -> None:
     before, after = state_of(20), State(now_ns=5)
     give_back(kept_of(before), after)
     assert (after.queue_use, after.queue_use_ns, after.lately) == ({"q": 1234.5}, 4, before.lately)
@@ -42,7 +42,7 @@ def test_what_is_kept_is_given_back() -> None:
         assert after.history[kind] == pytest.approx(counts, abs=1e-4)
 
 
-def test_of_very_many_kinds_those_seen_most_are_kept() -> None:
+def test_the_most_frequent_kinds_are_kept() -> None:
     text = kept_of(state_of(40_000, users=20_000))
     assert len(text) < 2 * MOST_HISTORY_BYTES
     after = State(now_ns=5)
@@ -51,7 +51,7 @@ def test_of_very_many_kinds_those_seen_most_are_kept() -> None:
 
 
 @pytest.mark.parametrize("text", [b"{", b'{"queue_use": 3}', b'{"history": {"": [[-1, 2.0], [99, 1.0]]}}'])
-def test_what_cannot_be_read_is_begun_anew(text: bytes) -> None:
+def test_unreadable_state_starts_empty(text: bytes) -> None:
     state = State(now_ns=5)
     give_back(text, state)
     assert state.queue_use == {}

@@ -217,7 +217,7 @@ def test_a_leader_that_cannot_renew_stops_acting_before_another_may_begin(
         one.stop()
 
 
-def test_a_leader_whose_cycles_do_not_finish_lets_its_lease_run_out(
+def test_a_leader_without_finished_cycles_lets_its_lease_expire(
     cluster: Cluster, access: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.lease.RENEW_SECONDS", 0.2)
@@ -243,7 +243,7 @@ def test_a_leader_whose_cycles_do_not_finish_lets_its_lease_run_out(
         one.stop()
 
 
-def test_a_leader_that_ends_lets_go_so_that_nobody_need_wait(cluster: Cluster, access: Access) -> None:
+def test_an_ending_leader_releases_its_lease(cluster: Cluster, access: Access) -> None:
     one = Leadership(access, "default", "gangwatch", "one")
     one.start()
     assert one.wait(30)
@@ -277,7 +277,7 @@ def test_a_watch_that_is_cut_loses_and_repeats_nothing(
     assert len(kubelet.binds) == len({uid for _, uid, _ in kubelet.binds}) == 3
 
 
-def test_a_version_that_is_too_old_is_listed_anew_and_what_went_meanwhile_is_told(
+def test_after_an_expired_version_a_new_list_reports_deletions(
     cluster: Cluster, access: Access, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.watch._PAGE", "1")

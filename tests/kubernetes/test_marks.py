@@ -176,7 +176,7 @@ def test_a_job_bears_evictions_only_where_its_policy_says_so(rules: Any, ignores
 # --- when it is worth writing again ----------------------------------------------------------------------------------
 
 
-def test_a_start_is_told_only_where_it_takes_long() -> None:
+def test_only_a_slow_start_is_published() -> None:
     job = CoreJob("j", JobSpec("j", ("c",), 1), JobState.STARTING, 0, attempt=1, attempt_started_ns=SECOND)
     state = State(now_ns=2 * SECOND, jobs={"j": job})
     assert view_of(state, ["j"]).statuses == {}
@@ -186,7 +186,7 @@ def test_a_start_is_told_only_where_it_takes_long() -> None:
     assert view_of(state, ["j"]).statuses == {}, "it has only just begun, whatever the clock says"
 
 
-def test_words_that_change_by_themselves_are_not_written_again_and_again() -> None:
+def test_a_changing_message_is_not_rewritten_each_time() -> None:
     waits = GangStatus(False, "Slots", "needs 8 slots, 3 are free", 100 * SECOND)
     assert worth_writing(None, waits, 0, 0)
     assert not worth_writing(waits, waits, 0, 1000 * SECOND)

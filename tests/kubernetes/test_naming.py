@@ -75,7 +75,7 @@ def test_ranks_that_a_job_counts_as_we_do_keep_their_numbers() -> None:
     assert members_of(layout.whole()) == [("g", "1", str(rank)) for rank in range(3, 11)]
 
 
-def test_nobody_speaks_for_a_pod_of_another_node_nor_for_one_that_was_not_placed() -> None:
+def test_reports_for_pods_of_another_node_or_unplaced_pods_are_not_renamed() -> None:
     places = Places(a=Place("g", 1, "n1", range(1)), launcher=Place("g", 1, "n2", range(0)))
     for gang in ("pod-a", "pod-unknown", "pod-launcher", "g"):
         plain = layout_of("n2", member := Member(gang, 1, 0))
@@ -97,7 +97,7 @@ def test_of_a_pod_whose_processes_began_again_only_the_newest_count() -> None:
     assert members_of(layout.whole()) == [("pod-a", "0", "0"), ("g", "3", "0")]
 
 
-def test_a_column_that_tells_no_attempt_is_of_the_newest() -> None:
+def test_a_column_without_an_attempt_belongs_to_the_newest() -> None:
     places = Places(a=Place("g", 3, "n1", range(2)))
     layout, _ = places.naming(plain := layout_of("n1", Member("pod-a", 0, 1), attempts=False), frame_of(plain))
     assert members_of(layout.whole()) == [("g", "3", "1")]

@@ -249,13 +249,13 @@ def test_affinity_by_name_and_by_any_of_several_terms() -> None:
         ({"key": "dedicated", "value": "ml", "effect": "NoExecute"}, False),
     ],
 )
-def test_taints_keep_away_who_does_not_tolerate_them(toleration: dict[str, str], tolerated: bool) -> None:
+def test_taints_keep_away_pods_that_do_not_tolerate_them(toleration: dict[str, str], tolerated: bool) -> None:
     taints = [Taint("dedicated", "ml", "NoSchedule")]
     assert (why({"tolerations": [toleration]}, taints=taints) == "") is tolerated
     assert why({}, taints=taints) == "taint dedicated:NoSchedule is not tolerated"
 
 
-def test_preferences_and_our_own_taints_keep_nobody_away() -> None:
+def test_preferences_and_our_own_taints_keep_no_pod_away() -> None:
     assert (
         why({}, taints=[Taint("busy", "", "PreferNoSchedule"), Taint("gangwatch.io/quarantine", "", "NoSchedule")])
         == ""
@@ -385,7 +385,7 @@ def test_what_a_group_declares_is_taken_over() -> None:
     ("annotation", "text"),
     [(TIME_LIMIT, "soon"), (RESTARTABLE, "yes"), (REQUIRED_TOPOLOGY, "floor"), (TIME_LIMIT, "-1")],
 )
-def test_an_annotation_that_is_not_understood_is_refused_and_named(annotation: str, text: str) -> None:
+def test_an_invalid_annotation_is_refused_and_named(annotation: str, text: str) -> None:
     gang = gang_of(group("train", 1, {annotation: text}), [pod("w-0", 1, "train")])
     assert gang.spec is None
     assert annotation in gang.refused

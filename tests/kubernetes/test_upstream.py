@@ -55,7 +55,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
-def test_gangs_of_kubernetes_own_kind_are_bound_whole_told_why_they_wait_and_taken_up_again(
+def test_gangs_of_kubernetes_own_kind_are_bound_whole_explained_and_adopted_again(
     gangs: ControlPlane, tmp_path: Path
 ) -> None:
     access = gangs.access()

@@ -87,7 +87,7 @@ def change(kind: str, one: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "object": one}
 
 
-def test_a_list_in_pages_then_its_changes_each_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_in_pages_and_its_changes_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(
         monkeypatch,
         [page(5, a_pod("a", 1), more="next"), page(6, a_pod("b", 2))],
@@ -115,7 +115,7 @@ def test_a_list_in_pages_then_its_changes_each_told_once(monkeypatch: pytest.Mon
         [b"{no sense"],
     ],
 )
-def test_a_watch_that_is_too_old_or_makes_no_sense_lists_again_and_tells_what_went_meanwhile(
+def test_an_expired_or_invalid_watch_lists_again_and_reports_deletions(
     monkeypatch: pytest.MonkeyPatch, gone: Any
 ) -> None:
     pages = [page(5, a_pod("a", 1), a_pod("b", 2), a_pod("c", 3)), page(9, a_pod("a", 1), a_pod("c", 8))]
@@ -143,7 +143,7 @@ def test_a_kind_that_is_not_served_is_empty_where_it_is_optional_and_asked_for_a
     assert not watched.watch.absent and not watched.watch.synced.is_set()
 
 
-def test_those_that_could_not_be_listed_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_that_were_not_listed_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     listed, waiting = (Watched(monkeypatch, [], []).watch for _ in range(2))
 
     async def run() -> list[str]:
@@ -177,7 +177,7 @@ def connected(*, once: tuple[Coroutine[Any, Any, None], ...] = (), **watch: bool
     return made
 
 
-def test_work_about_the_same_is_done_one_after_another_and_other_work_beside_it() -> None:
+def test_work_on_one_key_is_serial_and_other_work_concurrent() -> None:
     done: list[str] = []
     busy: list[bool] = []
     first_may_end = threading.Event()
@@ -235,7 +235,7 @@ def test_what_is_to_be_done_once_is_done_when_all_is_listed_and_a_refusal_ends_n
     connection.stop()
 
 
-def test_a_list_that_does_not_come_to_an_end_and_a_watch_that_ends_are_told(
+def test_an_endless_list_and_an_ended_watch_are_errors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection_module, "_SYNC_SECONDS", 0.05)

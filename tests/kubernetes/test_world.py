@@ -137,14 +137,14 @@ def test_from_where_a_claim_can_be_reached(claim: Claim | None, volume: StoredVo
     assert (reach.terms is not None) is wanted
 
 
-def test_who_claims_what() -> None:
+def test_users_of_a_claim_and_a_volume() -> None:
     assert claims_of(claiming("a", "c", "d")) == ["default/c", "default/d"]
     plain = pod("b", 1)
     assert reached(plain, {}, {}) is plain
     assert users_of("pv", [("default/c", a_claim()), ("default/d", a_claim("other"))]) == {"default/c"}
 
 
-def test_a_pod_is_looked_at_anew_when_its_claim_or_its_volume_is_told() -> None:
+def test_a_pod_is_evaluated_again_when_its_claim_or_volume_changes() -> None:
     world = world_of("n1", "n2")
     add(world, claiming("a", "c"))
     waiting = world.gang("default/a")
@@ -236,7 +236,7 @@ def test_what_pods_of_any_scheduler_ask_for_is_taken_from_their_node_until_they_
     assert world.free_of("unknown") == {}
 
 
-def test_what_was_assumed_is_let_go_of_unless_it_was_seen_bound() -> None:
+def test_an_assumed_pod_is_released_unless_it_was_seen_bound() -> None:
     world = world_of("n1", "n2")
     one, two = pod("a", 2), pod("b", 2)
     world.assume(one, "n1")
@@ -257,7 +257,7 @@ def test_a_pod_that_moved_before_it_was_seen_counts_on_its_new_node_alone() -> N
     assert (world.free_of("n1")[GPU], world.free_of("n2")[GPU]) == (8, 6)
 
 
-def test_where_pods_stand_has_a_version_that_changes_with_it() -> None:
+def test_the_version_of_places_changes_with_them() -> None:
     world = world_of("n1")
     place = Place("g", 1, "n1", range(2))
     world.hold("u", place)
@@ -294,7 +294,7 @@ def test_only_what_a_user_declares_of_a_group_makes_its_gang_another() -> None:
     assert world.take_dirty() == {"default/g"}
 
 
-def test_queues_have_a_version_that_changes_with_what_they_say() -> None:
+def test_the_version_of_queues_changes_with_them() -> None:
     world = world_of()
     queue = msgspec.convert({"metadata": {"name": "q"}, "spec": {"limit": 4}}, Queue)
     world.queue_changed("q", None, queue)

@@ -121,7 +121,7 @@ def test_a_longer_lease_is_waited_out_whole_and_a_shorter_one_no_less_than_ours(
         assert tried(who, api, waited)
 
 
-def test_a_lease_that_was_let_go_of_is_taken_at_once_and_a_race_is_lost_quietly() -> None:
+def test_a_released_lease_is_taken_at_once_and_a_lost_race_is_no_error() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("")})
     api.fails[("PUT", f"{LEASES}/main")] = [refused(409, "Conflict"), None]
     who = leader(api)
@@ -132,7 +132,7 @@ def test_a_lease_that_was_let_go_of_is_taken_at_once_and_a_race_is_lost_quietly(
         tried(who, api, 1.0)
 
 
-def test_who_lets_go_leaves_the_lease_without_a_holder_but_never_another_s() -> None:
+def test_releasing_clears_only_our_own_lease() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("me")})
     who = leader(api)
     asyncio.run(who._let_go(api))
@@ -171,12 +171,12 @@ def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None],
     return [*acts, *(["lost"] if lost else [])]  # type: ignore[list-item]
 
 
-def test_who_leads_acts_for_seven_seconds_after_its_last_renewal_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_acts_for_seven_seconds_after_its_last_renewal_began(monkeypatch: pytest.MonkeyPatch) -> None:
     acts = led(monkeypatch, [False, True, LOST, LOST, LOST, True], ManualClock())
     assert acts == [False, True, True, True, "lost"], "nine seconds after the renewal it has ended itself"
 
 
-def test_who_learns_that_another_leads_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_ends_at_once_when_another_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert led(monkeypatch, [True, False, True], ManualClock()) == [True, "lost"]
 
 
@@ -269,7 +269,7 @@ def test_a_job_that_another_controller_owns_is_not_suspended_behind_its_back() -
     assert api.done == []
 
 
-def test_a_budget_that_says_no_stops_nothing_and_what_has_ended_needs_none() -> None:
+def test_a_refusing_budget_prevents_the_stop_but_ended_pods_need_none() -> None:
     api = LittleApi({f"{JOBS}/train": a_job(), f"{BUDGETS}/b": a_budget(1)}, (BUDGETS,))
     pods = [owned("a"), pod("b")]
     with pytest.raises(BackendError, match="allows 1 evictions now; the gang needs 2"):
@@ -311,7 +311,7 @@ def test_how_the_job_that_owns_the_pods_ended(
     assert len(api.asked) == 1, "one owner is asked once"
 
 
-def test_of_an_owner_that_is_no_job_or_can_not_be_asked_nothing_is_known() -> None:
+def test_the_end_of_an_owner_that_is_not_a_job_is_unknown() -> None:
     api = LittleApi()
     assert asyncio.run(gang_stop.owner_has_ended(api, [pod("a"), owned("b", "StatefulSet")])) == ""
     assert asyncio.run(gang_stop.owner_has_ended(api, [owned("a")])) == "deleted"
@@ -390,7 +390,7 @@ EVENTS = "/api/v1/namespaces/default/events"
 FOUND = Accusation("v-1", "g", "n1", "rank 0 is slow", "GPU-1")
 
 
-def test_pods_are_told_of_a_verdict_once_and_of_its_end_where_they_are_still_there() -> None:
+def test_events_of_a_verdict_and_its_end_are_written_once() -> None:
     told = Told(LittleApi(), pod("a"), pod("b"))
     assert told.of(FOUND) == [("POST", EVENTS)] * 2
     body = told.api.bodies[0]
@@ -548,7 +548,7 @@ def with_group(**annotations: str) -> tuple[LittleApi, InformerCache, Gang]:
 WAITS = GangStatus(False, "Slots", "needs 8 slots", 160 * SECOND)
 
 
-def test_a_group_is_told_how_it_stands_with_an_event_where_its_reason_is_another() -> None:
+def test_a_groups_status_is_written_with_an_event_for_a_new_reason() -> None:
     api, world, gang = with_group()
     published = Published(api, world, gang)
     assert published.once(99) == [], "the core knows nothing of it yet"
@@ -571,7 +571,7 @@ def test_a_group_is_told_how_it_stands_with_an_event_where_its_reason_is_another
     assert published.once(105, g=GangStatus(True, "Scheduled", "all of it")), "forgotten with the gang"
 
 
-def test_a_pod_alone_is_told_why_it_waits_and_not_that_it_runs() -> None:
+def test_a_single_pods_status_is_written_only_while_it_waits() -> None:
     one = pod("a", 1)
     published = Published(LittleApi({f"{PODS}/a": msgspec.to_builtins(one)}), world_of(), lone(one))
     assert published.once(100, a=WAITS) == [("PATCH", f"{PODS}/a/status")]
@@ -584,7 +584,7 @@ def test_a_pod_alone_is_told_why_it_waits_and_not_that_it_runs() -> None:
     assert Published(LittleApi(), world_of(), lone(bound)).once(100, b=WAITS) == []
 
 
-def test_a_gang_that_is_refused_says_why_though_the_core_knows_nothing_of_it() -> None:
+def test_a_refused_gang_has_a_reason_though_the_core_does_not_have_it() -> None:
     api, world, gang = with_group(**{f"{OURS}restartable": "maybe"})
     assert gang.refused
     published = Published(api, world, gang)
@@ -594,7 +594,7 @@ def test_a_gang_that_is_refused_says_why_though_the_core_knows_nothing_of_it() -
     assert api.body_of("POST", EVENTS)["type"] == "Warning"
 
 
-def test_who_waits_is_told_before_who_runs_and_no_more_at_once_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_gangs_are_written_before_running_ones_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "WRITES_A_PERIOD", 1)
     pods = [pod("runs", 1), pod("waits", 1)]
     api = LittleApi({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods})
@@ -614,7 +614,7 @@ def test_a_refusal_of_one_write_is_counted_and_keeps_no_other_from_being_done() 
     assert published.once(101, a=WAITS, b=WAITS) == [("PATCH", f"{PODS}/a/status")], "it is tried again"
 
 
-def test_of_very_many_gangs_those_never_told_of_come_first_and_the_others_in_turn(
+def test_new_gangs_are_queried_first_and_the_others_in_rotation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(publish, "MOST_QUERIED", 3)
@@ -627,7 +627,7 @@ def test_of_very_many_gangs_those_never_told_of_come_first_and_the_others_in_tur
     assert publisher._next(gangs[:3]) == gangs[:3]
 
 
-def test_nodes_carry_what_is_thought_of_them_and_only_changes_are_written() -> None:
+def test_marks_are_written_on_nodes_only_when_they_change() -> None:
     world = world_of("n1", "n2")
     objects = {f"/api/v1/nodes/{name}": msgspec.to_builtins(one) for name, one in world.nodes.items()}
     published = Published(LittleApi(objects), world)
@@ -656,7 +656,7 @@ def core_job(state: JobState, **fields: Any) -> CoreJob:
         (core_job(JobState.PENDING), False, "Capacity"),
     ],
 )
-def test_how_a_job_of_the_core_stands(job: CoreJob, scheduled: bool, reason: str) -> None:
+def test_the_status_of_a_job(job: CoreJob, scheduled: bool, reason: str) -> None:
     standing = publish.view_of(State(now_ns=100 * SECOND, jobs={"j": job}), ["j", "unknown"]).statuses
     assert set(standing) == {"j"}
     assert (standing["j"].scheduled, standing["j"].reason) == (scheduled, reason)
@@ -732,7 +732,7 @@ def test_of_groups_of_kubernetes_own_kind_only_our_condition_is_taken_away() -> 
     assert f"{RULES}/r" not in api.objects
 
 
-def test_what_has_gone_meanwhile_needs_nothing_and_a_refusal_is_told() -> None:
+def test_deleted_objects_are_skipped_and_refusals_raised() -> None:
     placed = pod("placed", 1)
     placed.metadata.annotations = {ATTEMPT: "1"}
     lists = ("/api/v1/nodes", "/api/v1/pods", "/apis/batch/v1/jobs")

@@ -188,8 +188,8 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         while not done():
             ended = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
             if ended or time.monotonic() > deadline:
-                told = "\n".join(path.read_text(errors="replace")[-1500:] for path in self._logs(ended))
-                raise RuntimeError(f"{what}: not within {PATIENCE_SECONDS:g} s; ended: {ended}\n{told}")
+                output = "\n".join(path.read_text(errors="replace")[-1500:] for path in self._logs(ended))
+                raise RuntimeError(f"{what}: not within {PATIENCE_SECONDS:g} s; ended: {ended}\n{output}")
             time.sleep(0.1)
 
     def _logs(self, names: Sequence[str]) -> list[Path]:
@@ -280,8 +280,8 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         if drained := self.nodes_in("drain", "down"):
             command = ["scontrol", "update", f"NodeName={','.join(drained)}", "State=RESUME"]
             subprocess.run(command, env=self.environment, capture_output=True)
-        told = self.ask("scontrol", "--oneliner", "show", "nodes").splitlines()
-        return all(fields(line).get("State") == "IDLE" for line in told)
+        output = self.ask("scontrol", "--oneliner", "show", "nodes").splitlines()
+        return all(fields(line).get("State") == "IDLE" for line in output)
 
     # --- asking it ---------------------------------------------------------------------------------------------------
 
@@ -295,13 +295,13 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return done.stdout
 
     def nodes_in(self, *states: str) -> list[str]:
-        told = self.ask("sinfo", "--noheader", "--Node", f"--states={','.join(states)}", "--format=%N")
-        return sorted(set(told.split()))
+        output = self.ask("sinfo", "--noheader", "--Node", f"--states={','.join(states)}", "--format=%N")
+        return sorted(set(output.split()))
 
     def submit(self, script: str, *options: str) -> str:
         """Submit a batch script; its job's number."""
-        told = self.ask("sbatch", "--parsable", "--output=/dev/null", *options, given=f"#!/bin/sh\n{script}\n")
-        return told.strip().partition(";")[0]
+        output = self.ask("sbatch", "--parsable", "--output=/dev/null", *options, given=f"#!/bin/sh\n{script}\n")
+        return output.strip().partition(";")[0]
 
     def job(self, number: str) -> dict[str, str]:
         """What `scontrol show job` tells, by key."""
@@ -315,8 +315,8 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         deadline = time.monotonic() + seconds
         while not done():
             if time.monotonic() > deadline:
-                told = (self.folder / "log" / "slurmctld.log").read_text(errors="replace")[-1500:]
-                raise TimeoutError(f"{what}: not within {seconds:g} s\n{told}")
+                output = (self.folder / "log" / "slurmctld.log").read_text(errors="replace")[-1500:]
+                raise TimeoutError(f"{what}: not within {seconds:g} s\n{output}")
             time.sleep(0.1)
 
 

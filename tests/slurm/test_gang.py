@@ -105,8 +105,8 @@ def _runs_without(bed: Bed, number: str, node: str) -> bool:
     job = bed.job(number)
     if job["JobState"] != "RUNNING" or job["Restarts"] == "0":
         return False
-    told = bed.ask("scontrol", "show", "hostnames", job["NodeList"]).split()
-    assert node not in told
+    hosts = bed.ask("scontrol", "show", "hostnames", job["NodeList"]).split()
+    assert node not in hosts
     return True
 
 
@@ -141,7 +141,7 @@ def test_a_job_for_slurm_is_refused_once_with_what_to_do_instead(site: Site) -> 
     assert json.loads(site.command("jobs", "--json")) in ([], {"jobs": []})
 
 
-def test_an_operator_who_resumes_a_node_that_we_drained_has_the_last_word(bed: Bed, site: Site) -> None:
+def test_an_operators_resume_of_our_drain_is_final(bed: Bed, site: Site) -> None:
     site.start("act")
     site.command("node", "quarantine", "gpu010")
     site.wait_for("the drain", lambda: "DRAIN" in bed.node("gpu010")["State"])
@@ -153,7 +153,7 @@ def test_an_operator_who_resumes_a_node_that_we_drained_has_the_last_word(bed: B
     assert len(site.audit("drain")) == 1
 
 
-def test_of_each_partition_no_more_than_its_share_is_drained(bed: Bed, site: Site) -> None:
+def test_drains_in_each_partition_are_limited(bed: Bed, site: Site) -> None:
     site.start("act", slurm={"partition_share": 0.04}, policy={"quarantine_max_fraction": 1.0})
     for name in ("gpu001", "gpu002", "gpu003"):
         site.command("node", "quarantine", name)

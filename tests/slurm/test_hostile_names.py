@@ -30,7 +30,7 @@ def submit(bed: Bed, folder: bytes, *options: bytes) -> int:
 
 
 @pytest.mark.parametrize("text", [True, False], ids=["text", "json"])
-def test_what_slurm_prints_of_hostile_jobs_is_read_as_it_is(bed: Bed, work: Path, text: bool) -> None:
+def test_slurms_output_for_hostile_jobs_is_read_correctly(bed: Bed, work: Path, text: bool) -> None:
     victim = submit(bed, b"/tmp", b"--job-name=llm", b"--comment=do-not-touch", b"--nodes=2", b"--gpus-per-node=4")
     forged = FORGED.format(victim=victim).encode()
     folder = bytes(work) + b"/x\n" + forged

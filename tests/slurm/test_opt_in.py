@@ -163,7 +163,7 @@ NODES = {"n1": SlurmNode("n1", 8)}
         (OptIn(complaint="'x' is not in"), True, True, False),
     ],
 )
-def test_what_the_cycle_is_told_and_what_the_backend_refuses_agree(
+def test_reported_restartable_flag_and_backend_refusals_agree(
     opted: OptIn, batch: bool, requeue: bool, may: bool
 ) -> None:
     job = SlurmJob(7, "RUNNING", nodes=("n1",), gpus=((0, 1),), partition="batch", batch=batch, requeue=requeue)
@@ -173,7 +173,7 @@ def test_what_the_cycle_is_told_and_what_the_backend_refuses_agree(
     assert (why_not(job, opted) == "") is may
 
 
-def test_what_is_declared_decides_how_it_is_stopped() -> None:
+def test_the_declaration_determines_how_a_job_is_stopped() -> None:
     event = hosted(JOB, of_comment("gangwatch:restartable,signal=USR2,grace=7,restart=90,every=600"), NODES)
     assert event is not None
     spec = event.spec

@@ -61,12 +61,12 @@ def test_nodes_of_22_05() -> None:
 
 def test_the_text_forms_say_the_same() -> None:
     jobs = parse_json.jobs(recorded("squeue.json")).records
-    told = columns.jobs(recorded("columns.txt"), columns.places(recorded("places.txt"))).records
+    parsed = columns.jobs(recorded("columns.txt"), columns.places(recorded("places.txt"))).records
     for number in (1, 6):
-        gpus = parse_text.gpus_of_job(recorded(f"job{number}.txt").decode(), told[number].nodes)
+        gpus = parse_text.gpus_of_job(recorded(f"job{number}.txt").decode(), parsed[number].nodes)
         assert gpus is not None
-        told[number] = dataclasses.replace(told[number], gpus=gpus)
-    assert told == jobs
+        parsed[number] = dataclasses.replace(parsed[number], gpus=gpus)
+    assert parsed == jobs
     nodes, others = parse_json.nodes(recorded("sinfo.json")).records, parse_text.nodes(recorded("nodes.txt").decode())
     assert nodes == others.records
 

@@ -25,19 +25,19 @@ def node(name: str, **changed: object) -> SlurmNode:
     return dataclasses.replace(idle, **changed)
 
 
-def wish(name: str, state: NodeState, **changed: object) -> DesiredNode:
+def goal(name: str, state: NodeState, **changed: object) -> DesiredNode:
     return dataclasses.replace(DesiredNode(name, state, "it is slow", "1/quarantine", 1.3), **changed)
 
 
 def planned(
-    wished: list[DesiredNode], seen: list[SlurmNode] | None = None, touched: Touched | None = None, *,
+    goals: list[DesiredNode], seen: list[SlurmNode] | None = None, touched: Touched | None = None, *,
     acts: bool = True, frozen: bool = False, share: float = 0.5, jobs: tuple[SlurmJob, ...] = (),
 ) -> Plan:  # fmt: skip
     nodes = {name: node(name) for name in NAMES} | {one.name: one for one in seen or ()}
-    by_name = {one.node: one for one in wished}
-    wishes = DesiredState(acts, frozen, by_name if acts else {}, frozenset(nodes), {} if acts else by_name)
+    by_name = {one.node: one for one in goals}
+    desired = DesiredState(acts, frozen, by_name if acts else {}, frozenset(nodes), {} if acts else by_name)
     snapshot = Snapshot(0, nodes, {job.number: job for job in jobs})
-    return plan(wishes, snapshot, touched or Touched(), share, comments=False, now_seconds=NOW)
+    return plan(desired, snapshot, touched or Touched(), share, comments=False, now_seconds=NOW)
 
 
 def actions(found: Plan) -> list[tuple[str, str]]:
@@ -45,16 +45,16 @@ def actions(found: Plan) -> list[tuple[str, str]]:
 
 
 def test_quarantine_drains_once() -> None:
-    found = planned([wish("n1", NodeState.QUARANTINE)])
+    found = planned([goal("n1", NodeState.QUARANTINE)])
     assert actions(found) == [("drain", "n1")]
     assert found.changes[0].command == (
         "scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=gangwatch: it is slow"
     )  # fmt: skip
     drained = node("n1", states=frozenset({"IDLE", "DRAIN"}), reason="gangwatch: it is slow")
-    assert actions(planned([wish("n1", NodeState.QUARANTINE)], [drained], Touched({"n1": "1/quarantine"}))) == []
+    assert actions(planned([goal("n1", NodeState.QUARANTINE)], [drained], Touched({"n1": "1/quarantine"}))) == []
 
 
-def test_what_we_drained_is_resumed_and_what_another_drained_is_not() -> None:
+def test_our_drains_are_resumed_and_those_of_others_are_not() -> None:
     ours = node("n1", states=frozenset({"DRAINED"}), reason="gangwatch: it is slow")
     theirs = node("n2", states=frozenset({"IDLE", "DRAIN"}), reason="fan 3 is broken")
     renamed = node("n3", states=frozenset({"IDLE", "DRAIN"}), reason="mine now")
@@ -62,27 +62,27 @@ def test_what_we_drained_is_resumed_and_what_another_drained_is_not() -> None:
     assert actions(planned([], [ours, theirs, renamed], touched)) == [("resume", "n1")]
     # A drain of ours that this state folder knows nothing of: nobody knows whether it has been served.
     assert actions(planned([], [ours], Touched())) == []
-    assert actions(planned([wish("n2", NodeState.QUARANTINE)], [theirs])) == []
+    assert actions(planned([goal("n2", NodeState.QUARANTINE)], [theirs])) == []
 
 
-def test_an_operator_who_resumes_is_heard_and_the_next_quarantine_drains_again() -> None:
+def test_an_operators_resume_counts_and_the_next_quarantine_drains_again() -> None:
     touched = Touched({"n1": "1/quarantine"})
-    found = planned([wish("n1", NodeState.QUARANTINE)], touched=touched)
+    found = planned([goal("n1", NodeState.QUARANTINE)], touched=touched)
     assert (found.released, found.changes) == (["n1"], [])
-    assert actions(planned([wish("n1", NodeState.QUARANTINE, episode="2/quarantine")], touched=touched)) == [
+    assert actions(planned([goal("n1", NodeState.QUARANTINE, episode="2/quarantine")], touched=touched)) == [
         ("drain", "n1")
     ]
 
 
 def test_a_probed_node_is_left_to_its_probe() -> None:
     ours = node("n1", states=frozenset({"IDLE", "DRAIN"}), reason="gangwatch: its probe has ended")
-    probed = wish("n1", NodeState.QUARANTINE, probed=True)
+    probed = goal("n1", NodeState.QUARANTINE, probed=True)
     assert actions(planned([probed], [ours], Touched({"n1": "probed"}))) == []
     assert actions(planned([probed])) == []
 
 
-def test_a_suspect_is_taken_last_and_that_again_after_slurm_forgot() -> None:
-    suspect = wish("n1", NodeState.SUSPECT)
+def test_a_suspect_gets_a_weight_and_gets_it_again_after_slurm_dropped_it() -> None:
+    suspect = goal("n1", NodeState.SUSPECT)
     change = planned([suspect]).changes[0]
     features = "h200,gangwatch_suspect,gangwatch_slow_30"
     assert change.command[2:] == (
@@ -100,34 +100,34 @@ def test_a_suspect_is_taken_last_and_that_again_after_slurm_forgot() -> None:
 
 
 def test_no_more_than_the_share_is_drained() -> None:
-    wished = [wish(name, NodeState.QUARANTINE) for name in NAMES]
-    found = planned(wished, share=0.25)
+    goals = [goal(name, NodeState.QUARANTINE) for name in NAMES]
+    found = planned(goals, share=0.25)
     assert actions(found) == [("drain", "n0"), ("drain", "n1")]
     assert [why for _, why in found.withheld] == ["2 nodes of partition batch are drained, which is the limit"] * 6
-    assert actions(planned(wished[:2], share=0.0)) == [("drain", "n0")]
+    assert actions(planned(goals[:2], share=0.0)) == [("drain", "n0")]
 
 
-def test_nothing_while_frozen_and_only_words_in_advise() -> None:
-    wished = [wish("n1", NodeState.QUARANTINE)]
-    assert planned(wished, frozen=True) == Plan()
-    found = planned(wished, acts=False)
+def test_nothing_changes_while_frozen_and_advise_only_reports() -> None:
+    goals = [goal("n1", NodeState.QUARANTINE)]
+    assert planned(goals, frozen=True) == Plan()
+    found = planned(goals, acts=False)
     assert found.changes == []
     assert [change.action for change in found.advised] == ["drain"]
 
 
 @given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)), st.floats(0, 1))
-def test_the_plan_comes_to_rest(bad: set[str], theirs: set[str], share: float) -> None:
+def test_the_plan_converges(bad: set[str], theirs: set[str], share: float) -> None:
     """Carried out, it wants nothing more; and no node that another drained is ever named."""
-    wished = [wish(name, NodeState.QUARANTINE) for name in sorted(bad)]
+    goals = [goal(name, NodeState.QUARANTINE) for name in sorted(bad)]
     drained = [node(name, states=frozenset({"DOWN", "DRAIN"}), reason="theirs") for name in sorted(theirs)]
     touched = Touched()
-    found = planned(wished, drained, touched, share=share)
+    found = planned(goals, drained, touched, share=share)
     assert not {change.target for change in found.changes} & theirs
     after = list(drained)
     for change in found.changes:
         touched.drained[change.target] = change.episode
         after.append(node(change.target, states=frozenset({"IDLE", "DRAIN"}), reason="gangwatch: it is slow"))
-    again = planned(wished, after, touched, share=share)
+    again = planned(goals, after, touched, share=share)
     assert again.changes == []
     assert again.released == []
     assert len(touched.drained) <= max(1, int(len(NAMES) * share))
@@ -138,8 +138,8 @@ def pending(number: int, **changed: object) -> SlurmJob:
     return dataclasses.replace(waits, **changed)
 
 
-def test_gangs_that_wait_are_kept_off_slow_nodes_where_enough_are_left() -> None:
-    suspect = [wish("n1", NodeState.SUSPECT, slowdown=1.4)]
+def test_pending_gangs_exclude_slow_nodes_if_enough_nodes_are_left() -> None:
+    suspect = [goal("n1", NodeState.SUSPECT, slowdown=1.4)]
     jobs = (
         pending(1, excluded=("n7",)),
         pending(2, comment="none of ours"),
@@ -177,11 +177,11 @@ def test_a_slow_node_is_better_than_a_long_wait(
         9, "RUNNING", nodes=NAMES[2:], partition="batch", started_seconds=NOW - 50.0, time_limit_seconds=150.0
     )
     waits = pending(1, least_nodes=nodes, time_limit_seconds=limit_seconds)
-    found = planned([wish("n1", NodeState.SUSPECT, slowdown=slowdown)], jobs=(runs, waits))
+    found = planned([goal("n1", NodeState.SUSPECT, slowdown=slowdown)], jobs=(runs, waits))
     assert (("exclude", "1") in actions(found)) is kept_off
 
 
-def test_what_waits_for_room_is_told_by_partition_and_size() -> None:
+def test_pending_demand_is_reported_by_partition_and_size() -> None:
     jobs = [
         pending(1, gpus_wanted=16, reason="Priority", time_limit_seconds=600.0),
         pending(2, gpus_wanted=16, reason="Resources", time_limit_seconds=60.0),

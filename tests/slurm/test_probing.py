@@ -122,7 +122,7 @@ def test_only_a_probe_that_completed_with_0_has_passed(tmp_path: Path, ended: Sl
     assert probe.exit_code == code
 
 
-def test_a_probe_that_vanished_or_could_not_be_submitted_has_failed(tmp_path: Path) -> None:
+def test_a_lost_or_rejected_probe_has_failed(tmp_path: Path) -> None:
     probe, _ = probed(tmp_path, ProbingSlurm(RUNS, None))
     assert (probe.exit_code, probe.failure) == (1, "job 42, the probe of n1, no longer exists")
     slurm = ProbingSlurm(PASSED, number="no number")
@@ -141,7 +141,7 @@ def test_a_node_that_can_not_be_reserved_is_not_resumed(tmp_path: Path) -> None:
     assert left == Touched(drained={"n1": "probed"}), "a reservation that is gone need not be put back"
 
 
-def test_what_can_not_be_let_go_of_now_is_remembered(tmp_path: Path) -> None:
+def test_a_reservation_that_cannot_be_deleted_now_is_recorded(tmp_path: Path) -> None:
     for start in ("scontrol update", "scontrol delete"):
         slurm = ProbingSlurm(PASSED)
         slurm.fails = {start: "Unable to contact slurm controller"}
@@ -172,7 +172,7 @@ async def until(done: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_the_cycle_is_told_once_that_it_runs_and_once_how_it_ended(tmp_path: Path) -> None:
+def test_start_and_end_of_a_probe_are_reported_once(tmp_path: Path) -> None:
     slurm = ProbingSlurm(WAITS)
     key = ("probe-n1-1", 1)
 
@@ -184,13 +184,13 @@ def test_the_cycle_is_told_once_that_it_runs_and_once_how_it_ended(tmp_path: Pat
         assert probes and key in probes and ("probe-n1-1", 2) not in probes
         assert probes.events_of(*key) == [], "it waits"
         slurm.looks[:] = [RUNS]
-        told: list[object] = []
-        await until(lambda: told.extend(probes.events_of(*key)) or told)
-        assert told == [AttemptRunning("probe-n1-1", 1, ())]
+        events: list[object] = []
+        await until(lambda: events.extend(probes.events_of(*key)) or events)
+        assert events == [AttemptRunning("probe-n1-1", 1, ())]
         assert probes.events_of(*key) == []
         slurm.looks[:] = [SlurmJob(42, "FAILED", exit_code=3)]
-        await until(lambda: told.extend(probes.events_of(*key)) or len(told) > 1)
-        assert told[1] == AttemptEnded("probe-n1-1", 1, (), True, "", all_exited_with=3)
+        await until(lambda: events.extend(probes.events_of(*key)) or len(events) > 1)
+        assert events[1] == AttemptEnded("probe-n1-1", 1, (), True, "", all_exited_with=3)
         assert not probes
         assert len([words for words in slurm.done if words.startswith("sbatch")]) == 1
 
@@ -217,7 +217,7 @@ def test_a_probe_that_is_stopped_is_cancelled_in_slurm(tmp_path: Path) -> None:
     with_probes(tmp_path, slurm, work)
 
 
-def test_reservations_of_an_earlier_controller_are_let_go_of_and_no_others(tmp_path: Path) -> None:
+def test_only_reservations_of_an_earlier_controller_are_released(tmp_path: Path) -> None:
     slurm = ProbingSlurm(RUNS)
 
     async def work(probes: Probes, hands: AuditedCommands) -> None:

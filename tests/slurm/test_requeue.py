@@ -131,7 +131,7 @@ def memory_of(folder: Path) -> Touched:
 # --- a move ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_move_keeps_the_place_saves_requeues_excludes_and_lets_go(tmp_path: Path) -> None:
+def test_a_move_reserves_saves_requeues_excludes_and_releases(tmp_path: Path) -> None:
     slurm = LittleSlurm()
     assert moved(tmp_path, slurm) == "requeued without n1"
     assert [words.split()[:2] for words in slurm.done] == [
@@ -176,7 +176,7 @@ def test_a_job_that_has_saved_and_ended_is_not_waited_for(tmp_path: Path) -> Non
         (None, "it no longer exists"),
     ],
 )
-def test_an_attempt_that_is_over_is_left_alone(tmp_path: Path, job: SlurmJob | None, said: str) -> None:
+def test_an_ended_attempt_is_not_touched(tmp_path: Path, job: SlurmJob | None, said: str) -> None:
     slurm = LittleSlurm(job)
     assert said in moved(tmp_path, slurm)
     assert slurm.done == []
@@ -185,7 +185,7 @@ def test_an_attempt_that_is_over_is_left_alone(tmp_path: Path, job: SlurmJob | N
     assert line.outcome.startswith("withheld: ")
 
 
-def test_a_job_for_which_too_few_nodes_would_be_left_stays(tmp_path: Path) -> None:
+def test_a_job_stays_if_too_few_nodes_would_be_left(tmp_path: Path) -> None:
     slurm = LittleSlurm(dataclasses.replace(JOB, least_nodes=4))
     assert "too few nodes" in moved(tmp_path, slurm)
     assert slurm.done == []
@@ -193,7 +193,7 @@ def test_a_job_for_which_too_few_nodes_would_be_left_stays(tmp_path: Path) -> No
     assert "too few nodes" in moved(tmp_path, own), "its own exclusions count too"
 
 
-def test_nothing_is_begun_while_all_is_frozen(tmp_path: Path) -> None:
+def test_no_move_starts_while_actions_are_frozen(tmp_path: Path) -> None:
     slurm = LittleSlurm()
     assert "frozen" in moved(tmp_path, slurm, frozen=always)
     assert slurm.done == []
@@ -203,7 +203,7 @@ def test_nothing_is_begun_while_all_is_frozen(tmp_path: Path) -> None:
     ("change", "said"),
     [({"state": "CANCELLED"}, "it was cancelled"), ({"restarts": 1}, "it was restarted in the meantime")],
 )
-def test_what_happens_during_the_save_goes_first(tmp_path: Path, change: dict[str, object], said: str) -> None:
+def test_changes_during_the_save_take_precedence(tmp_path: Path, change: dict[str, object], said: str) -> None:
     slurm = LittleSlurm()
     slurm.on_signal = lambda job: dataclasses.replace(job, **change)  # type: ignore[arg-type]
     assert said in moved(tmp_path, slurm)
@@ -215,7 +215,7 @@ def test_what_happens_during_the_save_goes_first(tmp_path: Path, change: dict[st
     "change",
     [{"user": "bob"}, {"submitted_seconds": 6e8}, {"user": "bob", "restarts": 1}],
 )
-def test_a_job_that_has_got_the_number_since_is_not_touched(tmp_path: Path, change: dict[str, object]) -> None:
+def test_another_job_with_the_same_number_is_not_touched(tmp_path: Path, change: dict[str, object]) -> None:
     slurm = LittleSlurm(dataclasses.replace(JOB, **change))  # type: ignore[arg-type]
     assert "is now another job" in moved(tmp_path, slurm) or "restarted in the meantime" in moved(tmp_path, slurm)
     assert slurm.done == []
@@ -238,7 +238,7 @@ def test_consent_is_read_before_each_of_the_two_commands(tmp_path: Path) -> None
         assert memory_of(tmp_path) == Touched(), "its place is let go"
 
 
-def test_a_requeue_that_was_done_without_an_answer_is_not_done_again(tmp_path: Path) -> None:
+def test_a_requeue_without_a_response_is_not_repeated(tmp_path: Path) -> None:
     slurm = LittleSlurm()
     slurm.fails["scontrol requeue"] = True
     moved(tmp_path, slurm)
@@ -246,7 +246,7 @@ def test_a_requeue_that_was_done_without_an_answer_is_not_done_again(tmp_path: P
     assert slurm.job_now is not None and slurm.job_now.restarts == 1
 
 
-def test_a_place_that_can_not_be_kept_keeps_no_job_from_moving(tmp_path: Path) -> None:
+def test_a_job_moves_even_if_its_nodes_cannot_be_reserved(tmp_path: Path) -> None:
     slurm = LittleSlurm()
     slurm.fails["scontrol create"] = False
     assert moved(tmp_path, slurm) == "requeued without n1"
@@ -254,7 +254,7 @@ def test_a_place_that_can_not_be_kept_keeps_no_job_from_moving(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("requeued", [True, False])
-def test_what_an_earlier_controller_has_begun_is_taken_up_where_it_was(tmp_path: Path, requeued: bool) -> None:
+def test_moves_of_an_earlier_controller_are_continued(tmp_path: Path, requeued: bool) -> None:
     """The job is saved once, and requeued once, whichever of the two controllers did it."""
     slurm = LittleSlurm()
     if requeued:
@@ -290,7 +290,7 @@ def test_one_job_may_always_move_however_large_it_is(tmp_path: Path) -> None:
     assert elsewhere._no_room(7) == "", "of another partition"
 
 
-def test_an_hour_has_so_many_moves_and_no_more(tmp_path: Path) -> None:
+def test_moves_an_hour_are_limited(tmp_path: Path) -> None:
     moves = moves_of(tmp_path, {7: JOB}, requeues_per_hour=2)
     now = time.monotonic()
     moves._began_at.extend([now - 4000, now - 10])
@@ -316,7 +316,7 @@ def test_an_hour_has_so_many_moves_and_no_more(tmp_path: Path) -> None:
         (dataclasses.replace(JOB, state="PENDING", completing=True), "", None),
     ],
 )
-def test_what_became_of_an_attempt(tmp_path: Path, job: SlurmJob | None, said: str, code: int | None) -> None:
+def test_events_of_an_attempt(tmp_path: Path, job: SlurmJob | None, said: str, code: int | None) -> None:
     backend = SlurmBackend(tmp_path, LittleSlurm())
     events = backend._events_of(Snapshot(0, NODES, {} if job is None else {7: job}), "slurm-7", 0)
     assert events == ([AttemptEnded("slurm-7", 0, (), reason=said, all_exited_with=code)] if said else [])
@@ -326,14 +326,14 @@ def test_what_became_of_an_attempt(tmp_path: Path, job: SlurmJob | None, said: s
 
 
 def kept(folder: Path, slurm: LittleSlurm, names: list[str], nodes: dict[str, SlurmNode] | None = None, **settings: float) -> tuple[AuditedCommands, list[str]]:  # noqa: E501  # fmt: skip
-    wished = {name: DesiredNode(name, NodeState.QUARANTINE, "it is slow", "1/quarantine", 1.3) for name in names}
-    wishes = DesiredState(True, False, wished, frozenset(NODES), {})
+    goals = {name: DesiredNode(name, NodeState.QUARANTINE, "it is slow", "1/quarantine", 1.3) for name in names}
+    desired = DesiredState(True, False, goals, frozenset(NODES), {})
     hands = hands_of(folder, slurm)
     keeper = NodeUpdater(hands, Settings(partition_share=1.0, comments=False, **settings), SystemClock())  # type: ignore[arg-type]
 
     async def twice() -> list[str]:
-        found = await keeper.keep(wishes, Snapshot(0, nodes or NODES))
-        return found + await keeper.keep(wishes, Snapshot(0, nodes or NODES))
+        found = await keeper.keep(desired, Snapshot(0, nodes or NODES))
+        return found + await keeper.keep(desired, Snapshot(0, nodes or NODES))
 
     return hands, asyncio.run(twice())
 
@@ -346,7 +346,7 @@ def test_a_drain_that_failed_is_not_taken_for_an_operator_s_resume(tmp_path: Pat
     assert hands.touched.drained == {} == memory_of(tmp_path).drained
 
 
-def test_a_drain_is_written_down_before_it_is_made(tmp_path: Path) -> None:
+def test_a_drain_is_recorded_before_it_is_made(tmp_path: Path) -> None:
     slurm = LittleSlurm()
     found: list[dict[str, str]] = []
     run = slurm.run
@@ -360,7 +360,7 @@ def test_a_drain_is_written_down_before_it_is_made(tmp_path: Path) -> None:
     assert found[0] == {"n1": "1/quarantine"}
 
 
-def test_a_minute_has_so_many_changes_and_no_more(tmp_path: Path) -> None:
+def test_changes_a_minute_are_limited(tmp_path: Path) -> None:
     slurm = LittleSlurm()
     kept(tmp_path, slurm, ["n0", "n1", "n2"], changes_per_minute=2)
     assert len(slurm.done) == 2
@@ -368,7 +368,7 @@ def test_a_minute_has_so_many_changes_and_no_more(tmp_path: Path) -> None:
     assert [line.target for line in withheld] == ["n2"], "said once"
 
 
-def test_an_operator_who_resumed_a_node_is_obeyed(tmp_path: Path) -> None:
+def test_an_operators_resume_releases_the_node(tmp_path: Path) -> None:
     slurm = LittleSlurm()
     memory.write(tmp_path / "touched.json", Touched({"n1": "1/quarantine"}))
     _, released = kept(tmp_path, slurm, ["n1"])

@@ -28,7 +28,7 @@ def dump(folder: Path, jobs: int = 60) -> Path:
     return path
 
 
-def test_who_has_opted_in_is_read_from_the_comment(tmp_path: Path) -> None:
+def test_opt_in_is_read_from_the_comment(tmp_path: Path) -> None:
     jobs = slurm.read(dump(tmp_path, 4)).jobs
     assert [job.spec.restartable for job in jobs] == [False, True, False, True]
     document = {

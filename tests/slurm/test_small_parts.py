@@ -40,7 +40,7 @@ def records_in(folder: Path) -> dict[str, Any]:
     return {path.name: json.loads(path.read_text()) for path in sorted(folder.iterdir())}
 
 
-def test_each_node_of_slurm_has_a_record_and_one_that_is_gone_has_none(tmp_path: Path) -> None:
+def test_each_slurm_node_has_a_record_and_a_removed_node_has_none(tmp_path: Path) -> None:
     folder = tmp_path / "agents"
     announced = Announcements(folder, "http://{node}.example:9400/{node}")
     announced.write(["n1", "n2"])
@@ -53,7 +53,7 @@ def test_each_node_of_slurm_has_a_record_and_one_that_is_gone_has_none(tmp_path:
     assert set(records_in(folder)) == {"n2.json", "n3.json", "other.json"}
 
 
-def test_a_record_that_stands_is_not_written_again_and_one_that_failed_is(tmp_path: Path) -> None:
+def test_a_written_record_is_not_written_again_and_a_failed_one_is(tmp_path: Path) -> None:
     folder = tmp_path / "agents"
     folder.write_text("no folder")
     announced = Announcements(folder, "http://{node}")
@@ -77,7 +77,7 @@ def answering(answer: Callable[[Future[Any]], None]) -> Any:
     return ask
 
 
-def test_the_cycle_is_believed_and_where_it_does_not_answer_nothing_may_be_done(
+def test_without_an_answer_of_the_cycle_everything_is_frozen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cycle_queries, "ANSWER_SECONDS", 0.05)
@@ -99,7 +99,7 @@ def test_the_cycle_is_believed_and_where_it_does_not_answer_nothing_may_be_done(
 # --- audit -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_line_comes_back_in_order_and_a_damaged_one_is_passed_over(tmp_path: Path) -> None:
+def test_audit_lines_are_read_in_order_and_damaged_ones_skipped(tmp_path: Path) -> None:
     path = tmp_path / "actions.jsonl"
     assert list(lines(path)) == []
     clock = ManualClock(wall_ns=1000)
@@ -138,7 +138,7 @@ def test_a_line_that_can_not_be_written_is_counted_and_stops_nothing(tmp_path: P
         ([], ""),
     ],
 )
-def test_the_base_state_is_told_from_flags(states: list[str], base: str) -> None:
+def test_the_base_state_is_separated_from_flags(states: list[str], base: str) -> None:
     assert base_state(states) == base
 
 
@@ -153,7 +153,7 @@ def test_the_base_state_is_told_from_flags(states: list[str], base: str) -> None
         ({"state": "COMPLETED"}, False, False),
     ],
 )
-def test_what_runs_and_what_waits(changed: dict[str, Any], runs: bool, waits: bool) -> None:
+def test_running_and_pending_states(changed: dict[str, Any], runs: bool, waits: bool) -> None:
     job = dataclasses.replace(SlurmJob(7, "RUNNING"), **changed)
     assert (job.runs, job.waits) == (runs, waits)
 
@@ -171,11 +171,11 @@ def test_what_runs_and_what_waits(changed: dict[str, Any], runs: bool, waits: bo
         ({"reason": "Resources", "state": "RUNNING"}, False),
     ],
 )
-def test_only_one_that_lacks_nothing_but_nodes_waits_for_room(changed: dict[str, Any], room: bool) -> None:
+def test_only_jobs_that_lack_nothing_but_nodes_wait_for_room(changed: dict[str, Any], room: bool) -> None:
     assert dataclasses.replace(SlurmJob(7, "PENDING"), **changed).waits_for_room is room
 
 
-def test_a_node_is_drained_in_any_word_for_it() -> None:
+def test_every_drain_state_counts_as_drained() -> None:
     for states, drained in (({"IDLE", "DRAIN"}, True), ({"DRAINING"}, True), ({"DRAINED"}, True), ({"DOWN"}, False)):
         assert SlurmNode("n1", 8, states=frozenset(states)).drained is drained
 
@@ -195,7 +195,7 @@ def test_a_node_is_drained_in_any_word_for_it() -> None:
         (("", "", "", "", 2, 16), 0),
     ],
 )
-def test_what_a_job_asks_for_in_all(asked: tuple[str, str, str, str, int, int], gpus: int) -> None:
+def test_the_total_of_requested_gpus(asked: tuple[str, str, str, str, int, int], gpus: int) -> None:
     assert wanted(*asked) == gpus
 
 
@@ -297,7 +297,7 @@ def test_a_record_without_its_last_column_is_read_as_well() -> None:
         ({"comment": "c" * 1025}, "comment: longer than 1024 bytes"),
     ],
 )
-def test_a_record_of_columns_that_is_wrong_is_named(changed: dict[str, str], said: str) -> None:
+def test_an_invalid_column_is_named(changed: dict[str, str], said: str) -> None:
     with pytest.raises(BackendError, match=f"record 1: {said}"):
         columns_job(**changed)
 
@@ -315,9 +315,9 @@ def test_the_gpus_of_a_job_are_those_named_for_its_nodes() -> None:
 
 
 def test_marks_of_old_releases_on_a_node_s_state_are_no_part_of_it() -> None:
-    told = parse_text.nodes("NodeName=n1 State=IDLE*+DRAIN Gres=gpu:8 Reason=fan is bad [root@2023-05-04T03:02:01]")
-    assert told.records["n1"].states == {"IDLE", "DRAIN", "NOT_RESPONDING"}
-    assert (told.records["n1"].reason, told.records["n1"].reason_user, told.records["n1"].weight) == (
+    result = parse_text.nodes("NodeName=n1 State=IDLE*+DRAIN Gres=gpu:8 Reason=fan is bad [root@2023-05-04T03:02:01]")
+    assert result.records["n1"].states == {"IDLE", "DRAIN", "NOT_RESPONDING"}
+    assert (result.records["n1"].reason, result.records["n1"].reason_user, result.records["n1"].weight) == (
         "fan is bad",
         "root",
         1,
@@ -361,7 +361,7 @@ def test_a_job_of_squeue_in_its_variants(changed: dict[str, Any], expected: dict
     assert {key: getattr(job, key) for key in expected} == expected
 
 
-def test_an_answer_that_says_that_it_failed_is_no_answer() -> None:
+def test_a_document_with_errors_is_refused() -> None:
     with pytest.raises(BackendError, match="Slurm reports: Socket timed out; no more"):
         parse_json.jobs(json.dumps({"errors": [{"error": "Socket timed out"}, "no more"], "jobs": []}).encode())
     with pytest.raises(BackendError, match="not an object"):
@@ -419,7 +419,7 @@ IN_COLUMNS = "|".join(
         ("24.11.0-0rc1", False, "squeue --json", "scontrol show nodes --json"),
     ],
 )
-def test_each_release_is_asked_in_the_form_that_it_knows(
+def test_each_release_gets_the_commands_that_it_supports(
     bin_folder: Path, tmp_path: Path, release: str, text: bool, jobs: str, nodes: str
 ) -> None:
     asked = tmp_path / "asked"
@@ -444,7 +444,7 @@ def test_each_release_is_asked_in_the_form_that_it_knows(
     assert slurm.requests == len(requests), "its version a program knows by itself"
 
 
-def test_somebody_s_environment_changes_no_answer(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_environment_does_not_change_the_output(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SQUEUE_USERS", "SINFO_SORT", "SLURM_TIME_FORMAT", "LC_ALL", "TZ"):
         monkeypatch.setenv(name, "mine")
     program(bin_folder, "squeue", "env")
@@ -453,13 +453,13 @@ def test_somebody_s_environment_changes_no_answer(bin_folder: Path, monkeypatch:
     assert not [line for line in seen if line.startswith(("SQUEUE_", "SINFO_", "SLURM_TIME_FORMAT"))]
 
 
-def test_a_program_that_names_no_release_is_refused(bin_folder: Path) -> None:
+def test_output_without_a_release_number_is_refused(bin_folder: Path) -> None:
     program(bin_folder, "sinfo", "echo no version here")
     with pytest.raises(BackendError, match="has no release number"):
         asyncio.run(commands_of(bin_folder).version())
 
 
-def test_a_command_that_fails_says_why_and_one_that_is_absent_too(bin_folder: Path) -> None:
+def test_errors_of_failed_and_missing_commands_say_why(bin_folder: Path) -> None:
     program(bin_folder, "scontrol", "echo lost; echo 'it is\n  wrong' >&2; exit 3")
     with pytest.raises(BackendError, match=r"scontrol a b: exit code 3: it is wrong$"):
         asyncio.run(commands_of(bin_folder).run("scontrol", "a", "b", "c"))
@@ -467,7 +467,7 @@ def test_a_command_that_fails_says_why_and_one_that_is_absent_too(bin_folder: Pa
         asyncio.run(commands_of(bin_folder).run("absent"))
 
 
-def test_a_command_is_killed_with_all_that_it_started_when_its_time_is_up(bin_folder: Path, tmp_path: Path) -> None:
+def test_a_command_is_killed_with_its_children_at_its_time_limit(bin_folder: Path, tmp_path: Path) -> None:
     child = tmp_path / "child"
     program(bin_folder, "scontrol", f"sleep 100 & echo $! > {child}; wait")
     with pytest.raises(BackendError, match=r"killed: it did not end within 0\.5 s"):
@@ -486,7 +486,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_an_output_without_end_is_not_taken_in(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_output_is_refused(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_commands, "MOST_OUTPUT_BYTES", 1000)
     program(bin_folder, "squeue", "head -c 1000 /dev/zero")
     assert len(asyncio.run(commands_of(bin_folder).run("squeue"))) == 1000
@@ -495,13 +495,11 @@ def test_an_output_without_end_is_not_taken_in(bin_folder: Path, monkeypatch: py
         asyncio.run(commands_of(bin_folder).run("squeue"))
 
 
-def test_what_is_given_is_read_and_the_environment_is_slurm_s(
-    bin_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_input_and_environment_of_commands(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_TIME_FORMAT", "%s")
     program(bin_folder, "sbatch", 'cat; echo "$LC_ALL ${SLURM_CONF} ${SLURM_TIME_FORMAT-none}"')
-    told = asyncio.run(commands_of(bin_folder, configuration="/etc/x.conf").run("sbatch", given="a script\n"))
-    assert told == b"a script\nC /etc/x.conf none\n"
+    result = asyncio.run(commands_of(bin_folder, configuration="/etc/x.conf").run("sbatch", given="a script\n"))
+    assert result == b"a script\nC /etc/x.conf none\n"
 
 
 @pytest.mark.parametrize(
@@ -513,9 +511,7 @@ def test_what_is_given_is_read_and_the_environment_is_slurm_s(
         ("exit 0", "the job is not listed"),
     ],
 )
-def test_a_job_that_slurm_has_forgotten_is_none_and_no_answer_is_no_job(
-    bin_folder: Path, script: str, said: str | None
-) -> None:
+def test_an_unknown_job_is_none_and_an_error_is_an_error(bin_folder: Path, script: str, said: str | None) -> None:
     program(bin_folder, "squeue", script)
     asked = commands_of(bin_folder).job(99)
     if said is None:
@@ -572,7 +568,7 @@ def test_a_change_and_its_failure_each_leave_a_line(bin_folder: Path, tmp_path: 
     assert (second.target, second.outcome) == ("n2", "failed: scontrol bad: exit code 1: no")
     program(bin_folder, "squeue", "echo Invalid job id >&2; exit 1")
     assert asyncio.run(hands.job(5)) is None
-    assert looks == [(5, None)], "whoever keeps what was seen is told"
+    assert looks == [(5, None)], "whoever keeps what was seen is notified"
 
 
 # --- wishes ----------------------------------------------------------------------------------------------------------
@@ -595,13 +591,13 @@ def state_of(mode: Mode = Mode.ACT) -> State:
     return state
 
 
-def test_what_is_not_healthy_is_told_with_its_verdict_and_its_episode() -> None:
+def test_unhealthy_nodes_have_a_verdict_and_an_episode() -> None:
     state = state_of()
-    wished = desired_state.desired_state_of(state)
-    assert (wished.acts, wished.frozen, set(wished.nodes)) == (True, False, {"n1", "n3", "n4"})
-    assert wished.known == {"n1", "n2", "n3", "n4"}
-    assert (wished.advice, wished.moves) == ({}, {})
-    one = wished.nodes["n1"]
+    goals = desired_state.desired_state_of(state)
+    assert (goals.acts, goals.frozen, set(goals.nodes)) == (True, False, {"n1", "n3", "n4"})
+    assert goals.known == {"n1", "n2", "n3", "n4"}
+    assert (goals.advice, goals.moves) == ({}, {})
+    one = goals.nodes["n1"]
     assert (one.why, one.episode, one.slowdown, one.verdict) == ("slow", "quarantine/2/v-1", 1.5, "v-1")
     assert one.evidence and not one.probed
     state.past_verdicts = [PastVerdict(state.verdicts.pop("v-1"), 5, "it cleared")]
@@ -621,7 +617,7 @@ def test_a_node_is_probed_while_its_probe_has_it(job_state: JobState, probed: bo
     assert desired_state.desired_state_of(state).nodes["n1"].probed is probed
 
 
-def test_the_next_attempt_keeps_away_from_what_it_left_and_what_is_in_doubt() -> None:
+def test_the_next_attempt_avoids_left_and_doubtful_nodes() -> None:
     state = state_of()
     assert desired_state.avoided_by(state, "slurm-7") == ("n1", "n3"), "not from one on probation"
     job = Job("slurm-7", JobSpec("j", ("x",), 8), JobState.PENDING, 0, excluded_nodes=("n9", "n3"))
@@ -642,20 +638,20 @@ def test_advice_names_accused_nodes_and_moves_that_would_be_made() -> None:
         spec = JobSpec(name, ("x",), 8, kind=kind)
         state.jobs[name] = Job(name, spec, job_state, 0, attempt=attempt)
         state.decisions.append(Decision(f"d-{name}", name, "v-1", 0, False, 12.4, 1.5, 3.0, attempt=1))
-    wished = desired_state.desired_state_of(state)
-    assert set(wished.advice) == {"n1"}, "interference accuses no node, and one that is gone can't be drained"
-    advised = wished.advice["n1"]
+    goals = desired_state.desired_state_of(state)
+    assert set(goals.advice) == {"n1"}, "interference accuses no node, and one that is gone can't be drained"
+    advised = goals.advice["n1"]
     assert (advised.state, advised.episode, advised.verdict) == (NodeState.QUARANTINE, "v-1", "v-1")
-    assert wished.moves == {"slurm-7": "v-1: moving is expected to gain 12 s"}
+    assert goals.moves == {"slurm-7": "v-1: moving is expected to gain 12 s"}
     state.decisions[0].applied = True
     assert desired_state.desired_state_of(state).moves == {}
 
 
 def test_the_strongest_evidence_comes_first_and_no_more_than_is_read() -> None:
-    told = tuple(
+    result = tuple(
         Evidence(f"m{ratio}", float(number), 1.0, "s", "peers", log_likelihood_ratio=ratio)
         for number, ratio in enumerate((1.0, -9.0, 4.0, 2.0, 3.0))
     )
-    _, *facts = desired_state.evidence_of(verdict(evidence=told))
+    _, *facts = desired_state.evidence_of(verdict(evidence=result))
     assert [fact.split()[0] for fact in facts] == ["m-9.0", "m4.0", "m3.0", "m2.0"]
     assert desired_state.evidence_of(None) == ()

@@ -17,7 +17,7 @@ FULL = Touched(
 )  # fmt: skip
 
 
-def test_what_is_remembered_comes_back(tmp_path: Path) -> None:
+def test_the_record_of_changes_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "slurm-touched.json"
     assert memory.read(path) == Touched(), "nothing has been changed yet"
     memory.write(path, FULL)
@@ -25,7 +25,7 @@ def test_what_is_remembered_comes_back(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_memory_that_a_newer_release_wrote_is_not_acted_on(tmp_path: Path) -> None:
+def test_a_record_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     """It may name changes that this release would never put back."""
     path = tmp_path / "slurm-touched.json"
     path.write_text('{"drained": {"n1": "1"}, "licences": {"n1": 3}, "minimum_reader": "9.0.0"}')
@@ -35,20 +35,20 @@ def test_a_memory_that_a_newer_release_wrote_is_not_acted_on(tmp_path: Path) -> 
     assert path.read_bytes() == before
 
 
-def test_a_memory_of_this_release_is_read_whatever_else_is_in_it(tmp_path: Path) -> None:
+def test_unknown_fields_of_a_readable_record_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "slurm-touched.json"
     path.write_text('{"drained": {"n1": "1"}, "of_another_release": 3, "minimum_reader": "0.1.0"}')
     assert memory.read(path).drained == {"n1": "1"}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"drained": [1]}', '{"minimum_reader": "soon"}', "\xff"])
-def test_a_damaged_memory_is_named(tmp_path: Path, text: str) -> None:
+def test_an_error_names_a_damaged_record(tmp_path: Path, text: str) -> None:
     path = tmp_path / "slurm-touched.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(BackendError, match=r"slurm-touched\.json: .*delete the file once no drain or weight"):
         memory.read(path)
 
 
-def test_a_memory_that_can_not_be_written_forbids_the_change(tmp_path: Path) -> None:
+def test_an_unwritable_record_prevents_the_change(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="nothing is changed in Slurm"):
         memory.write(tmp_path / "absent" / "slurm-touched.json", FULL)

@@ -43,7 +43,7 @@ class World:
         self.state = State(nodes={name: Node(name, 8) for name in bed.names})
         self.state.nodes[SLOW].state = NodeState.SUSPECT
         self.state.nodes[SLOW].slowdown = 1.5
-        self.told: list[Event] = []
+        self.reported: list[Event] = []
         self.holding: set[tuple[str, int]] = set()
         self.backend: SlurmBackend | None = None
 
@@ -94,7 +94,7 @@ class World:
                 self.holding.add((event.job_id, event.attempt))
             elif isinstance(event, AttemptEnded):
                 self.holding.discard((event.job_id, event.attempt))
-        self.told += events
+        self.reported += events
         return events
 
     def look_quietly(self) -> str:
@@ -130,7 +130,7 @@ class World:
         number = self.bed.submit(script, "--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--time=60", *options)
         self.bed.wait_for("it runs", lambda: self.bed.job(number)["JobState"] == "RUNNING")
         if self.backend is not None:
-            self.wait("it is told of", lambda: (f"slurm-{number}", 0) in self.holding)
+            self.wait("it is reported", lambda: (f"slurm-{number}", 0) in self.holding)
         return number
 
     def runs_again(self, number: str) -> bool:
@@ -159,7 +159,7 @@ def test_slurmctld_is_killed_in_the_middle_of_a_move(world: World) -> None:
     time.sleep(1)
     world.bed.start_controller()
     world.wait("it runs again", lambda: world.runs_again(number))
-    world.wait("it is told of", lambda: (f"slurm-{number}", 1) in world.holding)
+    world.wait("it is reported", lambda: (f"slurm-{number}", 1) in world.holding)
     assert SLOW in world.bed.job(number)["ExcNodeList"]
     # Requeued once: what Slurm says of the job is asked before it is tried again. slurmctld writes its state some
     # seconds late, so the first may have been forgotten with it, and then there is a second.
@@ -167,7 +167,7 @@ def test_slurmctld_is_killed_in_the_middle_of_a_move(world: World) -> None:
     assert outcomes[0] == "failed"
     assert outcomes.count("done") <= 1
     assert world.bed.job(number)["Restarts"] == "1"
-    assert {event.attempt for event in world.told if isinstance(event, AttemptEnded)} == {0}
+    assert {event.attempt for event in world.reported if isinstance(event, AttemptEnded)} == {0}
 
 
 def test_the_controller_dies_between_the_requeue_and_the_start(world: World) -> None:
@@ -194,7 +194,7 @@ def test_a_command_that_hangs_is_killed_and_nothing_is_made_up(world: World) -> 
     began = time.monotonic()
     world.wait("trouble", lambda: "sinfo --json: killed: it did not end within 3 s" in world.look_quietly())
     assert time.monotonic() - began < 15
-    assert not [event for event in world.told if isinstance(event, AttemptEnded)]
+    assert not [event for event in world.reported if isinstance(event, AttemptEnded)]
     with pytest.raises(BackendError, match="no end within"):
         assert world.backend is not None
         world.backend.nodes()
@@ -210,7 +210,7 @@ WRONG = (
 )
 
 
-def test_what_squeue_says_is_refused_where_it_is_wrong(world: World) -> None:
+def test_invalid_squeue_output_is_refused(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
     for broken, said in WRONG:
@@ -227,14 +227,14 @@ def test_what_squeue_says_is_refused_where_it_is_wrong(world: World) -> None:
     assert world.backend is not None
     refused = {labels: value for name, labels, value in world.backend.measures() if "refused" in name}
     assert refused[(("kind", "job"),)] > 0
-    assert not [event for event in world.told if isinstance(event, AttemptEnded)]
+    assert not [event for event in world.reported if isinstance(event, AttemptEnded)]
     world.mend("squeue")
     world.wait("it answers", lambda: not world.look_quietly(), 20)
     assert (f"slurm-{number}", 0) in world.holding
     assert world.bed.job(number)["Restarts"] == "0"
 
 
-def test_a_job_that_vanishes_between_look_and_act_is_not_acted_on(world: World) -> None:
+def test_a_job_that_ends_between_scan_and_action_is_not_touched(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
     world.bed.ask("scancel", number)
@@ -258,14 +258,14 @@ def test_a_slurmd_that_is_killed_takes_its_node_out_and_its_job_to_another(world
     backend = world.backend
     world.wait("the node is gone", lambda: node not in [seen.node for seen in backend.nodes() if seen.present])
     # Slurm requeues the job by itself, after its two minutes; the attempt's end is told once.
-    world.wait("the end", lambda: [event for event in world.told if isinstance(event, AttemptEnded)])
-    assert [event.attempt for event in world.told if isinstance(event, AttemptEnded)] == [0]
+    world.wait("the end", lambda: [event for event in world.reported if isinstance(event, AttemptEnded)])
+    assert [event.attempt for event in world.reported if isinstance(event, AttemptEnded)] == [0]
     world.bed.start_node(node)
     world.wait("the node is back", lambda: node in [seen.node for seen in backend.nodes() if seen.present])
     assert not world.audit("requeue", "drain")
 
 
-def test_nobody_takes_the_place_of_a_job_on_the_move(world: World) -> None:
+def test_no_other_job_starts_on_the_nodes_of_a_moving_job(world: World) -> None:
     """From its exit to its next start its nodes are free, and a gang that fits on three of them waits."""
     bed = world.bed
     bed.submit("sleep 300", "--nodes=59", "--gpus-per-node=8", "--nodelist=gpu[006-064]", "--time=60")
@@ -273,7 +273,7 @@ def test_nobody_takes_the_place_of_a_job_on_the_move(world: World) -> None:
     number = world.submit(OPTED_IN)
     assert bed.ask("scontrol", "show", "hostnames", bed.job(number)["NodeList"]).split() == bed.names[:4]
     world.start()
-    world.wait("it is told of", lambda: (f"slurm-{number}", 0) in world.holding)
+    world.wait("it is reported", lambda: (f"slurm-{number}", 0) in world.holding)
     greedy = bed.submit("sleep 300", "--nodes=3", "--gpus-per-node=8", "--time=60")
     bed.wait_for("it waits", lambda: bed.job(greedy)["Reason"] in ("Resources", "Priority"))
     place = [name for name in bed.names[:5] if name != SLOW]
@@ -288,7 +288,7 @@ def test_nobody_takes_the_place_of_a_job_on_the_move(world: World) -> None:
     assert "No reservations" in bed.ask("scontrol", "show", "reservation")
 
 
-def test_a_reservation_that_can_not_be_had_keeps_no_job_from_moving(world: World) -> None:
+def test_a_job_moves_without_a_reservation(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
     world.break_("scontrol", 'if [ "$1" = create ]; then exit 1; fi\nexec $REAL "$@"')
@@ -312,7 +312,7 @@ def test_a_job_that_never_opted_in_is_refused(world: World) -> None:
         world.move(warned)
 
 
-def test_pending_gangs_that_opted_in_are_kept_off_slow_nodes_and_let_back(world: World) -> None:
+def test_pending_gangs_that_opted_in_exclude_slow_nodes_for_a_time(world: World) -> None:
     bed = world.bed
     later = "--begin=now+1hour"
     mine = bed.submit("sleep 1", "--nodes=4", "--gpus-per-node=8", later, OPTED_IN, "--exclude=gpu009")

@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.local.local_backend:LocalBackend._stop",
-        "self._bury_unknown(action.job_id, action.attempt)",
+        "self._abort_unknown(action.job_id, action.attempt)",
         "",
         ("tests/backends/test_local_backend.py",),
     ),

@@ -7,13 +7,13 @@ _PROCESSES = ("tests/backends/test_local_backend_processes.py",)
 _RECORDS = ("tests/backends/test_attempt_records.py", "tests/backends/test_local_backend_processes.py")
 _SHIM = (
     "tests/backends/test_shim.py::test_exit_codes_are_a_shells",
-    "tests/backends/test_shim.py::test_the_submitters_environment_is_over_the_base_and_the_rank_is_over_both",
+    "tests/backends/test_shim.py::test_the_submitter_overrides_the_base_and_the_rank_overrides_both",
     "tests/backends/test_shim.py::test_devices_are_in_the_order_of_local_ranks_and_leave_threads_alone",
     "tests/backends/test_shim.py::test_ranks_start_where_submitted_else_at_home",
     "tests/backends/test_shim.py::test_programs_are_found_as_execvp_finds_them",
-    "tests/backends/test_shim.py::test_what_is_left_is_killed_at_the_earliest_of_all_instants",
-    "tests/backends/test_shim.py::test_records_that_can_not_be_written_wait_in_their_order_and_the_first_stop_stands",
-    "tests/backends/test_shim.py::test_what_is_wrong_is_said_once",
+    "tests/backends/test_shim.py::test_the_earliest_kill_deadline_wins",
+    "tests/backends/test_shim.py::test_unwritten_records_keep_their_order_and_the_first_stop_counts",
+    "tests/backends/test_shim.py::test_a_problem_is_logged_once",
 )
 _PROBE = (
     "tests/backends/test_local_backend_probe.py::test_the_share_is_what_nothing_else_explains",
@@ -40,13 +40,13 @@ MUTANTS = (
     ),
     Mutant("backends.local.local_attempt:FollowedAttempt._account", "started=all(", "started=any(", _FOLLOWED),
     Mutant(
-        "backends.local.local_attempt:FollowedAttempt._bury",
+        "backends.local.local_attempt:FollowedAttempt._clean_up",
         "started and attempt_files.read(path) is None",
         "started",
         _FOLLOWED,
     ),
     Mutant(
-        "backends.local.local_attempt:FollowedAttempt._bury",
+        "backends.local.local_attempt:FollowedAttempt._clean_up",
         "started = not same_boot or any(",
         "started = any(",
         _FOLLOWED,

@@ -22,7 +22,7 @@ else:  # in the shim's folder; the shim is run as a file
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_NEWS_SECONDS = 2.0  # after the time limit, for the first node's record to reach the other nodes
+_RECORD_SECONDS = 2.0  # after the time limit, for the first node's record to reach the other nodes
 
 
 class Checkpoint:
@@ -53,7 +53,7 @@ class Checkpoint:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(parent, program, command, environment, directory, log, cgroup)
+            _execute(parent, program, command, environment, directory, log, cgroup)
         os.close(log)
 
     def ended(self, code: int) -> None:
@@ -62,13 +62,15 @@ class Checkpoint:
         if not self.over:
             self._end(code, "")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """End the command if its time limit is reached; check whether the first node has recorded its end."""
         late = time.monotonic() - self._began - self._seconds
         if self.over:
             return
         if not self._first:
-            self.over = late > _NEWS_SECONDS or attempt_files.read(f"{self._folder}/{attempt_files.SAVED}") is not None
+            self.over = (
+                late > _RECORD_SECONDS or attempt_files.read(f"{self._folder}/{attempt_files.SAVED}") is not None
+            )
         elif late > 0:
             if self.pid is not None:
                 try:
@@ -82,7 +84,7 @@ class Checkpoint:
         self.record = {"exit_code": code, "seconds": time.monotonic() - self._began, "reason": reason}
 
 
-def _become(
+def _execute(
     parent: int,
     program: str,
     command: list[str],

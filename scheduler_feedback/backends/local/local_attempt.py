@@ -121,7 +121,7 @@ class FollowedAttempt:
             if about is not None and not _is_alive(about):
                 if about["cgroup"] is not None:  # no process was ever in it
                     local_processes.remove_cgroup(about["cgroup"])
-                self._abort(f"the shim of node {node} died before the start{self._last_words(node)}")
+                self._abort(f"the shim of node {node} died before the start{self._last_log_line(node)}")
                 return
             if attempt_files.read(f"{own}/{attempt_files.READY}") is None:
                 waiting.append(node)
@@ -135,21 +135,21 @@ class FollowedAttempt:
         attempt_files.decide(str(self.folder), attempt_files.ABORT, reason)
         shim.poke(str(self.folder), self._nodes)
 
-    def _last_words(self, node: str) -> str:
+    def _last_log_line(self, node: str) -> str:
         """Return the last line in the log of the node's shim; '' if there is none."""
         try:
             lines = Path(attempt_files.shim_log(str(self.folder), node)).read_text(errors="replace").split("\n")
         except OSError:
             return ""
-        said = [line.strip() for line in lines if line.strip()]
-        return f": {said[-1]}" if said else ""
+        lines_written = [line.strip() for line in lines if line.strip()]
+        return f": {lines_written[-1]}" if lines_written else ""
 
     # --- after the start ---------------------------------------------------------------------------------------------
 
     def _follow(self, plan: rank_launch.Plan) -> list[Event]:
         for node in self._nodes:
             if node not in self._ended:
-                self._look_at(plan, node)
+                self._follow_node(plan, node)
         all_ended = len(self._ended) == len(self._nodes)
         # Start records are read after the ends, so that a gang that ran and ended between two calls yields both events.
         # They are read before anything is marked as reported, so that a failed read loses no event.
@@ -168,7 +168,7 @@ class FollowedAttempt:
             events.append(RankFailed(self.job_id, self.attempt, request["rank"], request["exit_code"]))
         return events
 
-    def _look_at(self, plan: rank_launch.Plan, node: str) -> None:
+    def _follow_node(self, plan: rank_launch.Plan, node: str) -> None:
         """Record the node's end; clean up the node if its shim died without ending."""
         about = self._shim(node)
         # Check the process before the record: a shim that ends in between has written it by then.
@@ -177,7 +177,7 @@ class FollowedAttempt:
         if ended is not None:
             self._ended[node] = ended
         elif not alive:
-            self._bury(plan, node, about or {})
+            self._clean_up(plan, node, about or {})
 
     def _shim(self, node: str) -> dict[str, Any] | None:
         """Return the record of the node's shim; None if no shim has started yet."""
@@ -237,7 +237,7 @@ class FollowedAttempt:
 
     # --- after a shim's death ----------------------------------------------------------------------------------------
 
-    def _bury(self, plan: rank_launch.Plan, node: str, about: dict[str, Any]) -> None:
+    def _clean_up(self, plan: rank_launch.Plan, node: str, about: dict[str, Any]) -> None:
         """Kill what a dead shim has left on its node and write its last records; may need several calls.
 
         Its ranks died with it (the kernel's parent-death signal). Their children are found by the cgroup, by descent
@@ -245,7 +245,9 @@ class FollowedAttempt:
         that has left its parents and cleared its environment is not found.)
         """
         same_boot = about.get("boot_id") == local_processes.boot_id()
-        reason = f"the shim of node {node} died{self._last_words(node)}" if same_boot else "the machine was restarted"
+        reason = (
+            f"the shim of node {node} died{self._last_log_line(node)}" if same_boot else "the machine was restarted"
+        )
         spec = plan["spec"]
         if not self._stop_requested:
             self._request_stop(spec["checkpoint_signal"], spec["grace_seconds"], "shim-died", reason)

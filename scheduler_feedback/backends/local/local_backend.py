@@ -138,11 +138,11 @@ class LocalBackend:
             try:
                 if key not in self._followed:
                     self._strays.pop(key, None)
-                    self._bury_unknown(*key)
+                    self._abort_unknown(*key)
                     self._follow(*key)
                 events += self._followed[key].poll(now_seconds, self._ready_timeout_seconds)
             except OSError as error:
-                self._complain(f"{key[0]}, attempt {key[1]}: {error}")
+                self._log_once(f"{key[0]}, attempt {key[1]}: {error}")
         for key in [key for key in self._followed if key not in held]:
             del self._followed[key]
         if now_seconds - self._strays_scanned_seconds >= _STRAY_SCAN_SECONDS:
@@ -188,7 +188,7 @@ class LocalBackend:
     def _stop(self, action: StopGang) -> None:
         if not hasattr(signal.Signals, action.signal):
             raise BackendError(f"{action.action_id}: {action.signal} is not a signal")
-        self._bury_unknown(action.job_id, action.attempt)
+        self._abort_unknown(action.job_id, action.attempt)
         reason = action.reason or action.why.value
         followed = self._follow(action.job_id, action.attempt)
         checkpoint = None
@@ -255,7 +255,7 @@ class LocalBackend:
             self._followed[key] = FollowedAttempt(folder, job_id, attempt, now_seconds, self._start_shim)
         return self._followed[key]
 
-    def _bury_unknown(self, job_id: str, attempt: int) -> None:
+    def _abort_unknown(self, job_id: str, attempt: int) -> None:
         """Record an attempt without files as aborted, so that it can never start."""
         folder = self._folder(job_id, attempt)
         if not folder.exists():
@@ -285,11 +285,11 @@ class LocalBackend:
                 stray.stop("SIGKILL", 0.0, "stray", "the journal does not have it as running")
                 stray.poll(now_seconds, self._ready_timeout_seconds)
             except OSError as error:
-                self._complain(f"{key[0]}, attempt {key[1]}: {error}")
+                self._log_once(f"{key[0]}, attempt {key[1]}: {error}")
             if stray.done:
                 del self._strays[key]
 
-    def _complain(self, text: str) -> None:
+    def _log_once(self, text: str) -> None:
         """Log a failed read or write once; it is retried at every call."""
         if text not in self._failures:
             self._failures.add(text)

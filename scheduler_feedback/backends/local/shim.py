@@ -110,7 +110,7 @@ class Shim:
         if cgroup is not None and local_processes.create_cgroup(cgroup):
             self.cgroup = cgroup
         try:
-            self.answer()
+            self.report_readiness()
             if self.wait_for_decision():
                 self.start()
                 self.watch()
@@ -121,7 +121,7 @@ class Shim:
 
     # --- before the start --------------------------------------------------------------------------------------------
 
-    def answer(self) -> None:
+    def report_readiness(self) -> None:
         """Record whether the ranks could be started, after trying everything that can fail beforehand."""
         try:
             environment = self.environments[self.ranks[0]]
@@ -181,12 +181,12 @@ class Shim:
         results: dict[int, int] = {}
         try:
             for rank in self.ranks:
-                results[rank], said = os.pipe()
+                results[rank], error_pipe = os.pipe()
                 pid = os.fork()
                 if pid == 0:
                     os.close(release)
-                    self.become_rank(rank, gate, said)
-                os.close(said)
+                    self.become_rank(rank, gate, error_pipe)
+                os.close(error_pipe)
                 self.running[pid] = rank
             about = {rank: self.about(pid, rank) for pid, rank in self.running.items()}
             for rank in self.ranks:
@@ -223,7 +223,7 @@ class Shim:
             "shim_start_time": self.start_time,
         }
 
-    def become_rank(self, rank: int, gate: int, said: int) -> NoReturn:
+    def become_rank(self, rank: int, gate: int, error_pipe: int) -> NoReturn:
         """In the child: execute the rank once released, or write the error to the pipe. It dies with the shim."""
         try:
             if local_processes.settle(self.pid, self.logs[rank], self.directory, self.cgroup) and os.read(gate, 1):
@@ -231,7 +231,7 @@ class Shim:
                     self.programs[rank], rank_launch.command_of(self.plan, rank), self.environments[rank]
                 )
         except BaseException as error:
-            os.write(said, _describe(error).encode(errors="replace")[:4096])
+            os.write(error_pipe, _describe(error).encode(errors="replace")[:4096])
         finally:
             os._exit(127)
 
@@ -242,7 +242,7 @@ class Shim:
         again = _KILL_AGAIN_SECONDS[0]
         while self.reap():
             self.write_records()
-            self.heed_stop_request()
+            self.check_stop_request()
             self.save()
             now = time.monotonic()
             if not self.running and self.saving is None and not self.clearing:
@@ -279,14 +279,14 @@ class Shim:
             code = exit_code(status)
             self.keep(attempt_files.exit_record(rank), {"rank": rank, "exit_code": code, "wall_ns": time.time_ns()})
             if code != 0 and not self.stopping:
-                self.heed_stop_request()  # an earlier stop request may be the reason for its end
+                self.check_stop_request()  # an earlier stop request may be the reason for its end
             if code != 0 and not self.stopping:
                 spec = self.plan["spec"]
                 reason = f"rank {rank} on node {self.node} exited with {code}"
                 about = {"rank": rank, "exit_code": code}
                 self.stop_all(spec["checkpoint_signal"], spec["grace_seconds"], "rank-failed", reason, **about)
 
-    def heed_stop_request(self) -> None:
+    def check_stop_request(self) -> None:
         """Begin to stop, once, if a signal to the shim or a file in the attempt's folder requests it."""
         if self.stopping:
             return
@@ -320,7 +320,7 @@ class Shim:
         if self.saving is None:
             return
         saving, request = self.saving
-        saving.look()
+        saving.poll()
         if saving.over:
             self.saving = None
             if saving.record is not None:
@@ -367,7 +367,7 @@ class Shim:
         """Write the node's last records: exits first, then remove the rank files, then the end."""
         self.save()  # the command and the last rank may have ended at the same time
         wall_ns = time.time_ns()
-        self.write_all_records()
+        self.flush_records()
         for rank in self.ranks:
             try:
                 os.unlink(self.paths(rank)[0])
@@ -377,9 +377,9 @@ class Shim:
                 self.complain(_describe(error))
         fate = {"started": not self.failure, "signalled": self.signalled, "reason": self.failure}
         self.keep(attempt_files.ENDED, {"wall_ns": wall_ns, **fate})
-        self.write_all_records()
+        self.flush_records()
 
-    def write_all_records(self) -> None:
+    def flush_records(self) -> None:
         self.write_records()
         while self.unwritten:
             self.wait_for_signal(_POLL_SECONDS)

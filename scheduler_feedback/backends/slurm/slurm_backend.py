@@ -204,10 +204,10 @@ class SlurmBackend:
 
     def heard(self, events: Sequence[Event]) -> list[Event]:
         """Return detector results in the cycle's names; ``observe`` returns those that must wait for a snapshot."""
-        told = self._pending_verdicts.take(events, self._holding, time.monotonic())
+        ready = self._pending_verdicts.take(events, self._holding, time.monotonic())
         if self._pending_verdicts.waiting:
             self._scan_soon()
-        return told
+        return ready
 
     def attest(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
         """Return whether the node may report a gang. Slurm knows the nodes of a job, but not which rank runs where.
