@@ -1,4 +1,4 @@
-"""Gangs of real processes for the local backend's tests, on virtual nodes of this machine; nothing outlives a test."""
+"""Gangs of real processes for the tests of the local backend, on virtual nodes of this machine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SomeEvent = TypeVar("SomeEvent", bound=Event)
 
 
 def python(program: str) -> tuple[str, ...]:
-    """A rank's command that runs the program text in a bare interpreter."""
+    """Return a rank's command that runs the program text in a bare interpreter."""
     return (sys.executable, "-I", "-S", "-c", program)
 
 
 class LocalGangs:
-    """A state folder with a backend on it, and what tests ask of both. Two nodes, two slots each, unless told."""
+    """A state folder with a backend, and helpers for tests. By default two nodes with two slots each."""
 
     def __init__(self, state_folder: Path, nodes: Sequence[LocalNode] | None = None, **options: Any) -> None:
         self.state_folder = state_folder
@@ -37,7 +37,7 @@ class LocalGangs:
         self.seen: list[Event] = []
 
     def another_controller(self) -> LocalBackend:
-        """A backend that knows nothing but the state folder, as after a restart."""
+        """Return a backend that has only the state folder, as after a restart."""
         return LocalBackend(self.state_folder, self.nodes, **self.options)
 
     def restart_controller(self) -> None:
@@ -58,7 +58,7 @@ class LocalGangs:
         self.backend.apply(StopGang("a-stop", job_id, 1, signal_name, grace_seconds, StopReason.CANCEL))
 
     def wait_for(self, kind: type[SomeEvent], job_id: str = "j-1", attempt: int = 1) -> SomeEvent:
-        """Observe until such an event comes; everything seen is kept in ``seen``."""
+        """Observe until such an event arrives; ``seen`` keeps all events."""
         for _ in until():
             events = self.backend.observe([(job_id, attempt)])
             self.seen += events
@@ -91,7 +91,7 @@ class LocalGangs:
         return list((self.state_folder / "ranks").glob("*/*.json"))
 
     def processes(self) -> list[int]:
-        """Every live process that knows of the state folder: shims by their arguments, jobs by their environment."""
+        """Return the live processes of the state folder: shims by their arguments, jobs by their environment."""
         needle = os.fsencode(self.state_folder) + b"/"
         found = []
         for pid in local_processes.all_pids():
@@ -107,7 +107,7 @@ class LocalGangs:
         return found
 
     def assert_nothing_left(self) -> None:
-        """Shims end after their last record, so this waits; a process of a job would stay for good."""
+        """Wait until the shims have ended; a leftover process of a job would make this time out."""
         for _ in until():
             if not self.processes():
                 break
@@ -116,12 +116,12 @@ class LocalGangs:
         assert self.cgroups() == []
 
     def cgroups(self) -> list[str]:
-        """Cgroups of the state folder's shims that still exist."""
+        """Return the remaining cgroups of the state folder's shims."""
         shims = [attempt_files.read(str(path)) for path in self.state_folder.glob("jobs/*/*/*/shim.json")]
         return [about["cgroup"] for about in shims if about and about["cgroup"] and Path(about["cgroup"]).exists()]
 
     def close(self) -> None:
-        """End whatever a failed test has left."""
+        """End everything that a failed test has left."""
         for _ in until(5.0):
             left = self.processes()
             if not left:
@@ -137,13 +137,13 @@ class LocalGangs:
 
 
 def exit_codes(event: AttemptEnded) -> list[int | None]:
-    """By rank."""
+    """Return the exit codes by rank."""
     assert [each.rank for each in event.exits] == list(range(len(event.exits)))
     return [each.exit_code for each in event.exits]
 
 
 def until(seconds: float = DEADLINE_SECONDS) -> Iterator[None]:
-    """Turns of a wait, a hundredth of a second apart, until the deadline."""
+    """Yield every hundredth of a second until the deadline."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         yield

@@ -1,4 +1,4 @@
-"""The files of an attempt: whatever is in one that was to be a permission, only a whole permission starts ranks."""
+"""The files of an attempt: only a complete permission starts ranks, whatever the file contains."""
 
 from __future__ import annotations
 

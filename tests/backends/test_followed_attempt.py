@@ -1,4 +1,4 @@
-"""An attempt as the controller follows it, from the files of its folder; what stands for its shims does nothing."""
+"""An attempt that the controller follows by the files in its folder, with idle processes instead of shims."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT = 5.0
 
 @pytest.fixture
 def stand_in() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that stands for a shim: pokes do nothing to it."""
+    """A process in place of a shim: pokes do nothing to it."""
     process = subprocess.Popen(["sh", "-c", "trap '' USR1; exec sleep 100"])
     yield process
     process.kill()
@@ -35,7 +35,7 @@ def stand_in() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Folder:
-    """The folder of attempt 2 of a gang of three: rank 0 on node b, ranks 1 and 2 on a; and who follows it."""
+    """The folder of attempt 2 of a gang of three (rank 0 on node b, ranks 1 and 2 on a), and its FollowedAttempt."""
 
     def __init__(self, state: Path, shim: subprocess.Popen[bytes], **plan: Any) -> None:
         self.state, self.shim = state, shim

@@ -1,4 +1,4 @@
-"""The local backend with real processes: all or nothing, once, to the last descendant."""
+"""The local backend with real processes: gangs start whole or not at all, once, and end with all descendants."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
 
 @pytest.fixture(params=[True, False], ids=["cgroup", "subreaper"])
 def both_ways(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalGangs]:
-    """With cgroups where the machine lets us have them, and without."""
+    """With cgroups if the machine allows them, and without."""
     made = LocalGangs(tmp_path / "state", use_cgroups=request.param)
     yield made
     made.close()
@@ -215,7 +215,7 @@ def test_an_unresponsive_shim_aborts_the_start(tmp_path: Path, monkeypatch: pyte
     start_shim = gangs.backend._start_shim
 
     def start_all_but_one(folder: Path, node: str) -> None:
-        """The place of n1 is taken by a live process that says nothing (this one)."""
+        """A live process that does not respond (this one) takes the place of n1's shim."""
         me = os.getpid()
         about = {
             "pid": me,
@@ -271,8 +271,8 @@ def test_a_rank_that_fails_stops_the_gang(gangs: LocalGangs) -> None:
 
 
 def test_a_failed_rank_is_reported_while_others_still_run(gangs: LocalGangs, tmp_path: Path) -> None:
-    """Nothing here depends on how fast a process starts: rank 0 fails once the others ignore SIGTERM, and these run
-    until the failure was reported."""
+    """Does not depend on how fast processes start: rank 0 fails once the others ignore SIGTERM, and these run until the
+    failure is reported."""
     program = "\n".join(
         (
             "import os, signal, sys, time",

@@ -1,4 +1,4 @@
-"""The controller is killed between any two of its system calls; whoever comes next finds one whole run or none."""
+"""The controller is killed between any two of its system calls; the next one finds one whole run or none."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ print("calls", calls, flush=True)
 
 
 def controller(folder: Path, count: Path, die_at: int, then: str = "") -> subprocess.Popen[str]:
-    """A process that starts a gang and observes it to its end; it kills itself before its die_at-th system call.
+    """Run a process that starts a gang and observes it to its end; it kills itself before its die_at-th system call.
 
-    The calls are those that the interpreter announces (PEP 578): opening, renaming, linking, spawning, ...
+    The calls are the interpreter's audit events (PEP 578): opening, renaming, linking, spawning, ...
     """
     process = subprocess.Popen(
         [sys.executable, "-c", CONTROLLER, str(folder), str(count), str(die_at), then],
@@ -72,7 +72,7 @@ def controller(folder: Path, count: Path, die_at: int, then: str = "") -> subpro
 
 
 def one_whole_run_or_none(folder: Path, count: Path, codes: list[int]) -> bool:
-    """What a controller finds that comes after; whether the gang ran."""
+    """Follow the attempt with a new controller; return whether the gang ran."""
     gangs = LocalGangs(folder)
     try:
         end: AttemptEnded | AttemptUnknown | None = None

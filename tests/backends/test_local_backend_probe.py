@@ -1,4 +1,4 @@
-"""The probe tells a slot that is being stopped from one that is merely busy."""
+"""The slot probe distinguishes a slot that is being stopped from a busy one."""
 
 from __future__ import annotations
 

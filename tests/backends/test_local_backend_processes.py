@@ -1,4 +1,4 @@
-"""Processes and records: what the local backend stands on."""
+"""Processes and records, on which the local backend is built."""
 
 from __future__ import annotations
 

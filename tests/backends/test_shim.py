@@ -1,4 +1,4 @@
-"""The shim alone: what it gives a rank, what it survives, what it costs."""
+"""The shim alone: the environment of its ranks, the failures that it survives, and its cost."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_ranks_start_where_submitted_else_at_home() -> None:
 
 
 def shim_of(folder: Path) -> shim.Shim:
-    """The shim of node a, which has done nothing yet."""
+    """The shim of node a, before it has done anything."""
     attempt_files.write(f"{folder}/{attempt_files.ATTEMPT}", plan({}, {}) | {"state_folder": str(folder)})
     return shim.Shim(str(folder), "a")
 

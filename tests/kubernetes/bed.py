@@ -1,9 +1,9 @@
-"""A control plane on loopback: etcd, kube-apiserver, and kube-controller-manager where it was built, up in seconds.
+"""A control plane on loopback: etcd, kube-apiserver, and kube-controller-manager if it was built, up in seconds.
 
-The programs are found in KUBEBUILDER_ASSETS, or where packaging/kubernetes/build.sh leaves them. RBAC is on; who is
-known is known by token. Two admission plugins are off, because what they lean on does not run here: ServiceAccount
-(would mount tokens into pods) and TaintNodesByCondition (its taints are removed by the node lifecycle controller, which
-would hold the fake nodes, that renew no leases, for lost).
+The programs are in KUBEBUILDER_ASSETS, or where packaging/kubernetes/build.sh leaves them. RBAC is on, and users are
+identified by tokens. Two admission plugins are off, because they need parts that do not run here: ServiceAccount would
+mount tokens into pods; TaintNodesByCondition adds taints that the node lifecycle controller removes, and that
+controller would declare the fake nodes lost, because they renew no leases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTROLLERS = (
 
 
 def assets() -> Path:
-    """The folder of the built programs; the test skips where they are absent, or fails where all are demanded."""
+    """Return the folder of the built programs; skip the test if they are missing, or fail if CI requires all."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gangwatch" / "kubernetes" / "bin"
     folder = Path(os.environ.get("KUBEBUILDER_ASSETS", cache))
     if not (folder / "kube-apiserver").exists():
@@ -40,11 +40,11 @@ def assets() -> Path:
 
 
 class ControlPlane:
-    """One cluster's control plane, in `folder`. Enter it to have it up."""
+    """The control plane of one cluster, in `folder`. Enter it to start it."""
 
     def __init__(self, folder: Path, *, manager: bool = True, audited: str = "", options: Sequence[str] = ()) -> None:
         """audited: namespace whose service accounts' requests are written to audit.log in the folder, as metadata.
-        options: more of the API server's."""
+        options: further options of the API server."""
         self.folder = folder
         self._assets, self._etcd_program = assets(), component("etcd", "etcd-server")
         self._openssl = component("openssl", "openssl")
@@ -62,7 +62,7 @@ class ControlPlane:
         return Access(self.url, token=token, ca=(self.folder / "ca.crt").read_text())
 
     def process_id(self, name: str) -> int:
-        """Of one of its programs, by the program's name."""
+        """Return the log of one of its programs, by the program's name."""
         return self._processes[name].pid
 
     def kubeconfig(self, token: str = ADMIN) -> Path:
@@ -126,7 +126,7 @@ class ControlPlane:
         shutil.rmtree(self.folder / "etcd", ignore_errors=True)
 
     def start_server(self) -> None:
-        """Start kube-apiserver, and wait until it is ready."""
+        """Start kube-apiserver and wait until it is ready."""
         folder = self.folder
         self._run(
             "kube-apiserver",
@@ -205,7 +205,7 @@ class ControlPlane:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
 
     def _make_certificates(self) -> None:
-        """A CA, and a certificate of it for 127.0.0.1."""
+        """Make a CA, and a certificate by it for 127.0.0.1."""
         folder = self.folder
 
         def run(arguments: str) -> None:

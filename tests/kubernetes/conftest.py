@@ -1,4 +1,4 @@
-"""One control plane for all tests of this folder that need one, and an empty cluster for each."""
+"""One control plane for all tests of this folder that need one, and an empty cluster for each test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kubelet(access: Access) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def cluster(access: Access, kubelet: FakeKubelet) -> Iterator[Cluster]:
-    """An empty cluster; what a test leaves is taken away while the kubelet can still let it go."""
+    """An empty cluster; it is emptied after the test while the kubelet can still confirm deletions."""
     api = Api(access)
     made = Cluster(api)
     yield made

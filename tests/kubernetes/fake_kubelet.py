@@ -1,8 +1,8 @@
-"""A fake kubelet for all nodes: no container is ever started; what is bound is said to run, what is deleted is gone.
+"""A fake kubelet for all nodes. It starts no containers: bound pods count as running, deleted pods as gone.
 
-It stands for the kubelets of a cluster in tests alone: it reads pods that are bound and patches their status. `rejects`
-names nodes that refuse their pods as a real kubelet does, with phase Failed and a reason and no container. `exits` says
-with which code a pod ends at once; None: it runs on.
+It replaces the kubelets of a cluster in tests: it reads bound pods and patches their status. `rejects` names nodes that
+reject their pods as a real kubelet does, with phase Failed, a reason and no container. `exits` returns the code with
+which a pod ends at once; None: it keeps running.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 
 
 class FakeKubelet:
-    """Runs in a thread from entering to leaving."""
+    """Fake kubelet in a thread; enter it to start the thread."""
 
     def __init__(self, access: Access) -> None:
         self.rejects: dict[str, str] = {}
@@ -108,9 +108,9 @@ class FakeKubelet:
             return
 
     async def _remove(self, client: Client, pod: Pod) -> None:
-        """What a kubelet does once the containers have ended: first it says so, then it lets the object go.
+        """End a pod as a kubelet does after its containers: write the status first, then delete the object.
 
-        Since 1.27 a pod that is deleted reaches a final phase first; a Job with a podFailurePolicy waits for that.
+        Since 1.27 a deleted pod reaches a final phase first; a Job with a podFailurePolicy waits for that.
         """
         if not pod.over:
             await self._patch(client, pod, ended(pod, 143))
@@ -127,7 +127,7 @@ class FakeKubelet:
 
 
 def ended(pod: Pod, exit_code: int) -> dict[str, Any]:
-    """Status of a pod whose containers have ended with that code."""
+    """Return the status of a pod whose containers have ended with that code."""
     state = {"terminated": {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed"}}
     containers = [
         {"name": c.name, "state": state, "ready": False, "image": "none", "imageID": "", "restartCount": 0}

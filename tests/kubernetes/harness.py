@@ -1,4 +1,4 @@
-"""Working the test bed: requests as an administrator, a controller in this process, and waiting for what is to come."""
+"""Helpers for the test bed: requests as an administrator, a controller in this process, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _anything = msgspec.json.Decoder()
 
 
 def wait_for(what: str, look: Callable[[], _T], seconds: float = WAIT_SECONDS) -> _T:
-    """The first answer that is true; fails with `what` and the newest answer where none comes in time."""
+    """Return the first true answer; fail with `what` and the newest answer after a timeout."""
     until = time.monotonic() + seconds
     while True:
         answer = look()
@@ -46,7 +46,7 @@ def wait_for(what: str, look: Callable[[], _T], seconds: float = WAIT_SECONDS) -
 
 
 class Api:
-    """Requests, one after another, by whoever the access is for."""
+    """Serial requests with the given access."""
 
     def __init__(self, access: Access) -> None:
         self._loop = asyncio.new_event_loop()
@@ -68,7 +68,7 @@ class Api:
         return self._do(self._client.get(path, _anything))
 
     def find(self, path: str) -> Any:
-        """The object, or None where it is not there."""
+        """Return the object; None if it does not exist."""
         try:
             return self.get(path)
         except RefusedError as error:
@@ -107,7 +107,7 @@ def install_crds(api: Api) -> None:
 
 
 class Cluster:
-    """What tests do to a cluster."""
+    """A cluster, with the actions of tests on it."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -121,7 +121,7 @@ class Cluster:
     def add_gang(
         self, name: str, members: int, gpus: int = 8, annotations: dict[str, str] | None = None, **spec: Any
     ) -> None:
-        """A group and its pods, which nobody would make anew."""
+        """Create a group and its pods, without an owner that would recreate them."""
         self.add_group(name, members, annotations)
         self.add_pods(name, members, gpus, **spec)
 
@@ -150,7 +150,7 @@ class Cluster:
         pod_annotations: dict[str, str] | None = None,
         **spec: Any,
     ) -> None:
-        """A group, and an indexed Job that makes its pods, and makes them anew."""
+        """Create a group, and an indexed Job that creates and recreates its pods."""
         self.add_group(name, members, annotations)
         template = pod_body("", gpus, name, restartPolicy="Never", **(pod or {}))
         template["metadata"]["annotations"] = pod_annotations or {}
@@ -170,7 +170,7 @@ class Cluster:
         self.api.create("/apis/batch/v1/namespaces/default/jobs", body)
 
     def add_array(self, name: str, members: int, parallel: int, gpus: int = 8) -> None:
-        """An indexed Job whose pods are gangs of their own, so many of which are to run at once."""
+        """Create an indexed Job whose pods are gangs of one, with a limit on how many run at one time."""
         template = pod_body("", gpus, restartPolicy="Never")
         annotations = {"gangwatch.io/array-parallel": str(parallel)}
         template = {"metadata": {"labels": {"array": name}, "annotations": annotations}, "spec": template["spec"]}
@@ -195,7 +195,7 @@ class Cluster:
         self.api.create("/api/v1/persistentvolumes", body)
 
     def add_claim(self, name: str, volume: str) -> None:
-        """A claim, bound to that volume as the volume controller would have it; to none where it is ''."""
+        """Create a claim, bound to that volume as by the volume controller; unbound if it is ''."""
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
         metadata = {"name": name, "namespace": "default"}
         body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
@@ -209,7 +209,7 @@ class Cluster:
         self.api.patch(f"{path}/status", {"status": {"phase": "Bound"}})
 
     def running_of(self, array: str) -> list[str]:
-        """Names of its pods that run."""
+        """Return the names of its running pods."""
         found = self.api.get(f"/api/v1/namespaces/default/pods?labelSelector=array%3D{array}")
         return [pod["metadata"]["name"] for pod in found["items"] if pod["status"].get("phase") == "Running"]
 
@@ -218,7 +218,7 @@ class Cluster:
         return list(found["items"])
 
     def nodes_of(self, gang: str) -> dict[str, str]:
-        """Node by pod name, of the pods that are bound and not on their way out."""
+        """Return node by pod name, of the bound pods that are not being deleted."""
         return {
             pod["metadata"]["name"]: pod["spec"]["nodeName"]
             for pod in self.pods(gang)
@@ -229,19 +229,19 @@ class Cluster:
         return len(self.nodes_of(gang))
 
     def condition(self, gang: str) -> dict[str, str]:
-        """The gang's condition, empty where it has none yet."""
+        """Return the gang's condition; empty if it has none yet."""
         found = self.api.get(f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/{gang}")
         conditions = found.get("status", {}).get("conditions", [])
         return dict(conditions[0]) if conditions else {}
 
     def finish(self, gang: str, phase: str = "Succeeded") -> None:
-        """Every pod of the gang ends, as its kubelet would say."""
+        """End every pod of the gang as its kubelet would."""
         for pod in self.pods(gang):
             path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}/status"
             self.api.patch(path, {"status": {"phase": phase}})
 
     def clear(self) -> None:
-        """Take away what tests made."""
+        """Delete everything that tests have created."""
         for path in (
             "/apis/batch/v1/namespaces/default/jobs",
             "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups",
@@ -257,7 +257,7 @@ class Cluster:
         wait_for("all pods are gone", lambda: not self.api.get("/api/v1/pods")["items"])
 
     def _clear_volumes(self) -> None:
-        """No controller runs that would let go of what is in use, as the finalizers ask."""
+        """Remove the finalizers: no controller runs that would release objects in use."""
         for path in ("/api/v1/namespaces/default/persistentvolumeclaims", "/api/v1/persistentvolumes"):
             for item in self.api.get(path)["items"]:
                 one = f"{path}/{item['metadata']['name']}"
@@ -267,13 +267,13 @@ class Cluster:
 
 
 class Running:
-    """A controller at work in this process."""
+    """A running controller in this process."""
 
     def __init__(self, backend: KubernetesBackend, controller: Controller) -> None:
         self.backend, self.controller = backend, controller
 
     def jobs(self) -> dict[str, Job]:
-        """By the gang's name, as of now."""
+        """Return the jobs by the gang's name, as of now."""
         found = self.controller.cycle.ask(lambda state: [replace(job) for job in state.jobs.values()]).result(30)
         return {job.spec.name: job for job in found}
 
@@ -292,10 +292,12 @@ def running(
     upstream: bool = False,
     may_act: Callable[[], bool] = lambda: True,
 ) -> Iterator[Running]:
-    """A controller with its backend. anew: from the API's objects; else from the folder's journal. watching: it reads
-    the agents that announce themselves in its folder, with all detectors. probes: how it measures nodes.
-    memory: namespace and name of where it keeps what queues used. upstream: it
-    reads PodGroups of Kubernetes' own kind, too. may_act: whether it leads."""
+    """Run a controller with its backend.
+
+    anew: from the API's objects; else from the folder's journal. watching: it reads the agents that are announced in
+    its folder, with all detectors. probes: how it measures nodes. memory: namespace and name of its ConfigMap.
+    upstream: it also reads PodGroups of Kubernetes' own kind. may_act: returns whether it leads.
+    """
     policy = policy or Policy(retry_backoff_seconds=0.5, probe_command=())
     backend = KubernetesBackend(access, probes=probes, upstream=upstream, may_act=may_act)
     backend.start()
@@ -324,7 +326,7 @@ def running(
 
 @contextmanager
 def reading(controller: Controller) -> Iterator[None]:
-    """The controller follows its agents, in a loop of its own."""
+    """Let the controller follow its agents, in its own loop."""
     loop = asyncio.new_event_loop()
     over = asyncio.Event()
 
@@ -343,7 +345,7 @@ def reading(controller: Controller) -> Iterator[None]:
 
 
 def needs_manager(plane: ControlPlane) -> None:
-    """The test needs a controller that makes pods anew and counts disruption budgets."""
+    """Skip unless a controller recreates pods and counts disruption budgets."""
     if not plane.has_manager:
         absent("kube-controller-manager is absent: packaging/kubernetes/build.sh builds it (needs go)")
 

@@ -1,4 +1,4 @@
-"""An API server made of a few lines, behind the real client: objects in a dictionary, every request written down."""
+"""A fake API server of a few lines behind the real client: objects in a dictionary, and a record of every request."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _anything = msgspec.json.Decoder()
 
 
 class LittleApi(Client):
-    """objects: by path. fails: by method and path, errors that are raised one after the other, an Exception each, None
-    for a request that succeeds. done: (method, path) of every request but GET. asked: of GETs, with their parameters.
-    Patches are merged; a PUT or a DELETE whose resourceVersion or uid is another's conflicts, as at the real one."""
+    """objects: by path. fails: by method and path, the errors to raise in order: an Exception each, None for a success.
+    done: (method, path) of every request except GET. asked: paths and parameters of GETs. Patches are merged; a PUT or
+    a DELETE with another resourceVersion or uid conflicts, as at the real server."""
 
     def __init__(self, objects: Mapping[str, Any] | None = None, lists: tuple[str, ...] = ()) -> None:
         super().__init__(Access("http://little"))
@@ -30,7 +30,7 @@ class LittleApi(Client):
         self.version = 100
 
     def body_of(self, method: str, path: str) -> Any:
-        """The body of the newest such request."""
+        """Return the body of the newest such request."""
         return self.bodies[len(self.done) - 1 - self.done[::-1].index((method, path))]
 
     async def _ask(
@@ -89,7 +89,7 @@ def refused(code: int, reason: str = "", message: str = "") -> RefusedError:
 
 
 def _merged(known: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Merge as RFC 7386 says."""
     if not isinstance(patch, dict):
         return patch
     found = dict(known) if isinstance(known, dict) else {}

@@ -1,4 +1,4 @@
-"""Pods, nodes and groups as the API server would hold them, made for tests."""
+"""Pods, nodes and groups as from the API server, made for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def uid() -> str:
 
 
 def pod_body(name: str, gpus: int = 1, group: str = "", **spec: Any) -> dict[str, Any]:
-    """A pod for gangwatch, as one would POST it; `spec` goes over what it says."""
+    """Return a pod for gangwatch as in a POST; `spec` overrides its defaults."""
     resources = {"cpu": "1", "memory": "1Gi", **({GPU: str(gpus)} if gpus else {})}
     labels = {"scheduling.x-k8s.io/pod-group": group} if group else {}
     return {

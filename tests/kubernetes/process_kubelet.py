@@ -1,8 +1,8 @@
-"""A kubelet whose pods are processes: what a pod's annotation names is run here, on nodes that have agents.
+"""A kubelet whose pods are processes: it runs the command in a pod's annotation, on nodes that have agents.
 
-Containers can't be had where the tests run, so a control group's path is told to the agents by a /proc of their own: of
-each process everything is the kernel's but `cgroup`, which is as the kubelet's cgroup driver would have made it. All
-else is real: agents, step reporters, sockets, rings, frames.
+Containers are not available where the tests run, so the agents read control group paths from a /proc of their own: all
+of it is the kernel's except `cgroup`, which has the path of the kubelet's cgroup driver. Everything else is real:
+agents, step reporters, sockets, rings, frames.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENDS_SECONDS = 10.0
 
 
 class Agents:
-    """One real agent a node, all below one state folder, which is the controller's. Enter it to have them up."""
+    """One real agent a node, all below the controller's state folder. Enter it to start them."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
         self.state = StateFolder(folder)
@@ -88,7 +88,7 @@ class Agents:
 
 
 class ProcessKubelet(FakeKubelet):
-    """environment: of every process, besides RANK, which is its pod's index. output: of all of them."""
+    """environment: of every process, in addition to RANK, the index of its pod. output: of all processes."""
 
     def __init__(self, access: Access, agents: Agents, environment: Mapping[str, str], output: Path) -> None:
         super().__init__(access)
@@ -96,7 +96,7 @@ class ProcessKubelet(FakeKubelet):
         self._processes: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}  # by uid, with the node
 
     def pid_on(self, node: str) -> int:
-        """Of the one process that lives there; 0 where there is none."""
+        """Return the pid of the pod's live process; 0 if there is none."""
         return next((one.pid for at, one in self._processes.values() if at == node and one.poll() is None), 0)
 
     def __enter__(self) -> ProcessKubelet:
@@ -123,7 +123,7 @@ class ProcessKubelet(FakeKubelet):
             await self._patch(client, pod, ended(pod, process.returncode))
 
     def _run(self, pod: Pod, command: list[str]) -> subprocess.Popen[bytes]:
-        """Begin the process, held until its node's agent can see whose it is."""
+        """Start the process, held until its node's agent can attribute it."""
         environment = {
             **os.environ,
             **self._environment,
@@ -140,7 +140,7 @@ class ProcessKubelet(FakeKubelet):
         return process
 
     async def _remove(self, client: Client, pod: Pod) -> None:
-        """SIGTERM, and SIGKILL after the pod's grace, as a kubelet ends containers."""
+        """Send SIGTERM, and SIGKILL after the pod's grace period, as a kubelet does."""
         _, process = self._processes.get(pod.metadata.uid, ("", None))
         if process is not None and process.poll() is None:
             for number in (signal.SIGTERM, signal.SIGCONT):

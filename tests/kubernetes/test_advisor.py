@@ -1,7 +1,7 @@
-"""Advising another scheduler: a real kube-scheduler places, we watch, mark and tell; under the chart's own rights.
+"""Advice to another scheduler: a real kube-scheduler places pods; gangwatch observes, marks and advises.
 
-KAI, Volcano and Kueue cannot run here: their controllers need images. What they leave on pods is made by the tests, and
-what they would read of nodes and devices is read by kube-scheduler, whose node filters they share.
+It runs with the chart's rights. KAI, Volcano and Kueue cannot run here, because their controllers need images. The
+tests write what they leave on pods, and kube-scheduler reads nodes and devices with the node filters that they share.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def kube_scheduler(plane: ControlPlane) -> Iterator[None]:
 
 
 def access_of(plane: ControlPlane, account: str) -> Access:
-    """As one of the chart's service accounts."""
+    """Return the access of one of the chart's service accounts."""
     api = Api(plane.access())
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     token = api.create(f"{PATHS['ServiceAccount']}/{account}/token", request)["status"]["token"]
@@ -110,7 +110,7 @@ def cluster(advised: ControlPlane) -> Iterator[Cluster]:
 
 
 class Advising:
-    """An advisor at work in this process, with the rights that the chart gives it."""
+    """A running advisor in this process, with the rights of the chart."""
 
     def __init__(self, backend: AdvisorBackend, controller: Controller) -> None:
         self.backend, self.controller = backend, controller
@@ -119,7 +119,7 @@ class Advising:
         return self.controller.cycle.ask(lambda state: dict(state.jobs)).result(30)
 
     def accuse(self, gang: str, node: str, *, quarantine: bool = False, device: str = "") -> str:
-        """A detector has found the gang's member on that node to be slow; the verdict's id."""
+        """Report that the gang's member on that node is slow; return the verdict's id."""
         job = self.jobs()[gang]
         rank = next(record.rank for record in job.ranks if record.slot.node == node)
         level = "gpu" if device else "node"
@@ -161,7 +161,7 @@ def advising(plane: ControlPlane, folder: Path) -> Iterator[Advising]:
 
 
 def volcano(name: str, members: int, gpus: int = 8, **spec: Any) -> list[dict[str, Any]]:
-    """Pods as Volcano's controller leaves them, but for their scheduler, which is the one that can run here."""
+    """Create pods as Volcano's controller leaves them, but with the scheduler that can run here."""
     bodies = [pod_body(f"{name}-{n}", gpus, schedulerName="default-scheduler", **spec) for n in range(members)]
     for body in bodies:
         body["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": name}
@@ -169,7 +169,7 @@ def volcano(name: str, members: int, gpus: int = 8, **spec: Any) -> list[dict[st
 
 
 def run(cluster: Cluster, bodies: list[dict[str, Any]]) -> dict[str, str]:
-    """Have kube-scheduler place them; node by pod name."""
+    """Let kube-scheduler place them; return node by pod name."""
     cluster.api.create_all("/api/v1/namespaces/default/pods", bodies)
     names = [body["metadata"]["name"] for body in bodies]
 
@@ -187,7 +187,7 @@ def node(cluster: Cluster, name: str) -> Any:
 
 
 def ours(body: Any) -> list[str]:
-    """Everything on the object that is ours."""
+    """Return everything that gangwatch wrote on the object."""
     metadata = body["metadata"]
     keys = [*metadata.get("labels", {}), *metadata.get("annotations", {})]
     keys += [taint["key"] for taint in body.get("spec", {}).get("taints", [])]
@@ -196,7 +196,7 @@ def ours(body: Any) -> list[str]:
 
 
 def show_devices(cluster: Cluster) -> None:
-    """As the GPUs' driver for dynamic resource allocation publishes node n1's."""
+    """Publish the devices of node n1 as the GPU driver for dynamic resource allocation does."""
     devices = [{"name": f"gpu-{n}", "attributes": {"uuid": {"string": f"{GPU_UUID[:-1]}{n}"}}} for n in range(8)]
     cluster.api.create(
         "/apis/resource.k8s.io/v1/resourceslices",
@@ -215,7 +215,7 @@ def show_devices(cluster: Cluster) -> None:
 
 
 def events(cluster: Cluster, reason: str) -> dict[str, str]:
-    """Message by pod name."""
+    """Return the message by pod name."""
     found = cluster.api.get("/api/v1/namespaces/default/events")["items"]
     return {one["involvedObject"]["name"]: one["message"] for one in found if one["reason"] == reason}
 

@@ -1,4 +1,4 @@
-"""Gangs of other schedulers, as they are told apart and watched: no server, only pods as each of them leaves them."""
+"""Gangs of other schedulers: recognition and observation, from pods as each scheduler leaves them. No API server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_scheduler_s_mark_names_the_gang(metadata: dict[str, Any], gang: st
 
 
 class Scene:
-    """A world of two nodes of eight GPUs, and a clock."""
+    """A cache with two nodes of eight GPUs, and a clock."""
 
     def __init__(self) -> None:
         self.world = InformerCache("\0", TopologyLabels())
@@ -77,7 +77,7 @@ class Scene:
             self.foreign.pod_changed(before, None, self.now)
 
     def after(self, seconds: float) -> list[Event]:
-        """What the core is told then; it believes all of it."""
+        """Return the events for the core, which applies all of them."""
         self.now += seconds
         events = self.foreign.events(list(self.held.items()), self.now)
         for event in events:

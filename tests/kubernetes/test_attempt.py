@@ -1,4 +1,4 @@
-"""Attempts: assigning pods to the core's slots, holes and substitutes, ends; and the world that they count on."""
+"""Attempts: assignment of pods to the core's slots, holes and replacements, ends; and their use of nodes."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_kubelets_rejection_is_distinguished_from_a_failure() -> None:
 
 
 def placed(number: int = 1) -> tuple[PodGroup, list[Pod]]:
-    """A group with its placement written on it, and its pods."""
+    """Return a group with its placement annotation, and its pods."""
     attempt, by_uid = bound("w-0", "w-1")
     attempt.number = number
     pods = list(by_uid.values())

@@ -1,4 +1,4 @@
-"""Odd beginnings and ends of an attempt: what looks like a failure, a hole or a member, and is none. No API server."""
+"""Unusual starts and ends of an attempt that only look like a failure, a hole or a member. No API server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_pod_that_ran_and_was_evicted_was_not_rejected() -> None:
 
 
 def test_a_pod_of_the_name_that_is_bound_elsewhere_is_no_member() -> None:
-    """Somebody else has bound it, or its owner has made it anew and another scheduler took it."""
+    """Another scheduler has bound it, perhaps after its owner recreated it."""
     declared, pods = placed()
     bind(pods[0], "n0", 1, 0)
     bind(pods[1], "n7", 1, 1)
@@ -104,7 +104,7 @@ def test_new_slot_numbers_are_not_reported_before_the_attempt_runs() -> None:
 
 
 def test_a_gang_of_which_one_pod_does_not_fit_counts_on_nothing() -> None:
-    """What the first pod was assumed to use is free again, so that the next gang finds it."""
+    """The assumed use of the first pod is released, so that the next gang can have it."""
     world = world_of("n0", "n1")
     pods = [pod("w-0", 8, "g"), pod("w-1", 8, "g")]
     both_on_one = [Slot("n0", slot % 8) for slot in range(16)]

@@ -1,4 +1,4 @@
-"""The backends between the core and their work, which is written down here and never done. No API server."""
+"""The backends between the core and their API work, which is recorded here and never executed. No API server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GPU = "nvidia.com/gpu"
 
 
 class Still(KubernetesBackend):
-    """A backend whose work is written down and never done."""
+    """A backend whose API work is recorded and never executed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         super().__init__(Access("http://nowhere"), **settings)

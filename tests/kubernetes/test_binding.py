@@ -1,6 +1,6 @@
-"""Binding a pod where answers are lost: what an earlier try has done is looked at, and nothing else is taken for it.
+"""Binding of a pod when responses are lost: only the result of an earlier request counts as bound.
 
-The API server is a list of answers: no real one loses them when a test wants it.
+The API server is a list of responses, because a real one does not lose them on demand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GONE = RefusedError("GET", 404, "NotFound", "pods train-0 not found")
 
 
 class Server:
-    """Answers requests from lists, an exception by raising it; the last answer is given again."""
+    """Returns responses from lists and raises exceptions in them; the last response is repeated."""
 
     def __init__(self, creates: list[Any], gets: list[Any] | None = None) -> None:
         self._creates, self._gets = creates, gets or []
@@ -70,7 +70,7 @@ def pod(uid: str = "uid-1", node: str = "n1", number: str = "3", name: str = "tr
 
 
 def bound(server: Server, may_act: Callable[[], bool] = lambda: True) -> tuple[str, bool]:
-    """What came of binding the member: (failure, whether it counts as bound)."""
+    """Bind the member; return (failure, whether it counts as bound)."""
     one = member()
     return asyncio.run(bind_one(server, attempt(3, one), one, may_act)), one.bound  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Starting and stopping attempts step by step, against an API server made of a few lines."""
+"""Start and stop of attempts step by step, against a fake API server of a few lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """Two nodes of eight GPUs, a carrier, and what it says."""
+    """Two nodes of eight GPUs, an AttemptLifecycle, and the events that it emits."""
 
     def __init__(self, *pods: Pod, grouped: bool = False, may_act: Callable[[], bool] = lambda: True) -> None:
         self.api = LittleApi(lists=(BUDGETS, "/apis/batch/v1/jobs"))
@@ -96,7 +96,7 @@ def bound(one: Pod, node: str, first: int = 0, **fields: Any) -> Member:
 
 
 def bindings(scene: Scene) -> list[tuple[str, str]]:
-    """(pod, node) of each binding."""
+    """Return (pod, node) of each binding."""
     found = zip(scene.api.done, scene.api.bodies, strict=True)
     return [(path.split("/")[-2], body["target"]["name"]) for (_, path), body in found if path.endswith("/binding")]
 
@@ -290,7 +290,7 @@ STOP = StopGang("stop", "j", 1, "SIGTERM", 5.0, StopReason.MIGRATE, "away")
 
 
 def running_gang(*, owned: bool = False) -> tuple[Scene, Attempt, list[Pod]]:
-    """A gang of two that runs."""
+    """Return a running gang of two."""
     pods = [pod(f"g-{number}", 1, "g", nodeName=f"n{number + 1}") for number in range(2)]
     for one in pods:
         one.status.phase = "Running"

@@ -1,4 +1,4 @@
-"""Certificates of agents on a real API server: with the chart's rights, and what a rogue node may not ask for."""
+"""Certificates of agents on a real API server: with the chart's rights, and requests of a rogue node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Site:
     folder: Path
 
     def token(self, account: str, pod: str = "") -> str:
-        """A token of the service account; bound to a pod, as a kubelet gets it for one of its own."""
+        """Return a token of the service account; bound to a pod, like those that a kubelet gets for its pods."""
         spec: dict[str, Any] = {"expirationSeconds": 3600}
         if pod:
             uid = self.api.get(f"{PODS}/{pod}")["metadata"]["uid"]
@@ -48,7 +48,7 @@ class Site:
         return str(made["status"]["token"])
 
     def ask(self, pod: str, node: str, account: str = "gangwatch-agent", wait: str = "20", signer: str = SIGNER) -> Any:
-        """What `gangwatch kubernetes certificate` does in this pod; the folder is the pod's."""
+        """Run `gangwatch kubernetes certificate` as in this pod; the folder is the pod's."""
         admin = self.plane.kubeconfig()
         own = admin.with_name(f"kubeconfig-{pod or account}")
         own.write_text(admin.read_text().replace("admin-token", self.token(account, pod)))
@@ -116,7 +116,7 @@ def test_an_agent_gets_a_certificate_of_its_own_node(site: Site, signing: Signer
 
 
 def test_whoever_has_root_on_a_node_gets_no_certificate_of_another(site: Site, signing: Signer) -> None:
-    """Its kubelet has tokens of its own pods alone; a token that is bound to no pod is of no node."""
+    """A kubelet has only tokens of its own pods; a token that is bound to no pod belongs to no node."""
     for pod, node in (("agent-n1", "n2"), ("agent-n2", "n1"), ("agent-n1", "controller"), ("", "n1")):
         done = site.ask(pod, node)
         assert done.exit_code == 1
@@ -146,7 +146,7 @@ def test_a_revoked_node_gets_none_until_it_is_admitted(site: Site) -> None:
         assert done.exit_code == 0, done.output + repr(done.exception)
 
     def mounted() -> None:
-        """As the kubelet hands it to the controller."""
+        """Return the revocations as the kubelet mounts them for the controller."""
         text = site.api.get(f"{PATHS['ConfigMap']}/gangwatch-revoked")["data"]["revoked.json"]
         (site.folder / "revoked.json").write_text(text)
 
@@ -188,7 +188,7 @@ def test_an_agent_that_waits_for_a_controller_asks_once_however_often_it_is_star
 
 
 def test_a_request_of_another_signer_is_approved_and_not_signed(site: Site) -> None:
-    """As for cert-manager, which signs what is approved. The right to approve for it comes with tls.signer."""
+    """As for cert-manager, which signs approved requests. tls.signer gives the right to approve for it."""
     name = "clusterissuers.cert-manager.io/ours"
     role = next(body for body in render(f"tls.signer={name}") if body["metadata"]["name"] == "gangwatch-controller"
                 and body["kind"] == "ClusterRole")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The chart on the API server: all of it is taken, and the controller's rights are those that it uses, no others."""
+"""The chart on a real API server: it accepts all objects, and the controller uses exactly the rights that it has."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ASKED_INSIDE = {("signers", "approve"), ("signers", "sign")}
 
 @pytest.fixture(scope="module")
 def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane of its own, that writes down what the controller's service account asks for."""
+    """A separate control plane that records the requests of the controller's service account."""
     with ControlPlane(tmp_path_factory.mktemp("audited"), audited=NAMESPACE) as plane:
         api = Api(plane.access())
         install_crds(api)
@@ -65,7 +65,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def granted(
     objects: list[dict[str, Any]], name: str = "gangwatch-controller", group: str | None = None
 ) -> set[tuple[str, str]]:
-    """(resource, verb) of all that the roles of that name allow; of one API group, or of all."""
+    """Return (resource, verb) of all that the roles of that name allow; of one API group, or of all."""
     return {
         (resource, verb)
         for body in objects
@@ -105,7 +105,7 @@ def test_its_controller_is_forbidden_nothing_and_granted_nothing_that_it_does_no
 
 
 def token_of(api: Api, account: str = "gangwatch-controller", bound: dict[str, str] | None = None) -> str:
-    """A token of the chart's service account. bound: the pod that it is for, if any."""
+    """Return a token of the chart's service account. bound: its pod, if any."""
     spec = {} if bound is None else {"boundObjectRef": bound}
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     token: str = api.create(f"{PATHS['ServiceAccount']}/{account}/token", request)["status"]["token"]
@@ -113,7 +113,7 @@ def token_of(api: Api, account: str = "gangwatch-controller", bound: dict[str, s
 
 
 def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -> None:
-    """All that a controller does: gangs bound, waiting, rejected, suspended, evicted; a node marked."""
+    """Do everything that a controller does: gangs bound, pending, rejected, suspended, evicted; a node marked."""
     cluster.add_nodes("n1", "n2", "n3")
     kubelet.rejects["n3"] = "UnexpectedAdmissionError"
     restartable = {RESTARTABLE: "true", TIME_LIMIT: "36000"}
@@ -149,7 +149,7 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
 
 
 def sign(api: Api, access: Access, folder: Path, release: str = "gangwatch") -> None:
-    """An agent's certificate, asked for by a pod that is bound to a node."""
+    """A pod on a node requests an agent's certificate."""
     from gangwatch.certificates.authority import Authority, new_key, new_request
     from gangwatch.certificates.signer import PATH, Rules, Signer
 
@@ -173,7 +173,7 @@ def sign(api: Api, access: Access, folder: Path, release: str = "gangwatch") -> 
 
 
 def agent_pod(api: Api, release: str) -> dict[str, str]:
-    """An agent's pod on node n1, as a token is bound to it."""
+    """Create an agent's pod on node n1, to which a token can be bound."""
     from tests.kubernetes.makers import pod_body
 
     body = pod_body("agent", 0, nodeName="n1", schedulerName="x")
@@ -189,7 +189,7 @@ def ended_well(it: Running, job_id: str) -> bool:
 
 
 def bind_again(it: Running, access: Access) -> None:
-    """As after a binding whose answer was lost: it is asked for again, refused, and found to be as it was to be."""
+    """After a binding whose response was lost: the repeated request is refused, and the binding is as intended."""
     attempt = next(attempt for attempt in it.backend._attempts.values() if attempt.reported)
     (member,) = attempt.members
 
@@ -209,7 +209,7 @@ def lone_pod() -> dict[str, Any]:
 def audit(
     plane: ControlPlane, user: str = USER, group: str | None = None
 ) -> tuple[set[tuple[str, str]], list[dict[str, Any]]]:
-    """(resource, verb) of all that the user asked for, of one API group or of all; and what it was forbidden of any."""
+    """Return (resource, verb) of all requests of the user, of one API group or of all; and of all forbidden ones."""
     used: set[tuple[str, str]] = set()
     refused: list[dict[str, Any]] = []
     for line in (plane.folder / "audit.log").read_text().splitlines():
@@ -226,7 +226,7 @@ def audit(
 
 
 def test_the_plain_manifests_are_taken_too(audited: ControlPlane) -> None:
-    """By a dry run: they are the same objects."""
+    """Checked by a dry run, because they are the same objects."""
     api = Api(audited.access())
     manifests = Path(__file__).parents[2] / "deploy" / "manifests" / "gangwatch.yaml"
     for body in yaml.safe_load_all(manifests.read_text()):

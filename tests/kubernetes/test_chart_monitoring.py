@@ -1,4 +1,4 @@
-"""What the chart asks of Prometheus' operator, taken by a real API server under the operator's own definitions."""
+"""The chart's objects for the Prometheus operator, validated by a real API server with the operator's definitions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLURALS = {"PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}
 
 @pytest.fixture(scope="module")
 def operated(plane: Any) -> Iterator[Api]:
-    """The operator's definitions, and taken away afterwards: other tests want a cluster without them."""
+    """The operator's definitions, removed afterwards because other tests want a cluster without them."""
     files = sorted((cache_folder() / "monitoring").glob("*.yaml"))
     if not files:
         needs.absent("the operator's definitions are absent: python packaging/kubernetes/monitoring.py fetches them")

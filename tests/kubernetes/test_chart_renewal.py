@@ -1,4 +1,4 @@
-"""The chart's certificate, renewed on a real API server with its CronJob's rights, and taken up by a server at work."""
+"""Renewal of the chart's certificate on a real API server with its CronJob's rights; a running server reloads it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECRET = f"{PATHS['Secret']}/gangwatch-tls"
 
 @pytest.fixture
 def installed(plane: ControlPlane) -> Iterator[tuple[Api, Path]]:
-    """The chart's secrets and the renewal's account; and a kubeconfig of that account."""
+    """Create the chart's secrets and the renewal's account; return a kubeconfig of that account."""
     api = Api(plane.access())
     if api.find(f"/api/v1/namespaces/{NAMESPACE}") is None:
         api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
@@ -61,7 +61,7 @@ def renew(kubeconfig: Path, *options: str) -> str:
 
 
 def files_of(secret: Any, folder: Path) -> None:
-    """As the kubelet lays them out for those who mount the secret."""
+    """Write the secret as the kubelet does for pods that mount it."""
     for name, text in secret["data"].items():
         temporary = folder / f".{name}"
         temporary.write_bytes(base64.b64decode(text))
@@ -97,7 +97,7 @@ def test_a_certificate_is_renewed_when_little_of_it_is_left_and_whoever_trusted_
 
 
 def _certificate(security: Security, trust: ssl.SSLContext) -> bytes:
-    """What a client that trusts the authority is shown, in a handshake for an agent's name."""
+    """Return the certificate that a client of the authority gets in a handshake for an agent's name."""
     ours, theirs = socket.socketpair()
     context = security.context()
     assert context is not None

@@ -1,4 +1,4 @@
-"""`gangwatch check --kubernetes`, of a real API server: what is missing in an empty cluster, and in a whole one."""
+"""`gangwatch check --kubernetes` on a real API server: results for an empty cluster and for a complete one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def states(plane: ControlPlane) -> dict[str, str]:
 
 @pytest.fixture
 def chart(plane: ControlPlane, cluster: Cluster) -> Iterator[Api]:
-    """The chart's namespace, account and roles."""
+    """Create the chart's namespace, account and roles."""
     api = cluster.api
     made = [body for body in render() if "Role" in body["kind"] or body["kind"] == "ServiceAccount"]
     if api.find(f"/api/v1/namespaces/{NAMESPACE}") is None:

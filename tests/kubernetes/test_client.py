@@ -1,4 +1,4 @@
-"""Requests to an API server, their answers, and where the server is found: against a server of a few lines."""
+"""Requests to an API server, their responses, and the search for the server: against a server of a few lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _anything = msgspec.json.Decoder()
 
 @contextlib.asynccontextmanager
 async def serving(handler: Any) -> AsyncIterator[str]:
-    """A server of one handler on a free port; its URL."""
+    """Run a server with one handler on a free port; yield its URL."""
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -48,7 +48,7 @@ async def serving(handler: Any) -> AsyncIterator[str]:
 
 
 def asking(handler: Any, work: Any, **access: Any) -> Any:
-    """What the work, given a client of such a server, comes to."""
+    """Run the work with a client of such a server; return its result."""
 
     async def run() -> Any:
         async with serving(handler) as url, Client(Access(url, **access)) as client:

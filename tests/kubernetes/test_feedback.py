@@ -1,4 +1,4 @@
-"""The loop closed over a real API server: a verdict marks a node and moves a gang; budgets, preemption, queues."""
+"""The closed loop over a real API server: a verdict marks a node and moves a gang; budgets, preemption, queues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ POLICY = Policy(
 
 
 def accuse(it: Running, gang: str, node: str, slowdown: float = 3.0) -> None:
-    """A detector has found the gang's member on that node to be slow, for its own reason."""
+    """Report that the gang's member on that node is slow because of the node."""
     job = it.jobs()[gang]
     rank = next(record.rank for record in job.ranks if record.slot.node == node)
     verdict = Verdict(
@@ -73,7 +73,7 @@ def taints(cluster: Cluster, node: str) -> dict[str, str]:
 
 
 def condition_of(cluster: Cluster, node: str) -> str:
-    """What ours says; '' where the node has none."""
+    """Return our condition's message; '' if the node has none."""
     found = object_of(cluster, node)["status"]["conditions"]
     return next((str(one["message"]) for one in found if one["type"] == CONDITION), "")
 
@@ -117,7 +117,7 @@ def probe_pods(cluster: Cluster) -> list[Any]:
 
 
 def condemn(it: Running, cluster: Cluster) -> str:
-    """A node is out of use for a time, for what was said of the gang that it moved away from."""
+    """Return a node that is out of use for a time, because of a verdict about the gang that it moved away from."""
     wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
     slow = sorted(cluster.nodes_of("train").values())[0]
     accuse(it, "train", slow, slowdown=10.0)
@@ -272,7 +272,7 @@ def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_
     policy = replace(POLICY, queues=(core.Queue("default"),), order=Order.FAIR, estimates=Estimates.HISTORY)
 
     def told(it: Running) -> tuple[int, float]:
-        """Since when use is counted, and of how many jobs it is known how long they ran."""
+        """Return since when use is counted, and for how many jobs the run time is known."""
 
         def of(state: State) -> tuple[int, float]:
             return state.queue_use_ns, sum(state.history.get("", ())) + len(state.lately)
@@ -280,7 +280,7 @@ def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_
         return it.controller.cycle.ask(of).result(9)
 
     def used(it: Running) -> float:
-        """Slot-seconds."""
+        """Return the use in slot-seconds."""
         return it.controller.cycle.ask(lambda state: state.queue_use.get("default", 0.0)).result(9)
 
     with running(access, tmp_path / "first", policy, memory=memory) as it:

@@ -1,4 +1,4 @@
-"""Gangs on a real API server: all or nothing, in order, with reasons; and what happens to them."""
+"""Gangs on a real API server: started whole or not at all, in order, with reasons; and their later events."""
 
 from __future__ import annotations
 

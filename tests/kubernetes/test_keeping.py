@@ -1,4 +1,4 @@
-"""What is kept of the state beyond any one object, and given back."""
+"""State that belongs to no single object: saved in a ConfigMap and restored."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_unreadable_state_starts_empty(text: bytes) -> None:
 
 
 class ConfigMaps:
-    """The one ConfigMap of a server; `text` is what it holds, None where there is none."""
+    """The only ConfigMap of a server; `text` is its content, None if it does not exist."""
 
     def __init__(self, text: str | None) -> None:
         self.text = text
@@ -132,7 +132,7 @@ def test_anything_else_is_replaced_once_it_changes(text: str | None) -> None:
     ],
 )
 def test_values_that_no_release_of_ours_would_keep_harm_no_cycle(changes: dict[str, Any]) -> None:
-    """Also those of a release that tells jobs alike in more ways, or fewer."""
+    """Also content of a release with more or fewer kinds of similarity."""
     state = State(now_ns=5)
     give_back(json.dumps({**json.loads(kept_of(state_of(20))), **changes}).encode(), state)
     count_ended_jobs(state)

@@ -1,4 +1,4 @@
-"""Who acts, and what survives: two controllers, one killed at any moment, a watch that is cut, uninstalling."""
+"""Leadership and survival: two controllers, one killed at any moment, a broken watch, uninstallation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TAKEOVER_SECONDS = 15.0
 
 @contextmanager
 def controllers() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts controllers as processes of their own, and ends them all."""
+    """Starts controllers as separate processes and ends them all."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(plane: ControlPlane, folder: Path) -> subprocess.Popen[bytes]:
@@ -72,8 +72,8 @@ def controllers() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def leading(start: Callable[[], subprocess.Popen[bytes]], folder: Path) -> subprocess.Popen[bytes]:
-    """A controller that leads. One that was kept from renewing its lease in time ends by itself, and is started anew,
-    as its Deployment would."""
+    """Return a controller that leads. One that could not renew its lease in time exits and is restarted, as by its
+    Deployment."""
     began = [start()]
 
     def look() -> bool:
@@ -95,7 +95,7 @@ def holder(cluster: Cluster) -> str:
 
 
 def measured(folder: Path) -> list[str]:
-    """Samples at the /metrics that a controller has named, in its state or, while it stands by, its log."""
+    """Return samples of a controller's /metrics; its state names the address, or its log while it is a stand-by."""
     record, log = folder / "controller.json", folder / "log" / "controller.log"
     if record.exists():
         url = json.loads(record.read_text())["url"]
@@ -112,7 +112,7 @@ def measured(folder: Path) -> list[str]:
 
 
 def bound_once(kubelet: FakeKubelet) -> bool:
-    """No pod was ever seen bound to two nodes."""
+    """Check that no pod was ever seen bound to two nodes."""
     places: dict[str, set[str]] = {}
     for _, uid, node in kubelet.binds:
         places.setdefault(uid, set()).add(node)
@@ -150,7 +150,7 @@ def test_of_two_controllers_one_acts_and_the_other_takes_over_in_time(
 def test_a_controller_killed_again_and_again_binds_every_gang_once_and_whole(
     cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    """Each time with its own journal, or with an empty folder, by chance."""
+    """Each time with its own journal, or with an empty folder, at random."""
     chance = random.Random(7)
     nodes = [f"n{number}" for number in range(16)]
     cluster.add_nodes(*nodes)

@@ -1,4 +1,4 @@
-"""What stands on nodes and is read back from them; and the state that is built from the API's objects alone."""
+"""Marks on nodes, written and read back; and the state that is rebuilt from the API's objects alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAD = cluster.Node(
 
 
 def patched(before: Node, body: dict[str, Any] | None, status: dict[str, Any] | None) -> Node:
-    """The node as the API server would hold it after these patches."""
+    """Return the node as the API server would have it after these patches."""
     after = msgspec.convert(msgspec.to_builtins(before), Node)
     for key, target in (("labels", "labels"), ("annotations", "annotations")):
         values = dict(getattr(after.metadata, target) or {})

@@ -1,4 +1,4 @@
-"""What a controller of another release wrote on a node: a node that it took out of use stays out of use."""
+"""Marks by a controller of another release: a node that it took out of use stays out of use."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_is_written_is_read_back() -> None:
 
 
 def test_a_node_whose_probe_was_under_way_is_measured_again_by_the_next_controller() -> None:
-    """The probe goes with its controller: the quarantine is over at once, and another probe begins."""
+    """The probe ends with its controller: the quarantine expires at once, and another probe begins."""
     probed = cluster.Node("n0", 8, state=NodeState.QUARANTINE, since_ns=5, until_ns=9, probe_job="probe-1")
     marks = marks_of(probed)
     assert remembered(node(marks.memory, marks.state)).until_ns == 5

@@ -1,4 +1,4 @@
-"""Agents' frames in the core's words: pods become ranks of the gangs that they were placed for, and of no other."""
+"""Renaming of the agents' frames: pods become ranks of exactly the gangs for which they were placed."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_rank_that_reports_before_the_layout_shows_it_is_named_too_and_events_
 
 
 def test_records_that_did_not_change_are_the_same_object_again() -> None:
-    """The fleet takes what ranks are inside of for unchanged by that."""
+    """The fleet recognises unchanged records by identity."""
     places = Places(a=Place("g", 1, "n1", range(1)))
     plain = layout_of("n1", member := Member("pod-a", 0, 0))
     first = frame_of(plain, step(member))

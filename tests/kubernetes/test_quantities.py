@@ -1,4 +1,4 @@
-"""What a pod asks of its node, by the rule of Kubernetes for init containers and sidecars. No API server.
+"""Requests of a pod, by the rule of Kubernetes for init containers and sidecars. No API server.
 
 https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
 """
@@ -20,7 +20,7 @@ def container(cpu: str, **more: Any) -> dict[str, Any]:
 
 
 def cpu_of(containers: list[Any], init: list[Any], overhead: dict[str, str] | None = None) -> int:
-    """Thousandths of CPU that such a pod asks for."""
+    """Return the thousandths of CPU that such a pod requests."""
     spec = {"containers": containers, "initContainers": init, "overhead": overhead}
     return requests_of(msgspec.convert({"metadata": {"name": "p"}, "spec": spec}, Pod))["cpu"]
 

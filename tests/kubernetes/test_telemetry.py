@@ -1,4 +1,4 @@
-"""From a slow process to a moved gang, with nothing told by the test: real agents, frames, detectors, API server."""
+"""From a slow process to a moved gang without test events: real agents, frames, detectors and API server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RANKS = 3
 
 
 def newest_step(it: Running, gang: str) -> int:
-    """Number of the newest step that all of the gang's ranks have finished, by the frames; 0 before the first."""
+    """Return the newest step that all ranks of the gang have finished, by the frames; 0 before the first."""
     pace = it.controller.pace_of(gang)
     return 0 if pace is None or not len(pace.newest) else int(pace.newest[-1])
 

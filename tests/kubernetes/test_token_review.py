@@ -1,4 +1,4 @@
-"""Logins by Kubernetes: a real API server says whom a token names, and its RBAC what the role is."""
+"""Logins by Kubernetes: a real API server returns the user of a token, and its RBAC the role."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ AUDIENCE = "gangwatch"
 
 
 class Accounts:
-    """Service accounts with tokens, and what RBAC grants them."""
+    """Service accounts with tokens and RBAC rights."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.api = Api(plane.access())
         self._made: list[str] = []
 
     def account(self, name: str, role: str = "") -> str:
-        """Its user's name. role: of gangwatch, that a ClusterRole grants; '' for none."""
+        """Return its user's name. role: gangwatch's role that a ClusterRole grants; '' for none."""
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
         if self.api.find(f"{path}/{name}") is None:
             self.api.create(path, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
@@ -103,7 +103,7 @@ def test_the_api_server_says_who_and_its_rbac_what(accounts: Accounts, access: A
 
 
 def test_only_tokens_for_us_are_taken(accounts: Accounts, access: Access) -> None:
-    """A token that a pod has for the API server, or for another service, must not open this controller."""
+    """A pod's token for the API server, or for another service, must not open this controller."""
     user = accounts.account("b-account", "operator")
     ours, servers, others = (accounts.token("b-account", *one) for one in ((AUDIENCE,), (), ("vault",)))
     found = review(access, ours, servers, others, audiences=(AUDIENCE,))

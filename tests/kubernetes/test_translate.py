@@ -1,4 +1,4 @@
-"""Translation: what Kubernetes holds, in the core's words; and what is refused rather than ignored."""
+"""Translation of Kubernetes objects to the core's terms, and refusal of unsupported ones."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_gang_is_a_member_of_the_array_that_it_names_or_of_its_job_where_a_lim
 
 
 def lone_spec(one: Pod, declared: PodGroup) -> tuple[bool, bool]:
-    """Whether a gang of the pod alone, so declared, may be restarted and preempted."""
+    """Return whether a gang of this pod alone may be restarted and preempted."""
     spec = gang_of(replace(declared, spec=replace(declared.spec, min_member=1)), [one]).spec
     assert spec is not None
     return spec.restartable, spec.preemptible

@@ -1,4 +1,4 @@
-"""Kubernetes' own PodGroups, on an API server that has them."""
+"""Kubernetes' own PodGroups, on an API server that serves them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = ("--feature-gates=GenericWorkload=true", f"--runtime-config={API}=true
 
 
 def group_body(name: str, least: int | None, *topology: str) -> dict[str, Any]:
-    """least: of the policy gang; None: the policy basic."""
+    """Create a group. least: of the policy gang; None: the policy basic."""
     policy: dict[str, Any] = {"basic": {}} if least is None else {"gang": {"minCount": least}}
     spec: dict[str, Any] = {"schedulingPolicy": policy}
     if topology:
@@ -100,7 +100,7 @@ def test_gangs_of_kubernetes_own_kind_are_bound_whole_explained_and_adopted_agai
 
 
 def test_its_rights_to_them_are_those_that_it_uses(tmp_path: Path) -> None:
-    """Of the chart with `controller.upstreamGroups`, under its own service account."""
+    """Return the access of the chart's service account, with `controller.upstreamGroups`."""
     group = API.partition("/")[0]
     with ControlPlane(tmp_path / "plane", manager=False, audited=NAMESPACE, options=OPTIONS) as plane:
         api = Api(plane.access())

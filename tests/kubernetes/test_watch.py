@@ -1,4 +1,4 @@
-"""Watches and the connection that they live in: what is listed and followed is told once, and work is done in turn."""
+"""Watches and their connection: each change is reported once, and work on one key is serial."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def a_pod(name: str, version: int, **more: Any) -> dict[str, Any]:
 
 
 class Watched:
-    """A watch of pods. pages: answers of lists, one after the other; streams: the lines of each watch, an exception to
-    raise it. Ends when there is nothing more to answer."""
+    """A watch of pods. pages: responses to lists, in order; streams: the lines of each watch, or an exception to raise.
+    Ends when no response is left."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pages: list[Any], streams: list[Any], **watch: Any) -> None:
         for name in ("_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
@@ -157,7 +157,7 @@ def test_kinds_that_were_not_listed_in_time_are_named(monkeypatch: pytest.Monkey
 
 
 class Listed:
-    """Stands for a watch that has listed its objects."""
+    """A watch that has listed its objects."""
 
     def __init__(self, synced: bool = True, ends: bool = False) -> None:
         self._listed, self._ends = synced, ends

@@ -1,4 +1,4 @@
-"""What the world makes of objects: agents, volumes, groups, nodes, and the state from objects alone. No API server."""
+"""The informer cache: agents, volumes, groups, nodes, and the state rebuilt from objects alone. No API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the controller writes over the API, part by part: against an API server made of a few lines."""
+"""Everything that the controller writes over the API, part by part: against a fake API server of a few lines."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_releasing_clears_only_our_own_lease() -> None:
 
 
 def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None], clock: ManualClock) -> list[bool]:
-    """Whether it may act after each try; the clock moves three seconds with each, and stops with the last answer."""
+    """Return whether it may act after each try; each takes three seconds; the clock stops with the last response."""
     lost: list[bool] = []
     who = Leadership(LittleApi().access, "ours", "main", "me", clock=clock, lost=lambda: lost.append(True))
     acts: list[bool] = []
@@ -234,7 +234,7 @@ def a_budget(allowed: int) -> dict[str, Any]:
 
 
 def stopped(api: LittleApi, *pods: Pod, gone: int = 0) -> list[str]:
-    """Stop the gang of these pods; the first so many have ended already."""
+    """Stop the gang of these pods, of which the first ones have already ended."""
     members = [member_of(one, over=number < gone) for number, one in enumerate(pods)]
     return asyncio.run(gang_stop.stop(api, members, pods))
 
@@ -375,7 +375,7 @@ class Told:
         self.advice = Advice(api, lambda gang, node: self.pods, devices=devices)
 
     def of(self, *findings: Accusation, most: int = 100) -> list[tuple[str, str]]:
-        """What is written for these findings."""
+        """Return the writes for these accusations."""
         before = len(self.api.done)
 
         async def run() -> None:
@@ -514,7 +514,7 @@ GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
 
 
 class Published:
-    """A publisher of these gangs; the core's answers are what the test says."""
+    """A publisher of these gangs, with the core's answers from the test."""
 
     def __init__(self, api: LittleApi, world: InformerCache, *gangs: Gang) -> None:
         self.api, self.gangs = api, list(gangs)
@@ -528,7 +528,7 @@ class Published:
         return answer
 
     def once(self, now: float, **standings: GangStatus) -> list[tuple[str, str]]:
-        """What is written where gangs stand so, by their keys' names."""
+        """Return the writes for gangs with these statuses, by the names in their keys."""
         by_name = {gang.key.partition("/")[2]: gang.job_id for gang in self.gangs}
         told = {by_name[name]: standing for name, standing in standings.items()}
         self.look = StateView({}, told, round(now * SECOND))

@@ -1,9 +1,9 @@
-"""Agents of many nodes of the test bed, in one process: the agent's own node, collectors and server, for each of them.
+"""Agents of many nodes of the test bed in one process: the agent's own node, collectors and server for each of them.
 
     agents.py STATE_FOLDER NODE...
 
-One process a node would be the same at thirty times the memory and start-up; what is left out are the collectors of
-hardware that this machine has not. Ranks and their processes are attested by Slurm's own step daemons.
+One process a node would do the same with thirty times the memory and start-up time. Only the collectors of hardware
+that this machine does not have are missing. Slurm's own step daemons attest ranks and their processes.
 """
 
 from __future__ import annotations

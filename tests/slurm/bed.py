@@ -1,9 +1,9 @@
-"""A test bed: a whole Slurm on this machine, in a folder of its own: munged, slurmctld and one slurmd a node.
+"""A test bed: a whole Slurm on this machine in its own folder: munged, slurmctld and one slurmd a node.
 
-Debian's packages, real daemons, real srun ranks; only the GPUs are not: character devices like /dev/null, which Slurm
-counts, binds and hands out as any other. Nothing outside of the folder is touched but TCP ports on loopback; every
-process that was started, jobs included, is ended when the bed is left. It needs root: Slurm's daemons start steps as
-other users, and mknod(2) makes devices.
+Debian's packages, real daemons and real srun ranks. Only the GPUs are not real: they are character devices like
+/dev/null, which Slurm counts, binds and assigns as any other. The bed touches nothing outside the folder except TCP
+ports on loopback, and on leaving it ends every process that it started, jobs included. It needs root: Slurm's daemons
+start steps as other users, and mknod(2) makes devices.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ SCHEDULING = (
 
 
 class AbsentError(RuntimeError):
-    """A program, or root's rights, are missing; the message says which."""
+    """A program or root's rights are missing; the message says which."""
 
 
 def find() -> None:
-    """Raises AbsentError where the bed can't be made here."""
+    """Raise AbsentError if the bed cannot be made here."""
     for program, package in PACKAGES.items():
         if shutil.which(program) is None:
             raise AbsentError(f"{program} is absent: apt-get install {package}")
@@ -64,8 +64,8 @@ def find() -> None:
 class Bed:
     """A running Slurm. Enter it to start it.
 
-    nodes: how many. environment: what the ranks of every job are given besides (a TaskProlog exports it), where
-    '{node}' stands for the node's name.
+    nodes: their number. environment: further variables of every rank (a TaskProlog exports them), with '{node}' for the
+    node's name.
     """
 
     def __init__(self, nodes: int = 64, environment: Mapping[str, str] | None = None, gpus: int = GPUS) -> None:
@@ -109,7 +109,7 @@ class Bed:
         self.export(self._environment)
 
     def export(self, environment: Mapping[str, str]) -> None:
-        """What ranks are given from now on; '{node}' stands for the node's name."""
+        """Set the further variables of all ranks; '{node}' is replaced by the node's name."""
         lines = (f'echo "export {name}={value}"' for name, value in environment.items())
         task_prolog = self.folder / "task_prolog"
         task_prolog.write_text("#!/bin/sh\n" + "\n".join(lines).replace("{node}", "$SLURMD_NODENAME") + "\n")
@@ -198,7 +198,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return [path for path in paths if path.exists()]
 
     def _end(self) -> None:
-        """Nothing is left: slurmctld first, which would start jobs anew, then the rest; a bed has nothing to save."""
+        """End slurmctld first, because it would restart jobs, then everything else; a bed saves nothing."""
         for daemon in reversed(self._daemons.values()):
             daemon.kill()
             daemon.wait()
@@ -206,7 +206,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _kill_steps(self) -> None:
-        """Kill every process that has this bed's slurm.conf in its environment: step daemons, and what they started."""
+        """Kill every process with this bed's slurm.conf in its environment: step daemons and their children."""
         mark = f"SLURM_CONF={self.folder}/".encode()
         for path in Path("/proc").iterdir():
             if path.name.isdigit() and int(path.name) != os.getpid():
@@ -231,7 +231,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return {**os.environ, "SLURM_CONF": str(self.configuration)}
 
     def start_controller(self) -> None:
-        """slurmctld, with what its state folder remembers."""
+        """Start slurmctld from its state folder."""
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.configuration))
         self._wait("slurmctld", self._answers)
 
@@ -239,7 +239,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return subprocess.run(["scontrol", "ping"], env=self.environment, capture_output=True).returncode == 0
 
     def kill_controller(self) -> None:
-        """kill -9 of slurmctld."""
+        """Send SIGKILL to slurmctld."""
         daemon = self._daemons.pop("slurmctld")
         daemon.kill()
         daemon.wait()
@@ -248,7 +248,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         self._start(name, "slurmd", "-D", "-N", name, "-f", str(self.configuration))
 
     def kill_node(self, name: str) -> None:
-        """kill -9 of a slurmd; its step daemons, and the ranks, live on."""
+        """Send SIGKILL to a slurmd; its step daemons and the ranks survive."""
         daemon = self._daemons.pop(name)
         daemon.kill()
         daemon.wait()
@@ -257,7 +257,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return self._daemons["slurmctld"].pid
 
     def reset(self) -> None:
-        """No job, and every node idle, as slurm.conf has it."""
+        """Remove all jobs and return every node to the idle state of slurm.conf."""
         if numbers := self.ask("squeue", "--noheader", "--format=%A").split():
             for options in (("--state=PENDING",), ("--signal=KILL", "--full"), ()):
                 subprocess.run(["scancel", *options, *numbers], env=self.environment, capture_output=True)
@@ -276,7 +276,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         self.wait_for("every node idle", self._all_idle)
 
     def _all_idle(self) -> bool:
-        """Also none that slurmctld has not heard from since it was resumed, which is not always possible at once."""
+        """Return whether all nodes are idle; a resumed node may not respond to slurmctld at once."""
         if drained := self.nodes_in("drain", "down"):
             command = ["scontrol", "update", f"NodeName={','.join(drained)}", "State=RESUME"]
             subprocess.run(command, env=self.environment, capture_output=True)
@@ -286,7 +286,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
     # --- asking it ---------------------------------------------------------------------------------------------------
 
     def ask(self, *command: str, given: str | None = None) -> str:
-        """Output of one of Slurm's commands. Raises RuntimeError where it fails."""
+        """Return the output of one of Slurm's commands. Raises RuntimeError if it fails."""
         done = subprocess.run(
             command, env=self.environment, input=given, capture_output=True, text=True, cwd=self.folder, timeout=60
         )
@@ -299,19 +299,19 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return sorted(set(output.split()))
 
     def submit(self, script: str, *options: str) -> str:
-        """Submit a batch script; its job's number."""
+        """Submit a batch script and return its job number."""
         output = self.ask("sbatch", "--parsable", "--output=/dev/null", *options, given=f"#!/bin/sh\n{script}\n")
         return output.strip().partition(";")[0]
 
     def job(self, number: str) -> dict[str, str]:
-        """What `scontrol show job` tells, by key."""
+        """Return the output of `scontrol show job`, by key."""
         return fields(self.ask("scontrol", "--oneliner", "show", "job", number))
 
     def node(self, name: str) -> dict[str, str]:
         return fields(self.ask("scontrol", "--oneliner", "show", "node", name))
 
     def wait_for(self, what: str, done: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-        """Until it is so. Raises TimeoutError saying what did not come, with the newest of slurmctld's log."""
+        """Wait for the condition. Raises TimeoutError with its name and the end of slurmctld's log."""
         deadline = time.monotonic() + seconds
         while not done():
             if time.monotonic() > deadline:
@@ -321,7 +321,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def fields(line: str) -> dict[str, str]:
-    """KEY=VALUE words of one line; a word without '=' belongs to the value before it."""
+    """Parse the KEY=VALUE words of one line; a word without '=' belongs to the value before it."""
     found: dict[str, str] = {}
     newest = ""
     for word in line.split():

@@ -1,10 +1,10 @@
-"""One rank of a gang, as srun starts it: it computes for a moment, waits for all others, and reports its steps.
+"""One rank of a gang, started by srun: it computes for a moment, waits for all others, and reports its steps.
 
     rank.py FOLDER STEP_SECONDS STEPS [SLOW_FOLDER]
 
-All ranks meet at a unix socket in FOLDER, which the first opens: a step ends when the slowest has come. With the
-signal USR1 a rank writes how far it is, and exits with 0: the next attempt goes on from there. SLOW_FOLDER: a file of
-the node's name in it holds how many times as long a step takes there.
+All ranks connect to a unix socket of the first rank in FOLDER; a step ends when the slowest has arrived. On SIGUSR1 a
+rank writes its step number and exits with 0, and the next attempt continues from there. SLOW_FOLDER: a file with the
+node's name in it contains the factor by which a step takes longer there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gangwatch import steps
 
 
 def meet(folder: Path, rank: int, size: int) -> tuple[socket.socket | None, list[socket.socket]]:
-    """The way to the first rank, and, for that one, the ways to all others."""
+    """Return the connection to the first rank; for that one, the connections to all others."""
     path = folder / f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}.socket"
     if rank == 0:
         hub = socket.socket(socket.AF_UNIX)

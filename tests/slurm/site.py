@@ -29,7 +29,7 @@ POLICY = {
 
 
 class Site:
-    """Where gangwatch watches the bed. folder: of its state."""
+    """gangwatch on the bed. folder: of its state."""
 
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.bed = bed
@@ -100,7 +100,7 @@ class Site:
             return answer.read().decode()
 
     def command(self, *arguments: str) -> str:
-        """Output of a gangwatch command for this state folder."""
+        """Return the output of a gangwatch command for this state folder."""
         done = subprocess.run(
             [sys.executable, "-P", "-m", "gangwatch", *arguments, "--state", str(self.folder)],
             capture_output=True, text=True, timeout=60,
@@ -111,13 +111,13 @@ class Site:
     # --- what it did -------------------------------------------------------------------------------------------------
 
     def audit(self, *actions: str) -> list[dict[str, Any]]:
-        """The audit's lines; of these actions, where some are named."""
+        """Return the audit's lines; only those of the given actions, if any."""
         path = self.folder / "slurm-actions.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [line for line in lines if not actions or line["action"] in actions]
 
     def wait_for(self, what: str, done: Callable[[], Any], seconds: float = 60.0) -> None:
-        """As the bed's, with what the controller said."""
+        """Wait as the bed does, and add the controller's output to an error."""
         try:
             self.bed.wait_for(what, lambda: bool(done()), seconds)
         except TimeoutError as error:
@@ -130,7 +130,7 @@ class Site:
 
 @contextmanager
 def agents(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Agents of these nodes while it lasts."""
+    """Run agents of these nodes."""
     with (folder / "agents.out").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, str(AGENTS), str(folder), *names], stdout=output, stderr=output, start_new_session=True,
@@ -150,7 +150,7 @@ def agents(folder: Path, names: Sequence[str]) -> Iterator[None]:
 
 
 class Brake:
-    """Really slows a process: stopped and let go in turn, so many times a second, until it is left."""
+    """Slow a process down: stop and continue it many times a second."""
 
     CODE = """
 import os, signal, sys, time
@@ -181,13 +181,13 @@ except ProcessLookupError:
 
 
 def gang_script(folder: Path, step_seconds: float, steps: int, slow: Path | None = None) -> str:
-    """A batch script whose ranks train together, meeting in `folder`."""
+    """Return a batch script whose ranks train together and connect in `folder`."""
     words = [sys.executable, str(RANK), str(folder), str(step_seconds), str(steps), *([str(slow)] if slow else [])]
     root = Path(__file__).resolve().parents[2]
     return f"export PYTHONPATH={root}\nsrun --kill-on-bad-exit=0 {' '.join(words)}"
 
 
 def place_of(folder: Path, number: str, rank: int) -> tuple[int, str]:
-    """Process and node of a rank of the newest attempt."""
+    """Return process and node of a rank of the newest attempt."""
     pid, node = (folder / f"{number}.{rank}.pid").read_text().split()
     return int(pid), node

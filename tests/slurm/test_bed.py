@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.slow, pytest.mark.ti
 
 
 def test_two_beds_at_once_do_not_meet(bed: Bed) -> None:
-    """Another worker's, or another checkout's."""
+    """A second bed may belong to another worker or another checkout."""
     with Bed(2) as other:
         number = other.submit("sleep 60", "--nodes=2")
         other.wait_for("its job", lambda: other.job(number)["JobState"] == "RUNNING")

@@ -1,4 +1,4 @@
-"""Slurm's commands as processes: whatever one writes, and however it ends, the caller gets an answer."""
+"""Slurm's commands as processes: the caller gets an answer whatever they print and however they end."""
 
 from __future__ import annotations
 

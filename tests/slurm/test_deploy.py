@@ -1,4 +1,4 @@
-"""What is installed on a Slurm cluster: prolog and epilog under a real slurmd, the unit, the sample configuration."""
+"""The installation on a Slurm cluster: prolog and epilog under a real slurmd, the unit, the sample configuration."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Only a job that declares it can be restarted is signalled, requeued or kept off a node. No Slurm needed.
+"""Only a job that declares that it can be restarted is signalled, requeued or kept off a node. No Slurm needed.
 
-The backend is the real one; its commands answer as Slurm 22.05.8 prints.
+The backend is real; its commands return the output of Slurm 22.05.8.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUMBER = 1
 
 
 class OneJob(PrintedCommands):
-    """Slurm with one job that runs on two nodes. comment, script, facts: its own."""
+    """Slurm with one job that runs on two nodes. comment, script, facts: of that job."""
 
     def __init__(self, comment: str, script: str = "", facts: dict[str, Any] | None = None, text: bool = True) -> None:
         job = Printed(
@@ -58,7 +58,7 @@ def asked(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Callable[[OneJob], SlurmBackend]]:
-    """Starts a backend against such commands, with a cycle that can be asked."""
+    """Start a backend with these commands, and with a cycle that can be queried."""
     started: list[SlurmBackend] = []
 
     def start(commands: OneJob) -> SlurmBackend:
@@ -78,7 +78,7 @@ def move() -> StopGang:
 
 
 def seen(backend: SlurmBackend) -> Hosted:
-    """What the cycle learns of the running job."""
+    """Return what the cycle gets about the running job."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         for event in backend.observe(()):

@@ -1,6 +1,6 @@
-"""What Slurm's commands print: recorded from 22.05.8, in the forms of later releases, and damaged. No Slurm needed.
+"""Output of Slurm's commands: recorded from 22.05.8, in the forms of later releases, and damaged. No Slurm needed.
 
-Later releases could not be run: their documents are made here from the recorded ones by what SchedMD publishes of them
+Later releases could not be run. Their documents are made here from the recorded ones, after SchedMD's sources
 (src/plugins/data_parser/v0.0.39 and v0.0.40, parsers.c: UINT32_NO_VAL and TIMESTAMP_NO_VAL as objects of set, infinite
 and number; states as lists of flags; lists for CSV_STRING).
 """
@@ -79,7 +79,7 @@ def _optional(value: Any) -> dict[str, Any]:
 
 
 def as_later(document: dict[str, Any], states_are_lists: bool) -> bytes:
-    """A recorded document in the form of data_parser v0.0.39 (job states plain) or v0.0.40 (lists)."""
+    """Return a recorded document in the form of data_parser v0.0.39 (job states plain) or v0.0.40 (lists)."""
     for job in document.get("jobs", ()):
         for key in ("time_limit", "priority", "start_time", "eligible_time", "node_count", "array_task_id"):
             job[key] = _optional(job[key])

@@ -1,4 +1,4 @@
-"""What is to be changed in Slurm, from one look at it: no Slurm needed."""
+"""The plan of changes in Slurm from one snapshot. No Slurm needed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_nothing_changes_while_frozen_and_advise_only_reports() -> None:
 
 @given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(NAMES)), st.floats(0, 1))
 def test_the_plan_converges(bad: set[str], theirs: set[str], share: float) -> None:
-    """Carried out, it wants nothing more; and no node that another drained is ever named."""
+    """After the plan is carried out, the next one is empty; nodes drained by others are never in a plan."""
     goals = [goal(name, NodeState.QUARANTINE) for name in sorted(bad)]
     drained = [node(name, states=frozenset({"DOWN", "DRAIN"}), reason="theirs") for name in sorted(theirs)]
     touched = Touched()

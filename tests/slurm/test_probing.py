@@ -1,4 +1,4 @@
-"""A probe of a drained node, step by step, against a Slurm made of a few lines. No Slurm needed."""
+"""A probe of a drained node, step by step, against a fake Slurm of a few lines. No Slurm needed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PASSED = SlurmJob(42, "COMPLETED", exit_code=0)
 
 
 class ProbingSlurm(Commands):
-    """What is done to it, and the job's states one look after the other. fails: first words of commands that fail."""
+    """Records the commands and returns the job's states in order. fails: first words of commands that fail."""
 
     def __init__(self, *looks: SlurmJob | None, number: str = "42") -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def hands_of(folder: Path, slurm: ProbingSlurm) -> AuditedCommands:
 
 
 def probed(folder: Path, slurm: ProbingSlurm, touched: Touched | None = None) -> tuple[Probe, Touched]:
-    """The probe once it has run, and what is left to be put back."""
+    """Run the probe; return it and the remaining record of changes."""
     hands = hands_of(folder, slurm)
     if touched is not None:
         hands.touched = touched

@@ -1,6 +1,6 @@
-"""Moving a job and keeping nodes, step by step, against a Slurm made of a few lines. No Slurm needed.
+"""Moves of jobs and updates of nodes, step by step, against a fake Slurm of a few lines. No Slurm needed.
 
-What the real one does differently, test_troubles.py shows; here every wrong turn is taken on purpose.
+Every error path is taken on purpose here; test_troubles.py shows the behaviour of the real Slurm.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OPTED = OptIn(True, "USR1", grace_seconds=0.3)
 
 
 class LittleSlurm(Commands):
-    """One job, and what is done to it. fails: first words of commands that fail, done or not (`done_all_the_same`)."""
+    """One job, and the commands on it. fails: first words of failing commands, run or not (`done_all_the_same`)."""
 
     def __init__(self, job: SlurmJob | None = JOB) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def moved(
     place: tuple[str, ...] = ("n2", "n3"), frozen: Callable[[], Awaitable[bool]] = never, attempt: int = 0,
     consent: Consent | None = None,
 ) -> str:  # fmt: skip
-    """What came of the move, in words."""
+    """Run the move and return its result in words."""
     requeued = Requeue(
         hands_of(folder, slurm), 7, attempt, who(JOB), consent or always_declares(opted), lambda: NODES, frozen,
         "n1 is slow",
@@ -255,7 +255,7 @@ def test_a_job_moves_even_if_its_nodes_cannot_be_reserved(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("requeued", [True, False])
 def test_moves_of_an_earlier_controller_are_continued(tmp_path: Path, requeued: bool) -> None:
-    """The job is saved once, and requeued once, whichever of the two controllers did it."""
+    """The job is saved once and requeued once, whichever of the two controllers does it."""
     slurm = LittleSlurm()
     if requeued:
         slurm.job_now = dataclasses.replace(

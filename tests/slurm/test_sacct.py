@@ -1,4 +1,4 @@
-"""What feedback would have gained, from a dump of sacct: no Slurm needed."""
+"""The gain that feedback would have had, from a dump of sacct. No Slurm needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADER = "JobID|JobName|User|Partition|Submit|Start|End|ElapsedRaw|TimelimitRaw|
 
 
 def dump(folder: Path, jobs: int = 60) -> Path:
-    """A made dump: gangs of four nodes, one after the other, every second of which has opted in."""
+    """Return a made dump: gangs of four nodes, one after another, every second of which has opted in."""
     lines = [HEADER]
     for number in range(jobs):
         at = f"2026-10-{1 + number // 24:02d}T{number % 24:02d}:00:00"
@@ -62,7 +62,7 @@ def simulated(path: Path, faults: Path, nodes: int, *options: str) -> dict[str, 
 
 
 def slow_nodes(folder: Path, nodes: int, slowdown: float) -> Path:
-    """The first two of so many are slow from ten minutes on."""
+    """Return nodes of which the first two are slow from ten minutes on."""
     faults = folder / "faults.csv"
     names = (f"n{number:0{len(str(nodes - 1))}d}" for number in range(2))
     faults.write_text("node,begin_seconds,seconds,slowdown\n" + "".join(f"{n},600,4000000,{slowdown}\n" for n in names))
@@ -82,7 +82,7 @@ def test_feedback_off_and_on_are_compared_on_the_same_dump(tmp_path: Path) -> No
 def test_in_a_full_cluster_two_slow_nodes_are_worth_more_in_use(
     tmp_path: Path, slowdown: float, estimates: str
 ) -> None:
-    """Eight nodes, and gangs of four that fill them: without the slow two, one gang runs at a time instead of two."""
+    """Eight nodes filled by gangs of four: without the two slow ones, one gang runs at a time instead of two."""
     path, faults = dump(tmp_path), slow_nodes(tmp_path, 8, slowdown)
     off = simulated(path, faults, 8, "--estimates", estimates)
     on = simulated(path, faults, 8, "--estimates", estimates, "--feedback", "on", "--restartable")

@@ -1,4 +1,4 @@
-"""The small parts of the Slurm backend, each by itself: what it tells, keeps and asks. No Slurm needed."""
+"""The small parts of the Slurm backend, one by one: parsers, commands, records and queries. No Slurm needed."""
 
 from __future__ import annotations
 

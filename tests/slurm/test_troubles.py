@@ -1,7 +1,7 @@
-"""What goes wrong around a move: daemons killed, commands that hang or lie, jobs that vanish. On a real Slurm.
+"""Failures around a move: killed daemons, commands that hang or print nonsense, lost jobs. On a real Slurm.
 
-The backend is the real one; the cycle is a state that says what it wishes. Commands that fail are scripts put before
-Slurm's own, in a folder of the test's.
+The backend is real; the cycle is a state with a desired state. Failing commands are scripts in a folder of the test,
+which precedes Slurm's own on PATH.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPTED_IN = "--comment=gangwatch:restartable,signal=USR1,grace=3"
 
 
 class World:
-    """A backend against the bed, and what it has told. programs: folder of its commands."""
+    """A backend on the bed, and the events that it has reported. programs: folder of its commands."""
 
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.bed, self.folder = bed, folder
@@ -76,7 +76,7 @@ class World:
         path.symlink_to(found)
 
     def break_(self, name: str, script: str) -> None:
-        """The command is this shell script from now on; $REAL is Slurm's own."""
+        """Replace the command by this shell script; $REAL is Slurm's own."""
         real = shutil.which(name)
         new = self.programs / f".{name}"
         new.write_text(f"#!/bin/sh\nREAL={real}\n{script}\n")
@@ -86,7 +86,7 @@ class World:
     # --- what it tells -----------------------------------------------------------------------------------------------
 
     def look(self) -> list[Event]:
-        """Take in what the backend tells, as the loop would. Raises BackendError."""
+        """Process the backend's events as the loop would. Raises BackendError."""
         assert self.backend is not None
         events = list(self.backend.observe(self.holding))
         for event in events:
@@ -98,7 +98,7 @@ class World:
         return events
 
     def look_quietly(self) -> str:
-        """As ``look``; what is wrong, in words."""
+        """As ``look``, but return the error in words."""
         try:
             self.look()
         except BackendError as error:
@@ -125,7 +125,7 @@ class World:
         )
 
     def submit(self, *options: str) -> str:
-        """A gang of four that exits when it is told to save; once it runs and the backend has told of it."""
+        """Start a gang of four that exits on its save signal; return once it runs and the backend has reported it."""
         script = "srun sh -c 'trap \"exit 0\" USR1; while :; do sleep 0.1; done'"
         number = self.bed.submit(script, "--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--time=60", *options)
         self.bed.wait_for("it runs", lambda: self.bed.job(number)["JobState"] == "RUNNING")
@@ -266,7 +266,7 @@ def test_a_slurmd_that_is_killed_takes_its_node_out_and_its_job_to_another(world
 
 
 def test_no_other_job_starts_on_the_nodes_of_a_moving_job(world: World) -> None:
-    """From its exit to its next start its nodes are free, and a gang that fits on three of them waits."""
+    """Between its exit and its next start its nodes are free, and a pending gang would fit on three of them."""
     bed = world.bed
     bed.submit("sleep 300", "--nodes=59", "--gpus-per-node=8", "--nodelist=gpu[006-064]", "--time=60")
     bed.wait_for("the cluster is full", lambda: len(bed.nodes_in("idle")) == 5)
