@@ -187,7 +187,7 @@ def test_running_is_reported_once_when_every_rank_has_started(folder: Folder) ->
     ]  # fmt: skip
     assert folder.poll() == []
     folder.followed = folder.follow()
-    assert [type(event) for event in folder.poll()] == [AttemptRunning], "told again by the next controller"
+    assert [type(event) for event in folder.poll()] == [AttemptRunning], "reported again by the next controller"
 
 
 def test_a_failed_rank_is_reported_once_and_other_stops_are_not(folder: Folder) -> None:
@@ -312,7 +312,7 @@ def test_a_dead_shims_node_is_recorded_and_the_others_are_stopped(folder: Folder
     assert ended is not None
     assert (ended["started"], ended["reason"]) == (True, "the shim of node a died: killed")
     exits = [attempt_files.read(f"{folder.path}/a/{attempt_files.exit_record(rank)}") for rank in (1, 2)]
-    assert [one and one["exit_code"] for one in exits] == [None, 3], "what was learnt stands"
+    assert [one and one["exit_code"] for one in exits] == [None, 3], "known exit codes are kept"
     assert not rank_file.exists()
     assert folder.shim.poll() is None, "a process that is not the rank is let be"
     folder.node_ends("b")
@@ -344,7 +344,7 @@ def test_after_a_restart_of_the_machine_the_end_is_when_the_folder_was_last_writ
     ended = attempt_files.read(f"{folder.path}/a/{attempt_files.ENDED}")
     assert ended is not None
     assert (ended["started"], ended["reason"], ended["wall_ns"]) == (True, "the machine was restarted", 10**18)
-    assert folder.shim.poll() is None, "a pid of another boot names nobody"
+    assert folder.shim.poll() is None, "a pid of another boot identifies no process"
 
 
 def test_leftovers_of_a_dead_shim_are_killed_before_its_node_ends(folder: Folder) -> None:

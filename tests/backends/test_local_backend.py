@@ -251,7 +251,7 @@ def test_a_shim_that_dies_before_the_start_aborts_it(gangs: LocalGangs) -> None:
     about = gangs.shim("n1")
     assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
     ended = gangs.wait_for(AttemptEnded)
-    # Whether it is found dead before the decision or after it: no rank of its node was ever let go.
+    # Found dead before or after the decision: no rank of its node was ever released.
     assert not ended.started
     assert "the shim of node n1 died" in ended.reason
     gangs.assert_nothing_left()

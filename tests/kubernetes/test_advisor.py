@@ -243,7 +243,7 @@ def test_a_slow_node_of_another_schedulers_gang_is_marked_published_avoided_and_
         wait_for("nothing of ours is left", lambda: not ours(node(cluster, slow)))
         wait_for("the pod has an event", lambda: pod in events(cluster, "NodeCleared"))
         pods = {name: cluster.api.get(f"/api/v1/namespaces/default/pods/{name}") for name in places}
-        assert {name: body["spec"]["nodeName"] for name, body in pods.items()} == places  # nobody was moved
+        assert {name: body["spec"]["nodeName"] for name, body in pods.items()} == places  # no pod was moved
         assert not any(ours(body) for body in pods.values())
 
 

@@ -123,7 +123,7 @@ def test_each_change_of_a_node_is_reported_once() -> None:
     assert world.seen_changes() == []
     other = pod("other", 3, schedulerName="x", nodeName="n1")
     world.pod_changed("default/other", None, other)
-    assert seen(world)["n1"].slots == 5  # asked for by who is told all of them
+    assert seen(world)["n1"].slots == 5  # the caller gets all nodes
     assert [(one.node, one.slots) for one in world.seen_changes()] == [("n1", 5)]
     world.pod_changed("default/other", other, None)
     world.node_changed("n1", None, None)

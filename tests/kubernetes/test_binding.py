@@ -93,7 +93,7 @@ def test_a_binding_with_a_lost_response_counts() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        pod(node="n2"),  # somebody else has bound it, to another node
+        pod(node="n2"),  # another scheduler has bound it, to another node
         pod(node=""),  # refused for another reason
         pod(number="2"),  # an earlier attempt of ours has
         pod(number=""),  # another scheduler has
@@ -126,7 +126,7 @@ def test_a_former_leader_checks_a_binding_without_a_response(found: Pod, counts:
 def test_a_former_leader_sends_no_request() -> None:
     server = Server([b""], [pod()])
     failure, is_bound = bound(server, lambda: False)
-    assert (is_bound, server.asked) == (False, []), "nor is a pod looked at that was never asked for"
+    assert (is_bound, server.asked) == (False, []), "no binding was requested, so no pod is read"
     assert "binding was cancelled" in failure
 
 

@@ -196,7 +196,7 @@ def test_a_binding_that_is_refused_undoes_those_that_were_done() -> None:
     scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0), *slots("n2", 0))))
     assert ("DELETE", f"{PODS}/g-0") in scene.api.done and ("DELETE", f"{PODS}/g-1") not in scene.api.done
     assert scene.said == [ActionFailed("act", "j", "pod g-1: no")]
-    assert scene.world.free_of("n2")[GPU] == 8, "nobody counts on what was not bound"
+    assert scene.world.free_of("n2")[GPU] == 8, "an unbound pod uses no resources"
     assert (attempt.phase, scene.looked) == (Phase.UNDOING, [])
 
 
@@ -308,7 +308,7 @@ def running_gang(*, owned: bool = False) -> tuple[Scene, Attempt, list[Pod]]:
 def leave(scene: Scene, *pods: Pod, after: float = 0.03) -> Callable[[AttemptLifecycle], Coroutine[Any, Any, None]]:
     async def work(_: AttemptLifecycle) -> None:
         await asyncio.sleep(after)
-        assert scene.said == [], "the end is not told before the pods are gone"
+        assert scene.said == [], "the end is not reported before the pods are gone"
         for one in pods:
             scene.world.pod_changed(one.metadata.key, one, None)
 
@@ -361,7 +361,7 @@ def test_a_suspended_job_is_resumed_when_its_pods_are_gone_and_its_new_pods_wait
         while scene.api.objects[f"{JOBS}/train"]["spec"]["suspend"]:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
-        assert scene.said == [], "its place is kept until its pods are made anew"
+        assert scene.said == [], "its slots are kept until its pods are recreated"
         add(scene.world, *(pod(f"g-{number}-new", 1, "g") for number in range(2)))
 
     scene.do(lambda carrier: carrier.stop(attempt, STOP), recreate)

@@ -83,7 +83,7 @@ def test_a_certificate_is_renewed_when_little_of_it_is_left_and_whoever_trusted_
 
     files_of(before, tmp_path)
     (tmp_path / "web.yml").write_text("tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n")
-    security = Security(tmp_path / "web.yml", clock=iter(range(1_000_000)).__next__)  # looks at its files every time
+    security = Security(tmp_path / "web.yml", clock=iter(range(1_000_000)).__next__)  # checks its files every time
     trust = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     shown = [_certificate(security, trust)]
     files_of(after, tmp_path)

@@ -106,7 +106,7 @@ def measured(folder: Path) -> list[str]:
     try:
         with urlopen(f"{url}/metrics", timeout=30) as answer:
             lines: list[str] = answer.read().decode().splitlines()
-    except OSError:  # between standing by and leading nobody answers
+    except OSError:  # between stand-by and leadership nothing listens
         return []
     return [line for line in lines if not line.startswith("#")]
 
@@ -236,7 +236,7 @@ def test_a_leader_without_finished_cycles_lets_its_lease_expire(
         assert lost.wait(IDLE_RENEWALS * 2 + 10), "the disk is stuck, the process is there"
         assert not one.may_act()
         held = lease(cluster)["spec"]
-        assert held["holderIdentity"] == "one", "not given back: what was begun may still be carried out"
+        assert held["holderIdentity"] == "one", "not released: its requests may still be executed"
         time.sleep(1)
         assert lease(cluster)["spec"]["renewTime"] == held["renewTime"]
     finally:

@@ -151,14 +151,14 @@ def test_pods_beyond_the_least_wait_until_the_others_are_bound_and_are_never_mov
     for one in pods[1:]:
         one.spec.node_name = "n1"
     needed = gang_of(group("g", 2), pods)
-    assert [one.metadata.name for one in needed.pods] == ["w-1", "w-2"]  # who is bound stays
+    assert [one.metadata.name for one in needed.pods] == ["w-1", "w-2"]  # bound pods stay
     assert [one.metadata.name for one in needed.beyond] == ["w-0"]
     more = beyond(pods[0], group("g", 2, {RESTARTABLE: "true"}))
     assert more.spec is not None
     assert (more.spec.name, more.spec.ranks, more.spec.restartable) == ("g+w-0", 1, False)
     pods[0].metadata.owner_references = [OwnerReference(kind="Job", name="j", uid="u", controller=True)]
     declared = group("g", 2, {RESTARTABLE: "true", PREEMPTIBLE: "true"})
-    assert lone_spec(pods[0], declared) == (True, True), "it could be made anew by its Job alone"
+    assert lone_spec(pods[0], declared) == (True, True), "its Job alone can recreate it"
     more = beyond(pods[0], declared)
     assert more.spec is not None
     assert (more.spec.restartable, more.spec.preemptible) == (False, False)
@@ -191,7 +191,7 @@ def test_a_claim_is_taken_only_where_its_volume_is_known(claim: dict[str, Any] |
         assert "cannot be reached" in why_not(constraint_of(found), node("n1"), MANY)
         assert why_not(constraint_of(found), node("n2", zone="a"), MANY) == ""
     assert claimed.spec.volumes is not None
-    assert claimed.spec.volumes[0].reach is None  # what was told by the server stays as it is
+    assert claimed.spec.volumes[0].reach is None  # the server's object is not modified
 
 
 def test_node_selectors_hold() -> None:
@@ -374,7 +374,7 @@ def test_what_a_group_declares_is_taken_over() -> None:
     owned = pod("w-0", 1, "train", priority=7)
     spec = gang_of(declared, [owned]).spec
     assert spec is not None
-    assert not spec.restartable  # nobody would make the pod anew
+    assert not spec.restartable  # it has no owner that would recreate the pod
     owned.metadata.owner_references = [OwnerReference("Job", "train", "1", "batch/v1", True)]
     spec = gang_of(declared, [owned]).spec
     assert spec is not None

@@ -79,7 +79,9 @@ def test_the_feed_finds_a_file_for_each_agent_and_none_for_one_that_is_gone(tmp_
     }
     (tmp_path / "agents" / "n1.json").write_text('{"url": "kept"}')
     files.write({"n1": "10.0.0.5", "n3": "10.0.0.9"})
-    assert found() == {"n1.json": "kept", "n3.json": "https://10-0-0-9.agents.svc:9400"}, "what stands is let be"
+    assert found() == {"n1.json": "kept", "n3.json": "https://10-0-0-9.agents.svc:9400"}, (
+        "an unchanged file is not rewritten"
+    )
     files.write({"n1": "10.0.0.6", "n3": "10.0.0.9"})
     assert found()["n1.json"] == "https://10-0-0-6.agents.svc:9400"
     assert dashed("1.2.3.4") == "1-2-3-4"
@@ -164,7 +166,7 @@ def test_a_pod_is_evaluated_again_when_its_claim_or_volume_changes() -> None:
     world.pod_changed("default/a", world.pods["default/a"], None)
     world.take_dirty()
     world.claim_changed("default/c", a_claim(), None)
-    assert world.take_dirty() == set(), "nobody names it any more"
+    assert world.take_dirty() == set(), "no pod uses the claim"
 
 
 # --- groups of Kubernetes' own kind ----------------------------------------------------------------------------------
@@ -377,7 +379,7 @@ def test_only_what_has_begun_is_a_job_of_the_rebuilt_state() -> None:
     not_ready.status.conditions[0].status = "False"
     world.node_changed("n3", None, not_ready)
     state, keys = rebuild(world, world.seen(), Policy(), 60 * 10**9)
-    assert set(state.nodes) == {"n1", "n2"}, "who is not there is no node"
+    assert set(state.nodes) == {"n1", "n2"}, "an absent node is not in the state"
     jobs = {key: state.jobs[job_id] for job_id, key in keys.items()}
     job = jobs["default/begun"]
     assert (job.state, job.attempt, job.attempt_started_ns) == (JobState.STARTING, 4, 7 * 10**9)
@@ -400,7 +402,7 @@ def test_a_gang_of_which_one_pod_is_gone_goes_on_with_its_ranks_in_order() -> No
     world.pod_changed("default/g-1", one, replace(one, status=replace(one.status, phase="Failed")))
     add(world, pod("g-1-new", 1, "g"))
     (found,) = rebuild(world, world.seen(), Policy(), 10**9)[0].jobs.values()
-    assert (found.state, found.attempt) == (JobState.PENDING, 2), "what is over does not run"
+    assert (found.state, found.attempt) == (JobState.PENDING, 2), "an ended attempt does not run"
     world.pod_changed("default/g-0-new", other, None)
     assert rebuild(world, world.seen(), Policy(), 10**9)[0].jobs == {}, "too few are left to be a gang"
 
@@ -415,7 +417,7 @@ def test_a_pod_that_is_gone_leaves_its_group_and_the_others_stay() -> None:
     beyond.metadata.annotations = {BEYOND: "true"}
     world.take_dirty()
     add(world, beyond)
-    assert world.take_dirty() == {"default/g", "default/g-2"}, "it is a gang of its own, too"
+    assert world.take_dirty() == {"default/g", "default/g-2"}, "it is also a separate gang"
 
 
 def test_a_gang_has_the_longest_grace_of_its_pods() -> None:

@@ -125,7 +125,7 @@ def test_a_released_lease_is_taken_at_once_and_a_lost_race_is_no_error() -> None
     api = LittleApi({f"{LEASES}/main": a_lease("")})
     api.fails[("PUT", f"{LEASES}/main")] = [refused(409, "Conflict"), None]
     who = leader(api)
-    assert not tried(who, api, 0.0), "somebody else was faster"
+    assert not tried(who, api, 0.0), "another controller was faster"
     assert tried(who, api, 0.0)
     api.fails[("PUT", f"{LEASES}/main")] = [refused(403, "Forbidden")]
     with pytest.raises(BackendError):
@@ -284,7 +284,7 @@ def test_an_eviction_is_asked_for_until_it_is_done() -> None:
     api.fails[("POST", path)] = [LOST, refused(429, "TooManyRequests"), None]
     stopped(api, pod("a"))
     assert api.done == evictions("a", "a", "a")
-    for code in (404, 409):  # gone, or made anew
+    for code in (404, 409):  # gone, or recreated
         api.fails[("POST", path)] = [refused(code)]
         stopped(api, pod("a"))
     api.fails[("POST", path)] = [refused(403)]
@@ -551,7 +551,7 @@ WAITS = GangStatus(False, "Slots", "needs 8 slots", 160 * SECOND)
 def test_a_groups_status_is_written_with_an_event_for_a_new_reason() -> None:
     api, world, gang = with_group()
     published = Published(api, world, gang)
-    assert published.once(99) == [], "the core knows nothing of it yet"
+    assert published.once(99) == [], "the core does not have it yet"
     assert published.once(100, g=WAITS) == [("PATCH", f"{GROUPS}/g/status"), ("PATCH", f"{GROUPS}/g"), ("POST", EVENTS)]
     status = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]
     (condition,) = status["conditions"]

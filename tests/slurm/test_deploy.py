@@ -63,7 +63,7 @@ while True:
 def test_ranks_of_another_user_report_where_the_folder_may_be_entered_by_all(bed: Bed) -> None:
     if not Path("/usr/bin/python3").exists():
         needs.absent("/usr/bin/python3 is absent: apt-get install python3")
-    # What is this user's alone, the checkout maybe, another cannot read; and steps.py is a wheel of its own.
+    # Another user may not be able to read the checkout; and steps.py is a separate wheel.
     package, sockets = bed.folder / "package" / "gangwatch", bed.folder / "steps"
     package.mkdir(parents=True)
     shutil.copy(Path(__file__).parents[2] / "gangwatch" / "steps.py", package)

@@ -161,7 +161,7 @@ def test_drains_in_each_partition_are_limited(bed: Bed, site: Site) -> None:
     site.wait_for("two drained", lambda: len(bed.nodes_in("drain")) == 2)
     (withheld,) = {one["outcome"] for one in site.audit("drain") if one["outcome"] != "done"}
     assert "2 nodes of partition batch" in withheld
-    # What was drained is let go of, and the third follows; a controller that starts anew does nothing twice.
+    # The drained nodes are released, and the third follows; a restarted controller does nothing twice.
     site.stop()
     site.start("act", slurm={"partition_share": 0.04}, policy={"quarantine_max_fraction": 1.0})
     site.command("node", "release", "gpu001")

@@ -181,7 +181,7 @@ def test_the_declaration_determines_how_a_job_is_stopped() -> None:
     assert (spec.restart_cost_seconds, spec.checkpoint_interval_seconds) == (90.0, 600.0)
     without = hosted(JOB, of_comment("gangwatch:restartable,grace=7"), NODES)
     assert without is not None
-    assert without.spec.grace_seconds == 0.0, "nobody waits for a job that is not signalled"
+    assert without.spec.grace_seconds == 0.0, "a job that is not signalled gets no grace period"
 
 
 @pytest.mark.parametrize(

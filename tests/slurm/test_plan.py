@@ -60,7 +60,7 @@ def test_our_drains_are_resumed_and_those_of_others_are_not() -> None:
     renamed = node("n3", states=frozenset({"IDLE", "DRAIN"}), reason="mine now")
     touched = Touched({"n1": "1", "n3": "1"})
     assert actions(planned([], [ours, theirs, renamed], touched)) == [("resume", "n1")]
-    # A drain of ours that this state folder knows nothing of: nobody knows whether it has been served.
+    # One of our drains that this state folder does not have: it is unknown whether it is still needed.
     assert actions(planned([], [ours], Touched())) == []
     assert actions(planned([goal("n2", NodeState.QUARANTINE)], [theirs])) == []
 

@@ -207,7 +207,9 @@ def test_changes_during_the_save_take_precedence(tmp_path: Path, change: dict[st
     slurm = LittleSlurm()
     slurm.on_signal = lambda job: dataclasses.replace(job, **change)  # type: ignore[arg-type]
     assert said in moved(tmp_path, slurm)
-    assert [words.split()[1] for words in slurm.done] == ["create", "--signal=USR1", "delete"], "its place is let go"
+    assert [words.split()[1] for words in slurm.done] == ["create", "--signal=USR1", "delete"], (
+        "its reservation is deleted"
+    )
     assert memory_of(tmp_path) == Touched()
 
 
@@ -235,7 +237,7 @@ def test_consent_is_read_before_each_of_the_two_commands(tmp_path: Path) -> None
 
         assert "it may no longer be moved: it has not opted in" in moved(tmp_path, slurm, consent=read)
         assert [words.split()[1] for words in slurm.done] == done
-        assert memory_of(tmp_path) == Touched(), "its place is let go"
+        assert memory_of(tmp_path) == Touched(), "its reservation is deleted"
 
 
 def test_a_requeue_without_a_response_is_not_repeated(tmp_path: Path) -> None:
@@ -282,7 +284,7 @@ def moves_of(folder: Path, jobs: dict[int, SlurmJob], **settings: float) -> Move
 def test_one_job_may_always_move_however_large_it_is(tmp_path: Path) -> None:
     other = dataclasses.replace(JOB, number=8, nodes=("n2", "n3"))
     moves = moves_of(tmp_path, {7: JOB, 8: other}, partition_share=0.25)
-    assert moves._no_room(7) == "", "two of four nodes are more than the share, and nobody else moves"
+    assert moves._no_room(7) == "", "two of four nodes exceed the share, but no other job is moving"
     moves._under_way[8, 0] = None  # type: ignore[assignment]
     assert "jobs on 2 nodes of partition batch are being moved already" in moves._no_room(7)
     elsewhere = moves_of(tmp_path, {7: JOB, 8: dataclasses.replace(other, partition="debug")}, partition_share=0.25)

@@ -441,7 +441,7 @@ def test_each_release_gets_the_commands_that_it_supports(
     assert asyncio.run(both()) == (len(parse_json.jobs((RECORDED / "squeue.json").read_bytes()).records), 4)
     requests = [*jobs.split("|"), nodes]
     assert asked.read_text().replace("|", " ").splitlines() == requests
-    assert slurm.requests == len(requests), "its version a program knows by itself"
+    assert slurm.requests == len(requests), "a program prints its version without a request"
 
 
 def test_a_users_environment_does_not_change_the_output(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,7 +568,7 @@ def test_a_change_and_its_failure_each_leave_a_line(bin_folder: Path, tmp_path: 
     assert (second.target, second.outcome) == ("n2", "failed: scontrol bad: exit code 1: no")
     program(bin_folder, "squeue", "echo Invalid job id >&2; exit 1")
     assert asyncio.run(hands.job(5)) is None
-    assert looks == [(5, None)], "whoever keeps what was seen is notified"
+    assert looks == [(5, None)], "the callback gets the job"
 
 
 # --- wishes ----------------------------------------------------------------------------------------------------------
@@ -639,7 +639,7 @@ def test_advice_names_accused_nodes_and_moves_that_would_be_made() -> None:
         state.jobs[name] = Job(name, spec, job_state, 0, attempt=attempt)
         state.decisions.append(Decision(f"d-{name}", name, "v-1", 0, False, 12.4, 1.5, 3.0, attempt=1))
     goals = desired_state.desired_state_of(state)
-    assert set(goals.advice) == {"n1"}, "interference accuses no node, and one that is gone can't be drained"
+    assert set(goals.advice) == {"n1"}, "interference accuses no node, and a removed node cannot be drained"
     advised = goals.advice["n1"]
     assert (advised.state, advised.episode, advised.verdict) == (NodeState.QUARANTINE, "v-1", "v-1")
     assert goals.moves == {"slurm-7": "v-1: moving is expected to gain 12 s"}

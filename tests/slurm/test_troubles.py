@@ -148,7 +148,7 @@ def world(bed: Bed, tmp_path: Path) -> Iterator[World]:
 def test_slurmctld_is_killed_in_the_middle_of_a_move(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
-    # The requeue reaches slurmctld, and nobody learns of it: it dies, and so does the command.
+    # The requeue reaches slurmctld, but its response is lost: slurmctld and the command both die.
     killed = world.folder / "killed"
     world.break_("scontrol", f'if [ "$1" = requeue ]; then $REAL "$@"; touch {killed}; sleep 60; fi\nexec $REAL "$@"')
     world.move(number)
@@ -257,7 +257,7 @@ def test_a_slurmd_that_is_killed_takes_its_node_out_and_its_job_to_another(world
     assert world.backend is not None
     backend = world.backend
     world.wait("the node is gone", lambda: node not in [seen.node for seen in backend.nodes() if seen.present])
-    # Slurm requeues the job by itself, after its two minutes; the attempt's end is told once.
+    # Slurm requeues the job after its two minutes; the attempt's end is reported once.
     world.wait("the end", lambda: [event for event in world.reported if isinstance(event, AttemptEnded)])
     assert [event.attempt for event in world.reported if isinstance(event, AttemptEnded)] == [0]
     world.bed.start_node(node)

@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "backends.local.local_attempt:_is_alive", 'about["boot_id"] == local_processes.boot_id() and', "", _FOLLOWED
     ),
-    Mutant("backends.local.checkpoint_command:Checkpoint.look", "late > _NEWS_SECONDS", "late > 0", _FOLLOWED),
-    Mutant("backends.local.checkpoint_command:Checkpoint.look", "elif late > 0:", "elif late >= 0:", _FOLLOWED),
+    Mutant("backends.local.checkpoint_command:Checkpoint.poll", "late > _NEWS_SECONDS", "late > 0", _FOLLOWED),
+    Mutant("backends.local.checkpoint_command:Checkpoint.poll", "elif late > 0:", "elif late >= 0:", _FOLLOWED),
     Mutant("backends.local.checkpoint_command:Checkpoint.ended", "if not self.over:", "if True:", _FOLLOWED),
     Mutant(
         "backends.local.rank_launch:rank_environment",

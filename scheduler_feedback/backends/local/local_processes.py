@@ -302,7 +302,7 @@ def cgroup_occupied(folder: str) -> bool:
 
 
 def remove_cgroup(folder: str) -> None:
-    """Remove the cgroup and those that the job made in it, except for occupied ones."""
+    """Remove the cgroup and the job's cgroups in it, except for occupied ones."""
     for path, _, _ in os.walk(folder, topdown=False):
         try:
             os.rmdir(path)

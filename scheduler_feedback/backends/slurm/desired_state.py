@@ -31,7 +31,7 @@ class DesiredNode:
     """Facts of the verdict that led to this state, a sentence each."""
 
     probed: bool = False
-    """Whether a probe of ours must run on it now."""
+    """Whether one of our probes must run on it now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Probes of drained nodes: the node is resumed inside a reservation of ours, so that nothing else starts on it."""
+"""Probes of drained nodes: the node is resumed inside our reservation, so that nothing else starts on it."""
 
 from __future__ import annotations
 

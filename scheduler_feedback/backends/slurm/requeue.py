@@ -6,7 +6,7 @@
        enough nodes are left without the accused ones. If not, nothing is done.
     2  Reserve the nodes of its next attempt, its own among them, so that no other job starts there.
     3  Send the checkpoint signal; wait until its processes have ended, or for the grace time that it declares.
-    4  Record what is about to be done (changed_objects.py).
+    4  Record the next steps (changed_objects.py).
     5  scontrol requeue: Slurm ends the rest of the job and does not start it for two minutes.
     6  Once it is pending: set its exclusion, and StartTime=now, which ends those two minutes.
     7  Delete the reservation. The job starts by its place in the queue, which a requeue does not change.

@@ -203,7 +203,7 @@ class SlurmBackend:
     # --- verdicts ----------------------------------------------------------------------------------------------------
 
     def heard(self, events: Sequence[Event]) -> list[Event]:
-        """Return detector results in the cycle's names; ``observe`` returns those that must wait for a snapshot."""
+        """Return detector results in the cycle's names; ``observe`` returns the rest after a snapshot."""
         ready = self._pending_verdicts.take(events, self._holding, time.monotonic())
         if self._pending_verdicts.waiting:
             self._scan_soon()

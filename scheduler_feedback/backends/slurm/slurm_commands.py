@@ -271,7 +271,7 @@ async def _head(stream: asyncio.StreamReader, most: int) -> bytes:
 
 
 def _kill(pid: int) -> None:
-    """Kill the command and its children: it is the leader of its own session."""
+    """Kill the command and its children: it leads a separate session."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:

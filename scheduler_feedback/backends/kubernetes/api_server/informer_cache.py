@@ -269,7 +269,7 @@ class InformerCache:
     def attest(self, node: str, gang: str, _came_ns: int) -> Refusal | None:
         """Return why the node may not report a gang that is a pod; None if it may, and for gangs that are not pods.
 
-        Any thread may call it. The API server knows the node of every pod, whoever bound it.
+        Any thread may call it. The API server has the node of every pod, bound by any scheduler.
         """
         if not gang.startswith(POD):
             return None
@@ -322,7 +322,7 @@ class InformerCache:
             return replace(found, spec=None) if alone.over else found
 
     def _beyond(self, pod: Pod) -> Gang | None:
-        """Return the pod as a gang of its own; None if its group needs it."""
+        """Return the pod as a separate gang; None if its group needs it."""
         group = self.groups.get(group_of(pod))
         if group is None or (pod.spec.node_name and not pod.metadata.annotation(BEYOND)):
             return None

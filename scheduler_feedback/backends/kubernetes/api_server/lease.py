@@ -64,7 +64,7 @@ class Sighting:
 
 
 class Leadership:
-    """Leader election in a thread of its own. `identity`: unique to this process."""
+    """Leader election in a separate thread. `identity`: unique to this process."""
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ class Watch(Generic[_T]):
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _list_all(self) -> None:
-        """List in pages and report each page's changes; then report as deleted what is on none of them."""
+        """List in pages and report each page's changes; then report objects on none of them as deleted."""
         found: set[str] = set()
         more = ""
         while True:
@@ -204,7 +204,7 @@ def _list_of(kind: Any) -> Any:
 
 
 async def all_synced(watches: Mapping[str, Watch[Any]], seconds: float) -> list[str]:
-    """Wait until every watch has listed once; return the names of those that have not within the time."""
+    """Wait until every watch has listed once; return the names of the others after the timeout."""
     waiting: list[Awaitable[Any]] = [watch.synced.wait() for watch in watches.values()]
     try:
         await asyncio.wait_for(asyncio.gather(*waiting), seconds)

@@ -106,7 +106,7 @@ class Attempt:
     """Of the start; '' if it was adopted after a restart."""
 
     probe: bool = False
-    """Whether its pod is a probe of ours."""
+    """Whether its pod is one of our probes."""
 
     beyond: bool = False
     """Whether it is a pod beyond the least number of its group."""

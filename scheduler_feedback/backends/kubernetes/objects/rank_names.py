@@ -3,7 +3,7 @@
 An agent learns a process's pod from its control group, and nothing else about its gang. It calls the pod a gang,
 'pod-UID', and believes the rank that the process reports. The controller placed the pod, so it has the pod's gang,
 attempt and ranks, and renames them before the frame is folded. A job cannot report for another job: a process's report
-counts only for the ranks of its own pod, and an agent's only for the pods of its own node.
+counts only for the ranks of its pod, and an agent's only for the pods of its node.
 """
 
 from __future__ import annotations

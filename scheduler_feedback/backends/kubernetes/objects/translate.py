@@ -48,7 +48,7 @@ RANK = f"{OURS}rank"
 SLOTS = f"{OURS}slots"
 PLACEMENT = f"{OURS}placement"
 BEYOND = f"{OURS}beyond-least"
-"""Annotation of a pod that was bound in addition to those that its group needs."""
+"""Annotation of a pod that was bound beyond the least number of its group."""
 
 ARRAY = f"{OURS}array"
 ARRAY_PARALLEL = f"{OURS}array-parallel"
@@ -104,7 +104,7 @@ class Gang:
 
     grouped: bool
     beyond: tuple[Pod, ...] = ()
-    """Pods beyond the group's least number; each is a gang of its own once all the others are bound."""
+    """Pods beyond the group's least number; each is a separate gang once all the others are bound."""
 
     array_of: str = ""
     """The array that it belongs to; '' for none."""
@@ -150,7 +150,7 @@ def _split(name: str) -> list[str]:
 def gang_of(group: PodGroup, pods: Iterable[Pod]) -> Gang:
     """Return the gang of a group; its spec is None until the group's least number of pods exists.
 
-    Bound pods stay members when others are added; the others are taken in the order of their ranks.
+    Bound pods stay members when others are added; the others follow in the order of their ranks.
     """
     least = 1 if group.spec.min_member is None else max(group.spec.min_member, 0)
     found = [pod for pod in pods if not pod.metadata.deletion_timestamp and not pod.metadata.annotation(BEYOND)]
