@@ -24,7 +24,7 @@ def test_a_name_of_any_bytes_does_not_shift_the_fields(name: bytes) -> None:
 
 
 @given(st.binary(max_size=64).filter(lambda text: text.count(b")") == 0))
-def test_what_is_no_stat_line_is_refused(text: bytes) -> None:
+def test_a_malformed_stat_line_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="not a line"):
         local_processes.parse_stat(text)
 

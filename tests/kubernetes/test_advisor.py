@@ -134,7 +134,7 @@ class Advising:
         return verdict.verdict_id
 
     def clear(self, verdict_id: str, gang: str) -> None:
-        self.controller.cycle.tell([Cleared(verdict_id, gang, 0, "it kept pace again")])
+        self.controller.cycle.tell([Cleared(verdict_id, gang, 0, "it runs at normal speed again")])
 
 
 @contextmanager
@@ -240,7 +240,7 @@ def test_a_slow_node_of_another_schedulers_gang_is_marked_published_avoided_and_
         assert list(written) == [pod] and slow in written[pod]
         assert it.jobs()[gang].ranks and it.jobs()[gang].migrations == 0
         it.clear(verdict, gang)
-        wait_for("nothing of ours is left", lambda: not ours(node(cluster, slow)))
+        wait_for("no mark is left", lambda: not ours(node(cluster, slow)))
         wait_for("the pod has an event", lambda: pod in events(cluster, "NodeCleared"))
         pods = {name: cluster.api.get(f"/api/v1/namespaces/default/pods/{name}") for name in places}
         assert {name: body["spec"]["nodeName"] for name, body in pods.items()} == places  # no pod was moved
@@ -264,7 +264,7 @@ def test_kube_scheduler_keeps_away_from_a_quarantined_node_and_a_claim_from_the_
         assert set(run(cluster, volcano("next", 4, 2)).values()) == {"n2"}
         it.controller.cycle.tell([VerdictJudged(verdict, False, "ada")])
         wait_for("no rule is left", lambda: not cluster.api.get(RULES)["items"])
-        wait_for("nothing of ours is left", lambda: not ours(node(cluster, "n1")))
+        wait_for("no mark is left", lambda: not ours(node(cluster, "n1")))
         assert set(run(cluster, volcano("last", 4, 1)).values()) == {"n1"}
 
 

@@ -173,7 +173,7 @@ def test_a_node_keeps_all_its_slots_whoever_takes_them_and_numbers_are_given_aga
     assert scene.foreign.concerned("", "n1") == [other, later]
 
 
-def test_an_attempt_that_another_controller_left_is_ended_and_watched_anew() -> None:
+def test_an_attempt_of_another_controller_is_ended_and_observed_again() -> None:
     scene = Scene()
     scene.held = {"default.train.volcano": 4}
     scene.update(*gang("train-0", "train-1"))

@@ -95,7 +95,7 @@ def test_a_binding_with_a_lost_response_counts() -> None:
     [
         pod(node="n2"),  # another scheduler has bound it, to another node
         pod(node=""),  # refused for another reason
-        pod(number="2"),  # an earlier attempt of ours has
+        pod(number="2"),  # one of our earlier attempts has
         pod(number=""),  # another scheduler has
         pod(uid="uid-9"),  # another pod has the name by now
         GONE,

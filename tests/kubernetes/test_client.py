@@ -65,11 +65,11 @@ def _no_closing_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_request_carries_token_type_and_parameters_and_a_rotated_token_is_read_again(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("one\n")
-    heard: list[tuple[str, str, dict[str, str], str, str, bytes]] = []
+    received: list[tuple[str, str, dict[str, str], str, str, bytes]] = []
 
     async def handler(request: web.Request) -> web.Response:
         headers = request.headers
-        heard.append(
+        received.append(
             (request.method, request.path, dict(request.query), headers.get("Authorization", ""),
              headers.get("Content-Type", ""), await request.read())
         )  # fmt: skip
@@ -84,14 +84,14 @@ def test_a_request_carries_token_type_and_parameters_and_a_rotated_token_is_read
         await client.delete("/e")
 
     asking(handler, work, token_file=token)
-    assert [one[:5] for one in heard] == [
+    assert [one[:5] for one in received] == [
         ("GET", "/a", {"labelSelector": "x=y"}, "Bearer one", ""),
         ("POST", "/b", {}, "Bearer two", "application/json"),
         ("PATCH", "/c", {}, "Bearer two", "application/strategic-merge-patch+json"),
         ("PUT", "/d", {}, "Bearer two", "application/json"),
         ("DELETE", "/e", {}, "Bearer two", ""),
     ]
-    assert json.loads(heard[1][5]) == {"n": 1}
+    assert json.loads(received[1][5]) == {"n": 1}
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_an_unreachable_server_and_an_invalid_response_are_distinguished() -> No
         asking(handler, lambda client: client.get("/x", _anything))
     assert not isinstance(caught.value, UnreachableError)
 
-    async def nobody() -> None:
+    async def unreachable() -> None:
         async with Client(Access("http://127.0.0.1:9")) as client:
             await client.get("/x", _anything)
 
     with pytest.raises(UnreachableError):
-        asyncio.run(nobody())
+        asyncio.run(unreachable())
 
 
 def test_lines_are_whole_however_they_arrive_and_a_watch_that_never_began_is_refused() -> None:
@@ -225,7 +225,7 @@ def test_a_pod_finds_its_own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (access.url, access.bearer(), access.namespace) == ("https://[fd00::1]:443", "t", "ours")
 
 
-def test_what_is_no_certificate_is_named_and_without_tls_none_is_read() -> None:
+def test_an_invalid_certificate_is_named_and_without_tls_none_is_read() -> None:
     assert Access("http://x", ca="no certificate").context() is True
     for wrong in ({"ca": "no certificate"}, {"certificate": "none", "key": "none"}):
         with pytest.raises(ConfigError, match="certificates for https://x"):

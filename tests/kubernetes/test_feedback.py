@@ -156,7 +156,7 @@ def test_a_node_is_measured_by_a_pod_before_it_is_used_again(
         assert it.jobs()["train"].state is JobState.RUNNING
 
 
-def test_a_controller_that_begins_with_nothing_takes_an_unfinished_probe_away_and_measures_anew(
+def test_a_controller_without_state_deletes_an_unfinished_probe_and_probes_again(
     cluster: Cluster, access: Access, tmp_path: Path, plane: ControlPlane, kubelet: FakeKubelet
 ) -> None:
     needs_manager(plane)
@@ -221,11 +221,11 @@ def test_a_disruption_budget_keeps_a_gang_from_being_moved_whole_or_in_part(
 
         job_id = it.jobs()["train"].job_id
 
-        def told() -> bool:
+        def learned_state() -> bool:
             rows = it.controller.cycle.ask(lambda _: it.controller.store.entries_of(job_id)).result(30)
             return any("disruption budget keep allows 1" in row.entry.text for row in rows)
 
-        wait_for("the story says why it stays", told)
+        wait_for("the story says why it stays", learned_state)
         assert cluster.nodes_of("train") == before
         cluster.api.delete(path)
         wait_for("it is moved once nothing forbids it", lambda: it.jobs()["train"].attempt == 2)
@@ -271,7 +271,7 @@ def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_
     memory = ("default", "gangwatch-memory")
     policy = replace(POLICY, queues=(core.Queue("default"),), order=Order.FAIR, estimates=Estimates.HISTORY)
 
-    def told(it: Running) -> tuple[int, float]:
+    def learned_state(it: Running) -> tuple[int, float]:
         """Return since when use is counted, and for how many jobs the run time is known."""
 
         def of(state: State) -> tuple[int, float]:
@@ -292,12 +292,12 @@ def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_
                 wait_for("it ends", partial(is_in, it, name, JobState.COMPLETED))
         keeper = StateWriter(it.backend.client, *memory, it.controller.cycle.ask, lambda: True)
         asyncio.run_coroutine_threadsafe(keeper.once(), it.backend.loop).result(30)
-        began_ns, learned = told(it)
+        began_ns, learned = learned_state(it)
     assert began_ns
     assert learned == 1
     with running(access, tmp_path / "second", policy, memory=memory) as it:
         wait_for("what b used since is counted", lambda: used(it) > 8)
-        assert told(it)[1] == 1
+        assert learned_state(it)[1] == 1
 
 
 def test_a_queue_s_limit_holds(cluster: Cluster, access: Access, folder: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_gated_pod_holds_its_gang_back(cluster: Cluster, access: Access, folde
         wait_for("both are bound", lambda: cluster.bound("gated") == 2)
 
 
-def test_a_pod_that_is_deleted_by_hand_is_made_anew_in_its_place(
+def test_a_manually_deleted_pod_is_recreated_in_its_place(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
 ) -> None:
     needs_manager(plane)
@@ -277,7 +277,7 @@ def test_ranks_are_placed_in_the_order_of_the_racks(cluster: Cluster, access: Ac
         assert racks in ([0, 0, 1, 1], [1, 1, 0, 0])
 
 
-def test_a_deleted_group_lets_go_of_all_that_it_held(cluster: Cluster, access: Access, folder: Path) -> None:
+def test_a_deleted_group_releases_everything(cluster: Cluster, access: Access, folder: Path) -> None:
     cluster.add_nodes("n1")
     cluster.add_gang("first", 1)
     with running(access, folder) as it:

@@ -128,7 +128,7 @@ def test_a_state_is_built_from_objects_alone() -> None:
     assert job.attempt_started_ns == 7 * SECOND
 
 
-def test_a_gang_whose_pods_were_made_anew_waits_with_the_number_of_its_last_attempt() -> None:
+def test_a_gang_with_recreated_pods_is_pending_with_its_last_attempts_number() -> None:
     world = InformerCache("gangwatch", TopologyLabels())
     world.node_changed("n1", None, node("n1"))
     pods = [pod("w-0", 8, "g")]

@@ -46,8 +46,8 @@ class Places:
 
 
 def members_of(layout: Layout) -> list[tuple[str, str, str]]:
-    told = [dict(column.labels) for column in layout.counters]
-    return [(one["gang"], one["attempt"], one["rank"]) for one in told]
+    named = [dict(column.labels) for column in layout.counters]
+    return [(one["gang"], one["attempt"], one["rank"]) for one in named]
 
 
 def test_ranks_of_two_pods_become_ranks_of_one_gang_whatever_order_they_count_in() -> None:

@@ -64,6 +64,6 @@ def test_quantities_are_rounded_up_to_whole_units(text: str, units: int) -> None
 
 
 @pytest.mark.parametrize("text", ["", "1.2.3", "1KB", "Gi", "one", "1 Gi", "--1"])
-def test_what_is_no_quantity_is_named(text: str) -> None:
+def test_a_malformed_quantity_is_named(text: str) -> None:
     with pytest.raises(BackendError, match="is not a quantity"):
         parse_quantity(text)

@@ -85,8 +85,8 @@ def test_a_process_that_is_held_up_is_found_by_its_agent_s_frames_and_its_gang_m
             wait_for("what it left is filled", lambda: cluster.bound("filler") == RANKS - 1)
             assert set(cluster.nodes_of("filler").values()) == set(places.values()) - {slow}
             found = it.controller.cycle.ask(lambda _: it.controller.store.entries_of(job.job_id)).result(30)
-            told = [row.entry.text for row in found if row.entry.kind == "verdict"]
-            assert any(f"rank 1 of {job.job_id} on {slow} is a {Kind.STRAGGLER.value}" in text for text in told)
+            named = [row.entry.text for row in found if row.entry.kind == "verdict"]
+            assert any(f"rank 1 of {job.job_id} on {slow} is a {Kind.STRAGGLER.value}" in text for text in named)
             batch = api.get("/apis/batch/v1/namespaces/default/jobs/train")
             assert batch["status"].get("failed", 0) == 0
             wait_for("the node comes back", lambda: node_state(it, slow) is NodeState.HEALTHY)

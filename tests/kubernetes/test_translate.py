@@ -69,7 +69,7 @@ def test_quantities_are_read_as_kubernetes_writes_them(resource: str, text: str,
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "0x10", "1e", "--1", "1Gii"])
-def test_what_is_no_quantity_is_named(text: str) -> None:
+def test_a_malformed_quantity_is_named(text: str) -> None:
     with pytest.raises(BackendError, match="is not a quantity"):
         parse_quantity(text)
 

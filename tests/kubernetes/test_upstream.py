@@ -91,7 +91,7 @@ def test_gangs_of_kubernetes_own_kind_are_bound_whole_explained_and_adopted_agai
             assert not bound("wide")
             assert "gangwatch.io/placement" in api.get(f"{GROUPS}/train")["metadata"]["annotations"]
             api.create_all("/api/v1/namespaces/default/pods", bodies)
-            wait_for("pods of a basic group go by themselves", lambda: len(bound("each")) == 2)
+            wait_for("pods of a basic group are bound one by one", lambda: len(bound("each")) == 2)
         with running(access, tmp_path / "second", upstream=True) as it:
             wait_for("it is taken up", lambda: runs(it, "train"))
             assert it.jobs()["train"].attempt == 1

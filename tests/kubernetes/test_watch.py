@@ -39,12 +39,12 @@ class Watched:
             monkeypatch.setattr(watch_module, name, 0.0)
         self.pages, self.streams = pages, streams
         self.asked: list[dict[str, str]] = []
-        self.told: list[tuple[str, str, str]] = []
-        self.watch: Watch[Pod] = Watch(self, "/api/v1/pods", Pod, self._told, **watch)  # type: ignore[arg-type]
+        self.changes: list[tuple[str, str, str]] = []
+        self.watch: Watch[Pod] = Watch(self, "/api/v1/pods", Pod, self._on_change, **watch)  # type: ignore[arg-type]
 
-    def _told(self, key: str, before: Pod | None, after: Pod | None) -> None:
+    def _on_change(self, key: str, before: Pod | None, after: Pod | None) -> None:
         versions = ["-" if one is None else one.metadata.resource_version for one in (before, after)]
-        self.told.append((key.removeprefix("default/"), versions[0], versions[1]))
+        self.changes.append((key.removeprefix("default/"), versions[0], versions[1]))
 
     async def get(self, path: str, decoder: Any, **parameters: str) -> Any:
         self.asked.append(parameters)
@@ -97,7 +97,7 @@ def test_a_list_in_pages_and_its_changes_are_reported_once(monkeypatch: pytest.M
         ]],
         parameters={"fieldSelector": "f"},
     ).run()  # fmt: skip
-    assert watched.told == [("a", "-", "1"), ("b", "-", "2"), ("a", "1", "7"), ("b", "2", "-"), ("c", "-", "9")]
+    assert watched.changes == [("a", "-", "1"), ("b", "-", "2"), ("a", "1", "7"), ("b", "2", "-"), ("c", "-", "9")]
     assert set(watched.watch.objects) == {"default/a", "default/c"}
     assert [one.get("continue", "") for one in watched.asked[:2]] == ["", "next"]
     assert all(one["fieldSelector"] == "f" for one in watched.asked)
@@ -120,7 +120,7 @@ def test_an_expired_or_invalid_watch_lists_again_and_reports_deletions(
 ) -> None:
     pages = [page(5, a_pod("a", 1), a_pod("b", 2), a_pod("c", 3)), page(9, a_pod("a", 1), a_pod("c", 8))]
     watched = Watched(monkeypatch, pages, [gone]).run()
-    assert watched.told == [("a", "-", "1"), ("b", "-", "2"), ("c", "-", "3"), ("c", "3", "8"), ("b", "2", "-")]
+    assert watched.changes == [("a", "-", "1"), ("b", "-", "2"), ("c", "-", "3"), ("c", "3", "8"), ("b", "2", "-")]
     assert watched.watch.lists == 2
 
 
@@ -138,7 +138,7 @@ def test_a_kind_that_is_not_served_is_empty_where_it_is_optional_and_asked_for_a
     watched = Watched(monkeypatch, [refused(404)], [], optional=True).run()
     assert watched.watch.absent and watched.watch.synced.is_set()
     watched = Watched(monkeypatch, [refused(404), page(5, a_pod("a", 1))], [], optional=True).run()
-    assert not watched.watch.absent and len(watched.told) == 1
+    assert not watched.watch.absent and len(watched.changes) == 1
     watched = Watched(monkeypatch, [refused(404)], []).run()
     assert not watched.watch.absent and not watched.watch.synced.is_set()
 
@@ -251,6 +251,6 @@ def test_an_endless_list_and_an_ended_watch_are_errors(
             break
         threading.Event().wait(0.01)
     else:
-        raise AssertionError("nobody was told")
-    connection.stop()  # the thread tells of it before it ends
+        raise AssertionError("no caller was notified")
+    connection.stop()  # the thread reports it before it ends
     assert "this is a bug" in caplog.text

@@ -85,8 +85,8 @@ def test_the_feed_finds_a_file_for_each_agent_and_none_for_one_that_is_gone(tmp_
     files.write({"n1": "10.0.0.6", "n3": "10.0.0.9"})
     assert found()["n1.json"] == "https://10-0-0-6.agents.svc:9400"
     assert dashed("1.2.3.4") == "1-2-3-4"
-    anew = AgentFiles(tmp_path / "agents", "https://{}")
-    anew.write({})
+    restarted = AgentFiles(tmp_path / "agents", "https://{}")
+    restarted.write({})
     assert found() == {}, "what an earlier controller left"
 
 
@@ -282,15 +282,15 @@ def test_only_what_a_user_declares_of_a_group_makes_its_gang_another() -> None:
     world.group_changed("default/g", None, before)
     assert world.take_dirty() == {"default/g"}
 
-    def told(**metadata: Any) -> set[str]:
+    def dirty_after(**metadata: Any) -> set[str]:
         after = replace(before, metadata=replace(before.metadata, **metadata))
         world.group_changed("default/g", before, after)
         return world.take_dirty()
 
-    assert told(annotations={f"{OURS}placement": "{}", f"{OURS}expected-start": "soon"}) == set()
-    assert told(labels={"app": "x"}) == set()
-    assert told(annotations={f"{OURS}restartable": "true"}) == {"default/g"}
-    assert told(labels={f"{OURS}queue": "q"}) == {"default/g"}
+    assert dirty_after(annotations={f"{OURS}placement": "{}", f"{OURS}expected-start": "soon"}) == set()
+    assert dirty_after(labels={"app": "x"}) == set()
+    assert dirty_after(annotations={f"{OURS}restartable": "true"}) == {"default/g"}
+    assert dirty_after(labels={f"{OURS}queue": "q"}) == {"default/g"}
     larger = replace(before, spec=replace(before.spec, min_member=3))
     world.group_changed("default/g", before, larger)
     assert world.take_dirty() == {"default/g"}

@@ -367,7 +367,7 @@ def test_a_device_is_named_only_while_its_node_is_out_of_use_for_it() -> None:
     assert found == {"v-1": "GPU-1", "healthy": "", "whole node": ""}
 
 
-class Told:
+class PublishedAdvice:
     """Advice about the pods of one gang."""
 
     def __init__(self, api: LittleApi, *pods: Pod, devices: bool = False) -> None:
@@ -391,29 +391,32 @@ FOUND = Accusation("v-1", "g", "n1", "rank 0 is slow", "GPU-1")
 
 
 def test_events_of_a_verdict_and_its_end_are_written_once() -> None:
-    told = Told(LittleApi(), pod("a"), pod("b"))
-    assert told.of(FOUND) == [("POST", EVENTS)] * 2
-    body = told.api.bodies[0]
+    published_advice = PublishedAdvice(LittleApi(), pod("a"), pod("b"))
+    assert published_advice.of(FOUND) == [("POST", EVENTS)] * 2
+    body = published_advice.api.bodies[0]
     assert (body["type"], body["reason"]) == ("Warning", "NodeDoubted")
     assert body["message"] == "node n1: rank 0 is slow"
-    assert body["involvedObject"]["uid"] == told.pods[0].metadata.uid
-    assert told.of(FOUND) == []
-    told.pods.pop()
-    assert told.of() == [("POST", EVENTS)]
-    assert (told.api.bodies[-1]["type"], told.api.bodies[-1]["reason"]) == ("Normal", "NodeCleared")
-    assert told.api.bodies[-1]["message"] == "no longer: node n1: rank 0 is slow"
-    names = [body["metadata"]["name"] for body in told.api.bodies]
+    assert body["involvedObject"]["uid"] == published_advice.pods[0].metadata.uid
+    assert published_advice.of(FOUND) == []
+    published_advice.pods.pop()
+    assert published_advice.of() == [("POST", EVENTS)]
+    assert (published_advice.api.bodies[-1]["type"], published_advice.api.bodies[-1]["reason"]) == (
+        "Normal",
+        "NodeCleared",
+    )
+    assert published_advice.api.bodies[-1]["message"] == "no longer: node n1: rank 0 is slow"
+    names = [body["metadata"]["name"] for body in published_advice.api.bodies]
     assert len(set(names)) == 3
-    again = Told(LittleApi(told.api.objects), *told.pods)
+    again = PublishedAdvice(LittleApi(published_advice.api.objects), *published_advice.pods)
     assert again.of(FOUND) == [("POST", EVENTS)], "the next controller's word is the same, and is there"
-    assert len(again.api.objects) == len(told.api.objects)
+    assert len(again.api.objects) == len(published_advice.api.objects)
 
 
 def test_no_more_is_written_at_once_than_may_be_and_the_rest_later() -> None:
-    told = Told(LittleApi(), *(pod(f"p-{number}") for number in range(advice.MOST_PODS + 3)))
-    assert len(told.of(FOUND, most=5)) == 5
-    assert len(told.of(FOUND, most=5)) == advice.MOST_PODS - 5
-    assert told.of(FOUND) == []
+    published_advice = PublishedAdvice(LittleApi(), *(pod(f"p-{number}") for number in range(advice.MOST_PODS + 3)))
+    assert len(published_advice.of(FOUND, most=5)) == 5
+    assert len(published_advice.of(FOUND, most=5)) == advice.MOST_PODS - 5
+    assert published_advice.of(FOUND) == []
 
 
 def a_slice(**devices: str) -> dict[str, Any]:
@@ -423,34 +426,36 @@ def a_slice(**devices: str) -> dict[str, Any]:
 
 
 def test_a_rule_keeps_claims_off_the_accused_device_for_as_long_as_it_is_accused() -> None:
-    told = Told(LittleApi({f"{SLICES}/s": a_slice(gpu0="GPU-0", gpu1="GPU-1")}, (SLICES, RULES)), devices=True)
-    (written_,) = told.of(FOUND)
+    published_advice = PublishedAdvice(
+        LittleApi({f"{SLICES}/s": a_slice(gpu0="GPU-0", gpu1="GPU-1")}, (SLICES, RULES)), devices=True
+    )
+    (written_,) = published_advice.of(FOUND)
     assert written_ == ("POST", RULES)
-    spec = told.api.bodies[-1]["spec"]
+    spec = published_advice.api.bodies[-1]["spec"]
     assert spec["deviceSelector"] == {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu1"}
     assert spec["taint"] == {"key": f"{OURS}quarantine", "effect": "NoSchedule"}
-    (rule,) = [path for path in told.api.objects if path.startswith(RULES)]
-    assert told.of(FOUND) == []
-    assert told.of(Accusation("v-1", "g", "n1", "its node is in use again")) == [("DELETE", rule)]
-    assert told.of() == []
+    (rule,) = [path for path in published_advice.api.objects if path.startswith(RULES)]
+    assert published_advice.of(FOUND) == []
+    assert published_advice.of(Accusation("v-1", "g", "n1", "its node is in use again")) == [("DELETE", rule)]
+    assert published_advice.of() == []
 
 
 def test_rules_that_an_earlier_controller_left_are_taken_away_and_a_device_that_no_slice_names_has_none() -> None:
     left = {"metadata": {"name": "gangwatch-n1-old", "labels": {advice.MANAGED: "gangwatch"}}}
-    told = Told(LittleApi({f"{RULES}/gangwatch-n1-old": left}, (SLICES, RULES)), devices=True)
-    assert told.of(FOUND) == [("DELETE", f"{RULES}/gangwatch-n1-old")]
-    assert (RULES, {"labelSelector": f"{advice.MANAGED}=gangwatch"}) in told.api.asked
-    slices = [path for path, _ in told.api.asked].count(SLICES)
-    told.of(FOUND)
-    assert [path for path, _ in told.api.asked].count(SLICES) == slices == 1, "not read again at once"
+    published_advice = PublishedAdvice(LittleApi({f"{RULES}/gangwatch-n1-old": left}, (SLICES, RULES)), devices=True)
+    assert published_advice.of(FOUND) == [("DELETE", f"{RULES}/gangwatch-n1-old")]
+    assert (RULES, {"labelSelector": f"{advice.MANAGED}=gangwatch"}) in published_advice.api.asked
+    slices = [path for path, _ in published_advice.api.asked].count(SLICES)
+    published_advice.of(FOUND)
+    assert [path for path, _ in published_advice.api.asked].count(SLICES) == slices == 1, "not read again at once"
 
 
 def test_where_the_server_serves_no_rules_only_events_are_written() -> None:
-    told = Told(LittleApi(), pod("a"), devices=True)
-    told.api.fails[("GET", RULES)] = [refused(404)]
-    assert told.of(FOUND) == [("POST", EVENTS)]
-    assert told.of(FOUND) == []
-    assert len(told.api.asked) == 1, "not asked again"
+    published_advice = PublishedAdvice(LittleApi(), pod("a"), devices=True)
+    published_advice.api.fails[("GET", RULES)] = [refused(404)]
+    assert published_advice.of(FOUND) == [("POST", EVENTS)]
+    assert published_advice.of(FOUND) == []
+    assert len(published_advice.api.asked) == 1, "not asked again"
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -530,8 +535,8 @@ class Published:
     def once(self, now: float, **standings: GangStatus) -> list[tuple[str, str]]:
         """Return the writes for gangs with these statuses, by the names in their keys."""
         by_name = {gang.key.partition("/")[2]: gang.job_id for gang in self.gangs}
-        told = {by_name[name]: standing for name, standing in standings.items()}
-        self.look = StateView({}, told, round(now * SECOND))
+        published_advice = {by_name[name]: standing for name, standing in standings.items()}
+        self.look = StateView({}, published_advice, round(now * SECOND))
         before = len(self.api.done)
         asyncio.run(self.publisher.once())
         return self.api.done[before:]
@@ -599,8 +604,8 @@ def test_pending_gangs_are_written_before_running_ones_up_to_the_limit(monkeypat
     pods = [pod("runs", 1), pod("waits", 1)]
     api = LittleApi({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods})
     published = Published(api, world_of(), *map(lone, pods))
-    stands = {"runs": GangStatus(True, "Scheduled", "all"), "waits": WAITS}
-    assert published.once(100, **stands) == [("PATCH", f"{PODS}/waits/status")]
+    statuses = {"runs": GangStatus(True, "Scheduled", "all"), "waits": WAITS}
+    assert published.once(100, **statuses) == [("PATCH", f"{PODS}/waits/status")]
     assert published.publisher.writes == 1
 
 
@@ -675,7 +680,7 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
     placed = pod("placed", 1)
     placed.metadata.annotations = {ATTEMPT: "1", SLOTS: "0", RANK: "0", f"{OURS}time-limit-seconds": "60"}
     probe = pod("probe", 1, labels={PROBE: "p"})
-    told = group("told", 1, {PLACEMENT: "{}", f"{OURS}queue": "q"})
+    published_advice = group("published_advice", 1, {PLACEMENT: "{}", f"{OURS}queue": "q"})
     scheduled, others = group("scheduled", 1), group("others", 1)
     scheduled.status.conditions = [Condition("Scheduled", "True")]
     others.status.conditions = [Condition("Theirs", "True")]
@@ -684,9 +689,9 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
     api.objects = {
         "/api/v1/nodes/n1": msgspec.to_builtins(marked),
         "/api/v1/nodes/n2": msgspec.to_builtins(node("n2")),
-        "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/told": msgspec.to_builtins(told),
+        "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/published_advice": msgspec.to_builtins(published_advice),
         "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/plain": msgspec.to_builtins(group("plain", 1)),
-        f"{GROUPS}/told": msgspec.to_builtins(told),
+        f"{GROUPS}/published_advice": msgspec.to_builtins(published_advice),
         "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/scheduled": msgspec.to_builtins(scheduled),
         f"{GROUPS}/scheduled": msgspec.to_builtins(scheduled),
         "/apis/scheduling.x-k8s.io/v1alpha1/podgroups/others": msgspec.to_builtins(others),
@@ -706,7 +711,7 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
     assert api.objects["/api/v1/nodes/n1"]["metadata"]["labels"] == {"app": "x"}
     assert api.objects[f"{PODS}/placed"]["metadata"]["annotations"] == {f"{OURS}time-limit-seconds": "60"}
     assert f"{PODS}/probe" not in api.objects and f"{PODS}/theirs" in api.objects
-    assert api.objects[f"{GROUPS}/told"]["metadata"]["annotations"] == {f"{OURS}queue": "q"}
+    assert api.objects[f"{GROUPS}/published_advice"]["metadata"]["annotations"] == {f"{OURS}queue": "q"}
     assert api.body_of("PATCH", f"{GROUPS}/scheduled/status") == {"status": {"conditions": None, "phase": None}}
     assert api.objects[f"{JOBS}/train"]["spec"]["suspend"] is False
     assert f"{MAPS}/main-memory" not in api.objects

@@ -45,7 +45,7 @@ SCHEDULING = (
     "defer_batch",
     "bf_continue",
 )
-"""Slurm's usual half minute between two looks at the queue is two seconds here."""
+"""Interval of Slurm's scheduler: two seconds instead of the default half minute."""
 
 
 class AbsentError(RuntimeError):
@@ -334,7 +334,7 @@ def fields(line: str) -> dict[str, str]:
     return found
 
 
-if __name__ == "__main__":  # a bed to look at: python -m tests.slurm.bed 4
+if __name__ == "__main__":  # a bed to try out: python -m tests.slurm.bed 4
     with Bed(int(sys.argv[1]) if len(sys.argv) > 1 else 4) as bed:
         sys.stdout.write(f"SLURM_CONF={bed.configuration}\n")
         sys.stdout.flush()

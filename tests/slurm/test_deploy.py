@@ -24,7 +24,7 @@ UNIT = DEPLOY / "systemd" / "gangwatch-slurm.service"
 
 
 @pytest.mark.xdist_group("slurm")
-def test_prolog_and_epilog_tell_the_agent_which_job_has_which_gpu(bed: Bed) -> None:
+def test_prolog_and_epilog_report_the_gpus_of_jobs_to_the_agent(bed: Bed) -> None:
     folder = bed.folder / "jobs"
     for name in ("prolog", "epilog"):
         script = bed.folder / name

@@ -29,7 +29,7 @@ def test_results_of_one_gang_keep_their_order() -> None:
     """A verdict that is cleared at once must not arrive after its end: it would stay active forever."""
     pending = PendingVerdicts()
     assert pending.take([verdict()], KNOWN, 10.0) == []
-    cleared = Cleared("v-slurm-7.0", "slurm-7.0", 2, "keeps pace")
+    cleared = Cleared("v-slurm-7.0", "slurm-7.0", 2, "runs at normal speed")
     assert pending.take([cleared, FirstStep("slurm-8.0", 0, 1, 5)], KNOWN | {"slurm-8"}, 10.1) == [
         FirstStep("slurm-8", 0, 1, 5)
     ]
@@ -48,7 +48,7 @@ def test_results_of_an_unknown_gang_expire() -> None:
 
 def test_a_cleared_event_stays_behind_its_verdict() -> None:
     pending = PendingVerdicts()
-    cleared = Cleared("v-slurm-7.0", "slurm-7.0", 2, "keeps pace")
+    cleared = Cleared("v-slurm-7.0", "slurm-7.0", 2, "runs at normal speed")
     assert pending.take([verdict(), cleared], KNOWN, 10.0) == []
     assert pending.free(KNOWN, 10.0, 11.0) == [], "the scan began when the verdict came, and may not have seen all"
     assert [type(event) for event in pending.free(KNOWN, 10.1, 12.0)] == [Verdict, Cleared]

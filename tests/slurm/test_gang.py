@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.slow, pytest.mark.ti
 
 STEP_SECONDS = 0.1
 WARM_UP_STEPS = 110
-"""The detector learns what is healthy from 80, of those that it saw whole."""
+"""The detector learns the healthy step time from 80 steps that it saw completely."""
 
 CHANGES_BY_ITSELF = ("CPULoad", "FreeMem", "LastBusyTime", "CPUAlloc", "AllocTRES", "RunTime", "LastSchedEval")
 

@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "backends.local.local_attempt:_is_alive", 'about["boot_id"] == local_processes.boot_id() and', "", _FOLLOWED
     ),
-    Mutant("backends.local.checkpoint_command:Checkpoint.poll", "late > _NEWS_SECONDS", "late > 0", _FOLLOWED),
+    Mutant("backends.local.checkpoint_command:Checkpoint.poll", "late > _RECORD_SECONDS", "late > 0", _FOLLOWED),
     Mutant("backends.local.checkpoint_command:Checkpoint.poll", "elif late > 0:", "elif late >= 0:", _FOLLOWED),
     Mutant("backends.local.checkpoint_command:Checkpoint.ended", "if not self.over:", "if True:", _FOLLOWED),
     Mutant(
