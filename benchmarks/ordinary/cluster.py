@@ -220,10 +220,10 @@ class Cluster:
                 "counting": page.counting,
             }
         for table in page.tables:
-            if "Because" in table.titles and "Job" in table.titles:
+            if "Reason" in table.titles and "Job" in table.titles:
                 for row in table.rows:
                     if row.get("Job", "").startswith("j-"):
-                        said = {"state": "pending", "waiting_because": row["Because"]}
+                        said = {"state": "pending", "waiting_because": row["Reason"]}
                         fields[row["Job"].split()[0]] = said
             if "State" not in table.titles:
                 continue

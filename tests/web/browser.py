@@ -1,4 +1,4 @@
-"""A real browser: Debian's Chromium through Playwright, which brings no browser of its own here."""
+"""Debian's Chromium, driven by Playwright. Playwright's own browsers are not used."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def page_of(
     allow_eval: bool = False,
     refused: str = "",
 ) -> Iterator[Page]:
-    """A page that may not write an error to its console, nor raise one, nor ask another server for anything.
+    """Open a page. The test fails if the page logs or raises an error, or sends a request to another server.
 
-    allow_eval: whether a test's own script is let past the page's policy, which axe-core needs. refused: a status that
-    the server may answer with, which the browser logs.
+    allow_eval: bypass the page's content security policy for the test's own script, as axe-core needs. refused: an HTTP
+    status that the server may respond with, and that the browser logs.
     """
     errors: list[str] = []
 
@@ -66,16 +66,16 @@ def page_of(
     page.set_default_timeout(20_000)
     try:
         yield page
-        # ERR_ABORTED: a stream that the page itself closed.
+        # ERR_ABORTED: a stream that the page closed.
         meant = ("ERR_ABORTED", *((f"status of {refused}",) if refused else ()))
         assert [error for error in errors if not any(words in error for words in meant)] == []
-        assert len(hosts) <= 1, f"other servers were asked: {hosts}"
+        assert len(hosts) <= 1, f"the page sent requests to other servers: {hosts}"
     finally:
         context.close()
 
 
 def serious_findings(results: AxeResults) -> list[str]:
-    """What axe-core holds against a page, in its own words, where it is serious or worse."""
+    """Return the violations that axe-core reports as serious or critical."""
     return [
         f"{violation['id']}: {violation['help']}: {[node['html'] for node in violation['nodes']][:3]}"
         for violation in results.response["violations"]

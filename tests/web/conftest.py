@@ -1,4 +1,4 @@
-"""Fixtures of the page's tests: a browser for all of them, and sites to look at."""
+"""Fixtures for the tests of the pages: a shared browser, and sites."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A real controller behind a real server, whose attempts are no processes."""
+    """A real controller behind a real server, with a backend in memory."""
     monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.1)
     with serving(tmp_path, World()) as running:

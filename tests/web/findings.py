@@ -1,4 +1,4 @@
-"""Findings and frames to show on pages."""
+"""Verdicts and frames to show on pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
 
 
 def straggler(job_id: str, words: str = "its peers", rank: int = 0, node: str = "n0") -> Verdict:
-    """A verdict about a rank of the job's first attempt."""
+    """Return a verdict about a rank of the job's first attempt."""
     now_ns = time.time_ns()
     return Verdict(
         f"{job_id}/1/{rank}/7", Kind.STRAGGLER, job_id, 1, rank, node, Cause.SUSPENDED, 0.97, 1.63, 0.31, 0.505,
@@ -39,10 +39,10 @@ def step_frames(
     own_seconds: float = 0.3,
     first: int = 0,
 ) -> list[tuple[Layout, Frame]]:
-    """A frame of each of the job's nodes with the newest so many steps of its ranks, one after the other until now.
+    """Return one frame per node of the job, with the last `steps` steps of its ranks, one after the other.
 
-    slow_rank takes 1.7 times what the others do from step slow_from on; all wait for the slowest. stops: seconds for
-    which slow_rank is stopped in a step, by the step. ended_seconds: how long ago the last step ended.
+    From step slow_from on, slow_rank takes 1.7 times as long as the others; all ranks wait for the slowest. stops: by
+    step, the seconds for which slow_rank is stopped in it. ended_seconds: age of the last step.
     """
     noise = random.Random(7 + first)
     own_ns = [[round(own_seconds * 1e9 * (1 + 0.03 * noise.gauss(0, 1))) for _ in job["ranks"]] for _ in range(steps)]

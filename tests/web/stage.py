@@ -1,4 +1,4 @@
-"""A cluster to look at: real daemons and jobs on this machine, with a straggler, a reservation and a backfill."""
+"""A real cluster on this machine: daemons and jobs, with a straggler, a reservation and a backfilled job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gangwatch.demo.play import plain_environment, training_command
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
 PACE_SECONDS = 0.2
-"""A step pauses so long: four ranks and their neighbours then leave processors to spare on a small machine."""
+"""Pause of each step in seconds: four ranks and their neighbours then leave idle CPUs on a small machine."""
 
 
 class Stage:
-    """Four nodes of two slots."""
+    """A cluster of four nodes with two slots each."""
 
     def __init__(self, door: FrontDoor, folder: Path) -> None:
         self.door = door
@@ -31,7 +31,7 @@ class Stage:
         return record.url
 
     def train(self, name: str, ranks: int, minutes: float, restartable: bool = False) -> str:
-        """Submit a real training job that makes steps until it is cancelled; its id."""
+        """Submit a real training job that makes steps until it is cancelled; return its id."""
         work = self._folder / name
         work.mkdir()
         submission = {
@@ -47,12 +47,12 @@ class Stage:
         return str(self.client.post("/api/jobs", submission)["job"])
 
     def wait(self, job_id: str) -> None:
-        """Until the job runs."""
+        """Wait until the job runs."""
         wait_until(lambda: self.client.get(f"/api/jobs/{job_id}")["state"] == "running", self.door.logs)
 
     @contextmanager
     def disturbed(self, job_id: str, rank: int) -> Iterator[None]:
-        """While it lasts, one rank of the job is stopped and continued by a process that nobody is told of."""
+        """Stop and continue one rank of the job from a process that gangwatch does not know about."""
         (place,) = (one for one in self.client.get(f"/api/jobs/{job_id}")["ranks"] if one["rank"] == rank)
         disturbance = [sys.executable, "-m", "gangwatch.demo.disturbance", "--slot", str(place["slot"])]
         ranks_folder = self.door.state.path / "ranks" / place["node"]
@@ -75,7 +75,7 @@ gpus = false
 port = 0
 mode = "observe"
 """
-"""Observing, so that the straggler stays where it is while it is looked at."""
+"""Observe mode: the straggler is not moved during the test."""
 
 
 @contextmanager

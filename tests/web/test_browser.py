@@ -1,6 +1,6 @@
-"""The pages in a real Chromium: by keyboard, on a phone, in the dark, by axe-core, with and without the token.
+"""The pages in a real Chromium: by keyboard, on a phone, in dark mode, by axe-core, logged in and logged out.
 
-GANGWATCH_UPDATE_IMAGES=1 writes the pictures of docs/images anew.
+GANGWATCH_UPDATE_IMAGES=1 rewrites the pictures in docs/images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 @pytest.fixture
 def url(site: Site) -> str:
-    """A site with one of everything: who runs with a verdict, who waits, who has ended, who went ahead."""
+    """A site with a job of each kind: with a verdict, pending with a reservation, ended, and backfilled."""
     site.grow(NodeSeen("n2", 2, (), "m"))
     ended = site.submit(name="ended")
     site.wait(ended, "running")
@@ -58,7 +58,9 @@ def _live(page: Page, address: str) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "paths"), [("light", PATHS), ("dark", ("/", "/jobs/j-000002", "/nodes"))])
-def test_axe_finds_nothing_serious_on_any_page(url: str, browser: Browser, scheme: str, paths: tuple[str, ...]) -> None:
+def test_axe_reports_nothing_serious_on_any_page(
+    url: str, browser: Browser, scheme: str, paths: tuple[str, ...]
+) -> None:
     with page_of(browser, scheme=scheme, allow_eval=True) as page:
         for path in paths:
             _live(page, url + path)
@@ -77,7 +79,7 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(url: str, browser: 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """The address of a site, and a job with a straggler: its steps of two minutes came in frames, and more come."""
+    """The address of a site, and a job with a straggler: two minutes of steps are there, and more arrive."""
     _quick(monkeypatch)
     with serving(tmp_path, _small_world()) as site:
         training = site.submit(name="llama-8b", ranks=8, time_limit_seconds=900, user="ada")
@@ -91,7 +93,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
 
         begun_s = time.monotonic()
 
-        def go_on() -> None:
+        def send_frames() -> None:
             for number in count(240):
                 end_s = begun_s + 0.55 * (number - 239)
                 if over.wait(max(end_s - time.monotonic(), 0)):
@@ -99,7 +101,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
                 late = time.monotonic() - end_s
                 _feed(site, step_frames(job, 1, slow_rank=3, slow_from=0, first=number, ended_seconds=late))
 
-        thread = threading.Thread(target=go_on)
+        thread = threading.Thread(target=send_frames)
         thread.start()
         yield f"http://127.0.0.1:{site.port}", training
         over.set()
@@ -107,7 +109,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
 
 
 REDNESS = """bands => {
-    // Of the map's cells, by column and band: red over green, null where nothing is drawn.
+    // Redness (red minus green) of the map's cells, by band and column; null where nothing is drawn.
     const map = document.getElementById("pace-map");
     const { data } = map.getContext("2d").getImageData(0, 0, map.width, map.height);
     const of = at => (data[at + 3] ? data[at] - data[at + 1] : null);
@@ -115,7 +117,7 @@ REDNESS = """bands => {
 }"""
 
 
-def test_a_jobs_page_draws_what_its_ranks_did(scene: tuple[str, str], browser: Browser) -> None:
+def test_a_jobs_page_draws_step_times_and_the_map_of_ranks(scene: tuple[str, str], browser: Browser) -> None:
     url, training = scene
     with page_of(browser) as page:
         _live(page, f"{url}/jobs/{training}")
@@ -140,7 +142,7 @@ def test_a_jobs_page_draws_what_its_ranks_did(scene: tuple[str, str], browser: B
         page.locator("#pace-map").focus()
         for _ in range(3):
             page.keyboard.press("ArrowDown")
-        told = page.locator("#pace-told")
+        told = page.locator("#pace-cell")
         expect(told).to_have_text(re.compile(r"^rank 3 · node-0, step \d+ \(.*\): 1\.[5-9]\d times its peers$"))
         drawn_bytes = page.evaluate("() => document.querySelector('#pace-chart canvas').toDataURL().length")
         assert drawn_bytes > 5000
@@ -160,7 +162,7 @@ def _feed(site: Site, frames: list[tuple[Layout, Frame]]) -> None:
         site.controller._watch.offer(layout, frame, time.monotonic_ns())
 
 
-def test_stops_of_a_rank_are_gaps_and_as_long_as_they_were(
+def test_the_chart_shows_stops_of_a_rank_as_gaps_of_the_same_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
     _quick(monkeypatch)
@@ -176,12 +178,12 @@ def test_stops_of_a_rank_are_gaps_and_as_long_as_they_were(
             expect(page.locator("#pace-scale")).to_be_visible()
             slow, other = page.evaluate(REDNESS, [3, 5])
             assert sum(red is None for red in slow) >= 178, "columns of a second in which nothing is drawn"
-            # Dark where the rank ends the two steps, and only there.
+            # Dark only where the rank ends the two steps.
             assert len([red for red in slow if red is not None and red > 80]) == 2
             assert not [red for red in other if red is not None and red > 80]
 
 
-def test_a_job_that_makes_no_steps_is_not_said_to_run_at_normal_speed(
+def test_a_stalled_job_is_not_shown_at_normal_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
     _quick(monkeypatch)
@@ -198,11 +200,11 @@ def test_a_job_that_makes_no_steps_is_not_said_to_run_at_normal_speed(
             assert all(red is None for red in slow[-50:]), "the axis goes on to now"
             before = re.search(r"No step for\s*(\d+) s", summary.inner_text())
             assert before is not None
-            expect(summary).not_to_contain_text(before[0].split()[-2] + " s", timeout=10_000)  # it counts
+            expect(summary).not_to_contain_text(before[0].split()[-2] + " s", timeout=10_000)  # the time increases
             site.world.end(job["job"], exit_code=1)
             site.wait(job["job"], "failed")
             expect(summary).to_contain_text("Last step")
-            expect(summary).not_to_contain_text("Runs for")
+            expect(summary).not_to_contain_text("Running for")
             expect(page.locator("#pace-times .last")).to_have_text("end")
 
 
@@ -232,7 +234,7 @@ def test_pictures_of_the_pages(scene: tuple[str, str], browser: Browser) -> None
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """The address of a site of 500 nodes in 32 racks, and a job of 3,000 ranks of which one has a verdict."""
+    """The address of a site with 500 nodes in 32 racks, and a job of 3,000 ranks, one of them with a verdict."""
     _quick(monkeypatch)
     nodes = [NodeSeen(f"node-{n:04d}", 8, (), f"m{n}", rack=f"r{n // 16:02d}") for n in range(500)]
     with serving(tmp_path, World(nodes)) as site:
@@ -321,7 +323,7 @@ def test_by_keyboard_alone(url: str, browser: Browser) -> None:
 
 
 def _tab_to(page: Page, selector: str) -> None:
-    """Press Tab until that is focused: it can be reached, and in so many steps."""
+    """Press Tab until the element has the focus; fail after 60 times."""
     for _ in range(60):
         page.keyboard.press("Tab")
         if page.evaluate("selector => document.activeElement.matches(selector)", selector):
@@ -329,7 +331,7 @@ def _tab_to(page: Page, selector: str) -> None:
     raise AssertionError(f"{selector} can't be reached by keyboard")
 
 
-def test_focus_and_what_was_unfolded_stay_through_updates(site: Site, url: str, browser: Browser) -> None:
+def test_updates_keep_the_focus_and_unfolded_sections(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser) as page:
         _live(page, f"{url}/")
         page.locator("#verdicts summary").click()
@@ -343,7 +345,7 @@ def test_focus_and_what_was_unfolded_stay_through_updates(site: Site, url: str, 
         expect(page.locator("#verdicts details")).to_have_attribute("open", "")
 
 
-def test_what_is_new_is_said_to_who_does_not_see_it(site: Site, url: str, browser: Browser) -> None:
+def test_news_are_announced_to_screen_readers(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser) as page:
         _live(page, f"{url}/")
         status = page.get_by_role("status")
@@ -353,7 +355,7 @@ def test_what_is_new_is_said_to_who_does_not_see_it(site: Site, url: str, browse
 
 
 def _log_in(page: Page, url: str, token: str, path: str = "/") -> None:
-    """By the form, from a page and back to it."""
+    """Log in with the form, starting from a page and returning to it."""
     page.goto(f"{url}{path}")
     page.get_by_role("link", name="Log in").first.click()
     page.get_by_label("Token").fill(token)
@@ -361,28 +363,28 @@ def _log_in(page: Page, url: str, token: str, path: str = "/") -> None:
     expect(page.get_by_text("operator", exact=True)).to_be_visible()
 
 
-def test_nothing_is_changed_without_a_login(site: Site, url: str, browser: Browser) -> None:
+def test_actions_require_a_login(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser) as page:
         _live(page, f"{url}/jobs/j-000003")
         page.get_by_role("button", name="Cancel").click()
         dialog = page.get_by_role("dialog", name="Cancel j-000003?")
-        expect(dialog.get_by_role("button", name="Do it")).to_be_disabled()
+        expect(dialog.get_by_role("button", name="Yes")).to_be_disabled()
         assert site.get("/api/jobs/j-000003")["state"] == "pending"
         dialog.get_by_role("link", name="Log in").click()
         page.get_by_label("Token").fill(site.token)
         page.get_by_role("button", name="Log in").click()
         expect(page).to_have_url(f"{url}/jobs/j-000003")
         page.get_by_role("button", name="Cancel").click()
-        dialog.get_by_label("Why").fill("a typo")
-        dialog.get_by_role("button", name="Do it").click()
+        dialog.get_by_label("Reason").fill("a typo")
+        dialog.get_by_role("button", name="Yes").click()
         expect(dialog).to_be_hidden()
         expect(page.locator("#head")).to_contain_text("cancelled")
         assert site.token not in page.content()
         kept = page.evaluate("() => JSON.stringify([localStorage, sessionStorage, document.cookie])")
-        assert kept == '[{},{},""]', "no script sees the cookie"
+        assert kept == '[{},{},""]', "scripts cannot read the cookie"
 
 
-def test_a_wrong_token_is_refused_in_words(site: Site, url: str, browser: Browser) -> None:
+def test_a_wrong_token_is_refused_with_a_message(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser, refused="401") as page:
         page.goto(f"{url}/login?next=/nodes")
         page.get_by_label("Token").fill("wrong")
@@ -393,7 +395,7 @@ def test_a_wrong_token_is_refused_in_words(site: Site, url: str, browser: Browse
         expect(page).to_have_url(f"{url}/nodes")
 
 
-def test_a_token_in_the_fragment_leaves_the_address_at_once(site: Site, url: str, browser: Browser) -> None:
+def test_a_token_in_the_fragment_is_removed_from_the_address(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser) as page:
         page.goto(f"{url}/nodes/n0#token={site.token}")
         expect(page).to_have_url(re.compile(r"/login\?next=%2Fnodes%2Fn0$"))
@@ -401,7 +403,7 @@ def test_a_token_in_the_fragment_leaves_the_address_at_once(site: Site, url: str
         page.get_by_role("button", name="Log in").click()
         expect(page).to_have_url(f"{url}/nodes/n0")
         page.get_by_role("button", name="Release").click()
-        page.get_by_role("button", name="Do it").click()
+        page.get_by_role("button", name="Yes").click()
         expect(page.get_by_role("dialog")).to_be_hidden()
         expect(page.locator("#head")).to_contain_text("healthy")
 
@@ -418,15 +420,15 @@ def test_a_login_shows_the_command_and_a_logout_hides_it(site: Site, url: str, b
         assert page.context.cookies() == []
 
 
-def test_the_login_is_for_everybody(url: str, browser: Browser) -> None:
-    """By axe-core, on a phone, and without a script."""
+def test_the_login_page_is_accessible(url: str, browser: Browser) -> None:
+    """Check it with axe-core, on a phone."""
     with page_of(browser, width=400, height=800, allow_eval=True) as page:
         page.goto(f"{url}/login")
         assert serious_findings(Axe().run(page)) == []
         assert page.evaluate("() => document.scrollingElement.scrollWidth") <= 400
 
 
-def test_a_login_takes_no_script(site: Site, url: str, browser: Browser) -> None:
+def test_a_login_needs_no_script(site: Site, url: str, browser: Browser) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"{url}/login?next=/jobs/j-000002")
@@ -437,35 +439,35 @@ def test_a_login_takes_no_script(site: Site, url: str, browser: Browser) -> None
     context.close()
 
 
-def test_the_theme_is_chosen_and_kept(url: str, browser: Browser) -> None:
+def test_the_theme_can_be_chosen_and_is_stored(url: str, browser: Browser) -> None:
     with page_of(browser) as page:
         _live(page, f"{url}/")
 
-        def ground() -> str:
+        def background() -> str:
             return str(page.evaluate("() => getComputedStyle(document.body).backgroundColor"))
 
-        light = ground()
+        light = background()
         button = page.get_by_role("button", name="Theme: as the system's")
         button.click()
         page.get_by_role("button", name="Theme: light").click()
         expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
-        assert ground() != light
+        assert background() != light
         page.reload()
         expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
         page.get_by_role("button", name="Theme: dark").click()
-        assert ground() == light
+        assert background() == light
 
 
-def test_a_page_without_a_script_reads_all_the_same(url: str, browser: Browser) -> None:
+def test_a_page_is_complete_without_a_script(url: str, browser: Browser) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"{url}/")
     expect(page.locator("#verdicts")).to_contain_text("Rank 0 of j-000002 on n0 is a straggler")
-    expect(page.locator("#timetable")).to_contain_text("6 slots kept for j-000003")
+    expect(page.locator("#timetable")).to_contain_text("6 slots reserved for j-000003")
     context.close()
 
 
-def test_a_page_says_when_it_is_not_live_and_comes_back(site: Site, url: str, browser: Browser) -> None:
+def test_a_page_shows_a_lost_stream_and_reconnects(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser, refused="503") as page:
         _live(page, f"{url}/")
         site.controller.subscribers.close()

@@ -1,4 +1,4 @@
-"""The page over a real cluster: daemons, training jobs, and a rank that a process from outside holds up."""
+"""The pages of a real cluster: daemons, training jobs, and a rank that an external process stops repeatedly."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(300)]
 VERDICT_MS = 60_000
 NOTICES = """() => {
   window.seenAt = null;
-  const look = () => {
+  const check = () => {
     if (window.seenAt === null && document.querySelector("#verdicts .verdict.standing")) window.seenAt = Date.now();
   };
-  new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+  new MutationObserver(check).observe(document.body, { childList: true, subtree: true });
 }"""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A straggler that was found while a page was open. delay_seconds: from the verdict to its standing there."""
+    """A straggler that was detected while a page was open."""
 
     stage: Stage
     training: str
     waiting: str
     ahead: str
     delay_seconds: float
+    """From the verdict until the page shows it."""
     loads: int
 
 
@@ -52,14 +53,16 @@ def scene(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterato
             page.on("load", lambda loaded: loads.append(loaded))
             page.goto(f"{cluster.url}/")
             expect(page.locator("#liveness")).to_have_text("live")
-            expect(page.locator(f"#row-{training} [data-label=Step]")).not_to_have_text("–")  # its steps are known
-            time.sleep(12)  # what is healthy has to be learnt first: thirty steps
+            expect(page.locator(f"#row-{training} [data-label=Step]")).not_to_have_text("–")  # its steps are received
+            time.sleep(12)  # the detector learns the usual step time: thirty steps
             page.evaluate(NOTICES)
             with cluster.disturbed(training, rank=1):
                 page.wait_for_selector("#verdicts .verdict.standing", timeout=VERDICT_MS)
                 seen_ms = page.evaluate("() => window.seenAt")
-                (told,) = (one for one in cluster.client.get(f"/api/jobs/{training}/story") if one["kind"] == "verdict")
-                yield Scene(cluster, training, waiting, ahead, seen_ms / 1e3 - told["wall_ns"] / 1e9, len(loads))
+                (entry,) = (
+                    one for one in cluster.client.get(f"/api/jobs/{training}/story") if one["kind"] == "verdict"
+                )
+                yield Scene(cluster, training, waiting, ahead, seen_ms / 1e3 - entry["wall_ns"] / 1e9, len(loads))
 
 
 def test_a_straggler_appears_within_two_seconds_of_its_verdict_without_a_reload(scene: Scene) -> None:
@@ -67,19 +70,19 @@ def test_a_straggler_appears_within_two_seconds_of_its_verdict_without_a_reload(
     assert -0.1 < scene.delay_seconds < 2.0
 
 
-def test_the_overview_draws_the_reservation_and_who_went_ahead(scene: Scene, browser: Browser) -> None:
+def test_the_overview_draws_the_reservation_and_the_backfilled_job(scene: Scene, browser: Browser) -> None:
     with page_of(browser) as page:
         page.goto(f"{scene.stage.url}/")
         drawn = page.locator("#timetable")
-        expect(drawn).to_contain_text(f"6 slots kept for {scene.waiting}")
-        expect(drawn).to_contain_text(f"{scene.ahead} went ahead of it without delaying it.")
+        expect(drawn).to_contain_text(f"6 slots reserved for {scene.waiting}")
+        expect(drawn).to_contain_text(f"Backfilled without delaying it: {scene.ahead}.")
         assert drawn.locator("rect.bar.kept").count() >= 3
         assert drawn.locator("rect.bar.ahead").count() == 1
         expect(page.locator(f"#row-{scene.training}")).to_contain_text("rank 1 on node-0: straggler (suspended)")
         expect(page.locator("#waiting")).to_contain_text("needs 6 slots")
 
 
-def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) -> None:
+def test_a_jobs_page_shows_the_straggler_live(scene: Scene, browser: Browser) -> None:
     with page_of(browser) as page:
         page.goto(f"{scene.stage.url}/jobs/{scene.training}")
         expect(page.locator("#pace-legend li")).to_have_count(5)  # and the whole step
@@ -89,7 +92,7 @@ def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) 
         expect(verdict).to_contain_text("compute seconds a step")
         expect(page.locator("#summary")).to_contain_text("slowest rank 1")
         expect(page.locator("#story")).to_contain_text("made its first step")
-        # The map is drawn, of as many rows as there are ranks, and its newest cells are darkest where rank 1 is.
+        # The map has a row for each rank. Rank 1 has the darkest of the newest cells.
         width, height = page.evaluate(
             "() => { const map = document.getElementById('pace-map'); return [map.width, map.height] }"
         )
@@ -98,9 +101,9 @@ def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) 
         expect(page.locator("#summary")).not_to_have_text(page.locator("#summary").inner_text())
         page.locator("#pace-map").focus()
         page.keyboard.press("ArrowDown")
-        told = page.locator("#pace-told")
+        told = page.locator("#pace-cell")
         expect(told).to_have_text(re.compile(r"^rank 1 · node-0, step [\d,]+ \(.*\): [\d.]+ times its peers$"))
-        # The rank is held up on and off, so that one second of it may be as good as its peers'.
+        # The rank is stopped on and off, so that in some seconds it is as fast as its peers.
         ratios = []
         for _ in range(10):
             found = re.search(r"([\d.]+) times", told.inner_text())
@@ -110,7 +113,7 @@ def test_a_jobs_page_shows_who_holds_it_up_live(scene: Scene, browser: Browser) 
         assert max(ratios) > 1.1
 
 
-def test_pages_in_the_dark_and_on_a_phone(scene: Scene, browser: Browser) -> None:
+def test_pages_in_dark_mode_and_on_a_phone(scene: Scene, browser: Browser) -> None:
     for path in ("/", f"/jobs/{scene.training}"):
         with page_of(browser, scheme="dark", allow_eval=True) as page:
             page.goto(f"{scene.stage.url}{path}")

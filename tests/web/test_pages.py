@@ -1,4 +1,4 @@
-"""The pages as answers: what they hold, what they refuse, and that nothing a user chose becomes markup."""
+"""HTTP responses of the pages: contents, refusals, and escaping of text that users choose."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_lengths_of_time(seconds: float | None, shown: str) -> None:
     assert words.seconds(seconds) == shown
 
 
-def test_nodes_stand_in_the_order_of_their_numbers() -> None:
+def test_natural_order_compares_numbers_in_names() -> None:
     assert sorted(["n10", "n9", "n2a", "10", "9"], key=timetable.natural) == ["9", "10", "n2a", "n9", "n10"]
 
 
@@ -66,7 +66,7 @@ def _paths(job_id: str) -> tuple[str, ...]:
     return ("/", "/jobs", f"/jobs/{job_id}", "/nodes", "/nodes/n0")
 
 
-def test_no_page_holds_markup_that_a_user_chose_nor_script_or_style_of_its_own(site: Site) -> None:
+def test_no_page_contains_user_markup_or_inline_scripts_and_styles(site: Site) -> None:
     job_id = site.submit(name=EVIL, user=EVIL, queue=EVIL, command=[EVIL], time_limit_seconds=60)
     site.wait(job_id, "running")
     waiting = site.submit(name=EVIL, ranks=4)
@@ -84,7 +84,7 @@ def test_no_page_holds_markup_that_a_user_chose_nor_script_or_style_of_its_own(s
         assert "<style" not in text
 
 
-def test_every_page_names_what_may_be_loaded_and_by_whom(site: Site) -> None:
+def test_every_page_has_a_content_security_policy(site: Site) -> None:
     job_id = site.submit()
     for path in (*_paths(job_id), "/jobs/j-none", "/static/page.js"):
         headers = site.ask("GET", path, Authorization=None).headers
@@ -94,7 +94,7 @@ def test_every_page_names_what_may_be_loaded_and_by_whom(site: Site) -> None:
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_pages_are_for_loopback_alone(site: Site) -> None:
+def test_pages_refuse_foreign_hosts_and_origins(site: Site) -> None:
     for path in ("/", "/jobs", "/live/", "/static/page.js"):
         assert site.ask("GET", path, Host=f"rebound.example:{site.port}").status == 403
         assert site.ask("GET", path, Origin="http://elsewhere.example").status == 403
@@ -102,23 +102,23 @@ def test_pages_are_for_loopback_alone(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["/jobs/j-none", "/nodes/n9", "/jobs/..%2f..%2ftoken"])
-def test_what_is_not_there_is_a_page_that_says_so(site: Site, path: str) -> None:
+def test_an_unknown_job_or_node_has_a_404_page(site: Site, path: str) -> None:
     answer = site.ask("GET", path)
     assert answer.status == 404
     assert b"<h1>no " in answer.content or b"Not Found" in answer.content
 
 
 @pytest.mark.parametrize("path", ["/live/jobs/j-none", "/live/nodes/n9", "/static/none.js", "/static/..%2fpages.py"])
-def test_what_is_not_there_is_refused(site: Site, path: str) -> None:
+def test_an_unknown_stream_or_file_is_refused(site: Site, path: str) -> None:
     assert site.ask("GET", path).status == 404
 
 
 @pytest.mark.parametrize("path", ["/jobs?page=0", "/jobs?page=x", "/nodes?page=-1"])
-def test_a_page_that_is_no_number_is_refused(site: Site, path: str) -> None:
+def test_an_invalid_page_number_is_refused(site: Site, path: str) -> None:
     assert site.ask("GET", path).status == 400
 
 
-def test_files_are_loaded_once(site: Site) -> None:
+def test_an_unchanged_file_is_not_sent_again(site: Site) -> None:
     for name, kind in (("page.js", "text/javascript"), ("page.css", "text/css"), ("icon.svg", "image/svg+xml")):
         answer = site.ask("GET", f"/static/{name}")
         assert answer.headers["content-type"].startswith(kind)
@@ -126,20 +126,22 @@ def test_files_are_loaded_once(site: Site) -> None:
         assert (again.status, again.content) == (304, b"")
 
 
-def test_every_vendored_file_has_its_licence_and_its_sum_named() -> None:
+def test_every_vendored_file_has_a_licence_and_a_checksum() -> None:
     import hashlib
 
     folder = pages._FOLDER / "vendored"
     text = (folder / "README.md").read_text()
     for file in folder.iterdir():
         if file.suffix in (".js", ".css"):
-            assert hashlib.sha256(file.read_bytes()).hexdigest() in text, f"{file.name} is not what README.md says"
+            assert hashlib.sha256(file.read_bytes()).hexdigest() in text, (
+                f"{file.name} differs from README.md's checksum"
+            )
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-def test_lists_come_in_pages_and_can_be_narrowed(site: Site) -> None:
+def test_lists_are_paged_and_filtered(site: Site) -> None:
     site.grow(*(NodeSeen(f"rack-{n}", 1, (), "m") for n in range(120)))
     wanted = site.submit(name="needle", user="ada")
     for _ in range(51):
@@ -150,7 +152,7 @@ def test_lists_come_in_pages_and_can_be_narrowed(site: Site) -> None:
     assert 'href="/jobs?page=2"' in page
     for query in ("words=needle", "words=ADA", "page=2"):
         assert f'id="row-{wanted}"' in site.ask("GET", f"/jobs?{query}").content.decode()
-    assert "No such job." in site.ask("GET", "/jobs?state=failed").content.decode()
+    assert "No matching jobs." in site.ask("GET", "/jobs?state=failed").content.decode()
     site.post("/api/nodes/rack-77/maintenance", {"by": "ada", "reason": "new NIC"})
     nodes = site.ask("GET", "/nodes").content.decode()
     assert nodes.index("rack-77</a>") < nodes.index("rack-3</a>")  # the worst come first
@@ -159,7 +161,7 @@ def test_lists_come_in_pages_and_can_be_narrowed(site: Site) -> None:
     assert "new NIC" in site.ask("GET", "/nodes/rack-77").content.decode()
 
 
-def test_a_large_cluster_makes_no_large_page(site: Site) -> None:
+def test_pages_of_a_large_cluster_are_bounded(site: Site) -> None:
     site.grow(*(NodeSeen(f"node-{n:05d}", 8, (), f"m{n}") for n in range(3000)))
     jobs = [site.submit(name=f"job {n}", ranks=8, time_limit_seconds=600) for n in range(150)]
     head = site.submit(name="head", ranks=24_004)
@@ -176,7 +178,7 @@ def test_a_large_cluster_makes_no_large_page(site: Site) -> None:
     assert text.count('id="row-j-') == 30 + 1
 
 
-def test_nodes_without_racks_are_folded_by_state_and_no_job_is_lost(site: Site) -> None:
+def test_nodes_without_racks_are_folded_by_state_with_all_jobs(site: Site) -> None:
     site.grow(*(NodeSeen(f"node-{n:03d}", 8, (), f"m{n}") for n in range(100)))
     for number in range(60):
         last = site.submit(name=f"small {number}", ranks=2, time_limit_seconds=60 * (number + 1))
@@ -191,11 +193,11 @@ def test_nodes_without_racks_are_folded_by_state_and_no_job_is_lost(site: Site) 
     assert sum(bar["jobs"] for bar in healthy["bars"]) == 60
     assert sum(bar["slots"] for bar in healthy["bars"]) == 120
     tops = [bar["first"] + bar["slots"] for bar in healthy["bars"]]
-    assert [bar["first"] for bar in healthy["bars"]] == [0, *tops[:-1]], "one above the other"
+    assert [bar["first"] for bar in healthy["bars"]] == [0, *tops[:-1]], "bars are stacked"
     assert "20 smaller jobs, 40 slots, expected to end from" in site.ask("GET", "/").content.decode()
 
 
-def test_a_job_that_has_ended_runs_no_longer(site: Site) -> None:
+def test_an_ended_job_shows_no_running_time(site: Site) -> None:
     job_id = site.submit(name="short")
     site.wait(job_id, "running")
     site.world.end(job_id)
@@ -210,12 +212,12 @@ def test_a_job_that_has_ended_runs_no_longer(site: Site) -> None:
     assert 'data-count="for"' not in site.ask("GET", f"/jobs/{never}").content.decode()
 
 
-def test_a_job_without_steps_is_not_said_to_run_at_normal_speed(site: Site) -> None:
+def test_a_job_without_steps_is_not_shown_at_normal_speed(site: Site) -> None:
     job_id = site.submit()
     site.wait(job_id, "running")
     overview, job = (site.ask("GET", path).content.decode() for path in ("/", f"/jobs/{job_id}"))
     assert "No verdict is active: 1 job reports no steps." in overview
-    assert "No step of this attempt was reported so far" in job
+    assert "No step of this attempt was received yet" in job
     for text in (overview, job):
         assert "normal speed" not in text
         assert "empty good" not in text.partition('id="verdicts"')[2].partition("</section>")[0]
@@ -229,7 +231,7 @@ SPEED = Speed(1, 0.1, 0.1, 0.115, 400, 1_000 * 10**9)
     [
         ("running", False, SPEED, 1, None, Progress.NORMAL),
         ("running", False, replace(SPEED, seconds=0.152), 1, None, Progress.SLOW),
-        ("running", False, SPEED, 1, 30, Progress.SLOW),  # a detector found slowness without a cause
+        ("running", False, SPEED, 1, 30, Progress.SLOW),  # a detector reported slowness without a cause
         ("running", False, SPEED, 1, 300, Progress.NORMAL),
         ("running", False, SPEED, 59, None, Progress.STALLED),
         ("running", True, SPEED, 59, None, Progress.HELD_UP),
@@ -241,7 +243,7 @@ SPEED = Speed(1, 0.1, 0.1, 0.115, 400, 1_000 * 10**9)
         ("failed", True, SPEED, 59, None, Progress.ENDED),
     ],
 )
-def test_what_is_said_of_a_job(
+def test_progress_of_a_job(
     state: str, held_up: bool, speed: Speed | None, after: int, unknown_after: int | None, said: Progress
 ) -> None:
     now_ns = SPEED.end_ns + after * 10**9
@@ -253,7 +255,7 @@ def test_what_is_said_of_a_job(
 
 
 class Stream:
-    """Reads server-sent events from a kept connection."""
+    """A reader of server-sent events."""
 
     def __init__(self, site: Site, path: str) -> None:
         self._connection = HTTPConnection("127.0.0.1", site.port, timeout=20)
@@ -262,7 +264,7 @@ class Stream:
         assert self.response.status == 200
 
     def next(self, kind: str) -> dict[str, str]:
-        """The next event of that kind."""
+        """Return the next event of that kind."""
         name = ""
         while line := self.response.readline().decode():
             field, _, value = line.rstrip("\n").partition(": ")
@@ -284,7 +286,7 @@ class Stream:
         self._connection.close()
 
 
-def test_a_stream_brings_every_part_first_and_then_what_changes(site: Site) -> None:
+def test_a_stream_sends_every_part_first_and_then_changes(site: Site) -> None:
     stream = Stream(site, "/live/")
     first = {stream.next("part")["name"] for _ in range(9)}
     assert first == {"summary", "notice", "verdicts", "running", "timetable", "waiting", "nodes", "ended", "latest"}
@@ -299,10 +301,10 @@ def test_a_stream_brings_every_part_first_and_then_what_changes(site: Site) -> N
     stream.close()
 
 
-def test_a_jobs_stream_tells_only_of_that_job(site: Site) -> None:
+def test_a_jobs_stream_reports_only_that_job(site: Site) -> None:
     mine, other = site.submit(name="mine"), site.submit(name="other")
     stream = Stream(site, f"/live/jobs/{mine}")
-    stream.part("head")  # from here on it sends news
+    stream.part("head")  # the stream sends news from here on
     site.wait(mine, "running")
     site.wait(other, "running")
     site.world.end(other)
@@ -313,7 +315,7 @@ def test_a_jobs_stream_tells_only_of_that_job(site: Site) -> None:
     stream.close()
 
 
-def test_streams_are_bounded_and_end_with_the_server(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_limited_and_end_with_the_server(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = [Stream(site, "/live/") for _ in range(MOST_STREAMS_EACH)]
     answer = site.ask("GET", "/live/", Authorization=None)
     assert answer.status == 429
@@ -325,15 +327,15 @@ def test_streams_are_bounded_and_end_with_the_server(site: Site, monkeypatch: py
         stream.close()
 
 
-def test_a_silent_stream_breathes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_stream_sends_heartbeats(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(pages, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(pages, "RENDER_SECONDS", 0.05)
     stream = Stream(site, "/live/nodes/n0")
     assert stream.next("alive") == {}
     stream.close()
 
 
-def test_every_action_of_the_pages_needs_the_token(site: Site) -> None:
+def test_every_action_of_the_pages_requires_a_token(site: Site) -> None:
     job_id = site.submit()
     site.wait(job_id, "running")
     site.controller.cycle.tell([straggler(job_id)])
@@ -355,7 +357,7 @@ def test_every_action_of_the_pages_needs_the_token(site: Site) -> None:
         assert site.ask("POST", path, {"by": "the page"}, Authorization=None).status == 401, path
 
 
-def test_the_overview_is_there_for_programs(site: Site) -> None:
+def test_the_overview_has_a_json_document(site: Site) -> None:
     job_id = site.submit()
     site.wait(job_id, "running")
     document = site.get("/api/overview")
@@ -367,7 +369,7 @@ def test_the_overview_is_there_for_programs(site: Site) -> None:
     assert (answer.status, answer.error) == (404, f"no step of {job_id} is known")
 
 
-def test_the_frame_says_which_page_it_is() -> None:
+def test_the_navigation_marks_the_current_page() -> None:
     text = frame.page("Jobs", "/jobs", "/live/jobs?page=1", tag("p", "x"))
     assert '<a href="/jobs" aria-current="page">' in text
     assert text.count("aria-current") == 1

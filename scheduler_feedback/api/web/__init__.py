@@ -1,6 +1,6 @@
-"""The live page: what the controller knows, as HTML that keeps itself up to date.
+"""Live pages of the controller, rendered as HTML on the server.
 
-Each page is rendered here whole, so that it reads without a script; a stream of server-sent events then brings every
-part of it that has changed (pages.py). views.py: the state as bounded documents, which `gangwatch top` draws too.
-Whatever has to change something asks the API for it, with the token.
+Each page is complete without a script. A stream of server-sent events then sends every part that has changed
+(pages.py). views.py builds bounded documents of the state; `gangwatch top` draws them too. The pages are read-only:
+every change is a request to the API by a logged-in user.
 """

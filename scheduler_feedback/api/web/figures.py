@@ -1,4 +1,4 @@
-"""Figures: the timetable and the nodes as SVG, whose widths are percentages, so that they fit any screen unscaled."""
+"""SVG drawings of the timetable and of the nodes. Their widths are percentages, so that they fit any screen."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from scheduler_feedback.api.web.markup import Child, Markup, join, tag
 Document = dict[str, Any]
 
 COLOURS = 8
-"""Of jobs; told apart by their names where they share one (page.css has as many)."""
+"""Colours of jobs (page.css defines as many). Jobs of the same colour are distinguished by their names."""
 
 LANE, MOST_HEIGHT, LEAST_HEIGHT = 13, 72, 22
-"""Pixels: of a slot's lane, and of a node's row."""
+"""Pixels: height of a slot, and limits of a node's row."""
 
 FOLDED_HEIGHT, FOLDED_MOST, FOLDED_LEAST = 900, 200, 30
-"""Pixels: that all rows of folded nodes share, and the most and least of one."""
+"""Pixels: height of all folded rows together, and limits of one row."""
 
 
 def colour_of(job: str) -> int:
-    """One of COLOURS; neighbours in number get different ones."""
+    """Return one of COLOURS; jobs with adjacent numbers have different colours."""
     digits = "".join(filter(str.isdecimal, job))
     return (int(digits[-9:]) if digits else sum(job.encode())) % COLOURS
 
 
 def timetable(drawn: Document) -> Markup:
-    """Who holds which slots until when, a row a node, with what is kept for the head of the queue."""
+    """Draw the jobs on each node's slots over time, and the slots reserved for the head of the queue."""
     if not drawn["rows"]:
         return tag("p", "No node yet.", class_="empty")
     from_ns, until_ns = drawn["from_ns"], drawn["until_ns"]
@@ -62,8 +62,8 @@ def timetable(drawn: Document) -> Markup:
     how = ""
     if drawn["folded"]:
         how = (
-            f" {words.count(drawn['nodes'], 'node')}, folded by {drawn['folded']}: a bar is as high as the job has"
-            " slots there, and jobs lie in the order of their expected end."
+            f" {words.count(drawn['nodes'], 'node')}, folded by {drawn['folded']}: the height of a bar is the job's"
+            " number of slots there, and bars are in the order of expected end."
         )
     return join(
         (
@@ -99,7 +99,7 @@ def _bar(drawn: Document, bar: Document, across: Any, lane: float) -> Markup:
     if bar["job"]:
         label = f"{bar['job']} {drawn['names'].get(bar['job'], '')}"
         said = f"{label}, {held}, expected until {until}"
-        label = f"kept for {bar['job']}" if kind == "kept" else label
+        label = f"reserved for {bar['job']}" if kind == "kept" else label
         colour = "" if kind == "kept" else f" job{colour_of(bar['job'])}"
     else:
         last = time.strftime("%H:%M:%S", time.localtime(bar["last_ns"] / 1e9))
@@ -141,7 +141,7 @@ _STEPS = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600,
 
 
 def _ticks(from_ns: int, until_ns: int) -> list[int]:
-    """Round instants, about five of them."""
+    """Return about five round points in time."""
     span = (until_ns - from_ns) / 1e9
     step_ns = next((step for step in _STEPS if span / step <= 6), 86400) * 1_000_000_000
     return list(range(-(-from_ns // step_ns) * step_ns, until_ns, step_ns))
@@ -152,19 +152,16 @@ def _tick_name(at_ns: int, span_ns: int) -> str:
 
 
 def _in_words(drawn: Document) -> str:
-    """What the drawing shows, for a reader who does not see it."""
+    """Describe the drawing in words, for screen readers too."""
     head = drawn["reserved_for"]
     if head is None:
-        return "No job waits for slots." if drawn["names"] else "All slots are free."
+        return "No job is waiting for slots." if drawn["names"] else "All slots are free."
     at = drawn["reserved_from_ns"]
     when = "" if at is None else time.strftime(" from %H:%M:%S", time.localtime(at / 1e9))
     ahead = drawn["ahead"]
-    gone = (
-        f" {', '.join(ahead[:6])}{' and others' if len(ahead) > 6 else ''} went ahead of it without delaying it."
-        if ahead
-        else ""
-    )
-    return f"{words.count(drawn['reserved_slots'], 'slot')} kept for {head}{when}.{gone}"
+    others = " and others" if len(ahead) > 6 else ""
+    passed = f" Backfilled without delaying it: {', '.join(ahead[:6])}{others}." if ahead else ""
+    return f"{words.count(drawn['reserved_slots'], 'slot')} reserved for {head}{when}.{passed}"
 
 
 MOST_LEGEND = 16
@@ -181,13 +178,13 @@ def _legend(drawn: Document) -> Markup | None:
             tag("span", class_=f"swatch job{colour_of(job)}{' ahead' if job in ahead else ''}"),
             words.job_link(job),
             f" {drawn['names'][job]}",
-            tag("small", " went ahead") if job in ahead else None,
+            tag("small", " backfilled") if job in ahead else None,
         )
         for job in jobs[:MOST_LEGEND]
     ]
     if drawn["reserved_for"] is not None:
         items.insert(
-            0, tag("li", tag("span", class_="swatch kept"), "kept for ", words.job_link(drawn["reserved_for"]))
+            0, tag("li", tag("span", class_="swatch kept"), "reserved for ", words.job_link(drawn["reserved_for"]))
         )
     return tag(
         "ul", items, tag("li", f"{len(jobs) - MOST_LEGEND} more") if len(jobs) > MOST_LEGEND else None, class_="legend"
@@ -198,7 +195,7 @@ TILE = 14
 
 
 def tiles(drawn: list[Document]) -> Markup:
-    """Every node as a tile by its state; what each tile is, its title says, and the list below has the nodes."""
+    """Draw each node as a tile in the colour of its state; the title names the node. The list below shows details."""
     bad = sum(tile["bad"] for tile in drawn)
     nodes = sum(tile["nodes"] for tile in drawn)
     label = f"{words.count(nodes, 'node')}, {bad or 'none'} of them not healthy"

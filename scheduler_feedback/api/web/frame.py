@@ -1,4 +1,4 @@
-"""The frame: what every page has around its parts. A page without a script reads as it was when it was asked for."""
+"""Elements common to all pages. Without a script a page shows the state at the time of the request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLACES = (("/", "Overview"), ("/jobs", "Jobs"), ("/nodes", "Nodes"))
 
 
 def panel(title: str, part: str, parts: Mapping[str, Markup], note: Child = None) -> Markup:
-    """A section of a page around the part of that name, which the stream replaces. note: beside the title."""
+    """Render a section around the named part, which the stream updates. note: next to the title."""
     return tag(
         "section",
         tag("header", tag("h2", title, id=f"{part}-title"), note),
@@ -26,38 +26,40 @@ def panel(title: str, part: str, parts: Mapping[str, Markup], note: Child = None
 
 
 def live(part: str, parts: Mapping[str, Markup], class_: str = "") -> Markup:
-    """The part of that name, which the stream replaces."""
+    """Render the named part, which the stream updates."""
     return tag("div", parts[part], id=part, data_part=True, class_=class_ or None)
 
 
 TROUBLES = "troubles"
-"""The part of every page that says which parts of the controller a bug has hit, and which agents are silent."""
+"""Part of every page that names failed parts of the controller and agents that are not reporting."""
 
 MOST_SILENT = 5
-"""Silent agents that are named; the list of nodes has all."""
+"""Stale agents named in the banner; the list of nodes shows all."""
 
 
 def troubles(broken: list[str], silent: Sequence[Mapping[str, Any]] = ()) -> Markup:
-    """The banner of that part; empty where all is well. silent: {"node", "since_ns"}, the longest silent first."""
-    told = [tag("p", one) for one in broken]
+    """Render the banner; empty if there is nothing to report. silent: {"node", "since_ns"}, longest silence first."""
+    lines = [tag("p", one) for one in broken]
     if silent:
         named: list[Child] = []
         for one in silent[:MOST_SILENT]:
-            since = ("last ", words.instant(one["since_ns"], "ago")) if one["since_ns"] else "not heard yet"
+            since = ("last ", words.instant(one["since_ns"], "ago")) if one["since_ns"] else "none received yet"
             named += [", " if named else "", words.node_link(one["node"]), " (", since, ")"]
         more = f" and {len(silent) - MOST_SILENT:,} more" if len(silent) > MOST_SILENT else ""
-        told.append(tag("p", tag("strong", "No telemetry from "), named, more, "."))
-    return tag("div", told, class_="notice", role="alert") if told else Markup("")
+        lines.append(tag("p", tag("strong", "No telemetry from "), named, more, "."))
+    return tag("div", lines, class_="notice", role="alert") if lines else Markup("")
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Whom a page is shown to. name: '' where nobody is logged in. csrf: the session's proof that one of our pages
-    made a request; '' where there is no session. here: the page's path, to come back to after a login."""
+    """The reader of a page."""
 
     name: str = ""
+    """'' if not logged in."""
     csrf: str = ""
+    """The session's token against cross-site requests; '' without a session."""
     here: str = "/"
+    """Path of the page, to return to after a login."""
 
 
 def page(
@@ -69,8 +71,8 @@ def page(
     modules: tuple[str, ...] = (),
     visitor: Visitor = Visitor(),
 ) -> Markup:
-    """A whole page. here: which of PLACES it belongs to. stream: where its events come from. scripts, modules: what it
-    loads besides what all do. visitor: whom it is shown to."""
+    """Render a whole page. here: its entry in PLACES. stream: the path of its events. scripts, modules: what it loads
+    in addition to the files of every page. visitor: its reader."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -82,7 +84,7 @@ def page(
         tag("link", rel="stylesheet", href="/static/page.css"),
         tag("script", src="/static/theme.js"),
         [tag("script", src=f"/static/{script}", defer=True) for script in ("idiomorph.min.js", *scripts)],
-        # Modules share no names, and run after the libraries, in this order.
+        # Modules have separate scopes. They run after the libraries, in this order.
         [tag("script", src=f"/static/{module}", type="module") for module in (*modules, "page.js")],
     )
     body = tag(
@@ -90,7 +92,7 @@ def page(
         tag("a", "Skip to the content", href="#content", class_="skip"),
         _banner(here, visitor),
         tag("main", main, id="content", tabindex="-1"),
-        tag("footer", tag("p", f"gangwatch {version('gangwatch')}. Nothing here changes anything without a login.")),
+        tag("footer", tag("p", f"gangwatch {version('gangwatch')}. Changes require a login.")),
         tag("p", id="news", class_="unseen", role="status", aria_live="polite"),
         _dialog(visitor),
         data_stream=stream,
@@ -124,7 +126,7 @@ def _banner(here: str, visitor: Visitor) -> Markup:
 
 
 def action(what: str, path: str, question: str, class_: str = "", reason: bool = False) -> Markup:
-    """A button that asks the API for something, where somebody is logged in."""
+    """Render a button that sends a request to the API. It requires a login."""
     return tag(
         *("button", what),
         type="button",
@@ -140,28 +142,30 @@ def _login_of(visitor: Visitor) -> str:
 
 
 def _log_out(visitor: Visitor) -> Markup | None:
-    """The way out of a session; who is let in by another proof has none."""
+    """Render the logout button; None without a session, as for a visitor with a token or a certificate."""
     if not visitor.csrf:
         return None
     return tag("button", "Log out", type="button", id="log-out", class_="plain")
 
 
 def _dialog(visitor: Visitor) -> Markup:
-    """Where an action is confirmed by who is logged in, and who is not finds the way to the login."""
+    """Render the dialog that asks to confirm an action, or links to the login if the visitor is not logged in."""
     return tag(
         "dialog",
         tag(
             "form",
-            tag("h2", "Sure?", id="dialog-question"),
-            tag("label", "Why (kept in the story)", tag("input", name="reason", autocomplete="off"), class_="reason"),
+            tag("h2", "Are you sure?", id="dialog-question"),
+            tag(
+                "label", "Reason (shown in the story)", tag("input", name="reason", autocomplete="off"), class_="reason"
+            ),
             None
             if visitor.csrf
-            else tag("p", "This takes a login. ", tag("a", "Log in", href=_login_of(visitor)), class_="hint"),
+            else tag("p", "This action requires a login. ", tag("a", "Log in", href=_login_of(visitor)), class_="hint"),
             tag("p", id="dialog-answer", role="alert", class_="answer"),
             tag(
                 "div",
-                tag("button", "Leave it", type="button", class_="plain", data_close=True),
-                tag("button", "Do it", type="submit", class_="primary", disabled=not visitor.csrf),
+                tag("button", "No", type="button", class_="plain", data_close=True),
+                tag("button", "Yes", type="submit", class_="primary", disabled=not visitor.csrf),
                 class_="buttons",
             ),
             method="dialog",
@@ -172,8 +176,8 @@ def _dialog(visitor: Visitor) -> Markup:
 
 
 def table(caption: str, columns: tuple[str, ...], rows: list[Markup], empty: str) -> Markup:
-    """A table that scrolls sideways in itself. On a narrow screen each row is a block, and each cell has its column's
-    name before it: no column is left out."""
+    """Render a table that scrolls sideways. On a narrow screen each row is a block, and each cell has its column's name
+    before it: every column stays visible."""
     if not rows:
         return tag("p", empty, class_="empty")
     head = tag("tr", [tag("th", name, scope="col") for name in columns])
@@ -182,7 +186,8 @@ def table(caption: str, columns: tuple[str, ...], rows: list[Markup], empty: str
 
 
 def row(key: str, cells: tuple[Child, ...], columns: tuple[str, ...], class_: str = "") -> Markup:
-    """A row of such a table; its first cell names it. key: unique on the page, so that a row is known again."""
+    """Render a table row; its first cell is the row's header. key: unique on the page, to identify the row in
+    updates."""
     first, *others = cells
     return tag(
         "tr",
@@ -194,7 +199,7 @@ def row(key: str, cells: tuple[Child, ...], columns: tuple[str, ...], class_: st
 
 
 def pager(path: str, query: Mapping[str, str], page_number: int, pages: int) -> Markup | None:
-    """Links to the pages before and after."""
+    """Render links to the previous and next page."""
     if pages < 2:
         return None
 
@@ -203,10 +208,10 @@ def pager(path: str, query: Mapping[str, str], page_number: int, pages: int) -> 
             return tag("span", words, class_="off")
         return tag("a", words, href=f"{path}?{urlencode({**query, 'page': str(to)})}")
 
-    told = tag("span", f"Page {page_number:,} of {pages:,}")
+    position = tag("span", f"Page {page_number:,} of {pages:,}")
     return tag(
         "nav",
-        join((link("Before", page_number - 1), told, link("Next", page_number + 1))),
+        join((link("Previous", page_number - 1), position, link("Next", page_number + 1))),
         class_="pager",
         aria_label="Pages of the list",
     )

@@ -1,4 +1,4 @@
-"""A job's page: how fast it goes, rank by rank; who holds it up; why it waits; and its story."""
+"""A job's page: its speed, rank by rank; verdicts about it; why it is pending; and its story."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from scheduler_feedback.core.telemetry.pace import Speed
 Document = dict[str, Any]
 
 MOST_PAST = 20
-"""Past verdicts that are shown, the newest."""
+"""Past verdicts that the page shows, newest first."""
 
 MOST_PLACED = 512
-"""Nodes of the folded list of all ranks; `gangwatch jobs --json` has all of them."""
+"""Nodes in the folded list of all ranks; `gangwatch jobs --json` lists all of them."""
 
 
 def parts(job: Document, story: Sequence[Document], pace: Document | None, now_ns: int) -> dict[str, Markup]:
-    """What the stream keeps up to date, by name. story: the newest entries, the newest first. pace: paces.summary.
+    """Render the parts that the stream updates, by name.
 
-    now_ns: wall time against which the end of the last step is held.
+    story: the newest entries, newest first. pace: the document of paces.summary. now_ns: wall time, which the end of
+    the last step is compared with.
     """
     standing = [verdict for verdict in job["verdicts"] if verdict["standing"]]
     past = [verdict for verdict in job["verdicts"] if not verdict["standing"]]
     if pace is not None and pace["speed"].attempt != job["attempt"]:
-        pace = None  # of an earlier attempt, which ran elsewhere
+        pace = None  # an earlier attempt's, on other slots
     speed = None if pace is None else pace["speed"]
     unknown = unknown_since(story, job["attempt_started_ns"])
     unknown_ns = None if unknown is None else unknown["wall_ns"]
@@ -76,30 +77,30 @@ def main(made: Mapping[str, Markup], has_pace: bool) -> Markup:
     )
 
 
-_HEAT = ("as its peers", "1.1 times", "1.3 times", "2 times and more")
-"""Words for the colours of the map, --heat-0 to --heat-3 in page.css."""
+_HEAT = ("as its peers", "1.1 times", "1.3 times", "2 times or more")
+"""Labels of the map's colours, --heat-0 to --heat-3 in page.css."""
 
 
 def _charts(has_pace: bool) -> Markup:
-    """What pace.js draws into."""
+    """Render the elements that pace.js draws into."""
     heat = [tag("li", tag("span", class_=f"swatch heat{at}"), words_) for at, words_ in enumerate(_HEAT)]
     return tag(
         "section",
         tag("header", tag("h2", "Step time by rank", id="pace-title")),
-        tag("p", "No step of this attempt is known.", id="pace-empty", class_="empty", hidden=has_pace),
+        tag("p", "No step of this attempt was received.", id="pace-empty", class_="empty", hidden=has_pace),
         tag(
             "div",
             tag(
                 "p",
-                "The longest step of each second. A rank's own time leaves out its waits for other ranks, so that the"
-                " slow rank stands out. Hatched: no step ended.",
+                "The longest step of each second. A rank's own time excludes its waits for other ranks, so that the"
+                " slow rank is visible. Hatched: no step ended.",
                 tag("span", " The scale is logarithmic.", id="pace-scale", hidden=True),
                 class_="hint",
             ),
             tag("div", id="pace-chart", role="img", aria_labelledby="pace-title pace-said"),
             tag("ul", id="pace-legend", class_="legend"),
             tag("p", "", id="pace-said", class_="hint"),
-            tag("h3", "Every rank, second by second"),
+            tag("h3", "Each rank, second by second"),
             tag(
                 "div",
                 tag("div", id="pace-names", aria_hidden="true"),
@@ -111,7 +112,7 @@ def _charts(has_pace: bool) -> Markup:
                         tabindex="0",
                         role="img",
                         aria_label="Own time of each rank over its peers', second by second. Arrow keys read a cell.",
-                        aria_describedby="pace-told",
+                        aria_describedby="pace-cell",
                     ),
                     class_="hatched",
                 ),
@@ -120,13 +121,13 @@ def _charts(has_pace: bool) -> Markup:
             ),
             tag(
                 "ul",
-                tag("li", tag("small", "Own time against its peers' median:")),
+                tag("li", tag("small", "Own time relative to the peers' median:")),
                 heat,
                 tag("li", tag("span", class_="swatch none"), "no step"),
                 id="pace-heat",
                 class_="legend",
             ),
-            tag("p", "", id="pace-told", class_="told", aria_live="polite"),
+            tag("p", "", id="pace-cell", class_="cell", aria_live="polite"),
             id="pace",
             hidden=not has_pace,
         ),
@@ -167,8 +168,8 @@ def _summary(
         )
     elif progress is Progress.NOT_RUNNING and job["state"] == "pending":
         at = words.instant(job["expected_start_ns"], "in")
-        figures.append(overview.figure("Expected to start", at, "by the present estimates"))
-        figures.append(overview.figure("Waits for", words.instant(job["submitted_ns"], "for"), job["queue"]))
+        figures.append(overview.figure("Expected to start", at, "by current estimates"))
+        figures.append(overview.figure("Waiting for", words.instant(job["submitted_ns"], "for"), job["queue"]))
     elif progress in _IN_WORDS:
         figures.append(overview.figure("Speed", *_IN_WORDS[progress]))
     moved = [words.count(job[name], one) for name, one in (("migrations", "move"), ("retries", "retry")) if job[name]]
@@ -178,7 +179,7 @@ def _summary(
     elif job["attempt_started_ns"] is not None and job["state"] != "pending":
         figures.append(
             overview.figure(
-                "Runs for", words.instant(job["attempt_started_ns"], "for"), ", ".join(moved) or "never moved"
+                "Running for", words.instant(job["attempt_started_ns"], "for"), ", ".join(moved) or "never moved"
             )
         )
     return tag("ul", figures, class_="figures")
@@ -190,11 +191,11 @@ _IN_WORDS = {
     Progress.LEARNING: ("not known yet", "too few steps so far", ""),
     Progress.UNREPORTED: ("not known", "no step reported so far", ""),
 }
-"""Value, note and tone of the figure that says how fast the job runs."""
+"""Value, note and tone of the figure that shows the job's speed."""
 
 
 def _step(progress: Progress, speed: Speed, now_ns: int) -> Markup:
-    """The time of a step, against the usual one, and how old that is."""
+    """Render the step time against the usual one, and the age of the last step."""
     known = speed.usual_seconds == speed.usual_seconds
     usual = f"usually {words.seconds(speed.usual_seconds)}" if known else ""
     took = words.seconds(speed.seconds)
@@ -215,7 +216,7 @@ def _step(progress: Progress, speed: Speed, now_ns: int) -> Markup:
 
 
 def _waits(job: Document) -> Markup:
-    """Why it waits, as `gangwatch explain` has it; nothing where it does not."""
+    """Render why the job is pending, as `gangwatch explain` prints it; empty for any other job."""
     explained: Explanation | None = job["explained"]
     if explained is None:
         return Markup("")
@@ -232,19 +233,19 @@ def _waits(job: Document) -> Markup:
             )
             for one in explained.waits_for[:10]
         ]
-        facts.append(("It waits for", tag("ul", waited)))
+        facts.append(("Waiting for", tag("ul", waited)))
     if explained.blockers:
         blocked = [
             tag("li", words.node_link(one.node), f" ({one.state}, {one.free} free): {one.reason}")
             for one in explained.blockers[:10]
         ]
-        facts.append(("Not usable freely", tag("ul", blocked)))
+        facts.append(("Slots that it cannot use", tag("ul", blocked)))
     if explained.what_would_change_it:
         facts.append(("What would change it", tag("ol", [tag("li", text) for text in explained.what_would_change_it])))
     listed = [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts]
     return tag(
         "section",
-        tag("header", tag("h2", "Why it waits", id="waits-title")),
+        tag("header", tag("h2", "Why it is pending", id="waits-title")),
         tag("dl", listed, class_="facts"),
         class_="panel",
         aria_labelledby="waits-title",
@@ -252,10 +253,10 @@ def _waits(job: Document) -> Markup:
 
 
 def _no_verdict(job: Document, progress: Progress, speed: Speed | None, unknown: Document | None) -> Markup:
-    """What holds while no verdict is active."""
+    """Render the job's progress while no verdict is active."""
     said: Child = "No verdict is active."
     if job["state"] == "pending":
-        said = "None: the job has not started." if job["attempt"] == 0 else "None: the job waits to start again."
+        said = "None: the job has not started." if job["attempt"] == 0 else "None: the job is waiting to restart."
     match progress:
         case Progress.ENDED:
             said = "No verdict was active when the job ended." if job["attempt"] else "None: the job never started."
@@ -277,8 +278,8 @@ def _no_verdict(job: Document, progress: Progress, speed: Speed | None, unknown:
             said = "No verdict is active. No step was received since the controller started."
         case Progress.UNREPORTED:
             said = (
-                "No verdict is active. No step of this attempt was reported so far: only the counters of its ranks are"
-                " judged."
+                "No verdict is active. No step of this attempt was received yet: only the counters of its ranks are"
+                " evaluated."
             )
     doubt = progress in (Progress.SLOW, Progress.STALLED)
     why = None
@@ -306,7 +307,7 @@ def _verdicts(standing: Sequence[Document], past: Sequence[Document], none: Mark
 
 
 def _ranks(job: Document, pace: Document | None) -> Markup:
-    """The ranks that a person should see, the worst first."""
+    """Render the ranks that matter most, worst first."""
     accused = set(job["accused"])
     rows = [
         frame.row(
@@ -327,7 +328,7 @@ def _ranks(job: Document, pace: Document | None) -> Markup:
     caption = "Ranks of the newest attempt"
     some = job["ranks_total"] > len(rows)
     first = "with a verdict, then failed, then slow" if pace is not None else "with a verdict, then failed"
-    note = f"{len(rows)} of {job['ranks_total']:,} ranks: first those {first}." if some else None
+    note = f"{len(rows)} of {job['ranks_total']:,} ranks, in this order: {first}." if some else None
     return join(
         (
             tag("p", note, class_="hint above") if note else None,
@@ -344,7 +345,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _placements(placed: Sequence[RankRecord]) -> Markup:
-    """Where all ranks are, folded away; nothing where the list above has all of them."""
+    """Render the nodes of all ranks, folded away; empty if the list of ranks above is complete."""
     if len(placed) <= MOST_RANKS:
         return Markup("")
     items, listed = [], 0
@@ -357,7 +358,7 @@ def _placements(placed: Sequence[RankRecord]) -> Markup:
         "details",
         tag("summary", f"Where all {len(placed):,} ranks are"),
         tag("ul", items, class_="placements"),
-        tag("p", f"{more:,} more ranks: gangwatch jobs --json has all of them.", class_="hint") if more else None,
+        tag("p", f"{more:,} more ranks: see gangwatch jobs --json.", class_="hint") if more else None,
         id="all-placements",
     )
 
@@ -378,7 +379,7 @@ def _facts(job: Document) -> Markup:
 
 
 def _own(job: Document, field: str, text: str) -> Markup:
-    """A field that the job's user and operators see."""
+    """Render a field that only the job's user and operators may see."""
     if field in job.get("hidden", ()):
-        return tag("span", "shown to its user and to operators, when logged in", class_="hint")
+        return tag("span", "shown to its user and to operators after login", class_="hint")
     return tag("code", text or "–")

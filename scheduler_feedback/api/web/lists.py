@@ -1,4 +1,4 @@
-"""The pages that list all jobs and all nodes, a page of them at a time."""
+"""The pages of all jobs and of all nodes, with 50 entries each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NODE_FILTERS = ("", *(state.value for state in NodeState), "absent")
 def job_parts(
     listed: Document, query: Mapping[str, str], speeds: Mapping[str, Speed], now_ns: int
 ) -> dict[str, Markup]:
-    """The list of jobs, as the stream keeps it up to date. speeds: by job, as of now_ns."""
-    table = overview.running("Jobs, the newest first", listed["jobs"], speeds, now_ns, "No such job.")
+    """Render the list of jobs that the stream updates. speeds: by job, as of now_ns."""
+    table = overview.running("Jobs, newest first", listed["jobs"], speeds, now_ns, "No matching jobs.")
     return {"jobs": join((table, frame.pager("/jobs", query, listed["page"], listed["pages"])))}
 
 
@@ -36,8 +36,8 @@ def job_main(made: Mapping[str, Markup], query: Mapping[str, str]) -> Markup:
 
 
 def node_parts(listed: Document, query: Mapping[str, str]) -> dict[str, Markup]:
-    """The tiles and the list of nodes, as the stream keeps them up to date."""
-    columns = ("Node", "State", "Telemetry", "Slots", "Since", "Until", "Why")
+    """Render the tiles and the list of nodes that the stream updates."""
+    columns = ("Node", "State", "Telemetry", "Slots", "Since", "Until", "Reason")
     rows = [
         frame.row(
             node["node"],
@@ -59,7 +59,7 @@ def node_parts(listed: Document, query: Mapping[str, str]) -> dict[str, Markup]:
         "tiles": join((figures.tiles(listed["tiles"]), tag("ul", counted, class_="legend"))),
         "nodes": join(
             (
-                frame.table("Nodes, the worst first", columns, rows, "No such node."),
+                frame.table("Nodes, worst first", columns, rows, "No matching nodes."),
                 frame.pager("/nodes", query, listed["page"], listed["pages"]),
             )
         ),

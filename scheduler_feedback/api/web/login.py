@@ -1,4 +1,4 @@
-"""Login by the page: a form for a token, a link to an identity provider, and the way out."""
+"""Login pages: a form for a token, a link to an identity provider, and logout."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from scheduler_feedback.api.web.pages import HEADERS as PAGE_HEADERS
 from scheduler_feedback.api.web.pages import visitor_of
 
 MOST_FORM_BYTES = 64 * 1024
-"""Of the form: a token has at most 16 KiB."""
+"""Limit of the form's body: a token has at most 16 KiB."""
 
 _LOCAL = re.compile(r"/(?![/\\])[^\s\\\x00-\x1f]{0,500}")
-"""A path of ours; '//host' and '/\\host' are addresses elsewhere to a browser."""
+"""A path on this server. Browsers treat '//host' and '/\\host' as addresses of another server."""
 
 
-class Door(Protocol):
-    """What the login needs of a controller."""
+class LoginSource(Protocol):
+    """The parts of a controller that the login needs."""
 
     access: Authentication
 
 
 class Login:
-    """The routes of logging in and out."""
+    """Routes for login and logout."""
 
-    def __init__(self, door: Door) -> None:
-        self._access = door.access
+    def __init__(self, source: LoginSource) -> None:
+        self._access = source.access
 
     def routes(self) -> Iterator[Route]:
         yield Route("/login", self._form, methods=["GET"])
@@ -55,12 +55,12 @@ class Login:
         return self._page(request, following(request.query_params.get("next", "")))
 
     async def _log_in(self, request: Request) -> Response:
-        """With the form, or {"token": ...} as JSON. A new session each time: none that somebody planted lives on."""
+        """Log in with the form, or with {"token": ...} as JSON. Always open a new session: a planted one ends here."""
         check_origin(request)
-        # A page elsewhere must not log its visitor in as somebody of its choice. Browsers name the origin of every
-        # POST; what names none is no browser.
+        # Another site must not log its visitor in under an account of its choice. Browsers send this header with every
+        # POST; a request without it does not come from a browser.
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise AccessError(403, "this login was begun by another site")
+            raise AccessError(403, "another site started this login; open /login here and log in again")
         token, goes_on, by_form = await _given(request)
         asked = asked_of(request.scope)
         try:
@@ -94,22 +94,22 @@ class Login:
     async def _to_provider(self, request: Request) -> Response:
         check_origin(request)
         if self._access.code_flow is None:
-            raise AccessError(404, "no identity provider is configured ([oidc] issuer, redirect_url)")
+            raise AccessError(404, "no identity provider is configured: set issuer and redirect_url in [oidc]")
         where, cookie = await self._access.code_flow.begin(following(request.query_params.get("next", "")))
         answer = RedirectResponse(where, 303)
-        # Lax: the provider's site leads the browser back, and with Strict the cookie would stay behind.
+        # Lax: the provider redirects the browser back from its own site, where it does not send a Strict cookie.
         name, secure = _login_cookie(request)
         answer.set_cookie(name, cookie, max_age=int(UNDER_WAY_SECONDS), secure=secure, httponly=True, samesite="lax")
         return answer
 
     async def _from_provider(self, request: Request) -> Response:
         if self._access.code_flow is None:
-            raise AccessError(404, "no identity provider is configured ([oidc] issuer, redirect_url)")
+            raise AccessError(404, "no identity provider is configured: set issuer and redirect_url in [oidc]")
         query, peer = request.query_params, asked_of(request.scope).peer
         sensitive(request)
         try:
             if "error" in query:
-                raise AccessError(401, f"the identity provider says: {_plain(query['error'])}")
+                raise AccessError(401, f"the identity provider refused the login: {_plain(query['error'])}")
             identity, goes_on = await self._access.code_flow.end(
                 query.get("state", ""), query.get("code", ""), request.cookies.get(_login_cookie(request)[0], "")
             )
@@ -120,9 +120,9 @@ class Login:
             return self._page(request, "/", str(error), error.status)
         principal = Principal(identity.user, identity.role, "OpenID Connect", peer)
         self._close_former(request)
-        # Not a redirection: what the provider's site began ends as its own, and a cookie that is Strict is not sent.
+        # Not a redirect: after a redirect from the provider's site the browser would not send the Strict cookie.
         refresh = tag("meta", http_equiv="refresh", content=f"0;url={goes_on}")
-        link = tag("a", "Go on", href=goes_on)
+        link = tag("a", "Continue", href=goes_on)
         text = f"<!doctype html><html lang=en><title>gangwatch</title>{refresh}{link}</html>"
         answer = Response(text, headers={**HEADERS, "cache-control": "no-store"}, media_type="text/html")
         name, secure = _login_cookie(request)
@@ -153,7 +153,7 @@ class Login:
             "section",
             tag("h1", "Log in"),
             tag("p", wrong, role="alert", class_="answer") if wrong else None,
-            tag("p", tag("a", "Log in at the identity provider", href=provider, class_="primary"))
+            tag("p", tag("a", "Log in with the identity provider", href=provider, class_="primary"))
             if provider
             else None,
             tag(
@@ -166,11 +166,11 @@ class Login:
                 ),
                 tag(
                     "p",
-                    "One of ",
+                    "A token of ",
                     tag("code", "gangwatch token create"),
                     ", or the file ",
                     tag("code", "token"),
-                    " of the state folder.",
+                    " in the state folder.",
                     class_="hint",
                 ),
                 tag("button", "Log in", type="submit", class_="primary"),
@@ -188,7 +188,7 @@ class Login:
 
 
 def following(text: str) -> str:
-    """Where to go after the login: a path of ours, else the first page."""
+    """Return the path to open after the login: `text` if it is a path on this server, else the overview."""
     return text if _LOCAL.fullmatch(text) and not text.startswith(("/login", "/logout")) else "/"
 
 
@@ -198,13 +198,13 @@ def _cookie_of(request: Request) -> tuple[str, bool]:
 
 
 def _login_cookie(request: Request) -> tuple[str, bool]:
-    """Name of the cookie of a login under way, and whether it goes over TLS alone."""
+    """Return the name of the cookie of an unfinished login, and whether the cookie requires TLS."""
     name, secure = _cookie_of(request)
     return f"{name}-login", secure
 
 
 async def _given(request: Request) -> tuple[str, str, bool]:
-    """Token, where to go on, and whether it was the form. Raises AccessError for a body that is neither."""
+    """Return the token, the path to open next, and whether a form was sent. Raise AccessError for any other body."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     content = bytearray()
     async for part in request.stream():
@@ -219,17 +219,17 @@ async def _given(request: Request) -> tuple[str, str, bool]:
             document = msgspec.json.decode(bytes(content), type=dict[str, str])
             return document.get("token", "").strip(), "/", False
     except (ValueError, msgspec.MsgspecError, RecursionError):
-        raise AccessError(400, 'the body is no form, and no JSON of the form {"token": "..."}') from None
+        raise AccessError(400, 'the body is neither a form nor JSON of the form {"token": "..."}') from None
     raise AccessError(415, "Content-Type must be application/x-www-form-urlencoded or application/json")
 
 
 def _plain(text: str) -> str:
-    """An error's name as RFC 6749, 4.1.2.1 has them; anybody may write it into the address."""
+    """Return an error's name as in RFC 6749, 4.1.2.1, or 'an error': anyone can write the address."""
     return text if re.fullmatch(r"[a-z_]{1,60}", text) else "an error"
 
 
 HEADERS = {
     **PAGE_HEADERS,
-    # Else a browser names no origin with the form, which is how a page elsewhere is told from ours.
+    # With the pages' policy a browser sends no origin with the form, and the form is then refused as another site's.
     "referrer-policy": "same-origin",
 }

@@ -1,4 +1,4 @@
-"""Markup: HTML and SVG from calls. Every text and every value of an attribute is escaped; only markup is not."""
+"""HTML and SVG built by function calls. All texts and attribute values are escaped, except for Markup."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import html
 from collections.abc import Iterable
 
 VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
-"""Elements without an end tag (https://html.spec.whatwg.org/multipage/syntax.html#void-elements) that are used here."""
+"""Elements without an end tag (https://html.spec.whatwg.org/multipage/syntax.html#void-elements), as far as used
+here."""
 
 
 class Markup(str):
-    """Text that is markup already. Made here alone: whatever else is a str is text, and is escaped."""
+    """Text that is markup. Only this module creates it; any other str is text and gets escaped."""
 
     __slots__ = ()
 
 
 Child = object
-"""Markup as it is; None and False are nothing; lists and generators are their parts; all else is text."""
+"""Markup is inserted as it is, None and False add nothing, an iterable adds its items, anything else adds its text."""
 
 
 def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
-    """One element. An attribute's '_' at the end is dropped and others are '-' (class_, aria_label); None and False
-    leave it out, True gives it no value."""
+    """Return one element. A '_' at the end of an attribute's name is dropped; any other '_' becomes '-' (class_,
+    aria_label). None and False omit the attribute; True writes it without a value."""
     written = "".join(
         f" {key}" if value is True else f' {key}="{html.escape(str(value))}"'
         for key, value in ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
@@ -33,7 +34,7 @@ def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """What stands one after the other."""
+    """Return the children one after the other."""
     return Markup("".join(_written(child) for child in children))
 
 

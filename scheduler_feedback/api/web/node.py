@@ -1,4 +1,4 @@
-"""A node's page: its state and why, who is on it, what was found of it, and its story."""
+"""A node's page: its state and the reason for it, its jobs, verdicts about it, and its story."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Document = dict[str, Any]
 
 
 def parts(node: Document, story: Sequence[Document], speeds: Mapping[str, Speed], now_ns: int) -> dict[str, Markup]:
-    """What the stream keeps up to date, by name. story: the newest entries, the newest first. speeds: by job, as of
+    """Render the parts that the stream updates, by name. story: the newest entries, newest first. speeds: by job, as of
     now_ns."""
     verdicts = [tag("li", card(verdict, brief=True)) for verdict in node["verdicts"]]
     return {
         "head": _head(node),
         "facts": _facts(node),
-        "jobs": overview.running("Jobs on the node", node["jobs"], speeds, now_ns, "No job runs on it."),
+        "jobs": overview.running("Jobs on the node", node["jobs"], speeds, now_ns, "No job is running on it."),
         "verdicts": tag("ul", verdicts, class_="cards") if verdicts else tag("p", "None.", class_="empty good"),
         "story": overview.story(story, "story"),
     }
@@ -57,7 +57,7 @@ def _facts(node: Document) -> Markup:
         ("Telemetry", words.telemetry(node["agent"])),
         ("Since", words.instant(node["since_ns"], "ago")),
         ("Until", words.instant(node["until_ns"], "in")),
-        ("Why", node["reason"] or "–"),
+        ("Reason", node["reason"] or "–"),
         ("Verdict", tag("code", node["verdict_id"]) if node["verdict_id"] else "–"),
         ("Slots", f"{node['slots']}{', a spare' if node['spare'] else ''}"),
         ("Devices", devices),

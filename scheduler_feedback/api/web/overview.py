@@ -1,4 +1,4 @@
-"""The first page: who runs, who waits and for what, which nodes are ill, and what was found and done."""
+"""The overview page: running and pending jobs, unhealthy nodes, active verdicts and recent events."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Document = dict[str, Any]
 def parts(
     overview: Document, latest: Sequence[Document], speeds: Mapping[str, Speed], now_ns: int
 ) -> dict[str, Markup]:
-    """What the stream keeps up to date, by name. latest: entries, the newest first. speeds: by job, as of now_ns."""
+    """Render the parts that the stream updates, by name. latest: entries, newest first. speeds: by job, as of
+    now_ns."""
     return {
         "summary": _summary(overview),
         "notice": _notice(overview),
         "verdicts": _verdicts(overview),
-        "running": running("Jobs that run", overview["running"], speeds, now_ns, "No job runs."),
+        "running": running("Running jobs", overview["running"], speeds, now_ns, "No running jobs."),
         "timetable": figures.timetable(overview["timetable"]),
         "waiting": _waiting(overview),
         "nodes": _nodes(overview),
@@ -34,7 +35,7 @@ def parts(
 
 def main(made: Mapping[str, Markup]) -> Markup:
     jobs, nodes = (tag("a", f"All {what}", href=f"/{what}", class_="more") for what in ("jobs", "nodes"))
-    freeze = frame.action("Freeze", "/api/freeze", "Stop all actions at once? Running jobs go on.")
+    freeze = frame.action("Freeze", "/api/freeze", "Stop all actions at once? Running jobs continue.")
     return join(
         (
             tag("h1", "Overview", class_="unseen"),
@@ -43,14 +44,14 @@ def main(made: Mapping[str, Markup]) -> Markup:
             frame.panel("Verdicts", "verdicts", made),
             frame.panel("Running", "running", made, jobs),
             frame.panel("Queue and reservation", "timetable", made, freeze),
-            frame.panel("Waiting", "waiting", made),
+            frame.panel("Pending", "waiting", made),
             tag(
                 "div",
-                frame.panel("Nodes to look at", "nodes", made, nodes),
-                frame.panel("Ended lately", "ended", made),
+                frame.panel("Unhealthy nodes", "nodes", made, nodes),
+                frame.panel("Recently ended", "ended", made),
                 class_="pair",
             ),
-            frame.panel("What happened", "latest", made),
+            frame.panel("Recent events", "latest", made),
         )
     )
 
@@ -65,10 +66,10 @@ def _summary(overview: Document) -> Markup:
         "ul",
         figure("Slots in use", f"{slots['used']:,}", f"of {usable:,} usable", meter=(slots["used"], usable)),
         figure("Jobs running", f"{running:,}", words.count(jobs["completed"], "completed", "completed")),
-        figure("Jobs waiting", f"{overview['waiting_total']:,}", f"first: {head}" if head else "no place is kept"),
+        figure("Jobs pending", f"{overview['waiting_total']:,}", f"first: {head}" if head else "no reservation"),
         figure(
             *("Nodes healthy", f"{nodes['healthy']:,}"),
-            ", ".join(f"{number:,} {name}" for name, number in ill.items()) or "all of them",
+            ", ".join(f"{number:,} {name}" for name, number in ill.items()) or "all nodes",
             words.DOUBTFUL if ill else "",
         ),
         _verdict_figure(overview),
@@ -77,7 +78,7 @@ def _summary(overview: Document) -> Markup:
 
 
 def _verdict_figure(overview: Document) -> Markup:
-    """How many verdicts are active, and whether jobs are slow without one."""
+    """Render the number of active verdicts, and of slow jobs without one."""
     total, unexplained = overview["verdicts_total"], _unexplained(overview)
     slow = f"{words.count(unexplained, 'job')} slow or without steps" if unexplained else ""
     note = ", ".join(filter(None, ("active now" if total else "none active", slow)))
@@ -85,7 +86,7 @@ def _verdict_figure(overview: Document) -> Markup:
 
 
 def _unexplained(overview: Document) -> int:
-    """Jobs that are slow or make no steps, and have no verdict."""
+    """Count the jobs without a verdict that are slow or make no steps."""
     return sum(int(overview["progress"].get(word, 0)) for word in (Progress.SLOW, Progress.STALLED))
 
 
@@ -114,17 +115,24 @@ def figure(name: str, value: Child, note: Child, tone: str = "", meter: tuple[in
 
 
 def _notice(overview: Document) -> Markup:
-    """What holds for everything: frozen, or only watched."""
-    told: list[Markup] = []
+    """Render the notice that actions are frozen or that the mode is observe; empty otherwise."""
+    notices: list[Markup] = []
     if overview["frozen"]:
         by = f" by {overview['frozen_by']}" if overview["frozen_by"] else ""
         thaw = frame.action("Thaw", "/api/thaw", "Allow actions again?")
-        told.append(
-            tag("p", tag("strong", f"Frozen{by}."), " Jobs go on; nothing is started, moved or stopped. ", thaw)
+        notices.append(
+            tag(
+                "p",
+                tag("strong", f"Frozen{by}."),
+                " Running jobs continue; no job is started, moved or stopped. ",
+                thaw,
+            )
         )
     if overview["mode"] == "observe":
-        told.append(tag("p", tag("strong", "Observing."), " What feedback decides is told and scored, and not done."))
-    return tag("div", told, class_="notice") if told else Markup("")
+        notices.append(
+            tag("p", tag("strong", "Observe mode."), " Decisions are logged and scored, but not carried out.")
+        )
+    return tag("div", notices, class_="notice") if notices else Markup("")
 
 
 def _verdicts(overview: Document) -> Markup:
@@ -140,7 +148,7 @@ def _verdicts(overview: Document) -> Markup:
     )
 
 
-_SAID = {
+_PHRASES = {
     Progress.NORMAL: ("runs at normal speed", "run at normal speed"),
     Progress.SLOW: ("is slow, cause unknown", "are slow, cause unknown"),
     Progress.STALLED: ("makes no steps", "make no steps"),
@@ -150,16 +158,16 @@ _SAID = {
 
 
 def _no_verdict(overview: Document) -> Markup:
-    """What holds of the jobs that run while no verdict is active."""
+    """Render how the running jobs progress while no verdict is active."""
     progress = overview["progress"]
     counted = [
         f"{words.count(number, 'job')} {one if number == 1 else many}"
-        for word, (one, many) in _SAID.items()
+        for word, (one, many) in _PHRASES.items()
         if (number := int(progress.get(word, 0)))
     ]
     slow, normal = _unexplained(overview), int(progress.get(Progress.NORMAL, 0))
     tone = "doubt" if slow else "good" if normal and len(counted) == 1 else ""
-    what = "; ".join(counted) if counted else "no job runs"
+    what = "; ".join(counted) if counted else "no running jobs"
     return tag("p", f"No verdict is active: {what}.", class_=f"empty {tone}".strip())
 
 
@@ -167,7 +175,7 @@ _JOB_COLUMNS = ("Job", "Name", "State", "Ranks", "Step", "Run time", "Queue", "S
 
 
 def running(caption: str, jobs: Sequence[Document], speeds: Mapping[str, Speed], now_ns: int, empty: str) -> Markup:
-    """Jobs in lines. speeds: how fast each runs, by job, as of now_ns (wall time)."""
+    """Render jobs as a table. speeds: speed of each job by its id, as of now_ns (wall time)."""
     rows = []
     for job in jobs:
         speed = speeds.get(job["job"])
@@ -194,14 +202,14 @@ def running(caption: str, jobs: Sequence[Document], speeds: Mapping[str, Speed],
 
 
 def _run_time(job: Document) -> Child:
-    """Of the attempt that runs, else of all attempts."""
+    """Render the run time of the current attempt, or of all attempts if none is running."""
     if JobState(job["state"]).holds_slots:
         return words.instant(job["attempt_started_ns"], "for")
     return words.seconds(job["run_seconds"])
 
 
 def _speed(progress: Progress, speed: Speed | None) -> Markup:
-    """The progress of a job without a verdict, in a line of a list."""
+    """Render the progress of a job without a verdict, for a line of a list."""
     match progress:
         case Progress.STALLED if speed is not None:
             return tag("span", "no step for ", words.instant(speed.end_ns, "for"), class_="accusation")
@@ -213,7 +221,7 @@ def _speed(progress: Progress, speed: Speed | None) -> Markup:
 
 
 def _waiting(overview: Document) -> Markup:
-    columns = ("Job", "Name", "Expected", "Ranks", "Waits for", "Because")
+    columns = ("Job", "Name", "Expected", "Ranks", "Waiting for", "Reason")
     rows = [
         frame.row(
             job["job"],
@@ -232,14 +240,14 @@ def _waiting(overview: Document) -> Markup:
     more = overview["waiting_total"] - len(rows)
     return join(
         (
-            frame.table("Pending jobs in scheduling order", columns, rows, "No job waits."),
-            tag("p", f"{more:,} more wait.", class_="hint") if more > 0 else None,
+            frame.table("Pending jobs in scheduling order", columns, rows, "No pending jobs."),
+            tag("p", f"{more:,} more are pending.", class_="hint") if more > 0 else None,
         )
     )
 
 
 def _nodes(overview: Document) -> Markup:
-    columns = ("Node", "State", "Since", "Why")
+    columns = ("Node", "State", "Since", "Reason")
     rows = [
         frame.row(
             node["node"],
@@ -254,7 +262,7 @@ def _nodes(overview: Document) -> Markup:
         for node in overview["troubled"]
     ]
     healthy = words.count(overview["nodes"]["healthy"], "node is", "nodes are")
-    return frame.table("Nodes that are not healthy", columns, rows, f"{healthy} healthy, and no other.")
+    return frame.table("Nodes that are not healthy", columns, rows, f"{healthy} healthy, none is unhealthy.")
 
 
 def _ended(overview: Document) -> Markup:
@@ -273,11 +281,11 @@ def _ended(overview: Document) -> Markup:
         )
         for job in overview["ended"]
     ]
-    return frame.table("Jobs that have ended lately", columns, rows, "None yet.")
+    return frame.table("Recently ended jobs", columns, rows, "None yet.")
 
 
 def story(entries: Sequence[Document], name: str, with_subject: bool = False) -> Markup:
-    """Entries as a list, in the order given."""
+    """Render entries as a list, in the order given."""
     if not entries:
         return tag("p", "Nothing yet.", class_="empty")
     items = []
@@ -308,7 +316,7 @@ def story(entries: Sequence[Document], name: str, with_subject: bool = False) ->
 
 
 MOST_TEXT = 240
-"""Characters of an entry that are shown; the rest, such as the nodes of a large gang, is folded away."""
+"""Characters of an entry that the page shows; it folds away the rest, such as the node list of a large gang."""
 
 
 def _text(entry: Document, name: str) -> Child:
@@ -316,7 +324,7 @@ def _text(entry: Document, name: str) -> Child:
     if len(text) <= MOST_TEXT:
         return text
     shown = text[:MOST_TEXT].rpartition(" ")[0] or text[:MOST_TEXT]
-    whole = tag("details", tag("summary", "All of it"), tag("p", text), id=f"{name}-{entry['id']}-text")
+    whole = tag("details", tag("summary", "Full text"), tag("p", text), id=f"{name}-{entry['id']}-text")
     return join((f"{shown} …", whole))
 
 

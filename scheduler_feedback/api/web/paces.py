@@ -1,4 +1,4 @@
-"""How fast a gang goes, as documents: for the page's drawings, and for whoever asks the API."""
+"""Documents about the speed of a gang, for the page's drawings and for clients of the API."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from scheduler_feedback.core.telemetry.telemetry import Float32Array
 Document = dict[str, Any]
 
 MOST_LINES = 16
-"""Ranks that each have a line of their own; of a larger gang, the slowest, the median and the like have one."""
+"""Ranks that each have a line. For a larger gang, lines show the slowest, the median, and other quantiles."""
 
 MOST_ACCUSED = 8
-"""Ranks with a verdict that have one besides."""
+"""Ranks with a verdict that have a line in addition."""
 
 MOST_BANDS = 512
-"""Rows of the map of all ranks: a larger gang's ranks share rows, each as dark as its worst."""
+"""Rows of the map of all ranks. In a larger gang several ranks share a row, which shows the worst of them."""
 
 MOST_SLOWEST = 16
-"""Ranks that `summary` names, the slowest first."""
+"""Ranks that `summary` names, slowest first."""
 
 UNSETTLED_NS = 2_000_000_000
-"""The newest row may still grow for as long: steps of its second come with the frames of the next."""
+"""Time in which the newest row may still grow: steps of its second arrive with the frames of the next second."""
 
 
 def summary(pace: Pace) -> Document | None:
-    """How it runs now, by its newest rows; None where it has none.
+    """Return the current speed from the newest rows; None if there are no rows.
 
-    slowest: the ranks with the longest own time against their peers', the slowest first. own_seconds, ratios: own time
+    slowest: the ranks with the largest own time relative to their peers, slowest first. own_seconds, ratios: own time,
     and own time over the peers' median, by rank.
     """
     if not len(pace.sequence):
@@ -53,7 +53,7 @@ def summary(pace: Pace) -> Document | None:
 
 
 def _mean(values: Float32Array) -> Float32Array:
-    """[k, n] -> [n], the mean of what is known; NaN where nothing is."""
+    """Return the mean of the finite values: [k, n] -> [n]; NaN where there is none."""
     known = np.isfinite(values)
     count = known.sum(axis=0)
     total = np.where(known, values, 0).sum(axis=0, dtype=np.float64)
@@ -62,7 +62,7 @@ def _mean(values: Float32Array) -> Float32Array:
 
 
 class _ByRank:
-    """Values by rank, which are looked up one at a time: of 100,000 ranks a page shows few."""
+    """Values by rank, looked up one at a time: a page shows few of 100,000 ranks."""
 
     def __init__(self, ranks: IntArray, values: Float32Array) -> None:
         self._ranks = ranks
@@ -76,14 +76,14 @@ class _ByRank:
 
 
 def document(pace: Pace, accused: Sequence[int], now_ns: int | None = None, until_ns: int | None = None) -> Document:
-    """Rows as the page draws them. accused: ranks that get a line although there are many.
+    """Return rows as the page draws them. accused: ranks that have a line even in a large gang.
 
-    sequence: of the last row, to go on from. at: seconds since 1970, step: newest step number, seconds and
-    slowest_seconds: mean and longest time of a step, a row each. lines: [{name, values}], the longest own seconds in
-    the row. bands: names of the map's rows; cells: base64 of uint8 [rows, bands], the worst own time over its peers' in
-    hundredths. gap: seconds without a step from which the page shows a gap. now, until: seconds since 1970 of this
-    answer, and where the time axis ends: None for now.
-    now_ns: leaves out a row that may still grow. until_ns: when the job ended.
+    sequence: of the last row, to continue from. at: seconds since 1970, step: newest step number, seconds and
+    slowest_seconds: mean and longest time of a step, one value per row. lines: [{name, values}], the longest own
+    seconds in the row. bands: names of the map's rows; cells: base64 of uint8 [rows, bands], the worst own time over
+    its peers' in hundredths. gap: seconds without a step from which the page shows a gap. now: seconds since 1970 of
+    this response. until: where the time axis ends, in seconds since 1970; None for now. now_ns: leave out a row that
+    may still grow. until_ns: when the job ended.
     """
     settled = len(pace.sequence)
     if now_ns is not None and settled and now_ns - int(pace.at_ns[-1]) < UNSETTLED_NS:
@@ -141,5 +141,5 @@ def _band(ranks: IntArray, nodes: tuple[str, ...], first: int, share: int) -> st
 
 
 def _short(values: Float32Array) -> list[float]:
-    """Four digits are more than a picture shows, and half the bytes."""
+    """Round to four digits: enough for a drawing, and half the bytes."""
     return [float(f"{value:.4g}") for value in values.tolist()]

@@ -1,7 +1,8 @@
-"""The pages' routes: each page whole, a stream of what changes on it, and the files that they load.
+"""Routes of the pages: whole pages, streams of their changed parts, and static files.
 
-A stream looks at its page again when entries were written, at once, and once a second for what has none (step times,
-the queue). Streams of one page share each look. Pages read; what they ask for they ask the API, with the token.
+A stream renders its page again at once when entries were written, and once a second for values without entries (step
+times, the queue). Streams of the same page share each rendering. The pages are read-only: their buttons send requests
+to the API.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ from scheduler_feedback.feed.agent_reporting import Hearing
 from scheduler_feedback.journal.store import NumberedEntry, Reader
 from scheduler_feedback.part_failures import PartFailures, in_words
 
-LOOK_SECONDS = 1.0
-"""Between two looks where nothing was written; frames come as often."""
+RENDER_SECONDS = 1.0
+"""Interval between two renderings while no entry is written; agents send frames at the same interval."""
 
 GATHER_SECONDS = 0.1
-"""What a cycle or two write together is looked at together."""
+"""Delay after a new entry, so that one rendering shows what one or two cycles write."""
 
 HEARTBEAT_SECONDS = 15.0
-"""A silent stream says so much, so that proxies (60 s is usual) and the page know that it lives."""
+"""Interval of heartbeats on an idle stream. Proxies usually close a connection after 60 s without data."""
 
 MOST_KEPT = 64
-"""Looks that are kept for streams of the same page; as many streams there may be."""
+"""Renderings kept for streams of the same page. Streams are limited to the same number."""
 
 MOST_ENTRIES, MOST_LATEST = 200, 20
-"""Entries of a story, and of the first page."""
+"""Entries of a story, and of the overview."""
 
 MOST_NEWS = 3
-"""Entries that a screen reader is told at a time."""
+"""Entries announced to a screen reader at a time."""
 
 NEWS = frozenset(
     {
@@ -75,10 +76,10 @@ NEWS = frozenset(
         "thawed",
     }
 )
-"""Kinds of entries that are said aloud."""
+"""Kinds of entries that a screen reader announces."""
 
 HEADERS = {
-    # No inline script or style, nothing from elsewhere, in nobody's frame.
+    # No inline script or style, nothing from other servers, and no embedding in a frame.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -92,7 +93,7 @@ _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 class Source(Protocol):
-    """What the pages need of a controller."""
+    """The parts of a controller that the pages need."""
 
     desk: Desk
     subscribers: Subscribers
@@ -109,25 +110,27 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Which page. kind: 'overview', 'jobs', 'nodes', 'job' or 'node'; name: of the latter two; the rest: of a list."""
+    """Identity of a page."""
 
     kind: str
+    """'overview', 'jobs', 'nodes', 'job' or 'node'."""
     name: str = ""
+    """Name of the job or node; '' for other kinds. The fields below narrow a list."""
     state: str = ""
     words: str = ""
     page: int = 1
     all_jobs: bool = False
-    """Of a job's page: whether its reader sees the owner's fields of every job, or of those of `user` alone."""
+    """For a job's page: whether the reader may see the private fields of every job, or only of jobs of `user`."""
     user: str = ""
 
     @property
     def query(self) -> dict[str, str]:
-        """What narrows the list."""
+        """Query parameters that narrow the list."""
         return {key: value for key, value in (("state", self.state), ("words", self.words)) if value}
 
     @property
     def stream(self) -> str:
-        """Where its events come from."""
+        """Path of the page's event stream."""
         if self.kind in ("job", "node"):
             return f"/live/{self.kind}s/{quote(self.name, safe='')}"
         if self.kind == "overview":
@@ -136,8 +139,8 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A page at one moment: its parts, and for a job the ranks with a verdict and when it ended."""
+class Rendering:
+    """A page's parts at one point in time; for a job also the ranks with a verdict and the end time."""
 
     parts: dict[str, Markup]
     accused: tuple[int, ...] = ()
@@ -146,15 +149,15 @@ class Seen:
 
 
 class Pages:
-    """Every page of one controller."""
+    """All pages of one controller."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._looks: OrderedDict[View, tuple[float, asyncio.Task[Seen]]] = OrderedDict()
+        self._renderings: OrderedDict[View, tuple[float, asyncio.Task[Rendering]]] = OrderedDict()
         self._stories: OrderedDict[str, tuple[int, list[documents.Document]]] = OrderedDict()
 
     def routes(self) -> Iterator[Route]:
-        """Every path; all of them may be read by whom the server lets in."""
+        """Yield the routes of all pages. The server has already checked who may read them."""
         for path, kind in (
             ("/", "overview"),
             ("/jobs", "jobs"),
@@ -173,11 +176,11 @@ class Pages:
             check_origin(request)
             view, visitor = _view(kind, request), visitor_of(request, self._source.access)
             try:
-                seen = await self._look(view, time.monotonic() - LOOK_SECONDS, peer_of(request))
+                rendered = await self._render(view, time.monotonic() - RENDER_SECONDS, peer_of(request))
             except RefusedError as error:
                 nothing = tag("section", tag("h1", str(error)), class_="panel")
-                return _html(frame.page("Not here", "", "", nothing, visitor=visitor), 404)
-            return _html(_whole(view, seen, visitor))
+                return _html(frame.page("Not found", "", "", nothing, visitor=visitor), 404)
+            return _html(_whole(view, rendered, visitor))
 
         return endpoint
 
@@ -188,7 +191,7 @@ class Pages:
             check_origin(request)
             view = _view(kind, request)
             subscribers, peer = self._source.subscribers, peer_of(request)
-            await self._look(view, time.monotonic() - LOOK_SECONDS, peer)  # refuses what there is not
+            await self._render(view, time.monotonic() - RENDER_SECONDS, peer)  # raises if there is no such page
             try:
                 subscription = subscribers.open(peer)
             except FullError as error:
@@ -199,24 +202,28 @@ class Pages:
         return endpoint
 
     async def _stream(self, view: View, subscription: Subscription, request: Request) -> AsyncIterator[bytes]:
-        """What changes on the page, until its reader's rights do: a browser then begins anew, with those."""
+        """Yield events for changed parts until the reader's rights change. The browser then reconnects with new
+        rights."""
         peer, rights = peer_of(request), _rights(principal_of(request))
         try:
             yield b"retry: 1000\n\n"
-            told: dict[str, Markup] = {}
+            sent: dict[str, Markup] = {}
             drawn = _Drawn()
             since = await newest_entry(self._source, peer)
-            said_s = not_before_s = time.monotonic()
+            sent_s = not_before_s = time.monotonic()
             while not subscription.ended and _rights(await still(request, self._source.access)) == rights:
-                seen = await self._look(view, not_before_s, peer)
-                for name, markup in seen.parts.items():
-                    if told.get(name) != markup:
-                        told[name] = markup
+                rendered = await self._render(view, not_before_s, peer)
+                for name, markup in rendered.parts.items():
+                    if sent.get(name) != markup:
+                        sent[name] = markup
                         yield _event("part", {"name": name, "html": str(markup)})
-                        said_s = time.monotonic()
-                if view.kind == "job" and (document := await self._drawing(view.name, seen, drawn, peer)) is not None:
+                        sent_s = time.monotonic()
+                if (
+                    view.kind == "job"
+                    and (document := await self._drawing(view.name, rendered, drawn, peer)) is not None
+                ):
                     yield _event("pace", document)
-                    said_s = time.monotonic()
+                    sent_s = time.monotonic()
                 if subscription.wake.is_set():
                     subscription.wake.clear()
                     written, _ = await entries_after(self._source, peer, since)
@@ -224,80 +231,81 @@ class Pages:
                     since = entries[-1].entry_id if entries else since
                     if news := _news(view, entries):
                         yield _event("news", {"text": news})
-                if time.monotonic() - said_s > HEARTBEAT_SECONDS:
+                if time.monotonic() - sent_s > HEARTBEAT_SECONDS:
                     yield _event("alive", {})
-                    said_s = time.monotonic()
+                    sent_s = time.monotonic()
                 not_before_s = await _due(subscription)
         finally:
             self._source.subscribers.remove(subscription)
 
-    async def _drawing(self, name: str, seen: Seen, drawn: _Drawn, peer: str) -> documents.Document | None:
-        """What the page's drawings lack; None where that is nothing. whole: they are to begin anew."""
+    async def _drawing(self, name: str, rendered: Rendering, drawn: _Drawn, peer: str) -> documents.Document | None:
+        """Return the rows that the page's drawings lack, or None. `whole` in it: draw from the beginning."""
         pace = await run_in_threadpool(self._source.pace_of, name, drawn.sequence)
         if pace is None:
             return None
-        of = pace.attempt, len(pace.ranks), seen.accused, seen.ended_ns
+        of = pace.attempt, len(pace.ranks), rendered.accused, rendered.ended_ns
         whole = of != drawn.of
         if whole:
             drawn.of = of
             pace = await run_in_threadpool(self._source.pace_of, name) or pace
         made = await self._source.desk.make(
-            peer, partial(paces.document, pace, seen.accused, time.time_ns(), seen.ended_ns)
+            peer, partial(paces.document, pace, rendered.accused, time.time_ns(), rendered.ended_ns)
         )
         drawn.sequence = made["sequence"] if made["at"] else drawn.sequence
         return {**made, "whole": whole} if whole or made["at"] else None
 
-    # --- looking ------------------------------------------------------------------------------------------------------
+    # --- rendering
+    # ------------------------------------------------------------------------------------------------------
 
-    async def _look(self, view: View, not_before_s: float, peer: str) -> Seen:
-        """The page as it was at some moment after this one (monotonic); what that costs is the peer's, unless another
-        has looked. Raises RefusedError where there is none."""
-        kept = self._looks.get(view)
+    async def _render(self, view: View, not_before_s: float, peer: str) -> Rendering:
+        """Return the page as rendered after `not_before_s` (monotonic). The cost counts for the peer, unless a
+        rendering for another reader can be used. Raise RefusedError if there is no such page."""
+        kept = self._renderings.get(view)
         if kept is None or kept[0] < not_before_s:
-            task = asyncio.ensure_future(self._see(view, peer))
-            # Who asked may have gone by then; what went wrong is told to whoever asks next.
+            task = asyncio.ensure_future(self._render_page(view, peer))
+            # The reader may have disconnected by then. A later reader of this rendering gets its exception.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            kept = self._looks[view] = time.monotonic(), task
-            self._looks.move_to_end(view)
-            while len(self._looks) > MOST_KEPT:
-                self._looks.popitem(last=False)
+            kept = self._renderings[view] = time.monotonic(), task
+            self._renderings.move_to_end(view)
+            while len(self._renderings) > MOST_KEPT:
+                self._renderings.popitem(last=False)
         return await asyncio.shield(kept[1])
 
-    async def _see(self, view: View, peer: str) -> Seen:
-        seen = await self._see_parts(view, peer)
+    async def _render_page(self, view: View, peer: str) -> Rendering:
+        rendered = await self._render_parts(view, peer)
         troubles = [in_words(one) for one in self._source.failures.troubles()]
         silent = await self._source.desk.ask(
             peer, lambda listing: documents.silent_agents(self._source.shared_hearing(), listing.present)
         )
-        seen.parts[frame.TROUBLES] = frame.troubles(troubles, silent)
-        return seen
+        rendered.parts[frame.TROUBLES] = frame.troubles(troubles, silent)
+        return rendered
 
-    async def _see_parts(self, view: View, peer: str) -> Seen:
+    async def _render_parts(self, view: View, peer: str) -> Rendering:
         desk = self._source.desk
         match view.kind:
             case "overview":
                 speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
                 latest = await desk.read(peer, self._latest)
 
-                def whole(listing: Listing) -> Seen:
+                def whole(listing: Listing) -> Rendering:
                     document = views.overview(listing.state, speeds, now_ns, listing.reasons)
-                    return Seen(overview.parts(document, latest, speeds, now_ns))
+                    return Rendering(overview.parts(document, latest, speeds, now_ns))
 
                 return await desk.ask(peer, whole)
             case "jobs":
                 speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
 
-                def jobs(listing: Listing) -> Seen:
+                def jobs(listing: Listing) -> Rendering:
                     document = views.jobs_page(listing.state, view.state, view.words, view.page)
-                    return Seen(lists.job_parts(document, view.query, speeds, now_ns))
+                    return Rendering(lists.job_parts(document, view.query, speeds, now_ns))
 
                 return await desk.ask(peer, jobs)
             case "nodes":
 
-                def nodes(listing: Listing) -> Seen:
+                def nodes(listing: Listing) -> Rendering:
                     document = views.nodes_page(listing.state, view.state, view.words, view.page)
                     document["nodes"] = documents.with_hearing(document["nodes"], self._source.shared_hearing())
-                    return Seen(lists.node_parts(document, view.query))
+                    return Rendering(lists.node_parts(document, view.query))
 
                 return await desk.ask(peer, nodes)
             case "node":
@@ -307,7 +315,7 @@ class Pages:
                 (found,) = documents.with_hearing([found], self._source.shared_hearing())
                 story = await desk.read(peer, lambda: self._story(f"node:{view.name}"))
                 speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
-                return Seen(await desk.make(peer, partial(node.parts, found, story, speeds, now_ns)))
+                return Rendering(await desk.make(peer, partial(node.parts, found, story, speeds, now_ns)))
         pace = await run_in_threadpool(self._source.pace_of, view.name, -1, NEWEST_ROWS)
         summary = None if pace is None else await desk.make(peer, partial(paces.summary, pace))
         slowest = () if summary is None else summary["slowest"]
@@ -321,7 +329,7 @@ class Pages:
         story = await desk.read(peer, lambda: self._story(view.name))
         accused = tuple(found["accused"][: paces.MOST_ACCUSED])
         made = await desk.make(peer, partial(job.parts, found, story, summary, time.time_ns()))
-        return Seen(made, accused, pace is not None, found["ended_ns"])
+        return Rendering(made, accused, pace is not None, found["ended_ns"])
 
     def _latest(self) -> list[documents.Document]:
         store = self._source.store
@@ -329,7 +337,7 @@ class Pages:
         return [documents.entry_document(entry) for entry in reversed(entries)]
 
     def _story(self, subject: str) -> list[documents.Document]:
-        """The newest entries, the newest first; read again only where something was written since."""
+        """Return the newest entries, newest first. Read them again only after new entries were written."""
         store = self._source.store
         newest = self._source.subscribers.newest
         if newest is None:
@@ -339,10 +347,10 @@ class Pages:
             if subject.startswith("node:"):
                 whole = [(subject, 0, 2**63 - 1)]
                 entries = store.entries_of_all(whole, most=MOST_ENTRIES, newest=True)
-                told = [documents.entry_document(entry) for entry in entries]
+                entries_shown = [documents.entry_document(entry) for entry in entries]
             else:
-                told = Story(store, subject).newest(MOST_ENTRIES)
-            kept = newest, told
+                entries_shown = Story(store, subject).newest(MOST_ENTRIES)
+            kept = newest, entries_shown
             self._stories[subject] = kept
             while len(self._stories) > MOST_KEPT:
                 self._stories.popitem(last=False)
@@ -351,7 +359,7 @@ class Pages:
 
 @dataclass(slots=True)
 class _Drawn:
-    """What a stream's page has drawn: (attempt, ranks, accused, end) that it is of, and up to which row."""
+    """The rows that a stream has sent: (attempt, ranks, accused, end) of the drawing, and the last row's sequence."""
 
     of: tuple[int, int, tuple[int, ...], int | None] | None = None
     sequence: int = -1
@@ -361,7 +369,7 @@ class _Drawn:
 
 
 def _view(kind: str, request: Request) -> View:
-    """Raises RefusedError for a page that is no number."""
+    """Return the view of a request. Raise RefusedError if its page is not a number."""
     if kind == "job":
         reader = principal_of(request)
         everything = reader.role >= Role.OPERATOR
@@ -378,7 +386,7 @@ def _view(kind: str, request: Request) -> View:
 
 
 def visitor_of(request: Request, access: Authentication) -> frame.Visitor:
-    """Whom a page says that it is shown to."""
+    """Return the reader of the page that this request is for."""
     principal = principal_of(request)
     session = access.session_of(asked_of(request.scope)) if principal.by_cookie else None
     name = principal.name if principal.logged_in else ""
@@ -389,25 +397,25 @@ def _rights(principal: Principal) -> tuple[str, Role]:
     return principal.user, principal.role
 
 
-def _whole(view: View, seen: Seen, visitor: frame.Visitor) -> Markup:
+def _whole(view: View, rendered: Rendering, visitor: frame.Visitor) -> Markup:
     stream = view.stream
 
     def page(
         title: str, here: str, main: Markup, scripts: tuple[str, ...] = (), modules: tuple[str, ...] = ()
     ) -> Markup:
-        whole = join((frame.live(frame.TROUBLES, seen.parts), main))
+        whole = join((frame.live(frame.TROUBLES, rendered.parts), main))
         return frame.page(title, here, stream, whole, scripts, modules, visitor)
 
     match view.kind:
         case "overview":
-            return page("Overview", "/", overview.main(seen.parts))
+            return page("Overview", "/", overview.main(rendered.parts))
         case "jobs":
-            return page("Jobs", "/jobs", lists.job_main(seen.parts, view.query))
+            return page("Jobs", "/jobs", lists.job_main(rendered.parts, view.query))
         case "nodes":
-            return page("Nodes", "/nodes", lists.node_main(seen.parts, view.query))
+            return page("Nodes", "/nodes", lists.node_main(rendered.parts, view.query))
         case "node":
-            return page(view.name, "/nodes", node.main(seen.parts))
-    return page(view.name, "/jobs", job.main(seen.parts, seen.has_pace), ("uPlot.iife.min.js",), ("pace.js",))
+            return page(view.name, "/nodes", node.main(rendered.parts))
+    return page(view.name, "/jobs", job.main(rendered.parts, rendered.has_pace), ("uPlot.iife.min.js",), ("pace.js",))
 
 
 def _html(markup: Markup, status: int = 200) -> Response:
@@ -419,19 +427,20 @@ def _event(name: str, document: documents.Document) -> bytes:
 
 
 def _news(view: View, entries: list[NumberedEntry]) -> str:
-    """What of the entries is said aloud on that page; '' for nothing."""
+    """Return the text of the entries to announce on that page; '' for none."""
     subject = {"job": view.name, "node": f"node:{view.name}"}.get(view.kind)
-    told = [one.entry for one in entries if one.entry.kind in NEWS and subject in (None, one.entry.subject)]
-    words = [f"{entry.subject.removeprefix('node:')}: {entry.text}" for entry in told[-MOST_NEWS:]]
-    return ". ".join([*words, f"and {len(told) - MOST_NEWS} more"] if len(told) > MOST_NEWS else words)
+    announced = [one.entry for one in entries if one.entry.kind in NEWS and subject in (None, one.entry.subject)]
+    words = [f"{entry.subject.removeprefix('node:')}: {entry.text}" for entry in announced[-MOST_NEWS:]]
+    return ". ".join([*words, f"and {len(announced) - MOST_NEWS} more"] if len(announced) > MOST_NEWS else words)
 
 
 async def _due(subscription: Subscription) -> float:
-    """Wait until the next look is due; from when on (monotonic) somebody else's look is new enough."""
+    """Wait until the next rendering is due; return the earliest time (monotonic) of a rendering that is recent
+    enough."""
     try:
-        await asyncio.wait_for(subscription.wake.wait(), LOOK_SECONDS)
+        await asyncio.wait_for(subscription.wake.wait(), RENDER_SECONDS)
     except TimeoutError:
-        return time.monotonic() - LOOK_SECONDS / 2
+        return time.monotonic() - RENDER_SECONDS / 2
     woken_s = time.monotonic()
     await asyncio.sleep(GATHER_SECONDS)
     return woken_s
@@ -442,7 +451,7 @@ async def _due(subscription: Subscription) -> float:
 
 @cache
 def _files() -> dict[str, tuple[bytes, str, str]]:
-    """Content, type and tag of every file that a page may load, by name."""
+    """Return content, type and tag of every file that a page may load, by name."""
     found = {}
     for folder in ("static", "vendored"):
         for path in (_FOLDER / folder).iterdir():

@@ -1,4 +1,4 @@
-"""Progress of a job: the one word that says how it does now, from its state, its steps and its active verdicts."""
+"""Progress of a job in one word, from its state, its steps and its active verdicts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from scheduler_feedback.core.telemetry.pace import Speed
 Document = dict[str, Any]
 
 ARRIVAL_SECONDS = 2.0
-"""A step is known at most so much later than it ended: frames are sent every second, and evaluated twice a second."""
+"""Longest delay until a step is known here: agents send frames every second, evaluated twice a second."""
 
 UNKNOWN_SECONDS = 60.0
-"""A detector reports once an episode that it found no cause. The page shows that for so long at least, also where the
-mean step time is hardly longer than usual."""
+"""A detector reports once per episode that it found no cause. The page shows that for at least this long, even if the
+mean step time is close to the usual one."""
 
 
 class Progress(StrEnum):
-    """What the page says of a job."""
+    """Progress of a job as the page shows it."""
 
     ENDED = "ended"
     NOT_RUNNING = "not running"  # pending, starting or stopping
@@ -33,17 +33,17 @@ class Progress(StrEnum):
 
     @property
     def noteworthy(self) -> bool:
-        """Whether a person should see the job first."""
+        """Whether the job is listed before others."""
         return self in (Progress.HELD_UP, Progress.STALLED, Progress.SLOW)
 
 
 def progress_of(
     state: str, attempt: int, held_up: bool, speed: Speed | None, now_ns: int, unknown_ns: int | None = None
 ) -> Progress:
-    """The progress of a job in that state.
+    """Return the progress of a job in that state.
 
-    held_up: whether a verdict about it is active. speed: of the newest attempt whose steps were received, None for
-    none. now_ns: wall time. unknown_ns: when a detector last reported slowness without a cause, None for never.
+    held_up: whether a verdict about the job is active. speed: of the newest attempt with received steps, None if there
+    is none. now_ns: wall time. unknown_ns: when a detector last reported slowness without a cause, None for never.
     """
     if JobState(state).ended:
         return Progress.ENDED
@@ -61,14 +61,14 @@ def progress_of(
 
 
 def is_stalled(speed: Speed, now_ns: int) -> bool:
-    """Whether the last step ended longer ago than a step usually takes."""
+    """Return whether more time has passed since the last step than a step usually takes."""
     return (now_ns - speed.end_ns) / 1e9 > speed.gap_seconds + ARRIVAL_SECONDS
 
 
 def unknown_since(story: Iterable[Document], attempt_started_ns: int | None) -> Document | None:
-    """The newest entry of the attempt's story in which a detector reported slowness without a cause; None for none.
+    """Return the newest entry of the attempt in which a detector reported slowness without a cause, or None.
 
-    story: the newest first.
+    story: newest first.
     """
     entry = next((entry for entry in story if entry["kind"] == "unknown"), None)
     if entry is None or attempt_started_ns is None or entry["wall_ns"] < attempt_started_ns:
@@ -77,5 +77,5 @@ def unknown_since(story: Iterable[Document], attempt_started_ns: int | None) -> 
 
 
 def not_at_pace(speeds: Mapping[str, Speed], now_ns: int) -> set[str]:
-    """Gangs that are slow, or whose last step ended too long ago."""
+    """Return the gangs that are slow or whose last step ended too long ago."""
     return {gang for gang, speed in speeds.items() if speed.slow or is_stalled(speed, now_ns)}

@@ -1,7 +1,8 @@
-"""The timetable: who holds which slots until when, what is kept for the head of the queue, and who went ahead of it.
+"""The timetable: the jobs on the slots over time, the slots reserved for the head of the queue, and backfilled jobs.
 
-A row is a node, a lane in it a slot. A large cluster is folded: a row is a rack, a spine, or all nodes in one state,
-and in it jobs lie one above the other by their expected end, each as high as it has slots there.
+A row is a node, and each of its slots has a line in the row. A large cluster is folded: a row is a rack, a spine, or
+all nodes in one state. In a folded row jobs are stacked by their expected end, and a job's height is its number of
+slots.
 """
 
 from __future__ import annotations
@@ -21,32 +22,32 @@ from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
 from scheduler_feedback.policies.index.scheduling_index import ledger_of
 
 MOST_ROWS = 24
-"""Nodes that each have a row; more of them are folded."""
+"""Nodes that each have a row; more nodes are folded."""
 
 MOST_FOLDED = 40
-"""Racks or spines that each have a row; where there are more of them, nodes are folded by state."""
+"""Racks or spines that each have a row; if there are more, nodes are folded by state."""
 
 MOST_BARS = 40
-"""Jobs that each have a bar in a folded row, those with the most slots; the others share one."""
+"""Jobs that each have a bar in a folded row: those with the most slots. The others share one bar."""
 
 LEAST_SPAN_NS, MOST_SPAN_NS = 60_000_000_000, 24 * 3600 * 1_000_000_000
 PAST_SHARE = 0.2
-"""Of the time that is drawn, what lies behind."""
+"""Share of the time axis that lies in the past."""
 
 _DIGITS = re.compile(r"([0-9]+)")
 
 GRAIN = 240
-"""Steps of the axis: it moves on by one at a time, so that a drawing that did not change otherwise stays the same."""
+"""Steps of the time axis. The axis moves by whole steps, so that an unchanged timetable renders to the same bytes."""
 
 
 def of_state(state: State) -> dict[str, Any]:
-    """The timetable of the state as it is. Times are wall nanoseconds.
+    """Return the timetable of the current state. Times are wall nanoseconds.
 
-    rows: [{node, nodes, slots, states, bars: [{job, jobs, first, slots, from_ns, until_ns, last_ns, kind}]}]. node: the
-    name of the node, or of what is folded; nodes: how many it has; states: how many of them are in each state but
-    healthy. kind is 'held', 'ahead' (went ahead of the reservation's job), 'stopping' or 'kept'. A bar of several jobs
-    has job '' and says how many they are (jobs) and when the last of them ends. Overdue ends are now.
-    folded: what a row is, '' for a node.
+    rows: [{node, nodes, slots, states, bars: [{job, jobs, first, slots, from_ns, until_ns, last_ns, kind}]}]. node:
+    name of the node or of the folded row; nodes: number of nodes in it; states: number of nodes by state, except
+    healthy. kind is 'held', 'ahead' (backfilled before the job with the reservation), 'stopping' or 'kept' (reserved).
+    A bar of several jobs has job '', their number (jobs), and the end of the last of them (last_ns). An overdue end
+    counts as now. folded: what a row is, '' for a node.
     """
     head = state.jobs.get(state.reserved_for or "")
     reserved_ns = state.reserved_from_ns if head is not None else None
@@ -107,7 +108,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _rows(state: State) -> tuple[str, dict[str, str]]:
-    """What a row is ('' for a node), and the name of the row that each node is in."""
+    """Return what a row is ('' for a node), and the name of the row of each node."""
     nodes = state.nodes.values()
     if len(state.nodes) <= MOST_ROWS:
         return "", {name: name for name in state.nodes}
@@ -129,7 +130,7 @@ def _fold(
     ends: dict[str, int],
     ahead: set[str],
 ) -> None:
-    """Give each row its jobs' bars: the one that ends last at the bottom, so that what gets free is at the top."""
+    """Add the bars of each folded row. The job that ends last is at the bottom, so that slots get free at the top."""
     held: dict[str, list[tuple[str, int]]] = {name: [] for name in rows}
     for job in holding:
         for name, slots in Counter(row_of.get(rank.slot.node, "") for rank in job.ranks).items():
@@ -152,25 +153,25 @@ def _fold(
 
 
 def _end_ns(state: State, job: Job) -> int:
-    """When the job is expected to be gone; now where it should be already."""
+    """Return when the job is expected to end; now if that time has passed."""
     releases = ledger_of(state).ends_of.get(job.job_id, ())
     return max([release.at_ns for release in releases] + [state.now_ns])
 
 
 @lru_cache(maxsize=1 << 16)
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A key by which node-2 comes before node-10."""
+    """Return a sort key that orders node-2 before node-10."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(name) if part)
 
 
 def _window(now_ns: int, reserved_ns: int | None, ends: Iterable[int]) -> tuple[int, int]:
-    """From when to when is drawn: a little of the past, and what shows the reservation with room behind it."""
+    """Return the start and end of the time axis: some of the past, and the whole wait for the reservation."""
     ahead_ns = max((end - now_ns for end in ends), default=0)
     if reserved_ns is not None:
         ahead_ns = max(min(ahead_ns, 3 * (reserved_ns - now_ns)), int(1.5 * (reserved_ns - now_ns)))
     ahead_ns = min(max(ahead_ns, LEAST_SPAN_NS), MOST_SPAN_NS)
     span_ns = int(ahead_ns / (1 - PAST_SHARE))
-    # A span of round length, and a beginning that moves by steps.
+    # Round the span, and move the start in whole steps.
     round_ns = 10_000_000_000
     while span_ns > 10 * round_ns:
         round_ns *= 2
@@ -198,7 +199,7 @@ def _whole(job: Job, slots: int, ends: dict[str, int], ahead: set[str]) -> dict[
 
 
 def _runs(slots: Iterable[Slot]) -> Iterator[tuple[int, int]]:
-    """(first, how many) of slots that stand side by side."""
+    """Return (first, count) of each run of adjacent slots."""
     numbers = sorted(slot.slot for slot in slots)
     for _, members in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         run = [number for _, number in members]

@@ -1,4 +1,4 @@
-"""A verdict as a person reads it: who, what, how much, how sure, and the evidence."""
+"""Verdicts on the pages: the affected rank, the cause, the slowdown, the confidence and the evidence."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from scheduler_feedback.api.web.markup import Markup, join, tag
 Document = dict[str, Any]
 
 STRONGEST = 4
-"""Pieces of evidence that a job's page shows at once."""
+"""Rows of evidence that a job's page shows without unfolding."""
 
 CAUSES = {
-    "suspended": "suspended: off the processor, not waiting for one",
-    "cpu-contention": "waits for a processor",
-    "compute": "its own work takes longer",
-    "storage": "waits for storage",
+    "suspended": "suspended: not on a CPU, and not waiting for one",
+    "cpu-contention": "waiting for a CPU",
+    "compute": "its own computation takes longer",
+    "storage": "waiting for storage",
     "thermal": "its GPU is too hot",
     "power": "its GPU's power is capped",
     "gpu": "its GPU computes more slowly",
-    "gpu-memory": "errors of its GPU's memory",
-    "nvlink": "an NVLink is at fault",
-    "pcie": "a PCIe link is at fault",
-    "nic": "its NIC is at fault",
-    "link": "a link fails or flaps",
+    "gpu-memory": "its GPU has memory errors",
+    "nvlink": "faulty NVLink",
+    "pcie": "faulty PCIe link",
+    "nic": "faulty NIC",
+    "link": "a network link fails or flaps",
     "congestion": "the network is congested",
     "host-contention": "another job on the same host",
     "lost": "it stopped reporting",
     "never-arrived": "it never reached the collective in which its peers wait",
     "unknown": "unknown",
 }
-"""Causes in words; those that are missing say enough themselves."""
+"""Descriptions of causes. The page shows any other cause by its name."""
 
 
 def short(verdict: Document) -> Markup:
-    """In a line of a list."""
+    """Render a verdict for a line of a list."""
     return tag("span", verdict["short"], class_="accusation")
 
 
 def headline(verdict: Document) -> str:
-    """The verdict's sentence up to its confidence, which has a place of its own."""
+    """Return the verdict's sentence without its confidence, which the card shows separately."""
     claim = str(verdict["sentence"]).rpartition(", confidence ")[0]
     return f"R{claim[1:]}" if claim.startswith("rank") else claim
 
 
 def card(verdict: Document, brief: bool = False) -> Markup:
-    """The verdict with what it rests on. brief: with its evidence folded away, and a link to its job."""
+    """Render a verdict and its evidence. brief: fold the evidence away, and link to the job."""
     gang = verdict["job"]
     title = tag("h3", headline(verdict))
     facts = [
         ("Job", words.job_link(gang)) if gang and brief else None,
         ("Node", words.node_link(verdict["node"])) if verdict["node"] else None,
         ("Cause", CAUSES.get(verdict["cause"], verdict["cause"].replace("-", " "))),
-        # Of a hang the ratio is how long it has lasted, over a step: no slowdown.
+        # A hang's slowdown is its duration divided by a step time: the page does not show it as a slowdown.
         ("Slowdown", f"{verdict['slowdown']:.2f} times")
         if verdict["slowdown"] > 1 and verdict["kind"] != "hang"
         else None,
@@ -67,16 +67,16 @@ def card(verdict: Document, brief: bool = False) -> Markup:
         )
         if verdict["step_seconds_now"] > 0
         else None,
-        ("Accused", f"{verdict['level']} {verdict['device']}") if verdict["device"] else None,
+        ("Suspected device", f"{verdict['level']} {verdict['device']}") if verdict["device"] else None,
         ("Disturbed by", words.job_link(verdict["aggressor"])) if verdict["aggressor"] else None,
-        ("Shared", verdict["resource"]) if verdict["resource"] else None,
+        ("Shared resource", verdict["resource"]) if verdict["resource"] else None,
         ("Could also be", ", ".join(verdict["suspects"])) if verdict["suspects"] else None,
         ("Since", words.instant(verdict["first_wall_ns"], "ago")),
         ("Until", join((words.instant(verdict["until_ns"]), f": {verdict['ended_because']}")))
         if not verdict["standing"]
         else None,
-        ("Decided", _ruling(verdict)) if verdict["ruling"] else None,
-        ("Judged", "confirmed by a person" if verdict["judged"] else "rejected by a person")
+        ("Decision", _decision(verdict)) if verdict["ruling"] else None,
+        ("Review", "confirmed by a person" if verdict["judged"] else "rejected by a person")
         if verdict["judged"] is not None
         else None,
     ]
@@ -92,23 +92,23 @@ def card(verdict: Document, brief: bool = False) -> Markup:
     )
 
 
-def _ruling(verdict: Document) -> str:
+def _decision(verdict: Document) -> str:
     ruling, reason = verdict["ruling"], verdict["ruling_reason"]
     if ruling == "migrate":
-        return "the gang moves away"
+        return "the job is migrated"
     if ruling == "restart":
-        return "the gang is restarted"
+        return "the job is restarted"
     if reason.startswith("not restarted"):
         return str(reason)
-    return f"it stays: {reason or ruling}"
+    return f"no action: {reason or ruling}"
 
 
 def _evidence(verdict: Document, shown: int) -> Markup:
-    """The strongest so many pieces, and the others folded away."""
+    """Render the `shown` strongest pieces of evidence, and the others folded away."""
     items = sorted(verdict["evidence"], key=lambda item: -abs(float(item["log_likelihood_ratio"])))
     frames = ", ".join(f"{node} #{number}" for node, number in verdict["frames"][:8])
     rest = items[shown:]
-    words_for_rest = "Evidence" if not shown else f"{len(rest)} more pieces of evidence" if rest else "Where to look"
+    words_for_rest = "Evidence" if not shown else f"{len(rest)} more pieces of evidence" if rest else "Source frames"
     return join(
         (
             _table(verdict, items[:shown], "Strongest evidence") if items[:shown] else None,

@@ -1,7 +1,7 @@
-"""Views: the state as bounded documents for the page and for `gangwatch top`. Pure.
+"""Views: bounded documents of the state, for the pages and for `gangwatch top`. Pure.
 
-Each is made of a snapshot, on the one thread that all readers share. So it counts over all jobs and nodes, and
-describes at most so many of them as a person looks at.
+All readers share one thread, and each view is computed there from a snapshot. A view therefore counts all jobs and
+nodes, but describes only as many as fit on a screen.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from scheduler_feedback.policies.queue import order
 Document = dict[str, Any]
 
 MOST_RUNNING, MOST_WAITING, MOST_ENDED, MOST_VERDICTS, MOST_TROUBLED = 30, 20, 8, 12, 20
-"""Of each list of the overview: about a screen. The pages that list jobs and nodes have the rest."""
+"""Longest lists of the overview: about a screen. The pages of jobs and of nodes list all of them."""
 
 PAGE = 50
-"""Jobs or nodes on a page of a list."""
+"""Jobs or nodes on one page of a list."""
 
 MOST_RANKS = 24
-"""Ranks that a job's page lists: those with a verdict, those that failed, the slowest, and then the first. Where they
-all are is folded away below the list."""
+"""Ranks that a job's page lists: first those with a verdict, then failed ranks, then the slowest, then the lowest
+numbers. The nodes of all ranks are folded away below the list."""
 
 _WORST_FIRST = {
     name: position
@@ -48,10 +48,10 @@ _WORST_FIRST = {
 
 
 def overview(state: State, speeds: Mapping[str, Speed], now_ns: int, reasons: State | None = None) -> Document:
-    """What the first page and `gangwatch top` show.
+    """Return the document of the overview page and of `gangwatch top`.
 
-    speeds: how fast each gang runs. now_ns: wall time against which the end of a last step is held. reasons: the state
-    to ask why jobs wait and when they end, where it is another.
+    speeds: speed of each gang. now_ns: wall time, which the end of the last step is compared with. reasons: the state
+    that explains why jobs are pending and when they end, if it is not `state`.
     """
     jobs = state.jobs.values()
     running = [job for job in jobs if job.state.holds_slots]
@@ -60,7 +60,7 @@ def overview(state: State, speeds: Mapping[str, Speed], now_ns: int, reasons: St
         job.job_id: progress_of(job.state, job.attempt, job.job_id in by_gang, speeds.get(job.job_id), now_ns)
         for job in running
     }
-    # Those that somebody should look at come first, then the newest.
+    # Jobs with a verdict come first, then slow or stalled ones, then the newest.
     shown = heapq.nsmallest(
         MOST_RUNNING,
         running,
@@ -94,15 +94,15 @@ def overview(state: State, speeds: Mapping[str, Speed], now_ns: int, reasons: St
 
 
 def nodes_by_state(state: State) -> dict[str, int]:
-    """How many nodes are in each state, 'absent' for those that the backend doesn't report."""
+    """Count the nodes in each state; 'absent' counts nodes that the backend does not report."""
     known = {"healthy": 0} | {one.value: 0 for one in NodeState} | {"absent": 0}
     return known | Counter(map(node_state, state.nodes.values()))
 
 
 def slots_by_use(state: State) -> dict[str, int]:
-    """Slots of the nodes that are there: how many are used, free to be used, and on nodes that take nothing."""
+    """Count the slots of present nodes: used, free, and unavailable because the node accepts no jobs."""
     holding = [job for job in state.jobs.values() if job.state.holds_slots]
-    # An absent node offers nothing; what a job still holds there counts until the job's end is known.
+    # An absent node has no free slots. A job's slots there count until the job's end is confirmed.
     absent = {node.name for node in state.nodes.values() if not node.present}
     lost = sum(rank.slot.node in absent for job in holding for rank in job.ranks) if absent else 0
     total = sum(node.slots for node in state.nodes.values() if node.present) + lost
@@ -121,7 +121,7 @@ def _standing(state: State) -> Mapping[str, Sequence[Verdict]]:
 
 
 def _troubled(state: State) -> list[Node]:
-    """Nodes that are not healthy, the worst first."""
+    """Return the nodes that are not healthy, worst first."""
     doubtful = (node for node in state.nodes.values() if node_state(node) != NodeState.HEALTHY.value)
     return heapq.nsmallest(MOST_TROUBLED, doubtful, key=lambda node: (_WORST_FIRST[node_state(node)], -node.since_ns))
 
@@ -131,7 +131,7 @@ def _wait(state: State, job: Job) -> Document:
 
 
 def brief(job: Job, verdicts: Iterable[Verdict]) -> Document:
-    """A job in a line of a list."""
+    """Return the document of a job for a line of a list."""
     return {
         "job": job.job_id,
         "name": job.spec.name,
@@ -152,12 +152,12 @@ def brief(job: Job, verdicts: Iterable[Verdict]) -> Document:
 
 
 def run_seconds(job: Job) -> float | None:
-    """How long its attempts that are over ran, in all; None where none ran."""
+    """Return the run time of all ended attempts in seconds; None if no attempt has run."""
     return job.run_ns / 1e9 if job.run_ns else None
 
 
 def in_short(verdict: Verdict) -> Document:
-    """A verdict as part of a line."""
+    """Return the document of a verdict within a line of a list."""
     return {
         "verdict_id": verdict.verdict_id,
         "kind": verdict.kind.value,
@@ -175,8 +175,8 @@ def in_short(verdict: Verdict) -> Document:
 
 
 def jobs_page(state: State, wanted: str, words: str, page: int) -> Document:
-    """A page of jobs, the newest first. wanted: a state, 'active', or '' for all. words: part of an id, name, user or
-    queue; '' for any."""
+    """Return a page of jobs, newest first. wanted: a state, 'active', or '' for all. words: part of an id, name, user
+    or queue; '' for any."""
     words = words.casefold()
     found = [
         job
@@ -194,7 +194,8 @@ def _names(job: Job) -> tuple[str, ...]:
 
 
 def nodes_page(state: State, wanted: str, words: str, page: int) -> Document:
-    """A page of nodes, the worst first, and a tile a node, or for many nodes the worst of those that share a tile."""
+    """Return a page of nodes, worst first, and the tiles. In a large cluster a tile shows the worst of several
+    nodes."""
     words = words.casefold()
     named = sorted(state.nodes.values(), key=lambda node: timetable.natural(node.name))
     found = [
@@ -214,7 +215,7 @@ def nodes_page(state: State, wanted: str, words: str, page: int) -> Document:
 
 
 MOST_TILES = 480
-"""Of the drawing of all nodes; more than these share tiles."""
+"""Tiles in the drawing of all nodes; in a larger cluster several nodes share a tile."""
 
 
 def _tiles(named: Sequence[Node]) -> list[Document]:
@@ -230,7 +231,7 @@ def _tiles(named: Sequence[Node]) -> list[Document]:
 
 
 def node_row(node: Node) -> Document:
-    """A node in a line of a list."""
+    """Return the document of a node for a line of a list."""
     return {
         "node": node.name,
         "state": node_state(node),
@@ -253,10 +254,11 @@ def job_page(
     reasons: State | None = None,
     explained: Callable[[str], Explanation | None] | None = None,
 ) -> Document | None:
-    """A job with its verdicts and, where it waits, why; None where there is none of that name.
+    """Return a job with its verdicts and, if it is pending, the reason; None if there is no such job.
 
-    slowest: ranks that are listed next to those with a verdict. reasons: the state to ask why it waits, where it is
-    another; explained: who is asked in full. placed: every rank of the newest attempt.
+    slowest: ranks to list after those with a verdict. reasons: the state that explains why the job is pending, if it is
+    not `state`. explained: returns the full explanation; None to compute it from `state`. In the document, `placed`
+    lists every rank of the newest attempt.
     """
     job = state.jobs.get(job_id)
     if job is None:
@@ -300,7 +302,7 @@ def _explained(state: State, job: Job, explained: Callable[[str], Explanation | 
 
 
 def node_page(state: State, name: str) -> Document | None:
-    """A node and who is on it; None where there is none of that name."""
+    """Return a node and the jobs on it; None if there is no such node."""
     node = state.nodes.get(name)
     if node is None:
         return None

@@ -1,4 +1,4 @@
-"""Words: numbers, times and names as a person reads them on the page."""
+"""Text of numbers, times and names on the pages."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ TONES = {
     **dict.fromkeys(("failed", "quarantine", "absent"), BAD),
     **dict.fromkeys(("cancelled", "maintenance"), QUIET),
 }
-"""How a state is coloured; it is always written too."""
+"""Colour of each state. The page always writes the state as well."""
 
 
 def state(word: str) -> Markup:
-    """A state as a pill: a dot and the word."""
+    """Render a state as a dot and its name."""
     return tag("span", word, class_=f"state {TONES.get(word, QUIET)}")
 
 
 def node_state(node: Node) -> str:
-    """The node's state in a word; 'absent' where the backend does not report it."""
+    """Return the name of the node's state; 'absent' if the backend does not report the node."""
     return node.state.value if node.present else "absent"
 
 
 def seconds(value: float | None) -> str:
-    """A length of time: '84 ms', '1.32 s', '42 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
+    """Format a duration: '84 ms', '1.32 s', '42 s', '3 min 20 s', '2 h 5 min', '3 d 4 h'."""
     if value is None:
         return "–"
     if value < 0.9995:
@@ -45,12 +45,12 @@ def seconds(value: float | None) -> str:
         if whole < large * (60, 48, 10**9)[(1, 60, 3600).index(small)]:
             rest = whole % large // small
             return f"{whole // large} {names[0]}" + (f" {rest} {names[1]}" if rest else "")
-    raise AssertionError("the last of them takes everything")
+    raise AssertionError("days cover every longer duration")
 
 
 def instant(wall_ns: int | None, how: str = "") -> Markup:
-    """An instant. how: '' for the clock; 'ago', 'in' or 'for' to have the page's script count the time from or to it,
-    which starts from the clock here."""
+    """Render a point in time. how: '' for the time of day; with 'ago', 'in' or 'for' the page's script replaces the
+    time of day by the time since or until then."""
     if wall_ns is None:
         return Markup("–")
     at = wall_ns / 1e9
@@ -62,14 +62,15 @@ def instant(wall_ns: int | None, how: str = "") -> Markup:
 
 
 def telemetry(agent: Mapping[str, Any] | None) -> Markup:
-    """How fresh what a node's agent sends is. agent: as the API tells it; None where none is known."""
+    """Render how recent a node agent's samples are. agent: the API's document about the agent; None if there is
+    none."""
     if agent is None:
         return Markup("–")
     return tag("span", agent["words"], class_=f"state {BAD if agent['silent'] else GOOD}")
 
 
 def job_link(job: str, name: str = "") -> Markup:
-    """To the job's page. The id is part of the link's own, so that focus stays on it when the list changes."""
+    """Render a link to the job's page. The link holds the id, so that it keeps the focus when the list changes."""
     return tag("a", job, href=f"/jobs/{quote(job, safe='')}", title=name or None)
 
 
@@ -78,7 +79,7 @@ def node_link(node: str) -> Markup:
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """'1 node', '12,500 nodes'."""
+    """Format a number with its noun: '1 node', '12,500 nodes'."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
@@ -87,7 +88,7 @@ def percent(share: float) -> str:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Rising whole numbers, in short: '0–2, 5'."""
+    """Format ascending whole numbers as ranges: '0–2, 5'."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:

@@ -1,23 +1,23 @@
 // A job's drawings: own step time by rank as lines, and all ranks as a map, from the "pace" events of its page's stream.
-// Both have one time axis, from the oldest row to now or to the job's end, and show the times in which no step ended.
+// Both share a time axis, from the oldest row to now or to the job's end, and mark the times in which no step ended.
 
-const MOST_ROWS = 600; // as many as the server keeps; a page that stays open keeps no more
+const MOST_ROWS = 600; // as many as the server keeps; older rows are dropped
 const LEAST_SPAN = 60; // seconds of the time axis
 const GUTTER = 76; // pixels left of both drawings, for their labels; as .map in page.css
 const MARGIN = 10; // pixels right of both
-const ARRIVAL = 3; // seconds until a row is known here: those newer are not empty, only not received yet
-const LOGARITHMIC = 20; // from this ratio of the longest to the middle step on the scale is logarithmic
+const ARRIVAL = 3; // seconds until a row arrives here: until then a column is unknown, not empty
+const LOGARITHMIC = 20; // the scale is logarithmic above this ratio of the longest to the median step
 
 const pace = { at: [], step: [], whole: [], lines: [], bands: [], cells: [], attempt: 0, ranks: 0, gap: 3, ahead: 0, until: null };
 let chart = null;
 let logarithmic = false;
-let cursor = null; // the map's cell that is described: { column, band }
-let columns = []; // of the map: { at, rows, state }, where state is "rows", "none" (no step ended) or "unknown"
+let cursor = null; // the cell described below the map: { column, band }
+let columns = []; // of the map: { at, rows, state }; state: "rows", "none" (no step ended) or "unknown"
 
-document.addEventListener("pace", (event) => take(event.detail));
+document.addEventListener("pace", (event) => addRows(event.detail));
 document.addEventListener("theme", () => redraw(true));
 
-function take(news) {
+function addRows(news) {
   const width = news.bands.length;
   if (news.whole) {
     Object.assign(pace, { at: [], step: [], whole: [], cells: [], bands: news.bands, attempt: news.attempt, ranks: news.ranks });
@@ -28,7 +28,7 @@ function take(news) {
   }
   pace.gap = news.gap;
   pace.until = news.until;
-  pace.ahead = (news.now ?? Date.now() / 1000) - Date.now() / 1000; // of the server's clock before this one
+  pace.ahead = (news.now ?? Date.now() / 1000) - Date.now() / 1000; // seconds that the server's clock is ahead of this one
   const cells = Uint8Array.from(atob(news.cells), (character) => character.charCodeAt(0));
   news.at.forEach((at, row) => {
     pace.at.push(at);
@@ -47,10 +47,10 @@ function take(news) {
   redraw(false);
 }
 
-function redraw(anew) {
+function redraw(fromScratch) {
   if (!pace.at.length) return;
   const scale = isWide();
-  if ((anew || scale !== logarithmic) && chart) {
+  if ((fromScratch || scale !== logarithmic) && chart) {
     chart.destroy();
     chart = null;
   }
@@ -62,7 +62,7 @@ function redraw(anew) {
   if (cursor) describeCell();
 }
 
-// Time passes also while no step ends.
+// Extend the time axis while no step ends.
 setInterval(() => {
   if (!document.hidden && pace.at.length && pace.until === null) redraw(false);
 }, 1000);
@@ -71,14 +71,14 @@ setInterval(() => {
 
 const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 
-// From when to when both drawings are, in seconds since 1970.
+// Start and end of the time axis, in seconds since 1970.
 function span() {
   const until = Math.max(pace.until ?? Date.now() / 1000 + pace.ahead, pace.at.at(-1) + 1);
   return [Math.min(pace.at[0], until - LEAST_SPAN), until];
 }
 
-// Each time in which no step ended, longer than a step usually takes: { from, until, seconds }. The last one may not be
-// over. A row is a whole second: the gap is drawn between two rows, and lasts from one's steps to the other's.
+// Times longer than a usual step in which no step ended: { from, until, seconds }. The last one may still continue. A row
+// is a whole second: a gap is drawn between two rows, and lasts from the steps of one to the steps of the other.
 function gaps() {
   const found = [];
   for (let row = 1; row < pace.at.length; row++) {
@@ -103,8 +103,8 @@ function words(seconds) {
 
 // --- lines --------------------------------------------------------------------------------------------------------------
 
-// A canvas knows no light-dark(): the sheet's colours are asked of an element that has them.
-const probe = document.getElementById("pace-told");
+// A canvas does not support light-dark(): read the style sheet's colours from an element.
+const probe = document.getElementById("pace-cell");
 
 function colour(name) {
   probe.style.color = `var(${name})`;
@@ -123,7 +123,7 @@ function colourOf(line) {
   return line === pace.lines.length ? colour("--dim") : colour(`--line-${line % 8}`);
 }
 
-// The lines with the whole step as the last one.
+// All lines; the whole step is the last one.
 const allLines = () => [...pace.lines, { name: "whole step", values: pace.whole }];
 
 function isWide() {
@@ -131,7 +131,7 @@ function isWide() {
   return known.length > 0 && known.at(-1) > LOGARITHMIC * known[known.length >> 1];
 }
 
-// Rows with an empty one inside each gap: lines end before it and begin again behind it.
+// Rows, with an empty row in each gap to interrupt the lines.
 function lineData() {
   const lines = allLines();
   const data = [[], ...lines.map(() => [])];
@@ -201,7 +201,7 @@ function drawLines() {
   drawLegend();
 }
 
-// A row between two gaps has no line: it is a point.
+// A row between two gaps is drawn as a point.
 function alone(plot, series) {
   const values = plot.data[series];
   return values.flatMap((value, at) => (value != null && values[at - 1] == null && values[at + 1] == null ? [at] : []));
@@ -273,7 +273,7 @@ function drawLegend() {
   document.getElementById("pace-legend").replaceChildren(...items);
 }
 
-// The chart in words: its longest step, and its longest times without one.
+// The chart in words: the longest step, and the longest times without a step.
 const MOST_GAPS = 3;
 
 function describeChart() {
@@ -307,8 +307,8 @@ new ResizeObserver(([entry]) => {
 // --- the map ------------------------------------------------------------------------------------------------------------
 
 const MOST_COLUMNS = 600;
-const LABEL = 15; // pixels that a label of the map takes
-const STOPS = [1.05, 1.1, 1.3, 2.0]; // of the peers' time; page.css has a colour for each: --heat-0 to --heat-3
+const LABEL = 15; // height of a label of the map in pixels
+const STOPS = [1.05, 1.1, 1.3, 2.0]; // ratios to the peers' time; page.css defines a colour for each: --heat-0 to --heat-3
 const map = document.getElementById("pace-map");
 
 function palette() {
@@ -326,8 +326,8 @@ function palette() {
   return colours;
 }
 
-// The columns of the map: each so many whole seconds, with the row that is worst for its worst rank.
-function laidOut() {
+// Columns of the map. Each covers the same number of whole seconds, and shows the worst row of each rank.
+function layOut() {
   const [from, until] = span();
   const seconds = Math.max(1, Math.ceil((until - from) / MOST_COLUMNS));
   const first = Math.floor(from / seconds) * seconds;
@@ -338,7 +338,7 @@ function laidOut() {
   }));
   const column = (at) => Math.max(0, Math.min(found.length - 1, Math.floor((at - first) / seconds)));
   pace.at.forEach((at, row) => {
-    // A step that took longer than a column fills those that it lasted for, unless that is a gap.
+    // A step longer than a column fills all columns that it lasted for, unless they are a gap.
     const before = row && at - pace.at[row - 1] <= pace.gap ? column(pace.at[row - 1]) + 1 : column(at);
     for (let here = Math.min(before, column(at)); here <= column(at); here++) {
       found[here].rows.push(row);
@@ -353,7 +353,7 @@ function laidOut() {
   return found;
 }
 
-// The longest own time against the peers' in a column, in hundredths; undefined where no step ended.
+// The longest own time in a column relative to the peers', in hundredths; undefined if no step ended.
 function cellOf(column, band) {
   let most;
   for (const row of column.rows) most = Math.max(most ?? 0, pace.cells[row][band]);
@@ -363,7 +363,7 @@ function cellOf(column, band) {
 function drawMap() {
   const bands = pace.bands.length;
   if (!bands) return;
-  columns = laidOut();
+  columns = layOut();
   map.width = columns.length;
   map.height = bands;
   const height = Math.max(48, Math.min(480, bands * 22));
@@ -373,7 +373,7 @@ function drawMap() {
   const colours = palette();
   const unknown = [...colour("--sunken").match(/\d+/g).slice(0, 3).map(Number), 255];
   columns.forEach((column, at) => {
-    if (column.state === "none") return; // transparent: the hatched ground shows
+    if (column.state === "none") return; // transparent: shows the hatched background
     for (let band = 0; band < bands; band++) {
       const cell = cellOf(column, band);
       image.data.set(cell === undefined ? unknown : colours.subarray(4 * cell, 4 * cell + 4), 4 * (band * columns.length + at));
@@ -423,7 +423,7 @@ function describeCell() {
   const name = pace.bands[cursor.band];
   const cell = cellOf(column, cursor.band);
   if (cell === undefined) {
-    const what = column.state === "none" ? "no step ended" : "not known";
+    const what = column.state === "none" ? "no step ended" : "unknown";
     probe.textContent = `${name}, ${clock(column.at)}: ${what}`;
     return;
   }
@@ -447,7 +447,7 @@ map.addEventListener("keydown", (event) => {
   const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
   if (!step || !columns.length) return;
   event.preventDefault();
-  // It begins at the newest column in which a step ended.
+  // Start at the newest column in which a step ended.
   cursor ??= { column: Math.max(0, columns.findLastIndex((column) => column.rows.length)), band: 0 };
   cursor.column = Math.max(0, Math.min(columns.length - 1, cursor.column + step[0] * (event.shiftKey ? 10 : 1)));
   cursor.band = Math.max(0, Math.min(pace.bands.length - 1, cursor.band + step[1] * (event.shiftKey ? 10 : 1)));

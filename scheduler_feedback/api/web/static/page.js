@@ -1,21 +1,21 @@
-// Keeps a page up to date from its stream of server-sent events, counts times, and asks the API for what a button says.
-// What comes as HTML was escaped by the server; nothing else is ever made markup here.
+// Updates a page from its stream of server-sent events, counts times, and sends the requests of buttons to the API.
+// The server has escaped the HTML that it sends. This script never turns any other text into markup.
 
 const byId = (id) => document.getElementById(id);
 
 // --- the stream ---------------------------------------------------------------------------------------------------------
 
-const SILENT_MS = 35_000; // the server says something every 15 s
+const SILENT_MS = 35_000; // the server sends a heartbeat every 15 s
 let source = null;
-let heardAt = 0;
-let again = 0;
+let receivedAt = 0;
+let retry = 0;
 
 function listen() {
   const stream = document.body.dataset.stream;
   if (!stream || source) return;
   source = new EventSource(stream);
-  source.addEventListener("open", heard);
-  source.addEventListener("alive", heard);
+  source.addEventListener("open", received);
+  source.addEventListener("alive", received);
   source.addEventListener("part", (event) => {
     const { name, html } = JSON.parse(event.data);
     const part = byId(name);
@@ -23,52 +23,52 @@ function listen() {
       Idiomorph.morph(part, html, { morphStyle: "innerHTML", callbacks: { beforeAttributeUpdated: keepOpen } });
       count(part);
     }
-    heard();
+    received();
   });
   source.addEventListener("news", (event) => {
     byId("news").textContent = JSON.parse(event.data).text;
   });
   source.addEventListener("pace", (event) => {
     document.dispatchEvent(new CustomEvent("pace", { detail: JSON.parse(event.data) }));
-    heard();
+    received();
   });
   source.addEventListener("error", () => {
-    tell("off", "reconnecting");
+    showLiveness("off", "reconnecting");
     if (source.readyState === EventSource.CLOSED) {
-      // Refused: too many streams, or a controller that stops. The browser would not try again by itself.
-      leave();
-      again = setTimeout(listen, 5000);
+      // The server refused the stream: too many streams, or the controller is stopping. The browser does not retry.
+      disconnect();
+      retry = setTimeout(listen, 5000);
     }
   });
 }
 
-function leave() {
-  clearTimeout(again);
+function disconnect() {
+  clearTimeout(retry);
   source?.close();
   source = null;
 }
 
-function heard() {
-  heardAt = Date.now();
-  tell("on", "live");
+function received() {
+  receivedAt = Date.now();
+  showLiveness("on", "live");
 }
 
-function tell(state, words) {
+function showLiveness(state, words) {
   const liveness = byId("liveness");
   if (liveness.dataset.state === state && liveness.textContent === words) return;
   liveness.dataset.state = state;
   liveness.textContent = words;
 }
 
-// What somebody has unfolded stays so.
+// Keep sections that the reader has unfolded.
 const keepOpen = (attribute, node) => !(attribute === "open" && node.tagName === "DETAILS");
 
-// A browser opens six connections to a server: pages that nobody sees give theirs back.
+// A browser opens at most six connections to a server, so hidden pages close theirs.
 document.addEventListener("visibilitychange", () => {
-  if (document.hidden) leave();
+  if (document.hidden) disconnect();
   else listen();
 });
-window.addEventListener("pagehide", leave);
+window.addEventListener("pagehide", disconnect);
 window.addEventListener("pageshow", listen);
 
 // --- times --------------------------------------------------------------------------------------------------------------
@@ -93,9 +93,9 @@ function count(within = document) {
 
 setInterval(() => {
   count();
-  if (source && Date.now() - heardAt > SILENT_MS) {
-    tell("off", "no word");
-    leave();
+  if (source && Date.now() - receivedAt > SILENT_MS) {
+    showLiveness("off", "no data");
+    disconnect();
     listen();
   }
 }, 1000);
@@ -121,7 +121,7 @@ byId("theme").addEventListener("click", () => {
     if (next) localStorage.setItem("theme", next);
     else localStorage.removeItem("theme");
   } catch {
-    // Then it holds for this page.
+    // No storage: the theme applies to this page only.
   }
   showTheme();
 });
@@ -131,12 +131,12 @@ byId("theme").addEventListener("click", () => {
 const dialog = byId("dialog");
 const form = dialog.querySelector("form");
 const answer = byId("dialog-answer");
-// Proof that a page of ours makes a request: the session's cookie alone would go with anybody's.
+// Shows that the request comes from one of these pages: browsers send the session's cookie with requests of any site.
 const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
 let asked = null;
 
-// gangwatch may be opened as .../#token=TOKEN: a fragment is never sent to a server, and leaves the address at once. It
-// is typed into the login's form, and sent when the person says so: a link must not log anybody in as somebody else.
+// A user may open .../#token=TOKEN. Browsers never send a fragment, and this script removes it from the address at once.
+// It fills in the login form, and the user submits it: a link must not log a user in under another account.
 const fragment = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
 if (fragment) {
   history.replaceState(null, "", location.pathname + location.search);
@@ -187,9 +187,9 @@ form.addEventListener("submit", async (event) => {
       return;
     }
     const refusal = await response.json().catch(() => null);
-    answer.textContent = refusal?.error ?? `Answered with ${response.status}.`;
+    answer.textContent = refusal?.error ?? `The controller responded with status ${response.status}.`;
   } catch {
-    answer.textContent = "The controller does not answer.";
+    answer.textContent = "The controller does not respond.";
   }
 });
 

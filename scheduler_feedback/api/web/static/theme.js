@@ -1,11 +1,11 @@
-// Before anything is painted: the theme that was chosen here, if one was.
+// Apply the stored theme before the page is drawn.
 "use strict";
 {
   let theme = null;
   try {
     theme = localStorage.getItem("theme");
   } catch {
-    // A browser that keeps nothing: the system's theme it is.
+    // No storage: use the system's theme.
   }
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 }
