@@ -1,4 +1,4 @@
-"""The HTTP API and the web page of the controller.
+"""The controller's HTTP API and its web pages.
 
-Start at ``app.py``. ``access`` says who asks, ``reading`` answers from snapshots, ``web`` renders the page.
+Start at ``app.py``. ``access`` authenticates requests, ``reading`` answers them from snapshots, ``web`` renders pages.
 """

@@ -1,34 +1,35 @@
-"""The API: an ASGI app over one controller. JSON, and server-sent events.
+"""The API: an ASGI application over one controller, with JSON and server-sent events.
 
 ::
 
     GET  /healthz  /readyz
     GET  /api/jobs[?active=1][&state=S,S][&user=U][&queue=Q]  /api/jobs/JOB  /api/jobs/JOB/explain  /api/jobs/JOB/story
-         /api/jobs/JOB/pace[?since=SEQUENCE]   own step times by rank, of the newest minutes
+         /api/jobs/JOB/pace[?since=SEQUENCE]   own step times by rank, of the last minutes
          /api/jobs/JOB/logs?rank=R[&attempt=A][&tail=LINES]              (the job's user, operator)
-         /api/overview                    what the first page and `gangwatch top` show
-         /api/parts                       parts of the controller that a bug has hit
+         /api/overview                    the document of the overview page and of `gangwatch top`
+         /api/parts                       parts of the controller that failed because of a bug
          /api/nodes  /api/nodes/NODE/jobs  /api/nodes/NODE/story  /api/verdicts  /api/queue  /api/decisions
-         /api/journal                     one line a cycle, for a replay                     (operator)
+         /api/journal                     one line per cycle, for a replay                          (operator)
          /api/events[?since=ENTRY]        entries as they are written, as server-sent events
-         /api/whoami                      whom the controller takes the request to be from
+         /api/whoami                      user and role of the request
 
-    Lists (jobs, nodes, verdicts, queue, decisions, stories) come in pages where a request has ?limit=N: the header
-    Link: <...>; rel="next" leads to the next page, until there is none. Without a limit a list comes whole. Answers
-    about the state have an ETag; a request with If-None-Match that still holds is answered with 304.
+    Lists (jobs, nodes, verdicts, queue, decisions, stories) are paged if a request has ?limit=N: the header
+    Link: <...>; rel="next" is the address of the next page. The last page has no such header. Without a limit the
+    response is the whole list. Responses about the state have an ETag; 304 answers a matching If-None-Match.
 
     POST /api/jobs                                                                                  (submitter)
          /api/jobs/JOB/cancel                                            (the job's user as submitter, operator)
          /api/nodes/NODE/{release|quarantine|maintenance|remove}  /api/verdicts/VERDICT/{confirm|reject}
          /api/freeze  /api/thaw  /api/reload                                                         (operator)
 
-and the live page: /  /jobs  /jobs/JOB  /nodes  /nodes/NODE (web/pages.py), with its /login (web/login.py).
+and the pages: /  /jobs  /jobs/JOB  /nodes  /nodes/NODE (web/pages.py), with their /login (web/login.py).
 
-Submitting a job runs a program: whatever changes something needs a role (access/), and so does what jobs wrote. A job's
-command line and folder are shown to its user and to operators; `hidden` names what was left out for anybody else. Every
-error is {"error": text}: 400 malformed, 401 not logged in, 403 another role, Host or Origin, 404, 405, 409 not now, 413
-too long, 415 no JSON, 422 not on this cluster, 429 too much at one time or too often, or too many wrong tokens, 500 a
-bug (one request's; it is logged, and nothing else ends), 503 not ready, 507 journal or audit can't be written.
+Submitting a job runs a program, so every change requires a role (access/). Reading the output of jobs requires a role
+too. Only a job's user and operators see its command line and folder; for other readers `hidden` lists the omitted
+fields. Every error is {"error": text}: 400 malformed, 401 not logged in, 403 wrong role, Host or Origin, 404, 405, 409
+conflict with the current state, 413 too long, 415 not JSON, 422 impossible on this cluster, 429 too many requests or
+too many wrong tokens, 500 a bug (logged; only this request fails), 503 not ready, 507 journal or audit log not
+writable.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ from scheduler_feedback.policies.intake.user_requests import array_members
 from scheduler_feedback.policies.nodes.draining import why_not_removed
 
 STORY_SLICE, JOURNAL_SLICE, JOURNAL_BLOCKS = 200, 200, 16
-"""Entries of a story, and cycles and blocks of the journal, that are read in one piece."""
+"""Entries of a story, and cycles and blocks of the journal, that one read fetches."""
 
 DEFAULT_TAIL, MAX_TAIL = 100, 10_000
 
@@ -112,7 +113,7 @@ _STATUS: tuple[tuple[type[GangwatchError], int], ...] = (
 
 
 class Control(Protocol):
-    """What the API needs of a controller."""
+    """The parts of a controller that the API needs."""
 
     access: Authentication
     audit: Audit
@@ -138,7 +139,7 @@ class Control(Protocol):
 
 
 def create_api(controller: Control, more: Sequence[Route] = ()) -> Starlette:
-    """The app. It holds no state of its own. more: routes beside its own, for whose requests it is known who asks."""
+    """Return the application. It has no state of its own. more: routes to add, with the same authentication."""
     pages = (*Login(controller).routes(), *Pages(controller).routes())
     return Starlette(
         routes=[*more, *_Api(controller).routes(), *pages],
@@ -180,16 +181,16 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _known(state: State, job_id: str) -> bool:
-    """Whether there is a job or an array of that id."""
+    """Return whether a job or an array has that id."""
     return job_id in state.jobs or bool(array_members(state, job_id))
 
 
 _FRESH = {"cache-control": "private, no-cache"}
-"""Kept by whoever asked alone, and only to ask whether it still holds."""
+"""Only the client itself may store the response, and must revalidate it before each use."""
 
 
 def _tagged(request: Request, answer: Answer) -> Response:
-    """The answer, or that the one which the reader has still holds."""
+    """Return the answer, or 304 if the client already has it."""
     headers = _FRESH | {"etag": answer.tag}
     if answer.tag in (tag.strip() for tag in request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)
@@ -201,7 +202,7 @@ class _Api:
         self._controller = controller
 
     def routes(self) -> Iterator[Route]:
-        """Every path with who may ask for it."""
+        """Yield every route, each with the role that it requires."""
         reading: dict[str, Callable[[Listing, Request], Any]] = {
             "/api/jobs/{job}": lambda listing, request: shown(
                 _job_document(listing, _job(listing.state, request)), principal_of(request)
@@ -247,7 +248,7 @@ class _Api:
         return Route(path, self._guarded(endpoint, role, what), methods=[method])
 
     def _guarded(self, endpoint: _Endpoint, role: Role, what: str = "") -> _Endpoint:
-        """The endpoint for whoever has the role; what: they do there, in words for whoever has not."""
+        """Wrap an endpoint so that it requires the role. what: the action, for the text of a refusal."""
 
         async def guarded(request: Request) -> Response:
             check_origin(request)
@@ -306,13 +307,13 @@ class _Api:
         return endpoint
 
     async def _list(self, request: Request, lister: Lister, frame: Frame | None = None) -> Response:
-        """A page of the list, where a limit is given; else the whole."""
+        """Return a page of the list if the request has a limit, else the whole list."""
         most, mark = page_of(request)
         desk, peer = self._controller.desk, peer_of(request)
         try:
             answer = await desk.page(peer, key_of_now(request), lister, mark, most or SLICE, frame)
         except lists.MarkError as error:
-            raise RefusedError(400, f"continue: no mark of this list: {error}") from None
+            raise RefusedError(400, f"continue: not a value from this list's Link header: {error}") from None
         if most is None and answer.rest is not None:
             whole = ended_by_bug(
                 desk.whole(peer, key_of_now(request), lister, frame), self._controller.failures, "api", again=True
@@ -330,7 +331,7 @@ class _Api:
             states = frozenset(given["state"].split(","))
             if unknown := sorted(states - {known.value for known in JobState}):
                 raise RefusedError(
-                    400, f"state: {unknown[0]!r} is none of {', '.join(known.value for known in JobState)}"
+                    400, f"state: {unknown[0]!r} is not one of {', '.join(known.value for known in JobState)}"
                 )
         wanted = lists.Wanted(active, states, given.get("user", ""), given.get("queue", ""))
         return await self._list(request, shown_to(principal_of(request), lists.jobs(wanted)))
@@ -357,7 +358,7 @@ class _Api:
         job = await self._ask(request, lambda listing: _job(listing.state, request).job_id)
         pace = await run_in_threadpool(self._controller.pace_of, job, -1 if since is None else since)
         if pace is None:
-            raise RefusedError(404, f"no step of {job} is known")
+            raise RefusedError(404, f"no step of {job} was received")
         return _json(await self._controller.desk.make(peer_of(request), lambda: paces.document(pace, ())))
 
     async def _job_story(self, request: Request) -> Response:
@@ -377,27 +378,27 @@ class _Api:
     async def _story(
         self, request: Request, page: Callable[[int, int], Sequence[documents.Document]], unknown: RefusedError
     ) -> Response:
-        """Entries, oldest first: a page where a limit is given, else all of them, read in pieces."""
+        """Return entries, oldest first: a page if the request has a limit, else all of them, read in pieces."""
         desk, peer = self._controller.desk, peer_of(request)
         most, mark = page_of(request)
         after = entry_of(mark)
 
         def content(after: int, most: int) -> tuple[bytes, int | None]:
-            found = page(after, most + 1)
-            last = found[most - 1]["id"] if len(found) > most else None
-            return msgspec.json.encode(found[:most])[1:-1], last
+            entries = page(after, most + 1)
+            last = entries[most - 1]["id"] if len(entries) > most else None
+            return msgspec.json.encode(entries[:most])[1:-1], last
 
-        told, rest = await desk.read(peer, partial(content, after, most or STORY_SLICE))
-        if not told and mark is None:
+        found, rest = await desk.read(peer, partial(content, after, most or STORY_SLICE))
+        if not found and mark is None:
             raise unknown
         if rest is None or most is not None:
-            response = Response(b"[%b]" % told, headers=_FRESH, media_type="application/json")
+            response = Response(b"[%b]" % found, headers=_FRESH, media_type="application/json")
             if rest is not None:
                 response.headers["link"] = next_link(request, lists.mark_text([rest]))
             return response
 
         async def whole() -> AsyncIterator[bytes]:
-            yield b"[" + told
+            yield b"[" + found
             left: int | None = rest
             while left is not None:
                 more, left = await desk.read(peer, partial(content, left, STORY_SLICE), patient=True)
@@ -415,7 +416,7 @@ class _Api:
         sensitive(request)
         note(request, job=job_id, user=user)
         if not principal_of(request).sees(user):
-            raise AccessError(403, f"the logs of {job_id} are shown to its user, {user or 'nobody'}, and to operators")
+            raise AccessError(403, f"only its user ({user or 'none'}) and operators may read the logs of {job_id}")
         attempt = number_of(request, "attempt", newest, 1, max(newest, 1))
         assert rank is not None and lines is not None
         if rank >= ranks:
@@ -424,7 +425,7 @@ class _Api:
         try:
             text = await self._controller.desk.read(peer_of(request), lambda: tail_of(path, lines))
         except FileNotFoundError:
-            raise RefusedError(404, f"rank {rank} of {job_id} has written nothing in attempt {attempt}") from None
+            raise RefusedError(404, f"rank {rank} of {job_id} has no log of attempt {attempt}") from None
         return _json({"job": job_id, "attempt": attempt, "rank": rank, "text": text})
 
     async def _journal(self, request: Request) -> Response:
@@ -464,14 +465,14 @@ class _Api:
             raise RefusedError(503 if subscribers.closed else 429, str(error)) from None
         reader = principal_of(request)
 
-        async def goes_on() -> bool:
+        async def has_access() -> bool:
             return await still(request, self._controller.access) == reader
 
-        entries = event_streams.stream(self._controller, subscription, peer, since, goes_on)
+        entries = event_streams.stream(self._controller, subscription, peer, since, has_access)
         stream = ended_by_bug(entries, self._controller.failures, "api")
         return EventStream(stream, lambda: subscribers.remove(subscription))
 
-    # --- wishes ------------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     async def _submit(self, request: Request) -> Response:
         if self._controller.elsewhere:
@@ -486,7 +487,7 @@ class _Api:
                 raise SubmissionError(why_not)
             if unknown := [one.job_id for one in spec.after if not _known(state, one.job_id)]:
                 raise SubmissionError(
-                    f"it is to wait for {', '.join(unknown)}, which is not known here; `gangwatch jobs --all` lists all"
+                    f"no job {', '.join(unknown)} to wait for (after); `gangwatch jobs --all` lists all jobs"
                 )
             by = "" if submitter.user == spec.user else submitter.user
             return Submitted(self._controller.cycle.new_job_id(), spec, by=by)
@@ -505,7 +506,7 @@ class _Api:
             for job in jobs:
                 who.require_own(job.spec.user, f"cancelling {job_id}")
             if all(job.state.ended for job in jobs):
-                raise RefusedError(409, f"{job_id} has ended already: {jobs[0].state.value}")
+                raise RefusedError(409, f"{job_id} has already ended: {jobs[0].state.value}")
             return CancelRequested(job_id, who.signature(reason.by))
 
         await self._wish(make)
@@ -513,12 +514,12 @@ class _Api:
 
     async def _command_node(self, request: Request) -> Response:
         name, word = request.path_params["node"], request.path_params["command"]
-        if word not in tuple(NodeCommand):  # a bare enum refuses to be asked for a str before Python 3.12
-            raise RefusedError(404, f"nodes know {', '.join(NodeCommand)}, not {word!r}")
+        if word not in tuple(NodeCommand):  # before Python 3.12 `in` raises for a str and an enum class
+            raise RefusedError(404, f"unknown node command {word!r}: use one of {', '.join(NodeCommand)}")
 
         def make(state: State) -> Event:
             if name not in state.nodes:
-                raise RefusedError(404, f"no node {name}; there are {', '.join(sorted(state.nodes)) or 'none'}")
+                raise RefusedError(404, f"no node {name}; known nodes: {', '.join(sorted(state.nodes)) or 'none'}")
             if word == NodeCommand.REMOVE and (why_not := why_not_removed(state, state.nodes[name])) is not None:
                 raise RefusedError(409, why_not)
             return NodeCommanded(name, NodeCommand(word), by, reason.reason, reason.drain)
@@ -526,22 +527,22 @@ class _Api:
         reason = await body_of(request, NodeReason)
         by = _signed(request, reason)
         if reason.drain and word != NodeCommand.MAINTENANCE:
-            raise RefusedError(400, f"drain: belongs to maintenance, not to {word}")
+            raise RefusedError(400, f"drain: only valid for maintenance, not for {word}")
         await self._wish(make)
-        # Of the cycle's thread, as the command was: a command's answer waits for no snapshot.
+        # Read on the cycle's thread, like the command itself: the response does not wait for a snapshot.
         left = await asyncio.wrap_future(self._controller.cycle.ask(lambda state: documents.left_on(state, name)))
         return _json({"node": name, "command": word} | left)
 
     async def _judge(self, request: Request) -> Response:
         verdict_id, ruling = request.path_params["verdict"], request.path_params["ruling"]
         if ruling not in ("confirm", "reject"):
-            raise RefusedError(404, f"verdicts know confirm and reject, not {ruling!r}")
+            raise RefusedError(404, f"unknown verdict command {ruling!r}: use confirm or reject")
         reason = await body_of(request, Reason)
         by = _signed(request, reason)
 
         def make(state: State) -> Event:
             if not _is_known(state, verdict_id):
-                raise RefusedError(404, f"no verdict {verdict_id}: `gangwatch verdict list` shows their ids")
+                raise RefusedError(404, f"no verdict {verdict_id}: `gangwatch verdict list` prints the ids")
             return VerdictJudged(verdict_id, ruling == "confirm", by)
 
         await self._wish(make)
@@ -564,7 +565,7 @@ class _Api:
 
 
 def _signed(request: Request, reason: Reason) -> str:
-    """Who is named in the story. The audit has what the request said of it, and why, too."""
+    """Return the user named in the story. The audit log also has the name and the reason that the request contains."""
     note(request, **{key: text for key, text in (("claimed", reason.by), ("reason", reason.reason)) if text})
     return principal_of(request).signature(reason.by)
 
@@ -608,7 +609,7 @@ def _place_of_logs(job: Job) -> tuple[str, int, int, str]:
 
 
 def shown_to(reader: Principal, lister: Lister) -> Lister:
-    """The list of jobs as this reader may see it."""
+    """Return the list of jobs as this reader may see it."""
 
     def shown_list(listing: Listing, mark: Mark | None, most: int) -> Slice:
         part = lister(listing, mark, most)
@@ -618,12 +619,12 @@ def shown_to(reader: Principal, lister: Lister) -> Lister:
 
 
 def shown(document: documents.Document, reader: Principal) -> documents.Document:
-    """A job's document as this reader may see it."""
+    """Return a job's document as this reader may see it."""
     return document if reader.sees(document["user"]) else hide(document)
 
 
 def _is_known(state: State, verdict_id: str) -> bool:
-    """Whether the verdict is active, or was: every verdict that is listed, and those behind a node's state."""
+    """Return whether the id is of a known verdict: active, past, or recorded with a node or a decision."""
     return (
         verdict_id in state.verdicts
         or verdict_id in state.judged

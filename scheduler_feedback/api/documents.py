@@ -1,6 +1,6 @@
-"""What the API answers with: the state as documents for people and programs. Pure; the environment is never shown.
+"""Documents that the API returns, built from the state. Pure. They never contain the jobs' environments.
 
-What of a document a reader sees: core/disclosure.py.
+core/disclosure.py defines which fields a reader may see.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Document = dict[str, Any]
 def job_document(
     state: State, job: Job, verdicts: list[Document] | None = None, reasons: State | None = None
 ) -> Document:
-    """A job with its newest attempt and every verdict about it, active or past. verdicts: those, where known. reasons:
-    the state to ask why the job waits, where it is another."""
+    """Return a job with its newest attempt and all verdicts about it. verdicts: their documents, if known. reasons: the
+    state that explains why the job is pending, if it is not `state`."""
     spec = job.spec
     if verdicts is None:
         verdicts = [verdict for verdict in verdicts_document(state) if verdict["job"] == job.job_id]
@@ -78,9 +78,9 @@ def job_document(
 def jobs_document(
     state: State, active: bool, states: Container[str] | None = None, user: str = "", queue: str = ""
 ) -> list[Document]:
-    """Every job, our own probes too, in order of submission.
+    """Return all jobs, including probes of gangwatch, in order of submission.
 
-    active: only those that have not ended. states: only in one of these; None: in any. user, queue: '' for any.
+    active: leave out ended jobs. states: only jobs in one of these states; None for any. user, queue: '' for any.
     """
     verdicts: dict[str, list[Document]] = {}
     for verdict in verdicts_document(state):
@@ -96,19 +96,19 @@ def jobs_document(
 
 
 def waiting_because(state: State, job: Job) -> str:
-    """Why the job waits; '' where it does not. Only then the state's scheduling index is asked, and built."""
+    """Return why the job is pending; '' for other jobs. Only a pending job needs the state's scheduling index."""
     return why_waits(state, job) if job.state is JobState.PENDING else ""
 
 
 def run_seconds(state: State, job: Job) -> float:
-    """How long the job has run, in all of its attempts together; it stops with the job."""
+    """Return the run time of all attempts in seconds."""
     if job.state.holds_slots and job.attempt_started_ns is not None:
         return (job.run_ns + max(state.now_ns - job.attempt_started_ns, 0)) / 1e9
     return job.run_ns / 1e9
 
 
 def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = None) -> Document:
-    """A verdict with what it has led to and an operator's ruling on it (None: none yet)."""
+    """Return a verdict with the decision about it and an operator's review (None: not reviewed)."""
     case = state.cases.get(verdict.verdict_id)
     return {
         "job": verdict.gang,
@@ -125,13 +125,13 @@ def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = 
 
 
 def verdicts_document(state: State) -> list[Document]:
-    """Every verdict that stands, then those that did, the newest first."""
+    """Return all active verdicts, then past ones, newest first."""
     standing = [verdict_document(state, verdict) for verdict in state.verdicts.values()]
     return standing + [verdict_document(state, past.verdict, past) for past in reversed(state.past_verdicts)]
 
 
 def nodes_document(state: State) -> list[Document]:
-    """Every node with who is on it, by name."""
+    """Return every node with the jobs on it, by name."""
     on_node: dict[str, dict[str, int]] = {name: {} for name in state.nodes}
     for job in state.jobs.values():
         if job.state.holds_slots:
@@ -146,8 +146,7 @@ def present_nodes(state: State) -> list[str]:
 
 
 def with_hearing(nodes: list[Document], hearing: Mapping[str, Hearing]) -> list[Document]:
-    """The nodes with how old each agent's newest frame is: {"age_seconds", "silent", "words"}, or None where no
-    agent is known."""
+    """Add each agent's status to the nodes: {"age_seconds", "silent", "words"}, or None if the agent is unknown."""
     return [node | {"agent": _heard(hearing.get(node["node"]))} for node in nodes]
 
 
@@ -158,14 +157,14 @@ def _heard(hearing: Hearing | None) -> Document | None:
 
 
 def silent_agents(hearing: Mapping[str, Hearing], nodes: Iterable[str]) -> list[Document]:
-    """Those of these nodes whose agent has fallen silent, the longest silent first."""
+    """Return the nodes among `nodes` whose agent is not reporting, longest silence first."""
     return [
         {"node": node, "age_seconds": one.age_seconds, "since_ns": one.since_ns} for node, one in silent(hearing, nodes)
     ]
 
 
 def node_document(node: Node, jobs: Mapping[str, int]) -> Document:
-    """A node with who is on it. jobs: ranks by job."""
+    """Return a node with the jobs on it. jobs: ranks by job."""
     return {
         "node": node.name,
         "state": node.state.value,
@@ -186,7 +185,7 @@ def node_document(node: Node, jobs: Mapping[str, int]) -> Document:
 
 
 def left_on(state: State, node: str) -> Document:
-    """Jobs that hold slots of the node, whether each may be moved, and whether anything is moved at all now."""
+    """Return the jobs that hold slots of the node, whether each may be moved, and whether actions are enabled."""
     found = state.nodes.get(node)
     return {
         "state": found.state.value if found is not None else "removed",
@@ -209,13 +208,13 @@ def left_on(state: State, node: str) -> Document:
 
 
 def queue_document(state: State) -> Document:
-    """Who waits, first the first, and what is kept for the head."""
+    """Return the pending jobs in scheduling order, and the head job's reservation."""
     frame = queue_frame(state)
     return frame | {"waiting": [waiting_document(job, state) for job in order.queue(state)]}
 
 
 def waiting_document(job: Job, reasons: State) -> Document:
-    """A job that waits. reasons: the state to ask why."""
+    """Return a pending job. reasons: the state that explains why it is pending."""
     return {
         "job": job.job_id,
         "name": job.spec.name,
@@ -227,7 +226,7 @@ def waiting_document(job: Job, reasons: State) -> Document:
 
 
 def queue_frame(state: State) -> Document:
-    """What is said of the queue as a whole."""
+    """Return the queue's document without its jobs."""
     return {
         "frozen": state.frozen,
         "frozen_by": state.frozen_by,
@@ -239,18 +238,18 @@ def queue_frame(state: State) -> Document:
 
 
 def decisions_document(state: State) -> list[Document]:
-    """Every migration that was decided, or that observe mode would have made, with how it turned out."""
+    """Return every migration that was decided, or that observe mode would have made, with its outcome."""
     return [decision_document(decision) for decision in state.decisions]
 
 
 def decision_document(decision: Decision) -> Document:
-    """A migration that was decided."""
+    """Return the document of a migration decision."""
     document: Document = msgspec.to_builtins(decision)
     return document
 
 
 def entry_document(numbered: NumberedEntry) -> Document:
-    """One sentence of a story."""
+    """Return the document of one entry of a story."""
     entry = numbered.entry
     return {
         "id": numbered.entry_id,
@@ -265,12 +264,12 @@ def entry_document(numbered: NumberedEntry) -> Document:
 
 
 def placement_of(recorded: RecordedAction) -> tuple[Slot, ...]:
-    """Where the action starts a gang; empty for one that starts none."""
+    """Return the slots on which the action starts a gang; empty for any other action."""
     return recorded.action.placement if isinstance(recorded.action, StartGang) else ()
 
 
 def journal_document(row: JournalRow) -> Document:
-    """One cycle, for a replay; what jobs are given as environment is left out, no decision looks at it."""
+    """Return one cycle, for a replay. It omits the jobs' environments: no decision depends on them."""
     return {
         "cycle": row.cycle,
         "now_ns": row.now_ns,

@@ -1,4 +1,4 @@
-"""The barrier around the API and the pages: a bug in one handler costs one request, and is logged once."""
+"""The barrier around the API and the pages: a bug in a handler fails one request, and is logged once."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _JSON_PATHS = ("/api/", "/healthz", "/readyz", "/metrics")
 
 
 def part_of(path: str) -> str:
-    """Which part a path belongs to: metrics, api or page."""
+    """Return the part that a path belongs to: metrics, api or page."""
     if path == "/metrics":
         return "metrics"
     return "api" if path.startswith(_JSON_PATHS) else "page"
 
 
 class HalfAnsweredError(Exception):
-    """What was to be sent next can't be had any more, and the answer has begun. No bug."""
+    """The rest of a response is not available, and its beginning was already sent. Not a bug."""
 
 
 class Barrier:
-    """ASGI middleware: what a handler raises unexpectedly is answered with 500 and a plain message, counted and logged.
+    """ASGI middleware that answers an unexpected exception with 500 and a plain message, counts it and logs it.
 
-    Where the answer has begun already, the connection ends there: half of it must not pass for all of it.
+    If the response has already started, the connection is closed, so that no client takes a part for the whole.
     """
 
     def __init__(self, app: ASGIApp, failures: PartFailures) -> None:
@@ -54,9 +54,9 @@ class Barrier:
         try:
             await self._app(scope, receive, watched)
         except ClientDisconnect:
-            return  # the client went away before it had sent all: no bug, and no answer that anyone would read
+            return  # the client disconnected before it had sent the request: not a bug, and no one to respond to
         except HalfAnsweredError as error:
-            _log.warning("an answer was broken off: %s", error)  # the server closes a connection without its end
+            _log.warning("response aborted: %s", error)  # the server closes the connection
         except Exception as error:
             request = Request(scope)
             part = part_of(request.url.path)
@@ -69,13 +69,13 @@ class Barrier:
 def _answer(part: str, error: Exception) -> Response:
     kind = type(error).__name__
     if part == "api":
-        body = msgspec.json.encode({"error": f"a bug of the controller: {kind}; its log tells more"})
+        body = msgspec.json.encode({"error": f"a bug in the controller ({kind}); its log has the traceback"})
         return Response(body, 500, {"cache-control": "no-store"}, media_type="application/json")
-    words = f"This page can't be shown because of a bug of gangwatch ({kind}). Jobs are still scheduled. "
-    words += "The controller's log has the traceback; `gangwatch jobs` and `gangwatch top` show the cluster meanwhile."
+    words = f"This page failed because of a bug in gangwatch ({kind}). Jobs are still being scheduled. "
+    words += "The controller's log has the traceback. To see the cluster: `gangwatch jobs` and `gangwatch top`."
     if part == "metrics":
-        return Response(f"a bug of the controller: {kind}; its log tells more\n", 500, media_type="text/plain")
-    # Without the pages' own parts: one of these may be what is broken.
+        return Response(f"a bug in the controller ({kind}); its log has the traceback\n", 500, media_type="text/plain")
+    # Does not use the pages' code, which may contain the bug.
     head = '<!doctype html><html lang="en"><title>gangwatch</title>'
     page = f"{head}<h1>Error 500</h1><p>{html.escape(words)}</p></html>"
     return Response(page, 500, {"cache-control": "no-store"}, media_type="text/html")
@@ -84,9 +84,9 @@ def _answer(part: str, error: Exception) -> Response:
 async def ended_by_bug(
     stream: AsyncIterator[bytes], failures: PartFailures, part: str, again: bool = False
 ) -> AsyncIterator[bytes]:
-    """The stream, which a bug ends without a word more. Who reads events connects again.
+    """Yield the stream's chunks. A bug ends the stream silently; readers of events reconnect.
 
-    again: what was raised is raised again, so that the connection breaks: half a document must not pass for all of it.
+    again: raise the error again to break the connection, so that no client takes half a document for the whole.
     """
     try:
         async for chunk in stream:

@@ -1,4 +1,4 @@
-"""Event streams: entries as they are written, each with its number, so that a reader can go on where it left."""
+"""Streams of entries as they are written. Each entry has a number, so that a reader can resume."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from scheduler_feedback.api.subscribers import Subscribers, Subscription, Writte
 from scheduler_feedback.journal.store import Reader
 
 HEARTBEAT_SECONDS = 15.0
-"""A silent event stream says so much, so that proxies (60 s is usual) and readers know that it lives."""
+"""Interval of heartbeats on an idle stream. Proxies usually close a connection after 60 s without data."""
 
 MOST_AT_ONCE = 200
-"""Entries that are read from the journal in one piece."""
+"""Entries that one read fetches from the journal."""
 
 
 class Source(Protocol):
-    """What a stream needs of a controller."""
+    """The parts of a controller that a stream needs."""
 
     desk: Desk
     subscribers: Subscribers
@@ -28,13 +28,13 @@ class Source(Protocol):
 
 
 async def newest_entry(source: Source, peer: str) -> int:
-    """Number of the newest entry ever written."""
+    """Return the number of the newest entry."""
     newest = source.subscribers.newest
     return newest if newest is not None else await source.desk.read(peer, source.store.newest_entry_id)
 
 
 async def entries_after(source: Source, peer: str, entry_id: int) -> tuple[list[Written], bool]:
-    """Entries after this one, oldest first; and whether there may be more at once."""
+    """Return entries after this one, oldest first, and whether more are available at once."""
     recent = source.subscribers.after(entry_id)
     if recent is not None:
         return recent, False
@@ -47,16 +47,16 @@ async def entries_after(source: Source, peer: str, entry_id: int) -> tuple[list[
 
 
 async def stream(
-    source: Source, subscription: Subscription, peer: str, since: int, goes_on: Callable[[], Awaitable[bool]]
+    source: Source, subscription: Subscription, peer: str, since: int, has_access: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[bytes]:
-    """Entries after `since`, and then each as it is written, until the subscription ends.
+    """Yield the entries after `since`, and then each new one, until the subscription ends.
 
-    goes_on: whether the reader is still let in: a token may be revoked while its stream is open.
+    has_access: returns whether the reader still has access: a token may be revoked while its stream is open.
     """
     subscribers = source.subscribers
     try:
         yield b"retry: 1000\n\n"
-        while not subscription.ended and await goes_on():
+        while not subscription.ended and await has_access():
             subscription.wake.clear()
             found, more = await entries_after(source, peer, since)
             for written in found:

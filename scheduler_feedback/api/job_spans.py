@@ -1,17 +1,17 @@
-"""Traces: each job's life as a tree of spans, folded out of its story. Pure; who sends them is no matter here.
+"""Traces: each job as a tree of spans, built from its story. Pure; exporters send them.
 
 ::
 
     job NAME                   submission to end; its events are the story's other entries
-        queued                 until a start was decided; linked to the jobs whose slots it waited for
+        queued                 until a start was decided; linked to the jobs that held the slots
         placed                 until every rank ran
-        running                until a stop was asked for, or all ranks had ended
-            straggler          a verdict: from the first of its evidence until it no longer held
-        checkpoint             from the request to stop until no process was left
+        running                until a stop was requested, or all ranks had ended
+            straggler          a verdict: from the first evidence until it was cleared
+        checkpoint             from the stop request until all processes had ended
         migration, preemption  from the decision until the next attempt ran
 
-A span is given out when it has ended; a job that runs for weeks shows what has happened so far, without its root. Ids
-follow from the job and the instant, so that a controller that was started anew goes on with the same trace.
+Spans are emitted when they end: a job that runs for weeks has spans of past events, but no root span yet. Ids are
+derived from the job and the time, so that a restarted controller continues the same trace.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from agent.schema.span import Attributes, Link, Span, SpanEvent
 from scheduler_feedback.core.actions import Entry
 
 MOST_EVENTS = 128
-"""Of a span: the limit that OpenTelemetry's SDKs have by default (EventCountLimit)."""
+"""Events per span: the default limit of OpenTelemetry's SDKs (EventCountLimit)."""
 
 MOST_LINKS = 10
-"""Jobs that one waited for, the next to end first."""
+"""Linked jobs that a job waited for, those expected to end first."""
 
 _STARTS = frozenset({"started", "backfilled"})
 _MOVES = {
@@ -40,10 +40,11 @@ _SPANNED = _STARTS | {"submitted", "waits", "pending", "running", "stopping", "v
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is asked of a job while the trace is folded. submitted_ns: part of its trace's id."""
+    """What the trace needs to know about a job."""
 
     name: str
     submitted_ns: int
+    """Part of the trace's id."""
     attributes: Attributes = ()
 
 
@@ -58,21 +59,22 @@ class _Open:
 
 @dataclass(slots=True)
 class _Life:
-    """One job. opened: spans that have begun, by a key that is unique while they are open."""
+    """A job's open spans and events."""
 
     job_id: str
     about: About
     begun_ns: int
     opened: dict[str, _Open] = field(default_factory=dict)
+    """Open spans, by a key that is unique while they are open."""
     events: list[SpanEvent] = field(default_factory=list)
     running_id: bytes = b""
 
 
 class Traces:
-    """Folds entries into spans. Holds what is open of each job that has not ended.
+    """A fold of entries into spans. It holds the open spans of each job that has not ended.
 
-    about: what is known of a job, None where it is forgotten. earlier: the entries of a job before the one of this
-    number, for a job that began before this fold did. held_up_by: jobs whose slots a job waits for.
+    about: returns what is known about a job; None if the job is forgotten. earlier: returns a job's entries before the
+    entry of this number, for a job that began before this fold. held_up_by: returns jobs whose slots a job waits for.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Traces:
         return len(self._lives)
 
     def take(self, entry_id: int, entry: Entry) -> list[Span]:
-        """The spans that have ended with this entry. Entries come in the order of their numbers."""
+        """Return the spans that this entry ends. Entries must come in the order of their numbers."""
         job_id = entry.subject
         if ":" in job_id or job_id == "cluster":
             return []
@@ -99,12 +101,12 @@ class Traces:
 
     def _begin(self, job_id: str, entry_id: int, entry: Entry) -> _Life | None:
         about = self._about(job_id)
-        if about is None:  # an array, whose members have stories of their own, or a job that is forgotten
+        if about is None:  # an array, whose members have stories of their own, or a forgotten job
             return None
         past = self._earlier(job_id, entry_id) if entry.kind != "submitted" else ()
         life = _Life(job_id, about, past[0].wall_ns if past else entry.wall_ns)
         self._lives[job_id] = life
-        for one in past:  # told before: only what is still open counts
+        for one in past:  # its ended spans were emitted before: only open spans matter
             self._fold(life, one, recalled=True)
         return life
 
@@ -160,12 +162,12 @@ class Traces:
 
 
 def trace_id(job_id: str, submitted_ns: int) -> bytes:
-    """16 bytes: of the job's trace."""
+    """Return the id of the job's trace, 16 bytes."""
     return blake2b(f"{job_id}/{submitted_ns}".encode(), digest_size=16).digest()
 
 
 def root_id(job_id: str, submitted_ns: int) -> bytes:
-    """8 bytes: of the job's root span."""
+    """Return the id of the job's root span, 8 bytes."""
     return blake2b(f"{job_id}/{submitted_ns}/job".encode(), digest_size=8).digest()
 
 
@@ -217,7 +219,7 @@ def _verdict_of(entry: Entry) -> str:
 
 
 def _verdict(entry: Entry) -> _Open:
-    """A verdict's span: from the first of its evidence, with all of it."""
+    """Return a verdict's span, from the first evidence on, with all evidence as attributes."""
     first, _, _ = dict(entry.detail).get("window_wall_ns", "").partition("..")
     start_ns = int(first) if first.isdecimal() else entry.wall_ns
     return _Open(

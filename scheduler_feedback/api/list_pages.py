@@ -1,4 +1,4 @@
-"""Of requests for lists: which page is meant, where the next one is, and who asks."""
+"""Requests for lists: the requested page, the address of the next page, and the peer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MOST_A_PAGE = 1000
 """Items that a request may ask for at once."""
 
 VOLATILE_SECONDS = 0.5
-"""For so long what changes by itself is taken to be the same."""
+"""Interval in which a volatile value, such as the age of a frame, is treated as unchanged."""
 
 PEER, TOKEN = "gangwatch_peer", "token"
-"""In the ASGI scope's state the server says who asks: a user of this machine, an address, or a holder of the token."""
+"""The server stores the peer in the ASGI scope's state: a user of this machine, an address, or a token's holder."""
 
 
 def peer_of(request: Request) -> str:
-    """Who asks, as far as readers share what there is to have."""
+    """Return the peer that the request's load is counted for."""
     known = request.scope.get("state", {}).get(PEER)
     if known is not None:
         return str(known)
@@ -33,19 +33,19 @@ def peer_of(request: Request) -> str:
 
 
 def key_of(request: Request) -> str:
-    """What names an answer: the question, and what the reader may see."""
+    """Return the key of a response: the request, and the reader's rights."""
     reader = principal_of(request)
     rights = (reader.role.word, reader.user) if reader.logged_in else ()
     return f"{rights} {request.url.path}?{request.url.query}"
 
 
 def key_of_now(request: Request) -> str:
-    """``key_of``, where the answer also follows from what changes by itself, as the age of a frame does."""
+    """Return ``key_of`` for a response that also contains volatile values, such as the age of a frame."""
     return f"{key_of(request)} {int(time.monotonic() / VOLATILE_SECONDS)}"
 
 
 def page_of(request: Request) -> tuple[int | None, Mark | None]:
-    """How many items are asked for at most (None: all), and after which mark. Raises RefusedError."""
+    """Return the number of requested items (None: all), and the mark to continue after. Raises RefusedError."""
     most = number_of(request, "limit", None, 1, MOST_A_PAGE)
     text = request.query_params.get("continue")
     if text is None:
@@ -53,26 +53,26 @@ def page_of(request: Request) -> tuple[int | None, Mark | None]:
     try:
         return most or MOST_A_PAGE, read_mark(text)
     except MarkError as error:
-        raise RefusedError(400, f"continue: no mark of a list: {error}") from None
+        raise RefusedError(400, f"continue: not a value from a Link header: {error}") from None
 
 
 def entry_of(mark: Mark | None) -> int:
-    """The entry that a story goes on after. Raises RefusedError."""
+    """Return the entry after which a story continues. Raises RefusedError."""
     if mark is None:
         return 0
     if len(mark) != 1 or not isinstance(mark[0], int):
-        raise RefusedError(400, "continue: no mark of this list")
+        raise RefusedError(400, "continue: not a value from this list's Link header")
     return mark[0]
 
 
 def next_link(request: Request, mark: str) -> str:
-    """The header Link that leads to the next page (RFC 8288)."""
+    """Return the Link header for the next page (RFC 8288)."""
     query = [(name, value) for name, value in request.query_params.multi_items() if name != "continue"]
     return f'<{request.url.path}?{urlencode([*query, ("continue", mark)])}>; rel="next"'
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. ended: called once nothing more is sent, whatever the reason."""
+    """A response of server-sent events. ended: called when the response ends, whatever the reason."""
 
     def __init__(self, content: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
         super().__init__(content, headers={"cache-control": "no-store"}, media_type="text/event-stream")

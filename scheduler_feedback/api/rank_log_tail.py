@@ -1,4 +1,4 @@
-"""The end of a rank's log file, read from its end."""
+"""The last lines of a rank's log file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 MAX_TAIL_BYTES = 4 * 1024 * 1024
-"""Of one answer, whatever the number of lines: a line may be of any length."""
+"""Limit of one response: lines may have any length."""
 
 _BLOCK_BYTES = 64 * 1024
 
 
 def tail_of(path: Path, lines: int) -> str:
-    """The last `lines` lines of the file, or as many as fit in MAX_TAIL_BYTES; what is no UTF-8 is replaced.
+    """Return the last `lines` lines of the file, at most MAX_TAIL_BYTES. Bytes that are not UTF-8 are replaced.
 
     Raises FileNotFoundError.
     """
@@ -20,7 +20,7 @@ def tail_of(path: Path, lines: int) -> str:
     try:
         position = os.fstat(descriptor).st_size
         found = b""
-        # The end of the last line begins no further one, hence one more line end than lines.
+        # The last line also ends with a line end, hence one more line end than lines.
         while position > 0 and found.count(b"\n") <= lines and len(found) < MAX_TAIL_BYTES:
             length = min(_BLOCK_BYTES, position)
             position -= length
@@ -28,5 +28,5 @@ def tail_of(path: Path, lines: int) -> str:
     finally:
         os.close(descriptor)
     kept = found[-MAX_TAIL_BYTES:].split(b"\n")
-    wanted = lines + 1 if kept[-1] == b"" else lines  # an end of line at the end is no line of its own
+    wanted = lines + 1 if kept[-1] == b"" else lines  # a final line end does not start another line
     return b"\n".join(kept[-wanted:] if lines else ()).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What the API accepts: who may ask, and bodies checked field by field. Every refusal says what would be accepted."""
+"""Requests that the API accepts: origin checks, and bodies validated field by field. A refusal names what is valid."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from scheduler_feedback.core.job import Dependency, Group, JobSpec, Packing
 from scheduler_feedback.core.plain_text import misleading
 
 MAX_BODY_BYTES = 1024 * 1024
-"""Of a request: a submission carries an environment, which execve(2) limits to about twice as much anyway."""
+"""Limit of a request body. A submission contains an environment, which execve(2) limits to about twice this size."""
 
 
 MOST_PRIORITY = 0
-"""Of a submitter's job: as with Slurm's --nice, users lower the priority of their jobs, and operators raise it."""
+"""Highest priority for submitters: as with Slurm's --nice, users may lower a job's priority and operators raise it."""
 
 
 class RefusedError(GangwatchError):
-    """A request is refused. status: of HTTP; the text says why, and what would be accepted."""
+    """A refused request. status: the HTTP status. The text gives the reason, and what would be accepted."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
 
 
-# --- who may ask -----------------------------------------------------------------------------------------------------
+# --- origin ----------------------------------------------------------------------------------------------------------
 
 
 def check_origin(request: Request) -> None:
-    """Refuse a request that a web page elsewhere could have made.
+    """Refuse a request that another site's web page could have sent. Raises RefusedError.
 
-    Without TLS the Host must be loopback with this server's port: a name that was rebound to 127.0.0.1 is not. Over TLS
-    a browser that was led here by another name has refused our certificate already. An Origin, where a browser sends
-    one, must be this server's own page. Raises RefusedError.
+    Without TLS the Host must be a loopback address with this server's port: this stops names that were rebound to
+    127.0.0.1. With TLS a browser has already refused the certificate for another name. If the request has an Origin, it
+    must be this server's.
     """
     host = request.headers.get("host", "")
     server = request.scope.get("server")
@@ -54,7 +54,7 @@ def check_origin(request: Request) -> None:
 
 
 def _is_loopback(host: str, port: int | None) -> bool:
-    name, given_port = host, "80"  # of http, where a Host names none
+    name, given_port = host, "80"  # the default of HTTP
     if ":" in host and not host.endswith("]"):
         name, _, given_port = host.rpartition(":")
     if given_port != str(port):
@@ -68,15 +68,14 @@ def _is_loopback(host: str, port: int | None) -> bool:
 
 
 def submitted_by(spec: JobSpec, who: Principal) -> JobSpec:
-    """The specification with the user that was authenticated, whatever it claims; an operator may submit for others.
+    """Return the specification with the authenticated user, whatever it claims. Operators may submit for others.
 
-    Raises AccessError for a priority that takes an operator: with it a job goes before everybody's, and may have
-    others' stopped.
+    Raises AccessError if the priority requires an operator: such a job passes other users' jobs, and may preempt them.
     """
     if who.role >= Role.OPERATOR:
         return spec if spec.user else replace(spec, user=who.user)
     if spec.priority > MOST_PRIORITY:
-        raise AccessError(403, f"a priority above {MOST_PRIORITY} takes the role operator; you are {who.name}")
+        raise AccessError(403, f"a priority above {MOST_PRIORITY} requires the role operator; you are {who.name}")
     return replace(spec, user=who.user)
 
 
@@ -88,7 +87,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /api/jobs: the fields of JobSpec that are a user's."""
+    """Body of POST /api/jobs: the fields of JobSpec that users set."""
 
     name: _Name
     command: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -124,9 +123,9 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint_timeout_seconds: Annotated[float, Meta(gt=0, le=1e9)] = 60.0
 
     def spec(self) -> JobSpec:
-        """The specification that the cycle takes."""
+        """Return the job specification. Raises RefusedError naming the invalid field."""
         if self.working_directory and not self.working_directory.startswith("/"):
-            raise RefusedError(400, f"working_directory: {self.working_directory!r} is no absolute path")
+            raise RefusedError(400, f"working_directory: {self.working_directory!r} is not an absolute path")
         for field, text in (
             *(("name", self.name), ("user", self.user), ("queue", self.queue), ("workload", self.workload)),
             *(("gpu_types", one) for one in self.gpu_types),
@@ -143,31 +142,32 @@ def _check_plain(field: str, text: str) -> None:
 
 
 class Reason(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of an operator's command: who, and why; both are kept in the story."""
+    """Body of an operator's command: user and reason, both recorded in the story."""
 
     by: _Words = ""
     reason: _Words = ""
 
     def checked(self) -> Self:
-        """This, with texts that can be shown as they are. Raises RefusedError."""
+        """Return self if its texts can be displayed safely. Raises RefusedError otherwise."""
         _check_plain("by", self.by)
         _check_plain("reason", self.reason)
         return self
 
 
 class NodeReason(Reason, forbid_unknown_fields=True):
-    """The body of a command for a node. drain: with maintenance, move restartable jobs away."""
+    """Body of a command for a node."""
 
     drain: bool = False
+    """With maintenance: move restartable jobs away."""
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 async def body_of(request: Request, kind: type[Body]) -> Body:
-    """The body of a POST. Raises RefusedError naming the field that is wrong."""
+    """Read the body of a POST request. Raises RefusedError naming the invalid field."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        # Also what keeps a page elsewhere from posting a plain form.
+        # This also stops other sites' pages from posting a plain form.
         raise RefusedError(415, "Content-Type must be application/json")
     content = bytearray()
     async for part in request.stream():
@@ -181,12 +181,12 @@ async def body_of(request: Request, kind: type[Body]) -> Body:
         field = path.rstrip("`").lstrip(".")
         raise RefusedError(400, f"{field}: {reason}" if field else reason) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RefusedError(400, f"the body is no JSON: {error}") from None
+        raise RefusedError(400, f"the body is not JSON: {error}") from None
     return body.checked() if isinstance(body, Reason) else body
 
 
 def number_of(request: Request, name: str, default: int | None, least: int, most: int) -> int | None:
-    """A whole number of the query. Raises RefusedError naming it."""
+    """Return a whole number from the query. Raises RefusedError naming the parameter."""
     text = request.query_params.get(name)
     if text is None:
         return default

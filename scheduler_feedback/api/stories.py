@@ -1,4 +1,4 @@
-"""Stories: what the store has of a job, put together with what it has of the nodes that the job ran on."""
+"""Stories: the stored entries of a job, merged with those of the nodes that it ran on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _LARGEST = 2**63 - 1  # of an SQLite integer
 
 
 class Story:
-    """A job's story, read in pages. Its methods wait for the disk, and raise StoreError.
+    """A job's story, read in pages. Its methods read from disk, and raise StoreError.
 
-    Of each node it has what was written from the start of an attempt that was there to the start of the next: what is
-    done to a node that a gang was moved away from belongs to the gang's story.
+    For each node it includes the entries from the start of an attempt there to the start of the next attempt: what
+    happens to a node after a gang was moved away belongs to the gang's story.
     """
 
     def __init__(self, store: Reader, job_id: str) -> None:
@@ -21,16 +21,16 @@ class Story:
         self._parts: list[tuple[str, int, int]] | None = None
 
     def page(self, after: int, most: int) -> list[documents.Document]:
-        """The entries after this one, oldest first, at most so many; none where nothing is known of the job."""
+        """Return at most `most` entries after this one, oldest first; empty for an unknown job."""
         return [documents.entry_document(one) for one in self._store.entries_of_all(self._wanted(), after, most)]
 
     def newest(self, most: int) -> list[documents.Document]:
-        """The newest entries, the newest first."""
+        """Return the newest entries, newest first."""
         found = self._store.entries_of_all(self._wanted(), most=most, newest=True)
         return [documents.entry_document(one) for one in found]
 
     def _wanted(self) -> list[tuple[str, int, int]]:
-        """Whose entries belong to it, each from its first cycle to its last."""
+        """Return the subjects whose entries belong to the story, each with its first and last cycle."""
         if self._parts is None:
             begun = [one for one in self._store.actions_of(self._job_id) if documents.placement_of(one)]
             ended = self._store.end_of(self._job_id)

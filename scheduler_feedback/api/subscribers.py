@@ -1,7 +1,7 @@
-"""Event streams that are open: who has them, how many each may have, and what was written while they wait.
+"""Open event streams: limits per peer, and the newest entries.
 
-The newest entries are kept here as they were written, so that a stream that keeps up reads no journal: with a hundred
-pages open one entry is read by none of them, and encoded once.
+The newest entries stay in memory, so that an up-to-date stream does not read the journal. With a hundred open pages no
+page reads a new entry from disk, and each entry is encoded once.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.journal.store import NumberedEntry
 
 MOST_STREAMS = 256
-"""Event streams open at one time: people's pages and tools."""
+"""Event streams open at one time, of pages and tools."""
 
 MOST_STREAMS_EACH = 64
-"""Of one peer: twenty people behind one proxy, with three pages each."""
+"""Event streams of one peer: enough for twenty users behind one proxy, with three pages each."""
 
 LEAST_SECONDS = 10.0
-"""A stream that has been open for so long makes room where its peer opens one too many, or where all are taken and a
-peer with fewer opens one; readers of an ended stream open it again by themselves. A younger one does not, so that too
-many who come at once do not end each other's streams in a circle."""
+"""Age in seconds from which a stream may be closed to make room: when its peer opens one too many, or when all places
+are taken and a peer with fewer streams opens one. Its reader then reconnects. Younger streams are kept, so that many
+simultaneous readers do not close each other's streams in a circle."""
 
 MOST_KEPT = 1024
-"""Entries kept in memory, the newest: a stream that is further behind reads the journal."""
+"""Newest entries kept in memory; a stream that is further behind reads the journal."""
 
 
 class FullError(Exception):
-    """No further stream can be opened now; the text says why."""
+    """No further stream can be opened now; the text gives the reason."""
 
 
 class Written:
-    """An entry, with its bytes as an event, which are made when they are first wanted."""
+    """An entry, with its encoding as an event, created on first use."""
 
     __slots__ = ("_event", "numbered")
 
@@ -49,20 +49,20 @@ class Written:
 
     @property
     def event(self) -> bytes:
-        """The entry as a server-sent event."""
+        """The entry encoded as a server-sent event."""
         if not self._event:
             self._event = event_of(self.numbered)
         return self._event
 
 
 def event_of(numbered: NumberedEntry) -> bytes:
-    """An entry as a server-sent event."""
+    """Encode an entry as a server-sent event."""
     data = msgspec.json.encode(documents.entry_document(numbered))
     return b"id: %d\nevent: entry\ndata: %b\n\n" % (numbered.entry_id, data)
 
 
 class Subscription:
-    """One open stream. ended: whether it has to end."""
+    """One open stream. ended: whether the stream must end."""
 
     __slots__ = ("_loop", "ended", "wake")
 
@@ -72,21 +72,21 @@ class Subscription:
         self._loop = asyncio.get_running_loop()
 
     def end(self) -> None:
-        """Have it end, soon. From its own loop."""
+        """End the stream soon. Call it from the stream's event loop."""
         self.ended = True
         self.wake.set()
 
     def rouse(self) -> None:
-        """Wake it; from any thread."""
+        """Wake the stream. May be called from any thread."""
         try:
             self._loop.call_soon_threadsafe(self.wake.set)
         except RuntimeError:
-            pass  # the loop has closed, and its streams with it
+            pass  # the loop is closed, and its streams with it
 
 
 class Subscribers:
-    """Every open event stream, woken when entries were written. ``wrote`` may be called from any thread; all else
-    belongs to the loop that serves the streams."""
+    """All open event streams, woken when entries were written. ``wrote`` may be called from any thread, other methods
+    only from the event loop that serves the streams."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class Subscribers:
         return len(self._open)
 
     def measures(self) -> Iterator[Sample]:
-        """Series of the catalogue; from any thread."""
+        """Yield metrics. May be called from any thread."""
         yield "gangwatch_event_streams", (), float(len(self._open))
         yield "gangwatch_event_streams_refused_total", (), float(self._refused)
         yield "gangwatch_event_streams_displaced_total", (), float(self._displaced)
 
     def open(self, peer: str) -> Subscription:
-        """A new stream of the peer. Raises FullError."""
+        """Open a stream for the peer. Raises FullError."""
         if self.closed:
             raise FullError("the controller is stopping")
         found = Subscription()
@@ -130,13 +130,13 @@ class Subscribers:
         return found
 
     def remove(self, subscription: Subscription) -> None:
-        """The stream has ended."""
+        """Remove a stream that has ended."""
         self._places.drop(subscription)
         with self._lock:
             self._open.discard(subscription)
 
     def close(self) -> None:
-        """End every stream, and open none."""
+        """End all streams, and refuse new ones."""
         self.closed = True
         for subscription in list(self._open):
             subscription.end()
@@ -144,10 +144,10 @@ class Subscribers:
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def wrote(self, entries: Sequence[NumberedEntry]) -> None:
-        """Entries were written, and are durable."""
+        """Add entries that were written durably, and wake all streams."""
         with self._lock:
             newest = self._written[-1].numbered.entry_id if self._written else -1
-            if entries[0].entry_id != newest + 1:  # the first, or some were lost to a bug: the journal has them
+            if entries[0].entry_id != newest + 1:  # the first entry, or a gap because of a bug: read the journal
                 self._written.clear()
                 self._before = entries[0].entry_id - 1
             for numbered in entries:
@@ -160,14 +160,14 @@ class Subscribers:
 
     @property
     def newest(self) -> int | None:
-        """Number of the newest entry that was written; None where none was since the start."""
+        """The number of the newest entry; None if no entry was written since the start."""
         with self._lock:
             return self._written[-1].numbered.entry_id if self._written else None
 
     def after(self, entry_id: int) -> list[Written] | None:
-        """What was written after this entry; None where the journal must be asked for it."""
+        """Return the entries after this one; None if only the journal has them."""
         with self._lock:
             if entry_id < self._before or self._before < 0:
                 return None
-            wanted = self._written[-1].numbered.entry_id - entry_id  # their numbers have no gaps
+            wanted = self._written[-1].numbered.entry_id - entry_id  # numbers have no gaps
             return [self._written[place] for place in range(len(self._written) - wanted, len(self._written))]

@@ -176,14 +176,14 @@ def test_a_node_that_is_gone_is_removed(site: Site) -> None:
         (JOB | {"time_limit_seconds": -1}, "time_limit_seconds"),
         (JOB | {"kind": "probe"}, "unknown field `kind`"),
         (JOB | {"pinned_node": "n0"}, "unknown field `pinned_node`"),
-        (JOB | {"working_directory": "here"}, "working_directory: 'here' is no absolute path"),
+        (JOB | {"working_directory": "here"}, "working_directory: 'here' is not an absolute path"),
         (JOB | {"name": "a\nb"}, "name"),
         ([], "Expected `object`, got `array`"),
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
-        (b"\xff", "no JSON"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
         (b"[" * 100_000, "Expected `object`, got `array`"),
-        (b'{"name": "\\ud800"}', "no JSON"),
+        (b'{"name": "\\ud800"}', "not JSON"),
     ],
 )
 def test_a_malformed_submission_is_refused_by_field(refusing: Site, body: object, named: str) -> None:
@@ -581,7 +581,7 @@ def test_a_job_that_is_to_wait_for_an_unknown_one_is_refused(site: Site) -> None
     after = [{"job_id": first, "condition": "ok"}, {"job_id": "j-000099", "condition": "ok"}]
     answer = site.ask("POST", "/api/jobs", JOB | {"after": after})
     assert answer.status == 422
-    assert "j-000099, which is not known here" in answer.error
+    assert "no job j-000099 to wait for" in answer.error
     assert [job["job"] for job in site.get("/api/jobs")] == [first]
     site.submit(after=after[:1])
     array = site.submit(array_size=2)

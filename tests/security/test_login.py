@@ -473,7 +473,7 @@ def test_an_identity_tokens_claims_are_user_and_role(federated: People, provider
         {"groups": [["admins"]]},
     ):
         status, who = whoami(federated, provider.token(**claims))
-        assert status == 403 and "in no group that has a role here" in who["error"]
+        assert status == 403 and "in no group with a role" in who["error"]
     job = federated.ask("", "POST", "/api/jobs", JOB | {"user": "bob"}, Authorization=f"Bearer {provider.token()}")
     assert federated.ask("", "GET", f"/api/jobs/{job.document['job']}").document["user"] == "ana"
     now = int(time.time())
@@ -624,7 +624,7 @@ def test_new_keys_are_found_and_withdrawn_ones_forgotten(provider: Provider, tmp
             assert whoami(site, provider.token("second"))[0] == 200, "the provider is away: its keys serve on"
             now = 90_000.0
             status, answer = whoami(site, provider.token("second"))
-            assert status == 503 and "can't be reached" in answer["error"]
+            assert status == 503 and "cannot be reached" in answer["error"]
             assert site.ask("boss", "GET", "/api/whoami").status == 200, "tokens of ours need no provider"
             provider.down = False
             provider.keys, kept = {"second": provider.keys["second"]}, provider.keys

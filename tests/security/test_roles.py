@@ -139,7 +139,7 @@ def test_a_job_without_a_user_is_nobodys_own() -> None:
 
 def test_priority_above_zero_takes_an_operator(site: People) -> None:
     refused = site.ask("ana", "POST", "/api/jobs", JOB | {"priority": 1})
-    assert refused.status == 403 and "priority above 0 takes the role operator" in refused.error
+    assert refused.status == 403 and "priority above 0 requires the role operator" in refused.error
     site.submit("ana", priority=-5)
     site.submit("boss", priority=1000)
 
@@ -222,7 +222,7 @@ def test_the_state_folders_token_is_replaced_without_a_restart(site: People) -> 
         (b"[[token]]\nname = 'x'", "not|missing|Object"),
         (b"nonsense", "not TOML"),
         (b"\xff", "not TOML"),
-        (b"[[token]]\nname='x'\nrole='root'\nsha256='%b'" % (b"0" * 64), "'root' is none of viewer"),
+        (b"[[token]]\nname='x'\nrole='root'\nsha256='%b'" % (b"0" * 64), "'root' is not one of viewer"),
         (b"[[token]]\nname='x'\nrole='viewer'\nsha256='abc'", "sha256|regex"),
         (b"[[token]]\nname='x'\nrole='viewer'\nsha256='%b'\nadmin=true" % (b"0" * 64), "admin"),
         (b"[[token]]\nname='\\\\'\nrole='viewer'\nsha256='%b'\nuser=\"a\\u202eb\"" % (b"0" * 64), "direction"),
@@ -322,7 +322,7 @@ def test_nothing_is_changed_that_is_not_written_down(site: People, monkeypatch: 
     with monkeypatch.context() as patched:
         patched.setattr(audit_module.os, "write", full)
         refused = site.ask("ana", "POST", "/api/jobs", JOB)
-        assert refused.status == 507 and "audit log" in refused.error and "free space" in refused.error
+        assert refused.status == 507 and "audit log" in refused.error and "free disk space" in refused.error
         assert site.ask("boss", "POST", "/api/freeze", {}).status == 200
         assert site.ask("boss", "POST", "/api/thaw", {}).status == 507
         assert len(site.ask("", "GET", "/api/jobs").document) == jobs
@@ -358,7 +358,7 @@ def test_an_audit_that_has_begun_needs_no_descriptor_and_says_where_it_cant(
     (tmp_path / "file").touch()
     elsewhere = Audit(tmp_path / "file" / "audit.jsonl")
     elsewhere.begin()
-    assert "can't be written, changes are refused: File exists" in caplog.text
+    assert "is not writable, changes are refused: File exists" in caplog.text
     with pytest.raises(StoreError, match="so nothing is changed"):
         elsewhere.write(_line(elsewhere, "/2"))
     (tmp_path / "file").unlink()
@@ -376,7 +376,7 @@ def test_a_moved_audit_is_begun_anew_and_a_torn_line_spoils_no_other(tmp_path: P
     assert [json.loads(line)["path"] for line in path.read_text().splitlines()] == ["/2"]
     path.unlink()
     path.symlink_to("/etc/passwd")
-    with pytest.raises(StoreError, match="can't be written"):
+    with pytest.raises(StoreError, match="is not writable"):
         audit.write(_line(audit, "/3"))
     path.unlink()
     audit.write(_line(audit, "/4"))
@@ -472,6 +472,6 @@ def test_a_configuration_that_would_let_in_the_wrong_ones_is_refused(
 
 
 def test_a_refusal_without_a_login_says_how_to_log_in() -> None:
-    with pytest.raises(AccessError, match="takes the role operator") as raised:
+    with pytest.raises(AccessError, match="requires the role operator") as raised:
         Principal().require(Role.OPERATOR, "freezing")
     assert "send 'Authorization: Bearer TOKEN'" in str(raised.value) and "log in at /login" in str(raised.value)

@@ -366,7 +366,7 @@ def test_the_overview_has_a_json_document(site: Site) -> None:
     assert [job["job"] for job in document["running"]] == [job_id]
     assert document["step_seconds"] == {}
     answer = site.ask("GET", f"/api/jobs/{job_id}/pace")
-    assert (answer.status, answer.error) == (404, f"no step of {job_id} is known")
+    assert (answer.status, answer.error) == (404, f"no step of {job_id} was received")
 
 
 def test_the_navigation_marks_the_current_page() -> None:

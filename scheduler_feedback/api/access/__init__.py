@@ -1,6 +1,6 @@
-"""Access: who asks the controller, and what they may do.
+"""Access: authentication of requests, and roles.
 
-Start with principal.py (roles and what each may do), then authentication.py (how a request becomes a principal:
-tokens.py, oidc.py, token_review.py, sessions.py). middleware.py puts both before the whole app, and audit.py writes
-down who did what. What each reader is shown is the table in core/disclosure.py.
+Start with principal.py (roles and their rights), then authentication.py, which turns a request into a principal with
+tokens.py, oidc.py, token_review.py and sessions.py. middleware.py applies both to the whole application, and audit.py
+records changes. core/disclosure.py is the table of the fields that each reader may see.
 """

@@ -1,4 +1,4 @@
-"""Attempts: how many wrong credentials a peer may send, and all peers together."""
+"""Limits on wrong credentials, per peer and for all peers together."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 PER_SECOND, AT_ONCE = 1.0, 10
-"""Of one peer: what a person who mistypes needs; a guesser makes 86,400 tries a day."""
+"""Limit of one peer: enough for a user who mistypes. A guesser gets 86,400 tries a day."""
 
 ALL_PER_SECOND, ALL_AT_ONCE = 20.0, 100
-"""Of all peers together: a guesser with many addresses."""
+"""Limit of all peers together, against a guesser with many addresses."""
 
 MOST_PEERS = 4096
-"""Peers that are remembered; the one longest unheard goes first."""
+"""Remembered peers; the least recently used one is dropped first."""
 
 
 class _Bucket:
@@ -39,7 +39,7 @@ class _Bucket:
 
 
 class Attempts:
-    """Counts wrong credentials by peer, an IPv6 peer by its /64. May be asked from several threads."""
+    """Counters of wrong credentials by peer; an IPv6 peer counts by its /64 network. Safe for several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -48,14 +48,14 @@ class Attempts:
         self._all = _Bucket(ALL_PER_SECOND, ALL_AT_ONCE, clock())
 
     def exhausted(self, peer: str) -> bool:
-        """Whether the peer, or all together, have sent more wrong ones than they may."""
+        """Return whether the peer, or all peers together, have used up their attempts."""
         with self._lock:
             now = self._clock()
             bucket = self._peers.get(_network(peer))
             return self._all.empty(now) or (bucket is not None and bucket.empty(now))
 
     def wrong(self, peer: str) -> None:
-        """The peer sent a wrong one."""
+        """Count a wrong credential of the peer."""
         with self._lock:
             now, network = self._clock(), _network(peer)
             bucket = self._peers.get(network)

@@ -1,4 +1,4 @@
-"""Audit: who did what. One line of JSON for each step of a request, appended, and the file rotated by size.
+"""The audit log: one line of JSON for each step of a request. The file is appended to, and rotated by size.
 
 ::
 
@@ -6,10 +6,9 @@
      "means": "token ana-laptop", "peer": "10.0.0.7", "method": "POST", "path": "/api/jobs",
      "about": {"job": "j-000042"}, "status": 201}
 
-What changes something is written twice: `asked` before anything is done, so that nothing is done that is not written
-down, and `answered` with the result. Refusals, logins and reads of logs and of the journal are written once. Where the
-file can't be written, changes are refused (507), but for a freeze, which makes nothing worse. Environments, command
-lines and tokens are never in it.
+A change is written twice: `asked` before it is made, so that no change is made without a line, and `answered` with the
+result. Refusals, logins and reads of logs and of the journal are written once. While the file is not writable, changes
+are refused (507), except a freeze, which is safe. The log never contains environments, command lines or tokens.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from agent.schema.errors import StoreError
 from scheduler_feedback.core.state_metrics import Sample
 
 FILE_BYTES, FILES = 64 * 1024 * 1024, 10
-"""Of one file, and how many older ones are kept: with 300 bytes a line two million lines in all."""
+"""Size of a file, and number of older files: two million lines in all, at 300 bytes a line."""
 
 REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 10.0, 200
-"""Lines about refused requests of people who are not logged in; what is more is counted, and told with the next line:
-a flood must not rotate everything else out."""
+"""Limit on lines about refused anonymous requests. Refusals above it are counted, and the next line has the count: a
+flood must not rotate all other lines out."""
 
 _MOST_TEXT = 500
 _log = logging.getLogger(__name__)
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """One line. about: what the request was about (job, node, ...). suppressed: refusals before it without a line."""
+    """One line of the audit log."""
 
     time: str
     id: str
@@ -54,13 +53,15 @@ class Line(msgspec.Struct, omit_defaults=True):
     method: str
     path: str
     about: dict[str, Any] = {}
+    """Subject of the request (job, node, ...)."""
     status: int = 0
     error: str = ""
     suppressed: int = 0
+    """Earlier refusals without a line."""
 
 
 class Audit:
-    """Appends to one file, or to standard output where there is no path. May be used from several threads."""
+    """A log in a file, or on standard output without a path. Safe for several threads."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Audit:
         self.path = path
         self.name = str(path) if path is not None else "standard output"
         self.lost = 0
-        """Lines that could not be written."""
+        """Lines that were not written."""
         self._file_bytes, self._files = file_bytes, files
         self._wall, self._clock = wall, clock
         self._lock = threading.Lock()
@@ -84,16 +85,16 @@ class Audit:
         self._complained = self._stuck = False
 
     def begin(self) -> None:
-        """Open the file, so that a process that runs out of descriptors can write it. A failure is told and no error:
-        each write tries again, and refuses what it can't write down."""
+        """Open the file early, before the process runs out of descriptors. A failure is only logged: each write tries
+        again, and refuses the change if it fails too."""
         with self._lock:
             try:
                 self._open(0)
             except OSError as error:
-                self._complain(error)
+                self._log_failure(error)
 
     def number(self) -> str:
-        """A new id, for the lines of one request."""
+        """Return a new id, for the lines of one request."""
         with self._lock:
             self._number += 1
             return f"{self._run}-{self._number}"
@@ -102,7 +103,7 @@ class Audit:
         return datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def has_room(self) -> bool:
-        """Whether one more refusal of somebody unknown gets a line; else it is counted."""
+        """Return whether a refusal of an anonymous request gets a line; count it if not."""
         with self._lock:
             now = self._clock()
             self._room = min(REFUSALS_AT_ONCE, self._room + (now - self._filled) * REFUSALS_PER_SECOND)
@@ -114,29 +115,29 @@ class Audit:
             return True
 
     def write(self, line: Line) -> None:
-        """Append the line. Raises StoreError where it can't be written."""
+        """Append the line. Raises StoreError if that fails."""
         with self._lock:
             line.suppressed, self._suppressed = self._suppressed, 0
             line.path, line.error = line.path[:_MOST_TEXT], line.error[:_MOST_TEXT]
-            # ASCII alone: neither U+2028 nor a character that turns a line around can make one line look like two.
+            # ASCII only: U+2028 or a bidirectional control character must not make one line look like two.
             content = json.dumps(msgspec.to_builtins(line)).encode() + b"\n"
             try:
                 descriptor = self._open(len(content))
                 written = os.write(descriptor, content)
-                if written < len(content):  # a full disk: what is there of the line must not run into the next one
+                if written < len(content):  # a full disk: end the partial line before the next one
                     os.write(descriptor, b"\n")
                     raise OSError(28, "No space left on device")
             except OSError as error:
                 self._suppressed = line.suppressed
                 self.lost += 1
-                self._complain(error)
+                self._log_failure(error)
                 raise StoreError(
-                    f"the audit log {self.name} can't be written ({error.strerror}), so nothing is changed: free space "
-                    "there or repair its folder"
+                    f"the audit log {self.name} is not writable ({error.strerror}), so changes are refused: free disk "
+                    "space there or repair its folder"
                 ) from None
             if self._complained:
                 self._complained = False
-                _log.warning("the audit log %s is written again", self.name)
+                _log.warning("audit log %s is writable again", self.name)
 
     def measures(self) -> Iterator[Sample]:
         yield "gangwatch_audit_lines_lost_total", (), float(self.lost)
@@ -148,7 +149,7 @@ class Audit:
                 self._descriptor = None
 
     def _open(self, more: int) -> int:
-        """The file, with room for so many bytes; opened again where somebody moved it away."""
+        """Return the file, with room for `more` bytes; open it again if it was moved away."""
         if self.path is None:
             return 1
         if self._descriptor is not None:
@@ -167,13 +168,13 @@ class Audit:
             self._descriptor = os.open(self.path, flags, 0o600)
         return self._descriptor
 
-    def _complain(self, error: OSError) -> None:
+    def _log_failure(self, error: OSError) -> None:
         if not self._complained:
             self._complained = True
-            _log.error("the audit log %s can't be written, changes are refused: %s", self.name, error.strerror)
+            _log.error("audit log %s is not writable, changes are refused: %s", self.name, error.strerror)
 
     def _rotate(self) -> None:
-        """audit.jsonl becomes audit.jsonl.1, that .2, and so on. Where that fails, the file grows on."""
+        """Rename audit.jsonl to audit.jsonl.1, that to .2, and so on. If that fails, the file keeps growing."""
         assert self.path is not None
         try:
             for index in range(self._files - 1, 0, -1):
@@ -183,7 +184,7 @@ class Audit:
             self.path.replace(self._numbered(1))
         except OSError as error:
             if not self._stuck:
-                _log.error("the audit log %s is not rotated and grows on: %s", self.name, error.strerror)
+                _log.error("audit log %s is not rotated and keeps growing: %s", self.name, error.strerror)
             self._stuck = True
             return
         self._stuck = False

@@ -1,15 +1,16 @@
 """Authentication: from a request to a principal.
 
-A request proves who makes it in one of three ways, tried in this order:
+A request proves its user in one of three ways, tried in this order:
 
-1. ``Authorization: Bearer``: a token of ours (tokens.py), an ID token of the configured provider (oidc.py), or whatever
-   the Kubernetes API server knows (token_review.py). Basic is the web configuration's business: it lets readers in.
-2. A session's cookie (sessions.py). What the session was opened with is checked again, so that a revoked token ends it.
-3. The unix socket in the state folder: the kernel names the peer's uid (SO_PEERCRED). Not so on loopback: a look-up of
-   the peer's port in /proc/net/tcp names the uid of whoever forwards a connection (ssh -L, kubectl port-forward, any
-   proxy), says 0 for a socket that has just been closed, and knows this network namespace's sockets alone.
+1. ``Authorization: Bearer``: a token of gangwatch (tokens.py), an ID token of the configured provider (oidc.py), or any
+   token that the Kubernetes API server accepts (token_review.py). The web configuration handles Basic.
+2. A session's cookie (sessions.py). The credential that opened the session is checked again, so that a revoked token
+   ends it.
+3. The unix socket in the state folder: the kernel names the peer's uid (SO_PEERCRED). This is not possible on loopback:
+   the peer's port in /proc/net/tcp gives the uid of a forwarder (ssh -L, kubectl port-forward, any proxy), gives 0 for
+   a socket that has just been closed, and covers only this network namespace.
 
-A wrong proof is refused, never passed over: nobody takes it for an answer that they may not see more.
+A wrong proof is refused, not ignored: otherwise a client would mistake a response without private fields for the whole.
 """
 
 from __future__ import annotations
@@ -37,39 +38,41 @@ MOST_BEARER_BYTES = 16 * 1024
 MOST_COOKIE_BYTES = 8 * 1024
 CSRF_HEADER = "x-gangwatch-csrf"
 UNIX_PEER = "uid:"
-"""Begins the peer of a connection by the unix socket; no address of a TCP peer begins so."""
+"""Prefix of the peer of a unix socket connection; no TCP peer's address begins with it."""
 
 LOGIN_PATHS = ("/login/oidc", "/static/")
-"""What the page of the login needs, and says nothing of jobs."""
+"""Paths that the login page needs. Their responses contain nothing about jobs."""
 
 REASONS = ("token", "session", "intent", "attempts")
-"""Why a request is not let in: a wrong token; a session that is over; a cookie without the page's proof; a wrong token
-after too many."""
+"""Reasons of refusals: a wrong token; an ended session; a cookie without the page's CSRF token; a wrong token after too
+many others."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What of a request says who makes it. headers: by lower-case name. secure: over TLS."""
+    """The parts of a request that identify its user."""
 
     method: str
     headers: Mapping[str, str]
+    """By lower-case name."""
     peer: str
     secure: bool
+    """Whether the connection uses TLS."""
     port: int
     source: str = ""
-    """Whom wrong tokens are counted for: on loopback the user that the server found out; '' for the peer."""
+    """Whom wrong tokens count for: on loopback the user that the server determined; '' for the peer."""
 
 
 def cookie_name(secure: bool, port: int) -> str:
-    """Of the session's cookie. Under TLS the prefix has the browser insist on Secure, Path=/ and no Domain (RFC
-    6265bis, 4.1.3.2). Cookies do not tell ports apart: two controllers of one host must not overwrite each other's."""
+    """Return the name of the session's cookie. With TLS its prefix makes the browser enforce Secure, Path=/ and no
+    Domain (RFC 6265bis, 4.1.3.2). The port is part of it, because the controllers of one host share their cookies."""
     return f"__Host-gangwatch-{port}" if secure else f"gangwatch-{port}"
 
 
 class Authentication:
-    """Says who makes a request. Used in one event loop; its tokens and sessions from any thread."""
+    """Authentication of requests. Used in one event loop; its tokens and sessions may be used from any thread."""
 
     def __init__(
         self,
@@ -81,16 +84,16 @@ class Authentication:
         closed: bool = False,
         trust: ssl.SSLContext | None = None,
     ) -> None:
-        """closed: whether the server before us lets nobody in who proves nothing. trust: who vouches for the provider.
+        """closed: whether the server refuses requests without a login. trust: certificate authorities for the provider.
 
-        Raises ConfigError where [oidc] can't be used.
+        Raises ConfigError if [oidc] is invalid.
         """
         self._closed, self._trust = closed, trust
         self.tokens = tokens
         self.sessions = sessions or Sessions()
         self.attempts = Attempts(clock)
         self.refused: Counter[str] = Counter()
-        """Requests that were not let in, by reason."""
+        """Refused requests, by reason."""
         self._session: aiohttp.ClientSession | None = None
         self.oidc = Oidc(issuer, self._fetch) if issuer is not None else None
         by_page = self.oidc is not None and self.oidc.issuer.redirect_url
@@ -98,7 +101,7 @@ class Authentication:
         self.reviews = TokenReviews(reviewing) if reviewing is not None else None
 
     async def close(self) -> None:
-        """Give the connections to providers back."""
+        """Close the connections to providers."""
         if self.reviews is not None:
             await self.reviews.close()
         if self._session is not None:
@@ -114,7 +117,7 @@ class Authentication:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def identify(self, asked: Asked) -> Principal:
-        """Who makes the request. Raises AccessError for a proof that is wrong."""
+        """Return the user of the request. Raises AccessError for a wrong proof."""
         scheme, _, given = asked.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return (await self.credential(given.strip(), asked.peer, asked.source))[0]
@@ -125,10 +128,13 @@ class Authentication:
         return Principal(peer=asked.peer)
 
     async def credential(self, token: str, peer: str, source: str = "") -> tuple[Principal, str, str]:
-        """Who has this token; and source and key by which a session checks it again. source: whom wrong tokens are
-        counted for, '' for the peer. Raises AccessError: 401, 429 where too many wrong ones came from there, 503."""
+        """Return the token's user, and the source and key that a session stores to check it again.
+
+        source: whom wrong tokens count for, '' for the peer. Raises AccessError: 401, 429 after too many wrong tokens,
+        503.
+        """
         over = self.attempts.exhausted(source or peer)
-        # A right token of ours is let in also while somebody at the same address guesses: 256 bits are not guessed.
+        # A right token of gangwatch is accepted while others at the address guess: 256 bits cannot be guessed.
         may_be = len(token) <= MOST_BEARER_BYTES and not (over and self.tokens.guessable(token))
         if may_be and (known := self.tokens.find(token)) is not None:
             return Principal(known.user, known.role, known.means, peer), "token", known.key
@@ -154,13 +160,13 @@ class Authentication:
         if self.reviews is not None and (not over or self.reviews.knows(token)):
             reviewed = await self.reviews.check(token)
             if reviewed.user and reviewed.role is Role.NOBODY:
-                raise AccessError(403, f"{reviewed.user} has no role here: {_GRANT}")
+                raise AccessError(403, f"{reviewed.user} has no role: {_GRANT}")
             if reviewed.user:
                 return Principal(reviewed.user, reviewed.role, "Kubernetes", peer), "kubernetes", token
         raise AccessError(401, f"the token is not known here, was revoked or has expired: {LOG_IN}")
 
     def proves(self, path: str, headers: Mapping[str, str]) -> bool:
-        """Whether a request carries a proof that we check and refuse where it is wrong, or is on its way to a login."""
+        """Return whether the request has a proof that is checked later, or is part of a login."""
         if path == "/login" or path.startswith(LOGIN_PATHS):
             return True
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -173,7 +179,7 @@ class Authentication:
         )
 
     def is_operators(self, authorization: str) -> bool:
-        """Whether an Authorization header is an operator's token of ours: its requests wait for nobody's."""
+        """Return whether an Authorization header holds an operator's token: such requests are not rate limited."""
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() != "bearer" or len(given) > MOST_BEARER_BYTES:
             return False
@@ -183,17 +189,17 @@ class Authentication:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def open_session(self, principal: Principal, source: str, key: str) -> tuple[str, Session]:
-        """A new session of somebody who has just proven who they are, and the id for the cookie."""
+        """Open a session after a login; return the id for the cookie, and the session."""
         return self.sessions.open(principal.user, source, key, principal.means, principal.role)
 
     def session_of(self, asked: Asked) -> Session | None:
-        """The session of the request's cookie, if it has one that has not ended."""
+        """Return the session of the request's cookie; None if there is none or it has ended."""
         identifier = session_id(asked)
         return self.sessions.find(identifier) if identifier is not None else None
 
     async def _by_session(self, asked: Asked, identifier: str) -> Principal:
         session = self.sessions.find(identifier)
-        principal = await self._still(session, asked.peer) if session is not None else None
+        principal = await self._current(session, asked.peer) if session is not None else None
         if session is None or principal is None:
             self.sessions.close(identifier)
             self.refused["session"] += 1
@@ -205,10 +211,10 @@ class Authentication:
         return principal
 
     def _require_intent(self, asked: Asked, session: Session) -> None:
-        """Raises AccessError unless a page of ours made the request: a browser sends its cookie with others', too.
+        """Raise AccessError unless a page of gangwatch sent the request: browsers send cookies with any site's request.
 
-        The session's own proof, which only our pages contain, in a header, which no form can send; and where the
-        browser says where the request came from, it has to be from here.
+        The request needs the session's CSRF token, which only these pages contain, in a header, which no form can send.
+        If the browser names the site of origin, it must be this one.
         """
         site = asked.headers.get("sec-fetch-site", "same-origin")
         if site not in ("same-origin", "none") or not self.sessions.intends(
@@ -216,13 +222,13 @@ class Authentication:
         ):
             self.refused["intent"] += 1
             raise AccessError(
-                403, f"a login by cookie changes nothing without the page's own {CSRF_HEADER}: reload the page"
+                403, f"a change with a login cookie needs the page's {CSRF_HEADER} header: reload the page"
             )
 
-    async def _still(self, session: Session, peer: str) -> Principal | None:
-        """Who the session is of now; None where what it was opened with is not valid any more."""
+    async def _current(self, session: Session, peer: str) -> Principal | None:
+        """Return the session's user; None if the credential that opened it is no longer valid."""
         if session.source == "token":
-            known = self.tokens.still(session.key)
+            known = self.tokens.current(session.key)
             if known is None:
                 return None
             return Principal(known.user, known.role, f"{known.means}, by the page", peer, by_cookie=True)
@@ -239,7 +245,7 @@ class Authentication:
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No cookies, no proxies' environment: what is fetched is public, and whom we ask is configured.
+            # No cookies and no proxy settings: the documents are public, and the addresses are configured.
             connector = aiohttp.TCPConnector(ssl=self._trust if self._trust is not None else True)
             self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
@@ -249,7 +255,7 @@ class Authentication:
 
 
 ENDED = "login ended"
-"""Means of who has a cookie of a session that is over."""
+"""Means of a principal whose session has ended."""
 
 _GRANT = (
     "grant it in [token_review] roles, or in the cluster by RBAC: verb use, apiGroup gangwatch.io, resource roles, "
@@ -258,7 +264,7 @@ _GRANT = (
 
 
 def session_id(asked: Asked) -> str | None:
-    """The content of the session's cookie; None where there is none."""
+    """Return the session id in the request's cookie; None if there is none."""
     text = asked.headers.get("cookie", "")
     name = cookie_name(asked.secure, asked.port)
     if name not in text or len(text) > MOST_COOKIE_BYTES:
@@ -271,7 +277,7 @@ def session_id(asked: Asked) -> str | None:
 
 
 def _by_uid(peer: str) -> Principal:
-    """Who has connected by the unix socket: root and our own uid, whom its folder lets in."""
+    """Return the user of a unix socket connection: root and the controller's uid are operators."""
     uid = int(peer.removeprefix(UNIX_PEER))
     if uid not in (0, os.geteuid()):
         return Principal(means=f"local socket, uid {uid}", peer=peer)

@@ -1,7 +1,7 @@
-"""Middleware: finds out who makes each request, before any part of the app sees it, and writes down who did what.
+"""Middleware that authenticates each request before any route, and writes the audit log.
 
-It stands around the whole app, metrics included, so that no route can forget it. A handler reads the principal with
-``principal_of``, and adds to the audit's line with ``note``.
+It wraps the whole application, metrics included, so that no route can miss it. A handler reads the principal with
+``principal_of``, and adds fields to the audit log's line with ``note``.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from scheduler_feedback.api.access.authentication import SAFE_METHODS, Asked, Au
 from scheduler_feedback.api.access.principal import AccessError, Principal
 
 OPEN_PATHS = ("/healthz", "/readyz", "/static/")
-"""Nobody is asked who they are: these say nothing of jobs, and probes have no login."""
+"""Paths without authentication: their responses contain nothing about jobs, and probes have no login."""
 
 NEVER_REFUSED = frozenset({"/api/freeze", "/logout"})
-"""Changes that are made also while the audit can't be written: neither makes anything worse."""
+"""Changes that are allowed while the audit log is not writable, because they are safe."""
 
 _PRINCIPAL, _NOTES = "gangwatch.principal", "gangwatch.notes"
 _log = logging.getLogger(__name__)
 
 
 def principal_of(request: Request) -> Principal:
-    """Who makes the request; nobody where the middleware is not there (a test of one handler)."""
+    """Return the user of the request; an anonymous principal without the middleware, as in tests of one handler."""
     found: Principal = request.scope.get(_PRINCIPAL) or Principal()
     return found
 
 
 async def still(request: Request, authentication: Authentication) -> Principal:
-    """Who makes the request by now: for an answer that has no end. Nobody where the proof is not valid any more."""
+    """Return the current user of a request with an endless response; anonymous if the proof is no longer valid."""
     try:
         return await authentication.identify(asked_of(request.scope))
     except AccessError:
@@ -46,27 +46,27 @@ async def still(request: Request, authentication: Authentication) -> Principal:
 
 
 def note(request: Request, **about: Any) -> None:
-    """Have the audit's line say what the request was about. Read by operators: names, never secrets."""
+    """Add fields to the audit log's line. Operators read them: pass names, never secrets."""
     request.scope.setdefault(_NOTES, {}).update(about)
 
 
 def refusal(request: Request, reason: str) -> None:
-    """Have the audit's line say why the request was refused."""
+    """Set the reason of a refusal in the audit log's line."""
     request.scope[f"{_NOTES}.error"] = reason
 
 
 def sensitive(request: Request) -> None:
-    """Have the audit write this read down: what jobs wrote, and the journal."""
+    """Have the audit log record this read, of a job's output or of the journal."""
     request.scope[f"{_NOTES}.sensitive"] = True
 
 
 def signed(request: Request, principal: Principal) -> None:
-    """Have the audit's line name somebody who has only just proven who they are."""
+    """Set the user in the audit log's line after a login."""
     request.scope[_PRINCIPAL] = principal
 
 
 def asked_of(scope: Scope) -> Asked:
-    """What of an ASGI request says who makes it. Of a header that comes twice the parts are joined (RFC 9110, 5.3)."""
+    """Return the parts of an ASGI request that identify its user. Repeated headers are joined (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
     for key, value in scope["headers"]:
         name, text = key.decode("latin-1").lower(), value.decode("latin-1")
@@ -84,13 +84,13 @@ def asked_of(scope: Scope) -> Asked:
 
 
 class AccessMiddleware:
-    """ASGI middleware around one controller's app."""
+    """ASGI middleware around one controller's application."""
 
     def __init__(self, app: ASGIApp, authentication: Authentication, audit: Audit) -> None:
         self._app = app
         self._authentication = authentication
         self._audit = audit
-        # One thread of its own: a disk that does not answer must not take those that everything else waits for.
+        # A separate thread: a hanging disk must not block the threads that all other work shares.
         self._writer = ThreadPoolExecutor(1, "audit")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +100,7 @@ class AccessMiddleware:
         asked = asked_of(scope)
         changes = asked.method not in SAFE_METHODS
         try:
-            # Whoever logs in has yet to prove who they are; a cookie of a session that is over is no reason to refuse.
+            # A login request is not authenticated yet; an expired session's cookie must not prevent it.
             login = scope["path"] == "/login" and changes
             scope[_PRINCIPAL] = Principal(peer=asked.peer) if login else await self._authentication.identify(asked)
         except AccessError as error:
@@ -121,7 +121,7 @@ class AccessMiddleware:
         await self._watched(scope, receive, send, changes, identifier)
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send, changes: bool, identifier: str) -> None:
-        """Run the app, and write its answer down before anybody has it: whoever looks then finds the line."""
+        """Run the application, and write the audit log before the response is sent: a reader then finds the line."""
         written = False
 
         async def write(status: int) -> None:
@@ -140,7 +140,7 @@ class AccessMiddleware:
         try:
             await self._app(scope, receive, seen)
         finally:
-            if not written:  # a bug, or a client that went away: Barrier answers
+            if not written:  # a bug, or a disconnected client: Barrier responds
                 await write(0)
 
     def _line(self, scope: Scope, stage: str, status: int = 0, error: str = "") -> Line:
@@ -161,7 +161,7 @@ class AccessMiddleware:
         )
 
     async def _write(self, line: Line, unknown: bool) -> None:
-        """Append a line about what has been answered already; that it can't be written is logged and counted."""
+        """Append a line about an answered request. A failure is logged and counted."""
         if unknown and not self._audit.has_room():
             return
         try:

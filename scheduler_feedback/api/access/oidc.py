@@ -1,10 +1,10 @@
 """OpenID Connect: ID tokens as bearer tokens, checked with PyJWT against the issuer's keys.
 
-What is checked (OpenID Connect Core 1.0, 3.1.3.7; RFC 8725): size; an algorithm that is asymmetric and allowed, chosen
-by us and never by the token; the signature, with a key of the issuer's JWKS alone (a key that the token brings along,
-or an address of one, is never looked at); issuer, audience, authorised party, expiry, not-before; the type, so that an
-access token is not taken for an identity. Keys are fetched when first needed and every KEYS seconds, at most once in
-AGAIN seconds whatever is sent: a token that names an unknown key costs the issuer nothing.
+Checks (OpenID Connect Core 1.0, 3.1.3.7; RFC 8725): the size; an asymmetric algorithm that the configuration allows,
+whatever the token says; the signature, only with a key of the issuer's JWKS (never with a key or an address in the
+token); issuer, audience, authorised party, expiry, not-before; and the type, so that an access token is not accepted as
+an identity. Keys are fetched on first use and every KEYS seconds, but at most once in AGAIN seconds: tokens with
+unknown keys cause no load on the issuer.
 """
 
 from __future__ import annotations
@@ -25,59 +25,60 @@ from scheduler_feedback.api.access.principal import AccessError, Role
 from scheduler_feedback.core.plain_text import misleading
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Asymmetric ones (RFC 7518, 3.1; RFC 8037). 'none' and HS* are no choice: with those a public key, or nothing, would
-be the secret."""
+"""Asymmetric algorithms (RFC 7518, 3.1; RFC 8037). 'none' and HS* are excluded: with HS* the public key would be the
+secret, and with 'none' there is no signature."""
 
 MOST_TOKEN_BYTES = 16 * 1024
-"""Groups make tokens long; the largest that Entra ID issues with 200 groups has about 10 KiB."""
+"""Groups make tokens long: the largest from Entra ID, with 200 groups, has about 10 KiB."""
 
 MOST_DOCUMENT_BYTES, MOST_KEYS = 1024 * 1024, 100
 KEYS_SECONDS, AGAIN_SECONDS, STALE_SECONDS = 600.0, 30.0, 86_400.0
-"""Keys are fetched anew after KEYS; not more often than AGAIN; and serve for STALE where the issuer does not answer."""
+"""Keys are fetched again after KEYS, at most once in AGAIN, and stay valid for STALE if the issuer does not respond."""
 
 FETCH_SECONDS = 5.0
 LEEWAY_SECONDS = 30.0
-"""Clocks of issuer and controller may differ by so much."""
+"""Tolerated difference between the clocks of issuer and controller."""
 
 LEAST_RSA_BITS = 2048  # RFC 7518, 3.3
 
 _log = logging.getLogger(__name__)
 Fetch = Callable[[str], Awaitable[bytes]]
-"""The content at a URL. Raises OSError or TimeoutError where it can't be had."""
+"""Returns the content of a URL. Raises OSError or TimeoutError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """What is configured of an identity provider. roles: by a group that the token names."""
+    """Configuration of an identity provider."""
 
     issuer: str
     client_id: str
     roles: Mapping[str, Role]
+    """Roles by the name of a group in the token."""
     default_role: Role = Role.NOBODY
-    """Of who is authenticated and in none of the groups; NOBODY: refused."""
+    """Role of authenticated users in none of the groups; NOBODY: refused."""
     user_claim: str = "sub"
     groups_claim: str = "groups"
     algorithms: Sequence[str] = ("RS256", "ES256")
     client_secret_file: Path | None = field(default=None, repr=False)
     redirect_url: str = ""
-    """Where the provider sends a browser back to: https://HOST/login/oidc/callback. '': no login by the page."""
+    """Address to which the provider redirects the browser: https://HOST/login/oidc/callback. '': no browser login."""
     scopes: Sequence[str] = ("openid", "profile", "groups")
 
     def check(self) -> None:
-        """Raises ConfigError naming the key."""
+        """Raise ConfigError naming the invalid key."""
         for key, url in (("issuer", self.issuer), ("redirect_url", self.redirect_url)):
             if url and not is_safe(url):
-                raise ConfigError(f"oidc.{key}: {url!r}: https, or http on loopback")
+                raise ConfigError(f"oidc.{key}: {url!r} is neither https nor a loopback address with http")
         if unknown := [one for one in self.algorithms if one not in ALGORITHMS]:
-            raise ConfigError(f"oidc.algorithms: {unknown[0]!r} is none of {', '.join(ALGORITHMS)}")
+            raise ConfigError(f"oidc.algorithms: {unknown[0]!r} is not one of {', '.join(ALGORITHMS)}")
         if not self.client_id:
-            raise ConfigError("oidc.client_id: is missing: a token for somebody else must not open this controller")
+            raise ConfigError("oidc.client_id: missing; without it tokens for other applications would be accepted")
         if not self.roles and self.default_role is Role.NOBODY:
-            raise ConfigError("oidc.roles: names no group, and oidc.default_role none: nobody could log in")
+            raise ConfigError("oidc.roles: no group has a role and oidc.default_role is not set: no user could log in")
 
 
 def is_safe(url: str) -> bool:
-    """Whether the URL is one of TLS, or of this machine's loopback."""
+    """Return whether the URL uses TLS or this machine's loopback."""
     address = urlsplit(url)
     return address.scheme == "https" or (
         address.scheme == "http" and address.hostname in ("127.0.0.1", "::1", "localhost")
@@ -85,7 +86,7 @@ def is_safe(url: str) -> bool:
 
 
 class Metadata(msgspec.Struct):
-    """What we need of the discovery document (OpenID Connect Discovery 1.0, 3)."""
+    """The used fields of the discovery document (OpenID Connect Discovery 1.0, 3)."""
 
     issuer: str
     jwks_uri: str
@@ -95,7 +96,7 @@ class Metadata(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whom a token names."""
+    """The user of a token."""
 
     user: str
     role: Role
@@ -105,7 +106,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A public key of the issuer. algorithm: the only one that it is for, where it says so."""
+    """A public key of the issuer. algorithm: the only one that the key allows; None for any."""
 
     key: Any
     kind: str
@@ -113,7 +114,7 @@ class _Key:
     algorithm: str | None
 
     def fits(self, algorithm: str) -> bool:
-        """Whether it is a key for this algorithm (RFC 7518, 3.1; RFC 8037, 3.1)."""
+        """Return whether the key can be used with this algorithm (RFC 7518, 3.1; RFC 8037, 3.1)."""
         if self.algorithm not in (None, algorithm):
             return False
         if algorithm[0] in "RP":
@@ -130,7 +131,7 @@ _CURVES = {
 
 
 class Oidc:
-    """Checks tokens of one issuer. Used in one event loop."""
+    """Checks of one issuer's tokens. Used in one event loop."""
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class Oidc:
         fetch: Fetch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError where PyJWT is not installed, or the configuration can't be used."""
+        """Raises ConfigError if PyJWT is not installed or the configuration is invalid."""
         try:
             import jwt
         except ImportError:
@@ -155,17 +156,17 @@ class Oidc:
         self._fetching = asyncio.Lock()
 
     def claims_issuer(self, token: str) -> bool:
-        """Whether the token says that it is of this issuer; nothing of it is believed yet."""
+        """Return whether the token claims to be from this issuer. Nothing is verified yet."""
         if len(token) > MOST_TOKEN_BYTES or token.count(".") != 2:
             return False
         try:
             claims = self._coder.decode(token, options={"verify_signature": False})
-        except Exception:  # whatever is wrong with it, it is not for us
+        except Exception:  # a malformed token is not from this issuer
             return False
         return claims.get("iss") == self.issuer.issuer
 
     async def check(self, token: str, nonce: str | None = None) -> Identity:
-        """Whom the token names. nonce: that of the login that asked for it. Raises AccessError saying what is wrong."""
+        """Return the user of the token. nonce: that of the login that requested it. Raises AccessError."""
         if len(token) > MOST_TOKEN_BYTES:
             raise AccessError(401, f"the token is longer than {MOST_TOKEN_BYTES} bytes")
         key, algorithm = await self._key_for(token)
@@ -196,7 +197,7 @@ class Oidc:
         ):
             raise AccessError(401, "the token was issued to another client (azp)")
         if nonce is not None and claims.get("nonce") != nonce:
-            raise AccessError(401, "the token answers another login (nonce)")
+            raise AccessError(401, "the token belongs to another login (nonce)")
         return self._identity(claims)
 
     def _identity(self, claims: Mapping[str, Any]) -> Identity:
@@ -210,7 +211,7 @@ class Oidc:
         role = max(role, self.issuer.default_role)
         if role is Role.NOBODY:
             raise AccessError(
-                403, f"{user} is in no group that has a role here (oidc.roles: {', '.join(sorted(self.issuer.roles))})"
+                403, f"{user} is in no group with a role (oidc.roles: {', '.join(sorted(self.issuer.roles))})"
             )
         return Identity(user, role, float(claims["exp"]))
 
@@ -220,16 +221,16 @@ class Oidc:
         try:
             header = self._jwt.get_unverified_header(token)
         except (self._jwt.PyJWTError, ValueError, TypeError, RecursionError):
-            raise AccessError(401, "the token is no JSON Web Token") from None
+            raise AccessError(401, "the token is not a JSON Web Token") from None
         algorithm, kind = header.get("alg"), header.get("typ", "JWT")
         if not isinstance(algorithm, str) or algorithm not in self.issuer.algorithms:
             raise AccessError(
                 401, f"the token's algorithm is not allowed (oidc.algorithms: {', '.join(self.issuer.algorithms)})"
             )
         if not isinstance(kind, str) or kind.upper() != "JWT":
-            raise AccessError(401, "the token is no ID token (typ)")
+            raise AccessError(401, "the token is not an ID token (typ)")
         if "crit" in header:
-            raise AccessError(401, "the token demands extensions that are not known here (crit)")
+            raise AccessError(401, "the token requires unknown extensions (crit)")
         name = header.get("kid")
         key = self._known(name, algorithm)
         if key is None or self._clock() - self._fetched > KEYS_SECONDS:
@@ -247,7 +248,7 @@ class Oidc:
         return key if key is not None and key.fits(algorithm) else None
 
     async def _refresh(self) -> None:
-        """Fetch the keys, unless that was tried a moment ago. Raises AccessError (503) where none can be had."""
+        """Fetch the keys, unless they were requested recently. Raises AccessError (503) if there are none."""
         async with self._fetching:
             now = self._clock()
             if now - self._tried >= AGAIN_SECONDS:
@@ -257,18 +258,18 @@ class Oidc:
                     self._keys = self._read_keys(await self._fetch(metadata.jwks_uri))
                     self._fetched = now
                 except (OSError, TimeoutError, ConfigError) as error:
-                    _log.error("keys of %s: %s; those from before stay in force", self.issuer.issuer, error)
+                    _log.error("keys of %s not fetched, former keys stay valid: %s", self.issuer.issuer, error)
             if not self._keys or now - self._fetched > STALE_SECONDS:
-                raise AccessError(503, f"the identity provider {self.issuer.issuer} can't be reached; try again soon")
+                raise AccessError(503, f"the identity provider {self.issuer.issuer} cannot be reached; try again soon")
 
     async def metadata(self) -> Metadata:
-        """The provider's addresses. Raises AccessError (503)."""
+        """Return the provider's addresses. Raises AccessError (503)."""
         try:
             return await self._discover()
         except (OSError, TimeoutError, ConfigError) as error:
             _log.error("%s: %s", self.issuer.issuer, error)
             raise AccessError(
-                503, f"the identity provider {self.issuer.issuer} can't be reached; try again soon"
+                503, f"the identity provider {self.issuer.issuer} cannot be reached; try again soon"
             ) from None
 
     async def _discover(self) -> Metadata:
@@ -279,7 +280,7 @@ class Oidc:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise ConfigError(f"{where}: {error}") from None
             if found.issuer != self.issuer.issuer:
-                raise ConfigError(f"{where}: is of the issuer {found.issuer!r} (Discovery 1.0, 4.3)")
+                raise ConfigError(f"{where}: names another issuer, {found.issuer!r} (Discovery 1.0, 4.3)")
             for url in (found.jwks_uri, found.authorization_endpoint, found.token_endpoint):
                 if url and not is_safe(url):
                     raise ConfigError(f"{where}: names {url!r}, which is neither https nor loopback")
@@ -287,16 +288,16 @@ class Oidc:
         return self._metadata
 
     def _read_keys(self, content: bytes) -> dict[str, _Key]:
-        """The keys that may sign, by name. One that can't be used is passed over: a provider may have newer kinds."""
+        """Return the usable signature keys, by name. Unusable ones are skipped: a provider may publish newer kinds."""
         try:
             listed = msgspec.json.decode(content)["keys"]
             if not isinstance(listed, list):
-                raise TypeError("keys is no list")
+                raise TypeError("keys is not a list")
         except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigError(f"no set of keys: {error}") from None
+            raise ConfigError(f"not a key set: {error}") from None
         keys: dict[str, _Key] = {}
         for place, one in enumerate(listed[:MOST_KEYS]):
-            # 'oct' is a shared secret: with it whoever may check could sign.
+            # 'oct' is a shared secret: anyone who can check such a signature can also create it.
             if (
                 not isinstance(one, dict)
                 or one.get("kty") not in ("RSA", "EC", "OKP")
@@ -311,5 +312,5 @@ class Oidc:
                 continue
             keys[str(one.get("kid", f"#{place}"))] = _Key(key, one["kty"], str(one.get("crv", "")), one.get("alg"))
         if not keys:
-            raise ConfigError("the provider publishes no key that could be used")
+            raise ConfigError("the provider publishes no usable key")
         return keys

@@ -1,9 +1,8 @@
 """Login of a browser at an OpenID provider: the authorisation code flow, with PKCE, state and nonce.
 
-RFC 6749, 4.1; RFC 7636; OpenID Connect Core 1.0, 3.1; RFC 9700 (best current practice). What a login under way needs
-(state, nonce, verifier, where to go on) is in a cookie of the browser that began it, under our HMAC and for ten
-minutes: nothing is kept here, so nobody who begins a million logins pushes out another's. The provider redeems a code
-once.
+RFC 6749, 4.1; RFC 7636; OpenID Connect Core 1.0, 3.1; RFC 9700 (best current practice). The data of an unfinished login
+(state, nonce, verifier, next path) is in a cookie of the browser, signed with an HMAC and valid for ten minutes. The
+controller stores nothing, so a million unfinished logins do not affect other users. The provider redeems a code once.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ from scheduler_feedback.api.access.oidc import FETCH_SECONDS, MOST_DOCUMENT_BYTE
 from scheduler_feedback.api.access.principal import AccessError
 
 UNDER_WAY_SECONDS = 600.0
-"""A person finds a password, and a second factor, in that time."""
+"""Enough time for a user to enter a password and a second factor."""
 
 
 class _UnderWay(msgspec.Struct, frozen=True):
-    """A login that the provider has still to answer. until: wall seconds."""
+    """A login that the provider has not finished."""
 
     state: str
     nonce: str
     verifier: str
     following: str
     until: float
+    """Wall seconds."""
 
 
 _under_way = msgspec.json.Decoder(_UnderWay)
@@ -45,7 +45,7 @@ class _Tokens(msgspec.Struct):
 
 
 class CodeFlow:
-    """Logins by one provider. Used in one event loop."""
+    """Browser logins with one provider. Used in one event loop."""
 
     def __init__(
         self, oidc: Oidc, session: Callable[[], aiohttp.ClientSession], wall: Callable[[], float] = time.time
@@ -56,10 +56,11 @@ class CodeFlow:
         self._key = secrets.token_bytes(32)
 
     async def begin(self, following: str) -> tuple[str, str]:
-        """Where to send the browser, and the cookie that it has to bring back. following: where it goes in the end."""
+        """Return the address to redirect the browser to, and the cookie that it must send back. following: the path to
+        open after the login."""
         issuer, metadata = self._oidc.issuer, await self._oidc.metadata()
         if not metadata.authorization_endpoint or not metadata.token_endpoint:
-            raise AccessError(503, f"the identity provider {issuer.issuer} offers no login for browsers")
+            raise AccessError(503, f"the identity provider {issuer.issuer} does not support browser logins")
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         begun = _UnderWay(state, nonce, verifier, following, self._wall() + UNDER_WAY_SECONDS)
         query = {
@@ -76,10 +77,10 @@ class CodeFlow:
         return f"{metadata.authorization_endpoint}{joint}{urlencode(query)}", self._sealed(begun)
 
     async def end(self, state: str, code: str, cookie: str) -> tuple[Identity, str]:
-        """Who logged in, and where to go. cookie: as the browser brought it back. Raises AccessError."""
+        """Return the user, and the path to open next. cookie: the one of ``begin``. Raises AccessError."""
         begun = self._opened(cookie)
         if begun is None or not compare_digest(begun.state.encode(), state.encode("utf-8", "surrogateescape")):
-            raise AccessError(401, "this browser has begun no such login, or too long ago: begin again at /login")
+            raise AccessError(401, "this browser did not start this login, or too long ago: start again at /login")
         token = await self._redeem(code, begun.verifier)
         return await self._oidc.check(token, begun.nonce), begun.following
 
@@ -88,7 +89,7 @@ class CodeFlow:
         return f"{body}.{_encoded(hmac.digest(self._key, body.encode(), 'sha256'))}"
 
     def _opened(self, cookie: str) -> _UnderWay | None:
-        """What ``_sealed`` sealed, while it lasts; None for anything else."""
+        """Return the login in a cookie of ``_sealed``; None if it has expired or is not valid."""
         body, _, seal = cookie.partition(".")
         right = _encoded(hmac.digest(self._key, body.encode("utf-8", "surrogateescape"), "sha256"))
         if not compare_digest(right.encode(), seal.encode("utf-8", "surrogateescape")):
@@ -97,7 +98,7 @@ class CodeFlow:
         return begun if self._wall() <= begun.until else None
 
     async def _redeem(self, code: str, verifier: str) -> str:
-        """The ID token for the code."""
+        """Return the ID token for the code."""
         issuer, metadata = self._oidc.issuer, await self._oidc.metadata()
         form = {
             "grant_type": "authorization_code",
@@ -122,9 +123,9 @@ class CodeFlow:
                     raise AccessError(401, f"the identity provider refused the login ({response.status})")
                 return msgspec.json.decode(body, type=_Tokens).id_token
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise AccessError(503, f"the identity provider can't be reached: {type(error).__name__}") from None
+            raise AccessError(503, f"the identity provider cannot be reached: {type(error).__name__}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise AccessError(503, "the identity provider's answer has no ID token") from None
+            raise AccessError(503, "the identity provider's response has no ID token") from None
 
 
 def _encoded(content: bytes) -> str:
@@ -132,22 +133,22 @@ def _encoded(content: bytes) -> str:
 
 
 async def bounded(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body. Raises OSError where it is too long."""
+    """Read the whole body. Raises OSError if it is too long."""
     body = await response.content.read(MOST_DOCUMENT_BYTES + 1)
     while len(body) <= MOST_DOCUMENT_BYTES and (more := await response.content.read(MOST_DOCUMENT_BYTES)):
         body += more
     if len(body) > MOST_DOCUMENT_BYTES:
-        raise OSError(f"{response.url.host}: an answer of more than {MOST_DOCUMENT_BYTES} bytes")
+        raise OSError(f"{response.url.host}: a response of more than {MOST_DOCUMENT_BYTES} bytes")
     return body
 
 
 async def fetch(session: aiohttp.ClientSession, url: str) -> bytes:
-    """The document at the URL. Raises OSError or TimeoutError."""
+    """Return the document at the URL. Raises OSError or TimeoutError."""
     timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS)
     try:
         async with session.get(url, timeout=timeout, allow_redirects=False) as response:
             if response.status != 200:
-                raise OSError(f"{url}: answered with {response.status}")
+                raise OSError(f"{url}: responded with status {response.status}")
             return await bounded(response)
     except aiohttp.ClientError as error:
         raise OSError(f"{url}: {error or type(error).__name__}") from None

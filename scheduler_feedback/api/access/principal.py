@@ -1,4 +1,4 @@
-"""Principals: who makes a request, how that was proven, and what the role allows."""
+"""Principals: the user of a request, the proof, and the role's rights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from agent.schema.errors import GangwatchError
 
 
 class Role(IntEnum):
-    """Each role may do what the one before it may.
+    """Roles. Each role includes the rights of the roles above it in this list.
 
     ::
 
-        NOBODY     read what everyone may see: jobs, states, verdicts, without command lines, folders and logs
-        VIEWER     the same where the server answers nobody without a login; and all of the own jobs
-        SUBMITTER  submit jobs, and act on the own ones
-        OPERATOR   read everything but environments; act on all jobs, nodes and verdicts; submit for others
+        NOBODY     read public fields: jobs, states, verdicts, without command lines, folders and logs
+        VIEWER     the same on a server that requires a login, and all fields of the user's own jobs
+        SUBMITTER  submit jobs, and control the user's own jobs
+        OPERATOR   read everything but environments; control all jobs, nodes and verdicts; submit for others
     """
 
     NOBODY = 0
@@ -30,11 +30,11 @@ class Role(IntEnum):
 
 
 ROLES = {role.word: role for role in Role if role is not Role.NOBODY}
-"""Roles by the word that configuration and token files have for them."""
+"""Roles by their names in configuration and token files."""
 
 
 class AccessError(GangwatchError):
-    """Somebody is not let in, or not allowed to. status: of HTTP (401, 403, 429, 503)."""
+    """A request is not authenticated or not allowed. status: the HTTP status (401, 403, 429, 503)."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -43,17 +43,18 @@ class AccessError(GangwatchError):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request."""
+    """The authenticated user of a request."""
 
     user: str = ""
-    """As jobs have it; '' for the state folder's token and for nobody."""
+    """The user's name as in jobs; '' for the state folder's token and for a request without a login."""
     role: Role = Role.NOBODY
     means: str = "not logged in"
-    """How it was proven: 'token ci', 'OpenID Connect', 'Kubernetes', 'local socket, uid 1000'."""
+    """The proof: 'token ci', 'OpenID Connect', 'Kubernetes', 'local socket, uid 1000'."""
     peer: str = ""
-    """Address, as the server saw it."""
+    """Address of the client, as seen by the server."""
     by_cookie: bool = False
-    """Whether a browser's cookie proved it, which it sends on its own: changes then need proof of intent."""
+    """Whether the proof was a cookie. Browsers send cookies on their own, so changes also need the page's CSRF
+    token."""
 
     @property
     def logged_in(self) -> bool:
@@ -61,34 +62,36 @@ class Principal:
 
     @property
     def name(self) -> str:
-        """For people: 'ana (submitter)', 'operator', 'nobody'."""
+        """The name to display: 'ana (submitter)', 'operator', 'nobody'."""
         return f"{self.user} ({self.role.word})" if self.user else self.role.word
 
     def owns(self, user: str) -> bool:
-        """Whether a job of this user is the principal's own. A job without a user is nobody's."""
+        """Return whether a job of this user is the principal's own. A job without a user has no owner."""
         return bool(user) and self.logged_in and self.user == user
 
     def sees(self, user: str) -> bool:
-        """Whether the owner's fields of a job of this user may be shown."""
+        """Return whether the principal may see the private fields of this user's jobs."""
         return self.role >= Role.OPERATOR or self.owns(user)
 
     def require(self, role: Role, what: str) -> None:
-        """Raises AccessError: 401 where nobody is logged in, 403 naming the role that is missing."""
+        """Raise AccessError: 401 if not logged in, 403 if the role is too low."""
         if not self.logged_in:
-            raise AccessError(401, f"{what} takes the role {role.word}: {LOG_IN}")
+            raise AccessError(401, f"{what} requires the role {role.word}: {LOG_IN}")
         if self.role < role:
-            raise AccessError(403, f"{what} takes the role {role.word}; you are {self.name}")
+            raise AccessError(403, f"{what} requires the role {role.word}; you are {self.name}")
 
     def require_own(self, user: str, what: str) -> None:
-        """For a submitter's own job, or any with the role operator. Raises AccessError."""
+        """Require the job's owner as submitter, or the role operator. Raise AccessError otherwise."""
         self.require(Role.SUBMITTER, what)
         if not self.sees(user):
             whose = f"is a job of {user}" if user else "has no user"
-            raise AccessError(403, f"{what} takes the role operator: it {whose}; you are {self.name}")
+            raise AccessError(403, f"{what} requires the role operator: it {whose}; you are {self.name}")
 
     def signature(self, claimed: str) -> str:
-        """Who is named in the journal and the story. claimed: what the request says, which only the state folder's
-        token, that no one person has, may say for itself."""
+        """Return the user to name in the journal and the story.
+
+        claimed: the name that the request contains. It counts only with the state folder's token, which is shared.
+        """
         return self.user or (claimed if self.role >= Role.OPERATOR else "")
 
 
@@ -96,4 +99,4 @@ LOG_IN = (
     "send 'Authorization: Bearer TOKEN' (the token of the state folder, or one of `gangwatch token create`), "
     "or log in at /login"
 )
-"""What to do about a 401."""
+"""The remedy for a 401."""

@@ -1,7 +1,7 @@
-"""Sessions: logins of browsers. The cookie holds a random id; everything else stays in the controller's memory.
+"""Sessions: logins of browsers. The cookie holds a random id; all other data stays in the controller's memory.
 
-A session ends when it is logged out, when nothing was asked for IDLE seconds, at the latest after LIFE seconds, when
-what it was opened with is not valid any more (a revoked token), and with the controller's process.
+A session ends at logout, after IDLE seconds without a request, after LIFE seconds at the latest, when its credential is
+no longer valid (a revoked token), and when the controller's process ends.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from hmac import compare_digest
 
 LIFE_SECONDS, IDLE_SECONDS = 12 * 3600.0, 2 * 3600.0
-"""OWASP's Session Management Cheat Sheet names idle times of 15 to 30 minutes for applications of low risk and hours in
-all; a page that hangs on a wall asks every second, and is never idle."""
+"""OWASP's Session Management Cheat Sheet recommends idle times of 15 to 30 minutes for applications of low risk, and
+some hours in all. A page on a wall display sends a request every second and is never idle."""
 
 MOST_SESSIONS, MOST_OF_ONE = 10_000, 32
-"""In all, and of one credential or user; the oldest goes first."""
+"""Limits in all, and per credential or user; the oldest session is dropped first."""
 
 
 @dataclass(slots=True)
 class Session:
-    """One login. key, source: what it was opened with, by which it is checked again at each request."""
+    """One login. key, source: the credential that opened it, checked again at each request."""
 
     user: str
     source: str
@@ -38,7 +38,7 @@ class Session:
 
 
 class Sessions:
-    """All of them. May be asked from several threads. clock: monotonic seconds."""
+    """All sessions. Safe for several threads. clock: monotonic seconds."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class Sessions:
         return len(self._by_id)
 
     def open(self, user: str, source: str, key: str, means: str, role: int) -> tuple[str, Session]:
-        """A new session and its id, for the cookie. A new id at every login: one that was planted is never taken."""
+        """Open a session; return its id, for the cookie, and the session. Each login has a new id, which stops session
+        fixation."""
         identifier, now = secrets.token_urlsafe(32), self._clock()
         session = Session(user, source, key, secrets.token_urlsafe(32), now, now, means, role)
         with self._lock:
@@ -69,10 +70,10 @@ class Sessions:
         return identifier, session
 
     def find(self, identifier: str) -> Session | None:
-        """The session of this id, which counts as used; None where there is none, or it has ended."""
+        """Return the session of this id and mark it as used; None if there is none or it has ended."""
         now = self._clock()
         with self._lock:
-            # By the hash: neither a timing nor a copy of our memory's keys gives an id.
+            # Look up the hash: neither timing nor a copy of the keys in memory reveals an id.
             digest = _digest(identifier)
             session = self._by_id.get(digest)
             if session is None:
@@ -88,7 +89,7 @@ class Sessions:
             self._by_id.pop(_digest(identifier), None)
 
     def intends(self, session: Session, proof: str) -> bool:
-        """Whether the proof of intent is the session's own (against cross-site requests)."""
+        """Return whether `proof` is the session's CSRF token."""
         return compare_digest(session.csrf.encode(), proof.encode("utf-8", "surrogateescape"))
 
     def _over(self, session: Session, now: float) -> bool:

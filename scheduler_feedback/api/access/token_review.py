@@ -1,12 +1,12 @@
 """Kubernetes: bearer tokens that the API server reviews (TokenReview), and roles that it grants (SubjectAccessReview).
 
-A role is granted by the cluster's own RBAC, as the verb 'use' on the resource 'roles' of the group gangwatch.io, by
-name; such a resource need not exist::
+The cluster's RBAC grants a role as the verb 'use' on the resource 'roles' of the group gangwatch.io, by name. No such
+resource needs to exist::
 
     rules: [{apiGroups: [gangwatch.io], resources: [roles], resourceNames: [submitter], verbs: [use]}]
 
-or, without SubjectAccessReview, by the names of users and groups in the configuration. An answer is kept for a minute,
-so that a token that is withdrawn ends soon and a page that asks each second costs the API server nothing.
+Without SubjectAccessReview, the configuration grants roles by the names of users and groups. Answers are cached for a
+minute: a withdrawn token ends soon, and a page with a request per second causes no load on the API server.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from scheduler_feedback.core.plain_text import misleading
 GROUP, RESOURCE, VERB = "gangwatch.io", "roles", "use"
 
 YES_SECONDS, NO_SECONDS = 60.0, 10.0
-"""How long an answer is believed."""
+"""How long an answer is cached."""
 
 MOST_KEPT, MOST_ASKED = 4096, 32
-"""Answers that are kept, and reviews under way at one time."""
+"""Cached answers, and concurrent reviews."""
 
 MOST_TOKEN_BYTES = 16 * 1024
 
@@ -43,13 +43,15 @@ _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 @dataclass(frozen=True, slots=True)
 class Reviewing:
-    """What is configured. audiences: for whom tokens must have been issued; (): for the API server itself. roles: by
-    the name of a user or a group. access_review: whether the API server's RBAC grants roles, too."""
+    """Configuration of token reviews."""
 
     access: Access = field(repr=False)
     audiences: Sequence[str] = ()
+    """Audiences that tokens must be issued for; (): the API server itself."""
     roles: Mapping[str, Role] = field(default_factory=dict)
+    """Roles by the name of a user or a group."""
     access_review: bool = True
+    """Whether the API server's RBAC grants roles too."""
 
 
 class _User(msgspec.Struct, frozen=True):
@@ -84,19 +86,19 @@ _ACCESS_REVIEW = msgspec.json.Decoder(_AccessReview)
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """Whom a token names. user '': nobody."""
+    """The user of a token. user '': the token is not valid."""
 
     user: str
     role: Role
 
 
 class TokenReviews:
-    """Asks the API server whom tokens name. Used in one event loop."""
+    """Reviews of tokens by the API server. Used in one event loop."""
 
     def __init__(self, reviewing: Reviewing, clock: Callable[[], float] = time.monotonic) -> None:
         self._reviewing = reviewing
         self._clock = clock
-        # Apart from each other: a flood of wrong tokens must not push the right ones out.
+        # Two caches: a flood of wrong tokens must not evict the right ones.
         self._right: OrderedDict[bytes, tuple[float, Reviewed]] = OrderedDict()
         self._wrong: OrderedDict[bytes, tuple[float, Reviewed]] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[Reviewed]] = {}
@@ -108,11 +110,11 @@ class TokenReviews:
         self._client = None
 
     def knows(self, token: str) -> bool:
-        """Whether the token was right when it was asked about last."""
+        """Return whether the token was valid in its last review."""
         return _digest(token) in self._right
 
     async def check(self, token: str) -> Reviewed:
-        """Whom the token names. Raises AccessError (503) where the API server does not say."""
+        """Return the user of the token. Raises AccessError (503) if the API server does not review it."""
         if len(token) > MOST_TOKEN_BYTES:
             raise AccessError(401, f"the token is longer than {MOST_TOKEN_BYTES} bytes")
         digest = _digest(token)
@@ -122,7 +124,7 @@ class TokenReviews:
         task = self._asking.get(digest)
         if task is None:
             if len(self._asking) >= MOST_ASKED:
-                raise AccessError(503, f"{MOST_ASKED} tokens are being reviewed by the API server; try again soon")
+                raise AccessError(503, f"the API server is already reviewing {MOST_ASKED} tokens; try again soon")
             task = self._asking[digest] = asyncio.ensure_future(self._ask(token))
             task.add_done_callback(lambda done: self._answered(digest, done))
         return await asyncio.shield(task)
@@ -150,19 +152,19 @@ class TokenReviews:
             status = _decoded(await client.create(_REVIEWS, review), _TOKEN_REVIEW).status
             if not status.authenticated or not 0 < len(status.user.username) <= 200:
                 return Reviewed("", Role.NOBODY)
-            # A server that does not know of audiences names none, and its answer is for itself alone (API reference).
+            # A server without audiences returns none; its answer then means itself only (API reference).
             if reviewing.audiences and not set(reviewing.audiences) & set(status.audiences):
                 return Reviewed("", Role.NOBODY)
             if misleading("user", status.user.username) is not None:
                 return Reviewed("", Role.NOBODY)
             return Reviewed(status.user.username, await self._role(client, status.user))
         except RefusedError as error:
-            raise AccessError(503, f"the API server reviews no tokens for us: {error}") from None
+            raise AccessError(503, f"the API server refused the token review: {error}") from None
         except BackendError as error:
-            raise AccessError(503, f"the API server does not say whom the token names: {error}") from None
+            raise AccessError(503, f"the API server did not answer the token review: {error}") from None
 
     async def _role(self, client: Client, user: _User) -> Role:
-        """The highest that configuration or RBAC grants."""
+        """Return the highest role that the configuration or RBAC grants."""
         configured = self._reviewing.roles
         role = max((configured.get(one, Role.NOBODY) for one in (user.username, *user.groups)), default=Role.NOBODY)
         if not self._reviewing.access_review:
@@ -194,7 +196,7 @@ def _decoded(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BackendError(f"an answer that is not understood: {error}") from error
+        raise BackendError(f"the API server's response cannot be decoded: {error}") from error
 
 
 def _digest(token: str) -> bytes:

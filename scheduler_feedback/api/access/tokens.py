@@ -1,17 +1,17 @@
-"""Tokens of the controller's own: the state folder's, and those of token files, each with a name, a user and a role.
+"""The controller's own tokens: the state folder's token, and token files with a name, a user and a role per token.
 
-A token file is TOML, and holds hashes only::
+A token file is TOML, and holds only hashes::
 
     [[token]]
-    name = "ana-laptop"           # what logs and the audit call it
-    user = "ana"                  # as jobs have it; the name where it is left out
+    name = "ana-laptop"           # its name in logs and in the audit log
+    user = "ana"                  # the user of jobs; default: the name
     role = "submitter"            # viewer, submitter or operator
     sha256 = "<64 hex digits>"    # of the token
     expires = 2027-02-01T00:00:00Z
 
-SHA-256 without salt or work factor is enough, because a token is 256 random bits: ``is_token`` refuses whatever is not
-of that form before it is looked up, so no password that a person thought of can be in use. Files are looked at again
-at every request: a rotated or removed token counts at once, without a restart.
+SHA-256 without salt or work factor is enough, because a token is 256 random bits: ``is_token`` refuses text of any
+other form before the look-up, so no guessable password can be in use. Files are checked at every request: a rotated or
+removed token takes effect at once, without a restart.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from scheduler_feedback.api.access.principal import ROLES, Role
 from scheduler_feedback.core.plain_text import misleading
 
 PREFIX = "gwt_"
-"""What a token begins with, so that secret scanners and our own redaction find it."""
+"""Prefix of tokens, so that secret scanners and gangwatch's own redaction find them."""
 
 OWN_TOKENS = "tokens.toml"
-"""Token file of the state folder, which `gangwatch token` writes."""
+"""Token file in the state folder, written by `gangwatch token`."""
 
 _TOKEN = re.compile(r"gwt_[A-Za-z0-9_-]{43}", re.ASCII)
 _MOST_TOKENS = 100_000
 _MOST_FILE_BYTES = 64 * 1024 * 1024
 
 GUESSABLE_LENGTH = 32
-"""A state folder's token shorter than this was written by a person: guesses at it are limited strictly."""
+"""A shorter state folder's token was chosen by a person: guesses are limited strictly."""
 
 _log = logging.getLogger(__name__)
 
 
 class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One [[token]] of a file."""
+    """One [[token]] entry of a file."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     role: str
@@ -77,12 +77,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def make_token() -> str:
-    """A new token: 256 random bits."""
+    """Return a new token: 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def is_token(text: str) -> bool:
-    """Whether the text has the form of a token that ``make_token`` made."""
+    """Return whether the text has the form of a token from ``make_token``."""
     return _TOKEN.fullmatch(text) is not None
 
 
@@ -91,15 +91,15 @@ def hash_of(token: str) -> str:
 
 
 def read_entries(file: Path) -> tuple[TokenEntry, ...]:
-    """The entries of a token file. Raises ConfigError naming the file, the entry and what to do."""
+    """Return the entries of a token file. Raises ConfigError naming the file, the entry and the remedy."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:
             status = os.fstat(descriptor)
             if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
                 raise ConfigError(
-                    f"{file}: others than its owner may write to it, or it is somebody else's: it decides who is let "
-                    "in. Do: chmod go-w, and chown it to the user that runs gangwatch, or to root"
+                    f"{file}: it must be owned by root or by the user that runs gangwatch, and writable only by its "
+                    "owner, because it grants access. Run chmod go-w, and chown it if needed"
                 )
             content = opened.read(_MOST_FILE_BYTES + 1)
     except OSError as error:
@@ -116,21 +116,21 @@ def read_entries(file: Path) -> tuple[TokenEntry, ...]:
     for entry in entries:
         _check(file, entry)
     if len({entry.name for entry in entries}) < len(entries):
-        raise ConfigError(f"{file}: two tokens have the same name; a name says which one to revoke")
+        raise ConfigError(f"{file}: two tokens have the same name; names must be unique, to revoke one of them")
     return entries
 
 
 def _check(file: Path, entry: TokenEntry) -> None:
     if entry.role not in ROLES:
-        raise ConfigError(f"{file}: token {entry.name!r}: role {entry.role!r} is none of {', '.join(ROLES)}")
+        raise ConfigError(f"{file}: token {entry.name!r}: role {entry.role!r} is not one of {', '.join(ROLES)}")
     for what, text in (("name", entry.name), ("user", entry.user)):
         if (wrong := misleading(what, text)) is not None:
             raise ConfigError(f"{file}: token {entry.name!r}: {wrong}")
 
 
 def write_entries(entries: Sequence[TokenEntry]) -> bytes:
-    """A token file with these entries. Of strings TOML reads what JSON writes, and of instants what RFC 3339 does."""
-    lines = ["# Written by `gangwatch token`. It holds hashes; a token is shown once, when it is made.\n"]
+    """Encode a token file. TOML accepts JSON's strings and RFC 3339's times."""
+    lines = ["# Written by `gangwatch token`. It holds hashes. A token is shown once, when it is created.\n"]
     for entry in entries:
         lines.append("\n[[token]]\n")
         for key, value in msgspec.to_builtins(entry, builtin_types=(datetime,)).items():
@@ -145,7 +145,7 @@ def _quoted(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A token that was recognised. key: finds it again, as long as it is valid (``Tokens.still``)."""
+    """A recognised token. key: identifies it in later checks (``Tokens.current``)."""
 
     user: str
     role: Role
@@ -156,9 +156,9 @@ class Known:
 _Stamp = tuple[int, int, int, int] | None
 
 
-class _Watched:
-    """One token file, read again when it changes. What can't be read is logged once, and what was read stays; a file
-    that is gone has no tokens."""
+class _TokenFile:
+    """A token file, read again when it changes. A file that cannot be read is logged once, and its former tokens stay
+    valid. A missing file has no tokens."""
 
     def __init__(self, file: Path, optional: bool) -> None:
         self.file = file
@@ -169,23 +169,23 @@ class _Watched:
             self._stamp = self._stamp_now()
             self.by_hash = {entry.sha256: entry for entry in read_entries(file)}
 
-    def look(self) -> None:
+    def reload(self) -> None:
         stamp = self._stamp_now()
         if stamp == self._stamp:
             return
         self._stamp = stamp
         if stamp is None:
-            _log.warning("token file %s is gone: its tokens are refused", self.file)
+            _log.warning("token file %s was removed: its tokens are refused now", self.file)
             self.by_hash, self.failure = {}, ""
             return
         try:
             self.by_hash = {entry.sha256: entry for entry in read_entries(self.file)}
         except ConfigError as error:
             self.failure = str(error)
-            _log.error("the token file is not taken over, the tokens before its change stay in force: %s", error)
+            _log.error("changed token file not loaded, its former tokens stay valid: %s", error)
         else:
             self.failure = ""
-            _log.info("token file %s: %d tokens in force", self.file, len(self.by_hash))
+            _log.info("token file %s: %d tokens loaded", self.file, len(self.by_hash))
 
     def _stamp_now(self) -> _Stamp:
         try:
@@ -200,7 +200,7 @@ _STATE_KEY = "state:"
 
 
 class Tokens:
-    """The state folder's token, and the token files. May be asked from several threads."""
+    """The state folder's token, and the token files. Safe for several threads."""
 
     def __init__(
         self,
@@ -209,18 +209,18 @@ class Tokens:
         own_file: Path | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """own_file: of `gangwatch token`; it may be absent. Raises ConfigError for a file that can't be used."""
+        """own_file: written by `gangwatch token`; it may be absent. Raises ConfigError for an unusable file."""
         self._state_file = state_token
         self._wall = wall
         self._lock = threading.Lock()
-        self._watched = [_Watched(file, optional=False) for file in files]
+        self._files = [_TokenFile(file, optional=False) for file in files]
         if own_file is not None:
-            self._watched.append(_Watched(own_file, optional=True))
+            self._files.append(_TokenFile(own_file, optional=True))
         self._state_stamp: _Stamp = None
         self._state = ""
 
     def state_token(self) -> str:
-        """As its file has it now; '' where that can't be read, and then it admits nobody."""
+        """Return the token in its file; '' if the file cannot be read, and then no token matches."""
         with self._lock:
             try:
                 status = self._state_file.stat()
@@ -232,18 +232,18 @@ class Tokens:
             return self._state
 
     def guessable(self, token: str) -> bool:
-        """Whether a guess of this form could be right with a chance that matters."""
+        """Return whether a guess of this form could succeed."""
         return not is_token(token) and 0 < len(self.state_token()) < GUESSABLE_LENGTH
 
     def find(self, token: str) -> Known | None:
-        """Whose token it is; None where it is nobody's, or has expired."""
+        """Return whose token it is; None if it is unknown or has expired."""
         state = self.state_token()
         if state and compare_digest(token.encode(), state.encode()):
             return Known("", Role.OPERATOR, STATE_TOKEN, _STATE_KEY + hash_of(state))
         return self._entry(hash_of(token)) if is_token(token) else None
 
-    def still(self, key: str) -> Known | None:
-        """What the token with this key gives now; None where it was rotated, revoked or has expired."""
+    def current(self, key: str) -> Known | None:
+        """Return the current rights of the token with this key; None if it was rotated, revoked or has expired."""
         if key.startswith(_STATE_KEY):
             state = self.state_token()
             valid = bool(state) and compare_digest(key, _STATE_KEY + hash_of(state))
@@ -252,15 +252,15 @@ class Tokens:
 
     def _entry(self, digest: str) -> Known | None:
         with self._lock:
-            for watched in self._watched:
-                watched.look()
-            # A dict's look-up leaks no more than a hash of what was sent; which 256 bits have it is not found by that.
-            entry = next((one.by_hash[digest] for one in self._watched if digest in one.by_hash), None)
+            for file in self._files:
+                file.reload()
+            # The timing of this look-up reveals something about the hash of the sent token at most, not about 256 bits.
+            entry = next((one.by_hash[digest] for one in self._files if digest in one.by_hash), None)
         if entry is None or entry.expired(self._wall()):
             return None
         return Known(entry.owner, ROLES[entry.role], f"token {entry.name}", digest)
 
     def failures(self) -> list[str]:
-        """Why the newest change of a token file is not in force; a text a file."""
+        """Return why the newest change of a token file is not loaded, one text per file."""
         with self._lock:
-            return [watched.failure for watched in self._watched if watched.failure]
+            return [file.failure for file in self._files if file.failure]

@@ -1,6 +1,6 @@
-"""Reading: how whoever asks the API or opens a page is answered without the cycle's thread having a part in it.
+"""Reading: answers to requests of the API and the pages, computed without the cycle's thread.
 
-`desk` takes a question, has it answered from the newest snapshot, and remembers the bytes while the state is the same.
-`reads` makes answers on one thread, in turns between peers. `listing` is a snapshot as lists, `lists` gives pages of
-these. The snapshots are the cycle's (scheduler_feedback/api/reading/state_snapshots.py). Start with `desk`.
+`desk` answers a question from the newest snapshot, and caches the encoded answer until the state changes. `reads`
+computes answers on one thread, and shares it fairly between peers. `listing` prepares a snapshot for lists, `lists`
+returns pages of them. `state_snapshots` holds the snapshots that the cycle's thread publishes. Start with `desk`.
 """

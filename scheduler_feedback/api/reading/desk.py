@@ -1,4 +1,4 @@
-"""The desk: where questions about the state, and about the journal, are handed in and answered."""
+"""The entry point for questions about the state and the journal."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from scheduler_feedback.api.reading.state_snapshots import Snapshot, Snapshots
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 SNAPSHOT_SECONDS = 5.0
-"""Longest wait for the cycle's thread to publish its state. Where it is held up for longer, by a disk for one, what it
-published last is the answer, and says by its now_ns how old it is."""
+"""Longest wait for the cycle's thread to publish its state. If the thread is blocked for longer, by a disk for example,
+the last snapshot is used; its now_ns is its age."""
 
 SLICE = 100
-"""Items of a list that are made in one piece: about a millisecond."""
+"""Items of a list computed in one piece: about a millisecond of work."""
 
 MOST_ANSWERS, MOST_ANSWER_BYTES = 512, 32 * 1024 * 1024
-"""Answers that are kept while the state is the same, for whoever asks the same."""
+"""Cached answers, reused while the state does not change."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A document as JSON. tag: its entity tag, made of the content. rest: where a list goes on."""
+    """A document as JSON. tag: entity tag, a hash of the content. rest: where the list continues."""
 
     content: bytes
     tag: str
@@ -40,7 +40,7 @@ class Answer:
 
 
 class Desk:
-    """Answers from the newest snapshot. Its methods belong to the event loop that serves the API."""
+    """Answers from the newest snapshot. Call its methods from the event loop that serves the API."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
@@ -53,35 +53,36 @@ class Desk:
         self._making: dict[tuple[str, str, int], asyncio.Task[Answer]] = {}
 
     def close(self) -> None:
-        """Answer nothing more."""
+        """Stop answering."""
         self._documents.close()
         self._stories.close()
 
     def measures(self) -> Iterator[Sample]:
-        """Series of the catalogue; from any thread."""
+        """Yield metrics. May be called from any thread."""
         yield from self._documents.measures()
         yield from self._stories.measures()
 
     # --- of the state ------------------------------------------------------------------------------------------------
 
     async def ask(self, peer: str, question: Callable[[Listing], _T]) -> _T:
-        """What `question` says of a state that is no older than this call. Raises BusyError, and what it raises."""
+        """Return `question` of a state that is no older than this call. Raises BusyError, and what `question`
+        raises."""
         snapshot = await self._fresh()
         return await self._documents.run(peer, lambda: question(self._listed(snapshot)))
 
     async def make(self, peer: str, make: Callable[[], _T]) -> _T:
-        """What `make` returns or raises: for what is made of other things than the state. Raises BusyError."""
+        """Return the result of `make`, which does not need the state. Raises BusyError, and what `make` raises."""
         return await self._documents.run(peer, make)
 
     async def document(self, peer: str, key: str, question: Callable[[Listing], Any]) -> Answer:
-        """What `question` says as JSON. key: names question and reader's rights; the same has the same answer while
-        the state does not change. Raises BusyError, and what `question` raises."""
+        """Return the result of `question` as JSON. key: identifies the question and the reader's rights; equal keys
+        share an answer until the state changes. Raises BusyError, and what `question` raises."""
         return await self._answer(peer, key, lambda listing: (question(listing), None))
 
     async def page(
         self, peer: str, key: str, lister: Lister, mark: Mark | None, most: int, frame: Frame | None = None
     ) -> Answer:
-        """A page of a list. Raises as ``document`` does, and MarkError."""
+        """Return a page of a list. Raises what ``document`` raises, and MarkError."""
 
         def question(listing: Listing) -> tuple[Any, Mark | None]:
             part = lister(listing, mark, most)
@@ -90,9 +91,9 @@ class Desk:
         return await self._answer(peer, key, question)
 
     async def whole(self, peer: str, key: str, lister: Lister, frame: Frame | None = None) -> AsyncIterator[bytes]:
-        """The whole list as JSON, of one snapshot, in slices: each is a piece of its own, and waits for its turn."""
+        """Yield the whole list as JSON, from one snapshot. Each slice is a separate piece of work."""
         snapshot = await self._fresh()
-        # Kept to the end: another reader's may be of a newer snapshot by then.
+        # Hold this listing to the end: another reader may need a newer one meanwhile.
         listing = await self._documents.run(peer, lambda: self._listed(snapshot), patient=True)
         before, after = b"[", b"]"
         if frame is not None:
@@ -126,7 +127,7 @@ class Desk:
             return self._snapshots.newest
 
     def _listed(self, snapshot: Snapshot) -> Listing:
-        """The snapshot as lists; on the thread of reads."""
+        """Return the snapshot as lists. Call it on the thread of reads."""
         listing = self._listing
         if listing is None or listing.version < snapshot.version:
             listing = self._listing = Listing(snapshot, self._reasons)
@@ -134,7 +135,7 @@ class Desk:
             listing = Listing(snapshot, self._reasons)
         return listing
 
-    # --- remembered --------------------------------------------------------------------------------------------------
+    # --- cache -------------------------------------------------------------------------------------------------------
 
     async def _answer(self, peer: str, key: str, question: Callable[[Listing], tuple[Any, Mark | None]]) -> Answer:
         snapshot = await self._fresh()
@@ -154,7 +155,7 @@ class Desk:
         if kept is not None and kept[0] == version:
             self._answers.move_to_end(key)
             return kept[1]
-        # By peer: an answer that one is made to wait for is no reason for another to wait as long.
+        # By peer: a peer does not wait because another peer's pieces are queued.
         task = self._making.get((peer, key, version))
         if task is None:
 
@@ -191,7 +192,7 @@ class Desk:
     # --- of the journal and of files ---------------------------------------------------------------------------------
 
     async def read(self, peer: str, reading: Callable[[], _T], patient: bool = False) -> _T:
-        """What `reading` returns or raises, which may wait for the disk. patient: however much the peer has waiting."""
+        """Return the result of `reading`, which may wait for the disk. patient: never refuse, however much waits."""
         return await self._stories.run(peer, reading, patient)
 
 
@@ -200,16 +201,16 @@ class Frame:
     """A document around a list."""
 
     field: str
-    """Its field that is the list."""
+    """The field that contains the list."""
 
     document: Callable[[Listing], dict[str, Any]]
-    """The rest of it; the list is empty in it."""
+    """Returns the document with an empty list."""
 
     @property
     def gap(self) -> bytes:
-        """The empty list in it, as JSON. No text has it: a quotation mark in one is escaped."""
+        """The empty list as JSON. No text can contain it, because quotation marks in texts are escaped."""
         return b'"%b":[]' % self.field.encode()
 
     def around(self, listing: Listing, items: list[Any]) -> dict[str, Any]:
-        """The whole document."""
+        """Return the whole document."""
         return self.document(listing) | {self.field: items}

@@ -1,4 +1,4 @@
-"""A snapshot as what is listed: made once for all who ask of the same version. For the thread of reads alone."""
+"""Lists of one snapshot, computed once for all readers of that version. Only for the thread of reads."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from scheduler_feedback.policies.index.scheduling_index import ledger_of
 from scheduler_feedback.policies.queue import order
 
 REASONS_PAUSE = 10
-"""How many times as long as its scheduling index took to build, the reasons of an older snapshot are still used."""
+"""The reasons of an older snapshot are reused for this many times as long as its scheduling index took to build."""
 
 
 @dataclass(slots=True)
 class _Indexed:
-    """A state whose scheduling index is built."""
+    """A state with its scheduling index."""
 
     state: State
     until_s: float
-    """Monotonic: until then it gives the reasons of newer snapshots, too."""
+    """Monotonic seconds. Until then the state also provides reasons for newer snapshots."""
 
 
 class Reasons:
-    """States that can say why a job waits. That takes their scheduling index, which is built from all jobs and nodes:
-    45 ms for 10,000 jobs. So in a large cluster a reason may be half a second older than the list that it is in.
+    """States that explain why jobs are pending. This requires the scheduling index, which is built from all jobs and
+    nodes: 45 ms for 10,000 jobs. So in a large cluster a reason may be half a second older than its list.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -41,7 +41,7 @@ class Reasons:
         self._newest: _Indexed | None = None
 
     def of(self, state: State) -> State:
-        """The state itself, or an earlier one of the same settings whose index is built already."""
+        """Return the state itself, or an earlier one with the same settings whose index exists."""
         newest, now_s = self._newest, self._clock()
         if newest is not None and (
             newest.state is state
@@ -51,7 +51,7 @@ class Reasons:
         return self.exactly(state)
 
     def exactly(self, state: State) -> State:
-        """The state itself, with its index."""
+        """Return the state itself, with its index."""
         if self._newest is None or self._newest.state is not state:
             begun_s = self._clock()
             _ = ledger_of(state).plan
@@ -61,7 +61,7 @@ class Reasons:
 
 
 class Listing:
-    """One snapshot, and what follows from it for every list."""
+    """One snapshot, and values derived from it for all lists."""
 
     def __init__(self, snapshot: Snapshot, reasons: Reasons) -> None:
         self.version = snapshot.version
@@ -70,22 +70,22 @@ class Listing:
 
     @property
     def reasons(self) -> State:
-        """The state to ask why a job waits."""
+        """The state that explains why jobs are pending."""
         return self._reasons.of(self.state)
 
     def reasons_for(self, job: Job) -> State:
-        """The state to ask why this job waits: this one where it does not, so that no index is built for nothing."""
+        """Return the state that explains why this job is pending. For other jobs no index is built."""
         return self.reasons if job.state is JobState.PENDING else self.state
 
     @cached_property
     def jobs(self) -> list[Job]:
-        """Every job in order of submission."""
-        # Nearly sorted as they are: of another scheduler's jobs the younger may become known first.
+        """All jobs in order of submission."""
+        # Nearly sorted already: jobs of an external scheduler may become known out of order.
         return sorted(self.state.jobs.values(), key=attrgetter("submitted_ns"))
 
     @cached_property
     def waiting(self) -> list[Job]:
-        """The pending jobs, first the first."""
+        """The pending jobs in scheduling order."""
         return order.queue(self.state)
 
     @cached_property
@@ -100,7 +100,7 @@ class Listing:
 
     @cached_property
     def on_node(self) -> dict[str, dict[str, int]]:
-        """By node, how many ranks of each job hold slots of it."""
+        """Number of ranks per job that hold slots, by node."""
         found: dict[str, dict[str, int]] = {name: {} for name in self.state.nodes}
         for job in self.state.jobs.values():
             if job.state.holds_slots:
@@ -111,7 +111,7 @@ class Listing:
 
     @cached_property
     def verdicts_of(self) -> dict[str, list[tuple[Verdict, PastVerdict | None]]]:
-        """By job, its verdicts: those that are active, then those that were, the newest first."""
+        """Verdicts by job: active ones, then past ones, newest first."""
         found: dict[str, list[tuple[Verdict, PastVerdict | None]]] = {}
         for verdict in self.state.verdicts.values():
             found.setdefault(verdict.gang, []).append((verdict, None))
@@ -120,7 +120,7 @@ class Listing:
         return found
 
     def explain(self, job_id: str) -> Explanation | None:
-        """Why the job is where it is; None where there is none of that id."""
+        """Explain the job's situation; None if there is no such job."""
         older = self.reasons
         if older is not self.state and not _is_same(self.state.jobs.get(job_id), older.jobs.get(job_id)):
             older = self._reasons.exactly(self.state)
@@ -128,7 +128,7 @@ class Listing:
 
 
 def _is_same(job: Job | None, before: Job | None) -> bool:
-    """Whether what an earlier state says of the job still holds; of an array, which has no job of its id, it may."""
+    """Return whether an earlier explanation still holds. An array has no job of its own id; it counts as unchanged."""
     if job is None or before is None:
         return job is before
     return (job.state, job.attempt, job.stop_reason) == (before.state, before.attempt, before.stop_reason)

@@ -1,8 +1,7 @@
-"""Lists in pages: each continues where the one before ended, whatever has happened to the list meanwhile. Pure.
+"""Lists in pages. Each page continues where the previous one ended, even if the list has changed. Pure.
 
-A mark says where a page ended by what the last item is, never by how many came before it: a job that ends, or is new,
-moves no other job to another page. Where the last item is gone, the page begins at what follows its place; an item may
-then come twice, and none is left out.
+A mark identifies the last item of a page, not its position: an ended or new job does not shift the other jobs. If the
+last item is gone, the next page starts after its former place. An item may then appear twice, but none is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from scheduler_feedback.feed.agent_reporting import Hearing
 Document = dict[str, Any]
 
 Mark = list[int | str]
-"""Where a page ended; each list has its own."""
+"""The end of a page; each list has its own format."""
 
 MOST_MARK_BYTES = 1024
 
@@ -35,16 +34,16 @@ _mark = msgspec.json.Decoder(Mark)
 
 
 class MarkError(ValueError):
-    """Text that is no mark of this list."""
+    """The text is not a mark of this list."""
 
 
 def mark_text(mark: Mark) -> str:
-    """The mark as it stands in a query."""
+    """Encode the mark for a query."""
     return base64.urlsafe_b64encode(msgspec.json.encode(mark)).decode().rstrip("=")
 
 
 def read_mark(text: str) -> Mark:
-    """Raises MarkError for what ``mark_text`` did not write."""
+    """Decode a mark. Raises MarkError for text that ``mark_text`` did not write."""
     if len(text) > MOST_MARK_BYTES or not text.isascii():
         raise MarkError("too long, or not ASCII")
     try:
@@ -55,27 +54,31 @@ def read_mark(text: str) -> Mark:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a list. mark: where it ended; None at the list's end."""
+    """A part of a list. mark: where it ended; None at the end of the list."""
 
     items: list[Document]
     mark: Mark | None
 
 
 Lister = Callable[[Listing, Mark | None, int], Slice]
-"""A list's items after a mark (None: from the beginning), at most so many. Raises MarkError for another list's mark."""
+"""Returns a list's items after a mark (None: from the start), at most the given number. Raises MarkError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which jobs are listed. states: None for any; user, queue: '' for any."""
+    """A filter for jobs."""
 
     active: bool = False
+    """Leave out ended jobs."""
     states: Container[str] | None = None
+    """None for any state."""
     user: str = ""
+    """'' for any user."""
     queue: str = ""
+    """'' for any queue."""
 
     def has(self, job: Job) -> bool:
-        """Whether the job is one of them."""
+        """Return whether the job passes the filter."""
         return (
             not (self.active and job.state.ended)
             and (self.states is None or job.state.value in self.states)
@@ -85,7 +88,7 @@ class Wanted:
 
 
 def jobs(wanted: Wanted) -> Lister:
-    """Jobs in order of submission, our own probes too."""
+    """Return the list of jobs in order of submission, including probes of gangwatch."""
 
     def lister(listing: Listing, mark: Mark | None, most: int) -> Slice:
         every = listing.jobs
@@ -110,7 +113,7 @@ def jobs(wanted: Wanted) -> Lister:
 
 
 def _after_job(every: Sequence[Job], mark: Mark | None) -> int:
-    """Place of the first job after the mark."""
+    """Return the index of the first job after the mark."""
     if mark is None:
         return 0
     submitted_ns, job_id = _fields(mark, int, str)
@@ -124,7 +127,7 @@ def _after_job(every: Sequence[Job], mark: Mark | None) -> int:
 
 
 def nodes(hearing: Callable[[], Mapping[str, Hearing]]) -> Lister:
-    """Nodes with who is on them, by name. hearing: how old what each agent sent is, by node."""
+    """Return the list of nodes with the jobs on them, by name. hearing: returns each agent's status, by node."""
 
     def lister(listing: Listing, mark: Mark | None, most: int) -> Slice:
         names, first = listing.nodes, 0
@@ -139,7 +142,7 @@ def nodes(hearing: Callable[[], Mapping[str, Hearing]]) -> Lister:
 
 
 def verdicts(listing: Listing, mark: Mark | None, most: int) -> Slice:
-    """Every active verdict, then those that were, the newest first."""
+    """Return active verdicts, then past ones, newest first."""
     state = listing.state
     every: list[tuple[Mark, Verdict, PastVerdict | None]] = []
     active = sorted(state.verdicts.values(), key=lambda one: (one.first_wall_ns, one.verdict_id))
@@ -156,11 +159,11 @@ def verdicts(listing: Listing, mark: Mark | None, most: int) -> Slice:
 
 
 def decisions(listing: Listing, mark: Mark | None, most: int) -> Slice:
-    """Every migration that was decided, the oldest first."""
+    """Return the decided migrations, oldest first."""
     every, first = listing.state.decisions, 0
     if mark is not None:
         (decision_id,) = _fields(mark, str)
-        # The oldest are forgotten: where this one is, all that are left come after it.
+        # The oldest decisions are dropped. If this one was, all remaining decisions come after it.
         first = next((place + 1 for place, one in enumerate(every) if one.decision_id == decision_id), 0)
     shown = every[first : first + most]
     return Slice(
@@ -170,7 +173,7 @@ def decisions(listing: Listing, mark: Mark | None, most: int) -> Slice:
 
 
 def waiting(listing: Listing, mark: Mark | None, most: int) -> Slice:
-    """The pending jobs, first the first. The line moves: one that has started since is passed over."""
+    """Return the pending jobs in scheduling order. If the last job of the page has started, continue at its place."""
     every, first = listing.waiting, 0
     if mark is not None:
         place, job_id = _fields(mark, int, str)
@@ -182,7 +185,7 @@ def waiting(listing: Listing, mark: Mark | None, most: int) -> Slice:
 
 
 def _fields(mark: Mark, *kinds: type) -> Any:
-    """The mark's fields. Raises MarkError where they are not of these kinds."""
+    """Return the mark's fields. Raises MarkError if their types do not match."""
     if len(mark) != len(kinds) or not all(isinstance(field, kind) for field, kind in zip(mark, kinds, strict=True)):
-        raise MarkError("it is of another list")
+        raise MarkError("it is from another list")
     return mark

@@ -1,10 +1,9 @@
-"""Reads: everything that is made for readers is made here, on one thread, in turns between peers.
+"""One thread for all work on behalf of readers, shared fairly between peers.
 
-Python runs one thread at a time, so what a reader has made takes processor time from the scheduler whatever thread it
-is on. One thread for all readers, which rests as long as it works, leaves the cycle, the detectors and the server at
-least half of a processor however many read. Work is handed in as pieces of a few milliseconds (a page of a list, one
-job); the peer that has used the least time goes next, so one that asks a thousand times delays nobody else by more
-than a piece for each of their own.
+Python runs one thread at a time, so work for readers takes CPU time from the scheduler on any thread. One thread for
+all readers, which rests as long as it works, leaves the cycle, the detectors and the server at least half of a CPU.
+Work comes in pieces of a few milliseconds (a page of a list, one job). The peer that has used the least time is next,
+so a peer with a thousand requests delays each piece of another peer by at most one piece.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from agent.schema.errors import GangwatchError
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 MOST_WAITING = 64
-"""Pieces of one peer that wait. A browser asks for six things at once; more than this at a time is a program that does
-not wait for its answers."""
+"""Queued pieces per peer. A browser sends six requests at once; more queued pieces come from a program that does not
+wait for responses."""
 
 REST = 1.0
 """Seconds of rest for each second of work."""
@@ -32,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class BusyError(GangwatchError):
-    """A peer has more reads waiting than it may have."""
+    """A peer has too many queued reads."""
 
 
 @dataclass(slots=True)
@@ -43,18 +42,18 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Peer:
-    """One who reads."""
+    """The queue of one peer."""
 
     spent: float
-    """Seconds that its pieces took, since it last had none waiting; it begins with what the least of the others has."""
+    """Seconds that its pieces took since its queue was last empty. It starts at the minimum of the other peers."""
 
     waiting: deque[_Piece] = field(default_factory=deque)
 
 
 class Reads:
-    """Makes what readers ask for. ``run`` may be called from any event loop; the thread starts with the first call.
+    """A worker thread for readers. ``run`` may be called from any event loop; the first call starts the thread.
 
-    rest: seconds that the thread rests for each second of work; 0 for work that waits for a disk and not for Python.
+    rest: seconds of rest per second of work; 0 for work that waits for a disk and does not hold Python's lock.
     """
 
     def __init__(self, name: str, rest: float = REST) -> None:
@@ -68,9 +67,9 @@ class Reads:
         self._seconds = 0.0
 
     async def run(self, peer: str, make: Callable[[], _T], patient: bool = False) -> _T:
-        """What `make` returns or raises, on the thread.
+        """Run `make` on the thread; return its result.
 
-        Raises BusyError where the peer has too much waiting, unless it is patient: for the later pieces of one answer.
+        Raises BusyError if the peer has too much queued, unless `patient` is set, for the later pieces of one answer.
         """
         answer: Future[_T] = Future()
         with self._condition:
@@ -81,7 +80,7 @@ class Reads:
                 one = self._peers[peer] = _Peer(min((other.spent for other in self._peers.values()), default=0.0))
             if len(one.waiting) >= MOST_WAITING and not patient:
                 self._refused += 1
-                raise BusyError(f"{MOST_WAITING} reads of yours wait already: wait for an answer before the next")
+                raise BusyError(f"you have {MOST_WAITING} reads queued: wait for a response before the next request")
             one.waiting.append(_Piece(make, answer))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._main, name=f"reads {self._name}", daemon=True)
@@ -90,7 +89,7 @@ class Reads:
         return await asyncio.wrap_future(answer)
 
     def close(self) -> None:
-        """Make nothing more; what waits is refused."""
+        """Stop working, and refuse queued work."""
         with self._condition:
             self._closed = True
             waiting = [piece for peer in self._peers.values() for piece in peer.waiting]
@@ -101,7 +100,7 @@ class Reads:
                 piece.answer.set_exception(BusyError("the controller is stopping"))
 
     def measures(self) -> Iterator[Sample]:
-        """Series of the catalogue."""
+        """Yield metrics."""
         of = (("of", self._name),)
         yield "gangwatch_reads_total", of, float(self._made)
         yield "gangwatch_reads_refused_total", of, float(self._refused)
@@ -127,14 +126,14 @@ class Reads:
                 if peer is not None:
                     peer.spent += took
                     if not peer.waiting:
-                        # Forgotten at once: one that comes back soon begins with what the least of the others has.
+                        # Dropped at once: a peer that returns soon starts at the minimum of the others.
                         del self._peers[name]
             del piece
             if self._rest:
                 time.sleep(took * self._rest)
 
     def _next(self) -> tuple[str, _Piece] | None:
-        """The next piece and whose it is; None once closed."""
+        """Return the next piece and its peer; None once closed."""
         with self._condition:
             while not self._closed:
                 ready = [(peer.spent, name) for name, peer in self._peers.items() if peer.waiting]

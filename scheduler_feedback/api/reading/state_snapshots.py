@@ -1,11 +1,10 @@
-"""Snapshots: what the cycle's thread publishes of its state for everybody who only reads.
+"""Snapshots: copies of the state that the cycle's thread publishes for readers.
 
-A reader takes the newest snapshot and goes on with it on a thread of its own; it never waits for a cycle, and no cycle
-waits for it. The cycle's thread makes a snapshot between two cycles, where the state has changed and somebody reads,
-and spends at most a twentieth of its time on that, however many read.
+A reader uses the newest snapshot on its own thread. It never waits for a cycle, and no cycle waits for it. The cycle's
+thread publishes a snapshot between two cycles, if the state has changed and there are readers. This takes at most a
+twentieth of its time, for any number of readers.
 
-A snapshot is never older than what has been answered: whoever was told that a request is in the journal, and asks then,
-is shown a state that has taken it in.
+A snapshot includes every answered request: a client that got a response to a request sees its effect in the next read.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.core.state_copy import frozen
 
 PAUSE = 20
-"""How many times as long as a snapshot took none is made again."""
+"""Minimum interval of snapshots, as a multiple of the time that the last one took."""
 
 READ_SECONDS = 2.0
-"""After a read, for so long every changed state is published at once: the next read need not wait for it."""
+"""For this long after a read, every changed state is published at once, so that the next read need not wait."""
 
 _NONE_NS = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after one cycle. Readers must not change it."""
+    """The state after a cycle. Readers must not change it."""
 
     version: int
-    """Rises with every snapshot of a changed state; two of one version are the same object."""
+    """Increases with every snapshot of a changed state; snapshots of one version are the same object."""
 
     state: State
-    """One thread alone may ask what its scheduling index answers (why a job waits): the index is built at the first
-    question, and a question about room tries placements in it."""
+    """Only one thread may use its scheduling index (why a job is pending): the first question builds the index, and
+    questions about free slots try placements in it."""
 
 
 class Snapshots:
-    """The newest snapshot. ``changed`` and ``publish`` belong to the cycle's thread, all else to any thread."""
+    """The newest snapshot. Call ``changed`` and ``publish`` on the cycle's thread, other methods on any thread."""
 
     def __init__(self, state: State, clock: Clock, wake: Callable[[], None]) -> None:
-        """wake: has the cycle's thread call ``publish`` soon."""
+        """wake: makes the cycle's thread call ``publish`` soon."""
         self._clock = clock
         self._wake = wake
         self._lock = threading.Lock()
@@ -56,16 +55,16 @@ class Snapshots:
 
     @property
     def version(self) -> int:
-        """The version that a snapshot of the present state has, or will have."""
+        """The version of the current state, published or not."""
         return self._version
 
     @property
     def seconds(self) -> float:
-        """How long the newest snapshot took to make."""
+        """Seconds that the newest snapshot took to make."""
         return self._seconds
 
     def fresh(self) -> Future[Snapshot]:
-        """A snapshot that is no older than this call."""
+        """Return a snapshot that is no older than this call."""
         found: Future[Snapshot] = Future()
         with self._lock:
             self._read_ns = self._clock.monotonic_ns()
@@ -83,20 +82,20 @@ class Snapshots:
     # --- the cycle's thread ------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """The state is not what it was. To be called before anybody is told of what changed it."""
+        """Mark the state as changed. Call it before the response to the request that changed it."""
         with self._lock:
             self._version += 1
 
     def wait_seconds(self, most: float) -> float:
-        """How long the thread may wait for something to do, at most so long, before it should call ``publish``."""
+        """Return how many seconds the thread may wait before it should call ``publish``, at most `most`."""
         if not self._waiting:
             return most
         return min(max(0.0, (self._due_ns - self._clock.monotonic_ns()) / 1e9), most)
 
     def publish(self, state: State, needed: bool = False) -> None:
-        """Make a snapshot of the state, where it has changed, somebody reads, and the last one is long enough ago.
+        """Publish a snapshot if the state has changed, there are readers, and the last one is old enough.
 
-        needed: also where nobody reads now: what was changed has been answered, so the next reader must see it.
+        needed: publish without readers too, because a change was answered and the next reader must see it.
         """
         now_ns = self._clock.monotonic_ns()
         if self.newest.version == self._version or now_ns < self._due_ns:
@@ -115,7 +114,7 @@ class Snapshots:
                 one.set_result(snapshot)
 
     def close(self) -> None:
-        """No snapshot is made any more: who waits for one gets the newest."""
+        """Stop publishing. Waiting readers get the newest snapshot."""
         with self._lock:
             self._version = self.newest.version
             waiting, self._waiting = self._waiting, []
