@@ -1,4 +1,4 @@
-"""Backup: a copy of the journal while the controller writes it, checked before it bears its name."""
+"""Backup of the journal while the controller writes it. The copy is verified before it gets its name."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from agent.schema.errors import StoreError
 from scheduler_feedback.journal.store import Reader
 
 PAGES_A_STEP = 512
-"""Pages copied between two looks at the writer (2 MiB): it never waits longer for us than for that."""
+"""Pages per step of the copy (2 MiB): the longest time for which the writer is blocked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What a backup holds. cycle: the newest. cycles: how many can be replayed."""
+    """The result of a backup."""
 
     path: Path
     size_bytes: int
     cycle: int
+    """The newest cycle."""
     cycles: int
+    """Replayable cycles."""
 
 
 def back_up(source: Path, target: Path) -> Copied:
-    """Copy the journal at `source` to the new file `target`: one moment of it, whole, and readable.
+    """Copy the journal at `source` to the new file `target`, as of one moment.
 
-    Raises StoreError where there is no journal, the target exists, or what was written does not prove sound.
+    Raises StoreError if there is no journal, the target exists, or the copy fails its verification.
     """
     if not source.exists():
         raise StoreError(f"{source}: there is no journal to back up")
     if target.exists():
-        raise StoreError(f"{target}: exists already; a backup never overwrites")
-    Reader(source).meta("job_number")  # refuses, by the source's name, what this release can't read
+        raise StoreError(f"{target}: exists already; a backup never overwrites a file: choose another name")
+    Reader(source).meta("job_number")  # raises, with the source's name, if this release cannot read it
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -45,7 +47,7 @@ def back_up(source: Path, target: Path) -> Copied:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.link(temporary, target)  # unlike a rename, never over a file that has come meanwhile
+        os.link(temporary, target)  # unlike a rename, it never replaces a file
         return Copied(target, target.stat().st_size, copied.cycle, copied.cycles)
     except sqlite3.Error as error:
         raise StoreError(f"{target}: the backup failed: {error}") from error
@@ -62,12 +64,12 @@ def _copy(source: Path, target: Path) -> None:
         closing(sqlite3.connect(target)) as to,
     ):
         of.backup(to, pages=PAGES_A_STEP)
-        # The copy is a file on its own: no log beside it.
+        # The copy is a single file, without a write-ahead log.
         to.execute("PRAGMA journal_mode=DELETE")
 
 
 def verify(path: Path) -> Copied:
-    """Whether this file is a sound journal, all of which can be read. Raises StoreError where it is not."""
+    """Verify that the file is a journal that can be read completely. Raises StoreError if not."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         problems = [row[0] for row in database.execute("PRAGMA integrity_check(3)")]
     if problems != ["ok"]:
@@ -75,9 +77,9 @@ def verify(path: Path) -> Copied:
     reader = Reader(path)
     reader.load()
     cycles = 0
-    with reader.replaying() as running:  # row by row: a journal of months does not fit into memory
+    with reader.replaying() as running:  # row by row: the journal may not fit into memory
         newest = 0 if running.state is None else running.state.cycle
         for row in running.journal:
             newest, cycles = row.cycle, cycles + 1
-            _ = row.actions  # legible, too
+            _ = row.actions  # must decode, too
     return Copied(path, path.stat().st_size, newest, cycles)

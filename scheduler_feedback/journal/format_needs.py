@@ -1,7 +1,7 @@
-"""Needs of a store: the release that its readers must have at least, and the features for which they must.
+"""Requirements of a store: the oldest release that can read it, and the features that require it.
 
 Both are in the table `meta`: ``minimum_reader`` (a release) and ``features`` (a JSON object, name to release). They are
-written in the transaction that first writes something which the first release cannot read, and are never taken back.
+written in the transaction that first writes data that the first release cannot read, and are never removed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ MINIMUM_READER = "minimum_reader"
 FEATURES = "features"
 
 MOST_NAMES = 5
-"""Names of features in one message."""
+"""Feature names in one message."""
 
 UNCHANGED = "Nothing was changed, and running jobs go on under their shims"
-"""What holds whenever a store is refused: the controller does not start, and shims outlive controllers."""
+"""True whenever a store is refused: the controller does not start, and shims outlive controllers."""
 
 _features = msgspec.json.Decoder(dict[str, str])
 
 
 def this_release() -> str:
-    """The version of the installed distribution."""
+    """Return the version of the installed distribution."""
     try:
         return importlib.metadata.version("gangwatch")
     except importlib.metadata.PackageNotFoundError:
@@ -37,7 +37,7 @@ def this_release() -> str:
 
 
 def write_needs(database: sqlite3.Connection, used: Mapping[str, str]) -> None:
-    """Record that the store contains these features (name to release). Inside of the transaction that adds them."""
+    """Record that the store contains these features (name to release), in the transaction that adds them."""
     minimum, features = _read(database)
     if used.keys() <= features.keys():
         return
@@ -50,14 +50,14 @@ def write_needs(database: sqlite3.Connection, used: Mapping[str, str]) -> None:
 
 
 def raise_minimum(database: sqlite3.Connection, release: str) -> None:
-    """Record that the store needs at least this release. Inside of a transaction."""
+    """Record that the store requires at least this release. Call it in a transaction."""
     minimum, _ = _read(database)
     if version_key(release) > version_key(minimum):
         database.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (MINIMUM_READER, release))
 
 
 def check_reader(database: sqlite3.Connection, path: Path, schema_release: str, formats: Formats = FORMATS) -> None:
-    """Raise NewerStoreError where the store contains what this release cannot read; StoreError where it is damaged.
+    """Raise NewerStoreError if the store contains data that this release cannot read; StoreError if it is damaged.
 
     schema_release: the release of the newest schema that this one reads.
     """
@@ -67,8 +67,8 @@ def check_reader(database: sqlite3.Connection, path: Path, schema_release: str, 
         is_newer = version_key(minimum) > reads
     except (ValueError, msgspec.DecodeError) as error:
         raise StoreError(
-            f"{path}: the release that it needs can't be read from its table meta: {error}. {UNCHANGED}. "
-            "Put back a copy made by `gangwatch backup`"
+            f"{path}: the required release cannot be read from its table meta: {error}. {UNCHANGED}. "
+            "Restore a backup made by `gangwatch backup`"
         ) from None
     unknown = sorted(features.keys() - formats.names.keys())
     if is_newer or unknown:
@@ -76,7 +76,7 @@ def check_reader(database: sqlite3.Connection, path: Path, schema_release: str, 
 
 
 def newer_text(path: Path, minimum: str, unknown: list[str], schema: str = "") -> str:
-    """Why the store is refused, and what is safe to do. minimum: the release that it needs, '' where it names none."""
+    """Return why the store is refused, and what is safe to do. minimum: the required release, '' if it names none."""
     named = ", ".join(unknown[:MOST_NAMES]) + (f" and {len(unknown) - MOST_NAMES} more" if unknown[MOST_NAMES:] else "")
     contains = f" (it contains {named})" if named else schema
     needed = f"gangwatch {minimum} or newer" if minimum else "a newer gangwatch"
@@ -87,7 +87,7 @@ def newer_text(path: Path, minimum: str, unknown: list[str], schema: str = "") -
 
 
 def minimum_reader(database: sqlite3.Connection) -> str:
-    """The release that the store names; '' where it names none or can't be asked."""
+    """Return the release that the store requires; '' if it names none or cannot be queried."""
     try:
         row = database.execute("SELECT value FROM meta WHERE key = ?", (MINIMUM_READER,)).fetchone()
     except sqlite3.Error:

@@ -1,4 +1,4 @@
-"""Collecting: how often Python looks for circles of objects while a trace or a journal is worked through."""
+"""Less frequent garbage collection while a trace or a journal is processed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 COLLECT_AFTER = 50_000
-"""New objects after which Python looks for circles among them; its own default is 700."""
+"""New objects between two runs of the garbage collector; Python's default is 700."""
 
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """Much is made that stays, and few circles: to look for them as often as usual is a tenth of the time."""
+    """Run the collector rarely in this context: with the default it takes a tenth of the time and finds few cycles."""
     usual = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, *usual[1:])

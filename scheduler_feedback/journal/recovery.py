@@ -1,8 +1,8 @@
-"""Recovery: the state, rebuilt from the newest snapshot and the journal after it.
+"""Recovery of the state from the newest snapshot and the journal after it.
 
-The cycle is deterministic, so a replay decides what was decided then, and that is checked action by action. Where it
-differs (another build decides otherwise, or a bug), the recorded actions are what was carried out: the state follows
-them, so that no gang is lost or ended because a controller was upgraded, and the difference is logged and counted.
+The cycle is deterministic, so a replay makes the recorded decisions, which is checked action by action. If a decision
+differs (another build, or a bug), the recorded actions are what was carried out. The state then follows the record, so
+that an upgrade does not lose or end a gang, and the difference is logged and counted.
 """
 
 from __future__ import annotations
@@ -30,29 +30,32 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """state: as after the newest journalled cycle. detectors: their snapshots by name. cycles: how many were replayed.
-
-    mismatches: of those, how many decided otherwise than was recorded.
-    """
+    """The result of a recovery."""
 
     state: State
+    """After the newest journalled cycle."""
     detectors: dict[str, bytes]
+    """Snapshots by name."""
     cycles: int
+    """Replayed cycles."""
     mismatches: int
+    """Replayed cycles with other decisions than recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """state: as after the newest cycle. different: of the cycles, how many decided otherwise than was recorded."""
+    """The result of a replay."""
 
     state: State
+    """After the newest cycle."""
     cycles: int
     events: int
     different: int
+    """Cycles with other decisions than recorded."""
 
 
 def recover(store: Reader) -> Recovered:
-    """The state that the store holds. Raises StoreError where it can't be read."""
+    """Return the state in the store. Raises StoreError if it cannot be read."""
     loaded = store.load()
     with store.explaining("replay the journal"):
         replayed = replay_journal(loaded)
@@ -68,7 +71,7 @@ def recover(store: Reader) -> Recovered:
 def replay_journal(
     loaded: Loaded | Running, take: Callable[[JournalRow, Outcome, bool], None] = lambda _row, _outcome, _same: None
 ) -> Replayed:
-    """Run a stored journal again; `take` is given each cycle as recorded, as replayed, and whether they agree."""
+    """Replay a stored journal. `take` is called for each cycle: as recorded, as replayed, and whether they agree."""
     state = loaded.state if loaded.state is not None else State()
     cycles = events = different = 0
     for row in loaded.journal:
@@ -81,9 +84,9 @@ def replay_journal(
 
 
 def replay_parts(reader: Reader, processes: int) -> Replayed:
-    """The whole journal again, cut at its snapshots, so many parts at a time, each in a process of its own.
+    """Replay the whole journal in parts, cut at its snapshots, with one process per part, `processes` at a time.
 
-    Every cycle is run again, as in one run; a part begins with the state that the controller had there.
+    Every cycle is replayed; each part starts with the controller's snapshot at that point.
     """
     parts = reader.parts()
     if processes < 2 or len(parts) < 2:
@@ -96,7 +99,7 @@ def replay_parts(reader: Reader, processes: int) -> Replayed:
 
 
 def _replay_part(path: Path, start: int | None, last: int | None) -> tuple[bytes, tuple[int, int, int]]:
-    """(the state after it as bytes, of the last part alone; cycles, events, different)."""
+    """Replay a part: (encoded state, for the last part only; (cycles, events, different))."""
     with collecting_rarely(), Reader(path).replaying_part(start, last) as running:
         replayed = replay_journal(running)
     state = encode_state(replayed.state) if last is None else b""
@@ -104,13 +107,13 @@ def _replay_part(path: Path, start: int | None, last: int | None) -> tuple[bytes
 
 
 def replay_row(state: State, row: JournalRow) -> bool:
-    """Run one journalled cycle again on `state`; whether it decided what was recorded."""
+    """Replay one journalled cycle on `state`; return whether it made the recorded decisions."""
     return run_again(state, row)[1]
 
 
 def run_again(state: State, row: JournalRow) -> tuple[Outcome, bool]:
-    """Run one journalled cycle again on `state`; what it decided, and whether that is what was recorded."""
-    # Cycles in which nothing happened were not journalled; they counted all the same.
+    """Replay one journalled cycle on `state`; return its outcome, and whether that is the recorded one."""
+    # Cycles without a change were not journalled, but they count.
     state.cycle = row.cycle - 1
     count_before = state.action_count
     outcome = run(state, row.events, row.now_ns)
@@ -126,15 +129,15 @@ def run_again(state: State, row: JournalRow) -> tuple[Outcome, bool]:
 
 
 def _is_recorded(action: Action, record: bytes) -> bool:
-    """Whether this is what was recorded; in which words a decision was explained is no part of it.
+    """Return whether the action is the recorded one. The wording of its reason is ignored.
 
-    Another build may have written it with fewer fields or more: other bytes alone are no other decision.
+    Another build may have written fewer or more fields, so different bytes alone are no difference.
     """
     return encode_action(action) == record or replace(action, reason="") == replace(decode_action(record), reason="")
 
 
 def follow(state: State, recorded: Sequence[Action], replayed: Sequence[Action], now_ns: int) -> None:
-    """Make the jobs what they are after the recorded actions, where the replayed ones differ."""
+    """Correct the jobs for which the replayed actions differ from the recorded ones."""
     for job_id in dict.fromkeys(action.job_id for action in (*recorded, *replayed)):
         done = [action for action in recorded if action.job_id == job_id]
         wrong = [action for action in replayed if action.job_id == job_id]

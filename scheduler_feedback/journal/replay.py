@@ -1,9 +1,9 @@
-"""Replay: the journal's cycles again, whole or with some events left out.
+"""Replay of the journal's cycles, with all events or without some.
 
-With nothing left out a replay decides exactly what was decided. Without the events about one job it tells what would
-have been decided if that job had never come: when, for example, the head of the queue would have started. What was
-observed of the others is then told as it was, and may come too late or about attempts that were never made: the first
-start of a job is what can be read from such a replay, not what became of it later.
+A replay with all events makes exactly the recorded decisions. A replay without the events of one job shows the
+decisions if that job had never been submitted: for example, when the head of the queue would have started. Observations
+of other jobs are then replayed as recorded, and may come too late or concern attempts that were never made. So only the
+first start of a job is meaningful in such a replay, not its later course.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
 
-def nothing(event: Event) -> bool:  # noqa: ARG001 - the event that is not left out
-    """Leave no event out."""
+def nothing(event: Event) -> bool:  # noqa: ARG001 - every event is kept
+    """Return False: keep every event."""
     return False
 
 
 def about(*job_ids: str) -> Callable[[Event], bool]:
-    """Leave out every event about these jobs."""
+    """Return a filter that drops every event about these jobs."""
 
     def drop(event: Event) -> bool:
         match event:
@@ -60,7 +60,7 @@ def about(*job_ids: str) -> Callable[[Event], bool]:
 def replay(
     initial: State, cycles: Iterable[tuple[int, Sequence[Event]]], drop: Callable[[Event], bool] = nothing
 ) -> tuple[State, list[cycle.Outcome]]:
-    """Run the cycles (time, events) again from a copy of `initial`, without the events that `drop` names."""
+    """Run the cycles (time, events) again from a copy of `initial`, without the events that `drop` selects."""
     state = decode_state(encode_state(initial))
     return state, [
         cycle.run(state, [event for event in events if not drop(event)], now_ns) for now_ns, events in cycles
@@ -68,7 +68,7 @@ def replay(
 
 
 def start_times(outcomes: Iterable[cycle.Outcome]) -> dict[tuple[str, int], int]:
-    """When each (job, attempt) was started."""
+    """Return the start time of each (job, attempt)."""
     return {
         (action.job_id, action.attempt): outcome.now_ns
         for outcome in outcomes

@@ -1,10 +1,10 @@
-"""Keeping of the store: what of the past is kept, in which form, and what is forgotten.
+"""Retention of the store: snapshots to keep, compression of old cycles, and deletion of expired data.
 
-Old cycles are compacted: what is older than the snapshots that a restart needs is moved, some hundred cycles at a time,
-into compressed blocks, which a replay reads as if nothing had happened. Of the snapshots the newest few are kept, and
-of each day before one, so that a decision of last week is replayed from the beginning of its day.
+Cycles older than the snapshots that a restart needs are moved, some hundred at a time, into compressed blocks, which a
+replay reads like other cycles. The newest snapshots are kept, and the first one of each earlier day, so that a replay
+of a cycle of last week starts at the beginning of its day.
 
-All of it happens at a snapshot, once a minute, inside of its transaction.
+All of this happens with a snapshot, once a minute, in its transaction.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from dataclasses import dataclass
 import msgspec
 
 KEPT_SNAPSHOTS = 3
-"""Snapshots kept: where the newest can't be read, an older one and the journal after it give the same state."""
+"""Snapshots kept for restarts: if the newest is unreadable, an older one and the journal after it give the same
+state."""
 
 BLOCK_CYCLES = 512
-"""Cycles in one compressed block: enough for field names to compress away, few enough to read for one cycle."""
+"""Cycles per compressed block: enough to compress repeated field names, few enough to decompress for one cycle."""
 
 BLOCKS_AT_ONCE = 32
-"""Blocks made at one snapshot at most, so that the cycle never waits long: a minute's cycles are one."""
+"""Most blocks written with one snapshot, to limit the delay of the cycle; a minute of cycles is one block."""
 
 SNAPSHOT_SUMS = "snapshot_sums"
 """Key of the table `meta`: a JSON object, from a snapshot's cycle to the CRC-32 of its state before compression."""
@@ -36,20 +37,18 @@ _sums = msgspec.json.Decoder(dict[int, int])
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of the past is kept. What a restart needs is kept regardless.
-
-    days: age at which journal rows, outcomes, and entries of ended jobs are forgotten.
-    journal_bytes: size of the file above which the oldest journal rows go before their time.
-    """
+    """Limits on stored history. Data that a restart needs is kept regardless."""
 
     days: float = 30.0
+    """Age at which journal rows, outcomes, and entries of ended jobs are deleted."""
     journal_bytes: int = 512 * 1024 * 1024
+    """File size above which the oldest journal rows are deleted early."""
 
 
-def keep_house(database: sqlite3.Connection, retention: Retention, now_ns: int, living: Collection[str]) -> None:
-    """Thin the snapshots, compact old cycles, forget what is past its retention. Inside of a transaction.
+def clean_up(database: sqlite3.Connection, retention: Retention, now_ns: int, living: Collection[str]) -> None:
+    """Delete surplus snapshots, compact old cycles, and delete expired data. Call it in a transaction.
 
-    living: subjects whose entries and actions are kept whatever their age.
+    living: subjects whose entries and actions are kept at any age.
     """
     _thin_snapshots(database, retention, now_ns)
     _compact(database)
@@ -57,7 +56,7 @@ def keep_house(database: sqlite3.Connection, retention: Retention, now_ns: int, 
 
 
 def write_sum(database: sqlite3.Connection, cycle: int, state: bytes) -> None:
-    """Record the checksum of a snapshot's state, and drop those of snapshots that are gone. Inside of a transaction."""
+    """Record the checksum of a snapshot's state, and drop those of deleted snapshots. Call it in a transaction."""
     kept = {number for (number,) in database.execute("SELECT cycle FROM snapshots")}
     sums = {number: sum_ for number, sum_ in read_sums(database).items() if number in kept} | {cycle: zlib.crc32(state)}
     database.execute(
@@ -66,7 +65,8 @@ def write_sum(database: sqlite3.Connection, cycle: int, state: bytes) -> None:
 
 
 def read_sums(database: sqlite3.Connection) -> dict[int, int]:
-    """Checksums of snapshots' states by cycle; none where they can't be read: a snapshot without one is not checked."""
+    """Return the checksums of snapshots' states by cycle; empty if unreadable. A snapshot without one is not
+    checked."""
     row = database.execute("SELECT value FROM meta WHERE key = ?", (SNAPSHOT_SUMS,)).fetchone()
     try:
         return {} if row is None else _sums.decode(row[0])
@@ -82,7 +82,7 @@ def _used_bytes(database: sqlite3.Connection) -> int:
 
 
 def _thin_snapshots(database: sqlite3.Connection, retention: Retention, now_ns: int) -> None:
-    """Keep the newest few, and of each day in retention the first; what only a replay needs is compressed."""
+    """Keep the newest snapshots and the first of each day in retention; compress those that only a replay needs."""
     before_ns = now_ns - round(retention.days * DAY_NS)
     database.execute(
         "DELETE FROM snapshots WHERE cycle NOT IN (SELECT cycle FROM snapshots ORDER BY cycle DESC LIMIT ?) "
@@ -93,7 +93,7 @@ def _thin_snapshots(database: sqlite3.Connection, retention: Retention, now_ns: 
         "SELECT cycle, state FROM snapshots WHERE packed = 0 ORDER BY cycle DESC LIMIT -1 OFFSET ?",
         (KEPT_SNAPSHOTS,),
     ).fetchall():
-        # The detectors' part is for a restart; a replay runs no detector.
+        # Detectors are not replayed: only a restart needs their snapshots.
         database.execute(
             "UPDATE snapshots SET state = ?, detectors = ?, packed = 1 WHERE cycle = ?",
             (zlib.compress(state), _encode({}), cycle),
@@ -101,13 +101,13 @@ def _thin_snapshots(database: sqlite3.Connection, retention: Retention, now_ns: 
 
 
 def _needed_after(database: sqlite3.Connection) -> int:
-    """The journal after this cycle is what a restart may need."""
+    """Return the cycle after which a restart may need the journal."""
     cycles = database.execute("SELECT cycle FROM snapshots ORDER BY cycle DESC LIMIT ?", (KEPT_SNAPSHOTS,)).fetchall()
     return int(cycles[-1][0])
 
 
 def _compact(database: sqlite3.Connection) -> None:
-    """Move old cycles into blocks, whole blocks only."""
+    """Move old cycles into blocks, in whole blocks only."""
     needed_after = _needed_after(database)
     for _ in range(BLOCKS_AT_ONCE):
         rows = database.execute(
@@ -133,7 +133,7 @@ def _forget(database: sqlite3.Connection, retention: Retention, now_ns: int, liv
     ).fetchone()[0]
     used_bytes = _used_bytes(database)
     if used_bytes > retention.journal_bytes:
-        # A tenth a snapshot, once a minute, keeps up with any growth and never stops the cycle for long.
+        # Deleting a tenth with each snapshot, once a minute, outpaces any growth and never delays the cycle for long.
         first, newest = database.execute(
             "SELECT min(coalesce((SELECT min(first_cycle) FROM blocks), min(cycle)), min(cycle)), max(cycle) "
             "FROM journal"
@@ -141,7 +141,7 @@ def _forget(database: sqlite3.Connection, retention: Retention, now_ns: int, liv
         if first is not None:
             last = max(last, min(needed_after, first + (newest - first) // 10))
     if last:
-        # A block that holds anything past the limit stays whole.
+        # A block with any cycle to keep is kept whole.
         gone = database.execute("DELETE FROM blocks WHERE last_cycle <= ?", (last,)).rowcount
         oldest = database.execute("SELECT min(first_cycle) FROM blocks").fetchone()[0]
         if oldest is None:
@@ -156,8 +156,8 @@ def _forget(database: sqlite3.Connection, retention: Retention, now_ns: int, liv
         "DELETE FROM entries WHERE wall_ns < ? AND subject NOT IN (SELECT value FROM json_each(?))",
         (before_ns, keep),
     )
-    # As long as a cycle can be replayed, what it decided is there to compare with. And no walk over all actions: before
-    # what is forgotten there are only those of living jobs.
+    # Keep the actions of every replayable cycle, to compare with. This is no scan of all actions: before the deleted
+    # cycles there are only actions of living jobs.
     forgotten_to = database.execute("SELECT value FROM meta WHERE key = 'forgotten_to'").fetchone()
     database.execute(
         "DELETE FROM actions WHERE cycle <= ? AND outcome_ns < ? AND job_id NOT IN (SELECT value FROM json_each(?))",

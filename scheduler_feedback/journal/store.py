@@ -1,12 +1,12 @@
-"""Store: the journal, the actions with their outcomes, the entries, and snapshots, in one SQLite file.
+"""The store: journal, actions with their outcomes, entries, and snapshots, in one SQLite file.
 
-A cycle is one transaction: what it was told, what it decided, and the sentences it left become durable together
-(write-ahead log, ``synchronous=FULL``: the commit returns after fsync) before anything is acted on. A decision that
-can't be written has not been taken. What came of an action is written afterwards; an action without an outcome is
-carried out again at the next start, which backends bear (once for each job and attempt).
+A cycle is one transaction: its inputs, its decisions and its entries become durable together, before any action is
+carried out (write-ahead log, ``synchronous=FULL``: the commit returns after fsync). A decision that was not written was
+not made. The outcome of an action is written later. An action without an outcome is carried out again at the next
+start; backends accept this, because an action takes effect once per job and attempt.
 
-Writing belongs to one thread, the one that owns the state. Reading opens a connection of its own for each call, so it
-may be done from any thread, and sees whole cycles only.
+Only the thread that owns the state writes. Each read opens its own connection, so any thread may read, and sees whole
+cycles only.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ __all__ = [
 ]
 
 SMALLEST_BYTES = 512
-"""Least size of a page of SQLite. It takes a file of one byte for an empty database, and would begin a new journal."""
+"""Smallest page size of SQLite. SQLite takes a shorter file for an empty database, and would start a new journal."""
 
 PROBE_BYTES = 64 * 1024
-"""A store that can write so much has room for some cycles: it does not fail again at the next one."""
+"""A store that can write this much has room for several cycles, so the next cycle will not fail."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class CycleRow:
-    """A cycle that has run: what it was told and what it decided."""
+    """A cycle that has run: its inputs and its decisions."""
 
     cycle: int
     now_ns: int
@@ -81,7 +81,8 @@ class CycleRow:
 
 
 class CycleRecord:
-    """A cycle that is being written: its inputs stand; ``decided`` adds the rest, ``discard`` keeps nothing of it."""
+    """A cycle in the process of being written. Its inputs are written; ``decided`` adds the rest, ``discard`` drops
+    it."""
 
     __slots__ = ("_connection", "_cycle", "discarded", "entries")
 
@@ -92,11 +93,11 @@ class CycleRecord:
         self.entries: list[NumberedEntry] = []
 
     def discard(self) -> None:
-        """Leave no trace: nothing changed."""
+        """Write nothing of this cycle, because it changed nothing."""
         self.discarded = True
 
     def decided(self, actions: Sequence[Action], entries: Sequence[Entry]) -> None:
-        """Add what the cycle decided."""
+        """Add the cycle's decisions."""
         _write_needs(self._connection, actions)
         self._connection.executemany(
             "INSERT INTO actions (action_id, cycle, job_id, body) VALUES (?, ?, ?, ?)",
@@ -121,10 +122,10 @@ class CycleRecord:
 
 
 class Store(Reader):
-    """The store of one controller. durable: a commit returns only when the disk has it.
+    """The store of one controller. durable: whether a commit waits for the disk.
 
-    Raises StoreError, naming the file and what to do, where the file can't be opened, is damaged, is not ours, or was
-    written by a newer build.
+    Raises StoreError, naming the file and the remedy, if the file cannot be opened, is damaged, is not gangwatch's, or
+    was written by a newer release.
     """
 
     def __init__(self, path: Path, retention: Retention | None = None, durable: bool = True) -> None:
@@ -133,7 +134,8 @@ class Store(Reader):
         self._durable = durable
         with self._named("open it"):
             try:
-                # SQLite gives its side files the mode of the main file, so this one is made first, for its owner only.
+                # SQLite creates its side files with the mode of the main file, so create that first, for its owner
+                # only.
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 size_bytes = os.fstat(descriptor).st_size
                 os.close(descriptor)
@@ -165,11 +167,11 @@ class Store(Reader):
         self.job_number = int(self.meta("job_number") or 0)
 
     def _migrate(self, version: int) -> None:
-        """Bring the schema forward, all steps in one transaction: an interrupted start changes nothing."""
+        """Upgrade the schema in one transaction: an interrupted start changes nothing."""
         database = self._connection
         with self._transaction():
             for script in MIGRATIONS[version:]:
-                # executescript would commit first; one statement at a time stays inside the transaction.
+                # executescript would commit first; single statements stay inside the transaction.
                 for statement in filter(str.strip, script.split(";")):
                     database.execute(statement)
             database.execute(f"PRAGMA application_id={APPLICATION_ID}")
@@ -177,16 +179,17 @@ class Store(Reader):
             raise_minimum(database, SCHEMA_RELEASES[-1])
 
     def close(self) -> None:
-        """Close the file. Everything that was committed is in it."""
+        """Close the file."""
         self._connection.close()
 
-    # --- writing: the owner's thread only -----------------------------------------------------------------------------
+    # --- writing: only on the thread that owns the state
+    # ---------------------------------------------------------------
 
     @contextmanager
     def cycle(self, cycle: int, now_ns: int, events: Sequence[Event]) -> Iterator[CycleRecord]:
-        """One cycle's transaction: the inputs are written on entry, all of it is durable when the block is left.
+        """Open the transaction of one cycle: writes the inputs at its start, and is durable at its end.
 
-        Whatever is raised inside leaves nothing written. Raises StoreError where the store itself fails.
+        An exception inside leaves nothing written. Raises StoreError if the store fails.
         """
         with self._named(f"write cycle {cycle}"), self._transaction() as database:
             database.execute(
@@ -208,13 +211,13 @@ class Store(Reader):
     def append(
         self, cycle: int, now_ns: int, events: Sequence[Event], actions: Sequence[Action], entries: Sequence[Entry]
     ) -> list[NumberedEntry]:
-        """Write a cycle whose outcome is known already. Raises StoreError; nothing is written then."""
+        """Write a cycle whose outcome is already known. Raises StoreError; nothing is written then."""
         with self.cycle(cycle, now_ns, events) as record:
             record.decided(actions, entries)
         return record.entries
 
     def append_all(self, rows: Sequence[CycleRow]) -> None:
-        """Write many cycles, without sentences, in one transaction. Raises StoreError; nothing is written then."""
+        """Write many cycles, without entries, in one transaction. Raises StoreError; nothing is written then."""
         with self._named("write cycles"), self._transaction() as database:
             _write_needs(database, [value for row in rows for value in (*row.events, *row.actions)])
             database.executemany(
@@ -231,7 +234,7 @@ class Store(Reader):
             )
 
     def outcomes(self, outcomes: Iterable[tuple[str, str]], now_ns: int) -> None:
-        """Record what came of actions: (action id, words)."""
+        """Record outcomes of actions: (action id, text)."""
         with self._named("write outcomes"), self._transaction() as database:
             database.executemany(
                 "UPDATE actions SET outcome = ?, outcome_ns = ? WHERE action_id = ?",
@@ -239,11 +242,11 @@ class Store(Reader):
             )
 
     def outcome(self, action_id: str, text: str, now_ns: int) -> None:
-        """Record what came of one action."""
+        """Record the outcome of one action."""
         self.outcomes([(action_id, text)], now_ns)
 
     def probe(self) -> None:
-        """Write PROBE_BYTES durably and take them away again: whether cycles can be written. Raises StoreError."""
+        """Write PROBE_BYTES durably and delete them, to test whether cycles can be written. Raises StoreError."""
         with self._named("write it"):
             with self._transaction() as database:
                 database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?))", (PROBE_BYTES,))
@@ -253,9 +256,9 @@ class Store(Reader):
     def snapshot(
         self, cycle: int, now_ns: int, state: State, detectors: Mapping[str, bytes], living: Collection[str] = ()
     ) -> None:
-        """Write the state after `cycle` with the detectors' snapshots, and forget what is past its retention.
+        """Write the state after `cycle` with the detectors' snapshots, and delete data past its retention.
 
-        living: subjects whose entries and actions are kept whatever their age (jobs that have not ended).
+        living: subjects whose entries and actions are kept at any age (jobs that have not ended).
         """
         with self._named(f"write the snapshot of cycle {cycle}"), self._transaction() as database:
             _write_needs(database, [state])
@@ -264,7 +267,7 @@ class Store(Reader):
                 "INSERT OR REPLACE INTO snapshots (cycle, now_ns, state, detectors) VALUES (?, ?, ?, ?)",
                 (cycle, now_ns, encoded, _encode(dict(detectors))),
             )
-            store_keeping.keep_house(self._connection, self.retention, now_ns, living)
+            store_keeping.clean_up(self._connection, self.retention, now_ns, living)
             store_keeping.write_sum(database, cycle, encoded)
 
     def _set_meta(self, key: str, value: str) -> None:
@@ -279,18 +282,19 @@ class Store(Reader):
             if database.in_transaction:
                 database.execute("COMMIT")
         finally:
-            # SQLite has already gone back where the disk was full (https://sqlite.org/lang_transaction.html, 3.1).
+            # On a full disk SQLite has already rolled back (https://sqlite.org/lang_transaction.html, 3.1).
             if database.in_transaction:
                 database.execute("ROLLBACK")
 
 
 def _write_needs(database: sqlite3.Connection, values: Iterable[object]) -> None:
-    """Record which release reads these values, where an earlier one can't. Inside of the transaction that adds them."""
+    """Record the release that can read these values, if older ones cannot. Call it in the transaction that adds
+    them."""
     if used := FORMATS.used_by(values):
         write_needs(database, used)
 
 
 def _job_number(job_id: str) -> int:
-    """The number in a job id of ours ('j-000012' is 12); 0 for another."""
+    """Return the number in a job id of gangwatch ('j-000012' is 12); 0 for any other id."""
     head, _, number = job_id.partition("-")
     return int(number) if head == "j" and number.isdecimal() else 0

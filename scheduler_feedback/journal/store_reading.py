@@ -1,6 +1,6 @@
-"""What the store gives back: the way to a state, the journal for a replay, actions with outcomes, entries.
+"""Reading of the store: the state to restart from, the journal for a replay, actions with outcomes, entries.
 
-Each call opens a read-only connection of its own, so that it may be made from any thread, and sees whole cycles only.
+Each call opens its own read-only connection, so it may be made from any thread, and sees whole cycles only.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ _detector_map = msgspec.msgpack.Decoder(dict[str, bytes])
 _detail = msgspec.json.Decoder(tuple[tuple[str, str], ...])
 
 WHEN_DAMAGED = (
-    f"{UNCHANGED}. Put back a copy made by `gangwatch backup`: jobs that began after it are ended. Only where there is "
-    "none, move it aside to begin with an empty journal: that one knows no job, and ends what runs"
+    f"{UNCHANGED}. Restore a backup made by `gangwatch backup`: jobs that began after it are ended. Only if there is "
+    "none, move it aside to start with an empty journal: all running jobs are then unknown and are ended"
 )
 WHEN_ENTRY_DAMAGED = (
     f"The journal is damaged there, or a build between two releases wrote it. {UNCHANGED}. Start the build that wrote "
-    "it, or put back a copy made by `gangwatch backup`: jobs that began after it are ended"
+    "it, or restore a backup made by `gangwatch backup`: jobs that began after it are ended"
 )
-"""No advice to begin anew: all but one entry of the journal can be read, and what runs is worth more than that."""
+"""Does not suggest an empty journal: all other entries can be read, and running jobs are worth more than one entry."""
 
 _ADVICE = (
-    ("SQLITE_FULL", "Make room on its disk; nothing of this was written"),
+    ("SQLITE_FULL", "Free disk space; nothing of this was written"),
     ("SQLITE_READONLY", "Make the file and its folder writable for this user"),
     ("SQLITE_CANTOPEN", "Make the file and its folder writable for this user"),
     ("SQLITE_CORRUPT", WHEN_DAMAGED),
     ("SQLITE_NOTADB", WHEN_DAMAGED),
-    ("SQLITE_IOERR", "The disk under it fails; nothing of this was written"),
+    ("SQLITE_IOERR", "Its disk fails: check the kernel log; nothing of this was written"),
 )
-"""What the operator can do, by SQLite's name of the error (https://sqlite.org/rescode.html)."""
+"""Remedies by the name of SQLite's error (https://sqlite.org/rescode.html)."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRow:
-    """One cycle: its number and time, what it was told, and what it decided, as it is written.
+    """One cycle as stored: number, time, inputs and encoded decisions.
 
-    Of most cycles nobody asks more than whether the same bytes come out again, which is told sooner than they are read.
+    Most replays only compare the encoded decisions, which is faster than decoding them.
     """
 
     cycle: int
@@ -66,13 +66,13 @@ class JournalRow:
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What it decided. Raises StoreError, naming cycle and entry, where the bytes are no actions."""
+        """Decode the actions. Raises StoreError, naming cycle and entry, if that fails."""
         return _decoded(self.decided, decode_action, f"cycle {self.cycle}, decided")
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A state to start from (None: an empty one), the detectors' snapshots by name, and the cycles to replay on it."""
+    """A state to start from (None: an empty one), the detectors' snapshots by name, and the cycles to replay."""
 
     state: State | None
     detectors: dict[str, bytes]
@@ -81,7 +81,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A state to start from (None: an empty one), and the cycles to replay on it, read as they are asked for, once."""
+    """A state to start from (None: an empty one), and the cycles to replay, read on demand, once."""
 
     state: State | None
     journal: Iterator[JournalRow]
@@ -89,7 +89,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class NumberedEntry:
-    """An entry as it stands in the store. entry_id: rises with each entry ever written."""
+    """A stored entry. entry_id: increases with every entry."""
 
     entry_id: int
     cycle: int
@@ -98,7 +98,7 @@ class NumberedEntry:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAction:
-    """An action with the cycle's time at which it was decided, and what came of it (None: not known yet)."""
+    """An action with the time of its cycle, and its outcome (None: not known yet)."""
 
     cycle: int
     now_ns: int
@@ -108,7 +108,7 @@ class RecordedAction:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What the journal can replay: the cycles after `after`, up to `last`; complete: from the first cycle ever."""
+    """The replayable cycles: after `after`, up to `last`. complete: whether they start at the first cycle ever."""
 
     complete: bool
     after: int
@@ -116,23 +116,23 @@ class Extent:
 
 
 class _EntryError(StoreError):
-    """One entry of the journal can't be read; names its cycle and place in it."""
+    """One entry of the journal is unreadable; the text names its cycle and position."""
 
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, zlib.error, TypeError)
-"""What damaged columns raise; TypeError where a column has something else than bytes."""
+"""Errors of damaged columns; TypeError if a column has another type than bytes."""
 
 _LARGEST = 2**63 - 1  # of an SQLite integer
 _block = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]])
 
 
 def _has_blocks(database: sqlite3.Connection) -> bool:
-    """Whether the file is of schema 2 or newer: a file of an older build may be read before it is migrated."""
+    """Return whether the file has schema 2 or newer: older files may be read before they are migrated."""
     return int(database.execute("PRAGMA user_version").fetchone()[0]) >= 2
 
 
 def _cycles(database: sqlite3.Connection, after: int, last: int) -> Iterator[tuple[int, int, bytes]]:
-    """(cycle, time, events) of the cycles after `after` up to `last`, wherever they are."""
+    """Yield (cycle, time, events) of the cycles after `after` up to `last`, from blocks and rows."""
     if _has_blocks(database):
         for first_cycle, last_cycle, body in database.execute(
             "SELECT first_cycle, last_cycle, body FROM blocks WHERE last_cycle > ? AND first_cycle <= ? "
@@ -151,7 +151,7 @@ _Decoded = TypeVar("_Decoded")
 
 
 def _decoded(entries: Sequence[bytes], decode: Callable[[bytes], _Decoded], where: str) -> tuple[_Decoded, ...]:
-    """The entries, decoded. Raises _EntryError that begins with `where` and the number of the first that can't be."""
+    """Decode the entries. Raises _EntryError that starts with `where` and the number of the first unreadable one."""
     found: list[_Decoded] = []
     try:
         for one in entries:
@@ -184,7 +184,8 @@ def _action_of(action_id: str, body: bytes) -> Action:
 
 
 def _detail_of(text: str) -> tuple[tuple[str, str], ...]:
-    """The numbers behind a sentence; of damaged ones what is wrong, so that the sentence can be read all the same."""
+    """Decode the numbers of an entry. If they are damaged, return the error instead, so that the text stays
+    readable."""
     try:
         return _detail.decode(text)
     except _UNREADABLE as error:
@@ -200,19 +201,19 @@ def _entry_of(row: tuple[Any, ...]) -> NumberedEntry:
 
 
 class Reader:
-    """Reads the store at a path. Raises StoreError, naming the file and what to do, where it can't."""
+    """A reader of the store at a path. Raises StoreError, naming the file and the remedy."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def meta(self, key: str) -> str | None:
-        """The value kept under a name."""
+        """Return the value of a key."""
         with self._reading("read it") as database:
             row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def load(self) -> Loaded:
-        """What a restart begins with: the newest snapshot that can be read, and the cycles after it."""
+        """Return the data for a restart: the newest readable snapshot, and the cycles after it."""
         with self._reading("read its snapshots and the journal after them") as database:
             cycles = database.execute("SELECT cycle FROM snapshots ORDER BY cycle DESC").fetchall()
             for (cycle,) in cycles:
@@ -220,8 +221,7 @@ class Reader:
                     state = self._state_of(database, cycle)
                 except (StoreError, zlib.error) as error:
                     _log.error(
-                        "%s: snapshot of cycle %d passed over: %s. The one before it and the journal give the same "
-                        "state",
+                        "%s: snapshot of cycle %d skipped: %s. The one before it and the journal give the same state",
                         self.path,
                         cycle,
                         error,
@@ -236,12 +236,12 @@ class Reader:
             return Loaded(None, {}, tuple(self._rows(database, 0)))
 
     def journal_all(self) -> Loaded:
-        """The longest replay that the store still gives: from the first cycle, or from the oldest snapshot."""
+        """Return the longest possible replay: from the first cycle, or from the oldest snapshot."""
         with self._reading("read the journal") as database:
             return self._from(database, self._start(database, "", ()))
 
     def journal_to(self, now_ns: int | None = None, cycle: int | None = None) -> Loaded:
-        """The way to an instant or a cycle of the past: the newest snapshot before it, and the cycles up to it."""
+        """Return the replay up to a time or a cycle: the newest snapshot before it, and the cycles up to it."""
         with self._reading("read the journal") as database:
             loaded = self._from(database, *self._way_to(database, now_ns, cycle))
         if now_ns is None:
@@ -252,11 +252,10 @@ class Reader:
     def replaying(
         self, now_ns: int | None = None, cycle: int | None = None, job: str | None = None
     ) -> Iterator[Running]:
-        """``journal_to`` (``journal_all`` where nothing is given) for journals of any length, as far as one is needed.
+        """Open ``journal_to`` (``journal_all`` without arguments) for journals of any length, read on demand.
 
-        job: from before its submission to the last that is recorded of it, where the journal has its story.
-        Inside of the block the file is read as of one moment, so it may go on growing; what grows is its write-ahead
-        log, until the block is left.
+        job: from before its submission to its last entry, if the journal has its story. Inside of the context the file
+        is read as of one moment, and may grow; its write-ahead log grows until the context ends.
         """
         with self._reading("read the journal") as database:
             story = None
@@ -272,14 +271,14 @@ class Reader:
 
     @staticmethod
     def _story_of(database: sqlite3.Connection, job: str) -> tuple[int, int] | None:
-        """The first cycle and the last of which an entry about the job is kept; a simulation's journal has none."""
+        """Return the first and last cycle with an entry about the job; None if there is none, as in a simulation."""
         first, last = database.execute(
             "SELECT min(cycle), max(cycle) FROM entries WHERE subject = ?", (job,)
         ).fetchone()
         return None if first is None else (int(first), int(last))
 
     def journal_extent(self) -> Extent:
-        """From where to where ``journal_all`` reads, for whoever reads it in parts."""
+        """Return the cycles that ``journal_all`` reads, to read them in parts."""
         with self._reading("read the journal") as database:
             start = self._start(database, "", ())
             last = int(database.execute("SELECT coalesce(max(cycle), 0) FROM journal").fetchone()[0])
@@ -288,8 +287,8 @@ class Reader:
         return Extent(start is None, start or 0, last)
 
     def journal_count(self, after: int, last: int, most_blocks: int) -> tuple[int, int]:
-        """How many cycles the journal has after `after`, up to `last`, in at most so many of its blocks; and up to
-        which cycle that is."""
+        """Count the cycles after `after` up to `last`, in at most `most_blocks` blocks. Return the count, and the last
+        counted cycle."""
         with self._reading("count the journal's cycles") as database:
             found, until = 0, last
             if _has_blocks(database):
@@ -306,14 +305,14 @@ class Reader:
             return found + int(database.execute(count, (after, until)).fetchone()[0]), until
 
     def journal_part(self, after: int, last: int, most: int) -> list[JournalRow]:
-        """The cycles after `after`, up to `last`; at most so many, the oldest of them."""
+        """Return the oldest cycles after `after` up to `last`, at most `most`."""
         with self._reading("read the journal") as database, closing(self._rows(database, after, last)) as rows:
             return list(islice(rows, most))
 
     def parts(self) -> list[tuple[int | None, int | None]]:
-        """The whole journal cut at its snapshots: (cycle of the snapshot to begin with, last cycle) of each part.
+        """Return the whole journal cut at its snapshots: (cycle of the first snapshot, last cycle) of each part.
 
-        None: from the beginning, to the end.
+        None: from the start, to the end.
         """
         with self._reading("read the journal") as database:
             first = self._start(database, "", ())
@@ -322,7 +321,7 @@ class Reader:
 
     @contextmanager
     def replaying_part(self, start: int | None, last: int | None) -> Iterator[Running]:
-        """``replaying``, of one of ``parts``."""
+        """Open ``replaying`` for one of ``parts``."""
         with self._reading("read the journal") as database:
             state = None if start is None else self._state_of(database, start)
             with closing(self._rows(database, start or 0, last)) as rows:
@@ -331,15 +330,15 @@ class Reader:
     def _way_to(
         self, database: sqlite3.Connection, now_ns: int | None, cycle: int | None
     ) -> tuple[int | None, int | None]:
-        """(cycle of the snapshot to begin with, last cycle); None: from the beginning, to the end."""
+        """Return (cycle of the first snapshot, last cycle); None: from the start, to the end."""
         if cycle is not None:
             return self._start(database, "WHERE cycle < ?", (cycle,), newest=True), cycle
         return self._start(database, "WHERE now_ns <= ?", (now_ns,), newest=True), None
 
     def journal_end(self, cycles: int) -> tuple[tuple[JournalRow, ...], tuple[str, ...]]:
-        """The newest cycles, at most so many of them, that can be read; and what can't be, a sentence each.
+        """Return the newest readable cycles, at most `cycles`, and a sentence about each unreadable one.
 
-        For a report about the journal: also where it needs a newer release.
+        This is for a report about the journal, even one that requires a newer release.
         """
         found: list[JournalRow] = []
         complaints: list[str] = []
@@ -359,9 +358,9 @@ class Reader:
     def _start(
         self, database: sqlite3.Connection, where: str, values: tuple[object, ...], newest: bool = False
     ) -> int | None:
-        """Cycle of the snapshot to begin with; None: the journal begins at the beginning.
+        """Return the cycle of the snapshot to start from; None: from the start of the journal.
 
-        Raises StoreError where what is asked for has been forgotten.
+        Raises StoreError if the requested cycles were deleted.
         """
         forgotten_to = self._forgotten_to(database)
         if not newest and not forgotten_to:
@@ -372,7 +371,7 @@ class Reader:
             return int(row[0])
         if forgotten_to:
             raise StoreError(
-                f"{self.path}: the journal begins after cycle {forgotten_to}: what was before is forgotten"
+                f"{self.path}: the journal begins after cycle {forgotten_to}: earlier cycles were deleted (retention)"
             )
         return None
 
@@ -383,7 +382,7 @@ class Reader:
 
     @staticmethod
     def _state_of(database: sqlite3.Connection, cycle: int) -> State:
-        """The state of the snapshot of this cycle. Raises StoreError or zlib.error where it can't be read."""
+        """Return the state of the snapshot of this cycle. Raises StoreError or zlib.error if it is unreadable."""
         packed = "packed" if _has_blocks(database) else "0"
         state, is_packed = database.execute(
             f"SELECT state, {packed} FROM snapshots WHERE cycle = ?", (cycle,)
@@ -391,13 +390,13 @@ class Reader:
         try:
             encoded = zlib.decompress(state) if is_packed else state
             if (sum_ := read_sums(database).get(cycle)) is not None and zlib.crc32(encoded) != sum_:
-                raise StoreError("its bytes are not those that were written (CRC-32)")
+                raise StoreError("its checksum is wrong (CRC-32)")
             return decode_state(encoded)
         except (StoreError, *_UNREADABLE) as error:
             raise StoreError(f"snapshot of cycle {cycle}: {error}") from error
 
     def _newest_detectors(self, database: sqlite3.Connection) -> dict[str, bytes]:
-        """The detectors' snapshots, of the newest of which they can be read: they may be older than the state."""
+        """Return the newest readable snapshots of the detectors, which may be older than the state."""
         packed = "packed = 0" if _has_blocks(database) else "1"
         for cycle, detectors in database.execute(
             f"SELECT cycle, detectors FROM snapshots WHERE {packed} ORDER BY cycle DESC"
@@ -405,7 +404,7 @@ class Reader:
             try:
                 return _detector_map.decode(detectors)
             except _UNREADABLE as error:
-                _log.error("%s: detectors' snapshots of cycle %d passed over: %s", self.path, cycle, error)
+                _log.error("%s: detectors' snapshots of cycle %d skipped: %s", self.path, cycle, error)
         return {}
 
     @staticmethod
@@ -415,7 +414,7 @@ class Reader:
 
     @staticmethod
     def _rows(database: sqlite3.Connection, after: int, last: int | None = None) -> Generator[JournalRow, None, None]:
-        """The cycles after `after`, up to `last`, from the blocks and then from the journal."""
+        """Yield the cycles after `after`, up to `last`, from the blocks and then from the journal."""
         last = _LARGEST if last is None else last
         actions = database.execute(
             "SELECT cycle, body FROM actions WHERE cycle > ? AND cycle <= ? ORDER BY cycle, rowid", (after, last)
@@ -424,16 +423,16 @@ class Reader:
         for cycle, now_ns, events in _cycles(database, after, last):
             if not isinstance(now_ns, int):
                 raise _EntryError(f"cycle {cycle}: its time is {now_ns!r}")
-            told = _events_of(cycle, events)
+            inputs = _events_of(cycle, events)
             decided: list[bytes] = []
             while action is not None and action[0] <= cycle:
                 if action[0] == cycle:
                     decided.append(action[1])
                 action = actions.fetchone()
-            yield JournalRow(cycle, now_ns, told, tuple(decided))
+            yield JournalRow(cycle, now_ns, inputs, tuple(decided))
 
     def open_actions(self) -> list[Action]:
-        """Actions of which it is not known what came of them, in the order in which they were decided."""
+        """Return the actions without an outcome, in the order of their decision."""
         with self._reading("read open actions") as database:
             rows = database.execute(
                 "SELECT action_id, body FROM actions WHERE outcome IS NULL ORDER BY cycle, rowid"
@@ -441,7 +440,7 @@ class Reader:
             return [_action_of(action_id, body) for action_id, body in rows]
 
     def actions_of(self, job_id: str) -> list[RecordedAction]:
-        """Every action kept for the job, in order. now_ns is 0 where the cycle's row has been forgotten."""
+        """Return every stored action of the job, in order. now_ns is 0 if the cycle's row was deleted."""
         with self._reading(f"read the actions of {job_id}") as database:
             rows = database.execute(
                 "SELECT actions.cycle, coalesce(now_ns, 0), action_id, body, outcome FROM actions "
@@ -454,16 +453,16 @@ class Reader:
             ]
 
     def entries_of(self, subject: str, after: int = 0, most: int = _LARGEST) -> list[NumberedEntry]:
-        """Entries kept of the subject (a job id, or 'node:NAME') in the order in which they were written; after this
-        one, and at most so many."""
+        """Return the stored entries of the subject (a job id, or 'node:NAME') in order, after the entry `after`, at
+        most `most`."""
         return self.entries_of_all([(subject, 0, _LARGEST)], after, most)
 
     def entries_of_all(
         self, wanted: Iterable[tuple[str, int, int]], after: int = 0, most: int = _LARGEST, newest: bool = False
     ) -> list[NumberedEntry]:
-        """Entries of several subjects together, each with its first and last cycle; after this one, at most so many.
+        """Return the entries of several subjects, each with its first and last cycle, after `after`, at most `most`.
 
-        newest: the newest of them, the newest first; else the oldest, the oldest first.
+        newest: the newest entries, newest first; else the oldest, oldest first.
         """
         where = "WHERE subject = ? AND cycle >= ? AND cycle <= ? AND id > ? ORDER BY id " + ("DESC " if newest else "")
         found: dict[int, tuple[Any, ...]] = {}
@@ -475,7 +474,7 @@ class Reader:
         return [_entry_of(found[entry_id]) for entry_id in sorted(found, reverse=newest)[:most]]
 
     def end_of(self, job_id: str) -> int | None:
-        """The cycle in which the job ended, as its story has it; None where it has not."""
+        """Return the cycle in which the job ended, according to its story; None if it has not ended."""
         with self._reading(f"read the story of {job_id}") as database:
             row = database.execute(
                 "SELECT cycle FROM entries WHERE subject = ? AND kind = 'ended' ORDER BY id DESC LIMIT 1", (job_id,)
@@ -483,11 +482,11 @@ class Reader:
         return None if row is None else int(row[0])
 
     def entries_after(self, entry_id: int, limit: int = 1000) -> list[NumberedEntry]:
-        """Entries of every subject after this one, oldest first."""
+        """Return the entries of all subjects after this one, oldest first."""
         return self._entries("WHERE id > ? ORDER BY id LIMIT ?", (entry_id, limit))
 
     def newest_entry_id(self) -> int:
-        """Number of the newest entry ever written, 0 where there is none."""
+        """Return the number of the newest entry; 0 if there is none."""
         with self._reading("read entries") as database:
             return int(database.execute("SELECT coalesce(max(id), 0) FROM entries").fetchone()[0])
 
@@ -497,26 +496,26 @@ class Reader:
 
     @contextmanager
     def _reading(self, what: str, any_release: bool = False) -> Iterator[sqlite3.Connection]:
-        """A connection that sees one moment of the file. any_release: also where a newer release wrote it."""
+        """Open a connection that sees one moment of the file. any_release: accept a file of a newer release."""
         with self._named(what):
             database = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             with closing(database):
                 schema_of(database, self.path, any_release)
-                database.execute("BEGIN")  # one moment for all the queries of a call
+                database.execute("BEGIN")  # all queries of a call see the same moment
                 yield database
 
     def explaining(self, what: str) -> AbstractContextManager[None]:
-        """Have errors about rows that were read earlier name the file and what to do."""
+        """Add the file's name and the remedy to errors about rows that were read earlier."""
         return self._named(what)
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Give what SQLite reports the file's name and a reason; a misuse of SQLite is our bug and stays as it is."""
+        """Add the file's name and the remedy to errors of SQLite. A misuse of SQLite is a bug, and is not changed."""
         try:
             yield
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
             raise
-        except StoreError as error:  # of the codec, which knows no file
+        except StoreError as error:  # from the codec, which does not know the file
             if str(error).startswith(f"{self.path}: "):
                 raise
             advice = WHEN_ENTRY_DAMAGED if isinstance(error, _EntryError) else WHEN_DAMAGED

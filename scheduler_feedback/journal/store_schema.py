@@ -1,4 +1,4 @@
-"""Schema of the store: how it is made, step by step, and by what a file is known to be one."""
+"""Schema of the store, its migrations, and the check that a file is a store."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ CREATE INDEX journal_by_time ON journal (now_ns);
 """
 
 MIGRATIONS = (_SCHEMA_1, _SCHEMA_2)
-"""From an empty file to the newest schema, a step each. A step that was released is never changed again."""
+"""Migrations from an empty file to the newest schema. Never change a released one."""
 
 SCHEMA_RELEASES = ("0.1.0", "0.1.0")
-"""The first release that reads each schema: an older one is told which to install."""
+"""The first release that reads each schema, for the error of older releases."""
 
 SCHEMA_VERSION = len(MIGRATIONS)
 
 
 def schema_of(database: sqlite3.Connection, path: Path, any_release: bool = False) -> int:
-    """The file's schema, from 1 to SCHEMA_VERSION.
+    """Return the file's schema version, from 1 to SCHEMA_VERSION.
 
-    any_release: also of a file that contains what this release cannot read. Raises StoreError where it is no journal of
-    gangwatch, NewerStoreError where only a newer release can read it.
+    any_release: accept a file that this release cannot read completely. Raises StoreError if it is not a journal of
+    gangwatch, NewerStoreError if only a newer release can read it.
     """
     application, version = (
         int(database.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")

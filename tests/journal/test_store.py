@@ -159,7 +159,7 @@ def test_a_damaged_snapshot_is_passed_over(store: Store, caplog: pytest.LogCaptu
     loaded = store.load()
     assert loaded.state is not None
     assert (loaded.state.cycle, [row.cycle for row in loaded.journal]) == (2, [3])
-    assert "snapshot of cycle 3 passed over" in caplog.text
+    assert "snapshot of cycle 3 skipped" in caplog.text
     store._connection.execute("UPDATE snapshots SET state = x'00'")
     assert [row.cycle for row in store.load().journal] == [1, 2, 3]
     assert store.load().state is None
@@ -210,7 +210,7 @@ def test_a_full_database_refuses_whole_cycles(store: Store) -> None:
     refused, error = fill(store, 2)
     assert str(store.path) in str(error)
     assert "SQLITE_FULL" in str(error)
-    assert "Make room" in str(error)
+    assert "Free disk space" in str(error)
     with pytest.raises(StoreError, match="SQLITE_FULL"):
         store.probe()
     assert_whole(store, refused - 1)
@@ -469,7 +469,7 @@ def test_what_is_forgotten_can_not_be_replayed_and_says_so(path: Path) -> None:
     store.snapshot(7001, now_ns, State(cycle=7001, now_ns=now_ns), {})
     forgotten = int(store.meta("forgotten_to") or 0)
     assert 6 * 700 < forgotten < 7 * 700, "whole blocks, up to the seventh day's"
-    with pytest.raises(StoreError, match=rf"the journal begins after cycle {forgotten}: what was before is forgotten"):
+    with pytest.raises(StoreError, match=rf"the journal begins after cycle {forgotten}: earlier cycles were deleted"):
         store.journal_to(cycle=forgotten - 10)
     whole = store.journal_all()
     assert whole.state is not None and whole.state.cycle >= forgotten
