@@ -1,16 +1,16 @@
-"""The feed: reads every agent's stream of frames and hands them on, in the order in which they came.
+"""The feed: reads every agent's stream of frames and passes the frames on in order.
 
-One thread and one epoll for all agents, with what an agent costs kept small: 10,000 streams under asyncio and an HTTP
-client made for everything took 2.9 GB and more than a processor (docs/adr/0017).
+One thread and one epoll serve all agents, to keep the cost per agent small: 10,000 streams with asyncio and a general
+HTTP client took 2.9 GB and more than a CPU (docs/adr/0017).
 
-- agents.py      who there is: the files in which agents announce themselves
-- response.py    bytes of one response -> messages; no socket
-- connection.py  one stream's socket, with TLS or without
-- names.py       where hosts are that are given by name
-- arriving.py    who may begin its handshake, so that all are answered in time
-- streams.py     what is known of one stream, and how long to wait before it is opened again
-- hearing.py     which agents are heard, and which are silent
-- feed.py        all of them: when to open, what to believe, when to give up
+- agent_records.py      the files in which agents announce themselves
+- frames_response.py    a parser from the bytes of a response to messages; no socket
+- stream_connection.py  the socket of one stream, with or without TLS
+- host_addresses.py     DNS look-ups of agents' hosts
+- handshake_slots.py    a limit on concurrent handshakes
+- stream_state.py       the state of one stream, and the backoff before it is opened again
+- agent_reporting.py    which agents are reporting, and which are stale
+- feed.py               all streams: opening, reading, timeouts
 """
 
 from __future__ import annotations

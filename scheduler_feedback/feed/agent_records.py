@@ -1,4 +1,4 @@
-"""Who there is: agents announce themselves by a file each in the state folder (``agents/NODE.json``)."""
+"""Records of agents: each agent announces itself with a file in the state folder (``agents/NODE.json``)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 WHOLE_LOOK_NS = 10_000_000_000
-"""A folder whose own time has not moved is read all the same after this: a file may have been rewritten in place."""
+"""The folder is read again after this time even if its own time is unchanged: a file may have been rewritten in
+place."""
 
 SAME_INSTANT_NS = 2_000_000_000
-"""A file system may keep times by the second: a folder changed so shortly ago may change again and look the same."""
+"""A file system may store times in seconds: a folder that changed this recently may change again unnoticed."""
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ _Identity = tuple[int, int, int]
 
 
 class AgentRecord(msgspec.Struct, frozen=True):
-    """What an agent's file says of it; pid and start time single out the process."""
+    """The content of an agent's file; pid and start time identify the process."""
 
     pid: int
     start_time: int
@@ -40,10 +41,10 @@ class Agents:
         self._looked_ns: int | None = None
         self.records: dict[str, AgentRecord] = {}
 
-    def look(self, now_ns: int, wall_ns: int) -> bool:
-        """Read the files that are new or changed, forget the agents whose file is gone; whether anything changed.
+    def refresh(self, now_ns: int, wall_ns: int) -> bool:
+        """Read new and changed files, and remove agents whose file is gone. Return whether anything changed.
 
-        now_ns: monotonic. What can't be read is logged, and leaves everything as it was.
+        now_ns: monotonic. A read error is logged and changes nothing.
         """
         try:
             folder_ns = self._folder.stat().st_mtime_ns
@@ -52,7 +53,7 @@ class Agents:
                 return False
             found = dict(self._scan())
         except FileNotFoundError:
-            return False  # no agent has been started yet
+            return False  # no agent was started yet
         except OSError as error:
             _log.warning("%s: %s", self._folder, error.strerror)
             return False
@@ -66,8 +67,8 @@ class Agents:
         self._files = found
         return bool(changed or gone)
 
-    def look_at(self, node: str) -> AgentRecord | None:
-        """The record of one agent as it stands now."""
+    def current(self, node: str) -> AgentRecord | None:
+        """Return the current record of one agent."""
         name = f"{node}.json"
         try:
             identity = _identity((self._folder / name).stat())
@@ -93,7 +94,7 @@ class Agents:
             self.records[node] = self._record(name, node)
         except (OSError, ValueError) as error:
             self.records.pop(node, None)
-            _log.warning("%s: no agent's record: %s", self._folder / name, error)
+            _log.warning("%s: not an agent's record: %s", self._folder / name, error)
 
     def _record(self, name: str, node: str) -> AgentRecord:
         try:
@@ -104,7 +105,7 @@ class Agents:
             raise ValueError(f"it names node {record.node!r}")
         address = urlsplit(record.url)
         if address.scheme not in ("http", "https") or not address.hostname or address.port == 0:
-            raise ValueError(f"url {record.url!r} is no http address")
+            raise ValueError(f"url {record.url!r} is not an http address")
         if not record.url.isascii() or any(character <= " " for character in record.url):
             raise ValueError(f"url {record.url!r} has characters that a request can't carry")
         return record

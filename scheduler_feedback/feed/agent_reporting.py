@@ -1,4 +1,4 @@
-"""Which agents are heard, and which have fallen silent: what page, API and command line say of them."""
+"""Status of agents' telemetry for page, API and command line: reporting, or silent (stale)."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from scheduler_feedback.feed.stream_state import Stream
 
 SILENT_INTERVALS = 3.0
 SILENT_LEAST_SECONDS = 3.0
-"""An agent is silent after three of its own intervals without a frame, but not before 3 s. One late frame is usual on a
-busy machine; at the usual interval of a second it is told within 5 s."""
+"""An agent is silent after three of its intervals without a frame, but not before 3 s. One late frame is normal on a
+busy machine. At the usual interval of a second, silence is reported within 5 s."""
 
 NEVER_SECONDS = 10.0
-"""Without a first frame for so long an agent passes for silent: its stream is opened within a second or two, of 10,000
-agents that come at once within ten."""
+"""An agent without a first frame for this long is silent. Its stream is usually opened within a second or two; if
+10,000 agents start at once, within ten."""
 
 
 class Hearing(NamedTuple):
-    """One node's agent. age_seconds: since its newest frame came in, None where none ever did. since_ns: wall time of
-    that frame. silent: no frame for too long, by the interval at which it sends them."""
+    """Status of one node's agent."""
 
     age_seconds: float | None
+    """Since its newest frame was received; None if none was."""
     since_ns: int | None
+    """Wall time of that frame."""
     silent: bool
+    """Whether frames are overdue, measured by the agent's own interval."""
 
     @property
     def words(self) -> str:
-        """How fresh the node's telemetry is."""
+        """Describe the age of the node's telemetry."""
         if self.age_seconds is None:
             return "no frame yet"
         return f"no frame for {self.age_seconds:.0f} s" if self.silent else "fresh"
 
 
 def hearing_of(streams: Iterable[Stream], monotonic_ns: int, wall_ns: int) -> dict[str, Hearing]:
-    """By node, of every agent that the feed has ever followed."""
+    """Return the status of every agent that the feed has followed, by node."""
     found: dict[str, Hearing] = {}
     for stream in streams:
         if stream.received_ns is None:
@@ -48,6 +50,6 @@ def hearing_of(streams: Iterable[Stream], monotonic_ns: int, wall_ns: int) -> di
 
 
 def silent(hearing: Mapping[str, Hearing], nodes: Iterable[str]) -> list[tuple[str, Hearing]]:
-    """Those of these nodes whose agent has fallen silent, the longest silent first."""
+    """Return the nodes among `nodes` whose agent is silent, longest silence first."""
     found = [(node, hearing[node]) for node in nodes if node in hearing and hearing[node].silent]
     return sorted(found, key=lambda one: (-(one[1].age_seconds or 0.0), one[0]))

@@ -1,4 +1,4 @@
-"""With what the controller shows itself to agents that are reached over TLS, and whom of them it believes."""
+"""The controller's credentials for agents with TLS, and the certificates that it accepts."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Verify = Literal["node", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Files, and what is checked. All files are read again when one of them changes."""
+    """Files and checks. All files are read again when one of them changes."""
 
     ca_file: Path | None = None
-    """Who vouches for agents; None: the system's authorities."""
+    """Certificate authorities for agents; None: the system's."""
     cert_file: Path | None = None
-    """Our own certificate: agents give frames to nobody else."""
+    """The controller's certificate: agents send frames only to a client with one."""
     key_file: Path | None = None
     username: str = ""
-    """With password_file: for agents whose frames a password opens."""
+    """With password_file: for agents that require a password."""
     password_file: Path | None = None
     """Read at every connection."""
     verify: Verify = "node"
-    """'node': an agent's certificate must be made out to its node. 'host': to the host that it is reached at, which
-    tells nodes apart only where each is reached by a name of its own."""
+    """'node': an agent's certificate must be issued to its node. 'host': to the host that it is reached at, which
+    distinguishes nodes only if each has a host name of its own."""
     revoked_file: Path | None = None
     """List of revoked certificates (agent/schema/identity.py)."""
 
     def files(self) -> tuple[Path, ...]:
-        """What is read again when it changes."""
+        """Return the files that are read again when they change."""
         files = (self.ca_file, self.cert_file, self.key_file, self.revoked_file)
         return tuple(file for file in files if file is not None)
 
@@ -51,8 +51,8 @@ class Credentials:
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"feed.{key}: {file}: {reason}") from None
-        # Whose the certificate is, is checked once the chain is verified: OpenSSL knows hosts alone, and would take a
-        # name with '*' for every node's.
+        # The certificate's names are checked after its chain is verified: OpenSSL checks host names only, and would
+        # accept a name with '*' for every node.
         context.check_hostname = self.verify == "host"
         return Trust(context, self.verify, self._revocations(), self._ends())
 
@@ -76,7 +76,7 @@ class Credentials:
         return read_revocations(data, f"feed.revoked_file: {self.revoked_file}")
 
     def headers(self, url: str) -> dict[str, str]:
-        """Of a request to this URL: a password goes over TLS only. Raises OSError where its file can't be read."""
+        """Return headers for a request: the password, only over TLS. Raises OSError if its file cannot be read."""
         if self.password_file is None or urlsplit(url).scheme != "https":
             return {}
         password = self.password_file.read_text(encoding="utf-8").rstrip("\n")
@@ -86,16 +86,16 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What the files of the credentials say now. context: what connections are made with."""
+    """The contents of the credentials' files. context: for new connections."""
 
     context: ssl.SSLContext
     verify: Verify
     revocations: Revocations
     ends: float | None = None
-    """When our own certificate ends, in seconds since the epoch; None without one."""
+    """Expiry of the controller's certificate, in seconds since the epoch; None without one."""
 
     def name_of(self, node: str, host: str) -> str:
-        """The name that a node's agent is asked for (SNI)."""
+        """Return the name to request from a node's agent (SNI)."""
         if self.verify == "host":
             return host
         try:
@@ -104,14 +104,14 @@ class Trust:
             return host
 
     def refusal(self, certificate: Certificate, node: str, host: str) -> str:
-        """Why a verified certificate is not accepted for a node's agent, reached at this host; '' where it is."""
+        """Return why a valid certificate is not accepted for a node's agent at this host; '' if it is."""
         if self.verify == "node" and not speaks_for(certificate, node, host):
-            shown = ", ".join(sorted(certificate.names)) or "nobody"
-            return f"its certificate is made out to {shown[:200]}, not to node {node}"
+            shown = ", ".join(sorted(certificate.names)) or "no name"
+            return f"its certificate is issued to {shown[:200]}, not to node {node}"
         if why := self.revocations.refuses(certificate):
             return f"its certificate is not accepted: {why}"
         return ""
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted; a daemon has nobody to ask for its password")
+    raise ValueError("the key is encrypted, and a daemon cannot ask for a password: use an unencrypted key")

@@ -1,8 +1,8 @@
-"""All agents' streams, read by one thread: when to open, what to believe, when to give up.
+"""All agents' streams, read by one thread: opening, reading and timeouts.
 
-A stream that ends, falls silent or says what is no frame of ours is opened again after a pause that doubles and is
-jittered, so that a rack that comes back doesn't come back in one instant. No agent has more of a turn than another: one
-read each, and one that says more than an agent has to say is cut off.
+A stream that ends, stops sending or sends something other than frames is opened again after a pause. The pause doubles
+and has jitter, so that the agents of a restarted rack do not all reconnect at once. Each agent gets one read in turn,
+and an agent that sends too much is disconnected.
 """
 
 from __future__ import annotations
@@ -31,57 +31,57 @@ from scheduler_feedback.feed.credentials import Credentials, Trust
 from scheduler_feedback.feed.frames_response import RefusedError
 from scheduler_feedback.feed.handshake_slots import Arriving
 from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, Names, literal
-from scheduler_feedback.feed.stream_connection import Connection, EndedError, IdentityError, Passage
+from scheduler_feedback.feed.stream_connection import Connection, EndedError, IdentityError, SharedBuffers
 from scheduler_feedback.feed.stream_state import ALLOWED_A_SECOND, LAYOUT_WEIGHT, Allowance, Follower, Stream
 
 DISCOVERY_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0
-"""Ten frames at the usual second: a stream that completes none for so long is dead, whatever TCP believes."""
+"""Ten frames at the usual interval of a second: a stream without a complete frame for this long is closed."""
 
 CREDENTIALS_SECONDS = 5.0
-"""Between two looks at the files of certificates: a revoked one is refused ten seconds later at most."""
+"""Interval at which certificate files are checked: a revoked certificate is refused after ten seconds at most."""
 
 OPENED_A_TURN = 128
-"""Most connections begun between two looks at the open streams: 10,000 agents that come back at once delay no frame by
-more than these handshakes take (about a millisecond each)."""
+"""Most connections opened between two polls of the open streams. If 10,000 agents reconnect at once, no frame is
+delayed by more than these handshakes (about a millisecond each)."""
 
 FRAMES_AT_ONCE = 256
-"""Read before whoever takes them has a turn: a megabyte of frames, which a processor's second cache still holds."""
+"""Frames read before detection runs: a megabyte, which fits into a CPU's second-level cache."""
 
 STREAMS_TOGETHER, TOGETHER_SECONDS = 256, 0.02
-"""From so many streams on, what comes within so short a time is read together: to be woken for each frame costs as much
-as to read it."""
+"""With this many streams, everything that arrives within this time is read together: a wake-up per frame costs as much
+as reading it."""
 
 MOST_FRAMES_A_SECOND = 64
-"""An agent makes at most 20 (agent.interval_seconds >= 0.05)."""
+"""An agent sends at most 20 (agent.interval_seconds >= 0.05)."""
 
 NEVER_NS = 1 << 62
 
 MOST_FRAMES_AT_ONCE = 2048
-"""What comes at once after we were late ourselves: some minutes of frames that wait in a socket's buffers."""
+"""Frames that may arrive at once if the controller was late: some minutes of frames in a socket's buffers."""
 
 DESCRIPTORS_BESIDE = 256
-"""Files, sockets and pipes that a controller needs besides one descriptor an agent."""
+"""Files, sockets and pipes of a controller in addition to one descriptor per agent."""
 
 COLLECT_AFTER = 50_000
-"""New objects between two searches for circles, of which frames make none. Thousands of frames wait for the next look:
-to search them as often as usual (700) is a tenth of the time."""
+"""New objects between two runs of the garbage collector. Frames contain no cycles, and thousands of them are queued for
+detection: with the default (700) the collector takes a tenth of the time."""
 
 Deliver = Callable[[AnyLayout, Frame, int], None]
-"""Takes a frame with its layout and the monotonic time of its receipt. Called on the feed's thread: must not block."""
+"""Receives a frame with its layout and the monotonic time of its receipt. Called on the feed's thread: must not
+block."""
 
 _log = logging.getLogger(__name__)
 
 
 class Feed:
-    """Reads the frames of every agent that announces itself in `folder`.
+    """A reader of the frames of every agent that announces itself in `folder`.
 
-    wanted: metric names (or prefixes ending in ``*``) that are asked of the agents; none asks for all. credentials: for
-    agents that are reached over TLS. between: called on the feed's thread between two turns; says within how many
-    seconds it wants to be called again. failed: told of a bug that one agent's stream has shown, and of which agent;
-    that stream is closed, and opened again after the longest pause. reached: given each agent's node and the address
-    that its stream is opened to.
+    wanted: metric names (or prefixes ending in ``*``) to request from the agents; none requests all. credentials: for
+    agents with TLS. between: called on the feed's thread between two reads; returns the seconds until it must be called
+    again. failed: called with a bug that one agent's stream triggered, and with that agent; the stream is closed, and
+    opened again after the longest pause. reached: called with each agent's node and the address of its stream.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Feed:
         failed: Callable[[str, Exception, str], None] | None = None,
         reached: Callable[[str, str], None] | None = None,
     ) -> None:
-        """Raises ConfigError for credentials that can't be used."""
+        """Raises ConfigError for unusable credentials."""
         self._credentials = credentials or Credentials()
         self._stamps = _stamps(self._credentials)
         self._trust = self._credentials.read() if credentials is not None else None
@@ -113,15 +113,15 @@ class Feed:
         self._turn = 0
         self._names: Names[Follower] = Names()
         self._arriving: Arriving[Follower] = Arriving()
-        self._passage = Passage()
+        self._buffers = SharedBuffers()
         self._stopping = False
-        self._asked_ns = self._swept_ns = self._away_ns = self._heard = self._credentials_ns = 0
+        self._asked_ns = self._swept_ns = self._away_ns = self._read_frames = self._credentials_ns = 0
         self.streams: dict[str, Stream] = {}
 
-    # --- from the loop of whoever has us run -------------------------------------------------------------------------
+    # --- from the event loop -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read, on a thread of our own, until cancelled. Raises what ends the thread, which only a bug does."""
+        """Read on a separate thread until cancelled. Raises the error that ended the thread, which is a bug."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -151,7 +151,7 @@ class Feed:
             gc.set_threshold(*often)
 
     def measures(self) -> Iterator[Sample]:
-        """The feed's own series; from any thread."""
+        """Yield the feed's metrics. May be called from any thread."""
         now_ns = self._clock.monotonic_ns()
         if self._trust is not None and self._trust.ends is not None:
             yield "gangwatch_certificate_expiry_seconds", (("use", "feed"),), self._trust.ends
@@ -185,7 +185,7 @@ class Feed:
                     self._let_in()
                     until_ns = min(sweep_ns, self._due[0][0] if self._due else sweep_ns)
                     until_ns = min(until_ns, self._paused[0][0] if self._paused else until_ns)
-                    wait_seconds = self._let_look()
+                    wait_seconds = self._run_between()
                     until_ns = min(until_ns, self._clock.monotonic_ns() + int(wait_seconds * 1e9))
                     self._read_ready(until_ns)
             finally:
@@ -207,13 +207,13 @@ class Feed:
             follower = self._open.get(descriptor)
             if follower is not None:
                 self._serve(follower, mask)
-            if self._heard >= FRAMES_AT_ONCE:
-                self._let_look()
+            if self._read_frames >= FRAMES_AT_ONCE:
+                self._run_between()
         self._asked_ns = asked_ns
 
-    def _let_look(self) -> float:
-        """Give the thread to whoever wants it between two turns; within how many seconds it is wanted again."""
-        self._heard = 0
+    def _run_between(self) -> float:
+        """Run `between` on this thread; return the seconds until it must run again."""
+        self._read_frames = 0
         if self._between is None:
             return DISCOVERY_SECONDS
         begun_ns = self._clock.monotonic_ns()
@@ -222,16 +222,16 @@ class Feed:
         return wait_seconds
 
     def _listened_ns(self) -> int:
-        """The time by which silence is counted: an agent that answered while we did not listen has not been silent."""
+        """Return the clock for timeouts. It stops while this thread does other work than reading."""
         return self._clock.monotonic_ns() - self._away_ns
 
     def _sweep(self, now_ns: int) -> None:
-        """Once a second: who there is, and who has fallen silent.
+        """Once a second, update the list of agents and close silent streams.
 
-        By the time at which the sockets were last asked, of which all that had something were then read: where we are
-        late ourselves nobody has fallen silent.
+        The deadline is compared with the time of the last poll, after which all ready sockets were read. So an agent
+        does not time out because this thread was late.
         """
-        if self._agents.look(now_ns, self._clock.wall_ns()):
+        if self._agents.refresh(now_ns, self._clock.wall_ns()):
             self._match(now_ns)
         if now_ns - self._credentials_ns >= CREDENTIALS_SECONDS * 1e9:
             self._credentials_ns = now_ns
@@ -242,7 +242,7 @@ class Feed:
         for follower in list(self._open.values()):
             ends = follower.stream.certificate_ends
             if ends is not None and ends < wall_seconds and follower.stream.connected:
-                self._lost(follower, "its certificate has ended")
+                self._lost(follower, "its certificate has expired")
                 continue
             if follower.deadline_ns < self._asked_ns:
                 connecting = follower.connection is not None and follower.connection.writes
@@ -250,12 +250,12 @@ class Feed:
             follower.burst = max(0.0, follower.burst - allowed)
 
     def _match(self, now_ns: int) -> None:
-        """Follow every agent that there is, and no other."""
+        """Follow exactly the agents that have announced themselves."""
         records = self._agents.records
         for node, follower in list(self._followers.items()):
             if records.get(node) != follower.record:
                 self._forget(follower)
-        # By name, so that the nodes of a job mostly come together: its shape is then made anew less often.
+        # In order of name, so that the nodes of a job mostly come together, and its shape is rebuilt less often.
         for node in sorted(records.keys() - self._followers.keys()):
             self._follow(records[node], now_ns)
         wanted = len(records) + DESCRIPTORS_BESIDE
@@ -264,7 +264,7 @@ class Feed:
             most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
             if most < wanted:
-                _log.warning("%d agents, but this process may open %d files only (LimitNOFILE)", len(records), most)
+                _log.warning("%d agents, but this process may open only %d files (LimitNOFILE)", len(records), most)
 
     def _follow(self, record: AgentRecord, now_ns: int) -> None:
         stream = self.streams.setdefault(record.node, Stream(record.node, known_ns=now_ns))
@@ -289,9 +289,9 @@ class Feed:
             follower = heapq.heappop(self._due)[2]
             if not follower.followed:
                 continue
-            record = self._agents.look_at(follower.record.node)
+            record = self._agents.current(follower.record.node)
             if record != follower.record:
-                # It was started anew, at another address.
+                # The agent was restarted at another address.
                 self._forget(follower)
                 if record is None:
                     continue
@@ -303,7 +303,7 @@ class Feed:
                 self._bug(follower, error)
 
     def _begin(self, follower: Follower) -> None:
-        """Open the stream; where its host has to be looked up by name, as soon as it is known where that is."""
+        """Open the stream, after a DNS look-up if the host is a name."""
         url = urlsplit(follower.record.url)
         host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
         addresses = literal(host, port)
@@ -313,7 +313,7 @@ class Feed:
         self._names.ask(follower, host, port)
 
     def _take_addresses(self) -> None:
-        for follower, found in self._names.told():
+        for follower, found in self._names.results():
             if not follower.followed:
                 continue
             if isinstance(found, str):
@@ -334,7 +334,7 @@ class Feed:
         except OSError as error:
             self._lost(follower, _words(error))
             return
-        except ValueError as error:  # of a name that TLS can't ask for
+        except ValueError as error:  # a name that is not valid for TLS
             self._lost(follower, f"{follower.record.url}: {error}", longest=True)
             return
         follower.connection, follower.descriptor = connection, connection.fileno()
@@ -348,16 +348,16 @@ class Feed:
         url, node = urlsplit(follower.record.url), follower.record.node
         host = url.hostname or ""
         if url.scheme != "https":
-            return Connection(family, address, host, request, self._passage, None)
+            return Connection(family, address, host, request, self._buffers, None)
         trust = self._trusted()
 
         def check(certificate: Certificate) -> str:
-            return self._trusted().refusal(certificate, node, host)  # as it is by then
+            return self._trusted().refusal(certificate, node, host)  # as configured at that time
 
-        return Connection(family, address, trust.name_of(node, host), request, self._passage, trust.context, check)
+        return Connection(family, address, trust.name_of(node, host), request, self._buffers, trust.context, check)
 
     def _may_go_on(self, follower: Follower) -> bool:
-        """Whether one that has its connection may begin its handshake; else it waits until others have arrived."""
+        """Return whether a connected stream may start its handshake now; if not, it waits for a slot."""
         now_ns = self._listened_ns()
         if self._arriving.enter(follower, now_ns):
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
@@ -367,7 +367,7 @@ class Feed:
         return False
 
     def _let_in(self) -> None:
-        """Let those begin that have waited for it."""
+        """Start handshakes that were waiting for a slot."""
         now_ns = self._listened_ns()
         for follower in self._arriving.let_in(now_ns):
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
@@ -379,9 +379,9 @@ class Feed:
         return self._trust
 
     def _read_credentials(self) -> None:
-        """Take over certificates, keys and revocations that have changed. A wrong change is logged, the old ones stay.
+        """Load changed certificates, keys and revocations. A faulty change is logged, and the former files stay valid.
 
-        Streams go on with the certificates that they were opened with, unless these were revoked.
+        Open streams keep their certificates, unless these were revoked.
         """
         stamps = _stamps(self._credentials)
         if stamps == self._stamps:
@@ -390,9 +390,9 @@ class Feed:
         try:
             self._trust = trust = self._credentials.read()
         except ConfigError as error:
-            _log.error("the change is not taken over: %s", error)
+            _log.error("changed feed certificates not loaded, the former ones stay valid: %s", error)
             return
-        _log.info("the feed's certificates are in force as they now stand")
+        _log.info("changed feed certificates loaded")
         for follower in list(self._open.values()):
             certificate = follower.connection.certificate if follower.connection is not None else None
             if certificate is not None and (why := trust.revocations.refuses(certificate)):
@@ -414,7 +414,7 @@ class Feed:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _serve(self, follower: Follower, mask: int) -> None:
-        """The agent's socket has or takes bytes."""
+        """Handle an agent's socket that is ready for reading or writing."""
         connection = follower.connection
         assert connection is not None
         longest = False
@@ -433,15 +433,15 @@ class Feed:
             if mask & ~select.EPOLLOUT:
                 messages = connection.take()
                 if messages:
-                    self._hear(follower, messages)
+                    self._receive(follower, messages)
                 if connection.ended:
-                    raise EndedError("the agent ended it")
+                    raise EndedError("the agent closed the stream")
                 if connection.writes and follower.deadline_ns != NEVER_NS:
                     self._epoll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
             return
         except VersionError as error:
             follower.stream.malformed += 1
-            complaint, longest = str(error), True  # only an upgrade mends this
+            complaint, longest = str(error), True  # only an upgrade helps
         except FrameError as error:
             follower.stream.malformed += 1
             complaint = f"not a stream of frames: {error}"
@@ -458,40 +458,40 @@ class Feed:
         self._lost(follower, complaint, longest)
 
     def _bug(self, follower: Follower, error: Exception) -> None:
-        """A bug of ours that one agent's record or stream has shown: the others are read on."""
+        """Report a bug that one agent's record or stream triggered. Other streams are not affected."""
         if self._failed is None:
             raise error
         self._failed("feed", error, f"node {follower.record.node}")
-        self._lost(follower, f"a bug of gangwatch: {type(error).__name__}: {error}", longest=True)
+        self._lost(follower, f"a bug in gangwatch: {type(error).__name__}: {error}", longest=True)
 
-    def _hear(self, follower: Follower, messages: list[bytes]) -> None:
-        """Take messages of one agent. Raises FrameError for what is no frame of ours, or not of this node."""
+    def _receive(self, follower: Follower, messages: list[bytes]) -> None:
+        """Process messages of one agent. Raises FrameError for an invalid message, or one of another node."""
         stream, layout, decode = follower.stream, follower.layout, follower.decoder.decode
         cost = 0
         received_ns = self._clock.monotonic_ns()
         deadline_ns = received_ns - self._away_ns + int(SILENCE_SECONDS * 1e9)
         for message in messages:
-            told = decode(message)
-            if told.node != stream.node:
-                raise FrameError(f"node: {told.node!r} speaks in the stream of {stream.node!r}")
+            received = decode(message)
+            if received.node != stream.node:
+                raise FrameError(f"node: the stream of {stream.node!r} contains a message of {received.node!r}")
             follower.burst += 1
             if follower.burst > MOST_FRAMES_AT_ONCE:
-                raise FrameError(f"it says more than {MOST_FRAMES_A_SECOND} messages a second")
+                raise FrameError(f"it sends more than {MOST_FRAMES_A_SECOND} messages a second")
             cost += len(message)
-            if isinstance(told, Layout):
+            if isinstance(received, Layout):
                 cost += (LAYOUT_WEIGHT - 1) * len(message)
-                layout = follower.layout = pack(told)
-                if told.tiers:
-                    stream.interval_seconds = told.tiers[0].interval_seconds
+                layout = follower.layout = pack(received)
+                if received.tiers:
+                    stream.interval_seconds = received.tiers[0].interval_seconds
                 follower.fitting = ""
                 follower.deadline_ns = deadline_ns
                 self._arriving.leave(follower)
                 continue
             if layout is None:
-                raise FrameError(f"frame {told.seq}: it stands before any layout")
-            if told.layout_id is not follower.fitting:
-                check_fits(layout, told)
-                follower.fitting = told.layout_id
+                raise FrameError(f"frame {received.seq}: it comes before any layout")
+            if received.layout_id is not follower.fitting:
+                check_fits(layout, received)
+                follower.fitting = received.layout_id
             if not stream.connected:
                 _log.info("stream of %s (%s) is open", stream.node, follower.record.url)
                 stream.connected, stream.complaint = True, ""
@@ -500,21 +500,21 @@ class Feed:
             stream.frames += 1
             stream.received_ns = received_ns
             follower.deadline_ns = deadline_ns
-            self._heard += 1
-            self._deliver(layout, told, received_ns)
+            self._read_frames += 1
+            self._deliver(layout, received, received_ns)
         if follower.allowance is None:
             follower.allowance = Allowance(received_ns)
         if pause_seconds := follower.allowance.take(cost, received_ns):
             self._pause(follower, received_ns + int(pause_seconds * 1e9))
 
     def _pause(self, follower: Follower, until_ns: int) -> None:
-        """Read no more of the stream until then: what one agent sends too much delays itself, and no other."""
+        """Stop reading the stream until then. An agent that sends too much delays only itself."""
         stream = follower.stream
         stream.pauses += 1
         if stream.pauses == 1:
             _log.warning(
-                "node=%s reason=too-much: its agent sends more than %d MiB a second, layouts counted %d-fold; its "
-                "stream is read more slowly (gangwatch_feed_pauses_total)",
+                "node=%s reason=too-much: its agent sends more than %d MiB a second (layouts count %d-fold); its "
+                "stream is throttled (gangwatch_feed_pauses_total)",
                 stream.node, ALLOWED_A_SECOND >> 20, LAYOUT_WEIGHT,
             )  # fmt: skip
         assert follower.connection is not None
@@ -524,7 +524,7 @@ class Feed:
         heapq.heappush(self._paused, (until_ns, self._turn, follower, follower.connection))
 
     def _resume(self, now_ns: int) -> None:
-        """Read those again that have paused long enough."""
+        """Continue streams whose pause is over."""
         while self._paused and self._paused[0][0] <= now_ns:
             _, _, follower, connection = heapq.heappop(self._paused)
             if follower.connection is connection:
@@ -533,10 +533,10 @@ class Feed:
                 self._epoll.modify(follower.descriptor, select.EPOLLIN | writes)
 
     def _lost(self, follower: Follower, complaint: str, longest: bool = False) -> None:
-        """The stream is no more: close it, and open it again after a pause."""
+        """Close the stream, and schedule the next try."""
         stream = follower.stream
         self._close(follower)
-        # The same complaint again and again is one line: the counters tell the rest.
+        # Log a repeated complaint once; the counters show the repetitions.
         if complaint != stream.complaint:
             _log.warning("stream of %s (%s): %s", stream.node, follower.record.url, complaint)
             stream.complaint = complaint
@@ -555,7 +555,7 @@ class Feed:
 
 
 def _stamps(credentials: Credentials) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when a file does, also where a link in its path now leads elsewhere (as Kubernetes does it)."""
+    """Return values that change when a file does, also if a link in its path changes (as Kubernetes does)."""
     stamps: list[tuple[int, int, int] | None] = []
     for file in credentials.files():
         try:

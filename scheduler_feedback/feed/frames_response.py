@@ -1,7 +1,8 @@
-"""Bytes of one response to ``GET /frames`` -> messages. No socket here, so that every cut of a stream can be tried.
+"""A parser from the bytes of a response to ``GET /frames`` to messages. It has no socket, so that tests can cut streams
+anywhere.
 
-What is not plainly HTTP/1.1 as our agents speak it is refused (RFC 9112: a status line, headers, a body in chunks). A
-proxy between may close a body instead of chunking it; nothing else is taken.
+Anything other than HTTP/1.1 as the agents send it is refused (RFC 9112: a status line, headers, a chunked body). The
+one exception: a proxy may close the body instead of chunking it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from agent.schema.errors import FrameError, GangwatchError
 from agent.schema.wire import MessageSplitter
 
 MOST_HEAD_BYTES = 16 * 1024
-"""Of a status line and its headers together, as agents allow of a request (exporter/serving/agent_http.py)."""
+"""Limit of status line and headers together, the same as agents have for requests (exporter/serving/agent_http.py)."""
 
 MOST_MESSAGE_BYTES = 4 * 1024 * 1024
-"""A node's layout takes 75 bytes a column, a frame 8: with every column there is, a node stays far below. The wire
-form's own bound is larger; of 10,000 agents a controller can't hold as much."""
+"""A node's layout takes 75 bytes a column, a frame 8, so even a node with every column stays far below. The wire format
+allows more, but a controller cannot buffer that much for 10,000 agents."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([\t -~\x80-\xff]*))?")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
@@ -25,29 +26,29 @@ _MOST_CHUNK_LINE = 10
 
 
 class RefusedError(GangwatchError):
-    """The agent answered, but not with a stream of frames."""
+    """The agent responded, but not with a stream of frames."""
 
 
 class Response:
-    """Cuts one response into messages. Feed it what arrives; ``ended`` says that the body is over."""
+    """A parser of one response. ``ended``: whether the body is complete."""
 
     __slots__ = ("_chunked", "_head", "_left", "_line", "_splitter", "ended")
 
     def __init__(self) -> None:
         self._head: bytes | None = b""
         self._chunked = True
-        self._left = 0  # of the chunk under way; -2 and -1 while its closing CR LF is due
-        self._line = b""  # what has come of a chunk's first line
+        self._left = 0  # bytes left of the current chunk; -2 and -1 before its CR and LF
+        self._line = b""  # received part of a chunk's first line
         self._splitter = MessageSplitter(MOST_MESSAGE_BYTES)
         self.ended = False
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """All messages that `data` completes, in order; nothing of it is kept but copies.
+        """Return all messages that `data` completes, in order. Keeps only copies of `data`.
 
-        Raises RefusedError for another status than 200, FrameError for what is no such response.
+        Raises RefusedError for another status than 200, FrameError for an invalid response.
         """
         if self._head is None and self._chunked and not self._left and not self._line and not self._splitter.pending:
-            # Nearly always: one chunk, one message, nothing else.
+            # The usual case: exactly one chunk with exactly one message.
             size = _CHUNK.match(data)
             if size is not None:
                 start = size.end()
@@ -65,37 +66,37 @@ class Response:
         return self._take_chunks(data) if self._chunked else self._splitter.feed(data)
 
     def _take_head(self, data: bytes) -> bytes:
-        """Take the head; gives what follows it."""
+        """Parse the head; return the data after it."""
         assert self._head is not None
         data = self._head + data
         head, found, rest = data.partition(b"\r\n\r\n")
         if not found and len(data) <= MOST_HEAD_BYTES:
             self._head = data
             if not b"HTTP/1.".startswith(data[:7]):
-                raise FrameError("its answer is no HTTP/1.1")
+                raise FrameError("its response is not HTTP/1.1")
             return b""
         if len(head) > MOST_HEAD_BYTES:
-            raise FrameError(f"its answer's head is longer than {MOST_HEAD_BYTES} bytes")
+            raise FrameError(f"the head of its response is longer than {MOST_HEAD_BYTES} bytes")
         self._head = None
         lines = head.split(b"\r\n")
         status = _STATUS.fullmatch(lines[0])
         if status is None:
-            raise FrameError("its answer is no HTTP/1.1")
+            raise FrameError("its response is not HTTP/1.1")
         if status[1] != b"200":
             reason = (status[2] or b"").decode("latin-1")
-            raise RefusedError(f"answered {status[1].decode()} {reason}".rstrip())
+            raise RefusedError(f"responded {status[1].decode()} {reason}".rstrip())
         headers: dict[bytes, bytes] = {}
         for line in lines[1:]:
             pair = _HEADER.fullmatch(line)
             if pair is None:
-                raise FrameError("a header line of its answer is malformed")
+                raise FrameError("a header line of its response is malformed")
             name = pair[1].lower()
             headers[name] = headers[name] + b", " + pair[2] if name in headers else pair[2]
         encoding = headers.get(b"transfer-encoding", b"").lower()
         if encoding not in (b"", b"chunked") or b"content-encoding" in headers:
-            raise FrameError("its answer is encoded in a way that was not asked for")
+            raise FrameError("its response is encoded in a way that was not requested")
         if b"content-length" in headers:
-            raise FrameError("its answer has a length: it is no stream")
+            raise FrameError("its response has a length, so it is not a stream")
         self._chunked = bool(encoding)
         return rest
 
@@ -110,7 +111,7 @@ class Response:
                 self._left = self._left - len(part) or -2
             elif self._left < 0:
                 if data[at] != (0x0D if self._left == -2 else 0x0A):
-                    raise FrameError("a chunk does not end where it said that it would")
+                    raise FrameError("a chunk does not end where its size says")
                 at += 1
                 self._left += 1
             else:
@@ -118,7 +119,7 @@ class Response:
         return messages
 
     def _take_line(self, data: bytes, at: int) -> int:
-        """Take a chunk's first line, or what has come of it; gives where it ends in `data`."""
+        """Parse a chunk's first line, or a part of it; return where it ends in `data`."""
         before = len(self._line)
         self._line += data[at : at + _MOST_CHUNK_LINE - before]
         line = _CHUNK.match(self._line)

@@ -1,7 +1,7 @@
-"""Who may begin its handshake: so many at a time, that those who have begun are answered before they pass for silent.
+"""A limit on concurrent handshakes, so that each one that begins finishes before it times out.
 
-Were all of 10,000 agents begun at once, those that share a machine, a proxy or a processor with others would answer so
-late that they are given up and begun anew, which makes the others later yet (seen: 1,944 times with 3,000 agents).
+If 10,000 handshakes began at once, agents that share a machine, a proxy or a CPU would answer so late that they time
+out and begin again, which delays the others further (observed: 1,944 times with 3,000 agents).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Generic, TypeVar
 
 MOST_ARRIVING = 256
 ARRIVING_NS = 1_000_000_000
-"""Most between the beginning of their handshake and their layout. Who takes longer than a second counts no more: a rack
-that accepts connections and says nothing keeps nobody out for longer."""
+"""Most agents between the start of their handshake and their layout. An agent that takes longer than a second no longer
+counts: a rack that accepts connections but sends nothing blocks the others for at most that time."""
 
 Who = TypeVar("Who")
 
 
 class Arriving(Generic[Who]):
-    """Those that are let in, and those that wait for it, by turns."""
+    """Slots for handshakes, given out in order of request."""
 
     def __init__(self, most: int = MOST_ARRIVING) -> None:
         self._most = most
@@ -27,11 +27,11 @@ class Arriving(Generic[Who]):
 
     @property
     def crowded(self) -> bool:
-        """Whether so many wait already that no more need to be called."""
+        """Whether so many are waiting that no further connection needs to be opened."""
         return len(self._waiting) >= self._most
 
     def enter(self, who: Who, now_ns: int) -> bool:
-        """Whether one may go on, now or since it was let in; else it waits, and ``let_in`` tells when it may."""
+        """Return whether `who` has a slot or gets one now; if not, queue it: ``let_in`` returns it later."""
         if who not in self._since_ns:
             if self._waiting or not self._has_room(now_ns):
                 self._waiting[who] = None
@@ -40,7 +40,7 @@ class Arriving(Generic[Who]):
         return True
 
     def let_in(self, now_ns: int) -> Iterator[Who]:
-        """Those that waited longest, as far as there is room by now."""
+        """Yield those that waited longest, while there are free slots."""
         while self._waiting and self._has_room(now_ns):
             who = next(iter(self._waiting))
             del self._waiting[who]
@@ -48,13 +48,13 @@ class Arriving(Generic[Who]):
             yield who
 
     def leave(self, who: Who) -> None:
-        """One has arrived, or has gone."""
+        """Give back the slot, or leave the queue."""
         self._since_ns.pop(who, None)
         self._waiting.pop(who, None)
 
     def _has_room(self, now_ns: int) -> bool:
         while self._since_ns:
-            first = next(iter(self._since_ns))  # they stand in the order in which they were let in
+            first = next(iter(self._since_ns))  # in the order in which the slots were given out
             if now_ns - self._since_ns[first] < ARRIVING_NS:
                 break
             del self._since_ns[first]

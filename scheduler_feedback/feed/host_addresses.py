@@ -1,4 +1,4 @@
-"""Where agents' hosts are. A name is asked for on a thread of its own, which may take seconds."""
+"""DNS look-ups of agents' hosts. They run on separate threads, because they may take seconds."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Generic, TypeVar
 THREADS = 4
 
 POLL_SECONDS = 0.05
-"""How often to look whether a name has been told, while one is asked for."""
+"""Interval at which results are polled while a look-up is running."""
 
 Address = tuple[int, tuple[str, int]]
-"""Family and address, as a socket is made and connected with them."""
+"""Address family and address, for creating and connecting a socket."""
 
 Who = TypeVar("Who")
 
 
 class Names(Generic[Who]):
-    """Looks names up for whoever asks; the answers are fetched by the thread that asked."""
+    """Look-ups of host names. The requesting thread fetches the results."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
-        self._told: deque[tuple[Who, list[Address] | str]] = deque()
+        self._results: deque[tuple[Who, list[Address] | str]] = deque()
         self.asked = 0
 
     def ask(self, who: Who, host: str, port: int) -> None:
-        """Begin to look for a host."""
+        """Start looking up a host."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="feed names")
         self.asked += 1
         self._threads.submit(self._look_up, who, host, port)
 
-    def told(self) -> Iterator[tuple[Who, list[Address] | str]]:
-        """Who asked, and the addresses or why there are none; of all that is known by now, once."""
-        while self._told:
+    def results(self) -> Iterator[tuple[Who, list[Address] | str]]:
+        """Yield each finished look-up once: the requester, and the addresses or the error."""
+        while self._results:
             self.asked -= 1
-            yield self._told.popleft()
+            yield self._results.popleft()
 
     def close(self) -> None:
-        """Nobody waits for an answer any more."""
+        """Cancel all look-ups."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
@@ -49,13 +49,13 @@ class Names(Generic[Who]):
     def _look_up(self, who: Who, host: str, port: int) -> None:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            self._told.append((who, [(int(family), (str(at[0]), int(at[1]))) for family, _, _, _, at in found]))
+            self._results.append((who, [(int(family), (str(at[0]), int(at[1]))) for family, _, _, _, at in found]))
         except (OSError, UnicodeError) as error:
-            self._told.append((who, f"{host}: {error}"))
+            self._results.append((who, f"{host}: {error}"))
 
 
 def literal(host: str, port: int) -> list[Address] | None:
-    """Where a host is that is written as a number; None for one that has to be looked up."""
+    """Return the address of a host given as an IP address; None for a name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)

@@ -1,9 +1,9 @@
-"""One stream's socket, with TLS or without: never blocks, keeps next to nothing.
+"""The socket of one stream, with or without TLS. It never blocks and needs little memory.
 
-TLS goes through memory instead of the socket, which halves the system calls: one recv(2) brings a whole record, where
-OpenSSL alone asks for its five bytes of header first. That memory is a ``Passage``, one for all connections: OpenSSL
-takes all that is in it, also the first part of a record, so that nothing of one connection is left there when another
-is served. It gives its own buffers back while nothing is under way (SSL_MODE_RELEASE_BUFFERS, which CPython sets).
+TLS uses memory buffers instead of the socket, which halves the system calls: one recv(2) reads a whole record, while
+OpenSSL alone reads its five bytes of header first. All connections share these buffers (``SharedBuffers``): OpenSSL
+consumes everything in them, even a part of a record, so nothing of one connection remains when the next one is served.
+OpenSSL frees its own buffers while idle (SSL_MODE_RELEASE_BUFFERS, which CPython sets).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from agent.schema.identity import Certificate, read_certificate
 from scheduler_feedback.feed.frames_response import Response
 
 RECORD_BYTES = 16 * 1024
-"""Most that one TLS record holds (RFC 8446 section 5.1)."""
+"""Largest TLS record (RFC 8446 section 5.1)."""
 
 BUFFER_BYTES = 64 * 1024
-"""What is taken from one socket at a time, into a buffer that all share: a layout, or a dozen frames."""
+"""Bytes read from one socket at a time, into a shared buffer: a layout, or a dozen frames."""
 
 
 class EndedError(GangwatchError):
-    """The agent ended its stream."""
+    """The agent closed its stream."""
 
 
 class IdentityError(GangwatchError):
-    """The agent's certificate was verified, and is not that of its node, or was revoked."""
+    """The agent's certificate is valid, but was revoked or belongs to another node."""
 
 
 Check = Callable[[Certificate], str]
-"""Why a verified certificate is not accepted; '' where it is."""
+"""Returns why a valid certificate is not accepted; '' if it is."""
 
 
-class Passage:
-    """What the bytes of one thread's connections pass through: a buffer for what is read, and what OpenSSL reads from
-    and writes to. Both of these are empty between two calls of a connection; each keeps the size that it once had."""
+class SharedBuffers:
+    """Buffers that the connections of one thread share: for reading, and for OpenSSL's input and output. The latter two
+    are empty between two calls of a connection, and keep their size."""
 
     __slots__ = ("buffer", "incoming", "outgoing")
 
@@ -49,20 +49,20 @@ class Passage:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
 
     def clear(self) -> None:
-        """Forget what a connection that failed has left."""
+        """Remove what a failed connection has left."""
         self.incoming.read()
         self.outgoing.read()
 
 
 class Connection:
-    """A connection to one agent and the request that it is opened for. Raises OSError (ssl's errors are) and
-    ``EndedError`` from whatever meets the end, ``IdentityError``, and what ``Response`` raises.
+    """A connection to one agent, with its request.
 
-    certificate: that the agent has shown, once it is accepted; None before, and without TLS.
+    Methods raise OSError (which includes TLS errors), ``EndedError``, ``IdentityError``, and what ``Response`` raises.
+    certificate: the agent's, once accepted; None before that, and without TLS.
     """
 
     __slots__ = (
-        "_check", "_connecting", "_passage", "_request", "_response", "_socket", "_tls", "_unsent", "certificate",
+        "_buffers", "_check", "_connecting", "_request", "_response", "_socket", "_tls", "_unsent", "certificate",
     )  # fmt: skip
 
     def __init__(
@@ -71,15 +71,15 @@ class Connection:
         address: tuple[str, int],
         host: str,
         request: bytes,
-        passage: Passage,
+        buffers: SharedBuffers,
         context: ssl.SSLContext | None,
         check: Check = lambda _: "",
     ) -> None:
-        """Begin to connect. host: the name that the agent is asked for, where there is a context. check: of the
-        certificate that it shows; nothing is sent before it is accepted."""
+        """Start connecting. host: the name to request with TLS. check: checks the agent's certificate; nothing is sent
+        before it is accepted."""
         self._check = check
         self.certificate: Certificate | None = None
-        self._passage = passage
+        self._buffers = buffers
         self._response = Response()
         self._request = request
         self._unsent = b""
@@ -88,7 +88,7 @@ class Connection:
         self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             if context is not None:
-                self._tls = context.wrap_bio(passage.incoming, passage.outgoing, server_hostname=host)
+                self._tls = context.wrap_bio(buffers.incoming, buffers.outgoing, server_hostname=host)
             code = self._socket.connect_ex(address)
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, os.strerror(code))
@@ -104,21 +104,21 @@ class Connection:
 
     @property
     def ended(self) -> bool:
-        """Whether the response is over, though the connection may not be."""
+        """Whether the response has ended; the connection may still be open."""
         return self._response.ended
 
     @property
     def connecting(self) -> bool:
-        """Whether there is no connection yet."""
+        """Whether the connection is not established yet."""
         return self._connecting
 
     @property
     def writes(self) -> bool:
-        """Whether there is something to be done when the socket takes bytes."""
+        """Whether to wait until the socket accepts bytes."""
         return self._connecting or bool(self._unsent)
 
     def push(self) -> None:
-        """The socket takes bytes: go on with connecting, or with what is to be sent."""
+        """Continue connecting or sending, because the socket accepts bytes."""
         if self._connecting:
             code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
@@ -131,46 +131,46 @@ class Connection:
         self._flush()
 
     def take(self) -> list[bytes]:
-        """Read once from the socket, which has bytes; the messages that these complete."""
-        buffer = self._passage.buffer
+        """Read once from the socket; return the messages that are complete now."""
+        buffer = self._buffers.buffer
         try:
             count = self._socket.recv_into(buffer)
         except BlockingIOError:
             return []
         if not count:
-            raise EndedError("the agent ended it")
+            raise EndedError("the agent closed the stream")
         if self._tls is None:
             return self._response.feed(buffer[:count])
         try:
-            self._passage.incoming.write(buffer[:count])
+            self._buffers.incoming.write(buffer[:count])
             if self._request:
                 self._shake_hands(self._tls)
             messages = self._decrypt(self._tls)
-            if self._passage.outgoing.pending:
-                self._flush()  # the answer to a change of keys
+            if self._buffers.outgoing.pending:
+                self._flush()  # the response to a key update
         except BaseException:
-            self._passage.clear()
+            self._buffers.clear()
             raise
         return messages
 
     def _decrypt(self, tls: ssl.SSLObject) -> list[bytes]:
-        """The messages that what has come completes. Spoils the buffer: one that all share is not made anew and cut to
-        size for each frame."""
-        incoming, buffer = self._passage.incoming, self._passage.buffer
+        """Return the messages that are complete now. Overwrites the shared buffer, to avoid allocating one per
+        frame."""
+        incoming, buffer = self._buffers.incoming, self._buffers.buffer
         messages: list[bytes] = []
         while incoming.pending or tls.pending():
             try:
-                count: Any = tls.read(RECORD_BYTES, buffer)  # into a buffer: how many bytes, which stubs don't know
+                count: Any = tls.read(RECORD_BYTES, buffer)  # returns the number of bytes; the stubs say bytes
             except ssl.SSLWantReadError:
                 break
             if not count:
-                raise EndedError("the agent ended it")
+                raise EndedError("the agent closed the stream")
             found = self._response.feed(buffer[:count])
             messages = messages + found if messages else found
         return messages
 
     def _shake_hands(self, tls: ssl.SSLObject) -> None:
-        """Go on with the handshake; once it is done, with the request."""
+        """Continue the handshake; after it, send the request."""
         try:
             tls.do_handshake()
             certificate = read_certificate(tls.getpeercert() or {})
@@ -182,10 +182,10 @@ class Connection:
         except ssl.SSLWantReadError:
             pass
         finally:
-            self._flush()  # an alert too, which tells the agent why
+            self._flush()  # also an alert, which gives the agent the reason
 
     def _flush(self) -> None:
-        outgoing = self._passage.outgoing
+        outgoing = self._buffers.outgoing
         if outgoing.pending:
             self._unsent += outgoing.read()
         if self._unsent and not self._connecting:

@@ -1,4 +1,4 @@
-"""What is known of one agent's stream, and what follows it."""
+"""The state of one agent's stream."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from scheduler_feedback.feed.stream_connection import Connection
 
 BACKOFF_LEAST_SECONDS = 0.1
 BACKOFF_MOST_SECONDS = 5.0
-"""A restarted agent is heard again well before its absence (10 s of silence) could pass for a lost node."""
+"""A restarted agent is connected again well before its absence (10 s of silence) could count as a lost node."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """What is known of one node's stream. pauses: times it was not read for a while because it sent too much.
-    received_ns: monotonic, of the newest frame; None before the first. interval_seconds: at which it sends them, as its
-    layout says. known_ns: monotonic, since when it is followed."""
+    """Public state of one node's stream."""
 
     node: str
     connected: bool = False
     frames: int = 0
     malformed: int = 0
     pauses: int = 0
+    """Times that reading was paused because the agent sent too much."""
     received_ns: int | None = None
+    """Monotonic time of the newest frame; None before the first."""
     interval_seconds: float = 1.0
+    """Interval of frames, from the agent's layout."""
     known_ns: int = 0
+    """Monotonic time since which the stream is followed."""
     identity_refused: int = 0
-    """Connections that were refused because the agent's certificate is not the node's."""
+    """Connections refused because the agent's certificate is not the node's."""
     certificate_ends: float | None = None
-    """When the certificate that it has shown ends, in seconds since the epoch; None without one."""
+    """Expiry of the agent's certificate, in seconds since the epoch; None without one."""
     complaint: str = field(default="", repr=False)
 
 
 class Backoff:
-    """Pauses between tries: they double from the least to the most, and each is jittered by half of itself."""
+    """Pauses between tries: they double from the minimum to the maximum, with a jitter of half."""
 
     __slots__ = ("_seconds",)
 
@@ -45,7 +47,7 @@ class Backoff:
         self._seconds = BACKOFF_LEAST_SECONDS
 
     def next(self, longest: bool = False) -> float:
-        """Seconds to wait now."""
+        """Return the seconds to wait now."""
         seconds = BACKOFF_MOST_SECONDS if longest else self._seconds
         self._seconds = min(BACKOFF_MOST_SECONDS, 2 * seconds)
         return seconds * random.uniform(0.5, 1.0)
@@ -55,17 +57,17 @@ class Backoff:
 
 
 LAYOUT_WEIGHT = 16
-"""A byte of a layout costs its reader as much as sixteen of a frame: 0.3 ms a kilobyte, to know again whose each column
-is (measured)."""
+"""A byte of a layout costs as much CPU time as sixteen of a frame: 0.3 ms per kilobyte, to map columns to owners again
+(measured)."""
 
 ALLOWED_A_SECOND = 4 * 1024 * 1024
 ALLOWED_AT_ONCE = 8 * 1024 * 1024
-"""Weighted bytes of one agent. A node of eight GPUs sends 10 kB a second, and 150 kB of layout (2.4 MB by weight) when
-a rank comes or goes. What one agent may send takes less than a tenth of a processor."""
+"""Weighted bytes of one agent. A node of eight GPUs sends 10 kB a second, and 150 kB of layout (2.4 MB weighted) when a
+rank starts or ends. The allowance takes less than a tenth of a CPU."""
 
 
 class Allowance:
-    """How much more one agent may send now. now_ns: monotonic."""
+    """The number of bytes that one agent may still send. now_ns: monotonic."""
 
     __slots__ = ("_left", "_since_ns")
 
@@ -74,7 +76,7 @@ class Allowance:
         self._since_ns = now_ns
 
     def take(self, cost: int, now_ns: int) -> float:
-        """Count what was sent; seconds for which no more is to be read, 0.0 where that is none."""
+        """Count sent bytes; return the seconds to pause reading, 0.0 for no pause."""
         earned = (now_ns - self._since_ns) * 1e-9 * ALLOWED_A_SECOND
         self._left = min(self._left + max(0.0, earned), ALLOWED_AT_ONCE) - cost
         self._since_ns = now_ns
@@ -83,11 +85,7 @@ class Allowance:
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """What follows one agent. deadline_ns: until when something has to have come, in time
-    spent on listening. frames_before: when it was opened.
-    burst: messages beyond MOST_FRAMES_A_SECOND. followed: False once it is not wanted any more.
-    fitting: layout id of the newest frame that was held against its layout: the decoder gives the very same string to
-    all frames that are as long in every part."""
+    """Private state of one agent's stream."""
 
     record: AgentRecord
     stream: Stream
@@ -97,9 +95,15 @@ class Follower:
     decoder: Decoder = field(default_factory=Decoder)
     layout: PackedLayout | None = None
     deadline_ns: int = 0
+    """When the stream times out, by the clock that stops while the thread does other work."""
     tries: int = 0
     frames_before: int = 0
+    """Frames at the time when the stream was opened."""
     fitting: str = ""
+    """Layout id of the newest frame that was checked against its layout. The decoder returns the identical string for
+    frames of the same shape."""
     burst: float = 0.0
+    """Messages beyond MOST_FRAMES_A_SECOND."""
     allowance: Allowance | None = None
     followed: bool = True
+    """False once the stream is no longer wanted."""

@@ -170,8 +170,8 @@ SHORT = with_length(
         (b"\xff\xff\xff\xff", "message of 4294967295 bytes"),
         (b"HTTP/1.1 200 OK\r\n", "bytes, at most"),
         (with_length(b"\x91" * 100_000), "not a message of ours"),
-        (WRONG_NODE, "'n9' speaks in the stream of 'n0'"),
-        (FRAME_FIRST, "stands before any layout"),
+        (WRONG_NODE, "the stream of 'n0' contains a message of 'n9'"),
+        (FRAME_FIRST, "comes before any layout"),
         (with_length(encode_layout(layout_of("n0"))) + SHORT, "0 gauges, its layout has 1"),
     ],
 )
@@ -400,7 +400,7 @@ def test_pauses_grow_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (b"{", "truncated"),
         (b'{"pid": 1, "start_time": 1, "node": "n1", "url": "http://h:1"}', "it names node 'n1'"),
-        (b'{"pid": 1, "start_time": 1, "node": "n0", "url": "file:///etc/passwd"}', "is no http address"),
+        (b'{"pid": 1, "start_time": 1, "node": "n0", "url": "file:///etc/passwd"}', "is not an http address"),
     ],
 )
 def test_a_file_that_is_no_agents_record_is_passed_over(
@@ -535,7 +535,7 @@ def test_the_pause_after_a_look_does_not_grow_with_the_look() -> None:
 
     for seconds, pause in ((0.1, 0.4), (0.4, 0.25), (2.0, 0.25), (8.0, 0.25)):
         clock.now_ns += 10**12
-        watch.look = partial(look, seconds)  # type: ignore[method-assign]
+        watch.run_tick = partial(look, seconds)  # type: ignore[method-assign]
         assert watch.between() == pytest.approx(pause)
     clock.now_ns += 249_000_000
     assert watch.between() == pytest.approx(0.001) and len(begun) == 4, "and until then there is none"

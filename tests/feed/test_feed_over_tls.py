@@ -25,7 +25,7 @@ from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed.credentials import Credentials
-from scheduler_feedback.feed.stream_connection import Connection, EndedError, Passage
+from scheduler_feedback.feed.stream_connection import Connection, EndedError, SharedBuffers
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import small_frame, small_layout
 
@@ -157,11 +157,11 @@ def test_connections_that_share_one_passage_keep_apart(tmp_path: Path) -> None:
     said = [[with_length(bytes([65 + one]) * 3000) for _ in range(20)] for one in range(3)]
     said[1] = [*said[1][:10], SPOILT]
     client = Credentials(ca_file=authority.certificate).read().context
-    passage = Passage()
-    passage.buffer = passage.buffer[:70]  # what is taken at a time: less than a record
+    buffers = SharedBuffers()
+    buffers.buffer = buffers.buffer[:70]  # what is taken at a time: less than a record
     heard: list[list[bytes]] = [[], [], []]
     with speaking(context, [[head, *parts] for parts in said]) as port:
-        streams = [Connection(socket.AF_INET, ("127.0.0.1", port), "n0", b"GET", passage, client) for _ in range(3)]
+        streams = [Connection(socket.AF_INET, ("127.0.0.1", port), "n0", b"GET", buffers, client) for _ in range(3)]
         ended: set[int] = set()
         while len(ended) < 3:
             for one, stream in enumerate(streams):
@@ -177,8 +177,8 @@ def test_connections_that_share_one_passage_keep_apart(tmp_path: Path) -> None:
                     ended.add(one)
                 except EndedError:
                     ended.add(one)
-                assert not passage.incoming.pending
-                assert not passage.outgoing.pending
+                assert not buffers.incoming.pending
+                assert not buffers.outgoing.pending
                 if len(heard[one]) == 20:
                     ended.add(one)
         for stream in streams:

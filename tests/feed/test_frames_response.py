@@ -54,9 +54,9 @@ def test_what_follows_the_end_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("head", "told"),
     [
-        (b"HTTP/1.1 401 Unauthorized\r\n\r\nno", "answered 401 Unauthorized"),
-        (b"HTTP/1.1 302 Found\r\nLocation: https://elsewhere/\r\n\r\n", "answered 302 Found"),
-        (b"HTTP/1.1 503\r\n\r\n", "answered 503"),
+        (b"HTTP/1.1 401 Unauthorized\r\n\r\nno", "responded 401 Unauthorized"),
+        (b"HTTP/1.1 302 Found\r\nLocation: https://elsewhere/\r\n\r\n", "responded 302 Found"),
+        (b"HTTP/1.1 503\r\n\r\n", "responded 503"),
     ],
 )
 def test_another_status_is_told(head: bytes, told: str) -> None:
@@ -67,13 +67,13 @@ def test_another_status_is_told(head: bytes, told: str) -> None:
 @pytest.mark.parametrize(
     ("wire", "complaint"),
     [
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "no HTTP/1.1"),
-        (b"HTTP/2 200 OK\r\n\r\n", "no HTTP/1.1"),
-        (b"HTTP/1.1 2000 OK\r\n\r\n", "no HTTP/1.1"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "not HTTP/1.1"),
+        (b"HTTP/2 200 OK\r\n\r\n", "not HTTP/1.1"),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", "not HTTP/1.1"),
         (b"HTTP/1.1 200 OK\r\nname : value\r\n\r\n", "header line"),
         (b"HTTP/1.1 200 OK\r\nname: a\x00b\r\n\r\n", "header line"),
         (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * MOST_HEAD_BYTES, "longer than"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n", "no stream"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n", "not a stream"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "encoded"),
         (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n", "encoded"),
         (HEAD + b"x\r\n", "does not begin with its size"),

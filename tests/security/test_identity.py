@@ -465,7 +465,7 @@ def test_a_stream_does_not_outlive_the_certificate_that_it_was_opened_with(
 
     def ended(feed: Feed, count: int) -> bool:
         late[0] = 91 * 86400.0 if count else 0.0
-        return "has ended" in getattr(feed.streams.get("n0"), "complaint", "")
+        return "has expired" in getattr(feed.streams.get("n0"), "complaint", "")
 
     with site.agent(site.issue("node", "n0")) as server:
         follow(site.agents, server.url, site.credentials(site.issue("controller")), ended)
@@ -488,7 +488,7 @@ def test_a_frame_of_another_node_ends_the_stream_whatever_the_certificate(site: 
             return bool(seen[0])
 
         assert follow(site.agents, server.url, credentials, complained) == 0
-        assert "speaks in the stream of 'n0'" in seen[0]
+        assert "the stream of 'n0' contains a message of" in seen[0]
 
 
 # --- what is read of a certificate's file ----------------------------------------------------------------------------
