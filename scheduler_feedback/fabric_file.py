@@ -1,12 +1,12 @@
-"""Reads which switch each node stands below from a file: Slurm's topology.conf, or TOML where rails are told apart.
+"""Reader of the file that maps nodes to switches: Slurm's topology.conf, or TOML to distinguish rails.
 
-topology.conf (man page of that name): of its lines ``SwitchName=leaf1 Nodes=n[01-16]`` count, which are leaves; those
-with ``Switches=`` say how leaves hang together, which no detector asks. TOML: one table a leaf::
+topology.conf (see its man page): lines ``SwitchName=leaf1 Nodes=n[01-16]`` define leaf switches. Lines with
+``Switches=`` connect leaves, and are ignored, because no detector needs them. TOML: one table per leaf::
 
     [[leaf]]
     name = "leaf-0"
     nodes = "n[01-32]"
-    rail = 0          # where each rail of a node goes to a leaf of its own
+    rail = 0          # if each rail of a node has its own leaf switch
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from agent.schema.errors import ConfigError
 from scheduler_feedback.core.fabric import ALL_RAILS, Fabric, Leaf
 
 MOST_NODES = 1 << 20
-"""More than any cluster has: a range like [0-999999999] is a slip of the pen."""
+"""More than any cluster has: a range such as [0-999999999] is a mistake."""
 
 MOST_DIGITS = 18
-"""Of a number in a node's name."""
+"""Digits of a number in a node's name."""
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -43,7 +43,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_fabric(path: Path) -> Fabric:
-    """The fabric that the file tells of. Raises ConfigError, naming the file and the line or key."""
+    """Return the fabric that the file describes. Raises ConfigError, naming the file and the line or key."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -55,11 +55,11 @@ def read_fabric(path: Path) -> Fabric:
 
 
 def nodes_of(text: str) -> Iterator[str]:
-    """The names in a node list as Slurm writes them: ``n[01-03,7],login``. Raises ValueError."""
+    """Yield the names in a node list in Slurm's notation: ``n[01-03,7],login``. Raises ValueError."""
     left = MOST_NODES
     parts = _PART.findall(text)
     if ",".join(parts) != text.strip():
-        raise ValueError(f"{text!r} is no list of nodes")
+        raise ValueError(f"{text!r} is not a list of nodes")
     for part in parts:
         names = [""]
         for literal, ranges in re.findall(r"([^\[\]]*)(?:\[([^\[\]]*)\])?", part.strip()):
@@ -75,21 +75,21 @@ def _numbers(ranges: str, most: int) -> Iterator[str]:
     for one in ranges.split(","):
         found = _RANGE.fullmatch(one.strip())
         if found is None:
-            raise ValueError(f"[{ranges}] is no range of numbers")
+            raise ValueError(f"[{ranges}] is not a range of numbers")
         if len(found[1]) > MOST_DIGITS or len(found[2] or "") > MOST_DIGITS:
             raise ValueError(f"[{ranges[:60]}] has numbers of more than {MOST_DIGITS} digits")
         first, last = int(found[1]), int(found[2] or found[1])
         if not first <= last < first + most:
-            raise ValueError(f"[{ranges}] is no range of numbers, or one of too many")
+            raise ValueError(f"[{ranges}] is not a range of numbers, or has too many")
         yield from (f"{number:0{len(found[1])}}" for number in range(first, last + 1))
 
 
 def _toml(text: str) -> Iterator[Leaf]:
     try:
-        told = msgspec.convert(tomllib.loads(text), _File)
+        file = msgspec.convert(tomllib.loads(text), _File)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ValueError(str(error)) from None
-    for leaf in told.leaf:
+    for leaf in file.leaf:
         yield Leaf(leaf.name, tuple(nodes_of(leaf.nodes)), leaf.rail)
 
 
@@ -98,11 +98,11 @@ def _slurm(text: str) -> Iterator[Leaf]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        told = {key.lower(): value for key, separator, value in (word.partition("=") for word in words) if separator}
-        if "switchname" not in told or len(told) != len(words):
+        fields = {key.lower(): value for key, separator, value in (word.partition("=") for word in words) if separator}
+        if "switchname" not in fields or len(fields) != len(words):
             raise ValueError(f"line {number}: expected SwitchName=NAME Nodes=LIST, or Switches=LIST")
-        if "nodes" in told:
+        if "nodes" in fields:
             try:
-                yield Leaf(told["switchname"], tuple(nodes_of(told["nodes"])))
+                yield Leaf(fields["switchname"], tuple(nodes_of(fields["nodes"])))
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None

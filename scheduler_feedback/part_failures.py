@@ -1,8 +1,8 @@
-"""Failures of the controller's parts: a bug in one costs that part alone, and is reported everywhere a person looks.
+"""Failures of the controller's parts: a bug in one part disables only that part, and is reported.
 
-Every boundary between scheduling and the rest (frames, detectors, page, API, metrics) catches unexpected exceptions
-and reports them here. Each bug is logged with its traceback once and counted from then on. What is out of service is
-in ``/readyz``, ``/api/parts``, the page's banner, ``gangwatch check`` and the metrics below.
+Every boundary between scheduling and other parts (frames, detectors, page, API, metrics) catches unexpected exceptions
+and reports them here. Each bug is logged with its traceback once, and counted. ``/readyz``, ``/api/parts``, the page's
+banner, ``gangwatch check`` and the metrics below name the parts that are out of service.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from typing import TypedDict
 from scheduler_feedback.core.telemetry.fleet import Sample
 
 PARTS = ("feed", "fleet", "pace", "verdicts", "entries", "baselines", "metrics", "page", "api")
-"""feed: reading agents' streams. fleet: folding frames. pace: step times for the page. verdicts: handing detector
-results to the cycle. entries: handing journal entries to readers. baselines: the detectors' snapshots. metrics:
-/metrics. page, api: answering requests."""
+"""feed: reading agents' streams. fleet: folding frames. pace: step times for the page. verdicts: passing verdicts to
+the cycle. entries: passing journal entries to readers. baselines: the detectors' snapshots. metrics: /metrics. page,
+api: answering requests."""
 
 MOST_KNOWN = 256
-"""Different bugs that are remembered, so that each is logged once; a controller that has more has its log full."""
+"""Different bugs to remember, so that each is logged once; further bugs are not logged."""
 
 RECENT_SECONDS = 900.0
-"""How long a failure that left nothing out of service is shown."""
+"""How long a failure is shown if nothing is out of service."""
 
 _log = logging.getLogger(__name__)
 
 
 class Trouble(TypedDict):
-    """One part with a bug. out: whether it is out of service; else it failed lately and goes on. failures: since the
-    controller's start. wall_ns: of the newest."""
+    """One part with a bug."""
 
     part: str
     out: bool
+    """Whether the part is out of service; if not, it failed recently and still works."""
     text: str
     failures: int
+    """Since the controller's start."""
     wall_ns: int
+    """Time of the newest failure."""
 
 
 @dataclass(slots=True)
@@ -51,9 +53,9 @@ class _Newest:
 
 
 class PartFailures:
-    """Counts, logs and remembers failures of parts and detectors. Every method may be called from any thread.
+    """Counters and records of failures of parts and detectors. Every method may be called from any thread.
 
-    detectors: names of the detectors, which are counted by a metric of their own.
+    detectors: names of the detectors, which have a metric of their own.
     """
 
     def __init__(self, detectors: Iterable[str] = ()) -> None:
@@ -69,8 +71,8 @@ class PartFailures:
     # --- reporting ----------------------------------------------------------------------------------------------------
 
     def report(self, part: str, error: BaseException, subject: str = "", out: bool = False) -> None:
-        """Count one failure of a part; log it where this bug is new. subject: what it happened to ("node n1").
-        out: the part is out of service from now on."""
+        """Count a failure of a part, and log it if the bug is new. subject: the affected object ("node n1"). out: the
+        part is out of service from now on."""
         text = f"{type(error).__name__}: {error}"[:300]
         where = _where(error)
         with self._lock:
@@ -85,38 +87,39 @@ class PartFailures:
                 self._known.add(bug)
         if new:
             _log.critical(
-                "part=%s subject=%s out_of_service=%s: it raised; this is a bug, please report it; scheduling goes on",
+                "part=%s subject=%s out_of_service=%s: unexpected error; this is a bug, please report it; scheduling "
+                "continues",
                 part, subject or "-", "yes" if out else "no", exc_info=error,
             )  # fmt: skip
 
     def back(self, part: str) -> None:
-        """The part is in service again."""
+        """Mark the part as in service again."""
         with self._lock:
             if self._out.pop(part, None) is not None:
                 _log.warning("part=%s: in service again", part)
 
     def set_aside(self, nodes: int, gangs: int) -> None:
-        """How many nodes' and gangs' telemetry is not used because of a bug that it showed."""
+        """Set the number of nodes and gangs whose telemetry is ignored because it triggered a bug."""
         self._aside = {"node": nodes, "gang": gangs}
 
     def started_again(self, reason: str, ended_ns: int) -> None:
-        """This controller was started because the one before it had ended unasked. ended_ns: wall time."""
+        """Record that the previous controller ended unexpectedly and this one replaced it. ended_ns: wall time."""
         trouble = Trouble(part="controller", out=False, text=reason, failures=1, wall_ns=ended_ns)
         self._started_again = time.monotonic(), trouble
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def is_out(self, part: str) -> bool:
-        """Whether the part is out of service."""
+        """Return whether the part is out of service."""
         return part in self._out
 
     def out_of_service(self) -> str:
-        """What is out of service and why, in words; empty where nothing is."""
+        """Return what is out of service and why, in words; empty if nothing is."""
         with self._lock:
             return "; ".join(f"{part} failed: {text}" for part, text in self._out.items())
 
     def troubles(self) -> list[Trouble]:
-        """Parts out of service, then parts that failed within RECENT_SECONDS, the controller before this one too."""
+        """Return parts out of service, then those that failed within RECENT_SECONDS, including the controller."""
         now_s = time.monotonic()
         with self._lock:
             found = [
@@ -135,7 +138,7 @@ class PartFailures:
         return sorted(found, key=lambda one: not one["out"])
 
     def measures(self) -> Iterator[Sample]:
-        """Samples of the catalogue."""
+        """Yield metrics."""
         with self._lock:
             failures, out, aside = dict(self._failures), set(self._out), dict(self._aside)
         for name, count in failures.items():
@@ -152,9 +155,9 @@ _NAMES = {
     "feed": "Reading the agents' streams",
     "fleet": "Telemetry",
     "pace": "Step times on the page",
-    "verdicts": "Handing verdicts to the scheduler",
-    "entries": "Handing events to readers",
-    "baselines": "Keeping the detectors' baselines",
+    "verdicts": "Passing verdicts to the scheduler",
+    "entries": "Passing events to readers",
+    "baselines": "Saving the detectors' baselines",
     "metrics": "/metrics",
     "page": "A page",
     "api": "The API",
@@ -162,14 +165,14 @@ _NAMES = {
 
 
 def in_words(trouble: Trouble) -> str:
-    """One trouble as a sentence for a person."""
+    """Return one trouble as a sentence for users."""
     part, text = trouble["part"], trouble["text"]
     if part == "controller":
         at = time.strftime("%H:%M:%S", time.localtime(trouble["wall_ns"] / 1e9))
-        return f"The controller ended at {at} ({text}) and was started again. Running jobs went on."
+        return f"The controller ended at {at} ({text}) and was restarted. Running jobs were not affected."
     name = _NAMES.get(part, f"Detector {part}")
     if trouble["out"]:
-        back = "it is tried again by itself" if part == "feed" else "a restart of the controller brings it back"
+        back = "it is retried automatically" if part == "feed" else "to enable it again, restart the controller"
         return (
             f"{name} is out of service because of a bug: {text}. Jobs are still started and stopped. "
             f"The controller's log has the traceback; {back}."
@@ -179,9 +182,9 @@ def in_words(trouble: Trouble) -> str:
 
 
 def _where(error: BaseException) -> tuple[str, int]:
-    """File and line that raised: what tells one bug from another.
+    """Return the file and line that raised, which identify a bug.
 
-    Kept with the error: where several wait for one task, each of them but the first gets it without its inner trace.
+    They are stored with the error: if several callers wait for one task, only the first gets the inner traceback.
     """
     known: tuple[str, int] | None = getattr(error, "_raised_at", None)
     if known is not None:

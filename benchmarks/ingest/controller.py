@@ -35,7 +35,7 @@ class Observer:
 
     def __init__(self, watch: Watch, ignored: frozenset[str]) -> None:
         self._watch = watch
-        self._look = watch.look
+        self._run_tick = watch.run_tick
         self._ignored = ignored
         self._made_ns: list[int] = []
         self._received_ns: list[int] = []
@@ -44,7 +44,7 @@ class Observer:
         self.waits: list[npt.NDArray[np.float64]] = []
         self.look_seconds: list[float] = []
         self.events = 0
-        watch.look = self.look  # type: ignore[method-assign]
+        watch.run_tick = self.run_tick  # type: ignore[method-assign]
 
     def offer(self, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
         self._watch.offer(layout, frame, received_ns)
@@ -52,10 +52,10 @@ class Observer:
             self._made_ns.append(frame.monotonic_ns)
             self._received_ns.append(received_ns)
 
-    def look(self) -> None:
+    def run_tick(self) -> None:
         count = min(len(self._made_ns), len(self._received_ns))
         begun = time.thread_time()
-        self._look()
+        self._run_tick()
         now_ns = time.monotonic_ns()
         if self.measuring:
             self.look_seconds.append(time.thread_time() - begun)

@@ -1,4 +1,4 @@
-"""The controller: the cycle thread, the detection thread, and what connects them.
+"""The controller: the cycle thread, the detection thread, and their connections.
 
 Start at ``controller.py``.
 """

@@ -1,11 +1,12 @@
-"""The controller: one state folder's cycle, feed and detectors, put together and kept apart.
+"""The controller of one state folder: cycle, feed, detectors and API, in separate threads.
 
-Three kinds of thread: the cycle's (loop.py) owns state, store and backend; the feed's (feed/) reads the agents' streams
-and, between two turns, has fleet and detectors look (watch.py); the event loop of whoever serves the API answers. They
-share nothing but queues. Killed at any moment the controller loses nothing that it had acted on, and no job notices.
+There are three kinds of threads. The cycle's thread (cycle_thread.py) owns state, store and backend. The feed's thread
+(feed/) reads the agents' streams, and runs detection in between (detection_thread.py). The event loop of the server
+answers the API. They share only queues. A controller that is killed loses nothing that it acted on, and jobs keep
+running.
 
-A bug outside of the cycle ends nothing: it costs the part that has it (part_failures.py), and scheduling goes on. A bug
-in the cycle or the journal ends the controller, which must not go on deciding.
+A bug outside of the cycle disables the part that has it (part_failures.py), and scheduling continues. A bug in the
+cycle or the journal ends the controller, because it must not continue to decide.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 STOP_SECONDS = 2.0
 
 FEED_PAUSE_SECONDS, FEED_PAUSE_MOST_SECONDS = 1.0, 60.0
-"""After a bug has ended the feed's thread it is begun anew after 1, 2, 4, ... 60 s."""
+"""After a bug in the feed's thread it is started again after 1, 2, 4, ... 60 s."""
 
 FEED_PROVEN_SECONDS = 30.0
-"""A feed that has run for so long is in service again: every agent's stream was opened and read by then."""
+"""A feed that has run for this long is in service again: by then it has opened and read every agent's stream."""
 
 SPEEDS_SECONDS = 0.5
-"""Speeds are as old as the newest look of the detectors anyway, which look twice a second."""
+"""How long speeds and agents' states are shared between readers: detection runs twice a second."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,14 +84,13 @@ class Controller:
             app = Starlette(routes=[Mount("/", controller.api())], lifespan=lambda _: controller.serving(on_failure))
             ... serve app; once it listens, controller.announce(url)
 
-    reload: reads the configuration again and gives the policy in it; may raise ConfigError. detectors: those that look
-    at the fleet. fabric: which switch each node stands below. attest: says of gangs that the cycle did not place on
-    which nodes they run. heard: what detectors found passes through it on its way
-    to the cycle: a backend may know a gang under another name than the agents do. told: given the entries of each
-    cycle, on its thread, and may not wait. elsewhere: how jobs are submitted where another scheduler starts them; ''
-    where this one does. access: says who makes a request; by default the tokens of the folder do. audit: where it is
-    written down who did what. Entering raises StateFolderBusyError where the folder has a controller, StoreError where
-    its journal can't be used.
+    reload: reads the configuration again and returns its policy; may raise ConfigError. detectors: the detectors to
+    run. fabric: the switch of each node. named: translates a layout and a frame to the backend's names. attest: returns
+    the nodes of gangs that the cycle did not place. heard: translates detector events before the cycle gets them,
+    because a backend may use other gang names than the agents. told: called with the entries of each cycle, on its
+    thread; must not block. elsewhere: how to submit jobs if another scheduler starts them; '' if this one does. access:
+    authenticates requests; default: with the folder's tokens. audit: the audit log. Entering raises
+    StateFolderBusyError if the folder already has a controller, StoreError if its journal is unusable.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class Controller:
         self._clock = clock or SystemClock()
         self._snapshot_seconds = snapshot_seconds
         self._retention = retention or Retention()
-        looking = tuple(make_all() if detectors is None else detectors)
-        self.failures = PartFailures(detector.name for detector in looking)
+        enabled = tuple(make_all() if detectors is None else detectors)
+        self.failures = PartFailures(detector.name for detector in enabled)
         self._placements = Placements(attest)
         self._watch = Watch(
-            looking, self._found, self._clock, fabric=fabric, failures=self.failures, placements=self._placements
+            enabled, self._found, self._clock, fabric=fabric, failures=self.failures, placements=self._placements
         )
         self._named = named
         self._credentials = credentials
@@ -140,12 +140,12 @@ class Controller:
         self._gate = Gate(folder / "frozen")
         self._told = told
         self._on_failure: Callable[[], None] | None = None
-        self._served_ns: int | None = None  # when the loop that serves the API last took its turn
+        self._served_ns: int | None = None  # when the loop that serves the API last ran
         self._lock: int | None = None
         self._speeds: tuple[float, asyncio.Task[dict[str, Speed]]] | None = None
         self._hearing: tuple[float, dict[str, Hearing]] | None = None
 
-    # --- coming and going ---------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Controller:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -184,29 +184,30 @@ class Controller:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop within two seconds, with a snapshot; jobs go on."""
+        """Stop within two seconds, with a snapshot. Jobs keep running."""
         assert self._lock is not None
         self._watch.stop()
         self.desk.close()
         if self.cycle.stop(STOP_SECONDS):
             self.store.close()
         else:
-            _log.error("the cycle's thread is still busy after %.0f s; it is left behind", STOP_SECONDS)
+            _log.error("the cycle's thread is still busy after %.0f s; exiting without it", STOP_SECONDS)
         (self.folder / "controller.json").unlink(missing_ok=True)
         self.audit.close()
         os.close(self._lock)
 
     def announce(self, url: str, certificate: str = "") -> None:
-        """Write controller.json: the controller listens at `url`. certificate: the file of the one it shows, if any."""
+        """Write controller.json with the controller's address. certificate: file of the TLS certificate; '' for
+        none."""
         record = {"pid": os.getpid(), "start_time": _start_time(), "url": url, "certificate": certificate}
         _write_atomically(self.folder / "controller.json", json.dumps(record).encode())
 
     @asynccontextmanager
     async def serving(self, on_failure: Callable[[], None]) -> AsyncIterator[None]:
-        """While it lasts, in the loop that serves the API: agents are read, SIGHUP reloads.
+        """Read agents' streams, and reload on SIGHUP, while the context is active. Use it in the API's event loop.
 
-        on_failure: called in the loop when a bug has ended the cycle's thread; `failure` then holds what was raised. A
-        bug that ends the feed's thread ends nothing else: the feed is begun anew.
+        on_failure: called in the loop when a bug has ended the cycle's thread; `failure` then holds the exception. A
+        bug in the feed's thread only restarts the feed.
         """
         loop = asyncio.get_running_loop()
         reloads: set[asyncio.Task[None]] = set()
@@ -218,7 +219,7 @@ class Controller:
 
         def feed_ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
-                _log.critical("the feed ends: this is a bug, please report it", exc_info=error)
+                _log.critical("the feed has ended: this is a bug, please report it", exc_info=error)
                 self.failure = self.failure or error
                 on_failure()
 
@@ -233,7 +234,7 @@ class Controller:
             loop.add_signal_handler(signal.SIGHUP, hang_up)
         feed = loop.create_task(self._follow_agents(), name="feed")
         feed.add_done_callback(feed_ended)
-        answering = loop.create_task(self._note_that_it_answers(), name="answering")
+        answering = loop.create_task(self._record_liveness(), name="answering")
         try:
             yield
         finally:
@@ -247,13 +248,13 @@ class Controller:
             await asyncio.gather(feed, answering, *reloads, return_exceptions=True)
             await self.access.close()
 
-    async def _note_that_it_answers(self) -> None:
+    async def _record_liveness(self) -> None:
         while True:
             self._served_ns = self._clock.monotonic_ns()
             await asyncio.sleep(1.0)
 
     async def _follow_agents(self) -> None:
-        """Read the agents' streams until cancelled. After a bug, begin anew, ever more rarely while it goes on."""
+        """Read the agents' streams until cancelled. After a bug, start again, with growing pauses."""
         pause_seconds = FEED_PAUSE_SECONDS
         while True:
             reading = asyncio.create_task(self._feed.run(), name="feed")
@@ -264,7 +265,7 @@ class Controller:
                     self.failures.back("feed")
                 await reading
             except Exception as error:
-                self.failures.report("feed", error, f"read again in {pause_seconds:.0f} s", out=True)
+                self.failures.report("feed", error, f"started again in {pause_seconds:.0f} s", out=True)
             finally:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
@@ -273,7 +274,7 @@ class Controller:
             try:
                 self._feed = self._make_feed()
             except GangwatchError as error:
-                _log.error("the feed's credentials: %s", error)  # the old feed's are tried again
+                _log.error("feed credentials not loaded, the former ones stay valid: %s", error)
 
     def _make_feed(self) -> Feed:
         take = self._watch.offer if self._named is None else self._take
@@ -283,23 +284,23 @@ class Controller:
         )  # fmt: skip
 
     def end_streams(self) -> None:
-        """End the API's endless answers, so that its server can stop. In the loop that serves them."""
+        """End the API's event streams, so that its server can stop. Call it in the loop that serves them."""
         self.subscribers.close()
 
     def api(self, more: Sequence[Route] = ()) -> Starlette:
-        """The API's app, for the front door to mount. more: routes beside its own, behind the same login."""
+        """Return the API's application. more: routes to add, with the same login."""
         return create_api(self, more)
 
     @property
     def token(self) -> str:
-        """The state folder's token, as its file has it now."""
+        """The state folder's token, as its file contains it now."""
         return self.access.tokens.state_token()
 
-    # --- what others see ----------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def measures(self) -> list[Sample]:
-        """Samples of the catalogue: of state, cycle, store, watch and feed; from any thread. A part whose samples can't
-        be taken because of a bug has none."""
+        """Return the metrics of state, cycle, store, detection and feed. May be called from any thread. A part whose
+        metrics fail because of a bug has none."""
         found: list[Sample] = []
         parts = (self.cycle, self._watch, self._feed, self.desk, self.subscribers, self.access, self.audit)
         for part in parts:
@@ -310,22 +311,22 @@ class Controller:
         return found
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
-        """How fast the gang has gone lately, after the row of this sequence; from any thread, may wait a moment."""
+        """Return the gang's recent step times after the row of this sequence. From any thread; may wait briefly."""
         return self._watch.pace_of(gang, sequence, most)
 
     def hearing(self) -> dict[str, Hearing]:
-        """Of each node's agent whether it is heard, by node; from any thread."""
+        """Return the status of each node's agent, by node. May be called from any thread."""
         return hearing_of(list(self._feed.streams.values()), self._clock.monotonic_ns(), self._clock.wall_ns())
 
     def speeds(self) -> dict[str, Speed]:
-        """How fast each gang runs now, by gang; from any thread, may wait a moment."""
+        """Return the current speed of each gang. From any thread; may wait briefly."""
         return self._watch.speeds()
 
     def alive(self) -> tuple[bool, str]:
-        """Whether the cycle's thread takes its turns and the API's loop answers, and if not, what is stuck.
+        """Return whether the cycle's thread and the API's loop run, and if not, what is stuck.
 
-        A controller that is not alive is to be started anew; one that is not ready may be waiting for a disk or an API
-        server, which a new start does not bring back.
+        Restart a controller that is not alive. One that is only not ready may be waiting for a disk or an API server,
+        and a restart would not help.
         """
         stuck = self.cycle.progress.stuck()
         served_ns = self._served_ns
@@ -336,7 +337,7 @@ class Controller:
         return not stuck, stuck
 
     async def shared_speeds(self) -> Mapping[str, Speed]:
-        """``speeds``, of this half second: readers at one time share one look. In the loop that serves the API."""
+        """Return ``speeds``, at most half a second old: readers share it. Call it in the loop that serves the API."""
         now_s = asyncio.get_running_loop().time()
         kept = self._speeds
         if kept is None or now_s - kept[0] > SPEEDS_SECONDS:
@@ -346,7 +347,7 @@ class Controller:
         return await asyncio.shield(kept[1])
 
     def shared_hearing(self) -> Mapping[str, Hearing]:
-        """``hearing``, of this half second: readers at one time share it. From any thread."""
+        """Return ``hearing``, at most half a second old: readers share it. May be called from any thread."""
         now_s = time.monotonic()
         kept = self._hearing
         if kept is None or now_s - kept[0] > SPEEDS_SECONDS:
@@ -354,41 +355,41 @@ class Controller:
         return kept[1]
 
     def scheduling(self) -> tuple[bool, str]:
-        """Whether jobs are scheduled, and if not, why."""
+        """Return whether jobs are scheduled, and if not, why."""
         if self.failure is not None:
             return False, f"a bug ended a part of the controller: {type(self.failure).__name__}: {self.failure}"
         return self.cycle.ready()
 
     def ready(self) -> tuple[bool, str]:
-        """Whether jobs are scheduled and watched, and if not, why."""
+        """Return whether jobs are scheduled and monitored, and if not, why."""
         ready, reason = self.scheduling()
         broken = self.failures.out_of_service()
         return (ready and not broken), reason or broken
 
-    # --- operators' wishes that concern the whole ---------------------------------------------------------------------
+    # --- requests of operators ----------------------------------------------------------------------------------------
 
     async def freeze(self, by: str) -> str:
-        """Let no action pass from now on; a warning where that is not in the journal yet, else ''.
+        """Block all actions from now on. Return a warning if the journal does not have it yet, else ''.
 
-        Raises StoreError where it would not outlast this process.
+        Raises StoreError if the freeze would not survive a restart.
         """
         await asyncio.to_thread(self._gate.shut)
         try:
             await self._wish(FreezeSet(True, by))
         except StoreError as error:
-            # A thaw that was under way may have opened the gate meanwhile.
+            # A concurrent thaw may have reset the switch meanwhile.
             await asyncio.to_thread(self._gate.shut)
-            return f"frozen; the journal will hold it once it can be written: {error}"
+            return f"frozen; not in the journal until that is writable: {error}"
         return ""
 
     async def thaw(self, by: str) -> None:
-        """Let actions pass again. Raises StoreError where that can't be journalled: everything stays frozen then."""
+        """Allow actions again. Raises StoreError if the journal is not writable: the freeze then stays."""
         await self._wish(FreezeSet(False, by))
 
     async def reload(self, by: str) -> None:
-        """Read the configuration again and go by its policy. Raises ConfigError, and nothing changes then."""
+        """Read the configuration again and apply its policy. Raises ConfigError without any change."""
         if self._reload is None:
-            raise ConfigError("this controller was given no configuration that could be read again")
+            raise ConfigError("this controller was started without a configuration file to reload")
         policy = await asyncio.to_thread(self._reload)
         await self._wish(PolicySet(policy, by))
 
@@ -396,7 +397,7 @@ class Controller:
         try:
             await self.reload("SIGHUP")
         except GangwatchError as error:
-            _log.error("reload refused, everything stays as it was: %s", error)
+            _log.error("reload refused, the former configuration stays: %s", error)
         else:
             _log.info("reloaded")
 
@@ -406,16 +407,16 @@ class Controller:
     # --- from the threads ---------------------------------------------------------------------------------------------
 
     def _take(self, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
-        assert self._named is not None, "frames pass through it"
+        assert self._named is not None, "only called with a translation"
         self._watch.offer(*self._named(layout, frame), received_ns)
 
     def _found(self, events: Sequence[Event]) -> None:
         try:
-            heard = events if self._heard is None else self._heard(events)
+            translated = events if self._heard is None else self._heard(events)
         except Exception as error:
             self.failures.report("verdicts", error, f"{len(events)} lost")
             return
-        self.cycle.tell(heard)
+        self.cycle.tell(translated)
 
     def _written(self, events: Sequence[Event], entries: Sequence[NumberedEntry]) -> None:
         for event in events:
@@ -428,15 +429,15 @@ class Controller:
 
     def _died(self, error: BaseException) -> None:
         self.failure = self.failure or error
-        if (tell := self._on_failure) is not None:
-            tell()
+        if (notify := self._on_failure) is not None:
+            notify()
 
 
 # --- files of the state folder ----------------------------------------------------------------------------------------
 
 
 def _hold(path: Path) -> int:
-    """Lock the file for as long as the descriptor is open, with this pid in it. Raises StateFolderBusyError."""
+    """Lock the file while the descriptor is open, and write this pid to it. Raises StateFolderBusyError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -450,17 +451,17 @@ def _hold(path: Path) -> int:
 
 
 def _refuse_emptied(journal: Path, jobs: Path) -> None:
-    """Raise StoreError where the journal has no byte left though attempts of jobs are recorded beside it."""
+    """Raise StoreError if the journal is empty although records of jobs exist next to it."""
     if journal.exists() and not journal.stat().st_size and jobs.is_dir() and any(jobs.iterdir()):
         raise StoreError(
-            f"{journal}: it is empty, but {jobs} has records of jobs: it was truncated. {UNCHANGED}. Put back a copy "
-            "made by `gangwatch backup`. Only where there is none, remove it to begin with an empty journal: that one "
-            "knows no job, and ends what runs"
+            f"{journal}: it is empty, but {jobs} has records of jobs: it was truncated. {UNCHANGED}. Restore a backup "
+            "made by `gangwatch backup`. Only if there is none, remove the file to start with an empty journal: all "
+            "running jobs are then unknown and are ended"
         )
 
 
 def _make_token(path: Path) -> None:
-    """The API's token; made at the first start. A finished file is linked: nobody ever reads half of one."""
+    """Create the API's token at the first start. A complete file is linked, so that no reader sees a part of it."""
     if not path.exists():
         temporary = path.with_name(f".token.{os.getpid()}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -486,5 +487,5 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 
 def _start_time() -> int:
-    """Start of this process in clock ticks since boot (field 22 of /proc/PID/stat; names may hold anything)."""
+    """Return the start time of this process in clock ticks since boot (field 22 of /proc/PID/stat)."""
     return int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])

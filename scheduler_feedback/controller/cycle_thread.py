@@ -1,18 +1,18 @@
-"""The cycle's thread: owner of the state, the store and the backend.
+"""The cycle's thread, which owns the state, the store and the backend.
 
-One turn of it::
+One pass::
 
-    1  take in what arrived: questions are answered at once, wishes and findings become events
-    2  ask the backend what happened
-    3  in one transaction: write the events, run the cycle, write what it decided       (commit: fsync)
-    4  answer the wishes: they are durable
-    5  carry the actions out, each past the gate; write what came of them
+    1  receive messages: answer questions at once, turn requests and verdicts into events
+    2  observe the backend
+    3  in one transaction: write the events, run the cycle, write its decisions       (commit: fsync)
+    4  answer the requests: they are durable
+    5  carry out the actions unless frozen; write their outcomes
 
-What the store can't write has not happened. The inputs are written before the cycle runs, so a full disk mostly shows
-before the state has changed; where it shows only at the commit, the state is rebuilt from the store. While the store
-fails no cycle runs: observations and findings wait, wishes are refused, and once a second one small write is tried.
+What the store cannot write has not happened. The inputs are written before the cycle runs, so a full disk is usually
+noticed before the state changes. If only the commit fails, the state is rebuilt from the store. While the store fails
+no cycle runs: observations and verdicts are queued, requests are refused, and a small write is tried once a second.
 
-Cycles in which nothing changed are not journalled.
+Cycles without a change are not journalled.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ POLL_SECONDS = 0.15
 TICK_SECONDS = 1.0
 SNAPSHOT_SECONDS = 60.0
 _MEASURE_PAUSE = 20
-"""How many times as long as samples take they are not taken again: with thousands of gangs a second is too often."""
+"""Minimum interval of state metrics, as a multiple of the time that they take: large clusters need more than a
+second."""
 
 RETRY_SECONDS = 1.0
-"""Between two tries of a store that fails: a disk is not made emptier by asking more often."""
+"""Interval between tries to write to a failing store."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -55,24 +56,25 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the thread tells others. All are called on the thread and must not block. What one of the first three raises
-    ends nothing: it is given to `failed`, with the part that it is a bug of.
-
-    written: after a commit, the events and the entries. baselines: the detectors' snapshots by name.
-    measures: samples that follow from the state, taken once a tick. died: the thread ends because of a bug.
-    """
+    """Callbacks of the thread. All are called on it and must not block. If one of the first three raises, `failed` gets
+    the exception and the name of the part that has the bug."""
 
     written: Callable[[Sequence[Event], Sequence[NumberedEntry]], None]
+    """Called after a commit with the events and the entries."""
     baselines: Callable[[], Mapping[str, bytes]]
+    """Returns the detectors' snapshots by name."""
     measures: Callable[[State], Sequence[Sample]]
+    """Returns the metrics of the state, once a second."""
     died: Callable[[BaseException], None]
+    """Called when the thread ends because of a bug."""
     failed: Callable[[str, Exception], None]
+
     placed: Callable[[Iterable[Job]], None] = lambda _jobs: None
-    """Given all jobs before anything is carried out, so that the placement is known before a rank can report."""
+    """Called with all jobs before actions are carried out, so that placements are known before a rank reports."""
 
 
 class CycleThread:
-    """Runs the cycle until stopped. Its public methods may be called from any thread."""
+    """The thread that runs cycles until stopped. Its public methods may be called from any thread."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class CycleThread:
             "gangwatch_backend_failures_total": 0,
             "gangwatch_replay_mismatches_total": recovered.mismatches,
         }
-        self._state_is_ahead = False  # of the store, because a commit failed after the cycle had run
+        self._state_is_ahead = False  # of the store: a commit failed after the cycle had run
         self._flag_stood = False
         self._cycle_seconds = 0.0
         self._measures: tuple[Sample, ...] = ()
@@ -124,7 +126,7 @@ class CycleThread:
         self._thread.start()
 
     def stop(self, timeout_seconds: float = 2.0) -> bool:
-        """Finish the turn that is under way, write a snapshot and end. Whether it ended in time."""
+        """Finish the current pass, write a snapshot and end. Return whether the thread ended in time."""
         self._stop = True
         self._inbox.wake()
         if self._thread.ident is not None:
@@ -132,31 +134,31 @@ class CycleThread:
         return not self._thread.is_alive()
 
     def ask(self, question: Callable[[State], _T]) -> Future[_T]:
-        """What `question` says of the state between two cycles. It must not change the state, nor keep parts of it."""
+        """Run `question` on the state between two cycles. It must not change the state or keep parts of it."""
         answer: Future[_T] = Future()
         self._inbox.put(Question(question, answer))
         return answer
 
     def wish(self, make: Callable[[State], Event]) -> Future[Event]:
-        """Have the event that `make` gives for the present state taken in; answered once it is durable.
+        """Process a user request. `make` builds the event from the current state, or raises if the request is invalid.
 
-        What `make` raises is the answer, and nothing happens then; StoreError where it could not be written.
+        The future returns the event once it is durable, or raises what `make` raised, or StoreError.
         """
         answer: Future[Event] = Future()
         self._inbox.put(Wish(make, answer))
         return answer
 
     def tell(self, events: Sequence[Event]) -> None:
-        """Findings and observations for the next cycle."""
+        """Queue observations and detector results for the next cycle."""
         self._inbox.tell(events)
 
     def new_job_id(self) -> str:
-        """An id that no job had before. On the thread only: inside of a wish."""
+        """Return a new job id. Only for use on the thread, inside a request."""
         self._job_number += 1
         return f"j-{self._job_number:06d}"
 
     def ready(self) -> tuple[bool, str]:
-        """Whether cycles run, and if not, why."""
+        """Return whether cycles run, and if not, why."""
         trouble = self._store_trouble or self._backend_trouble
         if not self._inbox.open:
             return False, "the controller is stopping or has failed"
@@ -165,7 +167,7 @@ class CycleThread:
         return self._ready, "" if self._ready else "starting"
 
     def measures(self) -> list[Sample]:
-        """The thread's own samples, and those of the state as of the newest tick."""
+        """Return the thread's own metrics, and those of the state at the last tick."""
         return [
             *self._measures,
             *((name, (), float(value)) for name, value in self._counters.items()),
@@ -182,18 +184,18 @@ class CycleThread:
         try:
             self._carry_out_again()
             while not self._stop:
-                self._turn()
+                self._pass()
                 self.progress.turned()
             if not self._store_trouble:
                 self._snapshot()
         except BaseException as error:
-            _log.critical("the cycle's thread ends: this is a bug, please report it", exc_info=error)
+            _log.critical("the cycle's thread has ended: this is a bug, please report it", exc_info=error)
             self._hooks.died(error)
         finally:
             self._inbox.close()
             self.snapshots.close()
 
-    def _turn(self) -> None:
+    def _pass(self) -> None:
         wait_seconds = POLL_SECONDS if self._state_is_ahead else self.snapshots.wait_seconds(POLL_SECONDS)
         self.progress.doing("waiting for events")
         arrived = self._inbox.take(wait_seconds)
@@ -218,7 +220,7 @@ class CycleThread:
         if due:
             self._tick_ns = now_ns
             self._measure()
-            self._heed_flag()
+            self._check_flag()
         if not self._state_is_ahead:
             self.snapshots.publish(self._state)
         if self._unrecorded:
@@ -227,14 +229,14 @@ class CycleThread:
             self._snapshot()
 
     def _measure(self) -> None:
-        """Take the samples of the state, but spend no more than a twentieth of the time on it."""
+        """Compute the metrics of the state, for at most a twentieth of the time."""
         began_ns = self._clock.monotonic_ns()
         if began_ns < self._measure_ns:
             return
         try:
             self._measures = tuple(self._hooks.measures(self._state))
         except Exception as error:
-            self._measures = ()  # absent, and not as they were once
+            self._measures = ()  # no metrics instead of old ones
             self._hooks.failed("metrics", error)
         ended_ns = self._clock.monotonic_ns()
         self._measure_ns = ended_ns + (ended_ns - began_ns) * _MEASURE_PAUSE
@@ -245,7 +247,7 @@ class CycleThread:
         if now_ns - self._observe_ns < POLL_SECONDS * 1e9:
             return
         self._observe_ns = now_ns
-        self.progress.doing("asking the backend what happened")
+        self.progress.doing("reading from the backend")
         holding = [(job.job_id, job.attempt) for job in self._state.jobs.values() if job.state.holds_slots]
         try:
             if now_ns - self._nodes_ns >= TICK_SECONDS * 1e9:
@@ -262,17 +264,17 @@ class CycleThread:
             self._looked = True
 
     def _node_changes(self) -> list[Event]:
-        """What of the backend's nodes the state does not know yet."""
+        """Return events for the differences between the backend's nodes and the state's."""
         present = {node.node: node for node in self._backend.nodes()}
         known = self._state.nodes
-        told = {event.node for event in self._observed if isinstance(event, NodeSeen)}
+        queued = {event.node for event in self._observed if isinstance(event, NodeSeen)}
         changes: list[Event] = []
         for name, seen in present.items():
             node = known.get(name)
-            if (node and as_seen(node)) != seen and name not in told:
+            if (node and as_seen(node)) != seen and name not in queued:
                 changes.append(seen)
         for name, node in known.items():
-            if node.present and name not in present and name not in told:
+            if node.present and name not in present and name not in queued:
                 changes.append(NodeSeen(name, node.slots, node.devices, node.machine, present=False))
         return changes
 
@@ -284,7 +286,7 @@ class CycleThread:
             if wish.answer.set_running_or_notify_cancel():
                 try:
                     granted.append((wish, wish.make(self._state)))
-                except Exception as error:  # also a bug of whoever wished: the state is untouched
+                except Exception as error:  # invalid, or a bug in it: the state is unchanged
                     wish.answer.set_exception(error)
         events = [*self._observed, *(event for _, event in granted)] or [Tick()]
         now_ns = max(self._clock.wall_ns(), self._state.now_ns)
@@ -310,10 +312,10 @@ class CycleThread:
         self.progress.cycled()
         self._cycle_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
         self.snapshots.changed()
-        gate_trouble = self._move_gate(events)
+        switch_error = self._set_switch(events)
         for wish, event in granted:
-            if gate_trouble is not None and isinstance(event, FreezeSet):
-                wish.answer.set_exception(gate_trouble)
+            if switch_error is not None and isinstance(event, FreezeSet):
+                wish.answer.set_exception(switch_error)
             else:
                 wish.answer.set_result(event)
         try:
@@ -323,7 +325,7 @@ class CycleThread:
         self.snapshots.publish(self._state, needed=bool(granted))  # before the actions, which may take long
         for action in outcome.actions:
             self._carry_out(action)
-            # A backend that is slow with many actions is slow, not stuck.
+            # A backend that is slow with many actions is not stuck.
             self.progress.turned()
 
     def _place(self) -> None:
@@ -332,20 +334,20 @@ class CycleThread:
         except Exception as error:
             self._hooks.failed("placement", error)
 
-    # --- the gate -----------------------------------------------------------------------------------------------------
+    # --- freeze -------------------------------------------------------------------------------------------------------
 
-    def _heed_flag(self) -> None:
-        """An operator may freeze by making the flag file by hand, also while no controller runs."""
-        stands = self._gate.closed() and not self._state.frozen
-        if stands and self._flag_stood:  # at two ticks: a freeze through the API shuts the gate before its event comes
+    def _check_flag(self) -> None:
+        """Freeze if an operator created the flag file by hand, which also works while no controller runs."""
+        flagged = self._gate.closed() and not self._state.frozen
+        if flagged and self._flag_stood:  # at two ticks: a freeze by the API sets the switch before its event
             self._observed.append(self._frozen_by_flag())
-        self._flag_stood = stands
+        self._flag_stood = flagged
 
     def _frozen_by_flag(self) -> FreezeSet:
         return FreezeSet(True, f"the file {self._gate.flag.name}")
 
-    def _move_gate(self, events: Sequence[Event]) -> StoreError | None:
-        """Shut or open the gate where the journal says so; what went wrong with it, or None."""
+    def _set_switch(self, events: Sequence[Event]) -> StoreError | None:
+        """Set the freeze switch as the journal says; return the error if that fails, else None."""
         if any(isinstance(event, FreezeSet) for event in events):
             try:
                 self._gate.follow(self._state.frozen)
@@ -357,7 +359,7 @@ class CycleThread:
     def _store_failed(self, error: StoreError, ran: bool) -> None:
         self._counters["gangwatch_store_failures_total"] += 1
         if not self._store_trouble:
-            _log.error("store: %s. No cycle runs until it can be written; jobs go on", error)
+            _log.error("journal: %s. No cycle runs until it is writable again; jobs keep running", error)
         self._store_trouble = str(error)
         self._retry_ns = self._clock.monotonic_ns()
         self._state_is_ahead |= ran
@@ -365,11 +367,11 @@ class CycleThread:
             self._go_back()
 
     def _go_back(self) -> None:
-        """Rebuild the state from the store: what could not be written has not happened."""
+        """Rebuild the state from the store: unwritten changes have not happened."""
         try:
             recovered = recover(self._store)
         except StoreError as error:
-            _log.error("store: the state can't be rebuilt yet: %s", error)
+            _log.error("journal: the state cannot be rebuilt yet: %s", error)
         else:
             self._state = recovered.state
             self._place()
@@ -381,7 +383,7 @@ class CycleThread:
         if now_ns - self._retry_ns < RETRY_SECONDS * 1e9:
             return False
         self._retry_ns = now_ns
-        self.progress.doing("trying whether the journal can be written again")
+        self.progress.doing("testing whether the journal is writable again")
         try:
             self._store.probe()
         except StoreError as error:
@@ -391,18 +393,18 @@ class CycleThread:
             self._go_back()
             if self._state_is_ahead:
                 return False
-        _log.info("store: it can be written again")
+        _log.info("journal: writable again")
         self._store_trouble = ""
         return True
 
     # --- 5: actions ---------------------------------------------------------------------------------------------------
 
     def _carry_out(self, action: Action) -> None:
-        # A freeze stops what gangwatch decides; a person who cancels a job has decided it.
+        # A freeze blocks gangwatch's decisions, but not a user's cancellation of a job.
         cancel = isinstance(action, StopGang) and action.why is StopReason.CANCEL
         if self._gate.closed() and not cancel:
             outcome = "withheld: frozen"
-            # Told that it is frozen, the next cycle doesn't decide the same again.
+            # The next cycle knows of the freeze, and does not decide the same again.
             self._observed.append(self._frozen_by_flag())
             self._observed.append(ActionFailed(action.action_id, action.job_id, "all actions are frozen"))
         else:
@@ -421,10 +423,10 @@ class CycleThread:
         return "applied"
 
     def _carry_out_again(self) -> None:
-        """Before anything else after a start: intents whose outcome was not recorded.
+        """Settle actions whose outcome was not recorded before the restart.
 
-        They may have been carried out or not, and carrying one out twice does it once. A start that a freeze withholds
-        is left to ``observe``, which tells whether it had happened.
+        They may have been carried out or not; carrying out an action twice has the effect of one. A start that a freeze
+        blocks is left to ``observe``, which detects whether it happened.
         """
         for action in self._store.open_actions():
             self.progress.turned()

@@ -1,19 +1,19 @@
-"""Watch: folds frames into the fleet and lets the detectors look at it, once a tick.
+"""Detection: folds frames into the fleet's telemetry, and runs the detectors once a tick.
 
-The thread that reads the frames does so between two turns (``between``): a second one beside it would fight with it for
-the interpreter, of which each has hold for 5 ms at a time, while a frame takes five system calls. Where no frames are
-read, a thread of the watch's own looks.
+The thread that reads the frames also runs detection (``between``). A separate thread would compete with it for Python's
+lock, which each thread holds for 5 ms at a time, while a frame takes five system calls. Detection has its own thread
+for the case that no frames are read.
 
-Frames wait in a bounded queue: where the thread can't keep up the oldest are dropped and counted, and the fleet sees a
-hole in the sequence, which it counts as telemetry that is missing.
+Frames wait in a bounded queue. If detection is too slow, the oldest frames are dropped and counted, and the gap in the
+sequence counts as missing telemetry.
 
-A detector that raises has a bug. Its inner state can't be trusted after that, so it is not asked again in this
-process; the others go on, jobs go on, the traceback is in the log, and readiness says which detector is out until the
-controller is started again (from the detector's last good snapshot).
+A detector that raises has a bug and an unreliable state, so it is disabled in this process. Other detectors and jobs
+continue, the log has the traceback, and readiness names the detector until the controller is restarted (from the
+detector's last good snapshot).
 
-A frame that makes folding raise is a bug, too, and costs its node: the node's telemetry is set aside, and tried again
-after a minute, then after two, and so on up to ten. A bug in what is put together of all nodes costs what is known so
-far: folding begins anew, and where that happens too often it is switched off until the controller is started again.
+If a frame raises when it is folded, that is a bug too: its node's telemetry is set aside, and tried again after a
+minute, then after two, up to ten. A bug in the data combined from all nodes discards that data: folding starts again,
+and if that happens too often it is disabled until the controller is restarted.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from scheduler_feedback.detectors import Detector
 from scheduler_feedback.part_failures import PartFailures
 
 TICK_SECONDS = 0.5
-"""Half of a frame's usual second: a finding is at most so much older than the frame that shows it."""
+"""Half of a frame's usual interval: a verdict is at most this much older than the frame with its evidence."""
 
 FORGET_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
-"""After so long without a look by the thread that reads frames the watch's own looks: reading may have ended."""
+"""The detection thread takes over when the thread that reads frames has not run detection for this long."""
 
 QUEUE_FRAMES = 65_536
-"""Five seconds of 12,500 nodes at a frame a second."""
+"""Five seconds of frames from 12,500 nodes, at a frame per second."""
 
 ASIDE_SECONDS, ASIDE_MOST_SECONDS = 60.0, 600.0
-"""How long a node's telemetry is set aside after a bug that one of its frames showed; each time twice as long. The most
-is below the quarter of an hour over which the alert counts failures: it stays active while the bug does."""
+"""How long a node's telemetry is set aside after a bug in one of its frames; doubled each time. The maximum is below
+the quarter of an hour over which the alert counts failures, so that the alert stays active while the bug does."""
 
 MOST_RESTARTS, RESTARTS_SECONDS = 3, 3600.0
-"""So often in so long folding begins anew after a bug; after that it is switched off. What begins anew learns each
-job's usual speed again, which takes minutes: four times an hour would be no detection, only its load."""
+"""Limit on restarts of folding after a bug, in this many seconds; then it is disabled. A restart learns each job's
+usual speed again, which takes minutes: with four an hour there would be load, but no detection."""
 
 _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Owns the fleet and the detectors. ``offer`` and ``forget`` may be called from any thread, and never block.
+    """Owner of the fleet's telemetry and of the detectors. ``offer`` and ``forget`` may be called from any thread, and
+    never block.
 
-    found: told the findings and first steps, on the watch's thread. fabric: which switch each node stands below.
-    failures: where bugs are reported; None: kept by the watch itself. placements: which ranks each node may report;
-    None: any, which is for tests.
+    found: called with verdicts and first steps, on the detection thread. fabric: the switch of each node. failures:
+    where bugs are reported; None: a private one. placements: which ranks each node may report; None: any, for tests.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Watch:
         self._tick_seconds = tick_seconds
         self._queue: deque[tuple[AnyLayout, Frame, int]] = deque(maxlen=queue_frames)
         self._forgotten: deque[str] = deque()
-        # Held while fleet or detectors are touched: a snapshot is taken between two looks, never inside one.
+        # Held while the fleet or the detectors are used, so that a snapshot is taken between two ticks.
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -96,14 +96,15 @@ class Watch:
         self._measures: tuple[Sample, ...] = ()
         self._patience_seconds = 0.0
         self._due_ns = 0
-        self._forgot_ns = self._looked_ns = clock.monotonic_ns()
+        self._forgot_ns = self._ticked_ns = clock.monotonic_ns()
 
     def _begin(self) -> None:
-        """Know nothing of any frame. _aside: node -> until when its telemetry is set aside, and for how long."""
+        """Start without any telemetry."""
         self._fleet = Fleet(self._placements)
         self._look = Look(self._fleet, self._fabric)
         self._paces = Paces()
         self._aside: dict[str, tuple[int, float]] = {}
+        """node -> (monotonic end, duration in seconds) of the time for which its telemetry is set aside"""
 
     # --- any thread --------------------------------------------------------------------------------------------------
 
@@ -113,15 +114,15 @@ class Watch:
         self._queue.append((layout, frame, received_ns))
 
     def forget(self, gang: str) -> None:
-        """The gang's attempt has ended: what is kept of it is dropped before the next look."""
+        """Drop the data of a gang whose attempt has ended, before the next tick."""
         self._forgotten.append(gang)
 
     def broken(self) -> str:
-        """Why something is out of service, in words; empty where all is well."""
+        """Return what is out of service and why; empty if nothing is."""
         return self._failures.out_of_service()
 
     def measures(self) -> list[Sample]:
-        """Samples of the fleet and of the watch itself, as of the newest tick."""
+        """Return the metrics of the fleet and of detection, as of the last tick."""
         dropped = max(0, self._offered - self._taken - len(self._queue))
         return [
             *self._measures,
@@ -132,21 +133,20 @@ class Watch:
         ]
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
-        """How fast the gang has gone lately, after the row of this sequence; None where no step of it is known.
+        """Return the gang's recent step times after the row of this sequence; None if no step is known.
 
-        Waits for a look that is under way.
+        Waits for a running tick.
         """
         with self._lock:
             return self._paces.since(gang, sequence, most)
 
     def speeds(self) -> dict[str, Speed]:
-        """How fast each gang runs now, by gang; none of one whose steps are not known. Waits for a look that is under
-        way."""
+        """Return the current speed of each gang with known steps. Waits for a running tick."""
         with self._lock:
             return self._paces.speeds()
 
     def snapshots(self) -> dict[str, bytes]:
-        """Every detector's baselines by name; of one that is out of service the last good ones."""
+        """Return every detector's baselines by name; the last good ones of a disabled detector."""
         with self._lock:
             for name, detector in self._detectors.items():
                 if not self._failures.is_out(name):
@@ -159,30 +159,31 @@ class Watch:
     # --- before the start --------------------------------------------------------------------------------------------
 
     def restore(self, snapshots: Mapping[str, bytes]) -> None:
-        """Give the detectors their baselines back. One that can't read its own begins anew, which is logged."""
+        """Restore the detectors' baselines. A detector that cannot read its own starts without, which is logged."""
         for name, detector in self._detectors.items():
             if name in snapshots:
                 try:
                     detector.restore(snapshots[name])
                     self._good[name] = snapshots[name]
                 except ValueError as error:
-                    _log.error("detector %s: its snapshot can't be read, it begins anew: %s", name, error)
+                    _log.error(
+                        "detector %s: its snapshot is not readable, it starts without baselines: %s", name, error
+                    )
 
     def start(self) -> None:
         self._thread.start()
 
     def between(self) -> float:
-        """Fold in what has arrived, and look where that is due; seconds until it is due again. For the thread that
-        offers frames: what it folds while it still has them at hand takes a tenth less time, and no memory meanwhile.
+        """Fold queued frames, and run a tick if it is due; return the seconds until the next one. For the thread that
+        offers frames: folding at once takes a tenth less time, because the frames are still in the CPU's cache.
 
-        After a look that took longer than a tick there is a pause all the same, of half a tick at most. It must not
-        grow with the look: the more frames wait, the longer it takes to look at them, and the more would wait for the
-        next.
+        After a tick that took too long there is a pause of at most half a tick. The pause must not grow with the tick:
+        otherwise more frames would queue up, and the next tick would take longer still.
         """
         self._patience_seconds = PATIENCE_SECONDS
         now_ns = begun_ns = self._clock.monotonic_ns()
         if now_ns >= self._due_ns:
-            self.look()
+            self.run_tick()
             now_ns = self._clock.monotonic_ns()
             tick_ns = int(self._tick_seconds * 1e9)
             self._due_ns = max(begun_ns + tick_ns, now_ns + min(now_ns - begun_ns, tick_ns // 2))
@@ -195,7 +196,7 @@ class Watch:
         return (self._due_ns - now_ns) / 1e9
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
-        """End the thread after the look that is under way."""
+        """End the thread after the running tick."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
@@ -204,14 +205,14 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(self._tick_seconds):
-            # Where another thread looks too, only when that is late: it may be busy for a while with what it reads.
-            if (self._clock.monotonic_ns() - self._looked_ns) / 1e9 >= self._patience_seconds:
-                self.look()
+            # If another thread runs detection, take over only when it is late: it may be busy with reading.
+            if (self._clock.monotonic_ns() - self._ticked_ns) / 1e9 >= self._patience_seconds:
+                self.run_tick()
 
-    def look(self) -> None:
-        """Fold in what has arrived, then one tick of every detector."""
+    def run_tick(self) -> None:
+        """Fold queued frames, and run one tick of every detector."""
         with self._lock:
-            self._looked_ns = self._clock.monotonic_ns()
+            self._ticked_ns = self._clock.monotonic_ns()
             events = self._tick()
         if events:
             self._found(events)
@@ -254,7 +255,7 @@ class Watch:
             self._taken += 1
             if frame.node in self._aside and self._passes_over(frame.node, received_ns):
                 continue
-            # Where we are late several frames of an agent come together. To fold the newest alone makes up for it.
+            # When detection is late, several frames of an agent are queued. Folding only the newest catches up.
             superseded = left > 0 and _goes_on(frame, queue[0][1])
             try:
                 self._fleet.observe(layout, frame, received_ns, superseded)
@@ -273,26 +274,26 @@ class Watch:
             self._fleet.forget_silent(now_ns)
 
     def _log_refused(self) -> None:
-        """One line for the first record of each node and reason; the metric counts them all."""
+        """Log the first refused record of each node and reason; a metric counts all."""
         for node, gang, why in self._fleet.newly_refused():
             level = logging.INFO if why is Refusal.ENDED else logging.WARNING
             _log.log(level, "node=%s reason=%s gang=%s: %s", node, why.value, gang, REFUSED[why])
 
     def _pass_over_all(self) -> None:
-        """Nothing is folded any more: keep what waits from growing."""
+        """Discard queued frames while folding is disabled."""
         for _ in range(len(self._queue)):
             self._queue.popleft()
             self._taken += 1
             self._passed_over += 1
         self._forgotten.clear()
 
-    # --- bugs of ours ------------------------------------------------------------------------------------------------
+    # --- bugs --------------------------------------------------------------------------------------------------------
 
     def _passes_over(self, node: str, received_ns: int) -> bool:
-        """Whether the node's frames are passed over still; else it is readmitted."""
+        """Return whether the node's frames are still ignored; readmit the node if its time is over."""
         until_ns, seconds = self._aside[node]
         if node not in self._fleet.aside:
-            # It was readmitted: one that goes on for as long again as it was set aside has done with the bug.
+            # Readmitted: the bug counts as gone after as much time as the node was set aside for.
             if received_ns > until_ns + seconds * 1e9:
                 del self._aside[node]
             return False
@@ -302,11 +303,11 @@ class Watch:
             return True
         self._fleet.readmit(node)
         self._failures.set_aside(len(self._fleet.aside), len(self._look.aside))
-        _log.warning("node=%s: its telemetry was set aside for %.0f s and is used again", node, seconds)
+        _log.warning("node=%s: telemetry is used again, after %.0f s", node, seconds)
         return False
 
     def _set_aside(self, node: str, error: Exception) -> None:
-        """One of the node's frames could not be folded: use none of it for a while."""
+        """Ignore the node's telemetry for some time, because one of its frames could not be folded."""
         if node in self._fleet.aside:
             return
         _, before = self._aside.get(node, (0, 0.0))
@@ -317,27 +318,27 @@ class Watch:
         self._failures.set_aside(len(self._fleet.aside), len(self._look.aside))
 
     def _set_failed_aside(self) -> None:
-        """What was queued and folded later, or put together by gang."""
+        """Set aside nodes and gangs whose data failed after it was queued."""
         for node, error in self._fleet.failed():
             self._set_aside(node, error)
         if self._look.failed:
             for gang, error in self._look.failed:
-                self._failures.report("fleet", error, f"gang {gang}: not watched in this attempt")
+                self._failures.report("fleet", error, f"gang {gang}: not monitored in this attempt")
             self._look.failed.clear()
         self._failures.set_aside(len(self._fleet.aside), len(self._look.aside))
 
     def _begin_again(self, error: Exception) -> None:
-        """What is known of all nodes can't be trusted: forget it, or where that helps too seldom, use no telemetry."""
+        """Discard all telemetry after a bug. Disable folding if that happened too often."""
         now_ns = self._clock.monotonic_ns()
         often = len(self._restarts) == MOST_RESTARTS and now_ns - self._restarts[0] < RESTARTS_SECONDS * 1e9
-        self._failures.report("fleet", error, "" if often else "begins anew", out=often)
+        self._failures.report("fleet", error, "" if often else "started again", out=often)
         self._restarts.append(now_ns)
         self._measures = ()
         self._begin()
         self._failures.set_aside(0, 0)
 
     def _take_pace(self, telemetry: Telemetry) -> None:
-        """For the page: what goes wrong with it keeps no detector from looking."""
+        """Update step times for the page. A failure does not affect the detectors."""
         if not self._failures.is_out("pace"):
             try:
                 self._paces.take(telemetry)
@@ -346,7 +347,7 @@ class Watch:
 
 
 def _goes_on(frame: Frame, following: Frame) -> bool:
-    """Whether the second is the same agent's, of the same columns."""
+    """Return whether the second frame is the same agent's, of the same layout."""
     return (
         frame.node == following.node
         and frame.agent_id == following.agent_id

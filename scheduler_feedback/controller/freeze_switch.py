@@ -1,7 +1,7 @@
-"""The gate that every action passes last: shut while an operator has frozen all actions.
+"""The freeze switch, checked before every action: on while an operator has frozen all actions.
 
-It is a file, so that a freeze holds across restarts even where the store can't be written, and a flag in memory, so
-that it holds at once even where the file can't be.
+It is a file, so that a freeze survives restarts even if the journal is not writable, and a flag in memory, so that it
+takes effect at once even if the file cannot be written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent.schema.errors import StoreError
 
 
 class Gate:
-    """Shut or open. Every method may be called from any thread."""
+    """A switch that blocks all actions while on. Every method may be called from any thread."""
 
     __slots__ = ("_shut", "flag")
 
@@ -22,13 +22,13 @@ class Gate:
         self._shut = False
 
     def closed(self) -> bool:
-        """Whether nothing may pass. Looks at the file each time: an operator may make it by hand."""
+        """Return whether actions are blocked. Checks the file each time: an operator may create it by hand."""
         return self._shut or self.flag.exists()
 
     def shut(self) -> None:
-        """Let nothing pass from this instant on.
+        """Block all actions from now on.
 
-        Raises StoreError where the file can't be written: then it is shut until this process ends.
+        Raises StoreError if the file cannot be written: the freeze then ends with this process.
         """
         self._shut = True
         try:
@@ -43,12 +43,12 @@ class Gate:
             raise StoreError(f"{self.flag}: {error.strerror}; frozen, but only until the controller ends") from error
 
     def follow(self, frozen: bool) -> None:
-        """Be what the journal says. Raises StoreError where the file can't be written or removed."""
+        """Set the switch as the journal says. Raises StoreError if the file cannot be written or removed."""
         if frozen:
             self.shut()
             return
         try:
             self.flag.unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"{self.flag}: {error.strerror}; everything stays frozen") from error
+            raise StoreError(f"{self.flag}: {error.strerror}; all actions stay frozen") from error
         self._shut = False

@@ -1,4 +1,4 @@
-"""Inbox: what other threads put to the cycle's thread: questions, wishes, and events that they saw."""
+"""Messages of other threads to the cycle's thread: questions, requests, and observed events."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from scheduler_feedback.core.state import State
 
 
 class StoppedError(GangwatchError):
-    """The controller is stopping or has failed; what was asked has not happened."""
+    """The controller is stopping or has failed; the request was not processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """An event that is to be taken in; `make` gives it for the present state, or raises why not."""
+    """A user request. `make` builds the event from the current state, or raises if the request is invalid."""
 
     make: Callable[[State], Event]
     answer: Future[Event]
@@ -31,7 +31,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of the state between two cycles."""
+    """A question about the state between two cycles."""
 
     ask: Callable[[State], Any]
     answer: Future[Any]
@@ -48,14 +48,14 @@ class Question:
 
 
 def _refuse(answer: Future[Any], error: Exception) -> None:
-    """Answer with the error, where somebody still waits."""
+    """Set the error as the answer, unless there is one or the caller cancelled."""
     if not answer.done() and (answer.running() or answer.set_running_or_notify_cancel()):
         answer.set_exception(error)
 
 
 @dataclass(slots=True)
 class Arrived:
-    """What was in the inbox."""
+    """The messages in the inbox."""
 
     questions: list[Question] = field(default_factory=list)
     wishes: list[Wish] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Arrived:
 
 
 class Inbox:
-    """Any thread puts, one takes."""
+    """A queue of messages with many senders and one receiver."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Question | Wish | Sequence[Event] | None] = queue.SimpleQueue()
@@ -71,7 +71,7 @@ class Inbox:
         self.open = True
 
     def put(self, message: Question | Wish) -> None:
-        """Put a question or wish; one that comes too late is answered with StoppedError at once."""
+        """Add a question or request. After ``close`` it is answered with StoppedError at once."""
         with self._lock:
             if self.open:
                 self._queue.put(message)
@@ -79,15 +79,15 @@ class Inbox:
         message.refuse(StoppedError(_TOO_LATE))
 
     def tell(self, events: Sequence[Event]) -> None:
-        """Put events that have been seen."""
+        """Add observed events."""
         self._queue.put(tuple(events))
 
     def wake(self) -> None:
-        """Let the taker return without waiting."""
+        """Make the receiver return without waiting."""
         self._queue.put(None)
 
     def take(self, timeout_seconds: float) -> Arrived:
-        """All that has arrived; waits at most so long for a first message."""
+        """Return all messages; wait at most this long for the first."""
         arrived = Arrived()
         try:
             message = self._queue.get(timeout=timeout_seconds)
@@ -103,7 +103,7 @@ class Inbox:
             return arrived
 
     def close(self) -> None:
-        """Answer what is left, and from now on everything, with StoppedError."""
+        """Answer remaining and later messages with StoppedError."""
         with self._lock:
             self.open = False
         arrived = self.take(0.0)

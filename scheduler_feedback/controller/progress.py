@@ -1,8 +1,8 @@
-"""Whether the cycle's thread does its work, for those who would otherwise see only that a port is open.
+"""Progress of the cycle's thread, for readiness, liveness, the lease and the watchdog.
 
-Readiness, liveness, the lease and the watchdog all ask here. A cycle finishes at least once a second. While the journal
-can't be written none does, and the thread's turns go on all the same: to start such a controller anew would only take
-the page away. A thread that finishes no turn either is stuck: mostly in the kernel, on a disk that does not answer.
+A cycle finishes at least once a second. While the journal is not writable no cycle finishes, but the thread's passes
+continue: a restart would not help, and would take the page away. A thread that finishes no pass either is stuck,
+usually in the kernel, on a disk that does not respond.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from agent.schema.clock import Clock
 
 LATE_SECONDS = 10.0
-"""Without a finished cycle for so long a controller is not ready: ten times the longest pause between two. Leaders of
-Kubernetes' own controllers have as long to renew their lease (renewDeadline)."""
+"""A controller without a finished cycle for this long is not ready: ten times the usual longest interval. The leaders
+of Kubernetes' own controllers have the same time to renew their lease (renewDeadline)."""
 
 STUCK_SECONDS = 60.0
-"""Without a finished turn for so long it is to be started anew. A disk or an array that fails over takes up to half a
-minute (SCSI's command timeout in Linux is 30 s); to wait for it costs less than a start."""
+"""A controller without a finished pass for this long must be restarted. A disk or an array that fails over takes up to
+half a minute (Linux's SCSI command timeout is 30 s), and waiting for it costs less than a restart."""
 
 
 class Progress:
-    """When the thread last finished a turn and a cycle, and what it does now.
+    """Times of the last finished pass and cycle, and the current activity.
 
-    Written by the cycle's thread alone, read by any. Attributes: `turns` and `cycles` finished so far.
+    Written by the cycle's thread only, read by any thread. Attributes: `turns` (passes) and `cycles` finished so far.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -34,11 +34,11 @@ class Progress:
     # --- the cycle's thread -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The thread starts now: what came before it, such as reading the journal, does not count."""
+        """Start counting: work before the thread's start, such as reading the journal, does not count."""
         self._turned_ns = self._cycled_ns = self._clock.monotonic_ns()
 
     def doing(self, what: str) -> None:
-        """What it does from now on, as the end of "it is ..."."""
+        """Set the current activity, as the end of the sentence "it is ..."."""
         self._doing = what
 
     def turned(self) -> None:
@@ -52,18 +52,18 @@ class Progress:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def cycle_age_seconds(self) -> float:
-        """Seconds since a cycle finished."""
+        """Return the seconds since a cycle finished."""
         return (self._clock.monotonic_ns() - self._cycled_ns) / 1e9
 
     def late(self) -> str:
-        """Why it is not ready; '' where a cycle finished lately."""
+        """Return why the controller is not ready; '' if a cycle finished recently."""
         age_seconds = self.cycle_age_seconds()
         if age_seconds < LATE_SECONDS:
             return ""
         return f"no scheduling cycle has finished for {age_seconds:.0f} s: it is {self._doing}"
 
     def stuck(self) -> str:
-        """Why it is to be started anew; '' where it takes its turns."""
+        """Return why the controller must be restarted; '' if passes finish."""
         age_seconds = (self._clock.monotonic_ns() - self._turned_ns) / 1e9
         if age_seconds < STUCK_SECONDS:
             return ""

@@ -504,7 +504,7 @@ def test_a_freeze_holds_while_the_store_is_full(tmp_path: Path, world: World) ->
         fill(controller)
         with pytest.raises(StoreError):
             submit(controller, BIG)
-        assert "the journal will hold it once it can be written" in asyncio.run(controller.freeze("test"))
+        assert "not in the journal until that is writable" in asyncio.run(controller.freeze("test"))
         assert (tmp_path / "frozen").exists()
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
@@ -699,7 +699,7 @@ def test_the_oldest_frames_are_dropped_where_folding_can_not_keep_up(tmp_path: P
     watch = Watch((), lambda _: None, SystemClock(), queue_frames=10)
     for seq in range(1, 31):
         watch.offer(layout, frame(layout, seq), 0)
-    watch.look()
+    watch.run_tick()
     samples = {name: value for name, _, value in watch.measures()}
     assert samples["gangwatch_watch_frames_dropped_total"] == 20
     assert watch._fleet.nodes["n0"].seq == 30

@@ -205,7 +205,7 @@ def test_each_detector_that_raises_is_switched_off_and_the_others_go_on(
         monkeypatch.setattr(one, "tick", counted(one.name, one.tick), raising=False)
     watch = Watch(detectors, lambda _: None, feeds.SystemClock())
     for _ in range(3):
-        watch.look()
+        watch.run_tick()
     assert ticks == {name: 1 if name == broken else 3 for name in ticks}
     assert watch.broken().startswith(f"{broken} failed: KeyError")
     assert ("gangwatch_detector_failures_total", (("detector", broken),), 1.0) in watch.measures()
@@ -293,7 +293,7 @@ def second(watch: Watch, clock: Hand, *machines: Machine) -> None:
         for owner in machine.owners:
             machine.advance(owner, [1_000] * len(CONSUMED))
         watch.offer(machine.layout(), machine.frame(clock.now_ns), clock.now_ns)
-    watch.look()
+    watch.run_tick()
 
 
 def used(watch: Watch, gang: str) -> float:

@@ -63,9 +63,9 @@ def test_each_rail_has_a_leaf_of_its_own(tmp_path: Path) -> None:
     [
         ("topology.conf", "Nodes=n1", "line 1: expected SwitchName=NAME"),
         ("topology.conf", "\nSwitchName=a nodes n1", "line 2: expected SwitchName=NAME"),
-        ("topology.conf", "SwitchName=a Nodes=n[3-1]", "line 1: \\[3-1\\] is no range"),
+        ("topology.conf", "SwitchName=a Nodes=n[3-1]", "line 1: \\[3-1\\] is not a range"),
         ("topology.conf", "SwitchName=a Nodes=n[0-999999999]", "line 1: .*too many"),
-        ("topology.conf", "SwitchName=a Nodes=n[1", "line 1: 'n\\[1' is no list"),
+        ("topology.conf", "SwitchName=a Nodes=n[1", "line 1: 'n\\[1' is not a list"),
         ("topology.conf", "SwitchName=a Nodes=[1-999],[1-999][1-999],[1-999][1-999]", "more than"),
         ("topology.conf", "SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1", "n1 is below a and below b"),
         ("topology.toml", "[[leaf]]\nname = 'a'", "nodes"),

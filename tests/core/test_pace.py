@@ -304,8 +304,8 @@ def test_a_bug_in_what_people_look_at_keeps_no_detector_from_looking(caplog: pyt
 
     watch = Watch((Counting(),), lambda _: None, SystemClock())
     watch._paces = _Broken()
-    watch.look()
-    watch.look()
+    watch.run_tick()
+    watch.run_tick()
     assert len(ticks) == 2
     assert watch.broken() == "pace failed: ZeroDivisionError: a bug"
     assert ("gangwatch_part_failures_total", (("part", "pace"),), 1.0) in watch.measures()

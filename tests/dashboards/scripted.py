@@ -208,7 +208,7 @@ class ScriptedRun:
                     self._watch.offer(layout, frame, round(at * NS))
                 self._next = next(self._frames)
             if self._detect and self.now % LOOK_SECONDS == 0:
-                self._watch.look()
+                self._watch.run_tick()
             self._submit()
             self._events += self._found
             self._found.clear()

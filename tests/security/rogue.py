@@ -196,7 +196,7 @@ class Cluster:
                 self.send(layout, frame)
             for _ in range(2):
                 self.clock.advance(0.5)
-                self.watch.look()
+                self.watch.run_tick()
                 events = list(self.heard(self._found)) or [Tick()]
                 self._found.clear()
                 self.world.now_ns = self.clock.wall_ns()

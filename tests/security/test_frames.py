@@ -468,7 +468,7 @@ def test_each_reason_is_logged_once_a_node_and_names_it(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO):
         for layout, frame in frames_of("evil", clock, 20):
             watch.offer(layout, frame, clock.monotonic_ns())
-            watch.look()
+            watch.run_tick()
     lines = [record.getMessage() for record in caplog.records if "node=evil" in record.getMessage()]
     assert len(lines) == 1
     assert "reason=not-placed gang=j-1" in lines[0]

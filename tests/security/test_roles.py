@@ -359,7 +359,7 @@ def test_an_audit_that_has_begun_needs_no_descriptor_and_says_where_it_cant(
     elsewhere = Audit(tmp_path / "file" / "audit.jsonl")
     elsewhere.begin()
     assert "is not writable, changes are refused: File exists" in caplog.text
-    with pytest.raises(StoreError, match="so nothing is changed"):
+    with pytest.raises(StoreError, match="so changes are refused"):
         elsewhere.write(_line(elsewhere, "/2"))
     (tmp_path / "file").unlink()
     elsewhere.write(_line(elsewhere, "/3"))
