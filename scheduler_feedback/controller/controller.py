@@ -41,7 +41,7 @@ from scheduler_feedback.api.subscribers import MOST_STREAMS, MOST_STREAMS_EACH, 
 from scheduler_feedback.backends import Backend
 from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS, CycleThread, Hooks
 from scheduler_feedback.controller.detection_thread import Watch
-from scheduler_feedback.controller.freeze_switch import Gate
+from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.progress import STUCK_SECONDS
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
 from scheduler_feedback.core.fabric import Fabric
@@ -137,7 +137,7 @@ class Controller:
         self._named = named
         self._credentials = credentials
         self._feed = self._make_feed()
-        self._gate = Gate(folder / "frozen")
+        self._freeze_switch = FreezeSwitch(folder / "frozen")
         self._told = told
         self._on_failure: Callable[[], None] | None = None
         self._served_ns: int | None = None  # when the loop that serves the API last ran
@@ -173,7 +173,14 @@ class Controller:
             self._placements.follow,
         )
         self.cycle = CycleThread(
-            self.store, recovered, self._backend, self._gate, self._policy, self._clock, hooks, self._snapshot_seconds
+            self.store,
+            recovered,
+            self._backend,
+            self._freeze_switch,
+            self._policy,
+            self._clock,
+            hooks,
+            self._snapshot_seconds,
         )
         self.desk = Desk(self.cycle.snapshots)
         self.audit.begin()
@@ -373,12 +380,12 @@ class Controller:
 
         Raises StoreError if the freeze would not survive a restart.
         """
-        await asyncio.to_thread(self._gate.shut)
+        await asyncio.to_thread(self._freeze_switch.turn_on)
         try:
             await self._wish(FreezeSet(True, by))
         except StoreError as error:
             # A concurrent thaw may have reset the switch meanwhile.
-            await asyncio.to_thread(self._gate.shut)
+            await asyncio.to_thread(self._freeze_switch.turn_on)
             return f"frozen; not in the journal until that is writable: {error}"
         return ""
 

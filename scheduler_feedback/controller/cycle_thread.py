@@ -28,7 +28,7 @@ from agent.schema.clock import Clock
 from agent.schema.errors import BackendError, StoreError
 from scheduler_feedback.api.reading.state_snapshots import Snapshots
 from scheduler_feedback.backends import Backend
-from scheduler_feedback.controller.freeze_switch import Gate
+from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, Wish
 from scheduler_feedback.controller.progress import Progress
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
@@ -81,7 +81,7 @@ class CycleThread:
         store: Store,
         recovered: Recovered,
         backend: Backend,
-        gate: Gate,
+        freeze_switch: FreezeSwitch,
         policy: Policy,
         clock: Clock,
         hooks: Hooks,
@@ -90,7 +90,7 @@ class CycleThread:
         self._store = store
         self._state = recovered.state
         self._backend = backend
-        self._gate = gate
+        self._freeze_switch = freeze_switch
         self._clock = clock
         self._hooks = hooks
         self._snapshot_seconds = snapshot_seconds
@@ -114,7 +114,7 @@ class CycleThread:
             "gangwatch_replay_mismatches_total": recovered.mismatches,
         }
         self._state_is_ahead = False  # of the store: a commit failed after the cycle had run
-        self._flag_stood = False
+        self._was_flagged = False
         self._cycle_seconds = 0.0
         self._measures: tuple[Sample, ...] = ()
         self._baselines: Mapping[str, bytes] = recovered.detectors
@@ -338,19 +338,19 @@ class CycleThread:
 
     def _check_flag(self) -> None:
         """Freeze if an operator created the flag file by hand, which also works while no controller runs."""
-        flagged = self._gate.closed() and not self._state.frozen
-        if flagged and self._flag_stood:  # at two ticks: a freeze by the API sets the switch before its event
+        flagged = self._freeze_switch.is_on() and not self._state.frozen
+        if flagged and self._was_flagged:  # at two ticks: a freeze by the API sets the switch before its event
             self._observed.append(self._frozen_by_flag())
-        self._flag_stood = flagged
+        self._was_flagged = flagged
 
     def _frozen_by_flag(self) -> FreezeSet:
-        return FreezeSet(True, f"the file {self._gate.flag.name}")
+        return FreezeSet(True, f"the file {self._freeze_switch.flag.name}")
 
     def _set_switch(self, events: Sequence[Event]) -> StoreError | None:
         """Set the freeze switch as the journal says; return the error if that fails, else None."""
         if any(isinstance(event, FreezeSet) for event in events):
             try:
-                self._gate.follow(self._state.frozen)
+                self._freeze_switch.follow(self._state.frozen)
             except StoreError as error:
                 _log.error("%s", error)
                 return error
@@ -402,7 +402,7 @@ class CycleThread:
     def _carry_out(self, action: Action) -> None:
         # A freeze blocks gangwatch's decisions, but not a user's cancellation of a job.
         cancel = isinstance(action, StopGang) and action.why is StopReason.CANCEL
-        if self._gate.closed() and not cancel:
+        if self._freeze_switch.is_on() and not cancel:
             outcome = "withheld: frozen"
             # The next cycle knows of the freeze, and does not decide the same again.
             self._observed.append(self._frozen_by_flag())
@@ -433,7 +433,7 @@ class CycleThread:
             job = self._state.jobs.get(action.job_id)
             if job is None or job.attempt != action.attempt or not job.state.holds_slots:
                 self._unrecorded.append((action.action_id, "superseded"))
-            elif isinstance(action, StartGang) and (self._gate.closed() or self._state.frozen):
+            elif isinstance(action, StartGang) and (self._freeze_switch.is_on() or self._state.frozen):
                 self._unrecorded.append((action.action_id, "withheld: frozen at a restart"))
             else:
                 self._carry_out(action)

@@ -12,25 +12,25 @@ from pathlib import Path
 from agent.schema.errors import StoreError
 
 
-class Gate:
+class FreezeSwitch:
     """A switch that blocks all actions while on. Every method may be called from any thread."""
 
-    __slots__ = ("_shut", "flag")
+    __slots__ = ("_on", "flag")
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
-        self._shut = False
+        self._on = False
 
-    def closed(self) -> bool:
+    def is_on(self) -> bool:
         """Return whether actions are blocked. Checks the file each time: an operator may create it by hand."""
-        return self._shut or self.flag.exists()
+        return self._on or self.flag.exists()
 
-    def shut(self) -> None:
+    def turn_on(self) -> None:
         """Block all actions from now on.
 
         Raises StoreError if the file cannot be written: the freeze then ends with this process.
         """
-        self._shut = True
+        self._on = True
         try:
             descriptor = os.open(self.flag, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.close(descriptor)
@@ -45,10 +45,10 @@ class Gate:
     def follow(self, frozen: bool) -> None:
         """Set the switch as the journal says. Raises StoreError if the file cannot be written or removed."""
         if frozen:
-            self.shut()
+            self.turn_on()
             return
         try:
             self.flag.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"{self.flag}: {error.strerror}; all actions stay frozen") from error
-        self._shut = False
+        self._on = False

@@ -522,15 +522,15 @@ def test_an_action_that_was_decided_before_the_freeze_is_withheld_and_decided_ag
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
         until(lambda: controller.ready()[0])
-        gate = controller._gate
+        switch = controller._freeze_switch
         written = controller._written
 
-        def shut_after_commit(events: Sequence[Event], entries: Sequence[object]) -> None:
+        def freeze_after_commit(events: Sequence[Event], entries: Sequence[object]) -> None:
             if any(isinstance(event, Submitted) for event in events):
-                gate.shut()
+                switch.turn_on()
             written(events, entries)  # type: ignore[arg-type]
 
-        hooks = replace(controller.cycle._hooks, written=shut_after_commit)
+        hooks = replace(controller.cycle._hooks, written=freeze_after_commit)
         monkeypatch.setattr(controller.cycle, "_hooks", hooks)
         job_id = submit(controller)
         until(is_in(controller, job_id, JobState.PENDING))
