@@ -57,7 +57,7 @@ from exporter.security.frame_readers import FrameReaders
 from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
 from gangwatch.certificates.folder import AuthorityFolder
-from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.telemetry.placements import Placements
@@ -333,7 +333,7 @@ class _Controller:
         self.found: list[Event] = []
         placements = Placements()
         placements.follow([self._job(job, nodes) for job, nodes in JOBS.items()])
-        self.watch = Watch(make_all(), self.found.extend, SystemClock(), TICK_SECONDS, placements=placements)
+        self.watch = DetectionThread(make_all(), self.found.extend, SystemClock(), TICK_SECONDS, placements=placements)
         self.fleet = self.watch._fleet
         self._observe = self.fleet.observe
         self.fleet.observe = self._timed  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Frame
-from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.detectors import make_all
@@ -33,7 +33,7 @@ class Observer:
     Agents run on this machine here, so that their monotonic clock is ours.
     """
 
-    def __init__(self, watch: Watch, ignored: frozenset[str]) -> None:
+    def __init__(self, watch: DetectionThread, ignored: frozenset[str]) -> None:
         self._watch = watch
         self._run_tick = watch.run_tick
         self._ignored = ignored
@@ -84,7 +84,7 @@ async def measure(folder: Path, ca_file: Path, expected: int, warm_seconds: floa
     ignored = frozenset(json.loads((folder / "misbehaving").read_text()))
     clock = SystemClock()
     empty_mib = resident_mib("VmRSS")
-    watch = Watch(make_all(), lambda events: observer.told(events), clock)
+    watch = DetectionThread(make_all(), lambda events: observer.told(events), clock)
     observer = Observer(watch, ignored)
     feed = Feed(
         folder / "agents", observer.offer, WANTED, clock, Credentials(ca_file=ca_file, verify="host"), watch.between

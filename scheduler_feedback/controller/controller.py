@@ -40,7 +40,7 @@ from scheduler_feedback.api.reading.desk import Desk
 from scheduler_feedback.api.subscribers import MOST_STREAMS, MOST_STREAMS_EACH, Subscribers
 from scheduler_feedback.backends import Backend
 from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS, CycleThread, Hooks
-from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.progress import STUCK_SECONDS
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
@@ -131,7 +131,7 @@ class Controller:
         enabled = tuple(make_all() if detectors is None else detectors)
         self.failures = PartFailures(detector.name for detector in enabled)
         self._placements = Placements(attest)
-        self._watch = Watch(
+        self._detection = DetectionThread(
             enabled, self._found, self._clock, fabric=fabric, failures=self.failures, placements=self._placements
         )
         self._named = named
@@ -163,10 +163,10 @@ class Controller:
             os.close(self._lock)
             raise
         _log.info("state of cycle %d, %d cycles replayed", recovered.state.cycle, recovered.cycles)
-        self._watch.restore(recovered.detectors)
+        self._detection.restore(recovered.detectors)
         hooks = Hooks(
             self._written,
-            self._watch.snapshots,
+            self._detection.snapshots,
             lambda state: (*measure(state), *queue_metrics(state)),
             self._died,
             self.failures.report,
@@ -184,7 +184,7 @@ class Controller:
         )
         self.desk = Desk(self.cycle.snapshots)
         self.audit.begin()
-        self._watch.start()
+        self._detection.start()
         self.cycle.start()
         return self
 
@@ -193,7 +193,7 @@ class Controller:
     ) -> None:
         """Stop within two seconds, with a snapshot. Jobs keep running."""
         assert self._lock is not None
-        self._watch.stop()
+        self._detection.stop()
         self.desk.close()
         if self.cycle.stop(STOP_SECONDS):
             self.store.close()
@@ -284,9 +284,9 @@ class Controller:
                 _log.error("feed credentials not loaded, the former ones stay valid: %s", error)
 
     def _make_feed(self) -> Feed:
-        take = self._watch.offer if self._named is None else self._take
+        take = self._detection.offer if self._named is None else self._take
         return Feed(
-            self.folder / "agents", take, WANTED, self._clock, self._credentials, self._watch.between,
+            self.folder / "agents", take, WANTED, self._clock, self._credentials, self._detection.between,
             self.failures.report, self._placements.reached,
         )  # fmt: skip
 
@@ -309,7 +309,7 @@ class Controller:
         """Return the metrics of state, cycle, store, detection and feed. May be called from any thread. A part whose
         metrics fail because of a bug has none."""
         found: list[Sample] = []
-        parts = (self.cycle, self._watch, self._feed, self.desk, self.subscribers, self.access, self.audit)
+        parts = (self.cycle, self._detection, self._feed, self.desk, self.subscribers, self.access, self.audit)
         for part in parts:
             try:
                 found += list(part.measures())
@@ -319,7 +319,7 @@ class Controller:
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
         """Return the gang's recent step times after the row of this sequence. From any thread; may wait briefly."""
-        return self._watch.pace_of(gang, sequence, most)
+        return self._detection.pace_of(gang, sequence, most)
 
     def hearing(self) -> dict[str, Hearing]:
         """Return the status of each node's agent, by node. May be called from any thread."""
@@ -327,7 +327,7 @@ class Controller:
 
     def speeds(self) -> dict[str, Speed]:
         """Return the current speed of each gang. From any thread; may wait briefly."""
-        return self._watch.speeds()
+        return self._detection.speeds()
 
     def alive(self) -> tuple[bool, str]:
         """Return whether the cycle's thread and the API's loop run, and if not, what is stuck.
@@ -415,7 +415,7 @@ class Controller:
 
     def _take(self, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
         assert self._named is not None, "only called with a translation"
-        self._watch.offer(*self._named(layout, frame), received_ns)
+        self._detection.offer(*self._named(layout, frame), received_ns)
 
     def _found(self, events: Sequence[Event]) -> None:
         try:
@@ -428,7 +428,7 @@ class Controller:
     def _written(self, events: Sequence[Event], entries: Sequence[NumberedEntry]) -> None:
         for event in events:
             if isinstance(event, AttemptEnded):
-                self._watch.forget(event.job_id)
+                self._detection.forget(event.job_id)
         if entries:
             self.subscribers.wrote(entries)
             if self._told is not None:

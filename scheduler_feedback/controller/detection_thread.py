@@ -57,7 +57,7 @@ usual speed again, which takes minutes: with four an hour there would be load, b
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class DetectionThread:
     """Owner of the fleet's telemetry and of the detectors. ``offer`` and ``forget`` may be called from any thread, and
     never block.
 

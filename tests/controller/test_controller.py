@@ -674,7 +674,7 @@ def test_the_first_step_comes_from_the_frames(tmp_path: Path, world: World) -> N
         job_id = submit(controller)
         until(is_in(controller, job_id, JobState.RUNNING))
         step = StepRecord(Member(job_id, 1, 0), 17, time.monotonic_ns() - 2_000_000, 1_000_000)
-        controller._watch.offer(layout, frame(layout, 1, (step,)), time.monotonic_ns())
+        controller._detection.offer(layout, frame(layout, 1, (step,)), time.monotonic_ns())
         until(lambda: "first-step" in [n.entry.kind for n in controller.store.entries_of(job_id)])
         assert sample(controller, "gangwatch_gang_step_seconds", gang=job_id) == pytest.approx(0.001)
         world.end(job_id)
@@ -686,17 +686,17 @@ def test_frames_that_do_not_fit_are_refused_and_counted(tmp_path: Path, world: W
     layout = make_layout("n0", (), (), ())
     other = make_layout("n1", (), (), ())
     with controlling(tmp_path, MemoryBackend(world)) as controller:
-        controller._watch.offer(layout, frame(other, 1), 0)
-        controller._watch.offer(layout, structs.replace(frame(layout, 1), gauges=np.zeros(3)), 0)
+        controller._detection.offer(layout, frame(other, 1), 0)
+        controller._detection.offer(layout, structs.replace(frame(layout, 1), gauges=np.zeros(3)), 0)
         until(lambda: sample(controller, "gangwatch_watch_frames_refused_total") == 2)
         until(lambda: controller.ready()[0])
 
 
 def test_the_oldest_frames_are_dropped_where_folding_can_not_keep_up(tmp_path: Path, world: World) -> None:
-    from scheduler_feedback.controller.detection_thread import Watch
+    from scheduler_feedback.controller.detection_thread import DetectionThread
 
     layout = make_layout("n0", (), (), ())
-    watch = Watch((), lambda _: None, SystemClock(), queue_frames=10)
+    watch = DetectionThread((), lambda _: None, SystemClock(), queue_frames=10)
     for seq in range(1, 31):
         watch.offer(layout, frame(layout, seq), 0)
     watch.run_tick()
@@ -712,7 +712,7 @@ def test_every_sample_is_one_of_the_catalogue(tmp_path: Path, world: World) -> N
         first, second = submit(controller), submit(controller, structs.replace(SPEC, ranks=4))
         until(is_in(controller, first, JobState.RUNNING))
         step = StepRecord(Member(first, 1, 0), 17, time.monotonic_ns() - 2_000_000, 1_000_000)
-        controller._watch.offer(layout, frame(layout, 1, (step,)), time.monotonic_ns())
+        controller._detection.offer(layout, frame(layout, 1, (step,)), time.monotonic_ns())
         controller._feed.streams["n0"] = Stream("n0", received_ns=1)
         until(lambda: sample(controller, "gangwatch_gang_wait_seconds_ahead", gang=second) is not None)
         until(lambda: sample(controller, "gangwatch_gang_step_seconds", gang=first) is not None)

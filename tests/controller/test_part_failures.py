@@ -21,7 +21,7 @@ from scheduler_feedback.api.web import pages as pages_module
 from scheduler_feedback.controller import controller as controller_module
 from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.controller import detection_thread as watch_module
-from scheduler_feedback.controller.detection_thread import ASIDE_SECONDS, MOST_RESTARTS, Watch
+from scheduler_feedback.controller.detection_thread import ASIDE_SECONDS, MOST_RESTARTS, DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.telemetry import consumption, counter_features
 from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED, Gang
@@ -84,7 +84,7 @@ def frames(site: Site) -> None:
     machine = Machine("n9", (("uid-0/g", 0),))
     for _ in range(3):
         now_ns = time.monotonic_ns()
-        site.controller._watch.offer(machine.layout(), machine.frame(now_ns), now_ns)
+        site.controller._detection.offer(machine.layout(), machine.frame(now_ns), now_ns)
         time.sleep(0.01)
 
 
@@ -118,7 +118,7 @@ BOUNDARIES = {
     ),
     "a gang's telemetry": Boundary("fleet", lambda _, patch: patch.setattr(Look, "_job", raises), frames),
     "all telemetry": Boundary("fleet", lambda _, patch: patch.setattr(Look, "_counters", raises), frames),
-    "step times": Boundary("pace", lambda site, _: setattr(site.controller._watch._paces, "take", raises)),
+    "step times": Boundary("pace", lambda site, _: setattr(site.controller._detection._paces, "take", raises)),
     "detector results are renamed": Boundary(
         "verdicts", lambda site, _: setattr(site.controller, "_heard", raises), tell_findings
     ),
@@ -203,7 +203,7 @@ def test_each_detector_that_raises_is_switched_off_and_the_others_go_on(
 
     for one in detectors:
         monkeypatch.setattr(one, "tick", counted(one.name, one.tick), raising=False)
-    watch = Watch(detectors, lambda _: None, feeds.SystemClock())
+    watch = DetectionThread(detectors, lambda _: None, feeds.SystemClock())
     for _ in range(3):
         watch.run_tick()
     assert ticks == {name: 1 if name == broken else 3 for name in ticks}
@@ -286,7 +286,7 @@ class Recorder:
         raise AssertionError(data)
 
 
-def second(watch: Watch, clock: Hand, *machines: Machine) -> None:
+def second(watch: DetectionThread, clock: Hand, *machines: Machine) -> None:
     """A second passes, in which every machine sends a frame and each rank uses 1,000 more."""
     clock.now_ns += SECOND
     for machine in machines:
@@ -296,7 +296,7 @@ def second(watch: Watch, clock: Hand, *machines: Machine) -> None:
     watch.run_tick()
 
 
-def used(watch: Watch, gang: str) -> float:
+def used(watch: DetectionThread, gang: str) -> float:
     found = watch._fleet.gangs[gang].consumed(np.array([10_000_000 * SECOND]))
     return float(found.values[0, 0])
 
@@ -314,7 +314,7 @@ def test_a_node_whose_frames_break_folding_is_set_aside_and_tried_again(
 ) -> None:
     """Its gang is not judged meanwhile: ranks of which nothing is folded would look as if they hung."""
     clock, recorder = Hand(), Recorder()
-    watch = Watch((recorder,), lambda _: None, clock)
+    watch = DetectionThread((recorder,), lambda _: None, clock)
     good, bad = Machine("good", (("job-0", 0),)), Machine("bad", (("job-1", 0),))
     for _ in range(3):
         second(watch, clock, good, bad)
@@ -345,7 +345,7 @@ def test_a_node_whose_frames_break_folding_is_set_aside_and_tried_again(
 
 def test_a_node_that_breaks_folding_again_is_set_aside_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Hand()
-    watch = Watch((), lambda _: None, clock)
+    watch = DetectionThread((), lambda _: None, clock)
     bad = Machine("bad", (("job-1", 0),))
     monkeypatch.setattr(Occurrences, "observe", raises)
     for _ in range(3600):
@@ -356,7 +356,7 @@ def test_a_node_that_breaks_folding_again_is_set_aside_for_longer(monkeypatch: p
 
 def test_a_gang_that_breaks_its_telemetry_is_left_out_until_its_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, recorder = Hand(), Recorder()
-    watch = Watch((recorder,), lambda _: None, clock)
+    watch = DetectionThread((recorder,), lambda _: None, clock)
     machines = [Machine(f"n{number}", ((f"job-{number}", 0),)) for number in range(2)]
     job = Look._job
 
@@ -379,7 +379,7 @@ def test_a_gang_that_breaks_its_telemetry_is_left_out_until_its_next_attempt(mon
 
 def test_folding_that_fails_as_a_whole_begins_anew_and_is_at_last_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, recorder = Hand(), Recorder()
-    watch = Watch((recorder,), lambda _: None, clock)
+    watch = DetectionThread((recorder,), lambda _: None, clock)
     machine = Machine("n0", (("job-0", 0),))
     counters, broken_at = Look._counters, [3, 6]
 

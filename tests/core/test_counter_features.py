@@ -9,7 +9,7 @@ from msgspec import structs
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Member, StepRecord, Tier, make_layout
-from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.telemetry.counter_features import Counting, Kind
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, Telemetry
@@ -169,7 +169,7 @@ def test_of_frames_that_wait_together_the_newest_is_folded_whole(monkeypatch: py
         take(self, told, one, continues)
 
     monkeypatch.setattr(Counting, "take", took)
-    watch = Watch((), lambda _: None, SystemClock(), tick_seconds=3600.0)
+    watch = DetectionThread((), lambda _: None, SystemClock(), tick_seconds=3600.0)
     watch.between()
     frames = [frame(seq, [seq * 100, 0, 0, 0, 0]) for seq in (1, 2, 3, 5)]  # the fourth was lost
     frames += [frame(seq, [seq * 10, 0, 0, 0, 0], agent="b") for seq in (6, 7, 8)]

@@ -11,7 +11,7 @@ import pytest
 from agent.schema.clock import SystemClock
 from scheduler_feedback.api.web import paces as documents
 from scheduler_feedback.api.web.progress import is_stalled
-from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.telemetry import pace as pace_module
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.pace import Pace, Paces
@@ -302,7 +302,7 @@ def test_a_bug_in_what_people_look_at_keeps_no_detector_from_looking(caplog: pyt
         def restore(self, data: bytes) -> None:
             raise AssertionError
 
-    watch = Watch((Counting(),), lambda _: None, SystemClock())
+    watch = DetectionThread((Counting(),), lambda _: None, SystemClock())
     watch._paces = _Broken()
     watch.run_tick()
     watch.run_tick()

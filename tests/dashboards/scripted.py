@@ -19,7 +19,7 @@ from agent.schema.clock import ManualClock
 from agent.schema.frame import Frame, Layout, StepRecord
 from exporter.prometheus.exposition import Exposition, Settings
 from exporter.prometheus.text_format import expose_samples
-from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, NodeSeen, RankExit, RankSeen, Submitted
 from scheduler_feedback.core.fabric import Fabric, Leaf
@@ -192,7 +192,7 @@ class ScriptedRun:
             Leaf(name, tuple(sorted({node for one in jobs for node in _below(one.course.place, name)})), rail)
             for name, rail in sorted({pair for one in jobs for pair in _leaves(one.course.place)})
         ]
-        self._watch = Watch(make_all(), self._found.extend, self._clock, fabric=Fabric(leaves))
+        self._watch = DetectionThread(make_all(), self._found.extend, self._clock, fabric=Fabric(leaves))
         self._agents: dict[str, Agent] = {}
         self._events: list[Event] = []
 

@@ -20,7 +20,7 @@ from agent.schema.clock import SystemClock
 from agent.schema.frame import AnyLayout, Column, Frame, Layout, Tier, make_layout
 from agent.schema.wire import WIRE_VERSION, encode_frame, encode_layout, with_length
 from exporter.server import ThreadedServer, agent_app
-from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
@@ -508,7 +508,7 @@ def test_frames_are_folded_between_two_looks() -> None:
         def restore(self, data: bytes) -> None:
             pass
 
-    watch = Watch((Looker(),), lambda _: None, SystemClock(), tick_seconds=60.0)
+    watch = DetectionThread((Looker(),), lambda _: None, SystemClock(), tick_seconds=60.0)
     watch.between()
     assert len(looks) == 1
     layout = layout_of("n0")
@@ -526,7 +526,7 @@ def test_the_pause_after_a_look_does_not_grow_with_the_look() -> None:
             return self.now_ns
 
     clock = Hands()
-    watch = Watch((), lambda _: None, clock, tick_seconds=0.5)
+    watch = DetectionThread((), lambda _: None, clock, tick_seconds=0.5)
     begun: list[int] = []
 
     def look(seconds: float) -> None:

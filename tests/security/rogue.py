@@ -36,7 +36,7 @@ from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLab
 from scheduler_feedback.backends.slurm import Commands, SlurmBackend
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, Snapshot
 from scheduler_feedback.backends.slurm.slurm_names import job_id_of, renamed
-from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.actions import Action, StopGang
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import Event, Hosted, Tick
@@ -84,7 +84,7 @@ class Cluster:
             attest = self._bind_pods() if kind == "kubernetes" else None
         self.placements = Placements(attest)
         self.placements.follow(self.world.state.jobs.values())
-        self.watch = Watch(make_all(), self._found.extend, self.clock, placements=self.placements)
+        self.watch = DetectionThread(make_all(), self._found.extend, self.clock, placements=self.placements)
         self.jobs = {job.spec.name: job_id for job_id, job in self.world.state.jobs.items()}
 
     # --- what is placed where -----------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from agent.schema.frame import (
     Tier,
     make_layout,
 )
-from scheduler_feedback.controller.detection_thread import Watch
+from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.state_metrics import measure
@@ -464,7 +464,7 @@ def test_each_reason_is_logged_once_a_node_and_names_it(caplog: pytest.LogCaptur
     clock = ManualClock(BOOTED_NS)
     placements = Placements()
     placements.follow([job_of("j-1", "n0")])
-    watch = Watch((), lambda _: None, clock, placements=placements)
+    watch = DetectionThread((), lambda _: None, clock, placements=placements)
     with caplog.at_level(logging.INFO):
         for layout, frame in frames_of("evil", clock, 20):
             watch.offer(layout, frame, clock.monotonic_ns())

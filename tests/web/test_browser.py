@@ -159,7 +159,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _feed(site: Site, frames: list[tuple[Layout, Frame]]) -> None:
     for layout, frame in frames:
-        site.controller._watch.offer(layout, frame, time.monotonic_ns())
+        site.controller._detection.offer(layout, frame, time.monotonic_ns())
 
 
 def test_the_chart_shows_stops_of_a_rank_as_gaps_of_the_same_length(
