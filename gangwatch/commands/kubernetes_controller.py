@@ -211,7 +211,7 @@ class Queues:
         version = self._version()
         if version == self._followed:
             return
-        wished = self._controller.cycle.wish(lambda _: PolicySet(self._policy(), "the cluster's queues"))
+        wished = self._controller.cycle.request(lambda _: PolicySet(self._policy(), "the cluster's queues"))
         try:
             wished.result(_WISH_SECONDS)
         except (GangwatchError, TimeoutError) as error:

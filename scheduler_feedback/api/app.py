@@ -269,8 +269,8 @@ class _Api:
     async def _ask(self, request: Request, question: Callable[[Listing], _T]) -> _T:
         return await self._controller.desk.ask(peer_of(request), question)
 
-    async def _wish(self, make: Callable[[State], Event]) -> Event:
-        return await asyncio.wrap_future(self._controller.cycle.wish(make))
+    async def _perform(self, make: Callable[[State], Event]) -> Event:
+        return await asyncio.wrap_future(self._controller.cycle.request(make))
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -492,7 +492,7 @@ class _Api:
             by = "" if submitter.user == spec.user else submitter.user
             return Submitted(self._controller.cycle.new_job_id(), spec, by=by)
 
-        submitted = await self._wish(make)
+        submitted = await self._perform(make)
         assert isinstance(submitted, Submitted)
         note(request, job=submitted.job_id)
         return _json({"job": submitted.job_id}, 201)
@@ -509,7 +509,7 @@ class _Api:
                 raise RefusedError(409, f"{job_id} has already ended: {jobs[0].state.value}")
             return CancelRequested(job_id, who.signature(reason.by))
 
-        await self._wish(make)
+        await self._perform(make)
         return _json({"job": request.path_params["job"]})
 
     async def _command_node(self, request: Request) -> Response:
@@ -528,7 +528,7 @@ class _Api:
         by = _signed(request, reason)
         if reason.drain and word != NodeCommand.MAINTENANCE:
             raise RefusedError(400, f"drain: only valid for maintenance, not for {word}")
-        await self._wish(make)
+        await self._perform(make)
         # Read on the cycle's thread, like the command itself: the response does not wait for a snapshot.
         left = await asyncio.wrap_future(self._controller.cycle.ask(lambda state: documents.left_on(state, name)))
         return _json({"node": name, "command": word} | left)
@@ -545,7 +545,7 @@ class _Api:
                 raise RefusedError(404, f"no verdict {verdict_id}: `gangwatch verdict list` prints the ids")
             return VerdictJudged(verdict_id, ruling == "confirm", by)
 
-        await self._wish(make)
+        await self._perform(make)
         return _json({"verdict_id": verdict_id, "ruling": ruling})
 
     async def _freeze(self, request: Request) -> Response:

@@ -382,7 +382,7 @@ class Controller:
         """
         await asyncio.to_thread(self._freeze_switch.turn_on)
         try:
-            await self._wish(FreezeSet(True, by))
+            await self._perform(FreezeSet(True, by))
         except StoreError as error:
             # A concurrent thaw may have reset the switch meanwhile.
             await asyncio.to_thread(self._freeze_switch.turn_on)
@@ -391,14 +391,14 @@ class Controller:
 
     async def thaw(self, by: str) -> None:
         """Allow actions again. Raises StoreError if the journal is not writable: the freeze then stays."""
-        await self._wish(FreezeSet(False, by))
+        await self._perform(FreezeSet(False, by))
 
     async def reload(self, by: str) -> None:
         """Read the configuration again and apply its policy. Raises ConfigError without any change."""
         if self._reload is None:
             raise ConfigError("this controller was started without a configuration file to reload")
         policy = await asyncio.to_thread(self._reload)
-        await self._wish(PolicySet(policy, by))
+        await self._perform(PolicySet(policy, by))
 
     async def _reload_and_log(self) -> None:
         try:
@@ -408,8 +408,8 @@ class Controller:
         else:
             _log.info("reloaded")
 
-    async def _wish(self, event: Event) -> None:
-        await asyncio.wrap_future(self.cycle.wish(lambda _: event))
+    async def _perform(self, event: Event) -> None:
+        await asyncio.wrap_future(self.cycle.request(lambda _: event))
 
     # --- from the threads ---------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from agent.schema.errors import BackendError, StoreError
 from scheduler_feedback.api.reading.state_snapshots import Snapshots
 from scheduler_feedback.backends import Backend
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
-from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, Wish
+from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, UserRequest
 from scheduler_feedback.controller.progress import Progress
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, NodeSeen, PolicySet, Tick, as_seen
@@ -139,13 +139,13 @@ class CycleThread:
         self._inbox.put(Question(question, answer))
         return answer
 
-    def wish(self, make: Callable[[State], Event]) -> Future[Event]:
+    def request(self, make: Callable[[State], Event]) -> Future[Event]:
         """Process a user request. `make` builds the event from the current state, or raises if the request is invalid.
 
         The future returns the event once it is durable, or raises what `make` raised, or StoreError.
         """
         answer: Future[Event] = Future()
-        self._inbox.put(Wish(make, answer))
+        self._inbox.put(UserRequest(make, answer))
         return answer
 
     def tell(self, events: Sequence[Event]) -> None:
@@ -205,17 +205,17 @@ class CycleThread:
             question.put_to(self._state)
         now_ns = self._clock.monotonic_ns()
         if self._store_trouble and not self._try_store(now_ns):
-            _refuse(arrived.wishes, StoreError(self._store_trouble))
+            _refuse(arrived.requests, StoreError(self._store_trouble))
             if not self._state_is_ahead:
                 self.snapshots.publish(self._state)
             return
         self._observe(now_ns)
         due = now_ns - self._tick_ns >= TICK_SECONDS * 1e9
-        if arrived.wishes or self._observed or due:
+        if arrived.requests or self._observed or due:
             try:
-                self._cycle(arrived.wishes)
+                self._cycle(arrived.requests)
             except BaseException as error:
-                _refuse(arrived.wishes, StoppedError(f"a bug ended the controller: {type(error).__name__}"))
+                _refuse(arrived.requests, StoppedError(f"a bug ended the controller: {type(error).__name__}"))
                 raise
         if due:
             self._tick_ns = now_ns
@@ -280,14 +280,14 @@ class CycleThread:
 
     # --- 3: the cycle -------------------------------------------------------------------------------------------------
 
-    def _cycle(self, wishes: Sequence[Wish]) -> None:
-        granted: list[tuple[Wish, Event]] = []
-        for wish in wishes:
-            if wish.answer.set_running_or_notify_cancel():
+    def _cycle(self, requests: Sequence[UserRequest]) -> None:
+        granted: list[tuple[UserRequest, Event]] = []
+        for request in requests:
+            if request.answer.set_running_or_notify_cancel():
                 try:
-                    granted.append((wish, wish.make(self._state)))
+                    granted.append((request, request.make(self._state)))
                 except Exception as error:  # invalid, or a bug in it: the state is unchanged
-                    wish.answer.set_exception(error)
+                    request.answer.set_exception(error)
         events = [*self._observed, *(event for _, event in granted)] or [Tick()]
         now_ns = max(self._clock.wall_ns(), self._state.now_ns)
         began_ns = self._clock.monotonic_ns()
@@ -303,7 +303,7 @@ class CycleThread:
                     record.discard()
         except StoreError as error:
             self._store_failed(error, ran)
-            _refuse((wish for wish, _ in granted), error)
+            _refuse((request for request, _ in granted), error)
             return
         self._observed = []
         if outcome.changed:
@@ -313,11 +313,11 @@ class CycleThread:
         self._cycle_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
         self.snapshots.changed()
         switch_error = self._set_switch(events)
-        for wish, event in granted:
+        for request, event in granted:
             if switch_error is not None and isinstance(event, FreezeSet):
-                wish.answer.set_exception(switch_error)
+                request.answer.set_exception(switch_error)
             else:
-                wish.answer.set_result(event)
+                request.answer.set_result(event)
         try:
             self._hooks.written(events, record.entries)
         except Exception as error:
@@ -463,6 +463,6 @@ class CycleThread:
             self._store_failed(error, ran=False)
 
 
-def _refuse(wishes: Iterable[Wish], error: Exception) -> None:
-    for wish in wishes:
-        wish.refuse(error)
+def _refuse(requests: Iterable[UserRequest], error: Exception) -> None:
+    for request in requests:
+        request.refuse(error)

@@ -19,7 +19,7 @@ class StoppedError(GangwatchError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class UserRequest:
     """A user request. `make` builds the event from the current state, or raises if the request is invalid."""
 
     make: Callable[[State], Event]
@@ -58,7 +58,7 @@ class Arrived:
     """The messages in the inbox."""
 
     questions: list[Question] = field(default_factory=list)
-    wishes: list[Wish] = field(default_factory=list)
+    requests: list[UserRequest] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
 
@@ -66,11 +66,11 @@ class Inbox:
     """A queue of messages with many senders and one receiver."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Question | Wish | Sequence[Event] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Question | UserRequest | Sequence[Event] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.open = True
 
-    def put(self, message: Question | Wish) -> None:
+    def put(self, message: Question | UserRequest) -> None:
         """Add a question or request. After ``close`` it is answered with StoppedError at once."""
         with self._lock:
             if self.open:
@@ -94,8 +94,8 @@ class Inbox:
             while True:
                 if isinstance(message, Question):
                     arrived.questions.append(message)
-                elif isinstance(message, Wish):
-                    arrived.wishes.append(message)
+                elif isinstance(message, UserRequest):
+                    arrived.requests.append(message)
                 elif message is not None:
                     arrived.events += message
                 message = self._queue.get_nowait()
@@ -107,7 +107,7 @@ class Inbox:
         with self._lock:
             self.open = False
         arrived = self.take(0.0)
-        left: list[Question | Wish] = [*arrived.questions, *arrived.wishes]
+        left: list[Question | UserRequest] = [*arrived.questions, *arrived.requests]
         for message in left:
             message.refuse(StoppedError(_TOO_LATE))
 

@@ -68,7 +68,7 @@ def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def submit(controller: Controller, spec: JobSpec = SPEC) -> str:
-    event = controller.cycle.wish(lambda _: Submitted(controller.cycle.new_job_id(), spec)).result(20)
+    event = controller.cycle.request(lambda _: Submitted(controller.cycle.new_job_id(), spec)).result(20)
     assert isinstance(event, Submitted)
     return event.job_id
 
@@ -172,7 +172,7 @@ def test_a_replay_of_the_journal_gives_the_state_that_was(tmp_path: Path, world:
             time.sleep(0.1)  # idle cycles in between, which the replay must not need
             world.end(job_id)
         until(lambda: all(state_of(controller, job_id) is JobState.COMPLETED for job_id in jobs))
-        controller.cycle.wish(lambda _: FreezeSet(True, "last")).result(20)
+        controller.cycle.request(lambda _: FreezeSet(True, "last")).result(20)
         live = controller.cycle.ask(lambda state: (state.jobs, state.nodes, state.counts, state.frozen)).result(20)
         replayed = State()
         for row in controller.store.journal_all().journal:
@@ -477,7 +477,7 @@ def test_a_freeze_holds_over_restarts_and_lets_a_person_cancel(tmp_path: Path, w
         until(lambda: controller.ready()[0])
         time.sleep(0.2)
         assert state_of(controller, held) is JobState.PENDING
-        controller.cycle.wish(lambda _: CancelRequested(running)).result(20)
+        controller.cycle.request(lambda _: CancelRequested(running)).result(20)
         until(is_in(controller, running, JobState.CANCELLED))
         assert [type(action) for action in backend.applied] == [StopGang]
         asyncio.run(controller.thaw("test"))

@@ -48,7 +48,7 @@ async def main():
                         raise SubmissionError("it is there")
                     return Submitted(controller.cycle.new_job_id(), spec)
                 try:
-                    await asyncio.wrap_future(controller.cycle.wish(make))
+                    await asyncio.wrap_future(controller.cycle.request(make))
                 except SubmissionError:
                     pass
             print("up", flush=True)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, Wish
+from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, UserRequest
 
 
 def test_who_has_given_up_keeps_nobody_from_being_answered() -> None:
     inbox = Inbox()
     answers: list[Future[Any]] = [Future() for _ in range(4)]
     inbox.put(Question(lambda state: state, answers[0]))
-    inbox.put(Wish(lambda state: pytest.fail("never asked for"), answers[1]))
+    inbox.put(UserRequest(lambda state: pytest.fail("never asked for"), answers[1]))
     inbox.put(Question(lambda state: state, answers[2]))
-    inbox.put(Wish(lambda state: pytest.fail("never asked for"), answers[3]))
+    inbox.put(UserRequest(lambda state: pytest.fail("never asked for"), answers[3]))
     assert answers[0].cancel() and answers[1].cancel()
     inbox.close()
     late: Future[Any] = Future()

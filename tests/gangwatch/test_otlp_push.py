@@ -62,7 +62,7 @@ def until(condition: Callable[[], bool]) -> None:
 def submission(controller: Controller, ranks: int, name: str) -> str:
     """Submit a job; its id."""
     spec = JobSpec(name, ("true",), ranks, time_limit_seconds=60)
-    event = controller.cycle.wish(lambda _: Submitted(controller.cycle.new_job_id(), spec)).result(20)
+    event = controller.cycle.request(lambda _: Submitted(controller.cycle.new_job_id(), spec)).result(20)
     assert isinstance(event, Submitted)
     return event.job_id
 
