@@ -37,7 +37,7 @@ def main(kubeconfig: Path, folder: Path) -> None:
             publishing = Publishing(backend, controller, lambda: True)
             print("ready", flush=True)
             for line in sys.stdin:
-                controller.cycle.tell([event for node in line.split() for event in broken(node)])
+                controller.cycle.report([event for node in line.split() for event in broken(node)])
             publishing.stop()
     finally:
         backend.stop()

@@ -423,7 +423,7 @@ class Controller:
         except Exception as error:
             self.failures.report("verdicts", error, f"{len(events)} lost")
             return
-        self.cycle.tell(translated)
+        self.cycle.report(translated)
 
     def _written(self, events: Sequence[Event], entries: Sequence[NumberedEntry]) -> None:
         for event in events:

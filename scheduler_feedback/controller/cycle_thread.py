@@ -148,9 +148,9 @@ class CycleThread:
         self._inbox.put(UserRequest(make, answer))
         return answer
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def report(self, events: Sequence[Event]) -> None:
         """Queue observations and detector results for the next cycle."""
-        self._inbox.tell(events)
+        self._inbox.report(events)
 
     def new_job_id(self) -> str:
         """Return a new job id. Only for use on the thread, inside a request."""

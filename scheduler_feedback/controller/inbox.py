@@ -78,7 +78,7 @@ class Inbox:
                 return
         message.refuse(StoppedError(_TOO_LATE))
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def report(self, events: Sequence[Event]) -> None:
         """Add observed events."""
         self._queue.put(tuple(events))
 

@@ -331,7 +331,7 @@ def test_a_verdict_is_listed_with_its_evidence_and_judged(site: Site) -> None:
         f"{job_id}/1/0/7", Kind.STRAGGLER, job_id, 1, 0, "n0", Cause.SUSPENDED, 0.97, 1.4, 0.2, 0.28, 1, 2,
         (Evidence("run time", 0.1, 0.2, "s", "its peers", 3.0),), (("n0", 12),),
     )  # fmt: skip
-    site.controller.cycle.tell([verdict])
+    site.controller.cycle.report([verdict])
     deadline = time.monotonic() + 20
     while not site.get("/api/verdicts"):
         assert time.monotonic() < deadline

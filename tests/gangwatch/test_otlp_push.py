@@ -88,7 +88,7 @@ def test_a_jobs_life_arrives_as_a_trace_linked_to_who_held_it_up(tmp_path: Path,
         try:
             first, second = (submission(controller, ranks=4, name=name) for name in ("first", "second"))
             until(lambda: (first, 1) in world.attempts)
-            controller.cycle.tell([straggler(first)])
+            controller.cycle.report([straggler(first)])
             until(lambda: bool(controller.cycle.ask(lambda state: len(state.verdicts)).result()))
             world.end(first)
             until(lambda: (second, 1) in world.attempts)

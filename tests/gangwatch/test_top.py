@@ -45,7 +45,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             running.submit(name="head", ranks=4, time_limit_seconds=600)
             ahead = running.submit(name="short", time_limit_seconds=60)
             running.wait(ahead, "running")
-            running.controller.cycle.tell([straggler(first)])
+            running.controller.cycle.report([straggler(first)])
             deadline = time.monotonic() + 20
             while not running.get("/api/overview")["verdicts"]:
                 assert time.monotonic() < deadline

@@ -128,13 +128,13 @@ class Advising:
             f"{gang}-{job.attempt}-{rank}-{device}", Kind.STRAGGLER, gang, job.attempt, rank, node, Cause.GPU, 0.99,
             1.6, 1.0, 1.6, began_ns, began_ns, device=device, level=level,
         )  # fmt: skip
-        self.controller.cycle.tell([verdict])
+        self.controller.cycle.report([verdict])
         if quarantine:
-            self.controller.cycle.tell([VerdictJudged(verdict.verdict_id, True, "ada")])
+            self.controller.cycle.report([VerdictJudged(verdict.verdict_id, True, "ada")])
         return verdict.verdict_id
 
     def clear(self, verdict_id: str, gang: str) -> None:
-        self.controller.cycle.tell([Cleared(verdict_id, gang, 0, "it runs at normal speed again")])
+        self.controller.cycle.report([Cleared(verdict_id, gang, 0, "it runs at normal speed again")])
 
 
 @contextmanager
@@ -262,7 +262,7 @@ def test_kube_scheduler_keeps_away_from_a_quarantined_node_and_a_claim_from_the_
         assert rule["deviceSelector"] == {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-3"}
         assert (rule["taint"]["key"], rule["taint"]["effect"]) == ("gangwatch.io/quarantine", "NoSchedule")
         assert set(run(cluster, volcano("next", 4, 2)).values()) == {"n2"}
-        it.controller.cycle.tell([VerdictJudged(verdict, False, "ada")])
+        it.controller.cycle.report([VerdictJudged(verdict, False, "ada")])
         wait_for("no rule is left", lambda: not cluster.api.get(RULES)["items"])
         wait_for("no mark is left", lambda: not ours(node(cluster, "n1")))
         assert set(run(cluster, volcano("last", 4, 1)).values()) == {"n1"}

@@ -133,7 +133,7 @@ def work(cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet) -
         wait_for("it runs again", lambda: it.jobs()["moved"].state is JobState.RUNNING)
         cluster.add_job("evicted", 1, annotations=restartable, podFailurePolicy=rules)
         wait_for("it runs", lambda: "evicted" in it.jobs() and it.jobs()["evicted"].state is JobState.RUNNING)
-        it.controller.cycle.tell([CancelRequested(it.jobs()["evicted"].job_id, "ada")])
+        it.controller.cycle.report([CancelRequested(it.jobs()["evicted"].job_id, "ada")])
         wait_for("it is evicted", lambda: it.jobs()["evicted"].state is JobState.CANCELLED)
         cluster.api.create("/api/v1/namespaces/default/pods", lone_pod())
         path = "/api/v1/namespaces/default/pods/lone"

@@ -57,7 +57,7 @@ def accuse(it: Running, gang: str, node: str, slowdown: float = 3.0) -> None:
         first_wall_ns=job.attempt_started_ns or 0,
         last_wall_ns=job.attempt_started_ns or 0,
     )
-    it.controller.cycle.tell([verdict])
+    it.controller.cycle.report([verdict])
 
 
 def node_state(it: Running, node: str) -> NodeState:
@@ -184,7 +184,7 @@ def test_what_an_operator_quarantines_is_marked_and_outlives_the_controller_and_
         wait_for("it runs", lambda: "train" in it.jobs() and it.jobs()["train"].state is JobState.RUNNING)
         (used,) = cluster.nodes_of("train").values()
         (other,) = {"n1", "n2"} - {used}
-        it.controller.cycle.tell([NodeCommanded(other, NodeCommand.QUARANTINE, "ada", "fan")])
+        it.controller.cycle.report([NodeCommanded(other, NodeCommand.QUARANTINE, "ada", "fan")])
         wait_for("it is tainted", lambda: taints(cluster, other).get("gangwatch.io/quarantine") == "NoSchedule")
         assert "fan" in wait_for("it says why", lambda: condition_of(cluster, other))
         assert MEMORY in object_of(cluster, other)["metadata"]["annotations"]
@@ -195,7 +195,7 @@ def test_what_an_operator_quarantines_is_marked_and_outlives_the_controller_and_
         cluster.add_gang("second", 1)
         wait_for("a new one waits", lambda: cluster.condition("second"))
         assert cluster.bound("second") == 0
-        it.controller.cycle.tell([NodeCommanded(other, NodeCommand.RELEASE, "ada")])
+        it.controller.cycle.report([NodeCommanded(other, NodeCommand.RELEASE, "ada")])
         wait_for("released, it is used", lambda: cluster.bound("second") == 1)
 
 

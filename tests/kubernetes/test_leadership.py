@@ -309,7 +309,7 @@ def test_uninstalling_leaves_nothing_of_ours(
         {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "gangwatch"}, "spec": {}},
     )
     with running(access, folder, memory=("default", "gangwatch-memory")) as it:
-        it.controller.cycle.tell([NodeCommanded("n2", NodeCommand.QUARANTINE, "ada", "fan")])
+        it.controller.cycle.report([NodeCommanded("n2", NodeCommand.QUARANTINE, "ada", "fan")])
         wait_for("it runs", lambda: cluster.condition("train").get("status") == "True")
         wait_for("the other waits", lambda: cluster.condition("too-large"))
         probe = pod_body("probe-n2-1-1", 8, nodeName="n2")

@@ -45,7 +45,7 @@ def url(site: Site) -> str:
     site.wait(ahead, "running")
     node = site.get(f"/api/jobs/{running}")["ranks"][0]["node"]
     assert node == "n0"
-    site.controller.cycle.tell([straggler(running)])
+    site.controller.cycle.report([straggler(running)])
     return f"http://127.0.0.1:{site.port}"
 
 
@@ -88,7 +88,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
         ahead = site.submit(name="evaluate", ranks=4, time_limit_seconds=300, user="ada")
         site.wait(ahead, "running")
         _feed(site, step_frames(job, steps=240, slow_rank=3, slow_from=150))
-        site.controller.cycle.tell([straggler(training, rank=3, node="node-0")])
+        site.controller.cycle.report([straggler(training, rank=3, node="node-0")])
         over = threading.Event()
 
         begun_s = time.monotonic()
@@ -242,7 +242,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
         for number in range(30):
             site.submit(name=f"small {number}", ranks=1 + number % 8, time_limit_seconds=600)
         _feed(site, step_frames(job, 60, slow_rank=1777, slow_from=30, own_seconds=0.9))
-        site.controller.cycle.tell([straggler(job["job"], rank=1777, node=job["ranks"][1777]["node"])])
+        site.controller.cycle.report([straggler(job["job"], rank=1777, node=job["ranks"][1777]["node"])])
         yield f"http://127.0.0.1:{site.port}", job["job"]
 
 

@@ -70,7 +70,7 @@ def test_no_page_contains_user_markup_or_inline_scripts_and_styles(site: Site) -
     job_id = site.submit(name=EVIL, user=EVIL, queue=EVIL, command=[EVIL], time_limit_seconds=60)
     site.wait(job_id, "running")
     waiting = site.submit(name=EVIL, ranks=4)
-    site.controller.cycle.tell([straggler(job_id, EVIL)])
+    site.controller.cycle.report([straggler(job_id, EVIL)])
     site.post("/api/nodes/n1/maintenance", {"by": EVIL, "reason": EVIL})
     for path in (*_paths(job_id), f"/jobs/{waiting}", f"/jobs?words={EVIL.replace(' ', '').replace('<', '%3C')}"):
         answer = site.ask("GET", path, Authorization=None)
@@ -295,7 +295,7 @@ def test_a_stream_sends_every_part_first_and_then_changes(site: Site) -> None:
         pass
     assert "train" in html
     site.wait(job_id, "running")
-    site.controller.cycle.tell([straggler(job_id)])
+    site.controller.cycle.report([straggler(job_id)])
     assert f"Rank 0 of {job_id} on" in stream.part("verdicts")
     assert "straggler" in stream.next("news")["text"]
     stream.close()
@@ -338,7 +338,7 @@ def test_an_idle_stream_sends_heartbeats(site: Site, monkeypatch: pytest.MonkeyP
 def test_every_action_of_the_pages_requires_a_token(site: Site) -> None:
     job_id = site.submit()
     site.wait(job_id, "running")
-    site.controller.cycle.tell([straggler(job_id)])
+    site.controller.cycle.report([straggler(job_id)])
     site.post("/api/freeze", {"by": "ada"})
     found = set()
     for path in (*_paths(job_id), "/nodes/n1"):
