@@ -89,7 +89,7 @@ from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.cycle import admit_check
-from scheduler_feedback.feed.agent_reporting import Hearing
+from scheduler_feedback.feed.agent_reporting import AgentStatus
 from scheduler_feedback.journal.store import Reader
 from scheduler_feedback.part_failures import PartFailures, in_words
 from scheduler_feedback.policies.intake.user_requests import array_members
@@ -129,7 +129,7 @@ class Control(Protocol):
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
     async def shared_speeds(self) -> Mapping[str, Speed]: ...
-    def shared_hearing(self) -> Mapping[str, Hearing]: ...
+    def shared_agent_statuses(self) -> Mapping[str, AgentStatus]: ...
     def alive(self) -> tuple[bool, str]: ...
     def scheduling(self) -> tuple[bool, str]: ...
     def ready(self) -> tuple[bool, str]: ...
@@ -211,7 +211,7 @@ class _Api:
             "/api/nodes/{node}/jobs": _left_on,
         }
         listed: dict[str, tuple[Lister, Frame | None]] = {
-            "/api/nodes": (lists.nodes(self._controller.shared_hearing), None),
+            "/api/nodes": (lists.nodes(self._controller.shared_agent_statuses), None),
             "/api/verdicts": (lists.verdicts, None),
             "/api/queue": (lists.waiting, Frame("waiting", lambda listing: documents.queue_frame(listing.state))),
             "/api/decisions": (lists.decisions, None),
@@ -347,7 +347,7 @@ class _Api:
         document = views.overview(listing.state, speeds, time.time_ns(), listing.reasons)
         known = {job["job"]: speeds[job["job"]] for job in document["running"] if job["job"] in speeds}
         return document | {
-            "silent_agents": documents.silent_agents(self._controller.shared_hearing(), listing.present),
+            "silent_agents": documents.silent_agents(self._controller.shared_agent_statuses(), listing.present),
             "step_seconds": {job: speed.seconds for job, speed in known.items()},
             "last_step_ns": {job: speed.end_ns for job, speed in known.items()},
             "troubles": [in_words(trouble) for trouble in self._controller.failures.troubles()],

@@ -18,7 +18,7 @@ from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import Decision, PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.core.verdict_text import sentence, short
-from scheduler_feedback.feed.agent_reporting import Hearing, silent
+from scheduler_feedback.feed.agent_reporting import AgentStatus, silent
 from scheduler_feedback.journal.store import JournalRow, NumberedEntry, RecordedAction
 from scheduler_feedback.policies.nodes.draining import jobs_on, may_leave
 from scheduler_feedback.policies.queue import order
@@ -145,21 +145,22 @@ def present_nodes(state: State) -> list[str]:
     return [node.name for node in state.nodes.values() if node.present]
 
 
-def with_hearing(nodes: list[Document], hearing: Mapping[str, Hearing]) -> list[Document]:
+def with_agent_status(nodes: list[Document], statuses: Mapping[str, AgentStatus]) -> list[Document]:
     """Add each agent's status to the nodes: {"age_seconds", "silent", "words"}, or None if the agent is unknown."""
-    return [node | {"agent": _heard(hearing.get(node["node"]))} for node in nodes]
+    return [node | {"agent": _agent_document(statuses.get(node["node"]))} for node in nodes]
 
 
-def _heard(hearing: Hearing | None) -> Document | None:
-    if hearing is None:
+def _agent_document(status: AgentStatus | None) -> Document | None:
+    if status is None:
         return None
-    return {"age_seconds": hearing.age_seconds, "silent": hearing.silent, "words": hearing.words}
+    return {"age_seconds": status.age_seconds, "silent": status.silent, "words": status.words}
 
 
-def silent_agents(hearing: Mapping[str, Hearing], nodes: Iterable[str]) -> list[Document]:
+def silent_agents(statuses: Mapping[str, AgentStatus], nodes: Iterable[str]) -> list[Document]:
     """Return the nodes among `nodes` whose agent is not reporting, longest silence first."""
     return [
-        {"node": node, "age_seconds": one.age_seconds, "since_ns": one.since_ns} for node, one in silent(hearing, nodes)
+        {"node": node, "age_seconds": one.age_seconds, "since_ns": one.since_ns}
+        for node, one in silent(statuses, nodes)
     ]
 
 

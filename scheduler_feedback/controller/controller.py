@@ -53,7 +53,7 @@ from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Speed
 from scheduler_feedback.core.telemetry.placements import Attest, Placements
 from scheduler_feedback.detectors import Detector, make_all
 from scheduler_feedback.feed import Feed
-from scheduler_feedback.feed.agent_reporting import Hearing, hearing_of
+from scheduler_feedback.feed.agent_reporting import AgentStatus, agent_statuses
 from scheduler_feedback.feed.credentials import Credentials
 from scheduler_feedback.journal.format_needs import UNCHANGED
 from scheduler_feedback.journal.recovery import recover
@@ -143,7 +143,7 @@ class Controller:
         self._served_ns: int | None = None  # when the loop that serves the API last ran
         self._lock: int | None = None
         self._speeds: tuple[float, asyncio.Task[dict[str, Speed]]] | None = None
-        self._hearing: tuple[float, dict[str, Hearing]] | None = None
+        self._agent_statuses: tuple[float, dict[str, AgentStatus]] | None = None
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
@@ -321,9 +321,9 @@ class Controller:
         """Return the gang's recent step times after the row of this sequence. From any thread; may wait briefly."""
         return self._detection.pace_of(gang, sequence, most)
 
-    def hearing(self) -> dict[str, Hearing]:
+    def agent_statuses(self) -> dict[str, AgentStatus]:
         """Return the status of each node's agent, by node. May be called from any thread."""
-        return hearing_of(list(self._feed.streams.values()), self._clock.monotonic_ns(), self._clock.wall_ns())
+        return agent_statuses(list(self._feed.streams.values()), self._clock.monotonic_ns(), self._clock.wall_ns())
 
     def speeds(self) -> dict[str, Speed]:
         """Return the current speed of each gang. From any thread; may wait briefly."""
@@ -353,12 +353,12 @@ class Controller:
             kept = self._speeds = now_s, task
         return await asyncio.shield(kept[1])
 
-    def shared_hearing(self) -> Mapping[str, Hearing]:
-        """Return ``hearing``, at most half a second old: readers share it. May be called from any thread."""
+    def shared_agent_statuses(self) -> Mapping[str, AgentStatus]:
+        """Return ``agent_statuses``, at most half a second old: readers share it. May be called from any thread."""
         now_s = time.monotonic()
-        kept = self._hearing
+        kept = self._agent_statuses
         if kept is None or now_s - kept[0] > SPEEDS_SECONDS:
-            kept = self._hearing = now_s, self.hearing()
+            kept = self._agent_statuses = now_s, self.agent_statuses()
         return kept[1]
 
     def scheduling(self) -> tuple[bool, str]:

@@ -17,7 +17,7 @@ NEVER_SECONDS = 10.0
 10,000 agents start at once, within ten."""
 
 
-class Hearing(NamedTuple):
+class AgentStatus(NamedTuple):
     """Status of one node's agent."""
 
     age_seconds: float | None
@@ -35,21 +35,21 @@ class Hearing(NamedTuple):
         return f"no frame for {self.age_seconds:.0f} s" if self.silent else "fresh"
 
 
-def hearing_of(streams: Iterable[Stream], monotonic_ns: int, wall_ns: int) -> dict[str, Hearing]:
+def agent_statuses(streams: Iterable[Stream], monotonic_ns: int, wall_ns: int) -> dict[str, AgentStatus]:
     """Return the status of every agent that the feed has followed, by node."""
-    found: dict[str, Hearing] = {}
+    found: dict[str, AgentStatus] = {}
     for stream in streams:
         if stream.received_ns is None:
             waited_seconds = (monotonic_ns - stream.known_ns) / 1e9
-            found[stream.node] = Hearing(None, None, waited_seconds > NEVER_SECONDS)
+            found[stream.node] = AgentStatus(None, None, waited_seconds > NEVER_SECONDS)
             continue
         age_ns = max(0, monotonic_ns - stream.received_ns)
         limit_seconds = max(SILENT_LEAST_SECONDS, SILENT_INTERVALS * stream.interval_seconds)
-        found[stream.node] = Hearing(age_ns / 1e9, wall_ns - age_ns, age_ns / 1e9 > limit_seconds)
+        found[stream.node] = AgentStatus(age_ns / 1e9, wall_ns - age_ns, age_ns / 1e9 > limit_seconds)
     return found
 
 
-def silent(hearing: Mapping[str, Hearing], nodes: Iterable[str]) -> list[tuple[str, Hearing]]:
+def silent(statuses: Mapping[str, AgentStatus], nodes: Iterable[str]) -> list[tuple[str, AgentStatus]]:
     """Return the nodes among `nodes` whose agent is silent, longest silence first."""
-    found = [(node, hearing[node]) for node in nodes if node in hearing and hearing[node].silent]
+    found = [(node, statuses[node]) for node in nodes if node in statuses and statuses[node].silent]
     return sorted(found, key=lambda one: (-(one[1].age_seconds or 0.0), one[0]))

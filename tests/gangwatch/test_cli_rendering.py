@@ -17,7 +17,7 @@ from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
 from scheduler_feedback.core.job import Job, JobSpec, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
-from scheduler_feedback.feed.agent_reporting import Hearing
+from scheduler_feedback.feed.agent_reporting import AgentStatus
 from scheduler_feedback.journal.store import NumberedEntry
 
 SECOND = 1_000_000_000
@@ -123,8 +123,8 @@ def test_check_keeps_every_word_whole(
 
 
 def test_nodes(state: State, capsys: pytest.CaptureFixture[str]) -> None:
-    hearing = {"node-0": Hearing(0.4, WALL, False), "node-1": Hearing(None, None, True)}
-    rendering.nodes(documents.with_hearing(documents.nodes_document(state), hearing))
+    statuses = {"node-0": AgentStatus(0.4, WALL, False), "node-1": AgentStatus(None, None, True)}
+    rendering.nodes(documents.with_agent_status(documents.nodes_document(state), statuses))
     rows = [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
     assert [row[:5] for row in rows[1:]] == [
         ["node-0", "healthy", "fresh", "2", "0"],

@@ -22,7 +22,7 @@ from gangwatch.supervisor.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_sto
 from gangwatch.supervisor.service_manager import notify
 from scheduler_feedback.controller.progress import LATE_SECONDS, STUCK_SECONDS, Progress
 from scheduler_feedback.core.events import NodeSeen
-from scheduler_feedback.feed.agent_reporting import NEVER_SECONDS, hearing_of, silent
+from scheduler_feedback.feed.agent_reporting import NEVER_SECONDS, agent_statuses, silent
 from scheduler_feedback.feed.stream_state import Stream
 from tests.cluster.memory_backend import World
 from tests.controller.site import serving
@@ -195,18 +195,18 @@ def test_an_agent_is_silent_after_three_of_its_intervals_and_never_before_three_
     ]
 
     def silent_at(seconds: float) -> set[str]:
-        hearing = hearing_of(streams, int((100 + seconds) * SECOND), 1_800_000_000 * SECOND)
-        return {node for node, _ in silent(hearing, [stream.node for stream in streams])}
+        statuses = agent_statuses(streams, int((100 + seconds) * SECOND), 1_800_000_000 * SECOND)
+        return {node for node, _ in silent(statuses, [stream.node for stream in streams])}
 
     assert silent_at(2.9) == set()
     assert silent_at(3.1) == {"fast", "usual"}
     assert silent_at(NEVER_SECONDS + 0.1) == {"fast", "usual", "new"}
     assert silent_at(45.1) == {"fast", "usual", "slow", "new"}
-    hearing = hearing_of(streams, 107 * SECOND, 1_800_000_000 * SECOND)
-    assert hearing["usual"].words == "no frame for 7 s"
-    assert hearing["usual"].since_ns == 1_799_999_993 * SECOND
-    assert hearing["new"].words == "no frame yet"
-    assert hearing["slow"].words == "fresh"
+    statuses = agent_statuses(streams, 107 * SECOND, 1_800_000_000 * SECOND)
+    assert statuses["usual"].words == "no frame for 7 s"
+    assert statuses["usual"].since_ns == 1_799_999_993 * SECOND
+    assert statuses["new"].words == "no frame yet"
+    assert statuses["slow"].words == "fresh"
 
 
 @pytest.mark.slow

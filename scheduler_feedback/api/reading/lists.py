@@ -21,7 +21,7 @@ from scheduler_feedback.api.reading.listing import Listing
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import PastVerdict
 from scheduler_feedback.core.verdict import Verdict
-from scheduler_feedback.feed.agent_reporting import Hearing
+from scheduler_feedback.feed.agent_reporting import AgentStatus
 
 Document = dict[str, Any]
 
@@ -126,8 +126,8 @@ def _after_job(every: Sequence[Job], mark: Mark | None) -> int:
     return first
 
 
-def nodes(hearing: Callable[[], Mapping[str, Hearing]]) -> Lister:
-    """Return the list of nodes with the jobs on them, by name. hearing: returns each agent's status, by node."""
+def nodes(statuses: Callable[[], Mapping[str, AgentStatus]]) -> Lister:
+    """Return the list of nodes with the jobs on them, by name. statuses: returns each agent's status, by node."""
 
     def lister(listing: Listing, mark: Mark | None, most: int) -> Slice:
         names, first = listing.nodes, 0
@@ -136,7 +136,7 @@ def nodes(hearing: Callable[[], Mapping[str, Hearing]]) -> Lister:
             first = bisect_right(names, name)
         shown = names[first : first + most]
         found = [documents.node_document(listing.state.nodes[name], listing.on_node[name]) for name in shown]
-        return Slice(documents.with_hearing(found, hearing()), [shown[-1]] if first + most < len(names) else None)
+        return Slice(documents.with_agent_status(found, statuses()), [shown[-1]] if first + most < len(names) else None)
 
     return lister
 

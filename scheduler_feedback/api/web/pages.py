@@ -40,7 +40,7 @@ from scheduler_feedback.api.web import frame, job, lists, node, overview, paces,
 from scheduler_feedback.api.web.markup import Markup, join, tag
 from scheduler_feedback.core.disclosure import hide
 from scheduler_feedback.core.telemetry.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
-from scheduler_feedback.feed.agent_reporting import Hearing
+from scheduler_feedback.feed.agent_reporting import AgentStatus
 from scheduler_feedback.journal.store import NumberedEntry, Reader
 from scheduler_feedback.part_failures import PartFailures, in_words
 
@@ -105,7 +105,7 @@ class Source(Protocol):
 
     def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
     async def shared_speeds(self) -> Mapping[str, Speed]: ...
-    def shared_hearing(self) -> Mapping[str, Hearing]: ...
+    def shared_agent_statuses(self) -> Mapping[str, AgentStatus]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class Pages:
         rendered = await self._render_parts(view, peer)
         troubles = [in_words(one) for one in self._source.failures.troubles()]
         silent = await self._source.desk.ask(
-            peer, lambda listing: documents.silent_agents(self._source.shared_hearing(), listing.present)
+            peer, lambda listing: documents.silent_agents(self._source.shared_agent_statuses(), listing.present)
         )
         rendered.parts[frame.TROUBLES] = frame.troubles(troubles, silent)
         return rendered
@@ -304,7 +304,9 @@ class Pages:
 
                 def nodes(listing: Listing) -> Rendering:
                     document = views.nodes_page(listing.state, view.state, view.words, view.page)
-                    document["nodes"] = documents.with_hearing(document["nodes"], self._source.shared_hearing())
+                    document["nodes"] = documents.with_agent_status(
+                        document["nodes"], self._source.shared_agent_statuses()
+                    )
                     return Rendering(lists.node_parts(document, view.query))
 
                 return await desk.ask(peer, nodes)
@@ -312,7 +314,7 @@ class Pages:
                 found = await desk.ask(peer, lambda listing: views.node_page(listing.state, view.name))
                 if found is None:
                     raise RefusedError(404, f"no node {view.name}")
-                (found,) = documents.with_hearing([found], self._source.shared_hearing())
+                (found,) = documents.with_agent_status([found], self._source.shared_agent_statuses())
                 story = await desk.read(peer, lambda: self._story(f"node:{view.name}"))
                 speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
                 return Rendering(await desk.make(peer, partial(node.parts, found, story, speeds, now_ns)))
