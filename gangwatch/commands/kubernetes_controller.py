@@ -268,7 +268,7 @@ def _serve(
             backend,
             policy,
             credentials=credentials,
-            named=named,
+            translate_frames=named,
             attest=attest,
             streams=streams,
             access=access,

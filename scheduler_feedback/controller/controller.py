@@ -85,12 +85,12 @@ class Controller:
             ... serve app; once it listens, controller.announce(url)
 
     reload: reads the configuration again and returns its policy; may raise ConfigError. detectors: the detectors to
-    run. fabric: the switch of each node. named: translates a layout and a frame to the backend's names. attest: returns
-    the nodes of gangs that the cycle did not place. heard: translates detector events before the cycle gets them,
-    because a backend may use other gang names than the agents. told: called with the entries of each cycle, on its
-    thread; must not block. elsewhere: how to submit jobs if another scheduler starts them; '' if this one does. access:
-    authenticates requests; default: with the folder's tokens. audit: the audit log. Entering raises
-    StateFolderBusyError if the folder already has a controller, StoreError if its journal is unusable.
+    run. fabric: the switch of each node. translate_frames: translates a layout and a frame to the backend's names.
+    attest: returns the nodes of gangs that the cycle did not place. translate_events: translates detector events before
+    the cycle gets them, because a backend may use other gang names than the agents. on_entries: called with the entries
+    of each cycle, on its thread; must not block. elsewhere: how to submit jobs if another scheduler starts them; '' if
+    this one does. access: authenticates requests; default: with the folder's tokens. audit: the audit log. Entering
+    raises StateFolderBusyError if the folder already has a controller, StoreError if its journal is unusable.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Controller:
         retention: Retention | None = None,
         credentials: Credentials | None = None,
         fabric: Fabric | None = None,
-        named: Callable[[AnyLayout, Frame], tuple[AnyLayout, Frame]] | None = None,
+        translate_frames: Callable[[AnyLayout, Frame], tuple[AnyLayout, Frame]] | None = None,
         attest: Attest | None = None,
-        heard: Callable[[Sequence[Event]], Sequence[Event]] | None = None,
-        told: Callable[[Sequence[NumberedEntry]], None] | None = None,
+        translate_events: Callable[[Sequence[Event]], Sequence[Event]] | None = None,
+        on_entries: Callable[[Sequence[NumberedEntry]], None] | None = None,
         elsewhere: str = "",
         streams: tuple[int, int] = (MOST_STREAMS, MOST_STREAMS_EACH),
         access: Authentication | None = None,
@@ -124,7 +124,7 @@ class Controller:
         self._backend = backend
         self._policy = policy
         self._reload = reload
-        self._heard = heard
+        self._translate_events = translate_events
         self._clock = clock or SystemClock()
         self._snapshot_seconds = snapshot_seconds
         self._retention = retention or Retention()
@@ -134,11 +134,11 @@ class Controller:
         self._detection = DetectionThread(
             enabled, self._found, self._clock, fabric=fabric, failures=self.failures, placements=self._placements
         )
-        self._named = named
+        self._translate_frames = translate_frames
         self._credentials = credentials
         self._feed = self._make_feed()
         self._freeze_switch = FreezeSwitch(folder / "frozen")
-        self._told = told
+        self._on_entries = on_entries
         self._on_failure: Callable[[], None] | None = None
         self._served_ns: int | None = None  # when the loop that serves the API last ran
         self._lock: int | None = None
@@ -284,7 +284,7 @@ class Controller:
                 _log.error("feed credentials not loaded, the former ones stay valid: %s", error)
 
     def _make_feed(self) -> Feed:
-        take = self._detection.offer if self._named is None else self._take
+        take = self._detection.offer if self._translate_frames is None else self._take
         return Feed(
             self.folder / "agents", take, WANTED, self._clock, self._credentials, self._detection.between,
             self.failures.report, self._placements.reached,
@@ -414,12 +414,12 @@ class Controller:
     # --- from the threads ---------------------------------------------------------------------------------------------
 
     def _take(self, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
-        assert self._named is not None, "only called with a translation"
-        self._detection.offer(*self._named(layout, frame), received_ns)
+        assert self._translate_frames is not None, "only called with a translation"
+        self._detection.offer(*self._translate_frames(layout, frame), received_ns)
 
     def _found(self, events: Sequence[Event]) -> None:
         try:
-            translated = events if self._heard is None else self._heard(events)
+            translated = events if self._translate_events is None else self._translate_events(events)
         except Exception as error:
             self.failures.report("verdicts", error, f"{len(events)} lost")
             return
@@ -431,8 +431,8 @@ class Controller:
                 self._detection.forget(event.job_id)
         if entries:
             self.subscribers.wrote(entries)
-            if self._told is not None:
-                self._told(entries)
+            if self._on_entries is not None:
+                self._on_entries(entries)
 
     def _died(self, error: BaseException) -> None:
         self.failure = self.failure or error

@@ -120,10 +120,10 @@ BOUNDARIES = {
     "all telemetry": Boundary("fleet", lambda _, patch: patch.setattr(Look, "_counters", raises), frames),
     "step times": Boundary("pace", lambda site, _: setattr(site.controller._detection._paces, "take", raises)),
     "detector results are renamed": Boundary(
-        "verdicts", lambda site, _: setattr(site.controller, "_heard", raises), tell_findings
+        "verdicts", lambda site, _: setattr(site.controller, "_translate_events", raises), tell_findings
     ),
     "entries are handed on": Boundary(
-        "entries", lambda site, _: setattr(site.controller, "_told", raises), Site.submit
+        "entries", lambda site, _: setattr(site.controller, "_on_entries", raises), Site.submit
     ),
     "samples of the state": Boundary("metrics", lambda _, patch: patch.setattr(controller_module, "measure", raises)),
     "samples of the feed": Boundary(

@@ -309,7 +309,7 @@ def running(
             begin_anew(folder, backend, policy, kept=kept)
         detectors = None if watching else ()
         with Controller(
-            folder, backend, policy, detectors=detectors, named=naming(backend), attest=backend.world.attest
+            folder, backend, policy, detectors=detectors, translate_frames=naming(backend), attest=backend.world.attest
         ) as controller:
             publishing = Publishing(backend, controller, lambda: True, memory=memory) if publish else None
             try:
