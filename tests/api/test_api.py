@@ -58,7 +58,7 @@ WRITES = [
 
 @pytest.mark.parametrize("path", WRITES)
 @pytest.mark.parametrize("given", [None, "Bearer ", "Bearer wrong", "Basic abc", "token"])
-def test_what_changes_something_needs_the_token(refusing: Site, path: str, given: str | None) -> None:
+def test_changes_require_a_token(refusing: Site, path: str, given: str | None) -> None:
     refusing.controller.access.attempts = Attempts()  # of wrong tokens: all tests come from one address
     answer = refusing.ask("POST", path, JOB, Authorization=given)
     assert answer.status == 401
@@ -68,14 +68,14 @@ def test_what_changes_something_needs_the_token(refusing: Site, path: str, given
     assert refusing.get("/api/queue")["frozen"] is False
 
 
-def test_the_token_is_the_owners_alone(refusing: Site) -> None:
+def test_only_the_owner_may_read_the_token_file(refusing: Site) -> None:
     path = refusing.controller.folder / "token"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text() == refusing.token
     assert len(refusing.token) >= 32
 
 
-def test_what_jobs_wrote_needs_the_token(site: Site) -> None:
+def test_job_output_requires_a_token(site: Site) -> None:
     job_id = site.submit()
     for path in (f"/api/jobs/{job_id}/logs?rank=0", "/api/journal"):
         assert site.ask("GET", path, Authorization=None).status == 401
@@ -85,7 +85,7 @@ def test_what_jobs_wrote_needs_the_token(site: Site) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::2]:{port}", "", "127.0.0.1.evil.example:{port}"]
 )
-def test_a_host_that_is_not_ours_is_refused(refusing: Site, host: str) -> None:
+def test_a_foreign_host_is_refused(refusing: Site, host: str) -> None:
     for method, path in (("GET", "/api/jobs"), ("POST", "/api/freeze"), ("GET", "/readyz")):
         answer = refusing.ask(method, path, {}, Host=host.format(port=refusing.port))
         assert answer.status in (400, 403)
@@ -95,12 +95,12 @@ def test_a_host_that_is_not_ours_is_refused(refusing: Site, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost:{port}", "127.0.0.1:{port}", "[::1]:{port}", "127.8.8.8:{port}"])
-def test_every_name_of_loopback_is_ours(refusing: Site, host: str) -> None:
+def test_every_loopback_name_is_accepted(refusing: Site, host: str) -> None:
     assert refusing.ask("GET", "/api/jobs", Host=host.format(port=refusing.port)).status == 200
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
-def test_an_origin_that_is_not_ours_is_refused(site: Site, origin: str) -> None:
+def test_a_foreign_origin_is_refused(site: Site, origin: str) -> None:
     answer = site.ask("POST", "/api/freeze", {}, Origin=origin.format(port=site.port))
     assert answer.status == 403
     assert "Origin" in answer.error
@@ -114,9 +114,7 @@ def test_an_origin_that_is_not_ours_is_refused(site: Site, origin: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"), [("a\u202eb", "RIGHT-TO-LEFT OVERRIDE"), ("a\nb", "U+000A"), ("\x9b", "U+009B")]
 )
-def test_a_name_that_would_show_as_another_is_refused_in_words(
-    refusing: Site, field: str, text: str, said: str
-) -> None:
+def test_a_misleading_name_is_refused_with_a_reason(refusing: Site, field: str, text: str, said: str) -> None:
     answer = refusing.ask("POST", "/api/jobs", JOB | {field: text})
     assert answer.status == 400
     assert answer.error.startswith(f"{field} contains ") and said in answer.error
@@ -125,7 +123,7 @@ def test_a_name_that_would_show_as_another_is_refused_in_words(
     assert refusing.get("/api/nodes")[0]["state"] == "healthy"
 
 
-def test_jobs_are_found_by_state_user_and_queue(site: Site) -> None:
+def test_jobs_are_filtered_by_state_user_and_queue(site: Site) -> None:
     first = site.submit(user="ana")
     site.wait(first, "running")
     site.world.end(first)
@@ -143,7 +141,7 @@ def test_jobs_are_found_by_state_user_and_queue(site: Site) -> None:
     assert wrong.status == 400 and "completed" in wrong.error
 
 
-def test_a_node_that_is_gone_is_removed(site: Site) -> None:
+def test_an_absent_node_can_be_removed(site: Site) -> None:
     refused = site.ask("POST", "/api/nodes/n1/remove", {"by": "ada"})
     assert refused.status == 409 and "still reports" in refused.error
     del site.world.nodes[1]
@@ -186,7 +184,7 @@ def test_a_node_that_is_gone_is_removed(site: Site) -> None:
         (b'{"name": "\\ud800"}', "not JSON"),
     ],
 )
-def test_a_malformed_submission_is_refused_by_field(refusing: Site, body: object, named: str) -> None:
+def test_a_malformed_submission_is_refused_naming_the_field(refusing: Site, body: object, named: str) -> None:
     answer = refusing.ask("POST", "/api/jobs", body)
     assert answer.status == 400
     assert named in answer.error
@@ -203,13 +201,13 @@ def test_a_malformed_submission_is_refused_by_field(refusing: Site, body: object
         ({"environment": {"A=B": "c"}}, "is not a valid name for an environment variable"),
     ],
 )
-def test_a_job_that_can_not_be_is_refused_in_words(refusing: Site, more: dict[str, object], words: str) -> None:
+def test_an_impossible_job_is_refused_with_a_reason(refusing: Site, more: dict[str, object], words: str) -> None:
     answer = refusing.ask("POST", "/api/jobs", JOB | more)
     assert answer.status == 422
     assert words in answer.error
 
 
-def test_a_body_must_be_json_and_not_long(site: Site) -> None:
+def test_a_body_must_be_json_and_short(site: Site) -> None:
     assert site.ask("POST", "/api/jobs", JOB, Content_Type="text/plain").status == 415
     assert site.ask("POST", "/api/freeze", {}, Content_Type=None).status == 415
     answer = site.ask("POST", "/api/jobs", JOB | {"environment": {"A": "x" * 1024 * 1024}})
@@ -297,7 +295,7 @@ def test_a_waiting_job_is_explained_queued_and_cancelled(site: Site) -> None:
     assert site.get(f"/api/jobs/{second}/story")[-1]["text"] == "cancelled: cancelled while pending by ada"
 
 
-def test_an_operators_command_reaches_the_node_and_the_story_of_who_was_there(site: Site) -> None:
+def test_a_node_command_appears_in_the_stories_of_node_and_jobs(site: Site) -> None:
     job_id = site.submit()
     site.wait(job_id, "running")
     assert site.post("/api/nodes/n0/maintenance", {"by": "ada", "reason": "new NIC"})["node"] == "n0"
@@ -359,7 +357,7 @@ def test_freeze_and_thaw(site: Site) -> None:
     site.wait(job_id, "running")
 
 
-def test_reload_takes_over_or_refuses(site: Site) -> None:
+def test_reload_applies_or_refuses_the_configuration(site: Site) -> None:
     site.reloads += [ConfigError("gangwatch.toml: policy.mode: unknown key"), Policy(migration_margin=0.5)]
     answer = site.ask("POST", "/api/reload", {})
     assert answer.status == 422
@@ -368,7 +366,7 @@ def test_reload_takes_over_or_refuses(site: Site) -> None:
     assert site.controller.cycle.ask(lambda state: state.policy.migration_margin).result(20) == 0.5
 
 
-def test_a_job_that_its_queue_can_never_hold_is_refused_in_words(site: Site) -> None:
+def test_a_job_too_large_for_its_queue_is_refused_with_a_reason(site: Site) -> None:
     site.reloads.append(Policy(queues=(Queue("shut", limit=0), Queue("small", limit=1))))
     site.post("/api/reload")
     for queue, ranks, words in (
@@ -381,7 +379,7 @@ def test_a_job_that_its_queue_can_never_hold_is_refused_in_words(site: Site) -> 
     assert site.get("/api/jobs") == []
 
 
-def test_a_store_that_is_full_is_507_and_not_ready(site: Site) -> None:
+def test_a_full_store_gives_507_and_not_ready(site: Site) -> None:
     database = site.controller.store._connection
 
     def limit(pages: int) -> None:
@@ -406,7 +404,7 @@ def test_a_store_that_is_full_is_507_and_not_ready(site: Site) -> None:
     assert site.ask("POST", "/api/jobs", JOB).status == 201
 
 
-def test_a_controller_that_has_failed_answers_503(site: Site) -> None:
+def test_a_failed_controller_responds_503(site: Site) -> None:
     site.controller.cycle.stop()
     answer = site.ask("POST", "/api/jobs", JOB)
     assert answer.status == 503
@@ -414,7 +412,7 @@ def test_a_controller_that_has_failed_answers_503(site: Site) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_bug_is_500_and_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_gives_500_with_a_message(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
@@ -457,14 +455,14 @@ def test_logs_of_a_rank(site: Site) -> None:
 
 @pytest.mark.parametrize("ending", [b"", b"\n"])
 @pytest.mark.parametrize("lines", [0, 1, 3, 999, 1000, 1001])
-def test_the_tail_is_so_many_lines(tmp_path: Path, lines: int, ending: bytes) -> None:
+def test_the_tail_has_the_requested_number_of_lines(tmp_path: Path, lines: int, ending: bytes) -> None:
     content = b"\n".join(b"%d %s" % (n, b"x" * (n % 200)) for n in range(1000)) + ending
     (tmp_path / "log").write_bytes(content)
     wanted = b"".join(content.splitlines(keepends=True)[1000 - min(lines, 1000) :])
     assert tail_of(tmp_path / "log", lines) == wanted.decode()
 
 
-def test_the_tail_of_an_endless_line_is_bounded(tmp_path: Path) -> None:
+def test_the_tail_of_a_very_long_line_is_limited(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"x" * 5 * 1024 * 1024)
     assert len(tail_of(tmp_path / "log", 10)) == 4 * 1024 * 1024
     (tmp_path / "log").write_bytes(b"")
@@ -496,7 +494,7 @@ async def listening(site: Site, path: str, **headers: str) -> AsyncIterator[Asyn
         yield events()
 
 
-def test_events_come_as_they_are_written_and_from_where_one_left(site: Site) -> None:
+def test_events_arrive_when_written_and_resume_after_an_entry(site: Site) -> None:
     async def scene() -> None:
         async with asyncio.timeout(20):
             first = await asyncio.to_thread(site.submit)
@@ -516,7 +514,7 @@ def test_events_come_as_they_are_written_and_from_where_one_left(site: Site) -> 
     asyncio.run(scene())
 
 
-def test_many_entries_come_in_one_go(site: Site) -> None:
+def test_many_entries_arrive_together(site: Site) -> None:
     async def scene() -> None:
         async with asyncio.timeout(60):
             await asyncio.to_thread(site.controller.cycle.tell, [NodeSeen(f"x{n}", 1, (), "m") for n in range(2500)])
@@ -543,7 +541,7 @@ def test_a_stream_ends_when_the_server_stops(tmp_path: Path) -> None:
     assert asyncio.run(scene()) < 10
 
 
-def test_silent_streams_breathe_and_are_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_streams_send_heartbeats_and_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_streams, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(site.controller.subscribers._places, "most_each", 1)
 
@@ -576,7 +574,7 @@ def test_the_journal_replays_to_the_same_decisions(site: Site) -> None:
     assert [len(outcome.actions) for outcome in outcomes] == [len(row["actions"]) for row in rows]
 
 
-def test_a_job_that_is_to_wait_for_an_unknown_one_is_refused(site: Site) -> None:
+def test_a_dependency_on_an_unknown_job_is_refused(site: Site) -> None:
     first = site.submit()
     after = [{"job_id": first, "condition": "ok"}, {"job_id": "j-000099", "condition": "ok"}]
     answer = site.ask("POST", "/api/jobs", JOB | {"after": after})

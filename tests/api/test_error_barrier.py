@@ -36,7 +36,7 @@ def ask(messages: list[dict[str, Any]], failures: PartFailures) -> list[Any]:
     return answered
 
 
-def test_a_client_that_goes_away_while_it_sends_is_no_bug() -> None:
+def test_a_client_that_disconnects_while_sending_is_no_bug() -> None:
     failures = PartFailures()
     part = {"type": "http.request", "body": b"{", "more_body": True}
     assert ask([part, {"type": "http.disconnect"}], failures) == []

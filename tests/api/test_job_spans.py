@@ -50,7 +50,7 @@ def seconds(span: Span) -> tuple[float, float]:
     return (span.start_ns - WALL) / SECOND, (span.end_ns - WALL) / SECOND
 
 
-def test_a_jobs_life_from_its_submission_to_its_end() -> None:
+def test_a_job_has_a_trace_from_submission_to_end() -> None:
     fold = traces()
     spans = folded(STORY, fold)
     assert [(span.name, *seconds(span)) for span in spans] == [
@@ -78,7 +78,7 @@ def test_a_jobs_life_from_its_submission_to_its_end() -> None:
     assert len(fold) == 0
 
 
-def test_what_it_waited_for_is_linked() -> None:
+def test_a_queued_span_links_to_the_jobs_it_waited_for() -> None:
     queued = folded(STORY, traces())[0]
     (link,) = queued.links  # the job that is forgotten has no trace to point at
     assert (link.trace_id, link.span_id) == (trace_id("j-000001", WALL), root_id("j-000001", WALL))
@@ -87,7 +87,7 @@ def test_what_it_waited_for_is_linked() -> None:
 
 
 @pytest.mark.parametrize("told_before", range(1, len(STORY)))
-def test_a_controller_that_was_started_anew_goes_on_with_the_same_trace(told_before: int) -> None:
+def test_a_restarted_controller_continues_the_same_trace(told_before: int) -> None:
     whole = traces()
     expected = [span for number, one in enumerate(STORY) for span in whole.take(number, one) if number >= told_before]
     later = traces(past=STORY)
@@ -98,13 +98,13 @@ def test_a_controller_that_was_started_anew_goes_on_with_the_same_trace(told_bef
     ]
 
 
-def test_a_verdict_that_was_cleared_ends_there() -> None:
+def test_a_cleared_verdict_ends_its_span() -> None:
     story = [*STORY[:6], entry(60, "cleared", "verdict v-7 no longer holds: it keeps pace again"), *STORY[11:]]
     found = {span.name: seconds(span) for span in folded(story, traces())}
     assert found["verdict: rank 1 of j-000002 is a straggler (suspended)"] == (30, 60)
 
 
-def test_what_failed_says_so() -> None:
+def test_a_failed_job_marks_its_spans() -> None:
     story = [*STORY[:5], entry(20, "ended", "failed: rank 2 exited with 1")]
     spans = folded(story, traces())
     assert {span.name: span.failed for span in spans if span.failed} == {
@@ -113,7 +113,7 @@ def test_what_failed_says_so() -> None:
     }
 
 
-def test_nodes_arrays_and_the_cluster_have_no_trace_and_events_are_bounded() -> None:
+def test_only_jobs_have_traces_and_events_are_limited() -> None:
     fold = traces(known=("j-000002",))
     for subject in ("node:n0", "cluster", "j-array"):
         assert fold.take(1, entry(0, "submitted", subject=subject)) == []

@@ -93,7 +93,7 @@ def snapshot_of(controller: Controller) -> bytes:
     return controller.cycle.ask(encode_state).result(20)
 
 
-def test_a_journal_that_was_emptied_beside_records_of_jobs_is_not_begun_anew(tmp_path: Path, world: World) -> None:
+def test_an_emptied_journal_next_to_job_records_is_refused(tmp_path: Path, world: World) -> None:
     """An empty journal knows no job and would end those that run; where there are none it is a first start."""
     (tmp_path / "jobs").mkdir()
     (tmp_path / "store.sqlite").touch()
@@ -117,7 +117,7 @@ def test_a_journal_that_was_emptied_beside_records_of_jobs_is_not_begun_anew(tmp
 # --- the plain way ---------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_written_started_seen_and_accounted_for(tmp_path: Path, world: World) -> None:
+def test_a_job_is_journalled_started_observed_and_ended(tmp_path: Path, world: World) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         until(lambda: controller.ready() == (True, ""))
         job_id = submit(controller)
@@ -138,7 +138,7 @@ def test_a_job_is_written_started_seen_and_accounted_for(tmp_path: Path, world: 
     assert world.attempts[job_id, 1].starts == 1
 
 
-def test_written_before_acted_on(tmp_path: Path, world: World) -> None:
+def test_actions_are_journalled_before_they_are_carried_out(tmp_path: Path, world: World) -> None:
     seen: list[tuple[str, bool]] = []
 
     def look(action: Action) -> None:
@@ -163,7 +163,7 @@ def test_idle_cycles_are_not_journalled(tmp_path: Path, world: World) -> None:
         assert len(controller.store.journal_all().journal) == written
 
 
-def test_a_replay_of_the_journal_gives_the_state_that_was(tmp_path: Path, world: World) -> None:
+def test_a_replay_of_the_journal_rebuilds_the_state(tmp_path: Path, world: World) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         jobs = [submit(controller, structs.replace(SPEC, ranks=ranks)) for ranks in (2, 4, 1, 1)]
         for job_id in jobs:
@@ -189,7 +189,7 @@ class FallingClock(SystemClock):
         return super().wall_ns() - self.back_ns
 
 
-def test_the_cycles_time_never_falls(tmp_path: Path, world: World) -> None:
+def test_the_time_of_cycles_never_decreases(tmp_path: Path, world: World) -> None:
     clock = FallingClock()
     with controlling(tmp_path, MemoryBackend(world), clock=clock) as controller:
         first = submit(controller)
@@ -204,7 +204,7 @@ def test_the_cycles_time_never_falls(tmp_path: Path, world: World) -> None:
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_controller_is_refused_by_name(tmp_path: Path, world: World) -> None:
+def test_a_second_controller_of_a_folder_is_refused(tmp_path: Path, world: World) -> None:
     with (
         controlling(tmp_path, MemoryBackend(world)),
         pytest.raises(StateFolderBusyError, match=rf"pid {os.getpid()}\).*{tmp_path}"),
@@ -216,7 +216,7 @@ def test_a_second_controller_is_refused_by_name(tmp_path: Path, world: World) ->
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_restart_loses_no_job_and_starts_none_twice(tmp_path: Path, world: World, clean: bool) -> None:
+def test_a_restart_loses_no_job_and_starts_no_job_twice(tmp_path: Path, world: World, clean: bool) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         running = submit(controller)
         until(is_in(controller, running, JobState.RUNNING))
@@ -265,7 +265,7 @@ def test_an_intent_without_an_outcome_is_carried_out_once_after_the_restart(tmp_
     assert list(world.attempts) == [(job_id, 1)]
 
 
-def test_what_was_carried_out_without_a_recorded_outcome_is_not_done_twice(tmp_path: Path, world: World) -> None:
+def test_an_action_without_a_recorded_outcome_is_not_repeated(tmp_path: Path, world: World) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         job_id = submit(controller)
         until(is_in(controller, job_id, JobState.RUNNING))
@@ -292,7 +292,7 @@ def test_what_was_carried_out_without_a_recorded_outcome_is_not_done_twice(tmp_p
     assert backend.applied == []
 
 
-def test_the_state_follows_the_record_where_a_replay_decides_otherwise(
+def test_the_state_follows_the_record_if_a_replay_differs(
     tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
@@ -319,7 +319,7 @@ def test_the_state_follows_the_record_where_a_replay_decides_otherwise(
     assert world.strays == []
 
 
-def test_a_start_that_a_replay_would_not_decide_is_kept(tmp_path: Path, world: World) -> None:
+def test_a_recorded_start_is_kept_if_a_replay_lacks_it(tmp_path: Path, world: World) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         job_id = submit(controller)
         until(is_in(controller, job_id, JobState.RUNNING))
@@ -414,7 +414,7 @@ def make_room(controller: Controller) -> None:
 BIG = structs.replace(SPEC, environment={"FILLING": "x" * 100_000})
 
 
-def test_a_full_store_refuses_wishes_keeps_observations_and_says_so(tmp_path: Path, world: World) -> None:
+def test_a_full_store_refuses_requests_and_keeps_observations(tmp_path: Path, world: World) -> None:
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
         job_id = submit(controller)
@@ -438,7 +438,7 @@ def test_a_full_store_refuses_wishes_keeps_observations_and_says_so(tmp_path: Pa
 
 
 @pytest.mark.parametrize("table", ["journal", "actions", "entries"])
-def test_a_store_that_fails_in_the_middle_leaves_no_half_cycle(tmp_path: Path, world: World, table: str) -> None:
+def test_a_store_that_fails_within_a_cycle_writes_nothing_of_it(tmp_path: Path, world: World, table: str) -> None:
     """After the cycle has changed the state, too: it must be what the store holds."""
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
@@ -465,7 +465,7 @@ def test_a_store_that_fails_in_the_middle_leaves_no_half_cycle(tmp_path: Path, w
 # --- freeze ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_freeze_holds_over_restarts_and_lets_a_person_cancel(tmp_path: Path, world: World) -> None:
+def test_a_freeze_survives_restarts_and_allows_cancellation(tmp_path: Path, world: World) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         running = submit(controller)
         until(is_in(controller, running, JobState.RUNNING))
@@ -485,7 +485,7 @@ def test_a_freeze_holds_over_restarts_and_lets_a_person_cancel(tmp_path: Path, w
         assert not (tmp_path / "frozen").exists()
 
 
-def test_a_flag_made_by_hand_freezes(tmp_path: Path, world: World) -> None:
+def test_a_flag_file_created_by_hand_freezes(tmp_path: Path, world: World) -> None:
     (tmp_path / "frozen").touch()
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
@@ -497,7 +497,7 @@ def test_a_flag_made_by_hand_freezes(tmp_path: Path, world: World) -> None:
         until(is_in(controller, held, JobState.RUNNING))
 
 
-def test_a_freeze_holds_while_the_store_is_full(tmp_path: Path, world: World) -> None:
+def test_a_freeze_takes_effect_while_the_store_is_full(tmp_path: Path, world: World) -> None:
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
         until(lambda: controller.ready()[0])
@@ -515,7 +515,7 @@ def test_a_freeze_holds_while_the_store_is_full(tmp_path: Path, world: World) ->
     assert backend.applied == []
 
 
-def test_an_action_that_was_decided_before_the_freeze_is_withheld_and_decided_again(
+def test_an_action_decided_before_a_freeze_is_withheld_and_decided_again(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate is shut between the commit and the apply: nothing passes, and nothing is forgotten."""
@@ -562,7 +562,7 @@ def test_a_refused_action_is_recorded_and_decided_again(tmp_path: Path, world: W
         assert (sample(controller, "gangwatch_backend_failures_total") or 0) >= 1
 
 
-def test_a_backend_that_can_not_look_makes_the_controller_unready(tmp_path: Path, world: World) -> None:
+def test_a_failing_backend_makes_the_controller_unready(tmp_path: Path, world: World) -> None:
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
         until(lambda: controller.ready()[0])
@@ -572,7 +572,7 @@ def test_a_backend_that_can_not_look_makes_the_controller_unready(tmp_path: Path
         until(lambda: controller.ready()[0])
 
 
-def test_a_bug_in_the_cycle_ends_the_controller_and_is_named(
+def test_a_bug_in_the_cycle_ends_the_controller_with_a_reason(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
@@ -626,7 +626,7 @@ class Detector:
         self.restored = data
 
 
-def test_a_broken_detector_is_taken_out_and_named_and_jobs_go_on(
+def test_a_broken_detector_is_disabled_and_jobs_continue(
     tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = Detector("good"), Detector("bad")
@@ -646,7 +646,7 @@ def test_a_broken_detector_is_taken_out_and_named_and_jobs_go_on(
         assert again[0].restored.startswith(b"good after ")
 
 
-def test_baselines_outlive_a_restart_and_strange_ones_are_refused(tmp_path: Path, world: World) -> None:
+def test_baselines_survive_a_restart_and_invalid_ones_are_refused(tmp_path: Path, world: World) -> None:
     detector = Detector("one")
     with controlling(tmp_path, MemoryBackend(world), detectors=[detector]):
         until(lambda: detector.looks)
@@ -682,7 +682,7 @@ def test_the_first_step_comes_from_the_frames(tmp_path: Path, world: World) -> N
         until(lambda: sample(controller, "gangwatch_gang_step_seconds", gang=job_id) is None)
 
 
-def test_frames_that_do_not_fit_are_refused_and_counted(tmp_path: Path, world: World) -> None:
+def test_frames_that_do_not_match_their_layout_are_refused(tmp_path: Path, world: World) -> None:
     layout = make_layout("n0", (), (), ())
     other = make_layout("n1", (), (), ())
     with controlling(tmp_path, MemoryBackend(world)) as controller:
@@ -692,7 +692,7 @@ def test_frames_that_do_not_fit_are_refused_and_counted(tmp_path: Path, world: W
         until(lambda: controller.ready()[0])
 
 
-def test_the_oldest_frames_are_dropped_where_folding_can_not_keep_up(tmp_path: Path, world: World) -> None:
+def test_the_oldest_frames_are_dropped_if_folding_is_too_slow(tmp_path: Path, world: World) -> None:
     from scheduler_feedback.controller.detection_thread import DetectionThread
 
     layout = make_layout("n0", (), (), ())
@@ -705,7 +705,7 @@ def test_the_oldest_frames_are_dropped_where_folding_can_not_keep_up(tmp_path: P
     assert watch._fleet.nodes["n0"].seq == 30
 
 
-def test_every_sample_is_one_of_the_catalogue(tmp_path: Path, world: World) -> None:
+def test_every_metric_is_in_the_catalogue(tmp_path: Path, world: World) -> None:
     layout = make_layout("n0", (), (), ())
     detectors = [make() for make in DETECTORS]
     with controlling(tmp_path, MemoryBackend(world), detectors=detectors) as controller:

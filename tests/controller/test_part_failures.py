@@ -143,7 +143,7 @@ BOUNDARIES = {
 
 
 @pytest.mark.parametrize("name", BOUNDARIES)
-def test_a_bug_at_a_boundary_costs_its_part_alone(
+def test_a_bug_at_a_boundary_affects_only_its_part(
     name: str, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     boundary = BOUNDARIES[name]
@@ -167,7 +167,7 @@ def test_a_bug_at_a_boundary_costs_its_part_alone(
     assert f"part={boundary.part}" in traces[0].getMessage()
 
 
-def test_the_banner_of_every_page_names_what_a_bug_has_hit(site: Site) -> None:
+def test_the_banner_of_every_page_names_failed_parts(site: Site) -> None:
     job_id = site.submit()
     site.wait(job_id, "running")
     paths = ("/", "/jobs", "/nodes", f"/jobs/{job_id}", "/nodes/n0")
@@ -179,7 +179,7 @@ def test_the_banner_of_every_page_names_what_a_bug_has_hit(site: Site) -> None:
         assert b"<b>" not in site.ask("GET", path).content
 
 
-def test_the_feed_is_begun_anew_and_is_in_service_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_feed_restarts_after_a_bug(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Feed, "_sweep", raises)
         until(lambda: "feed failed: KeyError" in site.controller.ready()[1])
@@ -188,7 +188,7 @@ def test_the_feed_is_begun_anew_and_is_in_service_again(site: Site, monkeypatch:
 
 
 @pytest.mark.parametrize("broken", [make().name for make in DETECTORS])
-def test_each_detector_that_raises_is_switched_off_and_the_others_go_on(
+def test_a_detector_that_raises_is_disabled_and_the_others_continue(
     broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     detectors = [make() for make in DETECTORS]
@@ -216,9 +216,7 @@ def test_each_detector_that_raises_is_switched_off_and_the_others_go_on(
 # --- the feed ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_bug_that_one_agents_frames_show_costs_that_agent_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_triggered_by_one_agent_affects_only_that_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds.feed_module, "DISCOVERY_SECONDS", 0.02)
     decode = Decoder.decode
 
@@ -309,7 +307,7 @@ FOLDS: dict[str, tuple[object, str, Callable[[tuple[object, ...]], list[str]]]] 
 
 
 @pytest.mark.parametrize("name", FOLDS)
-def test_a_node_whose_frames_break_folding_is_set_aside_and_tried_again(
+def test_a_node_whose_frames_break_folding_is_set_aside_and_retried(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its gang is not judged meanwhile: ranks of which nothing is folded would look as if they hung."""
@@ -354,7 +352,7 @@ def test_a_node_that_breaks_folding_again_is_set_aside_for_longer(monkeypatch: p
     assert samples["gangwatch_part_failures_total", (("part", "fleet"),)] == 9  # after 0, 1, 3, 7, 15, 25, ... minutes
 
 
-def test_a_gang_that_breaks_its_telemetry_is_left_out_until_its_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gang_that_breaks_its_telemetry_is_ignored_until_its_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, recorder = Hand(), Recorder()
     watch = DetectionThread((recorder,), lambda _: None, clock)
     machines = [Machine(f"n{number}", ((f"job-{number}", 0),)) for number in range(2)]
@@ -377,7 +375,7 @@ def test_a_gang_that_breaks_its_telemetry_is_left_out_until_its_next_attempt(mon
     assert recorder.seen[-1] == {"job-0", "job-1"}
 
 
-def test_folding_that_fails_as_a_whole_begins_anew_and_is_at_last_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folding_restarts_after_a_bug_and_is_disabled_if_it_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, recorder = Hand(), Recorder()
     watch = DetectionThread((recorder,), lambda _: None, clock)
     machine = Machine("n0", (("job-0", 0),))
@@ -412,7 +410,7 @@ def test_folding_that_fails_as_a_whole_begins_anew_and_is_at_last_switched_off(m
 # --- /metrics ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_bad_sample_costs_its_family_and_one_bad_source_its_samples() -> None:
+def test_a_bad_sample_drops_its_family_and_a_bad_source_its_samples() -> None:
     failures = PartFailures()
 
     def good() -> list[Any]:

@@ -190,7 +190,7 @@ def test_garbage_is_counted_and_the_stream_opened_again(tmp_path: Path, garbage:
     asyncio.run(scene())
 
 
-def test_another_version_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_wire_version_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         agent = Agent(speaking(with_length(msgspec.msgpack.encode({"v": WIRE_VERSION + 2, "k": "frame"}))))
         async with agent.listening(tmp_path, "n0"), feeding(tmp_path) as (feed, _):
@@ -201,7 +201,7 @@ def test_another_version_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureF
     assert len([line for line in caplog.messages if f"wire version {WIRE_VERSION + 2}" in line]) == 1
 
 
-def test_a_restarted_agent_is_heard_at_its_new_address(tmp_path: Path) -> None:
+def test_a_restarted_agent_is_followed_at_its_new_address(tmp_path: Path) -> None:
     async def scene() -> None:
         async with feeding(tmp_path) as (feed, got):
             async with Agent(speaking(said("n0", 1))).listening(tmp_path, "n0"):
@@ -215,7 +215,7 @@ def test_a_restarted_agent_is_heard_at_its_new_address(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_silent_agent_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_agent_is_connected_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.1)
 
     async def scene() -> None:
@@ -226,7 +226,7 @@ def test_a_silent_agent_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monke
     asyncio.run(scene())
 
 
-def test_nobody_falls_silent_while_we_do_not_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_agent_times_out_while_the_feed_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent takes two looks to answer, of which each is longer than the silence that is borne."""
     monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.3)
     looks = 0
@@ -256,7 +256,7 @@ def test_nobody_falls_silent_while_we_do_not_listen(tmp_path: Path, monkeypatch:
     asyncio.run(scene())
 
 
-def test_slow_silent_malformed_and_flooding_agents_hurt_nobody_else(
+def test_slow_silent_malformed_and_flooding_agents_do_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 1.0)
@@ -302,7 +302,7 @@ def test_slow_silent_malformed_and_flooding_agents_hurt_nobody_else(
     asyncio.run(scene())
 
 
-def test_an_agent_that_is_reached_by_name(tmp_path: Path) -> None:
+def test_an_agent_with_a_host_name(tmp_path: Path) -> None:
     async def scene() -> None:
         async with Agent(speaking(said("n0", 1))).listening(tmp_path, "n0") as url, feeding(tmp_path) as (_, got):
             announce(tmp_path, "n0", url.replace("127.0.0.1", "localhost"))
@@ -312,7 +312,7 @@ def test_an_agent_that_is_reached_by_name(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_only_so_many_begin_at_a_time_and_who_waits_longest_is_next() -> None:
+def test_handshake_slots_are_limited_and_given_in_order() -> None:
     arriving: Arriving[str] = Arriving(most=2)
     assert [arriving.enter(who, 0) for who in ("a", "b", "c", "d", "e")] == [True, True, False, False, False]
     assert arriving.crowded and arriving.enter("a", 1), "who was let in goes on"
@@ -324,7 +324,7 @@ def test_only_so_many_begin_at_a_time_and_who_waits_longest_is_next() -> None:
     assert list(arriving.let_in(1_000_000_001)) == ["e"], "b takes too long to keep others out"
 
 
-def test_all_arrive_though_few_may_begin_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_agents_connect_with_few_handshake_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "Arriving", partial(Arriving, 1))
     nodes = [f"node-{index}" for index in range(6)]
     most, now = 0, 0
@@ -351,7 +351,7 @@ def test_all_arrive_though_few_may_begin_at_a_time(tmp_path: Path, monkeypatch: 
     assert most == 1
 
 
-def test_between_two_turns_others_have_theirs(tmp_path: Path) -> None:
+def test_detection_runs_between_reads(tmp_path: Path) -> None:
     async def scene() -> None:
         turns: list[int] = []
 
@@ -382,7 +382,7 @@ def test_a_bug_ends_the_feed_and_is_raised(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_pauses_grow_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_without_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams_module, "BACKOFF_MOST_SECONDS", 5.0)
     backoff = Backoff()
     pauses = [backoff.next() for _ in range(12)]
@@ -403,7 +403,7 @@ def test_pauses_grow_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> Non
         (b'{"pid": 1, "start_time": 1, "node": "n0", "url": "file:///etc/passwd"}', "is not an http address"),
     ],
 )
-def test_a_file_that_is_no_agents_record_is_passed_over(
+def test_an_invalid_agent_record_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, complaint: str
 ) -> None:
     async def scene() -> None:
@@ -416,7 +416,7 @@ def test_a_file_that_is_no_agents_record_is_passed_over(
     assert len([line for line in caplog.messages if complaint in line and "n0.json" in line]) == 1
 
 
-def test_the_agents_own_server_is_understood(tmp_path: Path) -> None:
+def test_the_feed_reads_a_real_agents_server(tmp_path: Path) -> None:
     """Both ends of the wire are ours: the columns that are asked for come, and nothing else."""
     link = "gangwatch_nvlink_transmit_bytes_total"
     layout = make_layout(
@@ -458,7 +458,7 @@ def test_the_agents_own_server_is_understood(tmp_path: Path) -> None:
         asyncio.run(scene())
 
 
-def test_of_many_frames_that_wait_only_so_many_are_read_before_the_next_look(
+def test_a_limited_number_of_frames_is_read_before_detection_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "FRAMES_AT_ONCE", 20)
@@ -489,7 +489,7 @@ def test_of_many_frames_that_wait_only_so_many_are_read_before_the_next_look(
     asyncio.run(scene())
 
 
-def test_frames_are_folded_between_two_looks() -> None:
+def test_frames_are_folded_between_two_ticks() -> None:
     looks: list[Telemetry] = []
 
     class Looker:
@@ -518,7 +518,7 @@ def test_frames_are_folded_between_two_looks() -> None:
         assert (watch._fleet.nodes["n0"].seq, len(looks)) == (seq, 1)
 
 
-def test_the_pause_after_a_look_does_not_grow_with_the_look() -> None:
+def test_the_pause_after_a_tick_does_not_grow_with_the_tick() -> None:
     class Hands(SystemClock):
         now_ns = 0
 
@@ -541,7 +541,7 @@ def test_the_pause_after_a_look_does_not_grow_with_the_look() -> None:
     assert watch.between() == pytest.approx(0.001) and len(begun) == 4, "and until then there is none"
 
 
-def test_an_agent_that_sends_too_much_is_read_more_slowly_and_delays_nobody_else(
+def test_an_agent_that_sends_too_much_is_throttled_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A new layout with every frame is what costs its reader most."""
@@ -581,7 +581,7 @@ def test_an_agent_that_sends_too_much_is_read_more_slowly_and_delays_nobody_else
     assert "node=evil reason=too-much" in caplog.text
 
 
-def test_what_an_agent_may_send_comes_back_with_time() -> None:
+def test_the_allowance_of_an_agent_refills() -> None:
     allowance = streams_module.Allowance(0)
     assert allowance.take(streams_module.ALLOWED_AT_ONCE, 0) == 0.0
     assert allowance.take(streams_module.ALLOWED_A_SECOND, 0) == 1.0

@@ -148,7 +148,7 @@ def speaking(context: ssl.SSLContext, records: list[list[bytes]]) -> Iterator[in
 SPOILT = b"what nobody can decrypt"
 
 
-def test_connections_that_share_one_passage_keep_apart(tmp_path: Path) -> None:
+def test_connections_with_shared_buffers_are_independent(tmp_path: Path) -> None:
     """Records of several streams come in parts, by turns; one of them can't be decrypted."""
     authority = Authority(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

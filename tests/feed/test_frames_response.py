@@ -24,7 +24,7 @@ def heard(parts: list[bytes]) -> tuple[list[bytes], bool]:
 
 
 @given(st.data())
-def test_messages_come_whole_however_chunks_and_reads_are_cut(data: st.DataObject) -> None:
+def test_messages_are_complete_for_any_chunks_and_reads(data: st.DataObject) -> None:
     messages = data.draw(st.lists(st.binary(max_size=300), max_size=6))
     stream = b"".join(map(with_length, messages))
     chunked = data.draw(st.booleans())
@@ -44,7 +44,7 @@ def test_a_byte_at_a_time() -> None:
     assert heard([bytes([byte]) for byte in wire]) == ([b"one", b"two"], True)
 
 
-def test_what_follows_the_end_is_not_read() -> None:
+def test_data_after_the_end_is_ignored() -> None:
     assert heard([HEAD + chunk(with_length(b"one")) + b"0\r\nTrailer: x\r\n\r\nHTTP/1.1 200 OK\r\n"]) == (
         [b"one"],
         True,
@@ -59,7 +59,7 @@ def test_what_follows_the_end_is_not_read() -> None:
         (b"HTTP/1.1 503\r\n\r\n", "responded 503"),
     ],
 )
-def test_another_status_is_told(head: bytes, told: str) -> None:
+def test_another_status_is_reported(head: bytes, told: str) -> None:
     with pytest.raises(RefusedError, match=f"^{told}$"):
         heard([head])
 
@@ -89,6 +89,6 @@ def test_another_status_is_told(head: bytes, told: str) -> None:
     ],
 )
 @pytest.mark.parametrize("bytewise", [False, True])
-def test_what_is_no_such_response_is_refused(wire: bytes, complaint: str, bytewise: bool) -> None:
+def test_an_invalid_response_is_refused(wire: bytes, complaint: str, bytewise: bool) -> None:
     with pytest.raises(FrameError, match=complaint):
         heard([bytes([byte]) for byte in wire] if bytewise else [wire])

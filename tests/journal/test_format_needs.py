@@ -95,12 +95,12 @@ def content_of(path: Path) -> str:
 # --- what a store needs ----------------------------------------------------------------------------------------------
 
 
-def test_what_every_release_can_read_names_no_release(path: Path) -> None:
+def test_data_that_every_release_reads_requires_no_release(path: Path) -> None:
     written(path)
     assert needs(path) == (None, {})
 
 
-def test_the_first_event_of_a_later_kind_names_the_release_that_reads_it(path: Path, newer: pytest.MonkeyPatch) -> None:
+def test_the_first_event_of_a_newer_kind_requires_its_release(path: Path, newer: pytest.MonkeyPatch) -> None:
     store = Store(path)
     store.append(1, 1, [Tick()], [], [])
     assert needs(path) == (None, {})
@@ -116,7 +116,7 @@ def test_the_first_event_of_a_later_kind_names_the_release_that_reads_it(path: P
     store.close()
 
 
-def test_a_snapshot_alone_names_its_release(path: Path, newer: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_alone_requires_its_release(path: Path, newer: pytest.MonkeyPatch) -> None:
     store = Store(path)
     store.append(1, 1, [Tick()], [], [])
     store.snapshot(1, 1, State(cycle=1), {})
@@ -126,14 +126,14 @@ def test_a_snapshot_alone_names_its_release(path: Path, newer: pytest.MonkeyPatc
     store.close()
 
 
-def test_cycles_of_a_simulation_name_their_release_too(path: Path, newer: pytest.MonkeyPatch) -> None:
+def test_cycles_of_a_simulation_require_their_release_too(path: Path, newer: pytest.MonkeyPatch) -> None:
     store = Store(path)
     store.append_all([CycleRow(1, 1, [NodeRepainted("n0")], [])])  # type: ignore[list-item]
     store.close()
     assert needs(path)[0] == "9.0.0"
 
 
-def test_what_was_not_written_needs_nothing(path: Path, newer: pytest.MonkeyPatch) -> None:
+def test_a_cycle_that_was_not_written_requires_nothing(path: Path, newer: pytest.MonkeyPatch) -> None:
     store = Store(path)
     with pytest.raises(ZeroDivisionError), store.cycle(1, 1, [NodeRepainted("n0")]):  # type: ignore[list-item]
         raise ZeroDivisionError
@@ -145,7 +145,7 @@ def test_what_was_not_written_needs_nothing(path: Path, newer: pytest.MonkeyPatc
     store.close()
 
 
-def test_a_migration_names_the_release_that_reads_its_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_requires_the_release_that_reads_its_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(SCHEMA_RELEASES) == len(MIGRATIONS)
     written(path)
     with monkeypatch.context() as patch:
@@ -191,7 +191,7 @@ def test_a_start_on_a_newer_store_names_the_release_and_changes_nothing(from_lat
     assert content_of(from_later) == before
 
 
-def test_every_reader_of_a_newer_store_says_the_same(from_later: Path, tmp_path: Path) -> None:
+def test_every_reader_of_a_newer_store_raises_the_same_error(from_later: Path, tmp_path: Path) -> None:
     reader = Reader(from_later)
 
     def replay() -> None:
@@ -217,7 +217,7 @@ def test_every_reader_of_a_newer_store_says_the_same(from_later: Path, tmp_path:
     assert sorted(tmp_path.glob("*copy*")) == [], "and leaves no half of a backup"
 
 
-def test_a_newer_schema_is_not_migrated_back_or_forth(from_later: Path) -> None:
+def test_a_newer_schema_is_not_migrated(from_later: Path) -> None:
     with sqlite3.connect(from_later) as database:
         database.execute("PRAGMA user_version=99")
     database.close()
@@ -261,7 +261,7 @@ def test_a_feature_that_an_earlier_build_of_the_release_lacks_is_named(path: Pat
         Store(path)
 
 
-def test_a_store_that_this_release_can_read_is_read_whatever_it_names(path: Path) -> None:
+def test_a_readable_store_is_read_whatever_release_it_requires(path: Path) -> None:
     written(path)
     with sqlite3.connect(path) as database:
         database.execute("INSERT INTO meta VALUES ('minimum_reader', ?)", (FORMATS.newest,))
@@ -272,7 +272,7 @@ def test_a_store_that_this_release_can_read_is_read_whatever_it_names(path: Path
 
 
 @pytest.mark.parametrize(("key", "value"), [("minimum_reader", "soon"), ("features", "{"), ("features", "[1]")])
-def test_a_damaged_name_of_the_release_is_said_to_be_damaged(path: Path, key: str, value: str) -> None:
+def test_a_damaged_required_release_is_reported_as_damage(path: Path, key: str, value: str) -> None:
     written(path)
     with sqlite3.connect(path) as database:
         database.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
@@ -295,7 +295,7 @@ def test_releases_are_compared_by_their_numbers(older: str, newer: str) -> None:
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_event_in_a_store_that_names_no_newer_release_is_damage_with_its_place(path: Path) -> None:
+def test_an_unknown_event_without_a_newer_release_is_reported_as_damage(path: Path) -> None:
     written(path)
     put_unknown_event(path, 2)
     store = Store(path)
@@ -312,7 +312,7 @@ def test_an_unknown_event_in_a_store_that_names_no_newer_release_is_damage_with_
     assert "aside" not in text and "empty journal" not in text, "that would end what runs"
 
 
-def test_a_damaged_decision_is_named_with_its_place(path: Path) -> None:
+def test_a_damaged_decision_is_reported_with_its_position(path: Path) -> None:
     store = Store(path)
     stop = StopGang("a-1", "j-000001", 1, "SIGTERM", 1.0, StopReason.CANCEL)
     store.append(1, 1, [CancelRequested("j-000001")], [stop], [])
@@ -325,7 +325,7 @@ def test_a_damaged_decision_is_named_with_its_place(path: Path) -> None:
     store.close()
 
 
-def test_what_is_older_than_the_snapshot_is_not_needed(path: Path) -> None:
+def test_cycles_before_the_snapshot_are_not_needed(path: Path) -> None:
     written(path)
     put_unknown_event(path, 2)
     store = Store(path)
@@ -343,9 +343,7 @@ def damaged(encoded: bytes) -> Iterator[bytes]:
         yield encoded[:at]
 
 
-def test_a_damaged_newest_snapshot_gives_the_same_state_from_the_one_before(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_newest_snapshot_is_replaced_by_the_one_before(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Also where a changed byte still decodes: a state that is wrong unnoticed is worse than none."""
     store = Store(path)
     state = State()
@@ -370,7 +368,7 @@ def test_a_damaged_newest_snapshot_gives_the_same_state_from_the_one_before(
     store.close()
 
 
-def test_detectors_baselines_that_are_damaged_cost_only_themselves(path: Path) -> None:
+def test_damaged_detector_baselines_affect_nothing_else(path: Path) -> None:
     written(path)
     store = Store(path)
     for cycle in (1, 2, 3):
@@ -420,7 +418,7 @@ def test_checksums_of_snapshots_that_are_gone_are_dropped(path: Path) -> None:
         ("INSERT INTO blocks VALUES (9, 8, 0, 'text')", "the block of cycles 8 to 9"),
     ],
 )
-def test_every_damaged_row_is_named(path: Path, statement: str, said: str) -> None:
+def test_every_damaged_row_is_reported(path: Path, statement: str, said: str) -> None:
     written(path)
     with sqlite3.connect(path) as database:
         database.execute(statement)
@@ -432,7 +430,7 @@ def test_every_damaged_row_is_named(path: Path, statement: str, said: str) -> No
     store.close()
 
 
-def test_a_damaged_sentence_is_told_without_its_numbers(path: Path) -> None:
+def test_an_entry_with_damaged_numbers_is_still_readable(path: Path) -> None:
     written(path)
     with sqlite3.connect(path) as database:
         database.execute("UPDATE entries SET detail = '{' WHERE id = 2")
@@ -442,7 +440,7 @@ def test_a_damaged_sentence_is_told_without_its_numbers(path: Path) -> None:
     assert told[0].detail == () and told[1].detail[0][0] == "unreadable"
 
 
-def test_a_journal_that_is_cut_anywhere_is_refused_or_whole(path: Path, tmp_path: Path) -> None:
+def test_a_truncated_journal_is_refused_or_complete(path: Path, tmp_path: Path) -> None:
     """Cut at every page and in the middle of some: never a start with fewer jobs than were written."""
     written(path, 200)
     content = path.read_bytes()
@@ -475,7 +473,7 @@ def bundle_of(folder: StateFolder, target: Path) -> dict[str, str]:
     return parts_of(target)
 
 
-def test_a_support_bundle_has_what_can_be_read_and_names_what_can_not(tmp_path: Path) -> None:
+def test_a_support_bundle_has_readable_cycles_and_names_the_others(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "state")
     folder.prepare()
     written(folder.path / "store.sqlite")

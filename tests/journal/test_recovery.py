@@ -51,7 +51,7 @@ def slots_of(state: State, job_id: str = "j-000001") -> tuple[Slot, ...]:
     return tuple(rank.slot for rank in state.jobs[job_id].ranks)
 
 
-def test_a_start_that_was_made_elsewhere_is_where_it_was_made(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_on_other_slots_follows_the_record(caplog: pytest.LogCaptureFixture) -> None:
     state = cluster()
     _, same = run_again(state, row(2, (Submitted("j-000001", SPEC),), start(7, placement=N1)))
     assert not same
@@ -66,7 +66,7 @@ def test_a_start_that_was_made_elsewhere_is_where_it_was_made(caplog: pytest.Log
     assert (action.placement, action.action_id) == (N0, "a-000008")
 
 
-def test_a_start_that_was_not_made_then_leaves_the_job_waiting() -> None:
+def test_a_start_missing_in_the_record_leaves_the_job_pending() -> None:
     state = cluster()
     _, same = run_again(state, row(2, (Submitted("j-000001", SPEC),)))
     assert not same
@@ -76,7 +76,7 @@ def test_a_start_that_was_not_made_then_leaves_the_job_waiting() -> None:
     assert isinstance(action, StartGang) and action.attempt == 1, "it is started now, once"
 
 
-def test_a_stop_that_was_not_asked_for_then_leaves_the_job_running() -> None:
+def test_a_stop_missing_in_the_record_leaves_the_job_running() -> None:
     state = cluster()
     run(state, [Submitted("j-000001", SPEC)], NOW_NS + 2)
     state.jobs["j-000001"].state = JobState.RUNNING
@@ -87,7 +87,7 @@ def test_a_stop_that_was_not_asked_for_then_leaves_the_job_running() -> None:
     assert len(job.ranks) == 2, "it holds its slots"
 
 
-def test_a_stop_that_was_asked_for_is_under_way() -> None:
+def test_a_recorded_stop_is_in_progress() -> None:
     state = holding()
     follow(state, [stop(4)], [], NOW_NS + 5)
     job = state.jobs["j-000001"]
@@ -95,7 +95,7 @@ def test_a_stop_that_was_asked_for_is_under_way() -> None:
     assert (job.action_id, slots_of(state)) == ("a-4", N0), "it holds its slots until it has ended"
 
 
-def test_what_was_decided_in_one_cycle_is_undone_from_its_end() -> None:
+def test_actions_of_one_cycle_are_undone_in_reverse_order() -> None:
     """A start and a stop of one job: undone in their order, it would run nowhere."""
     state = State(jobs={"j-000001": Job("j-000001", SPEC, JobState.STOPPING, NOW_NS, attempt=1)})
     follow(state, [], [start(1), stop(2)], NOW_NS + 5)
@@ -103,7 +103,7 @@ def test_what_was_decided_in_one_cycle_is_undone_from_its_end() -> None:
     assert (job.state, job.attempt, job.action_id) == (JobState.PENDING, 0, "")
 
 
-def test_a_job_of_which_both_decided_alike_is_left_alone() -> None:
+def test_a_job_with_equal_decisions_is_unchanged() -> None:
     state = holding()
     before = repr(state.jobs["j-000001"])
     follow(state, [stop(4), start(5, "j-000009", 1, N1)], [stop(4)], NOW_NS + 5)
@@ -111,13 +111,13 @@ def test_a_job_of_which_both_decided_alike_is_left_alone() -> None:
     assert slots_of(state, "j-000009") == N1, "a job that only the record knows is there too"
 
 
-def test_an_end_of_a_job_that_nobody_knows_is_passed_over() -> None:
+def test_a_stop_of_an_unknown_job_is_ignored() -> None:
     state = State()
     follow(state, [stop(4, "j-000009")], [], NOW_NS)
     assert state.jobs == {}
 
 
-def test_another_attempt_begins_with_nothing_of_the_one_before() -> None:
+def test_a_new_attempt_keeps_nothing_of_the_one_before() -> None:
     state = holding(state=JobState.STOPPING)
     job = state.jobs["j-000001"]
     job.stop_reason, job.first_step_ns, job.ended_ns = StopReason.MIGRATE, 5, 6
@@ -128,7 +128,7 @@ def test_another_attempt_begins_with_nothing_of_the_one_before() -> None:
     assert (job.started_ns, job.attempt_started_ns) == (NOW_NS - 9, NOW_NS + 5), "it began with its first attempt"
 
 
-def test_another_wording_of_a_reason_is_no_other_decision(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reworded_reason_is_the_same_decision(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     recorded = cluster()
     (action,) = run(recorded, [Submitted("j-000001", SPEC)], NOW_NS + 2).actions
@@ -149,13 +149,13 @@ def test_one_action_more_or_less_is_another_decision() -> None:
     assert run_again(cluster(), row(2, submitted, action))[1]
 
 
-def test_cycles_in_which_nothing_happened_count_though_they_are_not_in_the_journal() -> None:
+def test_cycles_without_a_change_count_although_not_journalled() -> None:
     state = cluster()
     run_again(state, row(9, (Tick(),)))
     assert state.cycle == 9
 
 
-def test_numbers_of_actions_rise_whatever_is_recorded() -> None:
+def test_action_numbers_increase_whatever_the_record_says() -> None:
     state = cluster()
     state.action_count = 40
     run_again(state, row(2, (Submitted("j-000001", SPEC),), start(7, placement=N1)))

@@ -23,7 +23,7 @@ def _night() -> tuple[World, str, str, str]:
     return world, a, b, c
 
 
-def test_nothing_left_out_decides_exactly_the_same() -> None:
+def test_a_complete_replay_makes_the_same_decisions() -> None:
     world, a, b, c = _night()
     before = encode_state(world.initial)
     state, outcomes = replay(world.initial, world.journal)
@@ -42,7 +42,7 @@ def test_without_the_backfilled_job_the_head_starts_at_the_same_time() -> None:
     assert delay_ns == 0
 
 
-def test_without_a_job_that_did_delay_it_the_head_starts_earlier() -> None:
+def test_without_a_delaying_job_the_head_starts_earlier() -> None:
     world = World({"n0": 2})
     first = world.submit(2, 50.0, time_limit_seconds=50.0)
     head = world.submit(2, 50.0)
@@ -53,7 +53,7 @@ def test_without_a_job_that_did_delay_it_the_head_starts_earlier() -> None:
     assert real - alone == 50 * SECOND
 
 
-def test_what_was_observed_of_others_may_fit_nothing_and_is_survived() -> None:
+def test_unmatched_observations_of_other_jobs_are_ignored() -> None:
     world, a, b, c = _night()
     for dropped in ((a,), (b,), (a, b), (a, c), (a, b, c)):
         state, outcomes = replay(world.initial, world.journal, about(*dropped))

@@ -45,7 +45,7 @@ def test_a_simulation_is_replayed_to_the_same_decisions(journal: Path) -> None:
     assert recover(Reader(journal)).state == replayed.state
 
 
-def test_the_command_tells_what_was_decided_about_a_job_and_why(journal: Path) -> None:
+def test_the_command_prints_decisions_about_a_job_and_reasons(journal: Path) -> None:
     result = CliRunner().invoke(cli, ["replay", "--journal", str(journal), "--job", "j7", "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
@@ -57,7 +57,7 @@ def test_the_command_tells_what_was_decided_about_a_job_and_why(journal: Path) -
     assert kinds[0] == "submitted" and kinds[-1] == "ended"
 
 
-def test_the_command_tells_one_cycle_and_what_stood_at_a_time(journal: Path) -> None:
+def test_the_command_prints_one_cycle_and_the_state_at_a_time(journal: Path) -> None:
     rows = Reader(journal).journal_all().journal
     chosen = next(row for row in rows if row.actions and row.cycle > 50)
     result = CliRunner().invoke(cli, ["replay", "--journal", str(journal), "--cycle", str(chosen.cycle), "--json"])
@@ -79,13 +79,13 @@ def test_the_command_tells_one_cycle_and_what_stood_at_a_time(journal: Path) -> 
         (["--cycle", "3", "--job", "nobody"], "nothing is recorded of cycle 3 about nobody"),
     ],
 )
-def test_what_the_journal_does_not_know_is_no_empty_answer(journal: Path, asked: list[str], words: str) -> None:
+def test_an_unknown_job_or_cycle_is_an_error(journal: Path, asked: list[str], words: str) -> None:
     result = CliRunner().invoke(cli, ["replay", "--journal", str(journal), *asked])
     assert result.exit_code and isinstance(result.exception, GangwatchError)
     assert str(result.exception) == f"{journal}: {words}"
 
 
-def test_a_decision_that_comes_out_otherwise_is_found_and_followed(journal: Path) -> None:
+def test_a_different_decision_is_found_and_the_record_followed(journal: Path) -> None:
     database = sqlite3.connect(journal)
     rowid, body = database.execute("SELECT rowid, body FROM actions WHERE job_id = 'j40'").fetchone()
     action = decode_action(body)
@@ -100,7 +100,7 @@ def test_a_decision_that_comes_out_otherwise_is_found_and_followed(journal: Path
     assert json.loads(result.stdout)["different"] >= 1
 
 
-def test_parts_in_processes_of_their_own_come_to_the_same(journal: Path) -> None:
+def test_a_replay_in_parallel_parts_gives_the_same_result(journal: Path) -> None:
     """A journal with snapshots on the way; one cycle in the first part was recorded otherwise."""
     state = State()
     loaded = Reader(journal).journal_all()
@@ -121,7 +121,7 @@ def test_parts_in_processes_of_their_own_come_to_the_same(journal: Path) -> None
     assert replay_parts(reader, 2).different >= 1
 
 
-def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "nonsense"
     path.write_text("nonsense")
     result = CliRunner().invoke(cli, ["replay", "--journal", str(path)])
@@ -134,7 +134,7 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
 SPEC = JobSpec("train", ("python", "train.py"), 2)
 
 
-def test_a_backup_is_one_moment_of_a_journal_that_is_being_written(tmp_path: Path) -> None:
+def test_a_backup_is_consistent_while_the_journal_is_written(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.sqlite")
     for cycle in range(1, 200):
         store.append(cycle, cycle, [Submitted(f"j-{cycle:06d}", SPEC)], [], [])
@@ -165,7 +165,7 @@ def test_a_backup_is_one_moment_of_a_journal_that_is_being_written(tmp_path: Pat
     assert {name.removesuffix("-wal").removesuffix("-shm") for name in left} == {"copy-0", "copy-1", "copy-2"}
 
 
-def test_a_backup_never_overwrites_and_leaves_nothing_where_it_fails(tmp_path: Path) -> None:
+def test_a_backup_never_overwrites_and_leaves_nothing_if_it_fails(tmp_path: Path) -> None:
     Store(tmp_path / "store.sqlite").close()
     target = tmp_path / "copy"
     target.write_text("mine")

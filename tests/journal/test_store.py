@@ -70,7 +70,7 @@ def assert_whole(store: Store, cycles: int) -> None:
     assert [entry.cycle for entry in store.entries_of("j-000001")] == list(range(1, cycles + 1))
 
 
-def test_what_is_written_comes_back_after_a_restart(path: Path) -> None:
+def test_written_data_is_read_after_a_restart(path: Path) -> None:
     events: list[Event] = [Submitted("j-000001", SPEC), PolicySet(Policy(migration_margin=0.5), "test")]
     actions: list[Action] = [start(1), StopGang("a-2", "j-000001", 1, "SIGTERM", 3.0, StopReason.CANCEL, "asked")]
     entry = Entry(7, "node:n0", "quarantine", "n0 is slow", False, (("slowdown", "1.4"),))
@@ -93,7 +93,7 @@ def test_what_is_written_comes_back_after_a_restart(path: Path) -> None:
     again.close()
 
 
-def test_durable_before_acted_on(store: Store) -> None:
+def test_commits_are_durable(store: Store) -> None:
     connection = store._connection
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
@@ -117,7 +117,7 @@ def test_a_discarded_cycle_leaves_nothing(store: Store) -> None:
     assert_whole(store, 0)
 
 
-def test_job_numbers_rise_across_restarts_and_refused_cycles(path: Path) -> None:
+def test_job_numbers_increase_across_restarts_and_refused_cycles(path: Path) -> None:
     store = Store(path)
     store.append(1, 0, [Submitted("j-000041", SPEC)], [], [])
     with pytest.raises(ZeroDivisionError), store.cycle(2, 0, [Submitted("j-000042", SPEC)]):
@@ -151,7 +151,7 @@ def test_load_begins_at_the_newest_snapshot(store: Store) -> None:
     ], "the newest three, and the day's first"
 
 
-def test_a_damaged_snapshot_is_passed_over(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_snapshot_is_skipped(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     for cycle in (1, 2, 3):
         write(store, cycle)
         store.snapshot(cycle, cycle, State(cycle=cycle), {})
@@ -165,7 +165,7 @@ def test_a_damaged_snapshot_is_passed_over(store: Store, caplog: pytest.LogCaptu
     assert store.load().state is None
 
 
-def test_the_past_is_forgotten_but_never_what_a_restart_needs(path: Path) -> None:
+def test_retention_keeps_what_a_restart_needs(path: Path) -> None:
     store = Store(path, Retention(days=1))
     write(store, 1, 0)
     store.append(2, 0, [], [start(2, "j-000002")], [Entry(0, "j-000002", "started", "")])
@@ -186,7 +186,7 @@ def test_the_past_is_forgotten_but_never_what_a_restart_needs(path: Path) -> Non
     store.close()
 
 
-def test_a_large_journal_is_shortened_before_its_time(path: Path) -> None:
+def test_a_large_journal_is_shortened_early(path: Path) -> None:
     store = Store(path, Retention(days=1000, journal_bytes=400_000))
     for cycle in range(1, 400):
         store.append(cycle, 0, [Submitted("j-000001", JobSpec("a", ("x" * 4000,), 1))], [], [])
@@ -284,7 +284,7 @@ def test_damaged_pages_are_found_at_the_start(path: Path) -> None:
         Store(path)
 
 
-def test_another_programs_database_is_left_alone(path: Path) -> None:
+def test_another_programs_database_is_unchanged(path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE bookmarks (url TEXT)")
     database.close()
@@ -324,7 +324,7 @@ def test_damaged_rows_are_named(store: Store) -> None:
         store.load()
 
 
-def test_an_event_of_an_unknown_kind_is_named_with_its_place_and_nobody_is_advised_to_begin_anew(store: Store) -> None:
+def test_an_unknown_event_is_reported_without_advice_to_start_empty(store: Store) -> None:
     write(store, 1)
     alien = msgspec.msgpack.encode(("NodeRepainted", {"node": "n0"}))
     store.append(2, 0, [CancelRequested("j-000001")], [], [])
@@ -339,7 +339,7 @@ def test_an_event_of_an_unknown_kind_is_named_with_its_place_and_nobody_is_advis
 
 
 @pytest.mark.parametrize("left", [1, 100, 511, 512, 4096])
-def test_a_file_that_was_cut_off_is_not_taken_for_a_new_journal(path: Path, left: int) -> None:
+def test_a_truncated_file_is_not_taken_for_a_new_journal(path: Path, left: int) -> None:
     store = Store(path)
     for cycle in range(1, 50):
         write(store, cycle, text="x" * 500)
@@ -366,7 +366,7 @@ while True:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_kill_between_writes_loses_nothing_that_was_acknowledged(path: Path, seed: int) -> None:
+def test_a_kill_loses_no_acknowledged_write(path: Path, seed: int) -> None:
     chance = random.Random(seed)
     acknowledged = 0
     for _ in range(2):
@@ -434,7 +434,7 @@ def test_a_cycle_of_last_week_is_replayed_from_the_beginning_of_its_day(path: Pa
     store.close()
 
 
-def test_of_a_long_journal_only_what_is_asked_for_is_read(path: Path) -> None:
+def test_only_the_requested_part_of_a_long_journal_is_read(path: Path) -> None:
     """What comes after the moment that is asked for is not even looked at: here it is not legible."""
     store = _long_past(path)
     with store._connection:
@@ -459,7 +459,7 @@ def test_of_a_long_journal_only_what_is_asked_for_is_read(path: Path) -> None:
     store.close()
 
 
-def test_what_is_forgotten_can_not_be_replayed_and_says_so(path: Path) -> None:
+def test_a_replay_of_deleted_cycles_is_an_error(path: Path) -> None:
     store = _long_past(path)
     store._connection.execute(
         f"UPDATE actions SET outcome = 'applied', outcome_ns = (cycle - 1) / 700 * {DAY_NS} + cycle"
@@ -497,7 +497,7 @@ def _first_schema(path: Path) -> None:
     database.close()
 
 
-def test_an_older_schema_is_read_as_it_is_and_brought_forward_when_opened(path: Path) -> None:
+def test_an_older_schema_is_readable_and_migrated_when_opened(path: Path) -> None:
     _first_schema(path)
     reader = Reader(path)
     assert [row.events for row in reader.journal_all().journal] == [(Submitted("j-000041", SPEC),)]

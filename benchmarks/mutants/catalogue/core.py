@@ -175,9 +175,7 @@ MUTANTS = (
         "core.telemetry.counter_features:fold_apart",
         "failed.append((node_of(batch[0]), error))",
         "pass",
-        (
-            "tests/controller/test_part_failures.py::test_a_node_whose_frames_break_folding_is_set_aside_and_tried_again",
-        ),
+        ("tests/controller/test_part_failures.py::test_a_node_whose_frames_break_folding_is_set_aside_and_retried",),
     ),
     # --- events ---
     Mutant(
@@ -452,9 +450,7 @@ MUTANTS = (
         "core.telemetry.telemetry_update:Look._jobs",
         "if (name, gang.attempt) in incomplete:",
         "if False:",
-        (
-            "tests/controller/test_part_failures.py::test_a_node_whose_frames_break_folding_is_set_aside_and_tried_again",
-        ),
+        ("tests/controller/test_part_failures.py::test_a_node_whose_frames_break_folding_is_set_aside_and_retried",),
     ),
     Mutant(
         "core.telemetry.telemetry_update:Look._coordinates",
