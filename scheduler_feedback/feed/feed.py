@@ -29,8 +29,8 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.feed.agent_records import AgentRecord, Agents
 from scheduler_feedback.feed.credentials import Credentials, Trust
 from scheduler_feedback.feed.frames_response import RefusedError
-from scheduler_feedback.feed.handshake_slots import Arriving
-from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, Names, literal
+from scheduler_feedback.feed.handshake_slots import HandshakeSlots
+from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, HostAddresses, literal
 from scheduler_feedback.feed.stream_connection import Connection, EndedError, IdentityError, SharedBuffers
 from scheduler_feedback.feed.stream_state import ALLOWED_A_SECOND, LAYOUT_WEIGHT, Allowance, Follower, Stream
 
@@ -111,8 +111,8 @@ class Feed:
         self._due: list[tuple[int, int, Follower]] = []
         self._paused: list[tuple[int, int, Follower, Connection]] = []
         self._turn = 0
-        self._names: Names[Follower] = Names()
-        self._arriving: Arriving[Follower] = Arriving()
+        self._addresses: HostAddresses[Follower] = HostAddresses()
+        self._handshakes: HandshakeSlots[Follower] = HandshakeSlots()
         self._buffers = SharedBuffers()
         self._stopping = False
         self._asked_ns = self._swept_ns = self._away_ns = self._read_frames = self._credentials_ns = 0
@@ -192,11 +192,11 @@ class Feed:
                 for follower in self._followers.values():
                     self._close(follower)
                 self._followers.clear()
-                self._names.close()
+                self._addresses.close()
 
     def _read_ready(self, until_ns: int) -> None:
         wait_seconds = max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
-        if self._names.asked:
+        if self._addresses.asked:
             wait_seconds = min(wait_seconds, POLL_SECONDS)
         if len(self._open) >= STREAMS_TOGETHER:
             together_seconds = min(wait_seconds, TOGETHER_SECONDS)
@@ -284,7 +284,7 @@ class Feed:
 
     def _open_due(self, now_ns: int) -> None:
         for _ in range(OPENED_A_TURN):
-            if not self._due or self._due[0][0] > now_ns or self._arriving.crowded:
+            if not self._due or self._due[0][0] > now_ns or self._handshakes.crowded:
                 return
             follower = heapq.heappop(self._due)[2]
             if not follower.followed:
@@ -310,10 +310,10 @@ class Feed:
         if addresses is not None:
             self._connect(follower, addresses)
             return
-        self._names.ask(follower, host, port)
+        self._addresses.ask(follower, host, port)
 
     def _take_addresses(self) -> None:
-        for follower, found in self._names.results():
+        for follower, found in self._addresses.results():
             if not follower.followed:
                 continue
             if isinstance(found, str):
@@ -359,7 +359,7 @@ class Feed:
     def _may_go_on(self, follower: Follower) -> bool:
         """Return whether a connected stream may start its handshake now; if not, it waits for a slot."""
         now_ns = self._listened_ns()
-        if self._arriving.enter(follower, now_ns):
+        if self._handshakes.enter(follower, now_ns):
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
             return True
         self._epoll.modify(follower.descriptor, 0)
@@ -369,7 +369,7 @@ class Feed:
     def _let_in(self) -> None:
         """Start handshakes that were waiting for a slot."""
         now_ns = self._listened_ns()
-        for follower in self._arriving.let_in(now_ns):
+        for follower in self._handshakes.let_in(now_ns):
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
             self._epoll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
@@ -485,7 +485,7 @@ class Feed:
                     stream.interval_seconds = received.tiers[0].interval_seconds
                 follower.fitting = ""
                 follower.deadline_ns = deadline_ns
-                self._arriving.leave(follower)
+                self._handshakes.leave(follower)
                 continue
             if layout is None:
                 raise FrameError(f"frame {received.seq}: it comes before any layout")
@@ -546,7 +546,7 @@ class Feed:
 
     def _close(self, follower: Follower) -> None:
         follower.stream.connected = False
-        self._arriving.leave(follower)
+        self._handshakes.leave(follower)
         if follower.connection is not None:
             del self._open[follower.descriptor]
             self._epoll.unregister(follower.descriptor)

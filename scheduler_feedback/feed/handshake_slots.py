@@ -17,7 +17,7 @@ counts: a rack that accepts connections but sends nothing blocks the others for 
 Who = TypeVar("Who")
 
 
-class Arriving(Generic[Who]):
+class HandshakeSlots(Generic[Who]):
     """Slots for handshakes, given out in order of request."""
 
     def __init__(self, most: int = MOST_ARRIVING) -> None:

@@ -19,7 +19,7 @@ Address = tuple[int, tuple[str, int]]
 Who = TypeVar("Who")
 
 
-class Names(Generic[Who]):
+class HostAddresses(Generic[Who]):
     """Look-ups of host names. The requesting thread fetches the results."""
 
     def __init__(self) -> None:

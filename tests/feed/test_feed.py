@@ -1,4 +1,4 @@
-"""The feed against real HTTP servers: streams cut anywhere, garbage, silence, restarts."""
+"""The feed with real HTTP servers: truncated streams, garbage, silence, restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed import feed as feed_module
 from scheduler_feedback.feed import stream_state as streams_module
-from scheduler_feedback.feed.handshake_slots import Arriving
+from scheduler_feedback.feed.handshake_slots import HandshakeSlots
 from scheduler_feedback.feed.stream_state import Backoff
 
 Send = Callable[[bytes], Awaitable[None]]
@@ -49,7 +49,7 @@ def frame_of(layout: Layout, seq: int) -> Frame:
 
 
 def said(node: str, *numbers: int) -> bytes:
-    """A layout and frames as they stand on a stream."""
+    """Return a layout and frames as bytes of a stream."""
     layout = layout_of(node)
     return with_length(encode_layout(layout)) + b"".join(
         with_length(encode_frame(frame_of(layout, n))) for n in numbers
@@ -57,7 +57,7 @@ def said(node: str, *numbers: int) -> bytes:
 
 
 class Agent:
-    """An agent's front door whose stream says what `speak` says, then stays open until it is closed."""
+    """An agent's HTTP server. Its stream sends what `speak` sends, then stays open until it is closed."""
 
     def __init__(self, speak: Speak, stays: bool = True) -> None:
         self.speak = speak
@@ -227,13 +227,13 @@ def test_a_silent_agent_is_connected_again(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_no_agent_times_out_while_the_feed_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent takes two looks to answer, of which each is longer than the silence that is borne."""
+    """The agent needs two passes of detection to respond, and each takes longer than the silence timeout."""
     monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.3)
-    looks = 0
+    passes = 0
 
-    def look() -> float:
-        nonlocal looks
-        looks += 1
+    def detect() -> float:
+        nonlocal passes
+        passes += 1
         time.sleep(0.5)
         return 0.01
 
@@ -243,14 +243,14 @@ def test_no_agent_times_out_while_the_feed_is_busy(tmp_path: Path, monkeypatch: 
 
     async def scene() -> None:
         agent = Agent(answer)
-        heard: list[Frame] = []
-        feed = Feed(tmp_path, lambda _, frame, __: heard.append(frame), (), SystemClock(), between=look)
+        received: list[Frame] = []
+        feed = Feed(tmp_path, lambda _, frame, __: received.append(frame), (), SystemClock(), between=detect)
         async with agent.listening(tmp_path, "n0"):
             task = asyncio.create_task(feed.run())
-            await until(lambda: bool(heard))
+            await until(lambda: bool(received))
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        assert len(agent.asked) == 1 and looks > 1
+        assert len(agent.asked) == 1 and passes > 1
         assert not feed.streams["n0"].complaint
 
     asyncio.run(scene())
@@ -295,9 +295,9 @@ def test_slow_silent_malformed_and_flooding_agents_do_not_affect_others(
             assert "fallen silent" in feed.streams["silent"].complaint
             assert "more than 64 messages a second" in feed.streams["flood"].complaint
             assert feed.streams["malformed"].malformed >= 1
-            heard = [seq for node, seq in got if node == "good"]
-            assert heard == list(range(1, len(heard) + 1)) and len(heard) > 10
-            assert len(agents["good"].asked) == 1, "its stream was never opened again"
+            received = [seq for node, seq in got if node == "good"]
+            assert received == list(range(1, len(received) + 1)) and len(received) > 10
+            assert len(agents["good"].asked) == 1, "its stream was not opened again"
 
     asyncio.run(scene())
 
@@ -313,19 +313,19 @@ def test_an_agent_with_a_host_name(tmp_path: Path) -> None:
 
 
 def test_handshake_slots_are_limited_and_given_in_order() -> None:
-    arriving: Arriving[str] = Arriving(most=2)
-    assert [arriving.enter(who, 0) for who in ("a", "b", "c", "d", "e")] == [True, True, False, False, False]
-    assert arriving.crowded and arriving.enter("a", 1), "who was let in goes on"
-    assert list(arriving.let_in(1)) == []
-    arriving.leave("a")
-    arriving.leave("c")  # gone while it waited
-    assert not arriving.enter("f", 2), "nobody overtakes who waits"
-    assert list(arriving.let_in(2)) == ["d"] and arriving.enter("d", 3)
-    assert list(arriving.let_in(1_000_000_001)) == ["e"], "b takes too long to keep others out"
+    slots: HandshakeSlots[str] = HandshakeSlots(most=2)
+    assert [slots.enter(who, 0) for who in ("a", "b", "c", "d", "e")] == [True, True, False, False, False]
+    assert slots.crowded and slots.enter("a", 1), "a keeps its slot"
+    assert list(slots.let_in(1)) == []
+    slots.leave("a")
+    slots.leave("c")  # while waiting
+    assert not slots.enter("f", 2), "f queues behind the others"
+    assert list(slots.let_in(2)) == ["d"] and slots.enter("d", 3)
+    assert list(slots.let_in(1_000_000_001)) == ["e"], "b's slot has expired"
 
 
 def test_all_agents_connect_with_few_handshake_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "Arriving", partial(Arriving, 1))
+    monkeypatch.setattr(feed_module, "HandshakeSlots", partial(HandshakeSlots, 1))
     nodes = [f"node-{index}" for index in range(6)]
     most, now = 0, 0
 
@@ -389,7 +389,7 @@ def test_pauses_grow_without_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, pause in enumerate(pauses):
         longest = min(5.0, 0.1 * 2**number)
         assert longest / 2 <= pause <= longest
-    assert len(set(pauses)) == len(pauses)  # jittered
+    assert len(set(pauses)) == len(pauses)  # with jitter
     backoff.reset()
     assert backoff.next() <= 0.1
     assert backoff.next(longest=True) >= 2.5
@@ -417,7 +417,7 @@ def test_an_invalid_agent_record_is_skipped(
 
 
 def test_the_feed_reads_a_real_agents_server(tmp_path: Path) -> None:
-    """Both ends of the wire are ours: the columns that are asked for come, and nothing else."""
+    """The feed gets exactly the requested columns from the agent's own server."""
     link = "gangwatch_nvlink_transmit_bytes_total"
     layout = make_layout(
         "n0",
@@ -469,34 +469,34 @@ def test_a_limited_number_of_frames_is_read_before_detection_runs(
         got: list[Frame] = []
         reads: list[int] = []
 
-        def look() -> float:
+        def detect() -> float:
             reads.append(len(got) - sum(reads))
             if not got:
-                time.sleep(0.05)  # meanwhile all of them have sent all that they have
+                time.sleep(0.05)  # meanwhile every agent has sent all its frames
             return 0.01
 
         async with AsyncExitStack() as stack:
             for number in range(streams):
                 agent = Agent(speaking(said(f"n{number}", *range(1, frames + 1))))
                 await stack.enter_async_context(agent.listening(tmp_path, f"n{number}"))
-            feed = Feed(tmp_path, lambda _, frame, __: got.append(frame), (), SystemClock(), between=look)
+            feed = Feed(tmp_path, lambda _, frame, __: got.append(frame), (), SystemClock(), between=detect)
             task = asyncio.create_task(feed.run())
             await until(lambda: len(got) == streams * frames)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        assert max(reads) < 20 + 2 * frames, "one stream more at most, of which all that has come is read"
+        assert max(reads) < 20 + 2 * frames, "at most one stream more, which is read completely"
 
     asyncio.run(scene())
 
 
 def test_frames_are_folded_between_two_ticks() -> None:
-    looks: list[Telemetry] = []
+    ticks: list[Telemetry] = []
 
     class Looker:
         name = "looker"
 
         def tick(self, telemetry: Telemetry) -> list[Finding]:
-            looks.append(telemetry)
+            ticks.append(telemetry)
             return []
 
         def measures(self) -> Iterator[Sample]:
@@ -510,12 +510,12 @@ def test_frames_are_folded_between_two_ticks() -> None:
 
     watch = DetectionThread((Looker(),), lambda _: None, SystemClock(), tick_seconds=60.0)
     watch.between()
-    assert len(looks) == 1
+    assert len(ticks) == 1
     layout = layout_of("n0")
     for seq in (1, 2):
         watch.offer(layout, frame_of(layout, seq), 0)
         watch.between()
-        assert (watch._fleet.nodes["n0"].seq, len(looks)) == (seq, 1)
+        assert (watch._fleet.nodes["n0"].seq, len(ticks)) == (seq, 1)
 
 
 def test_the_pause_after_a_tick_does_not_grow_with_the_tick() -> None:
@@ -529,22 +529,22 @@ def test_the_pause_after_a_tick_does_not_grow_with_the_tick() -> None:
     watch = DetectionThread((), lambda _: None, clock, tick_seconds=0.5)
     begun: list[int] = []
 
-    def look(seconds: float) -> None:
+    def run_tick(seconds: float) -> None:
         begun.append(clock.now_ns)
         clock.now_ns += int(seconds * 1e9)
 
     for seconds, pause in ((0.1, 0.4), (0.4, 0.25), (2.0, 0.25), (8.0, 0.25)):
         clock.now_ns += 10**12
-        watch.run_tick = partial(look, seconds)  # type: ignore[method-assign]
+        watch.run_tick = partial(run_tick, seconds)  # type: ignore[method-assign]
         assert watch.between() == pytest.approx(pause)
     clock.now_ns += 249_000_000
-    assert watch.between() == pytest.approx(0.001) and len(begun) == 4, "and until then there is none"
+    assert watch.between() == pytest.approx(0.001) and len(begun) == 4, "no tick before that"
 
 
 def test_an_agent_that_sends_too_much_is_throttled_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A new layout with every frame is what costs its reader most."""
+    """A new layout with every frame costs the reader most."""
     monkeypatch.setattr(streams_module, "ALLOWED_A_SECOND", 16 * 1024)
     monkeypatch.setattr(streams_module, "ALLOWED_AT_ONCE", 32 * 1024)
 
@@ -573,7 +573,7 @@ def test_an_agent_that_sends_too_much_is_throttled_alone(
             samples = {(name, dict(labels)["node"]): value for name, labels, value in feed.measures()}
             assert samples["gangwatch_feed_pauses_total", "evil"] >= 1
             assert samples["gangwatch_feed_pauses_total", "n0"] == 0
-            assert samples["gangwatch_feed_connected", "evil"] == 1, "it is not cut off"
+            assert samples["gangwatch_feed_connected", "evil"] == 1, "it stays connected"
             seen = len(got)
             await until(lambda: len(got) > seen + 10)
 
@@ -587,5 +587,5 @@ def test_the_allowance_of_an_agent_refills() -> None:
     assert allowance.take(streams_module.ALLOWED_A_SECOND, 0) == 1.0
     assert allowance.take(0, 500_000_000) == 0.5
     assert allowance.take(0, 1_000_000_000) == 0.0
-    assert allowance.take(streams_module.ALLOWED_AT_ONCE, 1_000_000_000_000) == 0.0, "no more than this is saved up"
+    assert allowance.take(streams_module.ALLOWED_AT_ONCE, 1_000_000_000_000) == 0.0, "the allowance has a maximum"
     assert allowance.take(1, 1_000_000_000_000) > 0.0

@@ -1,4 +1,4 @@
-"""The feed and agents behind TLS: a password, a client certificate, and whom it does not believe."""
+"""The feed with TLS: passwords, client certificates, and refused agents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = "DNS:n0.node.gangwatch.internal,DNS:localhost,IP:127.0.0.1"
 
 
 def follow(folder: Path, url: str, credentials: Credentials | None, until: Callable[[Feed, int], bool]) -> int:
-    """Follow one agent at the URL until something holds; how many frames came."""
+    """Follow one agent at the URL until the condition holds; return the number of frames."""
     got: list[int] = []
     (folder / "n0.json").write_text(json.dumps({"pid": 1, "start_time": 1, "node": "n0", "url": url}))
     feed = Feed(folder, lambda _layout, frame, _ns: got.append(frame.seq), (), SystemClock(), credentials)
@@ -47,11 +47,11 @@ def follow(folder: Path, url: str, credentials: Credentials | None, until: Calla
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            # TLS says goodbye after the session is closed (aiohttp's documentation, "Graceful Shutdown").
+            # TLS closes after the session (aiohttp's documentation, "Graceful Shutdown").
             await asyncio.sleep(0.25)
 
     with warnings.catch_warnings():
-        # asyncio 3.11 leaves the transport of a refused handshake to the garbage collector, which then says so.
+        # asyncio 3.11 leaves the transport of a refused handshake to the garbage collector, which then warns.
         warnings.simplefilter("ignore", ResourceWarning)
         asyncio.run(run())
         gc.collect()
@@ -86,8 +86,8 @@ def test_a_password_over_tls(tmp_path: Path) -> None:
         right = Credentials(ca_file=authority.certificate, username="c", password_file=password)
         assert follow(agents, server.url, right, arrived)
         assert follow(agents, server.url, Credentials(ca_file=authority.certificate), refused) == 0
-        assert follow(agents, server.url, None, refused) == 0, "nobody vouches for the agent"
-    assert right.headers("http://n0:9400") == {}, "a password goes over TLS only"
+        assert follow(agents, server.url, None, refused) == 0, "no authority for the agent's certificate"
+    assert right.headers("http://n0:9400") == {}, "a password is sent over TLS only"
 
 
 def test_a_client_certificate(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_credentials_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 @contextmanager
 def speaking(context: ssl.SSLContext, records: list[list[bytes]]) -> Iterator[int]:
-    """Agents on one port, in the order in which they are asked: each sends its records, a byte string at a time as the
-    socket takes it, however they are cut. Gives the port."""
+    """Serve several agents on one port, in order of connection. Each sends its records, one byte string per write.
+    Yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as open_ones:
 
         def serve() -> None:
@@ -145,11 +145,11 @@ def speaking(context: ssl.SSLContext, records: list[list[bytes]]) -> Iterator[in
         thread.join(30)
 
 
-SPOILT = b"what nobody can decrypt"
+SPOILT = b"bytes that cannot be decrypted"
 
 
 def test_connections_with_shared_buffers_are_independent(tmp_path: Path) -> None:
-    """Records of several streams come in parts, by turns; one of them can't be decrypted."""
+    """Records of several streams arrive in parts, in turn; one of them cannot be decrypted."""
     authority = Authority(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.sign("server", NAMES))
@@ -158,8 +158,8 @@ def test_connections_with_shared_buffers_are_independent(tmp_path: Path) -> None
     said[1] = [*said[1][:10], SPOILT]
     client = Credentials(ca_file=authority.certificate).read().context
     buffers = SharedBuffers()
-    buffers.buffer = buffers.buffer[:70]  # what is taken at a time: less than a record
-    heard: list[list[bytes]] = [[], [], []]
+    buffers.buffer = buffers.buffer[:70]  # less than a record
+    received: list[list[bytes]] = [[], [], []]
     with speaking(context, [[head, *parts] for parts in said]) as port:
         streams = [Connection(socket.AF_INET, ("127.0.0.1", port), "n0", b"GET", buffers, client) for _ in range(3)]
         ended: set[int] = set()
@@ -171,7 +171,7 @@ def test_connections_with_shared_buffers_are_independent(tmp_path: Path) -> None
                     if stream.writes:
                         select.select([], [stream], [], 10)
                         stream.push()
-                    heard[one] += stream.take()
+                    received[one] += stream.take()
                 except ssl.SSLError:
                     assert one == 1
                     ended.add(one)
@@ -179,9 +179,9 @@ def test_connections_with_shared_buffers_are_independent(tmp_path: Path) -> None
                     ended.add(one)
                 assert not buffers.incoming.pending
                 assert not buffers.outgoing.pending
-                if len(heard[one]) == 20:
+                if len(received[one]) == 20:
                     ended.add(one)
         for stream in streams:
             stream.close()
-    assert [len(of) for of in heard] == [20, 10, 20]
-    assert all(set(message) == {65 + one} for one, of in enumerate(heard) for message in of)
+    assert [len(of) for of in received] == [20, 10, 20]
+    assert all(set(message) == {65 + one} for one, of in enumerate(received) for message in of)

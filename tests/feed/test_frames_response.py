@@ -1,4 +1,4 @@
-"""One response cut into messages: wherever it is cut, and whatever is no such response."""
+"""A response parsed into messages, for any division into reads, and invalid responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def chunk(part: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(part), part)
 
 
-def heard(parts: list[bytes]) -> tuple[list[bytes], bool]:
+def parsed(parts: list[bytes]) -> tuple[list[bytes], bool]:
     response = Response()
     return [message for part in parts for message in response.feed(part)], response.ended
 
@@ -36,32 +36,32 @@ def test_messages_are_complete_for_any_chunks_and_reads(data: st.DataObject) -> 
         wire = UNCHUNKED + stream
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=12)))
     reads = [wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]
-    assert heard([read for read in reads if read]) == (messages, chunked)
+    assert parsed([read for read in reads if read]) == (messages, chunked)
 
 
 def test_a_byte_at_a_time() -> None:
     wire = HEAD + chunk(with_length(b"one")) + chunk(with_length(b"two")) + b"0\r\n\r\n"
-    assert heard([bytes([byte]) for byte in wire]) == ([b"one", b"two"], True)
+    assert parsed([bytes([byte]) for byte in wire]) == ([b"one", b"two"], True)
 
 
 def test_data_after_the_end_is_ignored() -> None:
-    assert heard([HEAD + chunk(with_length(b"one")) + b"0\r\nTrailer: x\r\n\r\nHTTP/1.1 200 OK\r\n"]) == (
+    assert parsed([HEAD + chunk(with_length(b"one")) + b"0\r\nTrailer: x\r\n\r\nHTTP/1.1 200 OK\r\n"]) == (
         [b"one"],
         True,
     )
 
 
 @pytest.mark.parametrize(
-    ("head", "told"),
+    ("head", "reason"),
     [
         (b"HTTP/1.1 401 Unauthorized\r\n\r\nno", "responded 401 Unauthorized"),
         (b"HTTP/1.1 302 Found\r\nLocation: https://elsewhere/\r\n\r\n", "responded 302 Found"),
         (b"HTTP/1.1 503\r\n\r\n", "responded 503"),
     ],
 )
-def test_another_status_is_reported(head: bytes, told: str) -> None:
-    with pytest.raises(RefusedError, match=f"^{told}$"):
-        heard([head])
+def test_another_status_is_reported(head: bytes, reason: str) -> None:
+    with pytest.raises(RefusedError, match=f"^{reason}$"):
+        parsed([head])
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_another_status_is_reported(head: bytes, told: str) -> None:
 @pytest.mark.parametrize("bytewise", [False, True])
 def test_an_invalid_response_is_refused(wire: bytes, complaint: str, bytewise: bool) -> None:
     with pytest.raises(FrameError, match=complaint):
-        heard([bytes([byte]) for byte in wire] if bytewise else [wire])
+        parsed([bytes([byte]) for byte in wire] if bytewise else [wire])
