@@ -1,4 +1,4 @@
-"""The API over real sockets: who may ask, what is refused and in which words, and what is answered."""
+"""The API over real sockets: authentication, refusals with their texts, and responses."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One site for all the requests that change nothing."""
+    """A shared site for requests that change nothing."""
     with serving(tmp_path_factory.mktemp("state"), World()) as site:
         yield site
 
 
-# --- who may ask -----------------------------------------------------------------------------------------------------
+# --- authentication --------------------------------------------------------------------------------------------------
 
 WRITES = [
     "/api/jobs",
@@ -59,7 +59,7 @@ WRITES = [
 @pytest.mark.parametrize("path", WRITES)
 @pytest.mark.parametrize("given", [None, "Bearer ", "Bearer wrong", "Basic abc", "token"])
 def test_changes_require_a_token(refusing: Site, path: str, given: str | None) -> None:
-    refusing.controller.access.attempts = Attempts()  # of wrong tokens: all tests come from one address
+    refusing.controller.access.attempts = Attempts()  # all tests share an address
     answer = refusing.ask("POST", path, JOB, Authorization=given)
     assert answer.status == 401
     assert "Authorization: Bearer TOKEN" in answer.error
@@ -304,9 +304,9 @@ def test_a_node_command_appears_in_the_stories_of_node_and_jobs(site: Site) -> N
     assert (n0["state"], n1["state"]) == ("maintenance", "quarantine")
     site.post("/api/nodes/n1/release")
     assert site.get("/api/nodes")[1]["state"] == "healthy"
-    told = site.get(f"/api/jobs/{job_id}/story")
-    assert ("node:n0", "maintenance") in [(entry["subject"], entry["kind"]) for entry in told]
-    assert "node:n1" not in [entry["subject"] for entry in told]
+    story = site.get(f"/api/jobs/{job_id}/story")
+    assert ("node:n0", "maintenance") in [(entry["subject"], entry["kind"]) for entry in story]
+    assert "node:n1" not in [entry["subject"] for entry in story]
     assert any("new NIC" in entry["text"] for entry in site.get("/api/nodes/n0/story"))
     left = site.post("/api/nodes/n0/maintenance", {"drain": True})
     assert (
@@ -344,7 +344,7 @@ def test_a_verdict_is_listed_with_its_evidence_and_judged(site: Site) -> None:
     assert (rejected["verdict_id"], rejected["standing"], rejected["judged"]) == (verdict.verdict_id, False, False)
     assert site.get("/api/nodes")[0]["state"] == "healthy"
     assert site.get("/api/decisions") == []
-    site.post(f"/api/verdicts/{verdict.verdict_id}/confirm")  # judged before: it is still known
+    site.post(f"/api/verdicts/{verdict.verdict_id}/confirm")  # a reviewed verdict stays known
 
 
 def test_freeze_and_thaw(site: Site) -> None:
@@ -504,7 +504,7 @@ def test_events_arrive_when_written_and_resume_after_an_entry(site: Site) -> Non
                     seen.append(await anext(events))
                 assert first in {event["subject"] for event in seen}
                 assert [event["id"] for event in seen] == sorted(event["id"] for event in seen)
-            async with listening(site, "/api/events") as events:  # only what is new
+            async with listening(site, "/api/events") as events:  # new entries only
                 await asyncio.to_thread(site.world.end, first)
                 ended = await anext(events)
                 assert (ended["subject"], ended["kind"]) == (first, "ended")
@@ -517,7 +517,7 @@ def test_events_arrive_when_written_and_resume_after_an_entry(site: Site) -> Non
 def test_many_entries_arrive_together(site: Site) -> None:
     async def scene() -> None:
         async with asyncio.timeout(60):
-            await asyncio.to_thread(site.controller.cycle.tell, [NodeSeen(f"x{n}", 1, (), "m") for n in range(2500)])
+            await asyncio.to_thread(site.controller.cycle.report, [NodeSeen(f"x{n}", 1, (), "m") for n in range(2500)])
             async with listening(site, "/api/events?since=0") as events:
                 count = 0
                 async for _ in events:

@@ -1,4 +1,4 @@
-"""The barrier tells a client that goes away from a bug of ours."""
+"""The barrier distinguishes a client that disconnects from a bug."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def read_all(request: Request) -> Response:
 
 
 def ask(messages: list[dict[str, Any]], failures: PartFailures) -> list[Any]:
-    """Send the messages as one request to /api/jobs; what was answered."""
+    """Send the messages as one request to /api/jobs; return the response's messages."""
     scope = {"type": "http", "method": "POST", "path": "/api/jobs", "headers": [], "query_string": b"", "root_path": ""}
     answered: list[Any] = []
 

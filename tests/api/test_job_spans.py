@@ -1,4 +1,4 @@
-"""Traces: a job's story as spans, also one that was begun before this controller was."""
+"""Traces: a job's story as spans, also of a job that an earlier controller started."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ def test_a_job_has_a_trace_from_submission_to_end() -> None:
 
 def test_a_queued_span_links_to_the_jobs_it_waited_for() -> None:
     queued = folded(STORY, traces())[0]
-    (link,) = queued.links  # the job that is forgotten has no trace to point at
+    (link,) = queued.links  # a forgotten job has no trace to link to
     assert (link.trace_id, link.span_id) == (trace_id("j-000001", WALL), root_id("j-000001", WALL))
     assert dict(link.attributes)["gangwatch.job"] == "j-000001"
     assert dict(queued.attributes)["reason"] == "needs 4 slots, 2 available now"
 
 
-@pytest.mark.parametrize("told_before", range(1, len(STORY)))
-def test_a_restarted_controller_continues_the_same_trace(told_before: int) -> None:
+@pytest.mark.parametrize("known_before", range(1, len(STORY)))
+def test_a_restarted_controller_continues_the_same_trace(known_before: int) -> None:
     whole = traces()
-    expected = [span for number, one in enumerate(STORY) for span in whole.take(number, one) if number >= told_before]
+    expected = [span for number, one in enumerate(STORY) for span in whole.take(number, one) if number >= known_before]
     later = traces(past=STORY)
-    found = [span for number, one in enumerate(STORY) if number >= told_before for span in later.take(number, one)]
+    found = [span for number, one in enumerate(STORY) if number >= known_before for span in later.take(number, one)]
     links_aside = [(s.trace_id, s.span_id, s.parent_id, s.name, s.start_ns, s.end_ns, s.events) for s in found]
     assert links_aside == [
         (s.trace_id, s.span_id, s.parent_id, s.name, s.start_ns, s.end_ns, s.events) for s in expected

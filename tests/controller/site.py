@@ -1,4 +1,4 @@
-"""A controller behind a real server, and one who asks it: for tests of the API and of the page."""
+"""A controller behind a real server, with a client, for tests of the API and of the pages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def error(self) -> str:
-        assert set(self.document) == {"error"}, "an error is an object of one key"
+        assert set(self.document) == {"error"}, "an error is an object with one key"
         return str(self.document["error"])
 
 
@@ -56,7 +56,7 @@ class Site:
         return self.controller.token
 
     def ask(self, method: str, path: str, body: object = None, **headers: str | None) -> Answer:
-        """One request as a well-behaved client makes it; a header given as None is left out."""
+        """Send a request as a well-behaved client does. A header given as None is omitted."""
         sent: dict[str, str | None] = {"Host": f"127.0.0.1:{self.port}", "Authorization": f"Bearer {self.token}"}
         if method == "POST":
             sent["Content-Type"] = "application/json"
@@ -89,7 +89,7 @@ class Site:
         return str(self.post("/api/jobs", JOB | more)["job"])
 
     def grow(self, *nodes: NodeSeen) -> None:
-        """Let the world have more nodes, and wait until the controller knows of them."""
+        """Add nodes to the world, and wait until the controller has observed them."""
         self.world.nodes.extend(nodes)
         deadline = time.monotonic() + 20
         while sum(self.get("/api/overview")["nodes"].values()) < len(self.world.nodes):
@@ -109,7 +109,7 @@ class Site:
 def serving(
     folder: Path, world: World, streams: tuple[int, int] = (256, 64), access: Authentication | None = None
 ) -> Iterator[Site]:
-    """streams: most event streams, in all and of one peer."""
+    """Serve a site. streams: most event streams, in all and of one peer."""
     reloads: list[Policy | Exception] = []
 
     def reload() -> Policy:

@@ -1,4 +1,4 @@
-"""The controller: written before acted on, nothing lost over restarts, full disks, freezes and bugs."""
+"""The controller: journal before action, restarts, full disks, freezes and bugs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def world() -> World:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same intervals, shorter."""
+    """Shorten the intervals of the cycle's thread."""
     monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.05)
@@ -63,7 +63,7 @@ def controlling(
 def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)
 
 
@@ -94,7 +94,7 @@ def snapshot_of(controller: Controller) -> bytes:
 
 
 def test_an_emptied_journal_next_to_job_records_is_refused(tmp_path: Path, world: World) -> None:
-    """An empty journal knows no job and would end those that run; where there are none it is a first start."""
+    """An empty journal would end the running jobs. Without records of jobs it is a first start."""
     (tmp_path / "jobs").mkdir()
     (tmp_path / "store.sqlite").touch()
     with controlling(tmp_path, MemoryBackend(world)) as controller:
@@ -114,7 +114,7 @@ def test_an_emptied_journal_next_to_job_records_is_refused(tmp_path: Path, world
         until(lambda: controller.ready() == (True, ""))
 
 
-# --- the plain way ---------------------------------------------------------------------------------------------------
+# --- normal operation ------------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_journalled_started_observed_and_ended(tmp_path: Path, world: World) -> None:
@@ -141,13 +141,13 @@ def test_a_job_is_journalled_started_observed_and_ended(tmp_path: Path, world: W
 def test_actions_are_journalled_before_they_are_carried_out(tmp_path: Path, world: World) -> None:
     seen: list[tuple[str, bool]] = []
 
-    def look(action: Action) -> None:
+    def check(action: Action) -> None:
         with sqlite3.connect(f"file:{tmp_path}/store.sqlite?mode=ro", uri=True) as database:
             row = database.execute("SELECT outcome FROM actions WHERE action_id = ?", (action.action_id,)).fetchone()
         database.close()
         seen.append((action.action_id, row == (None,)))
 
-    with controlling(tmp_path, MemoryBackend(world, before_apply=look)) as controller:
+    with controlling(tmp_path, MemoryBackend(world, before_apply=check)) as controller:
         submit(controller)
         until(lambda: seen)
     assert seen == [("a-000001", True)]
@@ -169,7 +169,7 @@ def test_a_replay_of_the_journal_rebuilds_the_state(tmp_path: Path, world: World
         for job_id in jobs:
             until(lambda job_id=job_id: state_of(controller, job_id) is not JobState.PENDING)
             until(is_in(controller, job_id, JobState.RUNNING))
-            time.sleep(0.1)  # idle cycles in between, which the replay must not need
+            time.sleep(0.1)  # idle cycles, which a replay must not need
             world.end(job_id)
         until(lambda: all(state_of(controller, job_id) is JobState.COMPLETED for job_id in jobs))
         controller.cycle.request(lambda _: FreezeSet(True, "last")).result(20)
@@ -181,7 +181,7 @@ def test_a_replay_of_the_journal_rebuilds_the_state(tmp_path: Path, world: World
 
 
 class FallingClock(SystemClock):
-    """A wall clock that somebody sets back by an hour in the middle."""
+    """A wall clock that is set back by an hour."""
 
     back_ns = 0
 
@@ -224,7 +224,7 @@ def test_a_restart_loses_no_job_and_starts_no_job_twice(tmp_path: Path, world: W
         before = snapshot_of(controller)
         if not clean:
             (tmp_path / "copy").mkdir()
-            for part in ("store.sqlite", "store.sqlite-wal"):  # as a kill -9 would leave them: no snapshot
+            for part in ("store.sqlite", "store.sqlite-wal"):  # as after kill -9: no snapshot
                 (tmp_path / "copy" / part).write_bytes((tmp_path / part).read_bytes())
     folder = tmp_path if clean else tmp_path / "copy"
     assert not (folder / "controller.json").exists()
@@ -233,7 +233,7 @@ def test_a_restart_loses_no_job_and_starts_no_job_twice(tmp_path: Path, world: W
     assert (store.load().state is not None) is clean
     assert clean or recover(store).mismatches == 0
     store.close()
-    world.end(running)  # while no controller is there
+    world.end(running)  # while no controller runs
     backend = MemoryBackend(world)
     with controlling(folder, backend) as controller:
         until(is_in(controller, waiting, JobState.RUNNING))
@@ -246,7 +246,7 @@ def test_a_restart_loses_no_job_and_starts_no_job_twice(tmp_path: Path, world: W
 
 
 class CrashError(BaseException):
-    """The process ends here, as far as the thread can tell."""
+    """The end of the process, as the thread sees it."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -323,7 +323,7 @@ def test_a_recorded_start_is_kept_if_a_replay_lacks_it(tmp_path: Path, world: Wo
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         job_id = submit(controller)
         until(is_in(controller, job_id, JobState.RUNNING))
-    with sqlite3.connect(tmp_path / "store.sqlite") as database:  # as if another build had forgotten the submission
+    with sqlite3.connect(tmp_path / "store.sqlite") as database:  # as if another build had lost the submission
         for cycle, events in database.execute("SELECT cycle, events FROM journal").fetchall():
             if b"Submitted" in events:
                 database.execute("UPDATE journal SET events = x'90' WHERE cycle = ?", (cycle,))
@@ -381,20 +381,20 @@ def test_nodes_come_and_go(tmp_path: Path, world: World) -> None:
         until(lambda: not controller.cycle.ask(lambda state: state.nodes["n1"].present).result(20))
         world.nodes.append(structs.replace(gone, slots=8))
         until(lambda: controller.cycle.ask(lambda state: state.nodes["n1"].slots).result(20) == 8)
-        told = [
+        seen = [
             event
             for row in controller.store.journal_all().journal
             for event in row.events
             if isinstance(event, NodeSeen) and event.node == "n1"
         ]
-        assert [(event.present, event.slots) for event in told] == [(True, 2), (False, 2), (True, 8)]
+        assert [(event.present, event.slots) for event in seen] == [(True, 2), (False, 2), (True, 8)]
 
 
-# --- a store that fails ----------------------------------------------------------------------------------------------
+# --- failing stores --------------------------------------------------------------------------------------------------
 
 
 def fill(controller: Controller) -> None:
-    """Leave the store no page to grow by, and none to spare."""
+    """Leave the store no page to grow and no free page."""
     connection = controller.store._connection
 
     def full(_state: State) -> None:
@@ -439,7 +439,7 @@ def test_a_full_store_refuses_requests_and_keeps_observations(tmp_path: Path, wo
 
 @pytest.mark.parametrize("table", ["journal", "actions", "entries"])
 def test_a_store_that_fails_within_a_cycle_writes_nothing_of_it(tmp_path: Path, world: World, table: str) -> None:
-    """After the cycle has changed the state, too: it must be what the store holds."""
+    """Fail also after the cycle has changed the state: the state must equal the store's."""
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
         first = submit(controller)
@@ -452,7 +452,7 @@ def test_a_store_that_fails_within_a_cycle_writes_nothing_of_it(tmp_path: Path, 
         assert (sample(controller, "gangwatch_store_failures_total") or 0) >= 1
         assert controller.cycle.ask(lambda state: (dict(state.jobs), state.action_count)).result(20) == before
         assert len(backend.applied) == 1
-        world.end(first)  # an observation, which must survive failures
+        world.end(first)  # an observation, which must not be lost
         time.sleep(0.1)
         controller.cycle.ask(lambda _: controller.store._connection.execute("DROP TRIGGER fails")).result(20)
         until(is_in(controller, first, JobState.COMPLETED))
@@ -518,7 +518,7 @@ def test_a_freeze_takes_effect_while_the_store_is_full(tmp_path: Path, world: Wo
 def test_an_action_decided_before_a_freeze_is_withheld_and_decided_again(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gate is shut between the commit and the apply: nothing passes, and nothing is forgotten."""
+    """The freeze begins between commit and apply: no action is carried out, and none is lost."""
     backend = MemoryBackend(world)
     with controlling(tmp_path, backend) as controller:
         until(lambda: controller.ready()[0])
@@ -543,7 +543,7 @@ def test_an_action_decided_before_a_freeze_is_withheld_and_decided_again(
         assert list(world.attempts) == [(job_id, 2)]
 
 
-# --- what goes wrong elsewhere ---------------------------------------------------------------------------------------
+# --- failures of other parts -----------------------------------------------------------------------------------------
 
 
 def test_a_refused_action_is_recorded_and_decided_again(tmp_path: Path, world: World) -> None:
@@ -582,12 +582,12 @@ def test_a_bug_in_the_cycle_ends_the_controller_with_a_reason(
         def broken(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
-        told: list[bool] = []
+        notified: list[bool] = []
 
         async def scene() -> None:
-            async with controller.serving(lambda: told.append(True)):
+            async with controller.serving(lambda: notified.append(True)):
                 monkeypatch.setattr(loop_module, "run", broken)
-                while not told:
+                while not notified:
                     await asyncio.sleep(0.01)
 
         asyncio.run(scene())
@@ -600,16 +600,16 @@ def test_a_bug_in_the_cycle_ends_the_controller_with_a_reason(
 
 
 class Detector:
-    """Counts its looks; raises when told to."""
+    """A detector that counts its ticks, and raises on demand."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.looks = 0
+        self.ticks = 0
         self.restored = b""
         self.broken = False
 
     def tick(self, telemetry: Telemetry) -> list[Finding]:
-        self.looks += 1
+        self.ticks += 1
         if self.broken:
             raise IndexError("list index out of range")
         return []
@@ -618,7 +618,7 @@ class Detector:
         return [("gangwatch_rank_slowdown_ratio", (("gang", self.name), ("rank", "0")), 1.0)]
 
     def snapshot(self) -> bytes:
-        return f"{self.name} after {self.looks}".encode()
+        return f"{self.name} after {self.ticks}".encode()
 
     def restore(self, data: bytes) -> None:
         if not data.startswith(self.name.encode()):
@@ -631,11 +631,11 @@ def test_a_broken_detector_is_disabled_and_jobs_continue(
 ) -> None:
     good, bad = Detector("good"), Detector("bad")
     with controlling(tmp_path, MemoryBackend(world), detectors=[bad, good]) as controller:
-        until(lambda: bad.looks and controller.ready()[0])
+        until(lambda: bad.ticks and controller.ready()[0])
         bad.broken = True
         until(lambda: controller.ready() == (False, "bad failed: IndexError: list index out of range"))
-        looks = good.looks
-        until(lambda: good.looks > looks)
+        ticks = good.ticks
+        until(lambda: good.ticks > ticks)
         job_id = submit(controller)
         until(is_in(controller, job_id, JobState.RUNNING))
         assert sample(controller, "gangwatch_detector_failures_total", detector="bad") == 1
@@ -649,10 +649,10 @@ def test_a_broken_detector_is_disabled_and_jobs_continue(
 def test_baselines_survive_a_restart_and_invalid_ones_are_refused(tmp_path: Path, world: World) -> None:
     detector = Detector("one")
     with controlling(tmp_path, MemoryBackend(world), detectors=[detector]):
-        until(lambda: detector.looks)
+        until(lambda: detector.ticks)
     again = Detector("one")
     with controlling(tmp_path, MemoryBackend(world), detectors=[again]):
-        assert again.restored == f"one after {detector.looks}".encode()
+        assert again.restored == f"one after {detector.ticks}".encode()
     with controlling(tmp_path, MemoryBackend(world), detectors=[Detector("o")]) as controller:
         until(lambda: controller.ready()[0])
 
@@ -723,7 +723,7 @@ def test_every_metric_is_in_the_catalogue(tmp_path: Path, world: World) -> None:
         assert names == sorted(names), name
     assert len(samples) == len({(name, labels) for name, labels, _ in samples})
     missing = {metric.name for metric in FEEDBACK} - {name for name, _, _ in samples}
-    assert missing <= {  # these need a fault, windows of steps, or minutes of traffic
+    assert missing <= {  # these require a fault, windows of steps, or minutes of traffic
         "gangwatch_gang_inferred_step_seconds",
         "gangwatch_rank_slowdown_ratio",
         "gangwatch_verdicts_total",
@@ -732,12 +732,12 @@ def test_every_metric_is_in_the_catalogue(tmp_path: Path, world: World) -> None:
         "gangwatch_verdict_slowdown_ratio",
         "gangwatch_verdict_lost_slots",
         "gangwatch_abstentions_total",
-        # These need queues that the configuration names.
+        # These require queues in the configuration.
         "gangwatch_queue_quota_slots",
         "gangwatch_queue_used_slot_seconds",
         "gangwatch_watch_records_refused_total",
-        "gangwatch_node_clock_skew_seconds",  # of a node whose clock is wrong
-        "gangwatch_feed_certificate_expiry_seconds",  # of agents behind TLS
-        "gangwatch_certificates_signed_total",  # by the signer, on Kubernetes
-        "gangwatch_leads",  # of controllers that stand by for each other: Kubernetes'
+        "gangwatch_node_clock_skew_seconds",  # a node with a wrong clock
+        "gangwatch_feed_certificate_expiry_seconds",  # agents with TLS
+        "gangwatch_certificates_signed_total",  # the signer on Kubernetes
+        "gangwatch_leads",  # controllers with leader election, on Kubernetes
     }

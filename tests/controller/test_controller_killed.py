@@ -1,4 +1,4 @@
-"""The controller as a process over real jobs: killed at any moment, stopped, told to reload."""
+"""The controller as a process with real jobs: killed at any moment, stopped, reloaded."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ time.sleep(float(sys.argv[2]))
 
 
 class Process:
-    """A controller in a process of its own."""
+    """A controller in a separate process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,7 +81,7 @@ class Process:
         assert self.popen.stdout.readline() == "up\n", self.popen.communicate()
 
     def end(self, how: signal.Signals) -> str:
-        """Signal it, wait for its end; what it said since."""
+        """Send a signal and wait for the end; return the output since then."""
         self.popen.send_signal(how)
         out, errors = self.popen.communicate(timeout=30)
         assert "Traceback" not in errors, errors
@@ -102,7 +102,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         if process.popen.stdout is not None and not process.popen.stdout.closed:
             process.popen.communicate()
     _started.clear()
-    for path in tmp_path.glob("ranks/*/*.json"):  # only where a test has failed
+    for path in tmp_path.glob("ranks/*/*.json"):  # only after a failed test
         record = json.loads(path.read_text())
         for key in ("shim_pid", "pid"):
             try:
@@ -139,7 +139,7 @@ def stored(folder: Path) -> State:
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 
@@ -177,7 +177,7 @@ def test_killed_at_random_moments_it_loses_no_job_and_runs_none_twice(folder: Pa
 
 
 def test_sigterm_leaves_the_jobs_and_is_quick(folder: Path) -> None:
-    want(folder, ("a", 2, 10.0))  # longer than a busy machine takes for all up to the ranks' being looked at again
+    want(folder, ("a", 2, 10.0))  # longer than a busy machine takes until the ranks are observed again
     controller = Process(folder)
     controller.until_up()
     until(lambda: len(list(folder.glob("ranks/*/*.json"))) == 2)
@@ -188,7 +188,7 @@ def test_sigterm_leaves_the_jobs_and_is_quick(folder: Path) -> None:
     assert f"StateFolderBusyError: a controller (pid {controller.popen.pid})" in errors
     began = time.monotonic()
     assert controller.end(signal.SIGTERM) == "down\n"
-    assert time.monotonic() - began < 10  # promised are 2 s; a loaded machine takes its own
+    assert time.monotonic() - began < 10  # the limit is 2 s; a loaded machine may need more
     assert controller.popen.returncode == 0
     assert not (folder / "controller.json").exists()
     assert len(list(folder.glob("ranks/*/*.json"))) == 2

@@ -1,4 +1,4 @@
-"""A controller that was suspended itself does not take its agents for lost."""
+"""A suspended controller does not take its agents for lost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ BEGIN = 1_800_000_000
 NODES = ("node-0", "node-1", "node-2", "node-3")
 
 
-def look(silence: StaleAgents, second: float, heard: float) -> str:
-    """One pass at `second`, with the newest frame of every node from `heard`; the abstention's detector, or ''."""
+def run_pass(silence: StaleAgents, second: float, received: float) -> str:
+    """Run a pass at `second`, with every node's newest frame from `received`; return the abstention's detector or
+    ''."""
     now_ns = int((BEGIN + second) * SECOND)
     counters = Counters(np.empty(0, np.int64), 1.0, np.empty((0, 0, 0), np.float32))
-    heard_ns = {node: int((BEGIN + heard) * SECOND) for node in NODES}
+    heard_ns = {node: int((BEGIN + received) * SECOND) for node in NODES}
     found = silence.mass(Telemetry(now_ns, (), counters, (), heard_ns))
     return "" if found is None else found.detector
 
@@ -27,23 +28,23 @@ def look(silence: StaleAgents, second: float, heard: float) -> str:
 def test_agents_are_not_lost_while_the_controller_itself_was_suspended(suspended: float) -> None:
     silence = StaleAgents()
     for tick in range(20):
-        assert look(silence, tick / 2, tick / 2) == ""
+        assert run_pass(silence, tick / 2, tick / 2) == ""
     begun = 10.0 + suspended
     # The first passes may come before the frames that wait in the sockets.
-    assert look(silence, begun, 9.5) == ""
-    assert look(silence, begun + 0.5, 9.5) == ""
+    assert run_pass(silence, begun, 9.5) == ""
+    assert run_pass(silence, begun + 0.5, 9.5) == ""
     for tick in range(2, 120):
-        assert look(silence, begun + tick / 2, begun + tick / 2) == ""
+        assert run_pass(silence, begun + tick / 2, begun + tick / 2) == ""
 
 
 def test_agents_that_stay_silent_after_the_controller_was_suspended_are_lost() -> None:
     silence = StaleAgents()
-    look(silence, 0.0, 0.0)
-    found = [look(silence, 30.0 + tick / 2, 0.0) for tick in range(60)]
+    run_pass(silence, 0.0, 0.0)
+    found = [run_pass(silence, 30.0 + tick / 2, 0.0) for tick in range(60)]
     assert found.index(MASS_LOSS) / 2 == pytest.approx(15.0, abs=1.0)
 
 
 def test_agents_that_fall_silent_while_the_controller_runs_are_lost() -> None:
     silence = StaleAgents()
-    found = [look(silence, tick / 2, 0.0) for tick in range(60)]
+    found = [run_pass(silence, tick / 2, 0.0) for tick in range(60)]
     assert found.index(MASS_LOSS) / 2 == pytest.approx(15.0, abs=1.0)

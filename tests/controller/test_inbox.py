@@ -1,4 +1,4 @@
-"""The inbox of the thread that decides: whoever asks is answered, also where it closes while others have given up."""
+"""The inbox of the cycle's thread answers every message, also when it closes while callers cancel."""
 
 from __future__ import annotations
 

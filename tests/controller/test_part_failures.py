@@ -1,4 +1,4 @@
-"""A bug at any boundary costs its part alone, is logged once and shown; jobs are still started and finished."""
+"""A bug at any boundary affects only its part, is logged once and shown; jobs still start and finish."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def raises(*_arguments: object, **_named: object) -> Any:
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
 
 
@@ -72,7 +72,7 @@ def failures_of(site: Site, part: str) -> float:
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where a bug is put, what provokes it, and which part it is counted for."""
+    """Where a bug is injected, how it is triggered, and which part it counts for."""
 
     part: str
     put: Callable[[Site, pytest.MonkeyPatch], None]
@@ -80,7 +80,7 @@ class Boundary:
 
 
 def frames(site: Site) -> None:
-    """Offer one node's frames, as the feed does."""
+    """Offer one node's frame, as the feed does."""
     machine = Machine("n9", (("uid-0/g", 0),))
     for _ in range(3):
         now_ns = time.monotonic_ns()
@@ -106,9 +106,7 @@ def tell_findings(site: Site) -> None:
 
 BOUNDARIES = {
     "the feed's thread": Boundary("feed", lambda _, patch: patch.setattr(Feed, "_sweep", raises)),
-    "what looks between two turns": Boundary(
-        "feed", lambda site, _: setattr(site.controller._feed, "_between", raises)
-    ),
+    "detection between two reads": Boundary("feed", lambda site, _: setattr(site.controller._feed, "_between", raises)),
     "a frame is folded": Boundary("fleet", lambda _, patch: patch.setattr(Occurrences, "observe", raises), frames),
     "queued counters are folded": Boundary(
         "fleet", lambda _, patch: patch.setattr(consumption.Places, "_fold", raises), frames
@@ -163,7 +161,7 @@ def test_a_bug_at_a_boundary_affects_only_its_part(
     assert ready["scheduling"] is True
     assert ready["ready"] is not troubles[boundary.part]["out"]
     traces = [one for one in caplog.records if one.levelno == logging.CRITICAL and one.exc_info]
-    assert len(traces) == 1, "one bug is logged with its traceback once"
+    assert len(traces) == 1, "the bug is logged once, with its traceback"
     assert f"part={boundary.part}" in traces[0].getMessage()
 
 
@@ -250,7 +248,7 @@ def test_a_bug_triggered_by_one_agent_affects_only_that_agent(tmp_path: Path, mo
 
 
 class Hand:
-    """A clock that is moved by hand."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000 * SECOND
@@ -263,7 +261,7 @@ class Hand:
 
 
 class Recorder:
-    """A detector that notes which gangs it sees."""
+    """A detector that records the gangs in its telemetry."""
 
     name = "recorder"
 
@@ -285,7 +283,7 @@ class Recorder:
 
 
 def second(watch: DetectionThread, clock: Hand, *machines: Machine) -> None:
-    """A second passes, in which every machine sends a frame and each rank uses 1,000 more."""
+    """Advance by a second: every machine sends a frame, and each rank uses 1,000 more."""
     clock.now_ns += SECOND
     for machine in machines:
         for owner in machine.owners:
@@ -310,7 +308,7 @@ FOLDS: dict[str, tuple[object, str, Callable[[tuple[object, ...]], list[str]]]] 
 def test_a_node_whose_frames_break_folding_is_set_aside_and_retried(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its gang is not judged meanwhile: ranks of which nothing is folded would look as if they hung."""
+    """Its gang is not judged meanwhile: ranks without folded data would look hung."""
     clock, recorder = Hand(), Recorder()
     watch = DetectionThread((recorder,), lambda _: None, clock)
     good, bad = Machine("good", (("job-0", 0),)), Machine("bad", (("job-1", 0),))
@@ -328,7 +326,7 @@ def test_a_node_whose_frames_break_folding_is_set_aside_and_retried(
             second(watch, clock, good, bad)
         assert used(watch, "job-0") == 22_000
         assert recorder.seen[-1] == {"job-0"}
-        assert watch.broken() == "", "one node's telemetry is no part"
+        assert watch.broken() == "", "one node's telemetry does not break a part"
         samples = {(one, labels): value for one, labels, value in watch.measures()}
         assert samples["gangwatch_telemetry_set_aside", (("kind", "node"),)] == 1
         assert samples["gangwatch_part_failures_total", (("part", "fleet"),)] == 1
@@ -337,7 +335,7 @@ def test_a_node_whose_frames_break_folding_is_set_aside_and_retried(
         second(watch, clock, good, bad)
     assert recorder.seen[-1] == {"job-0", "job-1"}
     assert used(watch, "job-0") == (22 + ASIDE_SECONDS + 5) * 1_000
-    assert 0 < used(watch, "job-1") < 60_000, "it began anew"
+    assert 0 < used(watch, "job-1") < 60_000, "folding has restarted"
     assert sum(record.exc_info is not None for record in caplog.records) == 1
 
 
@@ -387,7 +385,7 @@ def test_folding_restarts_after_a_bug_and_is_disabled_if_it_repeats(monkeypatch:
     monkeypatch.setattr(Look, "_counters", sometimes)
     for _ in range(3):
         second(watch, clock, machine)
-    second(watch, clock, machine)  # it begins anew
+    second(watch, clock, machine)  # folding restarts
     assert len(recorder.seen) == 3
     broken_at.clear()
     for _ in range(3):
@@ -398,12 +396,12 @@ def test_folding_restarts_after_a_bug_and_is_disabled_if_it_repeats(monkeypatch:
     for _ in range(MOST_RESTARTS + 5):
         second(watch, clock, machine)
     assert watch.broken().startswith("fleet failed: KeyError")
-    assert len(recorder.seen) == 6, "nobody judges what is not there"
+    assert len(recorder.seen) == 6, "missing data is not judged"
     failures = [value for one, labels, value in watch.measures() if labels == (("part", "fleet"),)]
     assert failures == [MOST_RESTARTS + 1, 1.0]
     monkeypatch.setattr(Look, "_counters", counters)
     second(watch, clock, machine)
-    assert watch.broken(), "until the controller is started again"
+    assert watch.broken(), "until the controller is restarted"
     assert watch_module.RESTARTS_SECONDS > 0
 
 
@@ -425,7 +423,7 @@ def test_a_bad_sample_drops_its_family_and_a_bad_source_its_samples() -> None:
     assert failures.troubles()[0]["failures"] == 2
 
 
-# --- what is remembered -----------------------------------------------------------------------------------------------
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def test_two_bugs_are_logged_once_each_and_every_failure_is_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -445,6 +443,6 @@ def test_two_bugs_are_logged_once_each_and_every_failure_is_counted(caplog: pyte
     assert failures.out_of_service() == ""
     failures.report("hang", ValueError("odd"), out=True)
     assert failures.out_of_service() == "hang failed: ValueError: odd"
-    assert failures.troubles()[0]["part"] == "hang", "what is out of service comes first"
+    assert failures.troubles()[0]["part"] == "hang", "parts out of service come first"
     failures.back("hang")
     assert failures.out_of_service() == ""

@@ -1,4 +1,4 @@
-"""A store that another release wrote, and one with a damaged entry: refused in words that end no running job."""
+"""Stores of newer releases and stores with a damaged entry are refused, with advice that does not end running jobs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Inside of it this process is a later release, 9.1.0, that has one kind of event and two features more."""
+    """Make this process a later release, 9.1.0, with one more kind of event and two more features."""
     stops = Feature("StopReason.PREEMPT", "9.1.0", StopGang, lambda action: action.why is StopReason.PREEMPT)
     waits = Feature("State.waits", "8.0.0", State, lambda state: state.waits)
     with monkeypatch.context() as patch:
@@ -58,7 +58,7 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def needs(path: Path) -> tuple[str | None, dict[str, str]]:
-    """(minimum reader, features) as the file has them."""
+    """Return (minimum reader, features) from the file."""
     with sqlite3.connect(path) as database:
         rows = dict(database.execute("SELECT key, value FROM meta"))
     database.close()
@@ -73,7 +73,7 @@ def written(path: Path, cycles: int = 3) -> None:
 
 
 def put_unknown_event(path: Path, cycle: int) -> None:
-    """Put an event of a kind that nobody knows between the events of a cycle that is there."""
+    """Insert an event of an unknown kind between the events of an existing cycle."""
     alien = msgspec.msgpack.encode(("NodeRepainted", {"node": "n0"}))
     with sqlite3.connect(path) as database:
         (body,) = database.execute("SELECT events FROM journal WHERE cycle = ?", (cycle,)).fetchone()
@@ -85,14 +85,14 @@ def put_unknown_event(path: Path, cycle: int) -> None:
 
 
 def content_of(path: Path) -> str:
-    """All of the database as text; opening it in another mode may change other bytes of the file."""
+    """Return the whole database as text. Opening it in another mode may change other bytes of the file."""
     with sqlite3.connect(path) as database:
         dump = "\n".join(database.iterdump())
     database.close()
     return hashlib.sha256(dump.encode()).hexdigest()
 
 
-# --- what a store needs ----------------------------------------------------------------------------------------------
+# --- requirements of a store -----------------------------------------------------------------------------------------
 
 
 def test_data_that_every_release_reads_requires_no_release(path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_first_event_of_a_newer_kind_requires_its_release(path: Path, newer:
     store.append(4, 4, [], [StopGang("a-2", "j", 1, "SIGTERM", 1.0, StopReason.PREEMPT)], [])
     assert needs(path) == ("9.1.0", {"NodeRepainted": "9.0.0", "StopReason.PREEMPT": "9.1.0"})
     store.snapshot(4, 4, State(cycle=4, waits=True), {})
-    assert needs(path)[0] == "9.1.0", "an older feature lowers nothing"
+    assert needs(path)[0] == "9.1.0", "an older feature does not lower it"
     assert needs(path)[1]["State.waits"] == "8.0.0"
     store.close()
 
@@ -163,7 +163,7 @@ def test_a_migration_requires_the_release_that_reads_its_schema(path: Path, monk
 
 @pytest.fixture
 def from_later(path: Path, newer: pytest.MonkeyPatch) -> Path:
-    """A store that the later release has written; then this process is what it was."""
+    """A store written by the later release. This process is the present release again."""
     store = Store(path)
     store.append(1, 1, [Submitted("j-000001", SPEC)], [], [Entry(1, "j-000001", "submitted", "said")])
     store.append(2, 2, [NodeRepainted("n0")], [], [])  # type: ignore[list-item]
@@ -174,12 +174,12 @@ def from_later(path: Path, newer: pytest.MonkeyPatch) -> Path:
 
 def assert_says_what_is_safe(text: str, path: Path) -> None:
     assert text.startswith(f"{path}: ")
-    assert "9.0.0 or newer" in text, "the release that it needs"
+    assert "9.0.0 or newer" in text, "the required release"
     assert f"this is gangwatch {this_release()}" in text
     assert "Nothing was changed" in text
     assert "running jobs go on" in text
     assert "Install gangwatch 9.0.0" in text
-    assert "NodeRepainted" in text, "what in it needs that release"
+    assert "NodeRepainted" in text, "the feature that requires it"
     assert "aside" not in text and "empty" not in text and "damaged" not in text
 
 
@@ -213,8 +213,8 @@ def test_every_reader_of_a_newer_store_raises_the_same_error(from_later: Path, t
             read()
         assert "9.0.0 or newer" in str(refused.value)
         assert "aside" not in str(refused.value)
-        assert str(refused.value).startswith(f"{from_later}: "), "the journal's own name, not a copy's"
-    assert sorted(tmp_path.glob("*copy*")) == [], "and leaves no half of a backup"
+        assert str(refused.value).startswith(f"{from_later}: "), "the journal's name, not a copy's"
+    assert sorted(tmp_path.glob("*copy*")) == [], "no partial backup remains"
 
 
 def test_a_newer_schema_is_not_migrated(from_later: Path) -> None:
@@ -239,7 +239,7 @@ def test_an_older_schema_with_newer_content_is_not_migrated(path: Path) -> None:
 
 
 def test_the_release_that_wrote_it_reads_it_again(from_later: Path, newer: pytest.MonkeyPatch) -> None:
-    """`newer` has been undone once; here the same registry is in force while the file is read."""
+    """`newer` was undone; here the same registry is active again while the file is read."""
     names = Formats({**KINDS, NodeRepainted: "9.0.0"})
     newer.setattr("scheduler_feedback.journal.format_needs.check_reader.__defaults__", (names,))
     newer.setattr(codec, "_events", codec._Union("event", (*get_args(Event), NodeRepainted)))
@@ -308,8 +308,8 @@ def test_an_unknown_event_without_a_newer_release_is_reported_as_damage(path: Pa
     assert "'NodeRepainted'" in text
     assert "damaged" in text
     assert "Nothing was changed" in text and "running jobs go on" in text
-    assert "snapshot of" not in text and "newest snapshot" not in text, "no snapshot is at fault"
-    assert "aside" not in text and "empty journal" not in text, "that would end what runs"
+    assert "snapshot of" not in text and "newest snapshot" not in text, "the snapshot is not damaged"
+    assert "aside" not in text and "empty journal" not in text, "that would end running jobs"
 
 
 def test_a_damaged_decision_is_reported_with_its_position(path: Path) -> None:
@@ -337,14 +337,14 @@ def test_cycles_before_the_snapshot_are_not_needed(path: Path) -> None:
 
 
 def damaged(encoded: bytes) -> Iterator[bytes]:
-    """The bytes with one changed, at many places; and cut."""
+    """Yield the bytes with one changed, at many positions, and truncated."""
     for at in range(0, len(encoded), max(len(encoded) // 40, 1)):
         yield encoded[:at] + bytes([encoded[at] ^ 0x01]) + encoded[at + 1 :]
         yield encoded[:at]
 
 
 def test_a_damaged_newest_snapshot_is_replaced_by_the_one_before(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Also where a changed byte still decodes: a state that is wrong unnoticed is worse than none."""
+    """This includes changed bytes that still decode: an unnoticed wrong state would be worse than none."""
     store = Store(path)
     state = State()
     for cycle in (1, 2, 3):
@@ -361,7 +361,7 @@ def test_a_damaged_newest_snapshot_is_replaced_by_the_one_before(path: Path, cap
     for broken in damaged(encoded):
         store._connection.execute("UPDATE snapshots SET state = ? WHERE cycle = 3", (broken,))
         again = recover(store)
-        assert again.cycles == 1, "the one cycle after the snapshot before"
+        assert again.cycles == 1, "the one cycle after the previous snapshot"
         assert encode_state(again.state) == encode_state(whole.state)
         assert again.detectors == {"straggler": b"3"}
     assert "snapshot of cycle 3 skipped" in caplog.text
@@ -383,7 +383,7 @@ def test_damaged_detector_baselines_affect_nothing_else(path: Path) -> None:
 
 
 def test_a_snapshot_without_a_checksum_is_read(path: Path) -> None:
-    """As the first builds wrote it, also after one with a checksum."""
+    """The first builds wrote no checksums; later snapshots in the same file may have one."""
     store = Store(path)
     store.append(1, 1, [Tick()], [], [])
     store.snapshot(1, 1, State(cycle=1), {})
@@ -403,7 +403,7 @@ def test_checksums_of_snapshots_that_are_gone_are_dropped(path: Path) -> None:
     kept = {number for (number,) in store._connection.execute("SELECT cycle FROM snapshots")}
     assert {int(number) for number in json.loads(store.meta("snapshot_sums") or "")} == kept
     for cycle in kept:
-        assert store._state_of(store._connection, cycle).cycle == cycle, "the compressed ones too"
+        assert store._state_of(store._connection, cycle).cycle == cycle, "including compressed ones"
     store.close()
 
 
@@ -435,13 +435,13 @@ def test_an_entry_with_damaged_numbers_is_still_readable(path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute("UPDATE entries SET detail = '{' WHERE id = 2")
     database.close()
-    told = [numbered.entry for numbered in Reader(path).entries_of("j-1")]
-    assert [entry.text for entry in told] == ["said"] * 3
-    assert told[0].detail == () and told[1].detail[0][0] == "unreadable"
+    entries = [numbered.entry for numbered in Reader(path).entries_of("j-1")]
+    assert [entry.text for entry in entries] == ["said"] * 3
+    assert entries[0].detail == () and entries[1].detail[0][0] == "unreadable"
 
 
 def test_a_truncated_journal_is_refused_or_complete(path: Path, tmp_path: Path) -> None:
-    """Cut at every page and in the middle of some: never a start with fewer jobs than were written."""
+    """Cut at every page and within some pages: the start must fail or find all jobs."""
     written(path, 200)
     content = path.read_bytes()
     jobs = len(Reader(path).load().journal)
@@ -462,7 +462,7 @@ def test_a_truncated_journal_is_refused_or_complete(path: Path, tmp_path: Path) 
             store.close()
 
 
-# --- the report about it ---------------------------------------------------------------------------------------------
+# --- support bundle ---------------------------------------------------------------------------------------------------
 
 
 def bundle_of(folder: StateFolder, target: Path) -> dict[str, str]:

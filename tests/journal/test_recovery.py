@@ -1,4 +1,4 @@
-"""A restart under another build: where it decides otherwise than was recorded, what was carried out is what is so."""
+"""A restart with another build: if its decisions differ from the recorded ones, the state follows the record."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def row(cycle: int, events: tuple[Event, ...], *actions: Action) -> JournalRow:
 
 
 def cluster() -> State:
-    """Two nodes of two slots, after cycle 1."""
+    """Return a cluster of two nodes with two slots each, after cycle 1."""
     state = State()
     run(state, [NodeSeen("n0", 2), NodeSeen("n1", 2)], NOW_NS + 1)
     return state
 
 
 def holding(job_id: str = "j-000001", state: JobState = JobState.RUNNING) -> State:
-    """A job that runs on n0."""
+    """Return a state with a job on n0."""
     found = State()
     ranks = [RankRecord(rank, slot) for rank, slot in enumerate(N0)]
     found.jobs[job_id] = Job(job_id, SPEC, state, NOW_NS, attempt=1, ranks=ranks, attempt_started_ns=NOW_NS)
@@ -59,7 +59,7 @@ def test_a_start_on_other_slots_follows_the_record(caplog: pytest.LogCaptureFixt
     assert (job.state, job.attempt, slots_of(state), job.action_id) == (JobState.STARTING, 1, N1, "a-7")
     assert (job.started_ns, job.attempt_started_ns) == (NOW_NS + 2, NOW_NS + 2)
     assert "recorded StartGang a-7 of j-000001" in caplog.text
-    # Its slots are held from here on, and its number is never given again.
+    # Its slots are held from now on, and its action number is never used again.
     outcome = run(state, [Submitted("j-000002", SPEC), Submitted("j-000003", SPEC)], NOW_NS + 3)
     (action,) = outcome.actions
     assert isinstance(action, StartGang)
@@ -73,7 +73,7 @@ def test_a_start_missing_in_the_record_leaves_the_job_pending() -> None:
     job = state.jobs["j-000001"]
     assert (job.state, job.attempt, job.ranks, job.attempt_started_ns) == (JobState.PENDING, 0, [], None)
     (action,) = run(state, [Tick()], NOW_NS + 3).actions
-    assert isinstance(action, StartGang) and action.attempt == 1, "it is started now, once"
+    assert isinstance(action, StartGang) and action.attempt == 1, "it is started once"
 
 
 def test_a_stop_missing_in_the_record_leaves_the_job_running() -> None:
@@ -96,7 +96,7 @@ def test_a_recorded_stop_is_in_progress() -> None:
 
 
 def test_actions_of_one_cycle_are_undone_in_reverse_order() -> None:
-    """A start and a stop of one job: undone in their order, it would run nowhere."""
+    """Undoing a start and a stop of one job in their original order would leave it running without slots."""
     state = State(jobs={"j-000001": Job("j-000001", SPEC, JobState.STOPPING, NOW_NS, attempt=1)})
     follow(state, [], [start(1), stop(2)], NOW_NS + 5)
     job = state.jobs["j-000001"]
@@ -108,7 +108,7 @@ def test_a_job_with_equal_decisions_is_unchanged() -> None:
     before = repr(state.jobs["j-000001"])
     follow(state, [stop(4), start(5, "j-000009", 1, N1)], [stop(4)], NOW_NS + 5)
     assert repr(state.jobs["j-000001"]) == before
-    assert slots_of(state, "j-000009") == N1, "a job that only the record knows is there too"
+    assert slots_of(state, "j-000009") == N1, "a job that only the record has is added"
 
 
 def test_a_stop_of_an_unknown_job_is_ignored() -> None:
@@ -125,7 +125,7 @@ def test_a_new_attempt_keeps_nothing_of_the_one_before() -> None:
     follow(state, [start(5, attempt=2, placement=N1)], [], NOW_NS + 5)
     assert (job.state, job.attempt, slots_of(state), job.claim) == (JobState.STARTING, 2, N1, [])
     assert (job.stop_reason, job.first_step_ns, job.ended_ns) == (None, None, None)
-    assert (job.started_ns, job.attempt_started_ns) == (NOW_NS - 9, NOW_NS + 5), "it began with its first attempt"
+    assert (job.started_ns, job.attempt_started_ns) == (NOW_NS - 9, NOW_NS + 5), "started_ns is of the first attempt"
 
 
 def test_a_reworded_reason_is_the_same_decision(caplog: pytest.LogCaptureFixture) -> None:
@@ -159,7 +159,7 @@ def test_action_numbers_increase_whatever_the_record_says() -> None:
     state = cluster()
     state.action_count = 40
     run_again(state, row(2, (Submitted("j-000001", SPEC),), start(7, placement=N1)))
-    assert state.action_count == 40, "an older number takes none back"
+    assert state.action_count == 40, "an older number does not lower it"
     state = cluster()
     run_again(state, row(2, (Submitted("j-000001", SPEC),), start(41, placement=N1)))
     assert state.action_count == 41

@@ -1,4 +1,4 @@
-"""A production journal is a test: whole, or without one job."""
+"""Replays of a production journal: complete, or without one job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cluster.cycle_world import SECOND, World
 
 
 def _night() -> tuple[World, str, str, str]:
-    """A runs, B waits for all of the cluster, C goes into the hole, and A's straggler is moved away meanwhile."""
+    """Job A runs, B waits for the whole cluster, C is backfilled, and A is migrated because of a straggler."""
     world = World({"n0": 2, "n1": 2, "n2": 2, "n3": 2})
     a = world.submit(4, 150.0, time_limit_seconds=300.0, restartable=True, grace_seconds=2.0, restart_cost_seconds=3.0)
     world.running()
@@ -29,7 +29,7 @@ def test_a_complete_replay_makes_the_same_decisions() -> None:
     state, outcomes = replay(world.initial, world.journal)
     assert state == world.state
     assert outcomes == world.outcomes
-    assert encode_state(world.initial) == before, "the given state is left as it was"
+    assert encode_state(world.initial) == before, "the given state is unchanged"
     assert set(start_times(outcomes)) == {(a, 1), (a, 2), (b, 1), (c, 1), ("probe-n1-1", 1)}
     assert "backfilled" in world.entry_kinds(c)
 

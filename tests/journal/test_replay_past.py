@@ -1,4 +1,4 @@
-"""The past, decided again: a simulation's journal, a backup taken while it is written, a difference that is found."""
+"""Replays of the past: a simulation's journal, backups of a growing journal, and differing decisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sim.scenario import job, simulation
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """A simulation of some hundred jobs that queue and are backfilled."""
+    """The journal of a simulation with some hundred jobs, queued and backfilled."""
     path = tmp_path / "journal.sqlite"
     jobs = [job(f"j{number}", 3 * number, 1 + number % 6, 20 + 31 * number % 170) for number in range(300)]
     simulation(jobs, 3, 4).engine(JournalFile(path)).run()
@@ -96,12 +96,12 @@ def test_a_different_decision_is_found_and_the_record_followed(journal: Path) ->
     database.commit()
     database.close()
     result = CliRunner().invoke(cli, ["replay", "--journal", str(journal), "--json"], standalone_mode=False)
-    assert result.return_value == 1, "the front door's exit code"
+    assert result.return_value == 1, "the command's exit code"
     assert json.loads(result.stdout)["different"] >= 1
 
 
 def test_a_replay_in_parallel_parts_gives_the_same_result(journal: Path) -> None:
-    """A journal with snapshots on the way; one cycle in the first part was recorded otherwise."""
+    """The journal has several snapshots, and a differing decision in the first part."""
     state = State()
     loaded = Reader(journal).journal_all()
     store = Store(journal)

@@ -1,4 +1,4 @@
-"""The store: whole cycles or none, on full disks, under kill -9, after damage."""
+"""The store writes complete cycles or nothing: on full disks, after kill -9, and after damage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start(number: int, job: str = "j-000001") -> StartGang:
 
 
 def write(store: Store, cycle: int, now_ns: int = 0, text: str = "") -> None:
-    """A cycle with one event, one action and one entry that all name its number."""
+    """Write a cycle with one event, one action and one entry, all with its number."""
     store.append(
         cycle, now_ns, [Submitted(f"j-{cycle:06d}", SPEC)], [start(cycle)], [Entry(now_ns, "j-000001", "started", text)]
     )
@@ -53,7 +53,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def fill(store: Store, cycle: int = 1) -> tuple[int, StoreError]:
-    """Write cycles until the store refuses; the number of the one that it refused, and what it said."""
+    """Write cycles until the store refuses; return the number of the refused cycle, and the error."""
     while True:
         try:
             write(store, cycle, text="x" * 4000)
@@ -63,7 +63,7 @@ def fill(store: Store, cycle: int = 1) -> tuple[int, StoreError]:
 
 
 def assert_whole(store: Store, cycles: int) -> None:
-    """Exactly the cycles 1..cycles stand, each with its event, its action and its entry."""
+    """Assert that the store has exactly the cycles 1..cycles, each with its event, action and entry."""
     rows = store.load().journal
     assert [row.cycle for row in rows] == list(range(1, cycles + 1))
     assert [row.actions for row in rows] == [(start(number),) for number in range(1, cycles + 1)]
@@ -302,7 +302,7 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
     with pytest.raises(StoreError, match=refused) as raised:
         Store(path)
     assert "aside" not in str(raised.value)
-    with pytest.raises(StoreError, match=refused):  # nor is it read as if it were of this build
+    with pytest.raises(StoreError, match=refused):  # a Reader refuses it, too
         Reader(path).journal_all()
     with pytest.raises(StoreError, match=refused):
         verify(path)
@@ -391,7 +391,7 @@ def test_a_kill_loses_no_acknowledged_write(path: Path, seed: int) -> None:
 
 
 def _long_past(path: Path, days: int = 10, cycles_a_day: int = 700) -> Store:
-    """A store of so many days, with a snapshot four times a day; each cycle submits the job of its number."""
+    """Return a store with this many days and four snapshots a day; each cycle submits the job of its number."""
     store = Store(path)
     for day in range(days):
         for quarter in range(4):
@@ -435,7 +435,7 @@ def test_a_cycle_of_last_week_is_replayed_from_the_beginning_of_its_day(path: Pa
 
 
 def test_only_the_requested_part_of_a_long_journal_is_read(path: Path) -> None:
-    """What comes after the moment that is asked for is not even looked at: here it is not legible."""
+    """Cycles after the requested moment are not decoded: here they are unreadable."""
     store = _long_past(path)
     with store._connection:
         for cycle, kind in ((2300, "submitted"), (2410, "ended")):
@@ -455,7 +455,7 @@ def test_only_the_requested_part_of_a_long_journal_is_read(path: Path) -> None:
             assert running.state.cycle == 3 * 700 + 175, "the first snapshot of the fourth day"
             assert [row.cycle for row in running.journal] == list(range(3 * 700 + 176, last + 1))
     with pytest.raises(StoreError, match="could not read"), store.replaying(job="nobody") as running:
-        assert sum(1 for _ in running.journal), "of whom the journal has no story, all of it is read"
+        assert sum(1 for _ in running.journal), "without a story of the job, the whole journal is read"
     store.close()
 
 
@@ -468,19 +468,19 @@ def test_a_replay_of_deleted_cycles_is_an_error(path: Path) -> None:
     now_ns = 10 * DAY_NS
     store.snapshot(7001, now_ns, State(cycle=7001, now_ns=now_ns), {})
     forgotten = int(store.meta("forgotten_to") or 0)
-    assert 6 * 700 < forgotten < 7 * 700, "whole blocks, up to the seventh day's"
+    assert 6 * 700 < forgotten < 7 * 700, "whole blocks, up to the seventh day"
     with pytest.raises(StoreError, match=rf"the journal begins after cycle {forgotten}: earlier cycles were deleted"):
         store.journal_to(cycle=forgotten - 10)
     whole = store.journal_all()
     assert whole.state is not None and whole.state.cycle >= forgotten
     kept = store._connection.execute("SELECT min(cycle), count(*) FROM actions").fetchone()
-    assert kept == (forgotten + 1, 7000 - forgotten), "what can still be replayed has its decisions to compare with"
+    assert kept == (forgotten + 1, 7000 - forgotten), "replayable cycles keep their actions"
     assert [row.cycle for row in whole.journal] == list(range(whole.state.cycle + 1, 7001))
     store.close()
 
 
 def _first_schema(path: Path) -> None:
-    """A file as the first release wrote it."""
+    """Write a file as the first release did."""
     database = sqlite3.connect(path, isolation_level=None)
     for statement in filter(str.strip, MIGRATIONS[0].split(";")):
         database.execute(statement)

@@ -1,4 +1,4 @@
-"""The store's benchmark, at a small size: what was written comes back, after a kill and from the beginning."""
+"""The store's benchmark at a small size: written data is read after a kill, and from the beginning."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def test_what_was_written_comes_back() -> None:
     assert figures["replayed_events"] == figures["events"]
     snapshots, cycles, restart_cycles = (figures[name] for name in ("snapshots", "cycles", "restart_cycles"))
     assert isinstance(snapshots, int) and isinstance(cycles, int) and isinstance(restart_cycles, int)
-    assert snapshots == cycles // SNAPSHOT_CYCLES > 2, "so that old cycles were compacted"
-    assert restart_cycles == cycles % SNAPSHOT_CYCLES, "a restart replays what came after the newest snapshot"
+    assert snapshots == cycles // SNAPSHOT_CYCLES > 2, "old cycles were compacted"
+    assert restart_cycles == cycles % SNAPSHOT_CYCLES, "a restart replays the cycles after the newest snapshot"
