@@ -25,7 +25,7 @@ from exporter.serving.http_messages import BadRequestError, accepts_gzip, parse_
 from exporter.serving.limits import BODY_BYTES, HEAD_BYTES, Limits
 from exporter.serving.protocol import BoundedProtocol
 from scheduler_feedback.api.access.authentication import Authentication
-from scheduler_feedback.api.access.middleware import asked_of
+from scheduler_feedback.api.access.middleware import credentials_of
 from scheduler_feedback.api.access.principal import AccessError, Principal, Role
 from scheduler_feedback.api.access.tokens import Tokens
 from scheduler_feedback.api.list_pages import entry_of, key_of, next_link, page_of
@@ -408,7 +408,7 @@ def _parse_api(content: bytes) -> str:
         key_of(asked)
         next_link(asked, mark_text(mark or [1]))
         made = _run(body_of(asked, _KINDS[kind]))
-        who = _run(_access().identify(asked_of(scope)))
+        who = _run(_access().identify(credentials_of(scope)))
         who.require(Role.SUBMITTER, "submitting a job")
         if isinstance(made, Submission):
             submitted_by(made.spec(), who)

@@ -55,7 +55,14 @@ from scheduler_feedback.api import documents as documents
 from scheduler_feedback.api import event_streams
 from scheduler_feedback.api.access.audit import Audit
 from scheduler_feedback.api.access.authentication import Authentication
-from scheduler_feedback.api.access.middleware import AccessMiddleware, note, principal_of, refusal, sensitive, still
+from scheduler_feedback.api.access.middleware import (
+    AccessMiddleware,
+    current_principal,
+    note,
+    principal_of,
+    refusal,
+    sensitive,
+)
 from scheduler_feedback.api.access.principal import AccessError, Principal, Role
 from scheduler_feedback.api.error_barrier import Barrier, ended_by_bug
 from scheduler_feedback.api.list_pages import EventStream, entry_of, key_of, key_of_now, next_link, page_of, peer_of
@@ -466,7 +473,7 @@ class _Api:
         reader = principal_of(request)
 
         async def has_access() -> bool:
-            return await still(request, self._controller.access) == reader
+            return await current_principal(request, self._controller.access) == reader
 
         entries = event_streams.stream(self._controller, subscription, peer, since, has_access)
         stream = ended_by_bug(entries, self._controller.failures, "api")

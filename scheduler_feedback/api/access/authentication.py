@@ -51,7 +51,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestCredentials:
     """The parts of a request that identify its user."""
 
     method: str
@@ -116,7 +116,7 @@ class Authentication:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def identify(self, asked: Asked) -> Principal:
+    async def identify(self, asked: RequestCredentials) -> Principal:
         """Return the user of the request. Raises AccessError for a wrong proof."""
         scheme, _, given = asked.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
@@ -192,12 +192,12 @@ class Authentication:
         """Open a session after a login; return the id for the cookie, and the session."""
         return self.sessions.open(principal.user, source, key, principal.means, principal.role)
 
-    def session_of(self, asked: Asked) -> Session | None:
+    def session_of(self, asked: RequestCredentials) -> Session | None:
         """Return the session of the request's cookie; None if there is none or it has ended."""
         identifier = session_id(asked)
         return self.sessions.find(identifier) if identifier is not None else None
 
-    async def _by_session(self, asked: Asked, identifier: str) -> Principal:
+    async def _by_session(self, asked: RequestCredentials, identifier: str) -> Principal:
         session = self.sessions.find(identifier)
         principal = await self._current(session, asked.peer) if session is not None else None
         if session is None or principal is None:
@@ -210,7 +210,7 @@ class Authentication:
             self._require_intent(asked, session)
         return principal
 
-    def _require_intent(self, asked: Asked, session: Session) -> None:
+    def _require_intent(self, asked: RequestCredentials, session: Session) -> None:
         """Raise AccessError unless a page of gangwatch sent the request: browsers send cookies with any site's request.
 
         The request needs the session's CSRF token, which only these pages contain, in a header, which no form can send.
@@ -263,7 +263,7 @@ _GRANT = (
 )
 
 
-def session_id(asked: Asked) -> str | None:
+def session_id(asked: RequestCredentials) -> str | None:
     """Return the session id in the request's cookie; None if there is none."""
     text = asked.headers.get("cookie", "")
     name = cookie_name(asked.secure, asked.port)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent.schema.errors import StoreError
 from scheduler_feedback.api.access.audit import Audit, Line
-from scheduler_feedback.api.access.authentication import SAFE_METHODS, Asked, Authentication
+from scheduler_feedback.api.access.authentication import SAFE_METHODS, Authentication, RequestCredentials
 from scheduler_feedback.api.access.principal import AccessError, Principal
 
 OPEN_PATHS = ("/healthz", "/readyz", "/static/")
@@ -37,10 +37,10 @@ def principal_of(request: Request) -> Principal:
     return found
 
 
-async def still(request: Request, authentication: Authentication) -> Principal:
+async def current_principal(request: Request, authentication: Authentication) -> Principal:
     """Return the current user of a request with an endless response; anonymous if the proof is no longer valid."""
     try:
-        return await authentication.identify(asked_of(request.scope))
+        return await authentication.identify(credentials_of(request.scope))
     except AccessError:
         return Principal()
 
@@ -65,7 +65,7 @@ def signed(request: Request, principal: Principal) -> None:
     request.scope[_PRINCIPAL] = principal
 
 
-def asked_of(scope: Scope) -> Asked:
+def credentials_of(scope: Scope) -> RequestCredentials:
     """Return the parts of an ASGI request that identify its user. Repeated headers are joined (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
     for key, value in scope["headers"]:
@@ -73,7 +73,7 @@ def asked_of(scope: Scope) -> Asked:
         joint = "; " if name == "cookie" else ", "  # RFC 6265, 5.4
         headers[name] = f"{headers[name]}{joint}{text}" if name in headers else text
     client, server = scope.get("client"), scope.get("server")
-    return Asked(
+    return RequestCredentials(
         scope["method"],
         headers,
         str(client[0]) if client else "",
@@ -97,7 +97,7 @@ class AccessMiddleware:
         if scope["type"] != "http" or scope["path"].startswith(OPEN_PATHS):
             await self._app(scope, receive, send)
             return
-        asked = asked_of(scope)
+        asked = credentials_of(scope)
         changes = asked.method not in SAFE_METHODS
         try:
             # A login request is not authenticated yet; an expired session's cookie must not prevent it.

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from scheduler_feedback.api.access.authentication import Authentication, cookie_name, session_id
-from scheduler_feedback.api.access.middleware import asked_of, note, refusal, sensitive, signed
+from scheduler_feedback.api.access.middleware import credentials_of, note, refusal, sensitive, signed
 from scheduler_feedback.api.access.oidc_login import UNDER_WAY_SECONDS
 from scheduler_feedback.api.access.principal import LOG_IN, AccessError, Principal
 from scheduler_feedback.api.requests import check_origin
@@ -62,7 +62,7 @@ class Login:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise AccessError(403, "another site started this login; open /login here and log in again")
         token, goes_on, by_form = await _given(request)
-        asked = asked_of(request.scope)
+        asked = credentials_of(request.scope)
         try:
             principal, source, key = await self._access.credential(token, asked.peer, asked.source)
         except AccessError as error:
@@ -105,7 +105,7 @@ class Login:
     async def _from_provider(self, request: Request) -> Response:
         if self._access.code_flow is None:
             raise AccessError(404, "no identity provider is configured: set issuer and redirect_url in [oidc]")
-        query, peer = request.query_params, asked_of(request.scope).peer
+        query, peer = request.query_params, credentials_of(request.scope).peer
         sensitive(request)
         try:
             if "error" in query:
@@ -144,7 +144,7 @@ class Login:
         return answer
 
     def _close_former(self, request: Request) -> None:
-        if (identifier := session_id(asked_of(request.scope))) is not None:
+        if (identifier := session_id(credentials_of(request.scope))) is not None:
             self._access.sessions.close(identifier)
 
     def _page(self, request: Request, goes_on: str, wrong: str = "", status: int = 200) -> Response:
@@ -193,7 +193,7 @@ def following(text: str) -> str:
 
 
 def _cookie_of(request: Request) -> tuple[str, bool]:
-    asked = asked_of(request.scope)
+    asked = credentials_of(request.scope)
     return cookie_name(asked.secure, asked.port), asked.secure
 
 

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from scheduler_feedback.api import documents as documents
 from scheduler_feedback.api.access.authentication import Authentication
-from scheduler_feedback.api.access.middleware import asked_of, principal_of, still
+from scheduler_feedback.api.access.middleware import credentials_of, current_principal, principal_of
 from scheduler_feedback.api.access.principal import Principal, Role
 from scheduler_feedback.api.error_barrier import ended_by_bug
 from scheduler_feedback.api.event_streams import entries_after, newest_entry
@@ -211,7 +211,7 @@ class Pages:
             drawn = _Drawn()
             since = await newest_entry(self._source, peer)
             sent_s = not_before_s = time.monotonic()
-            while not subscription.ended and _rights(await still(request, self._source.access)) == rights:
+            while not subscription.ended and _rights(await current_principal(request, self._source.access)) == rights:
                 rendered = await self._render(view, not_before_s, peer)
                 for name, markup in rendered.parts.items():
                     if sent.get(name) != markup:
@@ -390,7 +390,7 @@ def _view(kind: str, request: Request) -> View:
 def visitor_of(request: Request, access: Authentication) -> frame.Visitor:
     """Return the reader of the page that this request is for."""
     principal = principal_of(request)
-    session = access.session_of(asked_of(request.scope)) if principal.by_cookie else None
+    session = access.session_of(credentials_of(request.scope)) if principal.by_cookie else None
     name = principal.name if principal.logged_in else ""
     return frame.Visitor(name, session.csrf if session is not None else "", request.url.path)
 
