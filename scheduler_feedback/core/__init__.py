@@ -1,1 +1,1 @@
-"""Data and its invariants: cluster, job, fleet, verdict, plan, actions, events. Pure: no clock, no socket, no file."""
+"""Data types and their invariants. Pure: no clock, no socket, no file."""

@@ -1,4 +1,4 @@
-"""Actions: all that the cycle can ask of a backend; and Entries: the sentences it leaves for explain and story."""
+"""Actions (requests of the cycle to a backend) and entries (sentences for `explain` and `story`)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from scheduler_feedback.core.job import JobSpec, Slot, StopReason
 
 
 class StartGang(msgspec.Struct, frozen=True):
-    """Start every rank of the attempt at its slot, or none.
-
-    Carrying it out twice starts it once: (job_id, attempt) is the identity. `placement` is by rank.
-    """
+    """Start every rank of the attempt in its slot, or none. A second start of the same attempt has no effect."""
 
     action_id: str
+    """Unique id."""
     job_id: str
+    """Job to start."""
     attempt: int
+    """Number of the new attempt."""
     spec: JobSpec
+    """Specification of the job."""
     placement: tuple[Slot, ...]
+    """Slots by rank."""
     reason: str = ""
+    """Reason in words."""
 
 
 class StopGang(msgspec.Struct, frozen=True):
-    """Run the checkpoint command, if any; signal the attempt so that it saves; kill all when the grace is over."""
+    """Run the checkpoint command, if any, and signal the attempt to save; after the grace period, kill what is left."""
 
     action_id: str
     job_id: str
@@ -39,16 +42,18 @@ Action = StartGang | StopGang
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One sentence of a story: what was done or not done, to whom, and why.
-
-    subject: job id, or 'node:NAME'. kind: a short word (submitted, waits, started, running, suspect, migrate, stay,
-    quarantine, probation, released, ended, ...). applied: False where the mode or a freeze kept it from being done.
-    detail: numbers behind it (the cost test's terms, evidence), as printable pairs.
-    """
+    """One sentence of a story: what was done or not done, to which object, and why."""
 
     wall_ns: int
+    """Time of the entry."""
     subject: str
+    """Job id or 'node:NAME'."""
     kind: str
+    """A short word (submitted, waits, started, running, suspect, migrate, stay, quarantine, probation, released, ended,
+    ...)."""
     text: str
+    """The sentence."""
     applied: bool = True
+    """False if observe mode or a freeze prevented it."""
     detail: tuple[tuple[str, str], ...] = ()
+    """Numbers behind it (terms of the cost test, evidence), as printable pairs."""

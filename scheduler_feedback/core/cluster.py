@@ -7,72 +7,78 @@ from enum import StrEnum
 
 
 class NodeState(StrEnum):
-    """healthy -> suspect -> quarantine -> (probe) -> probation -> healthy; maintenance is the operator's alone."""
+    """healthy -> suspect -> quarantine -> (probe) -> probation -> healthy; only an operator sets maintenance."""
 
     HEALTHY = "healthy"
-    SUSPECT = "suspect"  # a verdict stands against it: used last
-    QUARANTINE = "quarantine"  # takes nothing but our own probe
+    SUSPECT = "suspect"  # an active verdict accuses it: used last
+    QUARANTINE = "quarantine"  # takes only the probe
     PROBATION = "probation"  # passed a probe: takes single-node jobs only
-    MAINTENANCE = "maintenance"  # the operator's: takes nothing until released
+    MAINTENANCE = "maintenance"  # takes no jobs until an operator releases it
 
 
 class Level(StrEnum):
-    """How near to each other two slots are, the nearest first."""
+    """Distance between two slots, the nearest level first."""
 
-    ISLAND = "island"  # GPUs on one NVLink switch: inside of a node, or over several
+    ISLAND = "island"  # GPUs on one NVLink switch, in one node or in several
     NODE = "node"
-    RAIL = "rail"  # nodes whose NICs of equal number share a leaf switch
+    RAIL = "rail"  # nodes whose NICs with the same number share a leaf switch
     RACK = "rack"
     SPINE = "spine"
 
 
 @dataclass(slots=True)
 class Node:
-    """A node and why it is in its state. Owned and changed by the cycle alone.
-
-    slots: number of places. devices: GPU UUID of each slot, empty on a CPU node.
-    machine: boot_id of the host: nodes that share it share processors.
-    since_ns: when the state began. until_ns: when quarantine or probation may end, None where only an event ends it.
-    backoff: quarantines since the last full recovery; each doubles the next one's length.
-    reason: in words. verdict_id: of the verdict behind it, '' where an operator did it.
-    present: whether the backend reports it; an absent node takes nothing.
-    accusers: jobs whose verdicts named it since it was last healthy. probe_job: the probe that is under way.
-    probes: how many probes it has had; numbers them.
-    gpu_type: of all of its slots, '' where there is only one or it is not known.
-    spine, rack, rail, island: the domains that it lies in, from wide to narrow; '' where the level is not known. A name
-    need be unique only inside of the wider domain. island: an NVLink domain wider than a node.
-    island_slots: size of the NVLink islands that its slots form, in their order; 0: the node is one island.
-    slowdown: how slow it is held to be, run time there / run time elsewhere; 1 where it is not slowness that is held
-    against it. doubted_ns: since when, None where nothing is held against it.
-    spare: whether it is kept for gangs that leave a bad node, and lent meanwhile to those that may be stopped.
-    refuses: constraints of jobs, by name, that the node does not meet as the backend sees it.
-    queues: those of another scheduler whose jobs may use it; none where it has none.
-    draining: in maintenance, and restartable jobs are moved away from it.
-    """
+    """A node, its state, and the reason for that state. Only the cycle changes it."""
 
     name: str
+    """Unique name of the node."""
     slots: int
+    """Number of slots. A slot takes one rank."""
     devices: tuple[str, ...] = ()
+    """GPU UUID of each slot; empty on a CPU node."""
     machine: str = ""
+    """boot_id of the host. Nodes with the same boot_id share processors."""
     state: NodeState = NodeState.HEALTHY
+    """Current state."""
     since_ns: int = 0
+    """Wall time at which the state began."""
     until_ns: int | None = None
+    """Wall time at which quarantine or probation may end; None if only an event ends it."""
     backoff: int = 0
+    """Quarantines since the last full recovery. Each one doubles the length of the next."""
     reason: str = ""
+    """Reason for the state, in words."""
     verdict_id: str = ""
+    """Verdict behind the state; '' if an operator set it."""
     present: bool = True
+    """Whether the backend reports the node. An absent node takes no jobs."""
     probe_job: str | None = None
+    """Id of the running probe job."""
     accusers: tuple[str, ...] = ()
+    """Jobs whose verdicts named the node since it was last healthy."""
     probes: int = 0
+    """Number of probes so far. Numbers the next one."""
     gpu_type: str = ""
+    """GPU type of all slots; '' if the cluster has one type or the type is unknown."""
     spine: str = ""
+    """Spine domain; '' if unknown. A domain name need only be unique inside the next wider domain."""
     rack: str = ""
+    """Rack domain; '' if unknown."""
     rail: str = ""
+    """Rail domain; '' if unknown."""
     island: str = ""
+    """NVLink domain wider than a node; '' if unknown."""
     island_slots: int = 0
+    """Size of the NVLink islands formed by consecutive slots. 0: the whole node is one island."""
     slowdown: float = 1.0
+    """Expected run time on this node over run time elsewhere. 1 if the node is not suspected of slowness."""
     doubted_ns: int | None = None
+    """Wall time since which a verdict has accused the node; None if none does."""
     spare: bool = False
+    """Whether the node is reserved for gangs that leave a bad node. Preemptible jobs may use it meanwhile."""
     refuses: tuple[str, ...] = ()
+    """Names of job constraints that the node does not meet, as the backend reports them."""
     queues: tuple[str, ...] = ()
+    """Queues of the external scheduler whose jobs may use the node; empty if it has no queues."""
     draining: bool = False
+    """Whether restartable jobs are being moved off the node. Set only in maintenance."""

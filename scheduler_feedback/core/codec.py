@@ -1,9 +1,9 @@
-"""Events, actions, entries and the state as bytes and back, exactly.
+"""Lossless encoding of events, actions, entries and the state as bytes.
 
-The form is MessagePack and not JSON because a measure may be infinite or absent (NaN), which JSON has no word for.
-Events and actions are unions, so they travel as ``[class name, fields]``; the state travels as ``[version, fields]``. A
-field that a newer build added takes its default when an older message is read; a field that this build does not know is
-ignored. ``printable`` gives any of them as plain lists and dicts for a person to read.
+The format is MessagePack, not JSON, because a measure may be infinite or absent (NaN), and JSON has neither value.
+Events and actions are unions, encoded as ``[class name, fields]``; the state is encoded as ``[version, fields]``. A
+field that is missing in an older message takes its default; an unknown field is ignored. ``printable`` returns any of
+them as plain lists and dicts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from scheduler_feedback.core.state import State
 STATE_VERSION = 1
 
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError, OverflowError)
-"""What damaged bytes raise; TypeError where the database has something else than bytes."""
+"""Exceptions that damaged bytes raise; TypeError if the database column does not contain bytes."""
 
 _encoder = msgspec.msgpack.Encoder()
 _T = TypeVar("_T")
 
 
 class _Union(Generic[_T]):
-    """Codec of a union of dataclasses, told apart by class name."""
+    """Codec of a union of structs and dataclasses, with the class name as tag."""
 
     __slots__ = ("_decoders", "_envelope", "_what")
 
@@ -66,31 +66,32 @@ _state_body = msgspec.msgpack.Decoder(State)
 
 
 def encode_event(event: Event) -> bytes:
-    """The event as bytes. Raises TypeError for what is no event."""
+    """Encode an event. Raises TypeError if the value is not an event."""
     return _events.encode(event)
 
 
 def decode_event(data: bytes) -> Event:
-    """The event of these bytes. Raises StoreError where they are none, or of a kind that this build does not know."""
+    """Decode an event. Raises StoreError if the bytes are no event or one of an unknown kind."""
     return _events.decode(data)
 
 
 def encode_action(action: Action) -> bytes:
-    """The action as bytes. Raises TypeError for what is no action."""
+    """Encode an action. Raises TypeError if the value is not an action."""
     return _actions.encode(action)
 
 
 def decode_action(data: bytes) -> Action:
-    """The action of these bytes. Raises StoreError where they are none, or of a kind that this build does not know."""
+    """Decode an action. Raises StoreError if the bytes are no action or one of an unknown kind."""
     return _actions.decode(data)
 
 
 def encode_entry(entry: Entry) -> bytes:
+    """Encode an entry."""
     return _encoder.encode(entry)
 
 
 def decode_entry(data: bytes) -> Entry:
-    """The entry of these bytes. Raises StoreError where they are none."""
+    """Decode an entry. Raises StoreError if the bytes are no entry."""
     try:
         return _entries.decode(data)
     except _UNREADABLE as error:
@@ -98,11 +99,12 @@ def decode_entry(data: bytes) -> Entry:
 
 
 def encode_state(state: State) -> bytes:
+    """Encode the state with its version."""
     return _encoder.encode((STATE_VERSION, state))
 
 
 def decode_state(data: bytes) -> State:
-    """The state of these bytes. Raises StoreError where they are none or of another version."""
+    """Decode a state. Raises StoreError if the bytes are no state or have another version."""
     try:
         version, body = _states.decode(data)
         if version != STATE_VERSION:
@@ -113,7 +115,7 @@ def decode_state(data: bytes) -> State:
 
 
 def printable(value: Event | Action | Entry | State) -> Any:
-    """The value as plain dicts, lists, strings and numbers; a union's member names itself under ``type``."""
+    """Return the value as plain dicts, lists, strings and numbers. Events and actions get a ``type``, their class."""
     body = msgspec.to_builtins(value)
     return {"type": type(value).__name__, **body} if type(value).__name__ in _NAMED else body
 

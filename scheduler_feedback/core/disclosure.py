@@ -1,15 +1,16 @@
-"""Disclosure: which field may appear in which output, for whom. The one table that every output goes by.
+"""Disclosure: the table of which field may appear in which output, and for which reader. Every output uses it.
 
 Outputs:
 
 - documents: the API's JSON, the page, `gangwatch jobs` and `top`. They differ by reader, so a field has an audience.
-- text: stories, explanations, daemons' logs, metric labels, alerts, traces. One text serves every reader, so a field is
-  in it or not.
-- journal: the export of the journal (`GET /api/journal`), which takes the operator's role.
+- text: stories, explanations, daemons' logs, metric labels, alerts, traces. All readers get the same text, so a field
+is
+  either in it or not.
+- journal: the export of the journal (`GET /api/journal`), which requires the operator's role.
 - bundle: the support bundle, which leaves the organisation.
 
-A field of text that the table does not name is withheld from all of them. tests/security/test_secrets.py walks the
-schema, and fails for a field that is missing here or appears where its row does not allow it.
+A text field without a row is withheld from all outputs. tests/security/test_secrets.py checks every field of the
+schema. It fails if a field has no row or appears in an output that its row does not allow.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from scheduler_feedback.core.job import JobSpec
 
 
 class Audience(StrEnum):
-    """Who sees a field in documents."""
+    """Readers who see a field in documents."""
 
-    ANYONE = "anyone"  # whoever the server answers at all
+    ANYONE = "anyone"  # every reader that may use the server
     OWNER = "owner"  # the job's user, and operators
     NOBODY = "nobody"  # stored because a restart needs it
 
 
 class Share(StrEnum):
-    """How much of a field goes into the support bundle."""
+    """Part of a field that goes into the support bundle."""
 
     WHOLE = "whole"
-    KEYS = "keys"  # of a mapping: its keys, without their values
-    NOTHING = "nothing"  # that it was set, and of a list how long it was
+    KEYS = "keys"  # the keys of a mapping, without their values
+    NOTHING = "nothing"  # only whether it was set, and the length of a list
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Where one field may appear."""
+    """Outputs in which one field may appear."""
 
     documents: Audience
     text: bool
@@ -53,22 +54,22 @@ class Rule:
 
 
 NAME = Rule(Audience.ANYONE, text=True, journal=True, bundle=Share.WHOLE)
-"""Names of jobs, users, queues, nodes, devices, types; ids; and notes that people write to be read by others."""
+"""Names of jobs, users, queues, nodes, devices, types; ids; and notes that people write for others."""
 
 ARGUMENTS = Rule(Audience.OWNER, text=False, journal=True, bundle=Share.NOTHING)
-"""Argument lists: a password or a key on a command line is common, and wrong in every other output."""
+"""Argument lists. Command lines often contain passwords or keys, which must not reach any other output."""
 
 FOLDER = Rule(Audience.OWNER, text=False, journal=True, bundle=Share.NOTHING)
 """Paths in a user's file system."""
 
 VARIABLES = Rule(Audience.NOBODY, text=False, journal=False, bundle=Share.KEYS)
-"""Environments: keys for other services stand there by custom."""
+"""Environments. They often contain keys for other services."""
 
 SETTINGS = Rule(Audience.ANYONE, text=True, journal=True, bundle=Share.NOTHING)
-"""An operator's own argument lists, in the configuration."""
+"""Argument lists of the operator, from the configuration."""
 
 RULES: dict[str, Rule] = {
-    # what a user submits
+    # submitted specifications
     "JobSpec.name": NAME,
     "JobSpec.command": ARGUMENTS,
     "JobSpec.user": NAME,
@@ -88,7 +89,7 @@ RULES: dict[str, Rule] = {
     "Submitted.job_id": NAME,
     "Submitted.array_of": NAME,
     "Submitted.by": NAME,
-    # what people ask for: who, and why; both are kept in the story
+    # user requests: who and why; the story keeps both
     "CancelRequested.job_id": NAME,
     "CancelRequested.by": NAME,
     "NodeCommanded.node": NAME,
@@ -103,7 +104,7 @@ RULES: dict[str, Rule] = {
     "Policy.throughput": NAME,
     "Queue.name": NAME,
     "Queue.parent": NAME,
-    # what the backend and the agents observed; their reasons name a field and never quote what a user set there
+    # observations of the backend and the agents; their reasons name a field and never quote a user's value
     "NodeSeen.node": NAME,
     "NodeSeen.devices": NAME,
     "NodeSeen.machine": NAME,
@@ -130,7 +131,7 @@ RULES: dict[str, Rule] = {
     "ActionFailed.action_id": NAME,
     "ActionFailed.job_id": NAME,
     "ActionFailed.reason": NAME,
-    # what detectors found
+    # detector results
     "Verdict.verdict_id": NAME,
     "Verdict.gang": NAME,
     "Verdict.node": NAME,
@@ -150,7 +151,7 @@ RULES: dict[str, Rule] = {
     "Abstention.gang": NAME,
     "Abstention.reason": NAME,
     "Abstention.detector": NAME,
-    # what the cycle decided
+    # decisions of the cycle
     "StartGang.action_id": NAME,
     "StartGang.job_id": NAME,
     "StartGang.reason": NAME,
@@ -166,13 +167,13 @@ RULES: dict[str, Rule] = {
 }
 
 WITHHELD = Rule(Audience.NOBODY, text=False, journal=False, bundle=Share.NOTHING)
-"""Of a field that has no row."""
+"""Rule of a field without a row."""
 
 REMOVED = "[removed]"
 
 
 def rule_of(owner: type, field: str) -> Rule:
-    """The row of a field; withheld everywhere where it has none and can hold text."""
+    """Return the rule of a field. A field without a row is withheld everywhere."""
     return RULES.get(f"{owner.__name__}.{field}", WITHHELD)
 
 
@@ -181,13 +182,13 @@ def rule_of(owner: type, field: str) -> Rule:
 OWNERS_FIELDS = tuple(
     field for field in JobSpec.__struct_fields__ if RULES.get(f"JobSpec.{field}", NAME).documents is Audience.OWNER
 )
-"""Fields of a job that its user and operators see."""
+"""Fields of a job that only its user and operators see."""
 
 
 def hide(document: dict[str, Any]) -> dict[str, Any]:
-    """The job's document for somebody who is neither its user nor an operator.
+    """Return the job's document for a reader who is neither its user nor an operator.
 
-    A field that is withheld keeps its type and is empty; `hidden` names it.
+    A withheld field keeps its type and is empty; `hidden` names it.
     """
     hidden = [field for field in OWNERS_FIELDS if document.get(field)]
     empty = {field: type(document[field])() for field in hidden}
@@ -209,18 +210,18 @@ def _emptied_for_journal() -> dict[str, Any]:
 _EMPTIED = _emptied_for_journal()
 
 
-def for_journal(told: Event | Action) -> Event | Action:
-    """The event or action with those fields of a specification emptied that the journal's export has not."""
-    if isinstance(told, Submitted | Hosted | StartGang):
-        return replace(told, spec=replace(told.spec, **_EMPTIED))
-    return told
+def for_journal(record: Event | Action) -> Event | Action:
+    """Return the record with the specification's fields emptied that the journal's export must not contain."""
+    if isinstance(record, Submitted | Hosted | StartGang):
+        return replace(record, spec=replace(record.spec, **_EMPTIED))
+    return record
 
 
 # --- bundle -----------------------------------------------------------------------------------------------------------
 
 
 def for_bundle(value: object) -> Any:
-    """The event, action or part of one as plain values, with what leaves the organisation and nothing else."""
+    """Return the event, action or part of one as plain values, reduced to what may leave the organisation."""
     if isinstance(value, msgspec.Struct):
         named = [(field, getattr(value, field)) for field in value.__struct_fields__]
     elif is_dataclass(value):
@@ -237,7 +238,7 @@ def for_bundle(value: object) -> Any:
 
 
 def shared(value: object, rule: Rule) -> Any:
-    """The part of one field's value that the rule lets through. Numbers, flags and enumerations hold no secret."""
+    """Return the part of a field's value that the rule allows. Numbers, flags and enumerations contain no secrets."""
     if rule.bundle is Share.WHOLE or not _holds_text(value):
         return for_bundle(value)
     if isinstance(value, dict) and rule.bundle is Share.KEYS:
@@ -248,7 +249,7 @@ def shared(value: object, rule: Rule) -> Any:
 
 
 def _holds_text(value: object) -> bool:
-    """Whether the field itself, and not a structure inside of it that has rules of its own, holds text."""
+    """Return whether the field contains text, apart from inner structures, which have their own rules."""
     if isinstance(value, Enum):
         return False
     if isinstance(value, str):

@@ -1,8 +1,8 @@
-"""Topology: which nodes lie in which domain, and where a gang may lie as a whole.
+"""Topology: the domains that each node belongs to.
 
-Nodes are numbered so that every domain is a range of numbers: a set of nodes is the bits of one integer, and "which of
-them lie in this rack" is one AND. The order is spine, rack, rail, island, then name; so neighbours in number are
-neighbours on the wire.
+Nodes are numbered so that every domain is a range of numbers. A set of nodes is the bits of one integer, and selecting
+the nodes of a rack is one AND. The order is spine, rack, rail, island, then name, so nodes with neighbouring numbers
+are close on the network.
 """
 
 from __future__ import annotations
@@ -21,22 +21,30 @@ WIDTH = {Level.ISLAND: 0, Level.NODE: 1, Level.RAIL: 2, Level.RACK: 3, Level.SPI
 
 @dataclass(slots=True)
 class Domain:
-    """Nodes that share a switch. nodes: their bits. children: domains inside of it, by number; none: nodes alone."""
+    """Nodes that share a switch."""
 
     number: int
+    """Number of the domain."""
     level: Level | None
+    """Level of the domain; None for the whole cluster."""
     name: str
+    """Name of the domain."""
     nodes: int = 0
+    """Bits of its nodes."""
     children: list[int] = field(default_factory=list)
+    """Numbers of the domains inside it; empty if it contains only nodes."""
 
 
 class Topology:
-    """What does not change while nodes neither come, go, nor change their size or place.
+    """Static properties of the nodes: valid until a node appears, disappears, or changes its size or place.
 
-    names, sizes, types, slots: of each node, by number. types: number of its GPU type in `type_names`. islands: size of
-    the NVLink islands inside of it, 0 where it is one. largest: of the sizes.
-    refused: by a constraint's name, the nodes that do not meet it, as bits.
-    domains: number 0 is the whole cluster. above: of each node, the numbers of its domains, 0 among them.
+    names, sizes, slots: of each node, by number.
+    types: GPU type of each node, as an index into `type_names`.
+    islands: size of the NVLink islands inside each node; 0 if the node is one island.
+    largest: largest size.
+    refused: bits of the nodes that do not meet a constraint, by the constraint's name.
+    domains: number 0 is the whole cluster.
+    above: numbers of each node's domains, including 0.
     """
 
     __slots__ = (
@@ -97,7 +105,7 @@ class Topology:
             self.above.append(tuple(inside))
 
     def bits_of(self, names: Iterable[str]) -> int:
-        """The nodes of these names; what is not there is passed over."""
+        """Return the bits of the named nodes. Unknown names are ignored."""
         bits = 0
         for name in names:
             if (number := self.number.get(name)) is not None:
@@ -105,7 +113,7 @@ class Topology:
         return bits
 
     def narrow(self, widest: Level) -> list[int]:
-        """The domains of that level and, where a node's place on it is not known, the widest below it."""
+        """Return the domains of this level, and the widest lower domains of nodes whose domain on it is unknown."""
         covered, chosen = 0, []
         for level in WIDE:
             if WIDTH[level] <= WIDTH[widest]:
@@ -118,12 +126,12 @@ class Topology:
 
 
 def lowest(bits: int) -> int:
-    """Number of the lowest bit that is set."""
+    """Return the number of the lowest set bit."""
     return (bits & -bits).bit_length() - 1
 
 
 def numbers(bits: int) -> list[int]:
-    """The numbers of the bits that are set, rising."""
+    """Return the numbers of the set bits in increasing order."""
     found = []
     while bits:
         bit = bits & -bits

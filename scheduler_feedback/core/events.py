@@ -1,7 +1,7 @@
-"""Events: everything that the cycle is told. Frozen; journalled before anything is acted on; replayable.
+"""Events: all input of the cycle. Immutable, journalled before the cycle acts on them, and replayable.
 
-An event says what happened outside: a user's or operator's wish, what the backend observed, what a detector found. The
-time at which the cycle takes it in is the cycle's own ``now``.
+An event is a request of a user or operator, an observation of the backend, or a detector result. The cycle processes it
+at the cycle's own ``now``.
 """
 
 from __future__ import annotations
@@ -15,37 +15,40 @@ from scheduler_feedback.core.job import HostedWait, JobSpec, Slot
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
 
-# --- wishes of users and operators -----------------------------------------------------------------------------------
+# --- requests of users and operators ---------------------------------------------------------------------------------
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A job was submitted. The id is given by the shell, so that the answer can name it before the cycle runs.
-
-    array_of, array_index: of a job that is a member of an array already, and which; '' for none. by: who submitted it
-    for its user; '' where that was the user.
-    """
+    """A submitted job. The shell assigns the id, so that its response can contain it before the cycle runs."""
 
     job_id: str
     spec: JobSpec
     array_of: str = ""
+    """Array that the job is a member of; '' for none."""
     array_index: int = 0
+    """Index of the job in its array."""
     by: str = ""
+    """Who submitted it on behalf of its user; '' if the user did."""
 
 
 class CancelRequested(msgspec.Struct, frozen=True):
+    """A request to cancel a job."""
+
     job_id: str
     by: str = ""
 
 
 class NodeCommand(StrEnum):
-    RELEASE = "release"  # back to healthy, whatever it was
+    """Operator's command for a node."""
+
+    RELEASE = "release"  # back to healthy from any state
     QUARANTINE = "quarantine"
     MAINTENANCE = "maintenance"
-    REMOVE = "remove"  # forgotten: it is gone for good
+    REMOVE = "remove"  # delete the node from the state, because it no longer exists
 
 
 class NodeCommanded(msgspec.Struct, frozen=True):
-    """An operator's command for a node. drain: with MAINTENANCE, also stop restartable jobs, to go on elsewhere."""
+    """An operator's command for a node. drain: with MAINTENANCE, also move restartable jobs to other nodes."""
 
     node: str
     command: NodeCommand
@@ -55,7 +58,7 @@ class NodeCommanded(msgspec.Struct, frozen=True):
 
 
 class VerdictJudged(msgspec.Struct, frozen=True):
-    """An operator confirmed or rejected a verdict. Rejected: its node is released and its backoff forgotten."""
+    """An operator's confirmation or rejection of a verdict. A rejection releases its node and resets its backoff."""
 
     verdict_id: str
     confirmed: bool
@@ -63,24 +66,24 @@ class VerdictJudged(msgspec.Struct, frozen=True):
 
 
 class FreezeSet(msgspec.Struct, frozen=True):
-    """All actions are frozen or allowed again."""
+    """A freeze of all actions, or its end."""
 
     frozen: bool
     by: str = ""
 
 
 class PolicySet(msgspec.Struct, frozen=True):
-    """The settings from here on: the configuration's at a start or a reload. Journalled, so that a replay is exact."""
+    """New settings, from the configuration at a start or reload. Journalled, so that a replay is exact."""
 
     policy: Policy
     by: str = ""
 
 
-# --- what the backend observed ---------------------------------------------------------------------------------------
+# --- observations of the backend -------------------------------------------------------------------------------------
 
 
 class NodeSeen(msgspec.Struct, frozen=True):
-    """A node exists with these slots; sent at start and whenever it changes. present False: it is gone."""
+    """A node and its properties; sent at start and on every change. present False: the node is gone."""
 
     node: str
     slots: int
@@ -98,7 +101,7 @@ class NodeSeen(msgspec.Struct, frozen=True):
 
 
 def as_seen(node: Node) -> NodeSeen:
-    """What the backend last said of the node."""
+    """Return the backend's last report about the node."""
     return NodeSeen(
         node.name,
         node.slots,
@@ -117,6 +120,8 @@ def as_seen(node: Node) -> NodeSeen:
 
 
 class RankSeen(msgspec.Struct, frozen=True, gc=False):
+    """Slot and process of a started rank."""
+
     rank: int
     node: str
     slot: int
@@ -125,7 +130,7 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptRunning(msgspec.Struct, frozen=True):
-    """Every rank of the attempt has been started. ranks: what is known of each; what is not told stays as it was."""
+    """The start of every rank of the attempt. Ranks that `ranks` omits keep their last known data."""
 
     job_id: str
     attempt: int
@@ -133,33 +138,33 @@ class AttemptRunning(msgspec.Struct, frozen=True):
 
 
 class Hosted(msgspec.Struct, frozen=True):
-    """Another scheduler runs this attempt of a job, at these slots: it chose them, the cycle watches.
-
-    attempt: as that scheduler counts. spec: of kind HOSTED. began_wall_ns: when the attempt was started.
-    """
+    """An attempt of an external job: another scheduler chose these slots and started it."""
 
     job_id: str
     attempt: int
+    """Number of the attempt, as the external scheduler counts."""
     spec: JobSpec
+    """Specification of kind HOSTED."""
     placement: tuple[Slot, ...]
     began_wall_ns: int = 0
+    """Start of the attempt."""
 
 
 class HostWaits(msgspec.Struct, frozen=True):
-    """What waits for room with another scheduler, by size; told whenever that has changed."""
+    """Pending gangs of the external scheduler, by size; sent on every change."""
 
     waiting: tuple[HostedWait, ...]
 
 
 class RankExit(msgspec.Struct, frozen=True, gc=False):
-    """How a rank ended: exit code as a shell counts it (128 + n for signal n), None where it could not be learnt."""
+    """End of a rank. exit_code: as a shell reports it (128 + n for signal n); None if unknown."""
 
     rank: int
     exit_code: int | None
 
 
 class Checkpointed(msgspec.Struct, frozen=True):
-    """What came of an attempt's checkpoint command. exit_code: None where it had none, and `reason` says why."""
+    """Result of an attempt's checkpoint command. exit_code: None if the command did not exit; `reason` says why."""
 
     exit_code: int | None
     seconds: float
@@ -167,33 +172,32 @@ class Checkpointed(msgspec.Struct, frozen=True):
 
 
 class AttemptEnded(msgspec.Struct, frozen=True):
-    """No process of the attempt is left.
-
-    started: whether the gang ever ran; False where a rank could not be started, with `reason` saying which and why.
-    ended_wall_ns: when the last process ended, by the shim's clock (the controller may have been away).
-    why: the word of the StopReason for which the attempt was asked to stop, '' where it was not. Not only the cycle
-    asks: `gangwatch down` stops jobs also where the controller is gone.
-    signalled: whether a rank was still there to be told to save and stop: what exits with 0 then may not have finished.
-    all_exited_with: of every rank that `exits` does not name; None: nothing is known of those.
-    done_seconds: all work of the job that is saved, in seconds of running alone at full speed; None: not known.
-    checkpointed: of its checkpoint command; None where none was run.
-    """
+    """The end of an attempt: none of its processes is left."""
 
     job_id: str
     attempt: int
     exits: tuple[RankExit, ...]
+    """Exit codes of the ranks."""
     started: bool = True
+    """Whether the gang ever ran. False if a rank could not be started; `reason` says which and why."""
     reason: str = ""
+    """Reason in words; '' if the attempt ran."""
     ended_wall_ns: int = 0
+    """End of the last process by the shim's clock, because the controller may have been down."""
     signalled: bool = False
+    """Whether a rank still ran when the stop signal was sent. Exit code 0 then does not prove that it finished."""
     why: str = ""
+    """StopReason of the requested stop; '' if none was requested. `gangwatch down` stops jobs without the cycle."""
     done_seconds: float | None = None
+    """All saved work of the job, in seconds of running alone at full speed; None: unknown."""
     all_exited_with: int | None = None
+    """Exit code of every rank that `exits` omits; None: unknown."""
     checkpointed: Checkpointed | None = None
+    """Result of the checkpoint command; None if it did not run."""
 
 
 class RankFailed(msgspec.Struct, frozen=True):
-    """One rank exited with an error while others still run: the gang cannot go on."""
+    """Exit of one rank with an error while others still run: the gang cannot continue."""
 
     job_id: str
     attempt: int
@@ -202,14 +206,14 @@ class RankFailed(msgspec.Struct, frozen=True):
 
 
 class AttemptUnknown(msgspec.Struct, frozen=True):
-    """The backend holds nothing of an attempt that the cycle believes to exist: the start was never carried out."""
+    """An attempt that the state contains but the backend does not: its start was never carried out."""
 
     job_id: str
     attempt: int
 
 
 class FirstStep(msgspec.Struct, frozen=True):
-    """The attempt has made its first training step (for restart times)."""
+    """First training step of an attempt, for restart times."""
 
     job_id: str
     attempt: int
@@ -218,7 +222,7 @@ class FirstStep(msgspec.Struct, frozen=True):
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """A running job tells how much of its work is done: of all attempts, in seconds of running alone at full speed."""
+    """Progress report of a running job: work of all attempts in seconds of running alone at full speed."""
 
     job_id: str
     attempt: int
@@ -226,7 +230,7 @@ class Progressed(msgspec.Struct, frozen=True):
 
 
 class ActionFailed(msgspec.Struct, frozen=True):
-    """The backend could not carry out an action; it will be decided again."""
+    """An action that the backend could not carry out; the cycle decides it again."""
 
     action_id: str
     job_id: str
@@ -234,7 +238,7 @@ class ActionFailed(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time passed; nothing else happened."""
+    """Passage of time without any other event."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""Explanation: why a job is where it is, when that changes, and what would change it; for `gangwatch explain`."""
+"""Explanation of a job's state for `gangwatch explain`: why, until when, and what would change it."""
 
 from __future__ import annotations
 
@@ -9,42 +9,53 @@ from scheduler_feedback.core.job import JobState, Slot
 
 @dataclass(frozen=True, slots=True)
 class WaitsFor:
-    """A job whose end is awaited: how many ranks' slots it frees, and until when it is expected to hold them."""
+    """A job whose end frees slots for a waiting job."""
 
     job_id: str
+    """Id of that job."""
     ranks: int
+    """Slots that its end frees."""
     until_ns: int
+    """Expected time of its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A node that the job cannot use freely now. free: its free slots. reason: in words."""
+    """A node that the job cannot use freely now."""
 
     node: str
+    """Name of the node."""
     state: str
+    """State of the node."""
     free: int
+    """Free slots of the node."""
     reason: str
+    """Why the job cannot use it, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a job is where it is.
-
-    why: one sentence. waits_for: in order of time. expected_start_ns: None where it cannot be told, and for a job that
-    does not wait. expected_start_range_ns: from the earliest instant to the latest that is thought likely.
-    reservation: the slots that are kept for it, by rank. what_would_change_it: each a sentence, the cheapest first.
-    binds: the one constraint that keeps it from starting: frozen, pause, dependency, capacity (not even the empty
-    cluster could hold it), limit (of its queue), slots, level (they are free, but not in one domain), reservation
-    (there is room, but for another); '' where it does not wait.
-    """
+    """Reasons for a job's state, and what would change it."""
 
     job_id: str
+    """The job."""
     state: JobState
+    """Its state."""
     why: str
+    """Reason in one sentence."""
     waits_for: tuple[WaitsFor, ...] = ()
+    """Jobs whose ends it waits for, in order of time."""
     expected_start_ns: int | None = None
+    """Expected start; None if unknown or if the job does not wait."""
     reservation: tuple[Slot, ...] = ()
+    """Slots reserved for it, by rank."""
     blockers: tuple[Blocker, ...] = ()
+    """Nodes that it cannot use, each with a reason."""
     what_would_change_it: tuple[str, ...] = ()
+    """Sentences, the cheapest change first."""
     expected_start_range_ns: tuple[int, int] | None = None
+    """Earliest and latest likely start."""
     binds: str = ""
+    """The one constraint that prevents the start: frozen, pause, dependency, capacity (the empty cluster is too small),
+    limit (of its queue), slots, level (slots are free, but not in one domain) or reservation (slots are free, but
+    reserved for another job); '' if the job does not wait."""

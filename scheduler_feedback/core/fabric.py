@@ -1,7 +1,7 @@
-"""Fabric: by which switch each node, or each rail of it, goes out: what jobs share beyond their own machines.
+"""Fabric: the leaf switch of each node, or of each rail of a node.
 
-Jobs below one leaf switch share its uplinks into the fabric. In a rail-optimised fabric each rail of a node goes to a
-leaf of its own; else all NICs of a node go to one. Frames do not tell it: a file does (fabric_file.py).
+Jobs below one leaf switch share its uplinks into the fabric. In a rail-optimised fabric each rail of a node connects to
+its own leaf; otherwise all NICs of a node connect to one leaf. Frames do not contain this; a file does (fabric_file.py).
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ ALL_RAILS = -1
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf switch. nodes: those below it. rail: the one whose NICs go to it, ALL_RAILS for whole nodes."""
+    """A leaf switch."""
 
     name: str
+    """Name of the switch."""
     nodes: tuple[str, ...]
+    """Nodes below it."""
     rail: int = ALL_RAILS
+    """Rail whose NICs connect to it; ALL_RAILS for all NICs of the nodes."""
 
 
 class Fabric:
-    """Which leaf switch is whose. Empty: nothing is known."""
+    """Leaf switches by node and rail. Empty if the fabric is unknown."""
 
     def __init__(self, leaves: Iterable[Leaf] = ()) -> None:
-        """Raises ValueError where a node's rail would go to two leaves."""
+        """Raises ValueError if a rail of a node has two leaves."""
         self._of: dict[tuple[str, int], str] = {}
         for leaf in leaves:
             for node in leaf.nodes:
@@ -38,5 +41,5 @@ class Fabric:
         return len(self._of)
 
     def uplink(self, node: str, rail: int = ALL_RAILS) -> str:
-        """Name of the leaf whose uplinks this rail of the node shares; '' where that is not known."""
+        """Return the name of the leaf whose uplinks this rail of the node shares; '' if unknown."""
         return self._of.get((node, rail)) or self._of.get((node, ALL_RAILS), "")

@@ -70,7 +70,7 @@ KINDS: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something inside of a journalled value that releases before `since` cannot read."""
+    """Part of a journalled value that releases before `since` cannot read."""
 
     name: str  # unique, as stores record it: 'StopReason.HANG', 'Submitted.deadline'
     since: str  # the first release that reads it
@@ -82,13 +82,13 @@ FEATURES: tuple[Feature, ...] = (
     Feature("NodeCommand.REMOVE", "0.1.0", NodeCommanded, lambda event: event.command is NodeCommand.REMOVE),
     Feature("NodeCommanded.drain", "0.1.0", NodeCommanded, lambda event: event.drain),
 )
-"""What was added to existing kinds since their first release. A feature is never removed."""
+"""Additions to existing kinds since their first release. A feature is never removed."""
 
 
 def version_key(release: str) -> tuple[int, ...]:
-    """The release's numbers, to compare releases by: (0, 2, 0) for '0.2.0' and for '0.2.0rc1'.
+    """Return the numbers of a release as a sort key: (0, 2) for '0.2.0' and for '0.2.0rc1'.
 
-    Raises ValueError where the text does not begin with a number.
+    Raises ValueError if the text does not begin with a number.
     """
     numbers: list[int] = []
     for part in release.split("."):
@@ -106,9 +106,9 @@ def version_key(release: str) -> tuple[int, ...]:
 
 
 class Formats:
-    """What one release can read: the kinds and features of a registry.
+    """Kinds and features that one release can read.
 
-    names: the release of every name that may be recorded in a store. newest: the newest release among them.
+    names: first release that reads each name that a store may record. newest: the newest of these releases.
     """
 
     __slots__ = ("_later", "names", "newest")
@@ -123,7 +123,7 @@ class Formats:
                 self._later.setdefault(feature.kind, []).append(feature)
 
     def used_by(self, values: Iterable[object]) -> dict[str, str]:
-        """What of these values the first release cannot read: the release that each name needs."""
+        """Return the names in these values that the first release cannot read, with the release that each needs."""
         if not self._later:
             return {}
         return {
@@ -135,4 +135,4 @@ class Formats:
 
 
 FORMATS = Formats(KINDS, FEATURES)
-"""What this release reads and writes."""
+"""Formats that this release reads and writes."""

@@ -1,7 +1,7 @@
-"""Jobs: what was submitted, and where an attempt of it stands.
+"""Jobs: the submitted specification and the state of the newest attempt.
 
-Structs: they are made, compared and read back in a fifth of the time that dataclasses take, and a journal is full of
-them. ``msgspec.structs.replace`` gives a changed copy.
+These are msgspec structs, which are created, compared and decoded in a fifth of the time of dataclasses. A journal
+contains many of them. ``msgspec.structs.replace`` returns a changed copy.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from scheduler_feedback.core.cluster import Level
 
 
 class JobState(StrEnum):
-    """pending -> starting -> running -> stopping -> pending (another attempt) or one of the ends."""
+    """pending -> starting -> running -> stopping -> pending (new attempt), completed, failed or cancelled."""
 
     PENDING = "pending"
-    STARTING = "starting"  # a start was decided; not all ranks are seen running yet
+    STARTING = "starting"  # the start was decided; not all ranks have been seen running
     RUNNING = "running"
     STOPPING = "stopping"
     COMPLETED = "completed"
@@ -33,222 +33,263 @@ class JobState(StrEnum):
         return self in _HOLDING
 
 
-# Asked of every job several times a second: a member of an enum is looked up anew wherever it is named.
+# Constants, because each mention of an enum member is an attribute lookup, and these run for every job several times a
+# second.
 _ENDED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
 _HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
 
 
 class StopReason(StrEnum):
-    """Why an attempt is being stopped: decides what it becomes once its ranks have exited."""
+    """Reason for stopping an attempt. It decides the job's next state once the ranks have exited."""
 
     CANCEL = "cancel"
     MIGRATE = "migrate"
-    RESIZE = "resize"  # an elastic gang goes on with another number of ranks
-    PREEMPT = "preempt"  # its slots are for another gang; it waits again and resumes from its checkpoint
+    RESIZE = "resize"  # an elastic gang continues with another number of ranks
+    PREEMPT = "preempt"  # another gang takes its slots; it becomes pending and resumes from its checkpoint
     RANK_FAILED = "rank-failed"
     START_FAILED = "start-failed"
 
 
 class JobKind(StrEnum):
+    """Origin of a job."""
+
     TRAINING = "training"
-    PROBE = "probe"  # our own: measures a quarantined node before it is trusted again
-    HOSTED = "hosted"  # another scheduler's: that starts and places it; we watch it, and may ask for another place
+    PROBE = "probe"  # started by gangwatch to measure a quarantined node before it is used again
+    HOSTED = "hosted"  # external job: another scheduler starts and places it; gangwatch may request another placement
 
 
 class Packing(StrEnum):
-    """How a gang that fits in several ways is laid out."""
+    """Placement preference of a gang that fits in several ways."""
 
-    PACK = "pack"  # the fewest nodes, as near to each other as can be
-    SPREAD = "spread"  # as many nodes as can be: for jobs that wait on something else than the wire
+    PACK = "pack"  # as few nodes as possible, close to each other
+    SPREAD = "spread"  # as many nodes as possible: for jobs that the network does not limit
 
 
 class After(StrEnum):
-    """What a job waits for of another one."""
+    """State of another job that a job waits for."""
 
     OK = "ok"  # completed
     FAILED = "failed"  # failed or cancelled
-    ENDED = "ended"  # however it ended
+    ENDED = "ended"  # completed, failed or cancelled
     STARTED = "started"
 
 
 class Dependency(msgspec.Struct, frozen=True):
-    """The job starts only once `job_id` is what `condition` says; a condition that can't be met any more ends it."""
+    """Condition on another job. The job starts once it is met; if it can no longer be met, the job ends."""
 
     job_id: str
     condition: After = After.OK
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Ranks of one role; the groups of a gang stand in the order of its ranks. An MPI launcher is a group of one.
-
-    command: of its ranks, empty for the job's own. same_node: all of them on one node.
-    """
+    """Ranks of one role. Groups are in rank order. An MPI launcher is a group of one rank."""
 
     role: str
+    """Name of the role."""
     ranks: int
+    """Number of ranks."""
     command: tuple[str, ...] = ()
+    """Argument list of these ranks; empty: the job's own."""
     same_node: bool = False
+    """Whether all these ranks must be on one node."""
 
 
 class JobSpec(msgspec.Struct, frozen=True):
-    """What a user submits. A specification never changes.
-
-    command: argument list, no shell. ranks: gang size, all or nothing; one slot a rank.
-    time_limit_seconds: the user's estimate of the whole run; backfill plans by it; an overrun is not killed.
-    restartable: the job may be stopped and started again (it resumes from its own checkpoint).
-    checkpoint_signal: name of the signal that makes it save and exit; sent before SIGKILL, with grace_seconds between.
-    checkpoint_command: argument list, no shell; run beside rank 0 before the signal, so that the job is saved before it
-    is moved; empty: none. checkpoint_timeout_seconds: the longest that is waited for it.
-    restart_cost_seconds: the user's estimate of load and warm-up, for the cost test.
-    max_retries: new attempts after a failure (migrations do not count).
-    pinned_node: only on this node (probes).
-    min_ranks, max_ranks: an elastic gang runs with any number from one to the other; `ranks` is what it asks for.
-    array_size: so many jobs of this specification, each its own gang; 0: one job, no array. array_parallel: most of
-    them that run at once; 0: no such limit.
-    groups: roles, in the order of ranks; their ranks add up to `ranks`. Empty: all are alike.
-    after: what must have happened before it may start.
-    gpu_types: types that it can run on; empty: any. A gang runs on one type. throughput: speed on a type as a share of
-    that on the type the estimates are for; what is not named is taken from the policy's matrix, else 1.
-    checkpoint_interval_seconds: it saves on its own that often, and loses what came since; None: it saves when told.
-    checkpoint_cost_seconds: what a save takes.
-    priority: higher first, before anything else is looked at.
-    preemptible: it may be stopped for another gang (if it is restartable too). min_run_seconds: but not before it has
-    run so long in the attempt; None: the policy's.
-    required_level: all ranks inside one domain of this level, or it waits. preferred_level: as far as it can be had.
-    workload: what it trains, in a word: jobs alike in user, queue, workload and size are expected to run alike long.
-    constraint: name of what a node must meet for the job, as the backend tells of each node that does not; '': nothing.
-    exact_seconds: how long it really runs; known in a simulation alone, read only by `Estimates.EXACT`.
-    """
+    """Immutable job specification, as the user submitted it."""
 
     name: str
+    """Name of the job, chosen by the user."""
     command: tuple[str, ...]
+    """Argument list; no shell."""
     ranks: int
+    """Gang size, one slot per rank. All ranks start, or none."""
     user: str = ""
+    """Owner of the job."""
     queue: str = "default"
+    """Queue that the job waits in."""
     kind: JobKind = JobKind.TRAINING
+    """Who starts the job and why; see `JobKind`."""
     time_limit_seconds: float | None = None
+    """User's estimate of the whole run time, used by backfill. An overrun is not killed."""
     restartable: bool = False
+    """Whether the job may be stopped and started again. It resumes from its own checkpoint."""
     checkpoint_signal: str = "SIGTERM"
+    """Name of the signal that makes the job save and exit. SIGKILL follows after grace_seconds."""
     grace_seconds: float = 30.0
+    """Time between the checkpoint signal and SIGKILL."""
     restart_cost_seconds: float = 10.0
+    """User's estimate of load and warm-up time, for the cost test."""
     max_retries: int = 0
+    """New attempts after failures. Migrations do not count."""
     working_directory: str = ""
+    """Working directory of the ranks; '': the backend's default."""
     environment: dict[str, str] = {}
+    """Environment variables of the ranks."""
     pinned_node: str | None = None
+    """The only node that the job may use (probes)."""
     min_ranks: int | None = None
+    """Least ranks of an elastic gang, which runs with any number from min_ranks to max_ranks."""
     max_ranks: int | None = None
+    """Most ranks of an elastic gang. `ranks` is the number that it requests."""
     array_size: int = 0
+    """Number of jobs to create from this specification, each a gang of its own. 0: a single job."""
     array_parallel: int = 0
+    """Most jobs of the array that run at once. 0: no limit."""
     groups: tuple[Group, ...] = ()
+    """Roles, in rank order. Their ranks add up to `ranks`. Empty: all ranks are alike."""
     after: tuple[Dependency, ...] = ()
+    """Conditions that must hold before the job may start."""
     gpu_types: tuple[str, ...] = ()
+    """GPU types that the job can run on; empty: any. A gang runs on one type."""
     throughput: dict[str, float] = {}
+    """Speed by GPU type, as a share of the speed that the estimates assume. A type without an entry uses the policy's
+    matrix, else 1."""
     checkpoint_interval_seconds: float | None = None
+    """Interval at which the job saves by itself; a stop loses the work since the last save. None: the job saves on
+    request."""
     checkpoint_cost_seconds: float = 0.0
+    """Time that one save takes."""
     priority: int = 0
+    """Higher priorities go first, before any other criterion."""
     preemptible: bool = False
+    """Whether the job may be stopped for another gang. It must be restartable too."""
     min_run_seconds: float | None = None
+    """Least run time of an attempt before it may be preempted; None: the policy's."""
     packing: Packing = Packing.PACK
+    """How to place a gang that fits in several ways."""
     required_level: Level | None = None
+    """All ranks must be inside one domain of this level; the job waits until they fit."""
     preferred_level: Level | None = None
+    """Domain level to place the ranks in if possible."""
     workload: str = ""
+    """Short name of what the job trains. Jobs with the same user, queue, workload and size are expected to have similar
+    run times."""
     exact_seconds: float | None = None
+    """True run time. Known only in a simulation; read only by `Estimates.EXACT`."""
     constraint: str = ""
+    """Name of a condition that the job's nodes must meet; '': none. See `Node.refuses`."""
     checkpoint_command: tuple[str, ...] = ()
+    """Argument list, no shell. Runs next to rank 0 before the checkpoint signal, so that the job is saved before it
+    moves. Empty: none."""
     checkpoint_timeout_seconds: float = 60.0
+    """Longest wait for checkpoint_command."""
 
     @property
     def stop_seconds(self) -> float:
-        """The longest from when it is asked to make room until all of it is killed."""
+        """Longest time from the request to stop until all ranks are killed."""
         return self.grace_seconds + (self.checkpoint_timeout_seconds if self.checkpoint_command else 0.0)
 
 
-# There is one of each of these for every rank: nothing in them can lie in a circle, so Python need not look for one.
+# gc=False: one object per rank, and none can be part of a reference cycle, so the garbage collector can skip them.
 
 
 class Slot(msgspec.Struct, frozen=True, order=True, gc=False):
-    """One place for one rank: a GPU (its UUID) or a share of CPU, on a node."""
+    """Place for one rank on a node: a GPU or a share of the CPU."""
 
     node: str
     slot: int
 
 
 class HostedWait(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Gangs of one size that wait in a queue of another scheduler. seconds: the longest that one of them may run."""
+    """Gangs of one size that wait in a queue of an external scheduler."""
 
     queue: str
+    """Name of the queue."""
     ranks: int
+    """Ranks of each gang."""
     seconds: float | None = None
+    """Longest time that one of these gangs may run; None if unlimited."""
 
 
 class RankRecord(msgspec.Struct, frozen=True, gc=False):
-    """What is known of one rank of the newest attempt. start_time: clock ticks since boot (/proc/PID/stat field 22)."""
+    """Known data about one rank of the newest attempt."""
 
     rank: int
+    """Number of the rank."""
     slot: Slot
+    """Slot that it runs in."""
     pid: int | None = None
+    """Process id; None if unknown."""
     start_time: int | None = None
+    """Start of the process in clock ticks since boot (/proc/PID/stat field 22)."""
     exit_code: int | None = None
+    """Exit code; None while it runs or if unknown."""
 
 
 class Job(msgspec.Struct):
-    """A job and its newest attempt. Owned and changed by the cycle alone.
-
-    attempt: 0 before the first start. ranks: of the newest attempt, by rank.
-    started_ns, submitted_ns, ended_ns, attempt_started_ns: the cycle's wall time. run_ns: time run in earlier attempts.
-    excluded_nodes: where the next attempt must not go. retries: failures so far that were retried.
-    first_step_ns: when the newest attempt was first seen making a step (observation), for restart time.
-    not_before_ns: nothing is asked of the backend for this job before then. action_id: of the newest action about it.
-    stop_reason: why the newest attempt is to stop; set before the stop is asked for, so that a freeze can delay it.
-    stopping_ns, attempt_ended_ns: when the stop was asked for, when the newest attempt was gone. failure: what went
-    wrong last. claim: the slots, by rank, that are kept for the restart of a gang on the move.
-    done_seconds: work that is saved, in seconds of running alone at full speed; None: none yet. progress_ns: when the
-    running attempt last told how far it is, which is then done_seconds.
-    level, turn: of LAS: the queue that it has fallen to, and its place in it.
-    urgency: of the fair order, GPU-seconds that are expected to be spent for it to end, when it was last looked at;
-    appraise_ns: when it is worth another look.
-    estimate_seconds: what jobs alike have taken in all, when it was last looked at; None: not looked at.
-    preemptions, migrations: how often it was stopped for another gang, and moved.
-    array_of, array_index: the array that it is a member of, '' where it is none.
-    speed: at which the newest attempt works, as a share of what the estimates are for: by its ranks and GPU type.
-    proposed: what observe mode last told that it would do about it.
-    overdue: it has waited past the starvation bound, and goes before others by the share that is kept for such.
-    """
+    """A job and its newest attempt. Only the cycle changes it. All times are the cycle's wall time."""
 
     job_id: str
+    """Unique id."""
     spec: JobSpec
+    """Specification, as submitted."""
     state: JobState
+    """Current state."""
     submitted_ns: int
+    """Time of submission."""
     attempt: int = 0
+    """Number of the newest attempt; 0 before the first start."""
     ranks: list[RankRecord] = []
+    """Ranks of the newest attempt, by rank."""
     started_ns: int | None = None
+    """Start of the first attempt."""
     attempt_started_ns: int | None = None
+    """Start of the newest attempt."""
     ended_ns: int | None = None
+    """End of the job."""
     run_ns: int = 0
+    """Time run in earlier attempts."""
     retries: int = 0
+    """Failures so far that led to a new attempt."""
     stop_reason: StopReason | None = None
+    """Why the newest attempt must stop. Set before the stop is requested, so that a freeze can delay the request."""
     end_reason: str = ""
+    """Why the job ended, in words."""
     excluded_nodes: tuple[str, ...] = ()
+    """Nodes that the next attempt must not use."""
     not_before_ns: int = 0
+    """Earliest time of the next request to the backend about this job."""
     expected_start_ns: int | None = None
+    """Expected start of a pending job; None if unknown."""
     last_migration_ns: int | None = None
+    """Time of the last migration."""
     first_step_ns: int | None = None
+    """First observed step of the newest attempt, for restart times."""
     stopping_ns: int | None = None
+    """Time at which the stop was requested."""
     attempt_ended_ns: int | None = None
+    """End of the newest attempt."""
     action_id: str = ""
+    """Id of the newest action about this job."""
     failure: str = ""
+    """Reason for the last failure."""
     claim: list[Slot] = []
+    """Slots, by rank, that are reserved for the restart of a moving gang."""
     done_seconds: float | None = None
+    """Saved work, in seconds of running alone at full speed; None: none yet."""
     progress_ns: int | None = None
+    """Time of the running attempt's last progress report. done_seconds has the reported value."""
     level: int = 0
+    """Queue of LAS that the job has fallen to."""
     turn: int = 0
+    """Position in that queue of LAS."""
     estimate_seconds: float | None = None
+    """Total run time of similar jobs at the last evaluation; None: not evaluated."""
     urgency: float = 0.0
+    """GPU-seconds that the job is still expected to need, at the last evaluation of the fair order."""
     appraise_ns: int = 0
+    """Time of the next evaluation of the fair order."""
     preemptions: int = 0
+    """Number of stops for another gang."""
     migrations: int = 0
+    """Number of migrations."""
     array_of: str = ""
+    """Array that the job is a member of; '' if none."""
     array_index: int = 0
+    """Index of the job in its array."""
     speed: float = 1.0
+    """Speed of the newest attempt as a share of the speed that the estimates assume, given its ranks and GPU type."""
     proposed: str = ""
+    """Last action that observe mode logged for this job."""
     overdue: bool = False
+    """Whether the job has waited longer than the starvation limit and goes first on the starvation share."""

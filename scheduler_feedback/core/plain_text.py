@@ -1,15 +1,15 @@
-"""Text that a person reads as it is written: no control characters, nothing that reorders a line."""
+"""Checks for text that displays as written: no control characters, no characters that reorder a line."""
 
 from __future__ import annotations
 
 import unicodedata
 
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Bidirectional formatting characters (Unicode Standard Annex 9, table 3): they make a name show as another."""
+"""Bidirectional formatting characters (Unicode Standard Annex 9, table 3). They can make one name look like another."""
 
 
 def misleading(what: str, text: str) -> str | None:
-    """Say which character of the text is refused, and why; None where all are plain. what: "the job's name"."""
+    """Return which character of the text is refused, and why; None if all are plain. what: "the job's name"."""
     for position, character in enumerate(text):
         if (kind := _harm(character)) is None:
             continue
@@ -20,7 +20,7 @@ def misleading(what: str, text: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    """The text with U+FFFD for each such character: a name that another scheduler has let through."""
+    """Return the text with U+FFFD for each refused character, for names that another scheduler has accepted."""
     if text.isascii() and text.isprintable():
         return text
     return "".join("\ufffd" if _harm(character) is not None else character for character in text)

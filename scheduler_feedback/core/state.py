@@ -1,4 +1,4 @@
-"""State: everything that the cycle knows. One owner, changed only by the cycle, rebuilt from the journal."""
+"""State of the cycle: jobs, nodes, verdicts and settings. Only the cycle changes it; the journal rebuilds it."""
 
 from __future__ import annotations
 
@@ -12,137 +12,152 @@ from scheduler_feedback.core.verdict import Verdict
 
 
 class Mode(StrEnum):
-    OBSERVE = "observe"  # feedback's decisions are logged and scored, never applied
+    """Whether decisions about verdicts are applied."""
+
+    OBSERVE = "observe"  # decisions about verdicts are logged and scored, never applied
     ACT = "act"
 
 
 class Order(StrEnum):
-    """Who is first; one file each in ``policies/queue/order``."""
+    """Order of the pending jobs. Each has a module in ``policies/queue/order``."""
 
     FIFO = "fifo"
     SJF = "sjf"  # shortest estimate first
     SRTF = "srtf"  # shortest remaining time
     SRSF = "srsf"  # shortest remaining time x GPUs
     LAS = "las"  # least attained time x GPUs, in queues (Tiresias-L)
-    THEMIS = "themis"  # who is treated worst against running alone on its share
-    FAIR = "fair"  # queues with quota and weight; inside of them the least expected service
+    THEMIS = "themis"  # worst slowdown first, compared with running alone on its share
+    FAIR = "fair"  # queues with quota and weight; inside a queue the least expected GPU-seconds first
 
 
 class Backfilling(StrEnum):
-    """What may start ahead of one that must wait."""
+    """Which jobs may start ahead of a waiting job."""
 
     NONE = "none"
-    GREEDY = "greedy"  # whoever fits: nothing is reserved (what the simulators of Tiresias and Muri do)
-    EASY = "easy"  # whoever does not delay the first in the queue
-    CONSERVATIVE = "conservative"  # whoever delays none of those before it
+    GREEDY = "greedy"  # any job that fits; nothing is reserved (as in the simulators of Tiresias and Muri)
+    EASY = "easy"  # any job that does not delay the head of the queue
+    CONSERVATIVE = "conservative"  # any job that delays no job before it
 
 
 class Estimates(StrEnum):
-    """Where run times come from."""
+    """Source of the expected run times."""
 
-    EXACT = "exact"  # the truth; in a simulation alone
+    EXACT = "exact"  # the true run time; only in a simulation
     LIMIT = "limit"  # the user's time limit
-    HISTORY = "history"  # what jobs alike have run, at most the limit
+    HISTORY = "history"  # run times of similar jobs, at most the limit
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue of a hierarchy. Jobs of a queue that no policy names share the root as a queue of weight 1.
-
-    quota: slots that it is never kept waiting for by others' borrowing; None: its weight's share of its parent's.
-    limit: most slots that it may hold at all; None: no limit. borrow: whether it may hold more than its quota.
-    """
+    """A queue in the hierarchy. Jobs whose queue the policy does not name share the root as one queue of weight 1."""
 
     name: str
+    """Unique name."""
     parent: str = ""
+    """Name of the parent queue; '': the root."""
     weight: float = 1.0
+    """Share of the parent's slots, relative to the other children."""
     quota: int | None = None
+    """Slots that other queues' borrowing never makes it wait for; None: its weight's share of the parent."""
     limit: int | None = None
+    """Most slots that it may hold; None: no limit."""
     borrow: bool = True
+    """Whether it may hold more than its quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The cycle's settings. Part of what is journalled: a replay decides by the settings of its time.
-
-    default_time_limit_seconds: for jobs that name none. migration_margin: h of benefit > (1 + h) cost.
-    migration_cooldown_seconds: least time between two migrations of one job.
-    minimum_confidence: of a verdict that may lead to an action on a running job.
-    restart_on_hang: whether a gang that hangs is restarted away from the culprit, if it declared that it can be.
-    expected_persistence_seconds: D, how long a fault is expected to last if nothing is done.
-    quarantine_seconds: first quarantine; doubles with each repetition up to quarantine_max_seconds.
-    quarantine_max_fraction, quarantine_max_rack_fraction: most nodes in quarantine, as a share of all, and of those of
-    a rack; at least one of either. Who asks for more has a broken detector rather than so many broken nodes.
-    quarantine_slowdown: what is merely slow, but less than so much, stays in use while others wait for slots.
-    start_timeout_seconds: an attempt whose ranks are not all seen by then is given up.
-    retry_backoff_seconds: pause after the backend refused an action.
-    probe_command: measures a node whose quarantine has ended, one rank a slot; exit 0 of all is a pass. Empty: no
-    probe, straight to probation. probe_timeout_seconds: a probe that takes longer has failed.
-    ended_jobs_kept: most ended jobs kept in the state; the journal's story of older ones stays.
-    order, backfill, estimates: who is first, who may go ahead, how long they are expected to run.
-    preempt: whether gangs that are restartable and preemptible may be stopped for others.
-    replan_seconds: least time between two looks at what to preempt; 0: at every cycle. Starts are never put off.
-    min_run_seconds: least time an attempt runs before it may be preempted.
-    starvation_seconds: a job that has waited so long in all goes before all others.
-    starvation_share: of the slots, that jobs may hold which go before others for that; the longest submitted are called
-    first. Less than 1 bounds what the oldest may take from all others; a job then waits no longer than the bound and
-    the work of those called before it, divided by the share.
-    usage_half_life_seconds: after which a queue's use counts half.
-    queues: the hierarchy. borrowing is allowed where each queue's own `borrow` says so.
-    las_thresholds: attained GPU-seconds at which a job falls into the next queue of LAS (Tiresias section 5: 2 queues).
-    throughput: speed by workload ('' for all others) and GPU type.
-    history_quantile: of the run times of jobs alike, what is taken for an estimate.
-    defragmentation_moves: most gangs that are moved at once so that another finds its slots in one domain; 0: none.
-    resize_horizon_seconds: how long slots that lie idle, and waits, are planned for when gangs are moved or resized.
-    spare_nodes: so many nodes of each domain of spare_level are kept for gangs that leave a bad node, and lent to
-    preemptible jobs meanwhile. spare_failures_per_day, spare_repair_seconds: of a node; where known, as many are kept
-    as are out at once but with a probability of spare_risk_fraction.
-    uplink_slowdown: what each gang that crosses a domain's uplinks is expected to cost another that does, as a share of
-    its speed; 0: not known, and no reason to place a gang otherwise.
-    preempt_gain: a gang stops for another only where that is expected to spend so many times less for its end.
-    """
+    """Settings of the cycle. They are journalled, so a replay uses the settings of its time."""
 
     mode: Mode = Mode.ACT
+    """Whether decisions about verdicts are applied or only logged."""
     default_time_limit_seconds: float = 3600.0
+    """Time limit of jobs that set none."""
     migration_margin: float = 0.2
+    """h: a migration's benefit must exceed (1 + h) times its cost."""
     migration_cooldown_seconds: float = 300.0
+    """Least time between two migrations of one job."""
     minimum_confidence: float = 0.9
+    """Least confidence of a verdict that may lead to an action on a running job."""
     expected_persistence_seconds: float = 1800.0
+    """D: expected duration of a fault if nothing is done."""
     suspect_seconds: float = 300.0
+    """Time for which a node stays suspect after its verdict has cleared."""
     quarantine_seconds: float = 600.0
+    """Length of the first quarantine. Each repetition doubles it."""
     quarantine_max_seconds: float = 86400.0
+    """Longest quarantine."""
     quarantine_max_fraction: float = 0.25
+    """Most nodes in quarantine as a share of all nodes; at least one. More accused nodes suggest a faulty detector
+    rather than that many faulty nodes."""
     quarantine_max_rack_fraction: float = 0.5
+    """Most nodes in quarantine as a share of a rack's nodes; at least one."""
     quarantine_slowdown: float = 3.0
+    """A slow node below this slowdown stays in use while jobs wait for slots."""
     probation_seconds: float = 600.0
+    """Length of probation."""
     start_timeout_seconds: float = 60.0
+    """An attempt fails if not all of its ranks have been seen running within this time."""
     retry_backoff_seconds: float = 5.0
+    """Delay after the backend refused an action."""
     probe_command: tuple[str, ...] = ("gangwatch-probe",)
+    """Command that measures a node after its quarantine, one rank per slot. Exit code 0 of every rank is a pass. Empty:
+    no probe, straight to probation."""
     probe_timeout_seconds: float = 120.0
+    """A probe that takes longer has failed."""
     ended_jobs_kept: int = 10_000
+    """Most ended jobs kept in the state. The journal keeps the stories of older ones."""
     order: Order = Order.FIFO
+    """Order of the pending jobs."""
     backfill: Backfilling = Backfilling.EASY
+    """Which jobs may start ahead of a waiting job."""
     estimates: Estimates = Estimates.LIMIT
+    """Source of the expected run times."""
     preempt: bool = False
+    """Whether restartable and preemptible gangs may be stopped for others."""
     replan_seconds: float = 0.0
+    """Least time between two preemption passes; 0: one in every cycle. Starts are never delayed."""
     min_run_seconds: float = 0.0
+    """Least run time of an attempt before it may be preempted."""
     starvation_seconds: float = 7 * 86400.0
+    """A job that has waited this long in total goes before all others."""
     starvation_share: float = 1.0
+    """Share of the slots that such overdue jobs may hold; the earliest submitted go first. A value below 1 limits what
+    they take from other jobs. A job then waits at most the starvation limit plus the work of the overdue jobs before
+    it, divided by the share."""
     usage_half_life_seconds: float = 7 * 86400.0
+    """Half-life of a queue's past usage."""
     queues: tuple[Queue, ...] = ()
+    """Hierarchy of queues. Each queue's `borrow` says whether it may borrow."""
     las_thresholds: tuple[float, ...] = (3600.0,)
+    """Attained GPU-seconds at which a job falls into the next queue of LAS (Tiresias, section 5: 2 queues)."""
     throughput: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Speed by workload ('' for all others) and GPU type."""
     history_quantile: float = 0.6
+    """Quantile of the run times of similar jobs that is used as the estimate."""
     preempt_gain: float = 4.0
+    """A gang stops for another only if the other's remaining GPU-seconds are this many times smaller."""
     defragmentation_moves: int = 4
+    """Most gangs moved at once to free slots in one domain for another gang; 0: none."""
     uplink_slowdown: float = 0.0
+    """Expected slowdown of a gang, as a share of its speed, per other gang that crosses the same uplinks; 0: unknown,
+    and placement ignores uplinks."""
     spare_nodes: int = 0
+    """Nodes kept in each domain of spare_level for gangs that leave a bad node. Preemptible jobs may use them
+    meanwhile."""
     spare_level: Level = Level.RACK
+    """Domain level of the spare nodes."""
     spare_failures_per_day: float = 0.0
+    """Failures of one node per day. If known, the number of spares covers all simultaneous failures except with
+    probability spare_risk_fraction."""
     spare_repair_seconds: float = 86400.0
+    """Repair time of a node."""
     spare_risk_fraction: float = 0.01
+    """Accepted probability of too few spares."""
     resize_horizon_seconds: float = 3600.0
+    """Time over which idle slots and waits are weighed when gangs are moved or resized."""
     restart_on_hang: bool = True
+    """Whether a hanging gang that declared itself restartable is restarted away from the culprit."""
 
 
 FAIR_POLICY = Policy(
@@ -155,74 +170,88 @@ FAIR_POLICY = Policy(
     starvation_seconds=28 * 86400.0,
     starvation_share=0.25,
 )
-"""The fair order at its best, for jobs that may be stopped: the default of simulations."""
+"""Best settings of the fair order for preemptible jobs: the default of simulations."""
 
 
 @dataclass(slots=True)
 class Decision:
-    """A migration that was decided, or that observe mode would have made: kept to be scored against what followed.
-
-    predicted_gain_seconds: benefit minus cost at the decision. outcome_seconds: what the fault really cost afterwards
-    (observe) or the restart really took, from the decision to the first step after it (act); None while open.
-    attempt: the one that was to be left. fault_cost_seconds: what the fault had cost before the decision.
-    """
+    """A migration that was decided, or that observe mode would have made. It is scored against its outcome."""
 
     decision_id: str
+    """Unique id."""
     job_id: str
+    """Job to migrate."""
     verdict_id: str
+    """Verdict that led to it."""
     wall_ns: int
+    """Time of the decision."""
     applied: bool
+    """False in observe mode."""
     predicted_gain_seconds: float
+    """Expected benefit minus cost."""
     slowdown: float
+    """Slowdown in the verdict."""
     cost_seconds: float
+    """Expected cost of the restart."""
     outcome_seconds: float | None = None
+    """In observe mode, the actual cost of the fault afterwards. In act mode, the time from the decision to the first
+    step after the restart. None while open."""
     attempt: int = 0
+    """Attempt that was to be stopped."""
     fault_cost_seconds: float = 0.0
+    """Cost of the fault before the decision."""
 
 
 @dataclass(slots=True)
 class Case:
-    """What a standing verdict has led to so far.
-
-    marked: its node has been made suspect for it (or, in observe mode, would have been).
-    ruling: '' while nothing was decided about the gang, else 'migrate', 'frozen', or the reason code of a stay.
-    """
+    """Decisions that an active verdict has led to so far."""
 
     marked: bool = False
+    """Whether its node was marked suspect because of it (in observe mode: would have been)."""
     ruling: str = ""
+    """'' while nothing was decided about the gang, else 'migrate', 'frozen', or the reason code for not moving."""
     reason: str = ""
+    """The decision in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastVerdict:
-    """A verdict that stands no more, since when and why. A node may still be in quarantine for it."""
+    """A verdict that is no longer active. A node may still be in quarantine because of it."""
 
     verdict: Verdict
+    """The verdict."""
     until_ns: int
+    """Time at which it ended."""
     why: str
+    """Why it ended, in words."""
 
 
 PAST_VERDICTS = 256
-"""Past verdicts that the state keeps, newest last; older ones are in the stories."""
+"""Most past verdicts in the state, newest last; older ones are in the stories."""
 
 
 REFUSED_VERDICTS = 256
-"""Refused verdicts that the state keeps: each is in the story once."""
+"""Most refused verdicts in the state. The story has each of them once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Of a job that has ended: what kind it was of, and how much work it took."""
+    """Run time record of an ended job, for estimates."""
 
     queue: str
+    """Its queue."""
     user: str
+    """Its user."""
     workload: str
+    """Its workload."""
     ranks: int
+    """Its gang size."""
     seconds: float
+    """Work that it took."""
 
 
 class Derived:
-    """A place for what follows from a state, kept by whoever derives it; no part of its value or its bytes."""
+    """Attributes for values derived from a state. They are not part of its value, its encoding or its copies."""
 
     __slots__ = ("derived", "remembered")
     derived: Any
@@ -231,60 +260,77 @@ class Derived:
 
 @dataclass(slots=True)
 class State(Derived):
-    """jobs, nodes: by id and name. verdicts: those that stand, by id. now_ns: the newest cycle's time; never falls.
-
-    cycle: number of the newest cycle. action_count: actions ever decided; gives their ids.
-    cases: what each standing verdict has led to, by verdict id. judged: operators' rulings on verdicts, by id.
-    decision_count: gives the decisions' ids. frozen_by: who froze the actions.
-    reserved_for, reserved_from_ns, reserved_nodes, reserved_slots: what is held for the head of the queue and from
-    when, None and empty where nothing waits. counts: of verdicts, abstentions and decisions, for the metrics.
-    past_verdicts: the newest of those that stood once, at most PAST_VERDICTS.
-    idle: whether nothing has happened since the last cycle looked that could let anything start.
-    planned_ns, renewed_ns: when it was last looked at what to preempt, and at how all that wait stand.
-    first_turn, last_turn, chosen_turn: of the queues of LAS.
-    history: of each kind of jobs, how many ran how long, in bins of half an octave; old ones fade. lately: those that
-    have ended and are not counted in it yet. trust: how well each way of telling jobs alike has foretold lately.
-    waits: whether anybody waits for room. emptied_ns: when that was last so. host_waits: what waits with another
-    scheduler, as it last said.
-    queue_use, queue_use_ns: slot-seconds that each queue has used, fading, as of that instant. queue_turns: how the
-    queues stand, the least first, as of the last look.
-    """
+    """Everything that the cycle decides on."""
 
     policy: Policy = field(default_factory=Policy)
+    """Current settings."""
     now_ns: int = 0
+    """Time of the newest cycle. It never decreases."""
     cycle: int = 0
+    """Number of the newest cycle."""
     action_count: int = 0
+    """Actions decided so far. Numbers the next one."""
     frozen: bool = False
+    """Whether all actions are frozen."""
     jobs: dict[str, Job] = field(default_factory=dict)
+    """Jobs by id."""
     nodes: dict[str, Node] = field(default_factory=dict)
+    """Nodes by name."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    """Active verdicts by id."""
     judged: dict[str, bool] = field(default_factory=dict)
+    """Operators' judgements of verdicts, by id: True if confirmed."""
     decisions: list[Decision] = field(default_factory=list)
+    """Migrations that were decided or proposed, oldest first."""
     reserved_for: str | None = None
+    """Head job that the reservation is for; None if no job waits."""
     reserved_from_ns: int | None = None
+    """Start of the reservation; None if there is none."""
     reserved_nodes: dict[str, int] = field(default_factory=dict)
+    """Reserved slots by node."""
     counts: dict[str, int] = field(default_factory=dict)
+    """Counts of verdicts, abstentions and decisions, for the metrics."""
     cases: dict[str, Case] = field(default_factory=dict)
+    """Decisions by id of the active verdict that led to them."""
     decision_count: int = 0
+    """Decisions so far. Numbers the next one."""
     frozen_by: str = ""
+    """Who froze the actions."""
     reserved_slots: list[Slot] = field(default_factory=list)
+    """Slots reserved for the head job."""
     past_verdicts: list[PastVerdict] = field(default_factory=list)
+    """Verdicts that are no longer active, newest last; at most PAST_VERDICTS."""
     idle: bool = False
+    """Whether no event since the last scheduling pass could allow a job to start."""
     planned_ns: int = 0
+    """Time of the last preemption pass."""
     renewed_ns: int = 0
+    """Time at which all pending jobs were last evaluated."""
     first_turn: int = 1
+    """First position in the queues of LAS."""
     last_turn: int = 0
+    """Last position in the queues of LAS."""
     chosen_turn: int = 0
+    """Last chosen position in the queues of LAS."""
     history: dict[str, list[float]] = field(default_factory=dict)
+    """Run time histogram of each group of similar jobs, in bins of half an octave. Old entries decay."""
     lately: list[Ended] = field(default_factory=list)
+    """Ended jobs that are not in the history yet."""
     trust: list[float] = field(default_factory=list)
+    """Recent accuracy of each way to group similar jobs."""
     queue_use: dict[str, float] = field(default_factory=dict)
+    """Decayed slot-seconds of each queue, as of queue_use_ns."""
     queue_use_ns: int = 0
+    """Time of queue_use."""
     queue_turns: dict[str, int] = field(default_factory=dict)
+    """Order of the queues at the last evaluation, the one with the least usage first."""
     waits: bool = False
+    """Whether a job waits for slots."""
     emptied_ns: int = 0
+    """Last time at which `waits` changed to False."""
     host_waits: tuple[HostedWait, ...] = ()
+    """Pending gangs of the external scheduler, as last reported."""
     refused_verdicts: list[PastVerdict] = field(default_factory=list)
     """Verdicts that contradict the placement of their job, newest last; at most REFUSED_VERDICTS."""
     replan_owed: bool = False
-    """Whether something happened that asks for a preemption pass, less than `replan_seconds` after the last pass."""
+    """Whether an event requires a preemption pass that `replan_seconds` still delays."""

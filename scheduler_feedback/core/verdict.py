@@ -1,4 +1,4 @@
-"""Verdict: what a detector says, with the evidence that a person can check."""
+"""Detector results: verdicts with checkable evidence, their clearing, and abstentions."""
 
 from __future__ import annotations
 
@@ -7,149 +7,170 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What is the matter."""
+    """Type of problem."""
 
-    STRAGGLER = "straggler"  # a member slower than its peers for its own reason
-    INTERFERENCE = "interference"  # slow because of another job, which is named
-    HANG = "hang"  # a member that never arrived
-    HEALTH = "health"  # a device that its own counters or events accuse
-    STAGE_IMBALANCE = "stage_imbalance"  # a pipeline stage has more to do than the others
-    SEQUENCE_IMBALANCE = "sequence_imbalance"  # ranks were given unequal work, another one each step
-    WORKLOAD = "workload"  # the job's own doing: never acted on as hardware
-    UNKNOWN = "unknown"  # slow, and it cannot be told why
+    STRAGGLER = "straggler"  # a member is slower than its peers for a reason of its own
+    INTERFERENCE = "interference"  # another job, which the verdict names, slows it down
+    HANG = "hang"  # a member did not arrive at a step or collective
+    HEALTH = "health"  # a device's own counters or events report a fault
+    STAGE_IMBALANCE = "stage_imbalance"  # a pipeline stage has more work than the others
+    SEQUENCE_IMBALANCE = "sequence_imbalance"  # ranks have unequal work, another rank the most in each step
+    WORKLOAD = "workload"  # caused by the job itself: never treated as a hardware fault
+    UNKNOWN = "unknown"  # slow for an unknown reason
 
 
 OF_HARDWARE = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
-"""Kinds that accuse a place; the others never move or quarantine anything for its own sake."""
+"""Kinds that accuse a node or device. Verdicts of other kinds never lead to a quarantine or a move by themselves."""
 
 
 class Cause(StrEnum):
-    """Why a member is slow, as far as the counters tell."""
+    """Cause of the problem, as far as the counters show it."""
 
-    SUSPENDED = "suspended"  # off the processor, not waiting for one: stopped by a signal, a tracer, a freezer
+    SUSPENDED = "suspended"  # not running and not waiting for a processor: stopped by a signal, a tracer or a freezer
     CPU_CONTENTION = "cpu-contention"  # runnable, waiting for a processor
     COMPUTE = "compute"  # the work itself takes more processor time
     STORAGE = "storage"  # waiting for block I/O
-    THERMAL = "thermal"  # the clock is held down by temperature
-    POWER = "power"  # the clock is held down by a power limit or brake
-    GPU = "gpu"  # computes more slowly, and no counter says why
-    MEMORY = "gpu-memory"  # errors of the device's memory
+    THERMAL = "thermal"  # the GPU lowers its clock because of its temperature
+    POWER = "power"  # the GPU lowers its clock because of a power limit or brake
+    GPU = "gpu"  # computes more slowly, and no counter shows the reason
+    MEMORY = "gpu-memory"  # GPU memory errors
     NVLINK = "nvlink"
-    PCIE = "pcie"  # a link below its generation or width, or one that replays
-    NIC = "nic"  # the port's own errors, or less than its rate
-    LINK = "link"  # a network link that fails or flaps
+    PCIE = "pcie"  # a link below its maximum generation or width, or with replays
+    NIC = "nic"  # errors of the port, or a port below its rate
+    LINK = "link"  # a failing or flapping network link
     CONGESTION = "congestion"  # a shared network resource
     HOST_CONTENTION = "host-contention"  # another job on the same host
-    LOST = "lost"  # no word from it
+    LOST = "lost"  # it stopped reporting
     XID = "xid"
-    NEVER_ARRIVED = "never-arrived"  # at a step or collective that its peers are in
+    NEVER_ARRIVED = "never-arrived"  # it did not enter a step or collective that blocks its peers
     DATA_LOADING = "data-loading"
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
-    PAUSES = "pauses"  # now one rank stops for a moment and now another: garbage collection, as a rule
+    PAUSES = "pauses"  # short stops on a different rank each time: usually garbage collection
     SEQUENCE_LENGTH = "sequence-length"
     STAGE_PARTITION = "stage-partition"
-    STANDING_OFFSET = "standing-offset"  # a little slower than its peers all the time: its share of the work
-    WHOLE_JOB = "whole-job"  # all ranks alike
+    STANDING_OFFSET = "standing-offset"  # always slightly slower than its peers, because of its share of the work
+    WHOLE_JOB = "whole-job"  # all ranks are equally slow
     UNKNOWN = "unknown"
 
 
 MASS_LOSS = "mass-loss"
-"""Detector's name of an abstention about the whole cluster: many agents were lost at once. All actions are frozen."""
+"""Detector name of a cluster-wide abstention: many agents stopped reporting at once. It freezes all actions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One checkable fact: the measure, its value for the suspect, what it was compared with, and what it argues for.
-
-    log_likelihood_ratio: natural log, positive where it argues for the verdict.
-    unit: of value and reference. against: in words, whom or what the reference is.
-    """
+    """One checkable fact for or against a verdict."""
 
     measure: str
+    """Name of the measure."""
     value: float
+    """Value of the suspect."""
     reference: float
+    """Value that it is compared with."""
     unit: str
+    """Unit of value and reference."""
     against: str
+    """Source of the reference, in words."""
     log_likelihood_ratio: float = 0.0
+    """Natural logarithm; positive if it supports the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A finding about one member of one gang, or, with rank -1, about the gang.
-
-    verdict_id: unique and deterministic (gang, attempt, rank, first_ns), so that a replay names it alike.
-    attempt: the attempt it was seen in; a verdict never outlives it.
-    slowdown: step time now over step time without the suspect (>= 1): what the cost test needs.
-    confidence: in 0..1. first_wall_ns, last_wall_ns: the evidence window. frames: newest frame seq a node in it.
-    step_seconds_before, step_seconds_now: mean step time of the gang when healthy and in the window.
-    ranks: all members that are concerned, where it is more than `rank` alone (a node's, a stage's).
-    device: what is accused: GPU UUID, NIC ('node-3/mlx5_0') or link; '' where it is the node or nothing.
-    level: what `device` or `node` is: 'gpu', 'nic', 'link', 'node'; '' where nothing is accused.
-    suspects: other places that it could be, the likelier first, as level:name.
-    aggressor: the job that disturbs, for interference. resource: what the two share, as kind:name.
-    first_step, last_step: of the evidence window, the job's own numbers; detected_step: the newest step that was known
-    when the verdict was first told; -1 where steps are not reported.
-    lasts_seconds: how long the fault is expected to last from first_wall_ns on, where the detector can tell; None: the
-    policy's expectation holds.
-    longest_pause_seconds: of a hang, the longest that the job ever made no step and then went on by itself, while none
-    of its processes was stopped; None where the detector does not tell.
-    """
+    """A detected fault of one gang member, or, with rank -1, of the whole gang. It never outlives its attempt."""
 
     verdict_id: str
+    """Unique and deterministic (gang, attempt, rank, first_ns), so that a replay produces the same id."""
     kind: Kind
+    """Type of problem."""
     gang: str
+    """Job id; '' if the verdict is about a node without a job."""
     attempt: int
+    """Attempt that it was detected in."""
     rank: int
+    """The accused rank; -1 for the whole gang or a node."""
     node: str
+    """Node of the accused rank."""
     cause: Cause
+    """Cause, as far as the counters show it."""
     confidence: float
+    """Probability that the verdict is right, 0 to 1."""
     slowdown: float
+    """Step time now over step time without the suspect (>= 1), for the cost test."""
     step_seconds_before: float
+    """Mean step time of the healthy gang."""
     step_seconds_now: float
+    """Mean step time of the gang in the evidence window. For a hang: time without a step."""
     first_wall_ns: int
+    """Start of the evidence window."""
     last_wall_ns: int
+    """End of the evidence window."""
     evidence: tuple[Evidence, ...] = ()
+    """Facts behind the verdict."""
     frames: tuple[tuple[str, int], ...] = ()
+    """Newest frame seq per node in the evidence."""
     detector: str = "straggler"
+    """Name of the detector."""
     ranks: tuple[int, ...] = ()
+    """All accused members, if there are more than `rank` alone (all of a node or a stage)."""
     device: str = ""
+    """The accused GPU UUID, NIC ('node-3/mlx5_0') or link; '' if the node or nothing is accused."""
     level: str = ""
+    """Type of `device` or `node`: 'gpu', 'nic', 'link', 'node'; '' if nothing is accused."""
     suspects: tuple[str, ...] = ()
+    """Other possible places as level:name, the most likely first."""
     aggressor: str = ""
+    """The disturbing job, for interference."""
     resource: str = ""
+    """Resource that both jobs share, as kind:name, for interference."""
     first_step: int = -1
+    """First step of the evidence window, in the job's numbering; -1 if the job reports no steps."""
     last_step: int = -1
+    """Last step of the evidence window; -1 if the job reports no steps."""
     detected_step: int = -1
+    """Newest known step when the verdict was first reported; -1 if the job reports no steps."""
     lasts_seconds: float | None = None
+    """Expected duration of the fault from first_wall_ns on; None: the policy's expectation applies."""
     longest_pause_seconds: float | None = None
+    """For a hang, the job's longest earlier pause that ended without help while no process was stopped; None if the
+    detector does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A verdict no longer holds: the member kept pace again for the detector's holding time.
-
-    last_step: the last step that still showed it; -1 where steps are not reported.
-    """
+    """End of a verdict: the member ran at normal speed for the detector's holding time."""
 
     verdict_id: str
+    """Verdict that ended."""
     gang: str
+    """Its job id."""
     wall_ns: int
+    """Time of the end."""
     reason: str
+    """Why it ended, in words."""
     last_step: int = -1
+    """Last step that still showed the fault; -1 if the job reports no steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abstention:
-    """A detector saw slowness and could not tell whose or why; nothing is acted on, and the reason is kept."""
+    """Slowness without a verdict: the detector found no single culprit or cause. It leads to no action."""
 
     gang: str
+    """Job id; '' for the whole cluster."""
     attempt: int
+    """Attempt that it was detected in."""
     rank: int | None
+    """The slow rank; None if unknown."""
     wall_ns: int
+    """Time of the report."""
     reason: str
+    """Why the detector abstained."""
     evidence: tuple[Evidence, ...] = ()
+    """Facts behind it."""
     detector: str = "straggler"
+    """Name of the detector."""
 
 
 Finding = Verdict | Cleared | Abstention

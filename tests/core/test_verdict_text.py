@@ -1,4 +1,4 @@
-"""Every verdict is one plain sentence, whatever it is about: a rank, a gang, a device or a node."""
+"""Tests of verdict sentences: about a rank, a gang, a device or a node."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ verdicts = st.builds(
 
 
 def is_plain(text: str) -> bool:
-    """No number that stands for 'none', no empty name, no doubled or dangling word."""
+    """Return whether the text has no placeholder number, no empty name, and no repeated or dangling word."""
     bad = (" -", " on :", " on ,", " of :", " of  ", "()", "( ", "  ", " on on ", ": :", " nan", " inf ")
     return not any(part in text for part in bad) and text == text.strip() and not text.endswith((" on", " of", ":"))
 
@@ -75,14 +75,14 @@ def state_with(one: Verdict) -> State:
 
 
 @pytest.mark.parametrize("slowdown", [0.0, 1.0, float("nan"), float("inf")])
-def test_a_slowdown_that_is_not_known_is_left_out(slowdown: float) -> None:
+def test_sentence_omits_an_unknown_slowdown(slowdown: float) -> None:
     assert sentence(verdict(slowdown=slowdown)) == (
         "j-000001 slows itself down (periodic checkpoints), confidence 0.82"
     )
 
 
 @given(verdicts)
-def test_no_sentence_names_a_rank_or_node_that_there_is_not(one: Verdict) -> None:
+def test_sentences_name_only_existing_ranks_and_nodes(one: Verdict) -> None:
     for text in (sentence(one), short(one)):
         assert is_plain(text), text
     assert (f"confidence {one.confidence:.2f}" in sentence(one)) and sentence(one).count("confidence") == 1
@@ -90,11 +90,11 @@ def test_no_sentence_names_a_rank_or_node_that_there_is_not(one: Verdict) -> Non
     if one.rank >= 0 and not one.ranks:
         assert f"rank {one.rank}" in sentence(one) and f"rank {one.rank}" in short(one)
     if one.kind is Kind.HANG:
-        assert "588" not in sentence(one), "how long nothing was done is no slowdown"
+        assert "588" not in sentence(one), "the time without a step is not a slowdown"
 
 
 @given(verdicts)
-def test_nor_does_anything_that_shows_it(one: Verdict) -> None:
+def test_outputs_name_only_existing_ranks_and_nodes(one: Verdict) -> None:
     state = state_with(one)
     out = StringIO()
     with redirect_stdout(out):
@@ -115,7 +115,7 @@ def test_nor_does_anything_that_shows_it(one: Verdict) -> None:
 
 
 @given(verdicts)
-def test_a_metric_has_no_label_for_a_rank_that_there_is_not(one: Verdict) -> None:
+def test_metric_rank_label_is_empty_without_a_rank(one: Verdict) -> None:
     labels = [dict(labels) for name, labels, _ in measure(state_with(one)) if name == "gangwatch_verdict_active"]
     assert [label["rank"] for label in labels] == [str(one.rank) if one.rank >= 0 else ""]
 
@@ -130,12 +130,12 @@ def test_a_metric_has_no_label_for_a_rank_that_there_is_not(one: Verdict) -> Non
         ),
         (
             verdict(Kind.STRAGGLER, Cause.COMPUTE, rank=2, node="node-1", level="node", ranks=(2, 3), slowdown=3.4),
-            "ranks 2-3 of j-000001 on node-1 are stragglers (slow compute): they slow the job down 3.4 times, "
+            "ranks 2-3 of j-000001 on node-1 are stragglers (slow compute): they slow the job down by a factor of 3.4, "
             "confidence 0.82",
         ),
         (
             verdict(Kind.HANG, Cause.NEVER_ARRIVED, rank=3, node="node-0", slowdown=588.85),
-            "rank 3 of j-000001 on node-0 hangs (not in the collective that its peers wait in), confidence 0.82",
+            "rank 3 of j-000001 on node-0 hangs (did not enter the collective that blocks its peers), confidence 0.82",
         ),
         (
             verdict(Kind.INTERFERENCE, Cause.CONGESTION, aggressor="j-000007", resource="link:leaf-1", slowdown=1.3),
@@ -144,15 +144,24 @@ def test_a_metric_has_no_label_for_a_rank_that_there_is_not(one: Verdict) -> Non
         ),
         (
             verdict(Kind.HEALTH, Cause.XID, gang="", node="node-1", level="gpu", device=GPU, slowdown=1.0),
-            f"GPU {GPU} on node-1 is in bad health (XID error), confidence 0.82",
+            f"GPU {GPU} on node-1 is unhealthy (XID error), confidence 0.82",
         ),
         (
             verdict(Kind.HEALTH, Cause.LOST, gang="", node="node-1", level="node", slowdown=1.0),
-            "node-1 is in bad health (not reporting), confidence 0.82",
+            "node-1 is unhealthy (not reporting), confidence 0.82",
+        ),
+        (
+            verdict(Kind.WORKLOAD, Cause.DATA_LOADING, rank=2, node="node-1"),
+            "rank 2 of j-000001 on node-1 slows j-000001 down by 8 % with its own work (data loading), confidence 0.82",
+        ),
+        (
+            verdict(Kind.SEQUENCE_IMBALANCE, Cause.SEQUENCE_LENGTH, rank=2, node="node-1", level="node", ranks=(2, 3)),
+            "ranks 2-3 of j-000001 on node-1 have more work than the other ranks (unequal sequence lengths): "
+            "they slow the job down by 8 %, confidence 0.82",
         ),
     ],
 )
-def test_sentences(one: Verdict, said: str) -> None:
+def test_sentence_names_accused_kind_cause_cost_and_confidence(one: Verdict, said: str) -> None:
     assert sentence(one) == said
 
 
@@ -164,10 +173,10 @@ def test_sentences(one: Verdict, said: str) -> None:
             verdict(Kind.STRAGGLER, Cause.SUSPENDED, rank=2, node="node-1"),
             "rank 2 on node-1: straggler (suspended), 82 % sure",
         ),
-        (verdict(Kind.HEALTH, Cause.LOST, gang="", node="node-1"), "node-1: bad health (not reporting), 82 % sure"),
+        (verdict(Kind.HEALTH, Cause.LOST, gang="", node="node-1"), "node-1: unhealthy (not reporting), 82 % sure"),
     ],
 )
-def test_in_a_line_of_its_job(one: Verdict, said: str) -> None:
+def test_short_form_omits_the_job(one: Verdict, said: str) -> None:
     assert short(one) == said
 
 
@@ -175,7 +184,7 @@ def test_in_a_line_of_its_job(one: Verdict, said: str) -> None:
     ("numbers", "said"),
     [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2,5"), ([7, 3, 4, 9, 8], "3-4,7-9"), ([1, 3, 5], "1,3,5")],
 )
-def test_ranks_in_a_row_are_told_as_a_span(numbers: list[int], said: str) -> None:
+def test_consecutive_ranks_become_a_range(numbers: list[int], said: str) -> None:
     assert spans_of(numbers) == said
 
 
@@ -190,7 +199,7 @@ def test_ranks_in_a_row_are_told_as_a_span(numbers: list[int], said: str) -> Non
         (-1, (), "node", "j-000001 on node-1"),
     ],
 )
-def test_the_accused_are_named_and_those_on_other_nodes_counted(
+def test_accused_lists_ranks_of_one_node_and_counts_the_others(
     rank: int, ranks: tuple[int, ...], level: str, said: str
 ) -> None:
     assert accused(verdict(Kind.STRAGGLER, Cause.GPU, rank=rank, node="node-1", ranks=ranks, level=level)) == said
@@ -203,11 +212,11 @@ def test_the_accused_are_named_and_those_on_other_nodes_counted(
         (50.0, "is stopped", "hangs: no step for 50 s, is stopped"),
     ],
 )  # fmt: skip
-def test_a_hang_says_for_how_long_and_what_the_process_does(silent: float, does: str, said: str) -> None:
+def test_hang_states_the_time_without_a_step_and_the_process_state(silent: float, does: str, said: str) -> None:
     items = (Evidence("process_state", 3.0, 0.0, "state", does),) if does else ()
     one = verdict(Kind.HANG, Cause.NEVER_ARRIVED, rank=3, node="node-0")
     words = sentence(replace(one, step_seconds_now=silent, evidence=items)).replace(
-        " (not in the collective that its peers wait in)", ""
+        " (did not enter the collective that blocks its peers)", ""
     )
     assert words == f"rank 3 of j-000001 on node-0 {said}, confidence 0.82"
 
@@ -219,19 +228,19 @@ def test_a_hang_says_for_how_long_and_what_the_process_does(silent: float, does:
         (1.005, " by 0 %"),
         (1.524, " by 52 %"),
         (1.99, " by 99 %"),
-        (2.0, " 2 times"),
-        (3.41, " 3.4 times"),
+        (2.0, " by a factor of 2"),
+        (3.41, " by a factor of 3.4"),
     ],
 )
-def test_what_it_costs_is_told_from_half_a_per_cent_on(slowdown: float, said: str) -> None:
+def test_sentence_states_slowdowns_of_half_a_percent_or_more(slowdown: float, said: str) -> None:
     words = sentence(verdict(slowdown=slowdown))
     assert words == f"j-000001 slows itself down{said} (periodic checkpoints), confidence 0.82"
 
 
-def test_the_disturbing_job_is_named_with_the_cause() -> None:
+def test_cause_names_the_disturbing_job() -> None:
     assert cause_of(verdict(Kind.INTERFERENCE, Cause.CONGESTION)) == "network congestion"
     named = verdict(Kind.INTERFERENCE, Cause.CONGESTION, aggressor="j-000007")
-    assert cause_of(named) == "network congestion, disturbed by j-000007"
+    assert cause_of(named) == "network congestion, caused by j-000007"
 
 
 def test_every_kind_and_cause_has_words() -> None:

@@ -88,7 +88,7 @@ def test_a_stopped_process_is_the_culprit_and_the_text_says_so() -> None:
     assert (verdict.rank, verdict.node) == (3, "j-n1")
     assert 99 <= second <= 103
     assert verdict.confidence >= CONFIDENCE
-    assert "hangs (not in the collective that its peers wait in): no step for 4" in sentence(verdict)
+    assert "hangs (did not enter the collective that blocks its peers): no step for 4" in sentence(verdict)
     assert "rank 3's process is stopped (SIGSTOP)" in sentence(verdict)
 
 
