@@ -1,7 +1,8 @@
 """Fabric: the leaf switch of each node, or of each rail of a node.
 
 Jobs below one leaf switch share its uplinks into the fabric. In a rail-optimised fabric each rail of a node connects to
-its own leaf; otherwise all NICs of a node connect to one leaf. Frames do not contain this; a file does (fabric_file.py).
+its own leaf; otherwise all NICs of a node connect to one leaf. Frames do not contain this; a file does
+(fabric_file.py).
 """
 
 from __future__ import annotations

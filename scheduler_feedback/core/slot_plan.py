@@ -1,8 +1,8 @@
-"""Plan: free slots as a transaction, so that a gang takes all its slots or none.
+"""Plan: free slots with transactions, so that a gang takes all its slots or none.
 
-A node's free slots are the bits of one integer. Nodes that are alike (tier and GPU type) form a pool; a pool keeps, for
-each number of free slots, the set of its nodes that have just so many, again as the bits of one integer, and for every
-domain of the topology how many slots are free in it. So no question walks over the cluster.
+A node's free slots are the bits of one integer. Nodes with the same tier and GPU type form a pool. For each number of
+free slots, a pool has the set of its nodes with exactly that many, also as the bits of one integer. For every domain of
+the topology, it has the number of free slots. No query therefore iterates over the whole cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scheduler_feedback.core.job import Slot
 
 
 class Tier(IntEnum):
-    """What a usable node is good for; nodes in any other state are in no tier and take nothing."""
+    """Use of a usable node. Nodes in any other state have no tier and take no jobs."""
 
     HEALTHY = 0
     PROBATION = 1
@@ -30,14 +30,17 @@ _TIERS = {NodeState.HEALTHY: Tier.HEALTHY, NodeState.PROBATION: Tier.PROBATION, 
 
 
 def tier_of(node: Node) -> Tier | None:
-    """The node's tier; None where it takes nothing: absent, in quarantine, in maintenance."""
+    """Return the node's tier; None if it takes no jobs: absent, in quarantine or in maintenance."""
     if node.spare and node.present and node.state is NodeState.HEALTHY:
         return Tier.SPARE
     return _TIERS.get(node.state) if node.present else None
 
 
 def _by_node(slots: Iterable[Slot]) -> dict[str, int]:
-    """The bits of the slots, by node. A gang's slots mostly lie node by node, so a node is looked up once a run."""
+    """Return the bits of the slots by node.
+
+    Slots of one node are mostly consecutive, so each node is looked up once.
+    """
     found: dict[str, int] = {}
     last, bits = "", 0
     for slot in slots:
@@ -52,17 +55,19 @@ def _by_node(slots: Iterable[Slot]) -> dict[str, int]:
 
 
 class Plan:
-    """The free slots of a cluster, changed under a transaction.
+    """Free slots of a cluster, changed in transactions.
 
     >>> mark = plan.checkpoint()
     >>> plan.take("n1", 2)
     >>> plan.rollback(mark)      # or plan.commit()
 
-    A pool's number is TIERS x the type's number + the tier. free_in[pool][domain]: free slots. with_free[pool][n]: the
-    nodes of the pool that have n slots free. count: free slots of each node, by number. slots_in[pool]: slots of its
-    nodes, free or not. slowdown: of the suspect nodes that are held to be slow, by number.
-    crossing: how many gangs cross the uplinks of a domain, each of which costs uplink_slowdown. congested: what the
-    uplinks of a domain are known to cost beside.
+    A pool's number is TIERS x the GPU type's number + the tier.
+
+    free_in[pool][domain]: free slots. with_free[pool][n]: nodes of the pool with n free slots.
+    slots_in[pool]: all slots of its nodes, free or not. count: free slots of each node, by number.
+    slowdown: slowdown of the suspect nodes that are expected to be slow, by number.
+    crossing: number of gangs that cross the uplinks of a domain; each of them costs uplink_slowdown.
+    congested: additional known slowdown at the uplinks of a domain.
     """
 
     __slots__ = (
@@ -131,7 +136,10 @@ class Plan:
             inside[domain] += free
 
     def change(self, node: Node) -> None:
-        """The node's state has changed. Outside of any transaction; its size and place are as they were."""
+        """Update the node's tier after a change of its state.
+
+        Must not be called in a transaction. The node's size and place must be unchanged.
+        """
         number = self.topology.number[node.name]
         before, after = self.pool[number], self._pool_of(node)
         if before == after:
@@ -150,7 +158,7 @@ class Plan:
             self._enter(number, after)
 
     def copy(self) -> Plan:
-        """The same free slots, with no transaction open."""
+        """Return a copy with the same free slots and no open transaction."""
         other = object.__new__(Plan)
         other.topology, other._journal = self.topology, []
         other._mask, other.count, other.pool = self._mask[:], self.count[:], self.pool[:]
@@ -161,31 +169,31 @@ class Plan:
         other.uplink_slowdown = self.uplink_slowdown
         return other
 
-    # --- the transaction ---------------------------------------------------------------------------------------------
+    # --- transactions ------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> int:
-        """A mark to roll back to. Marks nest."""
+        """Return a mark to roll back to. Marks nest."""
         return len(self._journal)
 
     def rollback(self, mark: int) -> None:
-        """Undo all that was taken and given since the mark."""
+        """Undo every change since the mark."""
         journal = self._journal
         while len(journal) > mark:
             self._put(*journal.pop())
 
     def commit(self) -> None:
-        """What was taken stays taken; no earlier mark can be rolled back to."""
+        """Make all changes permanent. Earlier marks become invalid."""
         self._journal.clear()
 
     def take(self, name: str, count: int) -> tuple[Slot, ...]:
-        """Take slots of the node: of the NVLink island that they fit tightest, else the lowest that are free.
+        """Take slots of the node: those of the fullest NVLink island that fits, else the lowest free ones.
 
-        Raises ValueError where fewer are free.
+        Raises ValueError if fewer are free.
         """
         return self.take_from(self.topology.number[name], count)
 
     def take_from(self, number: int, count: int) -> tuple[Slot, ...]:
-        """``take``, by the node's number."""
+        """Take slots as ``take`` does, by the node's number."""
         mask = self._mask[number]
         free = self.count[number]
         if free < count:
@@ -208,7 +216,7 @@ class Plan:
         return tuple(taken)
 
     def island(self, number: int, count: int) -> int:
-        """Free slots of the node's NVLink island that has the fewest of them, but at least `count`; 0: none has."""
+        """Return the free slots of the node's fullest NVLink island with at least `count` free slots; 0 if none has."""
         mask, size = self._mask[number], self.topology.islands[number] or self.topology.sizes[number]
         found = 0
         for first in range(0, self.topology.sizes[number], size):
@@ -218,7 +226,7 @@ class Plan:
         return found
 
     def hold(self, slots: Iterable[Slot]) -> None:
-        """Take these slots, as far as they are free."""
+        """Take those of these slots that are free."""
         numbers, masks = self.topology.number, self._mask
         for name, bits in _by_node(slots).items():
             if (number := numbers.get(name)) is not None and (before := masks[number]) & bits:
@@ -226,7 +234,7 @@ class Plan:
                 self._put(number, before & ~bits)
 
     def give(self, slots: Iterable[Slot]) -> None:
-        """Make these slots free; what the cluster does not have, or what is free already, is passed over."""
+        """Make these slots free. Unknown slots and slots that are already free are ignored."""
         numbers, masks, sizes = self.topology.number, self._mask, self.topology.sizes
         for name, bits in _by_node(slots).items():
             if (number := numbers.get(name)) is not None and (bits := bits & (1 << sizes[number]) - 1):
@@ -249,43 +257,44 @@ class Plan:
         for domain in self.topology.above[number]:
             inside[domain] += after
 
-    # --- what is free ------------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     def is_free(self, slot: Slot) -> bool:
+        """Return whether the slot exists and is free."""
         number = self.topology.number.get(slot.node)
         return number is not None and bool(self._mask[number] >> slot.slot & 1)
 
     def free_of(self, slots: Iterable[Slot]) -> int:
-        """How many of these slots are free."""
+        """Return how many of these slots are free."""
         numbers, masks = self.topology.number, self._mask
         return sum([masks[numbers[slot.node]] >> slot.slot & 1 for slot in slots if slot.node in numbers])
 
     def free_on(self, name: str) -> int:
-        """Free slots of one node, whatever its state; 0 for a node that is not there."""
+        """Return the free slots of one node in any state; 0 if the node is unknown."""
         number = self.topology.number.get(name)
         return 0 if number is None else self.count[number]
 
     def usable(self, name: str) -> bool:
-        """Whether the node is in any tier."""
+        """Return whether the node is in any tier."""
         number = self.topology.number.get(name)
         return number is not None and self.pool[number] != NOWHERE
 
     def pools(self, tier: Tier, types: Collection[str] = ()) -> list[int]:
-        """The pools of a tier, of these GPU types (empty: of all)."""
+        """Return the pools of a tier for these GPU types (empty: all)."""
         names = self.topology.type_names
         return [n * TIERS + tier for n, name in enumerate(names) if not types or name in types]
 
     def uplink_cost(self, domain: int) -> float:
-        """Expected slowdown, above 1, of a gang that crosses the uplinks of the domain."""
+        """Return the expected slowdown, minus 1, of a gang that crosses the uplinks of the domain."""
         return self.congested.get(domain, 0.0) + self.uplink_slowdown * self.crossing.get(domain, 0)
 
     def has_spares(self) -> bool:
-        """Whether any node is kept as a spare."""
+        """Return whether any node is kept as a spare."""
         return any(self.slots_in[Tier.SPARE :: TIERS])
 
     def free(self, tier: Tier, excluded: Collection[str] = ()) -> int:
-        """Free slots of a tier, without those of the excluded nodes."""
-        if not excluded and len(self.free_in) == TIERS:  # one type of GPU, as mostly
+        """Return the free slots of a tier without those of the excluded nodes."""
+        if not excluded and len(self.free_in) == TIERS:  # the common case: one GPU type
             return self.free_in[tier][0]
         all_of_it = sum([inside[0] for inside in self.free_in[tier::TIERS]])
         if not excluded:
@@ -299,10 +308,10 @@ class Plan:
         return all_of_it - without
 
     def tightest(self, pool: int, count: int, barred: int = 0, within: int = 0) -> int:
-        """Number of the pool's node that has the fewest free slots, but at least `count`; NOWHERE: there is none.
+        """Return the number of the pool's node with the fewest free slots, but at least `count`; NOWHERE if none has.
 
-        Of several, one in the domain that is fullest, so that large holes stay large; then the lowest number. barred:
-        nodes that are not to be used. within: the domain to look in.
+        Among equal nodes, the fullest domain wins, so that large free areas stay large; then the lowest number.
+        barred: nodes that must not be used. within: domain to search.
         """
         domains = self.topology.domains
         allowed = domains[within].nodes & ~barred
@@ -316,7 +325,7 @@ class Plan:
                 for child in domain.children:
                     if domains[child].nodes & nodes and (fullest == NOWHERE or free[child] < free[fullest]):
                         fullest = child
-                if fullest == NOWHERE:  # nodes whose place below this domain is not known
+                if fullest == NOWHERE:  # the place of these nodes below this domain is unknown
                     break
                 domain = domains[fullest]
                 nodes &= domain.nodes
@@ -324,7 +333,10 @@ class Plan:
         return NOWHERE
 
     def tight_holes(self, count: int) -> list[Slot]:
-        """So many free slots, of the fullest nodes first; they are not taken. Nodes in doubt come last."""
+        """Return this many free slots, of the fullest nodes first, without taking them.
+
+        Suspect and spare nodes come last.
+        """
         found: list[Slot] = []
         for pool in sorted(range(len(self.with_free)), key=lambda pool: pool % TIERS):
             for free, nodes in enumerate(self.with_free[pool]):
@@ -336,7 +348,10 @@ class Plan:
         return found[:count]
 
     def emptiest(self, pool: int, barred: int = 0, within: int = 0) -> int:
-        """Number of the pool's node that has the most free slots, at least one; the lowest of several; or NOWHERE."""
+        """Return the number of the pool's node with the most free slots; NOWHERE if no slot is free.
+
+        Among equal nodes, the lowest number wins.
+        """
         allowed = self.topology.domains[within].nodes & ~barred
         sets = self.with_free[pool]
         for free in range(len(sets) - 1, 0, -1):

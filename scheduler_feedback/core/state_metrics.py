@@ -1,4 +1,4 @@
-"""Measures: the state as metrics. Names and labels are the catalogue's."""
+"""Metrics of the state. Names and labels are defined in the catalogue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduler_feedback.core.verdict import Verdict
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
 
-# Counters in State.counts: first word of the key -> metric, and the labels that its other words are.
+# Counters in State.counts: first word of the key -> metric and the labels of the other words.
 _COUNTED = {
     "verdicts": ("gangwatch_verdicts_total", ("kind", "cause")),
     "abstentions": ("gangwatch_abstentions_total", ("detector",)),
@@ -22,7 +22,7 @@ _COUNTED = {
 
 
 def measure(state: State) -> Iterator[Sample]:
-    """(metric, labels sorted by name, value) of all that the state can tell; O(nodes + jobs)."""
+    """Yield (metric, labels sorted by name, value) for the whole state, in O(nodes + jobs)."""
     yield "gangwatch_frozen", (), float(state.frozen)
     yield from _nodes(state)
     yield from _gangs(state)
@@ -43,7 +43,7 @@ def measure(state: State) -> Iterator[Sample]:
     for key, count in sorted(state.counts.items()):
         word, *values = key.split("/")
         if word not in _COUNTED:
-            continue  # counted by a newer release that ran here before
+            continue  # a newer release that ran before has counted it
         metric, names = _COUNTED[word]
         yield metric, tuple(sorted(zip(names, values, strict=True))), float(count)
 
@@ -116,7 +116,7 @@ def _accused(state: State, verdict: Verdict) -> Iterator[Sample]:
 
 
 def _lost_slots(state: State, verdict: Verdict) -> float:
-    """What the gang loses of its slots' work: nothing where it holds none, all where it does not go on at all."""
+    """Return how many of the gang's slots the slowdown wastes: 0 if it is not running, all if it makes no progress."""
     job = state.jobs.get(verdict.gang)
     if job is None or job.state is not JobState.RUNNING or not verdict.slowdown > 1.0:
         return 0.0
@@ -124,7 +124,7 @@ def _lost_slots(state: State, verdict: Verdict) -> float:
 
 
 def _lost(state: State) -> Iterator[Sample]:
-    """Slots that do no work. A gang that several verdicts accuse loses what the worst of them says."""
+    """Yield the slots that do no work. For a gang with several verdicts, the worst one counts."""
     worst: dict[str, float] = {}
     for verdict in state.verdicts.values():
         worst[verdict.gang] = max(worst.get(verdict.gang, 0.0), _lost_slots(state, verdict))
@@ -134,7 +134,7 @@ def _lost(state: State) -> Iterator[Sample]:
 
 
 def _is_restarting(job: Job) -> bool:
-    """Whether it holds slots without steps: it starts or stops, or an attempt after the first has made none yet."""
+    """Return whether the job holds slots without making steps: starting, stopping, or before a restart's first step."""
     if not job.state.holds_slots:
         return False
     return job.state is not JobState.RUNNING or (job.attempt > 1 and job.first_step_ns is None)

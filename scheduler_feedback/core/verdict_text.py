@@ -35,7 +35,7 @@ CAUSES: dict[Cause, str] = {
     Cause.WHOLE_JOB: "all ranks equally slow",
     Cause.UNKNOWN: "unknown cause",
 }
-"""Wording of each cause, as it stands in parentheses after the claim."""
+"""Wording of each cause, shown in parentheses after the claim."""
 
 KINDS: dict[Kind, str] = {
     Kind.STRAGGLER: "straggler",

@@ -42,8 +42,8 @@ def test_a_gang_that_hangs_is_restarted_away_from_the_culprit() -> None:
     assert (stop.job_id, stop.why, stop.signal) == (job_id, StopReason.MIGRATE, "SIGTERM")
     (text,) = entries(world, "restart")
     assert text == (
-        "will restart: rank 3 of j-000001 on n1 hangs (did not enter the collective that blocks its peers): no step for "
-        "47 s, rank 3's process is stopped (SIGSTOP), confidence 0.99: a restart is expected to cost 10 s"
+        "will restart: rank 3 of j-000001 on n1 hangs (did not enter the collective that blocks its peers): no step "
+        "for 47 s, rank 3's process is stopped (SIGSTOP), confidence 0.99: a restart is expected to cost 10 s"
     )
     assert world.state.nodes["n1"].state is NodeState.QUARANTINE
     world.end(job_id, 75)

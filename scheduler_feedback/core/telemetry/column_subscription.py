@@ -1,7 +1,7 @@
-"""Subscription: which columns a controller asks of agents. What detectors look at (FEATURES), and no more.
+"""Subscription: the columns that a controller requests from agents, limited to what detectors use (FEATURES).
 
-A node of eight GPUs has 5,000 columns; of these the features take 1,300, most of them links and kinds of errors that a
-feature sums up anyway. Agents sum them before they send: 380 columns are left, and a frame fits in 4 kB.
+A node of eight GPUs has 5,000 columns, and the features use 1,300 of them. Most of these are links and types of errors
+that a feature adds up. Agents add them up before they send, so 380 columns are left and a frame fits in 4 kB.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from scheduler_feedback.core.telemetry.process_states import METRIC as PROCESS_S
 from scheduler_feedback.core.telemetry.telemetry import FEATURES
 
 RELATIONS = ("gangwatch_gpu_owner_info", "gangwatch_gpu_info", "gangwatch_topology_rail_info", PLACE)
-"""Whose a GPU is, at which PCI address it stands, which NIC stands beside it, and where a rank stands in its job: what
-counting.py goes by."""
+"""Owner and PCI address of each GPU, the NIC next to it, and the coordinates of each rank: input of
+counter_features.py."""
 
 OCCURRENCES = (ANSWERS, PORT_STATE, LINK_DOWNED)
-"""Whether a GPU answers and a port is up, and how often it went down: what occurrences.py tells where a record was
-lost. Carriers of interfaces are not asked for, nor recovery actions, of which there is a series for each GPU and
-action: a frame would no longer fit."""
+"""Whether a GPU responds, whether a port is up, and how often it went down. occurrences.py uses them when a record was
+lost. Carriers of interfaces and recovery actions (one series per GPU and action) are not requested, because a frame
+would no longer fit."""
 
 PRESSURE = "gangwatch_host_pressure_waiting_seconds_total"
-"""What the fleet keeps of every node: time in which tasks waited for processor, memory, disks."""
+"""Time that tasks of a node waited for processor, memory or disks."""
 
 _KEPT = {"gpu": ("gpu",), "nic": ("device",), "host": (), "rank": ("attempt", "gang", "rank")}
-"""Labels that single out whose a feature is, by ``Feature.of``."""
+"""Labels that identify the owner of a feature, by ``Feature.of``."""
 
 
 def _wanted() -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def _wanted() -> tuple[str, ...]:
 
 
 def _pattern(name: str, kept: set[str]) -> str:
-    """How the metric is asked for: a counter with labels that no feature tells apart is summed over these."""
+    """Return the requested pattern of the metric. A counter is summed over labels that no feature uses."""
     metric = BY_NAME[name]
     if metric.kind != "counter" or set(metric.labels) <= kept:
         return name
@@ -49,4 +49,4 @@ def _pattern(name: str, kept: set[str]) -> str:
 
 
 WANTED = _wanted()
-"""Of a frame's columns, those that the controller asks for: names, and sums by labels. Records always come."""
+"""Columns that the controller requests: names, and sums by labels. Agents always send records."""

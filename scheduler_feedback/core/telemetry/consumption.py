@@ -1,7 +1,7 @@
-"""Consumption: what ranks' processes used up, from cumulative counters of many nodes to the gangs that they are of.
+"""Consumption of ranks' processes: from the nodes' cumulative counters to their gangs.
 
-As in counting.py, frames are queued and folded together: nodes whose ranks' counters stand at the same places share one
-set of arrays.
+As in counter_features.py, frames are queued and folded together. Nodes whose layouts have the ranks' counters in the
+same places share one set of arrays.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from scheduler_feedback.core.telemetry.counter_features import Failed, fold_apar
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, Gang
 
 GAP_NS = 60_000_000_000
-"""Silence over which a 32-bit counter of a rank's processes is not trusted (none is that narrow today)."""
+"""Longest gap between samples across which a 32-bit counter is trusted (no such counter exists today)."""
 
 ROWS_AT_ONCE = 256
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The ranks of a gang attempt on one node whose counters stand in its layout. row: in the arrays of `places`."""
+    """Ranks of a gang attempt on one node whose counters are in its layout. row: in the arrays of `places`."""
 
     name: str
     attempt: int
@@ -40,10 +40,10 @@ _Queued = tuple[Group, Gang, npt.NDArray[np.intp], Frame, bool]
 
 
 class Places:
-    """Where the counters of m ranks stand in a frame, and what those of all such groups stood at.
+    """Positions of the counters of m ranks in a frame, and their last values in all groups with these positions.
 
-    index: [m, 5], -1 for none; widths: bits [m, 5]; tier: of all of them. key: what they are found by. failed: (node,
-    error) of frames that could not be folded are added to it.
+    index: [m, 5], -1 for none. widths: bits [m, 5]. tier: of all counters. key: key of these positions in Consumption.
+    failed: receives (node, error) of frames that could not be folded.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Places:
         self._before_ns = np.zeros(0, np.int64)
 
     def add(self, row_of: Group | None) -> int:
-        """A row for a group; one that had counters of the same ranks elsewhere goes on from there."""
+        """Add a row for a group. row_of: the group's last row elsewhere, whose values it continues from."""
         row = self._free.pop() if self._free else self._rows
         self._rows = max(self._rows, row + 1)
         if row >= len(self._known):
@@ -78,18 +78,18 @@ class Places:
         return row
 
     def drop(self, row: int) -> None:
-        """The row's group is no more: what of it is still queued is not folded."""
+        """Remove the row of a group, and its queued frames."""
         self.queue = [one for one in self.queue if one[0].row != row]
         self._known[row] = False
         self._free.append(row)
 
     @property
     def empty(self) -> bool:
-        """Whether no group has a row here."""
+        """Whether no group has a row."""
         return len(self._free) == self._rows
 
     def settle(self) -> None:
-        """Fold what is queued, in its order."""
+        """Fold the queued frames in order."""
         while self.queue:
             first = {one[0].row: one for one in reversed(self.queue)}
             if len(first) == len(self.queue):
@@ -122,22 +122,22 @@ class Places:
         advance = (now - before).astype(np.float64)
         plain = known & continues & (elapsed_ns > 0) & (elapsed_ns <= GAP_NS)
         plain &= ~(now < before).any(axis=(1, 2)) & (valid == before_valid).all(axis=(1, 2))
-        begins = np.zeros(shape[:2], np.bool_)
+        restarted = np.zeros(shape[:2], np.bool_)
         for odd in np.flatnonzero(~plain).tolist():
             if not known[odd]:
-                begins[odd], advance[odd] = True, 0.0
+                restarted[odd], advance[odd] = True, 0.0
                 continue
             counts, change = difference(
                 before[odd], before_valid[odd], now[odd], valid[odd], self.widths,
                 np.full(self.index.shape, elapsed_ns[odd], np.int64), same_source=bool(continues[odd]), gap_ns=GAP_NS,
             )  # fmt: skip
             unsure = ~exact(change) & (change != Change.ABSENT) | (before_valid[odd] != valid[odd])
-            begins[odd], advance[odd] = unsure.any(axis=1), counts.astype(np.float64)
+            restarted[odd], advance[odd] = unsure.any(axis=1), counts.astype(np.float64)
         self._known[rows], self._before_ns[rows] = True, at_ns
         self._before[rows], self._before_valid[rows] = now, valid
-        advance[begins] = 0.0
+        advance[restarted] = 0.0
         advance[~valid] = np.nan
-        _hand_over(batch, begins, advance, at_ns)
+        _hand_over(batch, restarted, advance, at_ns)
 
 
 def _node_of(queued: _Queued) -> str:
@@ -145,24 +145,27 @@ def _node_of(queued: _Queued) -> str:
 
 
 def _hand_over(
-    batch: Sequence[_Queued], begins: npt.NDArray[np.bool_], advance: FloatArray, at_ns: npt.NDArray[np.int64]
+    batch: Sequence[_Queued], restarted: npt.NDArray[np.bool_], advance: FloatArray, at_ns: npt.NDArray[np.int64]
 ) -> None:
-    """Give each gang what its ranks consumed, all of its nodes at once."""
+    """Add to each gang the consumption of its ranks on all nodes of the batch at once.
+
+    restarted: ranks whose counters cannot be compared with earlier samples.
+    """
     places: dict[int, list[int]] = {}
     for index, one in enumerate(batch):
         places.setdefault(id(one[1]), []).append(index)
-    ranks = begins.shape[1]
+    ranks = restarted.shape[1]
     for of_gang in places.values():
         gang = batch[of_gang[0]][1]
         columns = np.concatenate([batch[index][2] for index in of_gang])
-        begun = begins[of_gang].ravel()
+        begun = restarted[of_gang].ravel()
         if begun.any():
             gang.forget_consumed(columns[begun])
         gang.consume(columns, advance[of_gang].reshape(len(columns), -1), np.repeat(at_ns[of_gang], ranks))
 
 
 class Consumption:
-    """All groups of all nodes."""
+    """Groups of all nodes."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, Places] = {}
@@ -173,9 +176,11 @@ class Consumption:
         self, name: str, attempt: int, ranks: tuple[int, ...], index: npt.NDArray[np.intp],
         widths: npt.NDArray[np.uint8], tier: int, sizes: tuple[int, int], old: Group | None,
     ) -> Group:  # fmt: skip
-        """The group of these ranks on a node. sizes: how many tiers and counters its frames have; frames of unequal
-        lengths cannot be stacked, so only groups with equal sizes share `Places`. old: the same ranks' by the node's
-        layout before, which ends."""
+        """Return a new group of these ranks on a node.
+
+        sizes: number of tiers and counters in its frames. Frames of different lengths cannot be stacked, so only groups
+        with equal sizes share `Places`. old: the group of the same ranks in the node's last layout, which ends.
+        """
         key = index.tobytes() + widths.tobytes() + repr((index.shape, tier, sizes)).encode()
         places = self._places.get(key)
         if places is None:
@@ -183,20 +188,20 @@ class Consumption:
         return Group(name, attempt, ranks, places, places.add(old))
 
     def drop(self, groups: Sequence[Group]) -> None:
-        """Remove these groups, and the `Places` that have none left: jobs come and go, and each brings new ones."""
+        """Remove these groups, and every `Places` without a group, because each new job adds new ones."""
         for group in groups:
             group.places.drop(group.row)
             if group.places.empty:
                 del self._places[group.places.key]
 
     def take(self, group: Group, gang: Gang, frame: Frame, continues: bool) -> None:
-        """Queue what a frame says of the group, whose ranks are in `group.columns` of the gang."""
+        """Queue the group's part of a frame. `group.columns` are the columns of its ranks in the gang."""
         group.places.queue.append((group, gang, group.columns, frame, continues))
         self._queued[id(group.places)] = group.places
         if len(group.places.queue) >= ROWS_AT_ONCE:
             group.places.settle()
 
     def settle(self) -> None:
-        """Fold all that is queued."""
+        """Fold all queued frames."""
         while self._queued:
             self._queued.popitem()[1].settle()

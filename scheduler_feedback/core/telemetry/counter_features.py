@@ -1,11 +1,11 @@
-"""Counting: nodes' gauges and counters folded into features of the ranks that stand on them.
+"""Features of ranks, folded from the gauges and counters of their nodes.
 
-Which GPU is a rank's, and which NIC stands beside that GPU, is said by info series of the same frame. A rank whose GPU
-is not known has the features of its host and of its processes alone.
+Info series in the same frame give the GPU of each rank and the NIC next to that GPU. A rank with an unknown GPU only
+has the features of its host and of its processes.
 
-Most nodes of a cluster have the same columns at the same places. Frames are therefore queued as they come, and folded
-together once there are many, or somebody looks: a handful of array operations, where one frame after the other would
-take a dozen each, a second and a half of processor time for 10,000 nodes.
+Most nodes of a cluster have the same columns in the same places. Frames are therefore queued, and folded together when
+there are many or a caller reads the features. This takes a few array operations. Folding each frame alone takes a dozen
+operations per frame, or 1.5 seconds of processor time for 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES, IndexArray
 
 GAP_NS = 60_000_000_000
-"""As for step reports (fleet.py): silence over which a narrow counter is not trusted to have turned once."""
+"""Longest gap between samples across which a narrow counter is assumed to have wrapped at most once."""
 
 _PCIE = "pcie_link"
 _TRAFFIC = (FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"])
 
 _RULES: dict[str, list[tuple[int, str, tuple[tuple[str, tuple[str, ...]], ...]]]] = {}
-"""Metric -> for each feature that it is a part of: its row, whose it is, and the labels that count."""
+"""Metric -> (row, owner type, labels that count) of each feature that it is a part of."""
 
 for _row, _feature in enumerate(FEATURES):
     for _name in _feature.metrics if _feature.name != _PCIE else ():
@@ -41,10 +41,10 @@ for _row, _feature in enumerate(FEATURES):
 
 @dataclass(frozen=True, slots=True)
 class _Wired:
-    """Columns of a layout that make up features, parts of one target side by side.
+    """Columns of a layout that form features. The parts of one target (a feature of a member) are adjacent.
 
-    column, scale (to the catalogue's unit), tier, width (bits): [c], of each part. starts [t]: where the parts of each
-    target begin; target [t]: row * members + member.
+    column, scale (to the catalogue's unit), tier, width (bits): [c], of each part.
+    starts: [t], first part of each target. target: [t], row * members + member.
     """
 
     column: IndexArray
@@ -55,12 +55,12 @@ class _Wired:
     target: IndexArray
 
     def sums(self, parts: FloatArray) -> FloatArray:
-        """[k, t] of [k, c]. A sum of which a part is missing is unknown: NaN."""
+        """Add up the parts [k, c] of each target [k, t]. A sum with a missing part is NaN."""
         return parts if len(self.starts) == len(self.column) else np.add.reduceat(parts, self.starts, axis=1)
 
 
 COORDINATES = ("data", "stage", "tensor", "expert")
-"""Labels of gangwatch_rank_place_info, and fields of a job's shape: where a rank stands in its parallel layout."""
+"""Labels of gangwatch_rank_place_info and fields of a job's shape: a rank's coordinates in its parallel layout."""
 
 PLACE = "gangwatch_rank_place_info"
 
@@ -72,7 +72,7 @@ T = TypeVar("T", bound=np.generic)
 def rows_of(arrays: list[npt.NDArray[T]]) -> npt.NDArray[T]:
     """Stack k arrays [n] into one array [k, n], in a third of the time of np.array.
 
-    Raises ValueError where their lengths differ: np.concatenate alone would shift every row after the first odd one.
+    Raises ValueError if their lengths differ, because np.concatenate alone would shift every later row.
     """
     if len(lengths := set(map(len, arrays))) != 1:
         raise ValueError(f"rows of different lengths {sorted(lengths)}: frames of different layouts are in one batch")
@@ -80,7 +80,7 @@ def rows_of(arrays: list[npt.NDArray[T]]) -> npt.NDArray[T]:
 
 
 Failed = tuple[str, Exception]
-"""A node whose frame could not be folded, and what was raised."""
+"""A node whose frame could not be folded, and the exception."""
 
 Queued = TypeVar("Queued")
 
@@ -88,10 +88,10 @@ Queued = TypeVar("Queued")
 def fold_apart(
     fold: Callable[[list[Queued]], None], batch: list[Queued], node_of: Callable[[Queued], str], failed: list[Failed]
 ) -> None:
-    """Fold a batch; where that raises, one frame after the other, so that a bug costs only the nodes that show it.
+    """Fold a batch. If that raises, fold its frames one by one, so that a bug affects only the nodes that trigger it.
 
-    failed: (node, error) of each frame that could not be folded is added to it. A frame that was folded before the
-    batch raised has no newer time than its row then, and adds nothing the second time.
+    failed: receives (node, error) of each frame that could not be folded. A frame that was folded before the exception
+    is not newer than its row, so folding it again adds nothing.
     """
     try:
         fold(batch)
@@ -104,16 +104,16 @@ def fold_apart(
 
 
 class Kind:
-    """Nodes whose columns make up features in one and the same way: their frames are folded together, as arrays.
+    """Nodes whose columns form features in the same way. Their frames are folded together as arrays, one row per node.
 
-    members: ranks on each. links: [l, 5], a member and the gauges of its PCIe link. Of each of the r rows (a node
-    each): values: float32 [r, features, members] of its newest frame; fresh: bool [r], whether they were not yet read;
-    columns: [r, members], for whoever reads, where a member's values go; -1 for nowhere. failed: (node, error) of
-    frames that could not be folded are added to it.
+    members: ranks on each node. links: [l, 5], a member and the gauges of its PCIe link.
+    values: float32 [r, features, members] of each row's newest frame. fresh: bool [r], whether they are unread.
+    columns: [r, members], set by the reader: destination of each member's values; -1 for none.
+    failed: receives (node, error) of frames that could not be folded.
     """
 
     ROWS_AT_ONCE = 256
-    """So many rows of 250 columns stay in a processor's second cache while a dozen operations pass over them."""
+    """This many rows of 250 columns fit in a processor's second-level cache during a dozen operations."""
 
     def __init__(
         self, members: int, gauges: _Wired, counters: _Wired, links: IndexArray, tiers: int, failed: list[Failed]
@@ -141,7 +141,7 @@ class Kind:
         self._before_ns = np.zeros((0, tiers), np.int64)
 
     def add(self) -> int:
-        """A row for another node."""
+        """Add a row for a node."""
         if self._free:
             return self._free.pop()
         self._rows += 1
@@ -155,7 +155,7 @@ class Kind:
         return self._rows - 1
 
     def drop(self, row: int) -> None:
-        """The row's node is of another kind now."""
+        """Remove the row of a node that is of another kind now."""
         self.queue = [one for one in self.queue if one[0] != row]
         self._known[row] = self.fresh[row] = False
         self.columns[row] = -1
@@ -163,17 +163,17 @@ class Kind:
 
     @property
     def empty(self) -> bool:
-        """Whether no node has a row here."""
+        """Whether no node has a row."""
         return len(self._free) == self._rows
 
     def traffic_sampled_ns(self, rows: IndexArray) -> IntArray | None:
-        """When each of these rows' traffic was last sampled, by its node's monotonic clock; None where it has none."""
+        """Return when these rows' traffic was last sampled, on the nodes' monotonic clocks; None if they have none."""
         return self._before_ns[rows, self._traffic_tier] if self._traffic_tier >= 0 else None
 
     def settle(self) -> None:
-        """Fold what is queued, in its order."""
+        """Fold the queued frames in order."""
         while self.queue:
-            # Each node's first frame, then each one's second: mostly there is but one.
+            # First the first frame of each node, then the second ones. Most nodes have only one.
             first = {one[0]: one for one in reversed(self.queue)}
             if len(first) == len(self.queue):
                 batch, self.queue = self.queue, []
@@ -187,15 +187,15 @@ class Kind:
         rows = np.array([row for row, _, _ in batch], np.intp)
         frames = [frame for _, frame, _ in batch]
         values = np.full((len(batch), len(FEATURES) * self.members), np.nan, np.float32)
-        told = rows_of([frame.gauges for frame in frames])
+        gauges = rows_of([frame.gauges for frame in frames])
         if len(self._gauges.column):
             values[:, self._gauges.target] = self._gauges.sums(
-                told.take(self._gauges.column, axis=1) * self._gauges.scale
+                gauges.take(self._gauges.column, axis=1) * self._gauges.scale
             )
         if len(self._links):
             member, generation, lanes, most_generation, most_lanes = self._links.T
-            most = told[:, most_generation] * told[:, most_lanes]
-            now = told[:, generation] * told[:, lanes]
+            most = gauges[:, most_generation] * gauges[:, most_lanes]
+            now = gauges[:, generation] * gauges[:, lanes]
             values[:, FEATURE[_PCIE] * self.members + member] = np.divide(
                 now, most, out=np.full(now.shape, np.nan), where=most > 0
             )
@@ -205,9 +205,9 @@ class Kind:
         self.fresh[rows] = True
 
     def _rates(self, rows: IndexArray, frames: list[Frame], continues: npt.NDArray[np.bool_]) -> FloatArray:
-        """Advance a second of each target since the row's sample before; NaN where that is not known. [k, targets]"""
+        """Return [k, targets]: increase per second since the row's last sample; NaN if unknown."""
         wired = self._counters
-        # take, not an index: it lays rows one behind the other, an index columns, and mixing the two costs threefold
+        # `take` returns rows in memory order, indexing returns columns. Mixing the two takes three times as long.
         now = rows_of([frame.counters for frame in frames]).take(wired.column, axis=1)
         valid = rows_of([frame.counters_valid for frame in frames]).take(wired.column, axis=1)
         at_ns = rows_of([frame.tier_ns for frame in frames])
@@ -232,7 +232,7 @@ class Kind:
         advance *= wired.scale
         advance /= seconds
         np.copyto(advance, np.nan, where=~known)
-        # A tier that was not sampled anew keeps what it is compared with.
+        # Keep the last sample of tiers without a new one.
         if (tier_elapsed_ns[goes_on] == 0).any():
             keep = goes_on[:, None] & (elapsed_ns == 0)
             np.copyto(now, before, where=keep)
@@ -247,55 +247,59 @@ def _node_of(queued: _Queued) -> str:
 
 
 class Device(NamedTuple):
-    """What a rank stands on. gpu: its UUID; nic, switch: as ('node-3/mlx5_0', 'node-3/0000:16:00.0'). Empty, or rail
-    -1, where not known."""
+    """Devices of a rank."""
 
     gpu: str = ""
+    """UUID of its GPU; '' if unknown."""
     nic: str = ""
+    """NIC next to the GPU ('node-3/mlx5_0'); '' if unknown."""
     rail: int = -1
+    """Rail of the NIC; -1 if unknown."""
     switch: str = ""
+    """PCIe switch of the GPU ('node-3/0000:16:00.0'); '' if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """One node's ranks, by its newest layout.
-
-    members: whose they are, in order. devices: what each stands on.
-    coordinates: as COORDINATES, of those that say where they stand. kind, row: where their features are; None where the
-    node has no ranks.
-    """
+    """Ranks of one node, by its newest layout."""
 
     layout_id: str
+    """The layout."""
     members: tuple[Member, ...]
+    """Ranks in order."""
     devices: tuple[Device, ...]
+    """Devices of each rank."""
     coordinates: dict[Member, tuple[int, ...]]
+    """Values of COORDINATES of the ranks that report them."""
     kind: Kind | None
+    """Kind that contains the ranks' features; None if the node has no ranks."""
     row: int
+    """Row in that kind."""
 
 
 class Counting:
-    """The features of all nodes' ranks."""
+    """Features of the ranks of all nodes."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeCounts] = {}
-        self._anew: set[str] = set()
+        self._changed: set[str] = set()
         self._kinds: dict[bytes, Kind] = {}
         self.failed: list[Failed] = []
 
     @property
     def kinds(self) -> Iterable[Kind]:
-        """The nodes by kind, with all that was taken folded in."""
+        """Kinds of nodes, after folding all queued frames."""
         for kind in self._kinds.values():
             kind.settle()
         return self._kinds.values()
 
-    def read_anew(self) -> set[str]:
-        """Nodes of which a layout came since the last call: who stands on them, and in which row, may have changed."""
-        found, self._anew = self._anew, set()
+    def take_changed(self) -> set[str]:
+        """Return the nodes with a new layout since the last call. Their ranks and rows may have changed."""
+        found, self._changed = self._changed, set()
         return found
 
     def take(self, layout: AnyLayout, frame: Frame, continues: bool) -> None:
-        """Queue one frame that fits its layout. continues: whether it goes on where the node's newest one ended."""
+        """Queue one frame that fits its layout. continues: whether it continues the node's newest frame."""
         counts = self.nodes.get(frame.node)
         if counts is None or counts.layout_id != layout.layout_id:
             counts = self._read(layout.whole(), counts)
@@ -305,14 +309,14 @@ class Counting:
                 counts.kind.settle()
 
     def drop(self, node: str) -> None:
-        """Forget a node: its next frame is its first."""
+        """Delete a node's data. Its next frame counts as its first."""
         if (old := self.nodes.pop(node, None)) is not None:
             self._drop(old)
 
     def _drop(self, old: NodeCounts) -> None:
         if old.kind is not None:
             old.kind.drop(old.row)
-            if old.kind.empty:  # jobs come and go, and each brings new kinds
+            if old.kind.empty:  # each new job adds new kinds
                 self._kinds = {key: kind for key, kind in self._kinds.items() if kind is not old.kind}
 
     def _read(self, layout: Layout, old: NodeCounts | None) -> NodeCounts:
@@ -324,7 +328,7 @@ class Counting:
             kind = self._kind(layout, places, len(members))
             row = kind.add()
             kind.columns[row] = -1
-        self._anew.add(layout.node)
+        self._changed.add(layout.node)
         coordinates = dict(_coordinates(layout.gauges))
         counts = self.nodes[layout.node] = NodeCounts(layout.layout_id, members, devices, coordinates, kind, row)
         return counts
@@ -344,12 +348,12 @@ class Counting:
 
 
 _Places = dict[tuple[str, str], list[int]]
-"""(whose, its name) -> the members that it belongs to."""
+"""(type of owner, its name) -> members that it belongs to."""
 
 
 def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Places]:
-    """The ranks of a node, the devices of each, and what belongs to whom."""
-    owners, address_of, beside = _relations(layout.gauges)
+    """Return the ranks of a node, the devices of each, and the members that each owner belongs to."""
+    owners, address_of, devices_at = _relations(layout.gauges)
     found: dict[Member, str] = {}
     for column in layout.counters:
         if column.metric in ("gangwatch_rank_cpu_seconds_total", "gangwatch_rank_steps_total"):
@@ -358,7 +362,7 @@ def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Place
                 found.setdefault(member, "")
     for uuid, member in owners.items():
         found[member] = found.get(member) or uuid
-    here = {uuid: beside.get(address_of.get(uuid, ""), Device()) for uuid in owners}
+    here = {uuid: devices_at.get(address_of.get(uuid, ""), Device()) for uuid in owners}
     switches = {name: f"{layout.node}/{name}" for name in {one.switch for one in here.values()} if name}
     devices = tuple(
         Device(uuid, f"{layout.node}/{one.nic}" if one.nic else "", one.rail, switches.get(one.switch, ""))
@@ -377,37 +381,37 @@ def _who(layout: Layout) -> tuple[tuple[Member, ...], tuple[Device, ...], _Place
 def _relations(
     gauges: Iterable[Column],
 ) -> tuple[dict[str, Member], dict[str, str], dict[str, Device]]:
-    """GPU UUID -> its rank; GPU UUID -> PCI address; PCI address -> what stands beside it, by its name on the node."""
+    """Return GPU UUID -> rank, GPU UUID -> PCI address, and PCI address -> devices next to it, as named on the node."""
     owners: dict[str, Member] = {}
     address_of: dict[str, str] = {}
-    beside: dict[str, Device] = {}
+    devices_at: dict[str, Device] = {}
     for column in gauges:
         labels = dict(column.labels)
         if column.metric == "gangwatch_gpu_owner_info":
             member = _member(labels)
             if member is not None and labels.get("gpu"):
-                owners.setdefault(intern(labels["gpu"]), member)  # one string wherever the GPU is told of
+                owners.setdefault(intern(labels["gpu"]), member)  # one string object per GPU
         elif column.metric == "gangwatch_gpu_info":
             address_of[labels.get("gpu", "")] = labels.get("pci_address", "")
         elif column.metric == "gangwatch_topology_rail_info":
             rail = labels.get("rail", "")
-            beside[labels.get("pci_address", "")] = Device(
+            devices_at[labels.get("pci_address", "")] = Device(
                 nic=labels.get("nic", ""),
                 rail=int(rail) if rail.isdecimal() else -1,
                 switch=labels.get("switch", ""),
             )
-    return owners, address_of, beside
+    return owners, address_of, devices_at
 
 
 def _coordinates(gauges: Iterable[Column]) -> Iterator[tuple[Member, tuple[int, ...]]]:
-    """Where ranks say that they stand; -1 for what one does not say."""
+    """Yield the coordinates that ranks report; -1 for each missing one."""
     for column in gauges:
         if column.metric == PLACE:
             labels = dict(column.labels)
             member = _member(labels)
             if member is not None:
-                told = (labels.get(name, "") for name in COORDINATES)
-                yield member, tuple(int(index) if index.isdecimal() and len(index) < 9 else -1 for index in told)
+                reported = (labels.get(name, "") for name in COORDINATES)
+                yield member, tuple(int(index) if index.isdecimal() and len(index) < 9 else -1 for index in reported)
 
 
 def _member(labels: dict[str, str]) -> Member | None:
@@ -451,7 +455,7 @@ def _wire(columns: Iterable[Column], places: _Places, members: int) -> _Wired:
 
 
 def _pcie_columns(gauges: Iterable[Column], places: _Places) -> IndexArray:
-    """[l, 5]: a member, and the columns of its link: generation, lanes, and the most of both."""
+    """Return [l, 5]: a member and the columns of its link: generation, lanes, and the maxima of both."""
     metrics = FEATURES[FEATURE[_PCIE]].metrics
     parts: dict[int, dict[str, int]] = {}
     for index, column in enumerate(gauges):

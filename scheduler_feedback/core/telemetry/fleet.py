@@ -1,8 +1,7 @@
-"""Fleet: what all frames of all nodes say by now. Folds frames; decides nothing.
+"""Fleet: the current state of all nodes and gangs, folded from their frames. It makes no decisions.
 
-One frame is folded in once, in order: (boot_id, agent_id, seq) is its identity, a repeat or a straggling older one is
-dropped and counted, a hole in the sequence is counted. Memory is bounded: by gang (gangs.py), and by forgetting gangs
-that nothing was heard of.
+Each frame is folded once, in order. (boot_id, agent_id, seq) is its identity. Repeated and older frames are dropped and
+counted; gaps in the sequence are counted. Memory is bounded per gang (gang_attempts.py), and stale gangs are forgotten.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from scheduler_feedback.core.telemetry.placements import Placements, Refusal
 from scheduler_feedback.core.telemetry.process_states import NodeStates, states_of
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
-"""Name of the catalogue, labels, value: what the exposition takes."""
+"""Metric name, labels and value, as the exposition takes them."""
 
 
 class Fleet:
-    """Nodes and gangs as the frames received so far show them. Owned by one thread; not locked.
+    """Nodes and gangs as of the frames received so far. Owned by one thread; not locked.
 
-    aside: nodes whose frames are not folded because one of them showed a bug, and the (gang, attempt) that had ranks
-    there: what is known of these is not whole, and nobody is to judge them.
-    placements: which ranks each node may report; all else is refused and counted. None: every node may report anything,
-    which is for recordings and simulations, where the frames are one's own.
+    aside: nodes whose frames are not folded because one of them raised an exception, with the (gang, attempt) that had
+    ranks there. Data of these attempts is incomplete, so detectors must skip them.
+    placements: ranks that each node may report; other reports are refused and counted. None: every node may report
+    anything, for recordings and simulations with trusted frames.
     """
 
     def __init__(self, placements: Placements | None = None) -> None:
@@ -68,62 +67,62 @@ class Fleet:
 
     @property
     def guarded(self) -> bool:
-        """Whether each node may report its own ranks only."""
+        """Whether each node may only report its own ranks."""
         return self._membership is not None
 
     @property
     def records_refused(self) -> int:
-        """Records that no reporter could have made."""
+        """Number of invalid records, which no reporter could have made."""
         return self._attempts.refused
 
     @property
     def records_of_ended_attempts(self) -> int:
-        """Records of an attempt of which a newer one is known."""
+        """Number of records of attempts that a newer one has replaced."""
         return self._attempts.ended
 
     def first_steps(self) -> list[tuple[str, int, int, int]]:
-        """(gang, attempt, step, wall time of its end) of the first finished step of each attempt seen since the last
-        call."""
+        """Return the first finished step of each attempt since the last call: (gang, attempt, step, end wall time)."""
         return self._attempts.first_steps()
 
     @property
     def newest_received_ns(self) -> int:
-        """When the newest frame of any node came, on the receiver's clock; 0 before the first."""
+        """When the newest frame of any node was received, on the receiver's clock; 0 before the first."""
         return self._newest_received_ns
 
     def touched(self) -> set[str]:
-        """Nodes whose machine, clock or layout is another than it was at the last call."""
+        """Return the nodes whose machine, clock or layout has changed since the last call."""
         found, self._touched = self._touched, set()
         return found
 
     def gang_step_seconds(self, gang: str) -> float | None:
-        """Mean time of the gang's newest steps; None where it is not known or has made none."""
+        """Return the mean time of the gang's newest steps; None if the gang is unknown or has no steps."""
         known = self._attempts.gangs.get(gang)
         return None if known is None else known.step_seconds()
 
     def shares_machine(self, node: str) -> bool:
-        """Whether another node is on the same machine: load on one is load on the other.
+        """Return whether another node is on the same machine, so that load on one is load on the other.
 
-        It has the node's boot id, and its agent is reached at the same address: any agent may send any boot id.
+        Such a node has the same boot id and its agent the same address. The boot id is not enough, because an agent may
+        send any boot id.
         """
         view = self._nodes.get(node)
         if view is None:
             return False
-        others = self._machines.get(view.machine, set()) - {node}  # absent: of a node that has named no machine
+        others = self._machines.get(view.machine, set()) - {node}  # no entry: the node has sent no boot id
         return bool(others) and (
             self._membership is None or any(self._membership.same_host(node, other) for other in others)
         )
 
     def frames_of(self, gang: Gang) -> tuple[tuple[str, int], ...]:
-        """Newest frame of each of the gang's nodes: what a person looks up to check a verdict."""
+        """Return the newest frame of each of the gang's nodes, for the evidence of a verdict."""
         return tuple((node, self._nodes[node].seq) for node in sorted(set(gang.nodes)) if node in self._nodes)
 
     def process_states(self, gang: Gang) -> IntArray:
-        """int64 [n] by rising rank: the newest ProcessState of each, or UNKNOWN_STATE."""
+        """Return int64 [n] by increasing rank: the newest ProcessState of each, or UNKNOWN_STATE."""
         return states_of(gang, self._states)
 
     def measures(self) -> Iterator[Sample]:
-        """Samples of the catalogue that follow from the fleet."""
+        """Yield the fleet's metric samples."""
         for name, gang in self._attempts.gangs.items():
             seconds = gang.step_seconds()
             if seconds is not None:
@@ -142,18 +141,21 @@ class Fleet:
     # --- folding ------------------------------------------------------------------------------------------------------
 
     def set_clock(self, wall_ns: int, received_now_ns: int) -> None:
-        """The controller's own clocks at one instant: wall time, and the clock by which frames are received. Known, it
-        corrects nodes whose wall clocks are wrong (node_clock.py)."""
+        """Set the controller's wall time and receiver's clock, read at the same time.
+
+        They are used to correct nodes whose wall clocks are wrong (node_clock.py).
+        """
         self._here_ns = wall_ns - received_now_ns
 
     def observe(self, layout: AnyLayout, frame: Frame, received_ns: int, superseded: bool = False) -> bool:
-        """Fold in one frame; `received_ns` is the receiver's monotonic clock. True where it was new.
+        """Fold one frame. Returns True if it was new.
 
-        superseded: whether the same agent's next frame is here already. Its counters say all that this one's do, over
-        both seconds; only records are taken then.
+        received_ns: time of receipt on the receiver's monotonic clock.
+        superseded: whether the same agent's next frame has already arrived. Its counters cover both seconds, so only
+        the records of this frame are used.
 
-        Raises FrameError where the frame does not fit its layout or names another node; nothing is changed then.
-        Records that no reporter could have made are refused one by one and counted.
+        Raises FrameError, without any change, if the frame does not fit its layout or names another node. Invalid
+        records are refused one by one and counted.
         """
         check_fits(layout, frame)
         if frame.node != layout.node:
@@ -189,7 +191,7 @@ class Fleet:
         if self._membership is not None:
             here = self._membership.here(node.name)
             if node._here is not here:
-                node._here, node._records, node._opened = here, (), ()  # what was counted is looked at anew
+                node._here, node._records, node._opened = here, (), ()  # check its records again
             layout = self._membership.layout_of(layout, received_ns)
         if node._layout_id != layout.layout_id:
             layout = layout.whole()
@@ -202,28 +204,30 @@ class Fleet:
             self.counting.take(layout, frame, continues)
             for group in node._groups:
                 self._consume(node, group, frame, continues, received_ns)
-        told = self._attempts.take(node, frame, continues, received_ns)
-        if whole or told:
-            self.occurrences.observe(layout, frame, continues, told)
+        events = self._attempts.take(node, frame, continues, received_ns)
+        if whole or events:
+            self.occurrences.observe(layout, frame, continues, events)
         return True
 
     def newly_refused(self) -> list[tuple[str, str, Refusal]]:
-        """(node, gang, why) of the first record or series of each node and reason that was refused since the last
-        call: one line for the log, where the counts tell the rest."""
+        """Return the first refused record or series per node and reason since the last call: (node, gang, reason).
+
+        Each becomes one line of the log; metrics count the rest.
+        """
         if self._membership is None:
             return []
         found, self._membership.newly_refused = self._membership.newly_refused, []
         return found
 
     def failed(self) -> list[Failed]:
-        """(node, error) of the frames that could not be folded since the last call: each is a bug."""
+        """Return (node, error) of the frames that could not be folded since the last call. Each of them is a bug."""
         found = [*self._consumption.failed, *self.counting.failed]
         self._consumption.failed.clear()
         self.counting.failed.clear()
         return found
 
     def set_aside(self, name: str) -> None:
-        """Fold no frame of the node until it is readmitted, and forget what its frames have left."""
+        """Stop folding the node's frames until it is readmitted, and delete its data."""
         gangs = self._attempts.gangs.values()
         self.aside[name] = {(gang.name, gang.attempt) for gang in gangs if name in gang.nodes}
         self.counting.drop(name)
@@ -239,29 +243,35 @@ class Fleet:
             self._touched.add(name)
 
     def hear(self, name: str, received_ns: int) -> None:
-        """A frame of a node that is set aside has come: its agent is alive."""
+        """Record the receipt of a frame from a node that is set aside: its agent is alive."""
         if (node := self._nodes.get(name)) is not None:
             node.received_ns = received_ns
         self._newest_received_ns = max(self._newest_received_ns, received_ns)
 
     def readmit(self, name: str) -> None:
-        """Fold the node's frames again. Its gangs begin anew: of their steps a part is missing by now."""
+        """Fold the node's frames again. Its gangs start from scratch, because some of their steps are missing."""
         for gang, attempt in self.aside.pop(name, ()):
             if (known := self._attempts.gangs.get(gang)) is not None and known.attempt == attempt:
                 self.forget(gang)
 
     def forget(self, gang: str) -> None:
-        """The gang's attempt has ended: drop what is kept of it. Were another under way already, it begins anew."""
+        """Delete the data of a gang whose attempt has ended.
+
+        If another attempt already runs, it starts from scratch.
+        """
         self._attempts.forget(gang)
 
     def forget_silent(self, received_ns: int) -> list[str]:
-        """Drop gangs unheard of for ten minutes (one that is heard again begins anew); returns their names."""
+        """Delete gangs without reports for ten minutes; returns their names.
+
+        A later report starts them from scratch.
+        """
         return self._attempts.forget_silent(received_ns)
 
     def _move(self, node: NodeView, machine: str) -> None:
-        """The node is on another machine: whoever else stands on it, or stood beside it, may share less or more."""
-        for beside in (self._machines.get(node.machine, set()), self._machines.setdefault(machine, set())):
-            self._touched |= beside
+        """Move the node to another machine. The nodes on both machines may now share them with fewer or more nodes."""
+        for affected in (self._machines.get(node.machine, set()), self._machines.setdefault(machine, set())):
+            self._touched |= affected
         self._touched.add(node.name)
         left = self._machines.get(node.machine, set())
         left.discard(node.name)
@@ -280,7 +290,7 @@ class Fleet:
                 of_gang = places.setdefault((member.gang, member.attempt), {})
                 of_gang.setdefault(member.rank, {})[CONSUMED.index(column.metric)] = index
         if known:
-            self._consumption.settle()  # what is queued is of these
+            self._consumption.settle()  # queued frames belong to these groups
         groups = []
         for (name, attempt), of_ranks in places.items():
             ranks = tuple(sorted(of_ranks))
@@ -305,7 +315,7 @@ class Fleet:
         if gang is not group.gang:
             columns = [self._attempts.column(gang, rank, node.name) for rank in group.ranks]
             if -1 in columns:
-                return  # one of these ranks is another node's
+                return  # one of these ranks belongs to another node
             group.gang = gang
             group.columns = np.array(columns, np.intp)
         self._consumption.take(group, gang, frame, continues)

@@ -1,4 +1,4 @@
-"""What the fleet knows of one node, from its newest frame."""
+"""The fleet's view of one node, from its newest frame."""
 
 from __future__ import annotations
 
@@ -11,42 +11,53 @@ from scheduler_feedback.core.telemetry.gang_attempts import Gang, IntArray
 from scheduler_feedback.core.telemetry.node_clock import NodeClock
 
 MOST_WAITING = 512
-"""Records of one node that wait for the scheduler to learn of their gang: a minute of eight ranks' steps of a second.
-Beyond them the oldest are dropped."""
+"""Most records of one node that wait until the scheduler knows their gang: a minute of one-second steps of eight ranks.
+Beyond that, the oldest are dropped."""
 
 
 @dataclass(slots=True)
 class NodeView:
-    """What is known of a node from its newest frame.
-
-    machine: its boot_id: nodes with one machine share processors and clock. seq, wall_ns, monotonic_ns: of the newest
-    frame; received_ns: when it came, on the receiver's clock. clock: what its times are in the controller's.
-    frames_missed, records_missed: holes in the sequences. frames_refused: repeats and frames out of order.
-    """
+    """State of a node as of its newest frame."""
 
     name: str
+    """Name of the node."""
     machine: str = ""
+    """boot_id. Nodes with the same machine share processors and clock."""
     agent_id: str = ""
+    """Id of the agent process."""
     seq: int = 0
+    """Sequence number of the newest frame."""
     wall_ns: int = 0
+    """Wall time of the newest frame."""
     monotonic_ns: int = 0
+    """Monotonic time of the newest frame."""
     received_ns: int = 0
+    """When the newest frame was received, on the receiver's clock."""
     clock: NodeClock = field(default_factory=NodeClock)
+    """Conversion of the node's times to the controller's."""
     frames_missed: int = 0
+    """Missing sequence numbers of frames."""
     frames_refused: int = 0
+    """Repeated frames and frames out of order."""
     records_missed: int = 0
+    """Missing sequence numbers of records."""
     _record_seq: int | None = None
+    """Expected sequence number of the next record; None before the first frame."""
     _layout_id: str = ""
+    """Layout of the newest frame."""
     _groups: list[Group] = field(default_factory=list)
+    """Groups of ranks whose consumption the layout contains."""
     _records: tuple[Record, ...] = ()
+    """Records of the newest frame, if all of them are open records."""
     _opened: tuple[tuple[Gang, IntArray], ...] = ()
+    """Open steps and collectives of the newest frame, by gang."""
     _here: object = None
-    """The node's placement when its newest frame was folded: compared by identity."""
+    """Placement of the node when its newest frame was folded; compared by identity."""
     _waiting: deque[tuple[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
-    """Records of gangs that the scheduler may learn of, each with when it came."""
+    """Records of gangs that the scheduler does not know yet, each with its time of receipt."""
     _waiting_ns: int = 0
-    """When they are looked at again."""
+    """Time of the next check of the waiting records."""
 
     def wall_of(self, monotonic_ns: int) -> int:
-        """Wall time of an instant on this node's monotonic clock, by its newest frame."""
+        """Convert a time of this node's monotonic clock to wall time, by its newest frame."""
         return monotonic_ns + self.wall_ns - self.monotonic_ns - self.clock.skew_ns

@@ -1,6 +1,6 @@
-"""What ranks report, taken into the attempts of their gangs: finished steps, and what each is inside of.
+"""Processing of the ranks' records: finished steps, and open steps and collectives, added to the attempts of the gangs.
 
-Records that no reporter could have made are refused one by one and counted; memory is bounded by the number of gangs.
+Invalid records are refused one by one and counted. Memory is bounded by the number of gangs.
 """
 
 from __future__ import annotations
@@ -17,37 +17,36 @@ from scheduler_feedback.core.telemetry.membership import AGAIN_NS, MOST_OUTSIDE_
 from scheduler_feedback.core.telemetry.placements import Refusal
 
 FORGET_NS = 600_000_000_000
-"""A gang unheard of for ten minutes has ended without word: longer than any pause for a checkpoint that we know of."""
+"""A gang without reports for ten minutes has ended without notice. No known pause for a checkpoint takes as long."""
 
 MOST_GANGS = 1 << 16
-"""More gangs than 100,000 GPUs hold; what comes beyond is refused and counted, so that no sender fills memory."""
+"""Most gangs: more than 100,000 GPUs can run. Further gangs are refused and counted, so that no sender fills memory."""
 
 MOST_RANKS = 1 << 17
-"""Highest rank number taken for one."""
+"""Rank numbers must be below this."""
 
 LARGEST = 1 << 62
-"""No step number, attempt or time in nanoseconds reaches this (146 years); sums of two still fit 64 bits."""
+"""Step numbers, attempts and times in nanoseconds must be below this (146 years). The sum of two still fits 64 bits."""
 
 CLOCK_SLACK_NS = 1_000_000_000
-"""A record may end after its frame's own time by a reader's delay, not by more."""
+"""A record may end after its frame's time by at most this: the delay of the agent's reader."""
 
 OLDEST_RECORD_NS = 3_600_000_000_000
-"""A record from longer ago than an hour is none of this agent's ring."""
-
+"""Records older than an hour are refused. An agent's ring cannot contain them."""
 
 HELD_NS = 30_000_000_000
-"""A rank is its node's until that node has not reported it for so long: only then may another node report it."""
+"""Time without reports after which another node may report a rank."""
 
 WAITS_NS = 120_000_000_000
-"""Records of a gang that the scheduler does not know wait so long for it; as long as verdicts do."""
+"""Longest wait of records until the scheduler knows their gang; the same as for verdicts."""
 
 
 class Attempts:
-    """The newest attempt of each gang. refused: records that nobody could have made. ended: those of an attempt of
-    which a newer one is known.
+    """The newest attempt of each gang.
 
-    nodes: of the fleet, by name. membership: decides what each node may report; None: every node may report anything,
-    which is for recordings and simulations only.
+    refused: number of invalid records. ended: number of records of attempts that a newer one has replaced.
+    nodes: nodes of the fleet by name.
+    membership: decides what each node may report; None: every node may report anything, for recordings and simulations.
     """
 
     def __init__(self, nodes: Mapping[str, NodeView] | None = None, membership: Membership | None = None) -> None:
@@ -61,17 +60,16 @@ class Attempts:
         self._stepped: dict[str, int] = {}
 
     def first_steps(self) -> list[tuple[str, int, int, int]]:
-        """(gang, attempt, step, wall time of its end) of the first finished step of each attempt seen since the last
-        call."""
+        """Return the first finished step of each attempt since the last call: (gang, attempt, step, end wall time)."""
         found, self._first_steps = self._first_steps, []
         return found
 
     def of(self, name: str, attempt: int, received_ns: int) -> Gang | None:
-        """The gang's attempt, begun where it is the newest; None for one that is over, or one gang too many."""
+        """Return the gang's attempt, created if it is the newest; None if it has ended or there are too many gangs."""
         gang = self.gangs.get(name)
         if gang is None or gang.attempt < attempt:
             placed = self._membership is None or name not in self._membership.owners
-            # What nobody placed takes half of the room at most: there is always some for what the scheduler did.
+            # Gangs without a placement use at most half of the limit, so that placed gangs always fit.
             if gang is None and len(self.gangs) >= (MOST_GANGS if placed else MOST_GANGS // 2):
                 self.refused += 1
                 return None
@@ -86,17 +84,17 @@ class Attempts:
         return gang
 
     def forget_silent(self, received_ns: int) -> list[str]:
-        """Drop gangs unheard of for FORGET_NS (one that is heard again begins anew); returns their names."""
-        silent = [name for name, gang in self.gangs.items() if received_ns - gang.received_ns > FORGET_NS]
-        for name in silent:
+        """Delete gangs without reports for FORGET_NS; returns their names. A later report starts them from scratch."""
+        stale = [name for name, gang in self.gangs.items() if received_ns - gang.received_ns > FORGET_NS]
+        for name in stale:
             self.forget(name)
         if self._membership is not None:
             for name in self._membership.owners.keys() - self.gangs.keys():
                 self._membership.forget(name)
-        return silent
+        return stale
 
     def forget(self, name: str) -> None:
-        """Drop what is kept of the gang."""
+        """Delete the data of the gang."""
         gang = self.gangs.pop(name, None)
         if gang is not None:
             self._leave(gang)
@@ -104,7 +102,7 @@ class Attempts:
             self._membership.forget(name)
 
     def _leave(self, gang: Gang) -> None:
-        """The ranks of the gang count no longer."""
+        """Remove the gang's ranks from the count of ranks without a placement."""
         if not gang.placed and self._membership is not None:
             owner = self._membership.owners.get(gang.name, "")
             self._outside_ranks[owner] -= len(gang)
@@ -112,9 +110,9 @@ class Attempts:
                 del self._outside_ranks[owner]
 
     def column(self, gang: Gang, rank: int, node: str) -> int:
-        """The rank's column in the gang; -1 where the node may not report it, which is counted.
+        """Return the rank's column in the gang; -1, and count it, if the node may not report the rank.
 
-        A rank that another node reports is that node's.
+        A rank that another node reports belongs to that node.
         """
         if self._membership is not None:
             held = gang.holder(rank)
@@ -130,7 +128,7 @@ class Attempts:
         return gang.column(rank, node)
 
     def _reports(self, node: str, gang: Gang, rank: int, reported_ns: int) -> bool:
-        """Whether the node goes on to report the rank, by a record of late, or by what it reports all the time."""
+        """Return whether the node still reports the rank: by a recent record, a counter or an open record."""
         view = self._nodes.get(node)
         if view is None or gang.received_ns - view.received_ns > HELD_NS:
             return False
@@ -142,8 +140,10 @@ class Attempts:
         return any(one is gang and column in table[:, 1] for one, table in view._opened)
 
     def take(self, node: NodeView, frame: Frame, continues: bool, received_ns: int) -> Sequence[EventRecord]:
-        """Take in the frame's records; those among them that are events. continues: whether the frame goes on where the
-        node's newest one ended."""
+        """Process the frame's records; returns the events among them.
+
+        continues: whether the frame continues the node's newest one.
+        """
         if node._waiting and received_ns >= node._waiting_ns and (waited := self._waited(node, received_ns)):
             self._take(node, frame, waited, received_ns)
         records = frame.records
@@ -164,9 +164,9 @@ class Attempts:
         return self._take(node, frame, records, received_ns)
 
     def _take(self, node: NodeView, frame: Frame, records: Sequence[Record], received_ns: int) -> Sequence[EventRecord]:
-        told: list[EventRecord] = []
+        events: list[EventRecord] = []
         opened: list[tuple[Gang, list[int]]] = []
-        # A node's records are mostly of one gang: it is looked up where it is another than the one before.
+        # Most records of a node are of one gang, so the gang is looked up only when it changes.
         name, attempt = "", -1
         gang: Gang | None = None
         ranks: frozenset[int] | None = None
@@ -175,9 +175,9 @@ class Attempts:
         cells: list[int] = []
         count = 0
         now_ns, here = frame.monotonic_ns, node.name
-        for record in records:  # the innermost loop of ten thousand nodes' frames: calls are few here
+        for record in records:  # hot loop over the frames of ten thousand nodes: avoid calls
             if isinstance(record, EventRecord):
-                told.append(record)
+                events.append(record)
                 continue
             member = record.member
             another = member.gang != name or member.attempt != attempt
@@ -198,7 +198,7 @@ class Attempts:
                 if why is not None:
                     self._refuse(node, record, why, received_ns)
                 continue
-            if member.rank != rank:  # what one rank says stands together
+            if member.rank != rank:  # records of one rank are consecutive
                 rank = member.rank
                 if ranks is None or rank in ranks:
                     column = self.column(gang, rank, here)
@@ -221,12 +221,12 @@ class Attempts:
         for of_gang, table in tables:
             of_gang.opened_all(table, frame.monotonic_ns)
         node._records, node._opened = (frame.records, tables) if count == len(frame.records) else ((), ())
-        return told
+        return events
 
     def _gang(
         self, node: str, member: Member, received_ns: int
     ) -> tuple[Gang | None, frozenset[int] | None, Refusal | None]:
-        """The gang that records of this member count for; the ranks that the node may report, None for any; why not."""
+        """Return the gang of this member's records, the ranks that the node may report (None: any), or why none."""
         if self._membership is None:
             return self.of(member.gang, member.attempt, received_ns), None, None
         found = self._membership.counted(node, member.gang, member.attempt, received_ns)
@@ -235,15 +235,15 @@ class Attempts:
         return self.of(found.gang, found.attempt, received_ns), found.ranks, None
 
     def _refuse(self, node: NodeView, record: StepRecord | OpenRecord, why: Refusal, received_ns: int) -> None:
-        """Count a record that the node may not report. One whose gang may become known waits."""
+        """Count a record that the node may not report. If its gang may become known, the record waits."""
         assert self._membership is not None
         if why is not Refusal.NOT_KNOWN_YET:
             self._membership.refuse(node.name, record.member.gang, why)
-        elif isinstance(record, StepRecord):  # what a rank is inside of is sent again with every frame
+        elif isinstance(record, StepRecord):  # open records are sent again with every frame
             node._waiting.append((received_ns, record))
 
     def _waited(self, node: NodeView, received_ns: int) -> list[Record]:
-        """Records whose gang was not known when they came, to be looked at once more."""
+        """Return the waiting records whose gang is known now; refuse those that have waited too long."""
         assert self._membership is not None
         waited = list(node._waiting)
         node._waiting.clear()
@@ -270,7 +270,7 @@ class Attempts:
             del self._stepped[next(iter(self._stepped))]
 
     def _opened_again(self, node: NodeView, frame: Frame) -> bool:
-        """The node's ranks are inside of what they were inside of a frame ago; False where a gang is another by now."""
+        """Repeat the open records of the last frame, which have not changed; False if a gang was replaced meanwhile."""
         for gang, _ in node._opened:
             if self.gangs.get(gang.name) is not gang:
                 return False
@@ -281,12 +281,12 @@ class Attempts:
 
 
 def possible(member: Member) -> bool:
-    """Whether there can be such a rank."""
+    """Return whether the rank, attempt and gang name are within limits."""
     return 0 <= member.rank < MOST_RANKS and 0 <= member.attempt < LARGEST and 0 < len(member.gang) <= 256
 
 
 def _possible(record: StepRecord, now_ns: int) -> bool:
-    """Whether a reporter could have made it, whoever of. now_ns: its frame's monotonic time."""
+    """Return whether a reporter could have made this record. now_ns: monotonic time of its frame."""
     wait_ns, duration_ns = record.wait_ns, record.duration_ns
     return (
         duration_ns > 0

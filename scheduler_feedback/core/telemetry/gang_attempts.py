@@ -1,7 +1,7 @@
-"""One attempt of a gang as telemetry shows it: finished steps by number, what is open, and what each rank consumed.
+"""Telemetry of one attempt of a gang: finished steps by number, open steps and collectives, and consumption of ranks.
 
-Steps of all ranks are aligned by STEP NUMBER, never by time: a ring of rows, one row a step, one column a rank. In
-synchronous training only the aligned row tells who was waited for.
+Steps of all ranks are aligned by STEP NUMBER, never by time, in a ring with one row per step and one column per rank.
+In synchronous training, only the aligned row shows which rank the others waited for.
 """
 
 from __future__ import annotations
@@ -24,73 +24,73 @@ CONSUMED = (
     "gangwatch_rank_stopped_samples_total",
     "gangwatch_rank_samples_total",
 )
-"""What is kept of each rank's processes, in the order of the last axis; the first three in nanoseconds, then counts."""
+"""Counters of each rank's processes, in the order of the last axis: three times in nanoseconds, then counts."""
 
 CPU, RUNQUEUE, BLOCK_IO, STOPPED, SAMPLES = range(len(CONSUMED))
 
 FIRST_ROWS = 24
-"""Rows of a new ring: the 16 steps of which the mean is told, and half as many that are under way. It doubles while
-steps younger than RETAIN_NS would be overwritten."""
+"""Rows of a new ring: the 16 steps of the reported mean, and 8 for steps in progress. The ring doubles while it would
+overwrite steps younger than RETAIN_NS."""
 
 RETAIN_NS = 16_000_000_000
-"""A detector that ticks each second is served as long as it lags by less than this."""
+"""Least time for which steps are kept: the largest lag of a detector that runs every second."""
 
 MOST_CELLS = 1 << 20
-"""A ring of more cells (rows x ranks; 25 MB) never doubles again: history shortens, memory does not grow."""
+"""Most cells of a ring (rows x ranks; 25 MB). At the limit, the history gets shorter instead of the memory larger."""
 
 MOST_ROWS = 1 << 14
-"""16 s of steps of 1 ms, the shortest that a ring of 65,536 records survives being read once a second."""
+"""16 s of 1 ms steps, the shortest that a ring of 65,536 records can hold between reads once a second."""
 
 STALE_NS = 60_000_000_000
-"""A row untouched for so long yields to a lower step number: whoever wrote it is gone."""
+"""After this time without a change, a lower step number may replace a row, because its writer is gone."""
 
 TRAIL = 16
-"""Samples of the consumed counters kept a rank: with TRAIL_SPACING_NS at least eight seconds."""
+"""Samples of the consumed counters kept per rank: with TRAIL_SPACING_NS, at least eight seconds."""
 
 TRAIL_SPACING_NS = 500_000_000
-"""Samples closer than this replace the newest instead of pushing out the oldest."""
+"""A sample closer than this to the last one replaces it instead of the oldest."""
 
 MOST_OPENING = 4096
-"""What nodes told of open steps and collectives waits for a reader no longer than this many frames."""
+"""Most frames whose open steps and collectives are queued before they are processed."""
 
 CYCLE_SLACK = 0.99
-"""End-to-end time of a step may fall short of its reported duration by rounding, not by more."""
+"""Least ratio of a step's end-to-end time to its reported duration. Only rounding may make it shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps that every known rank has finished, in the order of their completion; k steps, n ranks by rising rank.
-
-    seconds: float64 [k, n], from the end of the rank's previous step to the end of this one: what lies between steps
-    (loading data, saving) is the rank's time too; the reported duration where the previous step is not known.
-    wait_seconds: float64 [k, n], NaN where unknown. end_ns: int64 [k, n], each on its own host's monotonic clock.
-    number, sequence: int64 [k]; sequence rises with completion and is never reused.
-    tokens, squares: float64 [k, n], what each rank was given, NaN where it did not say; None where no rank ever did.
-    """
+    """Steps that every known rank has finished, in order of completion: k steps, n ranks by increasing rank."""
 
     number: IntArray
+    """int64 [k]: step numbers."""
     sequence: IntArray
+    """int64 [k]: increases with completion and is never reused."""
     end_ns: IntArray
+    """int64 [k, n]: end of each step, on its host's monotonic clock."""
     seconds: FloatArray
+    """float64 [k, n]: time from the end of the rank's previous step to the end of this one, because time between steps
+    (loading data, saving) counts too. The reported duration if the previous step is unknown."""
     wait_seconds: FloatArray
+    """float64 [k, n]: time spent waiting; NaN if unknown."""
     tokens: FloatArray | None = None
+    """float64 [k, n]: tokens of each rank; NaN if it did not report them, None if no rank ever did."""
     squares: FloatArray | None = None
+    """float64 [k, n]: sum of squared sequence lengths, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """Cumulative counters of the ranks at asked times.
-
-    values: float64 [n, 5] in the order of CONSUMED, NaN where unknown; at_ns: int64 [n], the time they really stand
-    for: the asked one, or the nearest sample where it lies outside what is kept.
-    """
+    """Cumulative counters of n ranks at requested times."""
 
     values: FloatArray
+    """float64 [n, 5] in the order of CONSUMED; NaN if unknown."""
     at_ns: IntArray
+    """int64 [n]: time of each value: the requested time, or the nearest sample if that time is outside the kept
+    range."""
 
 
 class Gang:
-    """One attempt of a gang. Columns are in order of first sight inside; everything handed out is by rising rank."""
+    """One attempt of a gang. Internal columns are in order of first report; all results are by increasing rank."""
 
     def __init__(self, name: str, attempt: int) -> None:
         self.name = name
@@ -102,11 +102,11 @@ class Gang:
         self._ranks: tuple[int, ...] = ()
         self._order = np.zeros(0, np.intp)
         self._nodes: list[str] = []
-        self._heard: list[int] = []
+        self._reported_ns: list[int] = []
         self.placed = True
         self._sequence = 0
         self._opening: list[tuple[IntArray, int]] = []
-        self._mean: tuple[int, int, float | None] = (0, 0, None)  # of how many, up to which, what came out
+        self._mean: tuple[int, int, float | None] = (0, 0, None)  # number of steps, newest sequence, result
         self.changes = 0
         self._shape(FIRST_ROWS, 4)
 
@@ -118,7 +118,7 @@ class Gang:
         self._end = np.zeros((rows, columns), np.int64)
         self._duration = np.full((rows, columns), np.nan)
         self._wait = np.full((rows, columns), np.nan)
-        # Made once a rank reports it. To a part in ten million: what it explains is known to a part in a thousand.
+        # Created when a rank first reports it. float32 is precise enough: step times are only known to a thousandth.
         self._tokens: GivenArray | None = None
         self._squares: GivenArray | None = None
         self._newest = np.full(columns, -1, np.int64)
@@ -129,14 +129,14 @@ class Gang:
         self._trail = np.full((columns, TRAIL, len(CONSUMED)), np.nan)
         self._trail_head = np.full(columns, -1, np.int64)
 
-    # --- who ----------------------------------------------------------------------------------------------------------
+    # --- ranks --------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._column)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Known ranks, rising."""
+        """Known ranks in increasing order."""
         self._by_rank()
         return self._ranks
 
@@ -146,11 +146,11 @@ class Gang:
         return tuple(self._nodes[column] for column in self._by_rank())
 
     def node_of(self, rank: int) -> str:
-        """Node of a known rank. Raises KeyError for another."""
+        """Return the node of a rank. Raises KeyError if the rank is unknown."""
         return self._nodes[self._column[rank]]
 
     def is_on(self, rank: int, node: str) -> bool:
-        """Whether the rank is known, and this is its node."""
+        """Return whether the rank is known and this is its node."""
         column = self._column.get(rank)
         return column is not None and self._nodes[column] == node
 
@@ -161,7 +161,7 @@ class Gang:
         return self._order
 
     def column(self, rank: int, node: str) -> int:
-        """The rank's column, made at first sight; the node that told of it last is taken for its node."""
+        """Return the rank's column; create it at the first report. The last reporting node becomes the rank's node."""
         column = self._column.get(rank)
         if column is None:
             column = len(self._column)
@@ -170,18 +170,18 @@ class Gang:
             self._column[rank] = column
             self.changes += 1
             self._nodes.append(node)
-            self._heard.append(self.received_ns)
-            self._done[:] = 0  # no row is complete any more: it lacks the newcomer
+            self._reported_ns.append(self.received_ns)
+            self._done[:] = 0  # no row is complete without the new rank
         elif self._nodes[column] != node:
             self._nodes[column] = node
             self.changes += 1
-        self._heard[column] = self.received_ns
+        self._reported_ns[column] = self.received_ns
         return column
 
     def holder(self, rank: int) -> tuple[str, int] | None:
-        """The node that reports the rank, and when it last did; None for a rank that nobody has reported."""
+        """Return the node that reports the rank and the time of its last report; None if no node has reported it."""
         column = self._column.get(rank)
-        return None if column is None else (self._nodes[column], self._heard[column])
+        return None if column is None else (self._nodes[column], self._reported_ns[column])
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -189,13 +189,13 @@ class Gang:
         self, column: int, step: int, start_ns: int, duration_ns: int, wait_ns: int | None, received_ns: int,
         tokens: int | None = None, squares: int | None = None,
     ) -> None:  # fmt: skip
-        """Take in a finished step of the rank in `column`. Repeats are ignored; what comes too late is counted."""
+        """Add a finished step of the rank in `column`. Repeats are ignored; late reports are counted."""
         row = step % len(self._number)
         end_ns = start_ns + duration_ns
         number = int(self._number[row])
         if number != step:
             if number >= 0:
-                # The rank has done the higher step already, and earlier: it fell back to a checkpoint.
+                # The rank finished the higher step earlier: it has restarted from a checkpoint.
                 fell_back = self._is_filled(row, column) and int(self._end[row, column]) < end_ns
                 if step < number and not fell_back and received_ns - int(self._touched[row]) < STALE_NS:
                     self.late += 1
@@ -208,7 +208,7 @@ class Gang:
             self.repeated += 1
             if int(self._end[row, column]) == end_ns:
                 return
-            self._clear(row, step)  # the same step again, later: it is being repeated after a fall back
+            self._clear(row, step)  # the rank repeats the step after a restart from a checkpoint
         self._end[row, column] = end_ns
         self._newest[column] = step
         self._duration[row, column] = duration_ns * 1e-9
@@ -231,7 +231,7 @@ class Gang:
 
     def _is_filled(self, row: int, column: int) -> bool:
         duration = self._duration[row, column]
-        return bool(duration == duration)  # not NaN; a call of numpy's isnan costs five times as much
+        return bool(duration == duration)  # not NaN; numpy's isnan takes five times as long
 
     def _clear(self, row: int, step: int) -> None:
         self._number[row] = step
@@ -245,7 +245,7 @@ class Gang:
             self._squares[row] = np.nan
 
     def completed(self, after: int = 0) -> Steps | None:
-        """Steps completed by every known rank since the one of sequence `after`; None where there is none."""
+        """Return the steps that every known rank has completed since sequence `after`; None if there are none."""
         rows = np.flatnonzero(self._done > after)
         if not len(rows):
             return None
@@ -263,7 +263,7 @@ class Gang:
         return Steps(number, self._done[rows], end, seconds, self._wait[cells], tokens, squares)
 
     def newest_steps(self) -> IntArray:
-        """int64 [n] by rising rank: number of the step that the rank finished last, -1 for none."""
+        """Return int64 [n] by increasing rank: number of the last finished step; -1 for none."""
         return self._newest[self._by_rank()]
 
     @property
@@ -272,20 +272,20 @@ class Gang:
         return self._sequence
 
     def step_seconds(self, newest: int = 16) -> float | None:
-        """Mean time of the newest completed steps, over all ranks; None before the first."""
+        """Return the mean time of the newest completed steps over all ranks; None before the first."""
         if newest != self._mean[0] or self._sequence != self._mean[1]:
             steps = self.completed(max(0, self._sequence - newest))
             self._mean = newest, self._sequence, None if steps is None else float(steps.seconds.mean())
         return self._mean[2]
 
-    # --- what is open -------------------------------------------------------------------------------------------------
+    # --- open steps and collectives -----------------------------------------------------------------------------------
 
     def opened(self, column: int, what: str, number: int, since_ns: int, seen_ns: int) -> None:
-        """The rank was inside of a step or collective when its agent put a frame together (`seen_ns`, host clock)."""
+        """Record a rank's open step or collective as of a frame (`seen_ns`, host clock)."""
         self.opened_all(np.array([[what != "step", column, number, since_ns]], np.int64), seen_ns)
 
     def opened_all(self, table: IntArray, seen_ns: int) -> None:
-        """As ``opened``, for several: int64 [k, 4], 0 for a step or 1 for a collective, column, number, since."""
+        """Record k open steps or collectives: int64 [k, 4], 0 (step) or 1 (collective), column, number, start."""
         self._opening.append((table, seen_ns))
         if len(self._opening) > MOST_OPENING:
             self._settle_opened()
@@ -301,21 +301,21 @@ class Gang:
             target[table[chosen, 1]] = np.column_stack((table[chosen, 2:], seen_ns[chosen]))
 
     def open_steps(self) -> IntArray:
-        """int64 [n, 3] by rising rank: step begun and not ended, since, last seen so (host clock); -1 for never."""
+        """Return int64 [n, 3] by increasing rank: open step, start, last report (host clock); -1 for never."""
         self._settle_opened()
         return self._open_step[self._by_rank()]
 
     def open_collectives(self) -> IntArray:
-        """int64 [n, 3] by rising rank: collective entered and not left, since, last seen so; -1 for never."""
+        """Return int64 [n, 3] by increasing rank: open collective, start, last report (host clock); -1 for never."""
         self._settle_opened()
         return self._open_collective[self._by_rank()]
 
-    # --- what was consumed --------------------------------------------------------------------------------------------
+    # --- consumption --------------------------------------------------------------------------------------------------
 
     def consume(self, columns: npt.NDArray[np.intp], advance: FloatArray, at_ns: int | IntArray) -> None:
-        """Add what the ranks in `columns` consumed up to `at_ns` (host clock; one for all, or [m]).
+        """Add the consumption of the ranks in `columns` up to `at_ns` (host clock; one time for all, or [m]).
 
-        advance: [m, 5], NaN where unknown.
+        advance: [m, 5], NaN if unknown.
         """
         total = self._total[columns] + advance
         newest = self._trail_head[columns]
@@ -329,14 +329,14 @@ class Gang:
         self._trail_head[columns] = head
 
     def forget_consumed(self, columns: npt.NDArray[np.intp]) -> None:
-        """The counters began anew: nothing before can be compared with what follows."""
+        """Delete the samples of ranks whose counters were reset, because later samples cannot be compared with them."""
         self._total[columns] = 0.0
         self._trail_ns[columns] = -1
         self._trail[columns] = np.nan
         self._trail_head[columns] = -1
 
     def consumed(self, at_ns: IntArray) -> Consumed:
-        """Cumulative counters at `at_ns` [n] (each rank's host clock, by rising rank), linear between samples."""
+        """Return the cumulative counters at `at_ns` [n] (host clocks, by increasing rank), linear between samples."""
         columns = self._by_rank()
         times, values = self._trail_ns[columns], self._trail[columns]
         here = np.arange(len(columns))
@@ -347,12 +347,12 @@ class Gang:
         has_low, has_high = before[here, low] >= 0, after[here, high] < np.iinfo(np.int64).max
         low, high = np.where(has_low, low, high), np.where(has_high, high, low)
         low_ns, high_ns = times[here, low], times[here, high]
-        stands_for = np.clip(at_ns, low_ns, high_ns)
-        share = (stands_for - low_ns) / np.maximum(high_ns - low_ns, 1)
+        actual_ns = np.clip(at_ns, low_ns, high_ns)
+        share = (actual_ns - low_ns) / np.maximum(high_ns - low_ns, 1)
         between = values[here, low] + share[:, None] * (values[here, high] - values[here, low])
-        return Consumed(np.where((has_low | has_high)[:, None], between, np.nan), stands_for)
+        return Consumed(np.where((has_low | has_high)[:, None], between, np.nan), actual_ns)
 
-    # --- room ---------------------------------------------------------------------------------------------------------
+    # --- growth -------------------------------------------------------------------------------------------------------
 
     def _lengthen(self) -> bool:
         rows, columns = self._end.shape

@@ -1,7 +1,7 @@
-"""Applies the scheduler's placement to what nodes report: which gang and attempt a record or a series counts for.
+"""Checks of the nodes' reports against the scheduler's placement: the gang and attempt of each record and series.
 
-A record or series of a rank that its node may not report is refused and counted. A gang that nobody placed is kept per
-node: the first node that reports its name keeps the name, and another node's part of it is ``NAME@NODE``.
+A record or series of a rank that its node may not report is refused and counted. A gang without a placement is separate
+on each node: the first node that reports its name keeps the name, and another node's part of it is ``NAME@NODE``.
 """
 
 from __future__ import annotations
@@ -18,48 +18,57 @@ from scheduler_feedback.core.telemetry.device_locations import Parts
 from scheduler_feedback.core.telemetry.placements import Placed, Placements, Refusal
 
 AGAIN_NS = 1_000_000_000
-"""What a node reports beyond the state's placement is decided again after this: only a backend knows of it."""
+"""Interval at which reports beyond the state's placement are decided again, because only a backend can confirm them."""
 
 MOST_OUTSIDE_GANGS = 64
 MOST_OUTSIDE_RANKS = 256
-"""Gangs that nobody placed, and their ranks, on one node: more than processes that report there (the agent's quotas),
-and little memory even where every node sends as many."""
+"""Most gangs without a placement, and ranks of them, on one node. This exceeds the agent's quotas for reporting
+processes, and needs little memory even if every node reaches the limit."""
 
 MOST_NAME = 256
 """Longest name of a gang."""
 
 
 class Counted(NamedTuple):
-    """The gang and attempt that records count for, and which ranks the node may report; None: any."""
+    """Gang and attempt that records count for."""
 
     gang: str
     attempt: int
     ranks: frozenset[int] | None
+    """Ranks that the node may report; None: any."""
     placed: bool
+    """Whether the gang has a placement."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """What one node's layout says of ranks. members: as the agent names them; names: what each counts for, None where
-    it is refused. here: the node's placement when that was decided. parts: the GPUs that it lists; disputed: those of
-    them that another node has."""
+    """Ranks and GPUs in one node's layout."""
 
     layout_id: str = ""
+    """Layout as the agent sent it."""
     layout: AnyLayout | None = None
+    """Layout with the accepted names."""
     came_ns: int = 0
+    """When that layout was received."""
     here: Mapping[str, Placed] | None = None
+    """Placement of the node when the names were decided."""
     again_ns: int | None = None
+    """When the names must be decided again; None: only after a change of `here`."""
     members: tuple[Member, ...] = ()
+    """Ranks as the agent names them."""
     names: dict[Member, Member | None] = field(default_factory=dict)
+    """Accepted name of each rank; None if it is refused."""
     parts: frozenset[str] = frozenset()
+    """GPUs in the layout."""
     disputed: frozenset[str] = frozenset()
+    """GPUs in the layout that belong to another node."""
 
 
 class Membership:
-    """Decides for all nodes. Owned by the thread that folds frames.
+    """Decisions for all nodes. Owned by the thread that folds frames.
 
-    parts: which node each GPU is in. refused: records and series by node and reason. owners: gangs that nobody placed,
-    and whose each is.
+    parts: node of each GPU. refused: refused records and series by node and reason.
+    owners: node of each gang without a placement.
     """
 
     def __init__(self, placements: Placements, parts: Parts) -> None:
@@ -73,17 +82,17 @@ class Membership:
         self._reported: set[tuple[str, Refusal]] = set()
 
     def same_host(self, one: str, other: str) -> bool:
-        """Whether the agents of both nodes are reached at one address."""
+        """Return whether the agents of both nodes have the same address."""
         return self._placements.same_host(one, other)
 
     def here(self, node: str) -> Mapping[str, Placed]:
-        """Gangs placed on the node; the same object until that changes."""
+        """Return the gangs placed on the node; the same object until they change."""
         return self._placements.of(node)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
     def counted(self, node: str, gang: str, attempt: int, came_ns: int) -> Counted | Refusal:
-        """What records of this gang and attempt count for, where they come from this node. came_ns: when they came."""
+        """Return the gang and attempt that this node's records count for, or the refusal. came_ns: time of receipt."""
         if not gang or len(gang) > MOST_NAME:
             return Refusal.UNKNOWN
         claim = self._placements.claim(node, gang, came_ns)
@@ -99,14 +108,14 @@ class Membership:
         return Counted(gang, claim.attempt, claim.ranks, True)
 
     def refuse(self, node: str, gang: str, why: Refusal, count: int = 1) -> None:
-        """Count what was refused; the first of a node and reason is kept for the log."""
+        """Count refused records or series. The first per node and reason is kept for the log."""
         self.refused[node, why] += count
         if (node, why) not in self._reported:
             self._reported.add((node, why))
             self.newly_refused.append((node, gang, why))
 
     def _outside(self, node: str, gang: str) -> str | None:
-        """The name under which the node's part of a gang that nobody placed is kept; None: it has too many."""
+        """Return the name of the node's part of a gang without a placement; None if the node has too many."""
         name = gang
         while (owner := self.owners.get(name)) != node:
             if owner is None:
@@ -121,7 +130,7 @@ class Membership:
         return name
 
     def forget(self, gang: str) -> None:
-        """Nothing is kept of the gang any more."""
+        """Delete the gang's owner."""
         owner = self.owners.pop(gang, None)
         if owner is not None:
             self._owned[owner] -= 1
@@ -131,9 +140,9 @@ class Membership:
     # --- series -------------------------------------------------------------------------------------------------------
 
     def layout_of(self, layout: AnyLayout, received_ns: int) -> AnyLayout:
-        """The layout with the names that its ranks' series count for; those that are refused have no rank's labels.
+        """Return the layout with the accepted names of its ranks. Refused series have empty rank labels.
 
-        The same object until that changes.
+        Returns the same object until that changes.
         """
         node = self._nodes.get(layout.node)
         if node is None:
@@ -151,7 +160,7 @@ class Membership:
         names = self._names(layout.node, node.members, node.came_ns)
         disputed = self._parts.list(layout.node, node.parts, received_ns)
         node.here = here
-        # Only what the state places is told of by a change of `here`.
+        # `here` changes only with the state's placement. Everything else must be decided again after a while.
         elsewhere = bool(disputed) or any(member.gang not in here for member in node.members)
         node.again_ns = received_ns + AGAIN_NS if elsewhere else None
         if (node.layout_id, node.names, node.disputed) != (layout.layout_id, names, disputed):
@@ -163,7 +172,7 @@ class Membership:
         return node.layout
 
     def drop(self, node: str) -> None:
-        """Forget what the node's layout says."""
+        """Delete the node's layout."""
         self._nodes.pop(node, None)
 
     def _names(self, node: str, members: Iterable[Member], came_ns: int) -> dict[Member, Member | None]:
@@ -181,7 +190,7 @@ class Membership:
             elif found.ranks is not None and member.rank not in found.ranks:
                 why = Refusal.RANK
             elif found.placed and found.ranks is None and member.attempt != newest[member.gang]:
-                why = Refusal.ENDED  # a launcher has started the ranks again; the old ones' series linger
+                why = Refusal.ENDED  # a launcher has restarted the ranks, and series of the old ones remain
             else:
                 name = Member(found.gang, found.attempt, member.rank)
             names[member] = name
@@ -192,10 +201,10 @@ class Membership:
 
 
 def member_of(labels: Iterable[tuple[str, str]]) -> Member | None:
-    """The rank that a column is of; None where it is of none."""
-    told = dict(labels)
+    """Return the rank in a column's labels; None if there is none."""
+    known = dict(labels)
     try:
-        return Member(told["gang"], int(told["attempt"]), int(told["rank"]))
+        return Member(known["gang"], int(known["attempt"]), int(known["rank"]))
     except (KeyError, ValueError):
         return None
 
@@ -209,7 +218,7 @@ def _members(layout: Layout) -> Iterator[Member]:
 
 
 def _parts(layout: Layout) -> Iterator[str]:
-    """GPUs that the layout's series name."""
+    """Yield the GPUs in the layout's labels."""
     for part in (layout.gauges, layout.counters):
         for column in part:
             for key, value in column.labels:
@@ -219,18 +228,18 @@ def _parts(layout: Layout) -> Iterator[str]:
 
 def _renamed(layout: Layout, names: Mapping[Member, Member | None], disputed: frozenset[str]) -> Layout:
     def column(one: Column) -> Column:
-        told: dict[str, str] = {}
+        changed: dict[str, str] = {}
         member = member_of(one.labels)
         if member is not None and (name := names[member]) != member:
-            told = dict.fromkeys(OF_A_RANK, "")
+            changed = dict.fromkeys(OF_A_RANK, "")
             if name is not None:
-                told = {"gang": name.gang, "attempt": str(name.attempt), "rank": str(name.rank)}
+                changed = {"gang": name.gang, "attempt": str(name.attempt), "rank": str(name.rank)}
         for key, value in one.labels if disputed else ():
             if key == GPU and value in disputed:
-                told[GPU] = f"{layout.node}/{value}"
-        if not told:
+                changed[GPU] = f"{layout.node}/{value}"
+        if not changed:
             return one
-        labels = tuple((key, told.get(key, value)) for key, value in one.labels)
+        labels = tuple((key, changed.get(key, value)) for key, value in one.labels)
         return msgspec.structs.replace(one, labels=labels)
 
     return make_layout(layout.node, layout.tiers, map(column, layout.gauges), map(column, layout.counters))
@@ -238,4 +247,4 @@ def _renamed(layout: Layout, names: Mapping[Member, Member | None], disputed: fr
 
 OF_A_RANK = ("gang", "attempt", "rank")
 GPU = "gpu"
-"""Labels that say whose a series is, and of which GPU."""
+"""Labels of a series that identify its rank, and its GPU."""

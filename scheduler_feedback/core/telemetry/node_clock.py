@@ -1,10 +1,10 @@
-"""A node's clock beside the controller's: its monotonic times in wall time, also where its own is minutes wrong.
+"""Conversion of a node's monotonic times to the controller's wall time, even if the node's wall clock is wrong.
 
-A frame says what the node's two clocks show. A wall clock that is kept by NTP is right to milliseconds, and better than
-anything that a frame's receipt could tell; so it is taken at its word while it agrees with that receipt within
-MOST_SKEW_NS. Beyond it the node's wall clock is wrong (or ours is, and then all nodes' are): the frame's receipt
-stands for it, by the least delay of the last minutes. All times of a gang are compared with one another and with "now",
-so what matters is that they are of one clock.
+A frame contains the times of both clocks of the node. With NTP, the wall clock is accurate to milliseconds, which is
+better than any estimate from the receipt of frames. It is therefore used while it agrees with the receipt within
+MOST_SKEW_NS. Beyond that, the node's wall clock is wrong (or the controller's, and then all nodes disagree). The time
+of receipt then replaces it, corrected by the least delay of the last minutes. All times of a gang are compared with
+each other and with "now", so they must all be of one clock.
 """
 
 from __future__ import annotations
@@ -12,36 +12,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SAME_CLOCK_NS = 1_000_000_000
-"""A node's wall clock that moved against its monotonic one by less than this was adjusted; by more, it was set anew, or
-the node was suspended."""
+"""If a node's wall clock moves against its monotonic clock by less than this, it was adjusted. If it moves by more, it
+was set to a new time or the node was suspended."""
 
 MOST_SKEW_NS = 2_000_000_000
-"""A wall clock that is further off is wrong. Frames are a fraction of a second old when they come; a busy controller
-receives some late, but hardly all of ten minutes."""
+"""Largest skew of a correct wall clock. Frames are received within a fraction of a second. A busy controller receives
+some of them late, but hardly all of ten minutes."""
 
 WINDOW_NS = 300_000_000_000
-"""The least delay is of the present and the last window of so long: monotonic clocks differ by 50 ppm and less, 30 ms
-in ten minutes."""
+"""The least delay covers the current and the last window of this length. Monotonic clocks differ by at most 50 ppm,
+30 ms in ten minutes."""
 
 _NEVER = 1 << 62
 
 
 @dataclass(slots=True)
 class NodeClock:
-    """offset_ns: the node's wall time less its monotonic one, as it was when either was last set anew. skew_ns: what
-    its wall clock is ahead of the controller's; 0 while they agree. It follows in steps of a second."""
+    """Offset and skew of one node's clocks."""
 
     offset_ns: int = 0
+    """Wall time minus monotonic time of the node, as of the last time that either was set."""
     skew_ns: int = 0
+    """Lead of the node's wall clock over the controller's; 0 while they agree. It changes in steps of a second."""
     _least_ns: int = _NEVER
     _least_before_ns: int = _NEVER
     _since_ns: int = 0
 
     def take(self, wall_ns: int, monotonic_ns: int, received_ns: int, here_ns: int | None) -> bool:
-        """Take in one frame's clocks; whether the node's times are to be read otherwise from now on.
+        """Update from one frame's clocks. Returns whether the conversion of the node's times has changed.
 
-        received_ns: on the controller's monotonic clock; here_ns: the controller's wall time less its monotonic one,
-        None where the receiver's clock says nothing of wall time.
+        received_ns: on the controller's monotonic clock. here_ns: the controller's wall time minus its monotonic time;
+        None if the receiver's clock is unrelated to wall time.
         """
         changed = False
         offset_ns, delay_ns = wall_ns - monotonic_ns, received_ns - monotonic_ns
@@ -64,5 +65,5 @@ class NodeClock:
 
     @property
     def to_wall_ns(self) -> int:
-        """What is added to a time of the node's monotonic clock to have it in the controller's wall time."""
+        """Offset from the node's monotonic time to the controller's wall time."""
         return self.offset_ns - self.skew_ns

@@ -1,11 +1,12 @@
-"""Occurrences: what happened to devices, as agents tell it, in the words that the detectors know.
+"""Occurrences: device events from the agents' reports, in the detectors' terms.
 
-Agents tell in two ways. In records: XIDs, the driver's events, the kernel's log. And in series, which also tell what
-was lost as a record: whether a GPU answers, what it needs in order to recover, whether a port has a carrier and how
-often it lost it. Whoever tells names a device as he knows it, by PCI address or network interface; here it gets the
-name that it has in a job's shape: the GPU's UUID, the RDMA device.
+Agents report in two ways. Records contain XIDs, events of the driver, and the kernel's log. Series also show events
+whose
+record was lost: whether a GPU responds, its recovery action, whether a port has a carrier, and how often it lost it.
+Sources name a device by PCI address or network interface. This module converts the name to that of a job's shape: the
+GPU's UUID or the RDMA device.
 
-An agent that starts reads the kernel's log from its beginning: what is told there is history, not news.
+At its start, an agent reads the kernel's log from the beginning. Those records are history and are ignored.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from scheduler_feedback.core.telemetry.telemetry import (
 )
 
 STALE_NS = 600_000_000_000
-"""What happened more than ten minutes before it is told is history: whoever was to act on it has."""
+"""Events reported more than ten minutes late are ignored, because any action on them is over."""
 
 MOST_LOSSES = 100
-"""A counter that advanced by more losses of the carrier than this in one sample has not counted them."""
+"""Most carrier losses between two samples. A larger increase of the counter is not believed."""
 
 ACTION = "gangwatch_gpu_recovery_action"
 ANSWERS = "gangwatch_gpu_up"
@@ -50,59 +51,69 @@ LOSSES = (
     LINK_DOWNED,
     "gangwatch_rdma_physical_link_down_events_total",
 )
-"""Each counts the same losses in another place: they are never added up."""
+"""Each counts the same losses in a different place. They are never added up."""
 
 _RISES = frozenset({ACTION})
-"""Wrong where it is 1; the others are wrong where they are low."""
+"""Gauges that show a fault if they are 1. The others show a fault if they are low."""
 
 _DOWN = {ANSWERS: 0.0, CARRIER: 0.0, PORT_STATE: 1.0}
-"""At this value or below the device is gone, or the port down (RDMA: 1 is down, 2 and 3 are on the way up)."""
+"""At or below this value, the device is lost or the port is down (RDMA: 1 is down, 2 and 3 are coming up)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """One series that is watched: metric, name of the device, its port or the recovery action."""
+    """One monitored series."""
 
     metric: str
+    """Metric name."""
     device: str
+    """Name of the device."""
     of: str = ""
+    """Port of the device, or the recovery action."""
 
 
 _watched_port = lru_cache(4096)(_Watched)
-"""Ports have the same names on thousands of nodes."""
+"""Cached, because ports have the same names on thousands of nodes."""
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """What is watched of one node, by its newest layout, and how it stood.
-
-    gauge, counter: columns of the series in `gauges` and `counters`. told, counts: their values as last looked at.
-    wrong, counted: what each gauge was last known to say, and each counter. gpus: UUID by PCI address; nics: RDMA
-    device by address, interface or its own name.
-    """
+    """Monitored series of one node by its newest layout, and their last values."""
 
     layout_id: str = ""
+    """The layout."""
     gauge: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
+    """Columns of `gauges`."""
     gauges: tuple[_Watched, ...] = ()
+    """Monitored gauges."""
     counter: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
+    """Columns of `counters`."""
     counters: tuple[_Watched, ...] = ()
-    told: bytes = b""
+    """Monitored counters."""
+    gauge_bytes: bytes = b""
+    """Gauge values at the last check."""
     wrong: dict[_Watched, bool] = field(default_factory=dict)
-    counts: bytes = b""
+    """Last known state of each gauge: whether it shows a fault."""
+    counter_bytes: bytes = b""
+    """Counter values at the last check."""
     counted: dict[_Watched, int] = field(default_factory=dict)
+    """Last known value of each counter."""
     gpus: dict[str, str] = field(default_factory=dict)
+    """GPU UUID by PCI address."""
     nics: dict[str, str] = field(default_factory=dict)
+    """RDMA device by PCI address, interface or its own name."""
 
 
 class Occurrences:
-    """What happened on all nodes since it was last taken. parts: whose each GPU is; None: whoever's reports about it.
+    """Device events of all nodes since the last call of ``take``.
 
-    passed_over: events beyond MOST_OF_NODE, by node.
+    parts: node of each GPU; None: any node may report about any GPU.
+    passed_over: number of dropped events beyond MOST_OF_NODE, by node.
     """
 
     MOST_OF_NODE = 256
-    """Events of one node between two looks, half a second apart: the newest are kept. A node that sends more keeps no
-    other node's events from being looked at."""
+    """Most events of one node between two calls of ``take``, half a second apart; the newest are kept. The limit is per
+    node, so that a noisy node does not displace events of other nodes."""
 
     def __init__(self, parts: Parts | None = None) -> None:
         self._parts = parts
@@ -112,31 +123,31 @@ class Occurrences:
         self.passed_over: Counter[str] = Counter()
 
     def take(self) -> tuple[NodeEvent, ...]:
-        """What was found since the last call, in order."""
+        """Return the events since the last call, in order."""
         found = sorted((one for of_node in self._found.values() for one in of_node), key=itemgetter(0))
         self._found.clear()
         return tuple(event for _, event in found)
 
     def forget(self, node: str) -> None:
-        """Forget how a node stood: its next frame is its first."""
+        """Delete a node's data. Its next frame counts as its first."""
         self._nodes.pop(node, None)
 
-    def observe(self, layout: AnyLayout, frame: Frame, continues: bool, told: Iterable[EventRecord]) -> None:
-        """Look through one frame. continues: whether it goes on where the node's newest one ended; told: its events."""
+    def observe(self, layout: AnyLayout, frame: Frame, continues: bool, events: Iterable[EventRecord]) -> None:
+        """Process one frame. continues: whether it continues the node's newest frame. events: event records in it."""
         node = self._nodes.get(frame.node)
         if node is None:
             node = self._nodes[frame.node] = _Node()
         if node.layout_id != layout.layout_id:
             self._read(node, layout.whole(), frame)
-        for record in told:
+        for record in events:
             self._record(node, record, frame)
         gauges = frame.gauges.take(node.gauge)
-        if (new := gauges.tobytes()) != node.told:
-            node.told = new
+        if (new := gauges.tobytes()) != node.gauge_bytes:
+            node.gauge_bytes = new
             self._gauges(node, gauges, frame)
         counts = frame.counters.take(node.counter)
-        if (new := counts.tobytes()) != node.counts or not continues:
-            node.counts = new
+        if (new := counts.tobytes()) != node.counter_bytes or not continues:
+            node.counter_bytes = new
             self._counters(node, frame, continues)
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -147,19 +158,19 @@ class Occurrences:
             return
         entity = record.entity
         if record.kind == "xid":
-            self._tell(frame, XID, node.gpus.get(entity, entity), record.time_ns, detail)
+            self._report(frame, XID, node.gpus.get(entity, entity), record.time_ns, detail)
         elif record.kind == "gpu_lost" or (record.kind == "gpu" and detail.get("event") == "gpu_unavailable"):
-            self._tell(frame, DEVICE_LOST, node.gpus.get(entity, entity), record.time_ns, detail)
+            self._report(frame, DEVICE_LOST, node.gpus.get(entity, entity), record.time_ns, detail)
         elif record.kind == "nic_link":
             name = node.nics.get(entity) or node.nics.get(detail.get("netdev", ""))
             state = detail.get("state", "").lower()
             if name and state in ("up", "down"):
-                self._tell(frame, LINK, name, record.time_ns, {"state": state, "source": "kernel"})
+                self._report(frame, LINK, name, record.time_ns, {"state": state, "source": "kernel"})
         elif record.kind in (RECOVERY_ACTION, LINK, DEVICE_LOST, PART_REPLACED):
             self._add(frame.node, record)
-        # A recovery action that changed is told without saying to what: the series tells, at its next sample.
+        # The record of a changed recovery action does not contain the action. The next sample of the series does.
 
-    def _tell(self, frame: Frame, kind: str, entity: str, time_ns: int, detail: Mapping[str, str]) -> None:
+    def _report(self, frame: Frame, kind: str, entity: str, time_ns: int, detail: Mapping[str, str]) -> None:
         self._add(frame.node, EventRecord(kind, entity, time_ns, dict(detail)))
 
     def _add(self, node: str, event: EventRecord) -> None:
@@ -177,7 +188,7 @@ class Occurrences:
 
     def _gauges(self, node: _Node, values: FloatArray, frame: Frame) -> None:
         for one, value in zip(node.gauges, values.tolist(), strict=True):
-            if value != value:  # not known now; it is as it was
+            if value != value:  # unknown: keep the last state
                 continue
             wrong = value > 0 if one.metric in _RISES else value <= _DOWN[one.metric]
             before = node.wrong.get(one)
@@ -186,13 +197,13 @@ class Occurrences:
                 continue
             if one.metric == ACTION:
                 if wrong:
-                    self._tell(frame, RECOVERY_ACTION, one.device, frame.wall_ns, {"action": one.of})
+                    self._report(frame, RECOVERY_ACTION, one.device, frame.wall_ns, {"action": one.of})
             elif one.metric == ANSWERS:
-                if wrong:  # an agent shows as down only what it has seen
-                    self._tell(frame, DEVICE_LOST, one.device, frame.wall_ns, {})
+                if wrong:  # agents report as down only devices that they have seen
+                    self._report(frame, DEVICE_LOST, one.device, frame.wall_ns, {})
             elif before is not None:  # a port that was always down is not connected
                 state = {"state": "down" if wrong else "up", "source": one.metric}
-                self._tell(frame, LINK, one.device, frame.wall_ns, state)
+                self._report(frame, LINK, one.device, frame.wall_ns, state)
 
     def _counters(self, node: _Node, frame: Frame, continues: bool) -> None:
         values, valid = frame.counters[node.counter].tolist(), frame.counters_valid[node.counter].tolist()
@@ -203,23 +214,23 @@ class Occurrences:
             node.counted[one] = value
             if before is not None and continues and 0 < value - before <= MOST_LOSSES:
                 detail = {"state": "lost", "times": str(value - before), "source": one.metric}
-                self._tell(frame, LINK, one.device, frame.wall_ns, detail)
+                self._report(frame, LINK, one.device, frame.wall_ns, detail)
 
     def _read(self, node: _Node, layout: Layout, frame: Frame) -> None:
         gpus, nics = _names(layout.gauges)
         for address, uuid in node.gpus.items():
             if gpus.get(address, uuid) != uuid:
-                self._tell(frame, PART_REPLACED, uuid, frame.wall_ns, {"gpu": gpus[address]})
+                self._report(frame, PART_REPLACED, uuid, frame.wall_ns, {"gpu": gpus[address]})
         node.layout_id, node.gpus, node.nics = layout.layout_id, {**node.gpus, **gpus}, nics
         node.gauge, node.gauges = _watched(layout.gauges, GAUGES, nics)
         node.counter, node.counters = _watched(layout.counters, LOSSES, nics)
         node.wrong = {one: node.wrong[one] for one in node.gauges if one in node.wrong}
         node.counted = {one: node.counted[one] for one in node.counters if one in node.counted}
-        node.told = node.counts = b""
+        node.gauge_bytes = node.counter_bytes = b""
 
 
 def _names(gauges: Iterable[Column]) -> tuple[dict[str, str], dict[str, str]]:
-    """UUID of each GPU by PCI address; RDMA device by its PCI address, by its interface and by its own name."""
+    """Return GPU UUID by PCI address, and RDMA device by PCI address, interface and its own name."""
     gpus: dict[str, str] = {}
     nics: dict[str, str] = {}
     for column in gauges:
@@ -237,7 +248,10 @@ def _names(gauges: Iterable[Column]) -> tuple[dict[str, str], dict[str, str]]:
 def _watched(
     columns: Iterable[Column], metrics: tuple[str, ...], nics: Mapping[str, str]
 ) -> tuple[IndexArray, tuple[_Watched, ...]]:
-    """The series of these metrics. Interfaces of no RDMA device count only where the node has none at all."""
+    """Return the series of these metrics.
+
+    Interfaces without an RDMA device count only on nodes without RDMA devices.
+    """
     found: list[tuple[int, _Watched]] = []
     for index, column in enumerate(columns):
         if column.metric not in metrics:

@@ -1,6 +1,6 @@
-"""Pace: how fast each rank of each gang has gone lately, for people to look at. No detector reads it.
+"""Pace: recent step times of each rank of each gang, for display. No detector reads it.
 
-A row is one second in which steps were completed; what a detector keeps of the past is its own, and shorter.
+A row is one second in which steps were completed. Detectors have their own, shorter history.
 """
 
 from __future__ import annotations
@@ -24,103 +24,111 @@ ROW_NS = 1_000_000_000
 """Frames come once a second."""
 
 MOST_ROWS = 600
-"""Ten minutes of steps shorter than a second, and the newest 600 of longer ones: more than a screen has columns for."""
+"""Most rows of a gang: ten minutes of steps shorter than a second, or 600 longer steps. A screen has fewer columns."""
 
 LEAST_ROWS = 32
 
 MOST_GONE = 32
-"""Gangs whose pace is kept although nothing is heard of them any more, the newest."""
+"""Most gangs that are kept although they are no longer in the telemetry; the newest are kept."""
 
 MOST_CELLS = 1 << 22
-"""Rows x ranks over all gangs (two numbers each, 32 MiB). Each gang has MOST_ROWS below it; above it all have fewer."""
+"""Most rows x ranks of all gangs (two numbers each, 32 MiB). Up to it, each gang has MOST_ROWS; beyond it, fewer."""
 
 SPARE = 1.25
-"""Gangs that come one by one shorten the others' histories each time that these are a quarter longer than they may be:
-a few times each, not each time."""
+"""A history is shortened only when it exceeds its limit by a quarter. Gangs that appear one by one therefore shorten
+the others only a few times."""
 
 NEWEST_ROWS = 4
-"""Rows that the speed now is the median of: one long step among them (a checkpoint, a stop) does not move it."""
+"""Rows in the median of the current step time. One long step among them (a checkpoint, a stop) does not change it."""
 
 LEAST_USUAL_ROWS = 12
-"""Rows from which a usual step time is known: three times those that the speed now is taken from."""
+"""Least rows for a usual step time: three times those of the current step time."""
 
 SLOW = 1.15
-"""Step time now over the usual one from which a job runs slowly. Healthy workers wander by a tenth for a few steps (PAI
-job 1); the straggler detector asks for as much while it has seen few steps (FIRST_SLOWDOWN in
+"""Ratio of the current to the usual step time from which a job is slow. Healthy workers vary by a tenth for a few steps
+(PAI job 1). The straggler detector requires the same ratio after few steps (FIRST_SLOWDOWN in
 detectors/straggler/alarm_checks.py)."""
 
 SLOW_SPREADS = 3.0
-"""And so many times the distance between the 5 % and the 25 % quantile of the rows above the latter. That distance is
-about one standard deviation, and slow rows do not widen it until they are most of all rows."""
+"""A slow step time also exceeds the rows' 25 % quantile by this many times the distance from their 5 % quantile to
+their 25 % quantile. That distance is about one standard deviation, and slow rows do not increase it until they are the
+majority."""
 
 SURELY_SLOW = 1.5
-"""From this ratio a job runs slowly however much its steps vary: half as long again is a spike to the detectors too
-(detectors/workload/attempt_history.py, SPIKE), and no person calls it normal."""
+"""Ratio from which a job is slow regardless of the variation of its steps. The detectors also treat 1.5 as a spike
+(detectors/workload/attempt_history.py, SPIKE)."""
 
 GAP_SECONDS, GAP_STEPS = 3.0, 3.0
-"""No step for longer than both (seconds; usual step times): a gap. Frames come once a second, so that a row may be
-empty by chance, and two by a frame that came late."""
+"""A gap is a time without a step that is longer than both (seconds; usual step times). Frames arrive once a second, so
+one row may be empty by chance, and two if a frame is late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast an attempt runs now, against its usual speed.
-
-    seconds: time of a step now, the median of the newest NEWEST_ROWS rows' means. usual_seconds: the lower quartile of
-    all rows' means, so that a fault becomes usual only after three quarters of them; NaN while there are fewer than
-    LEAST_USUAL_ROWS. slow_seconds: step time from which it runs slowly; infinite while the usual one is not known.
-    newest: number of the last step. end_ns: wall time at which that ended.
-    """
+    """Current step time of an attempt, compared with its usual step time."""
 
     attempt: int
+    """Number of the attempt."""
     seconds: float
+    """Current step time: the median of the means of the newest NEWEST_ROWS rows."""
     usual_seconds: float
+    """Lower quartile of all rows' means, so that a fault becomes usual only after three quarters of the rows. NaN below
+    LEAST_USUAL_ROWS rows."""
     slow_seconds: float
+    """Step time from which the attempt is slow; infinite while the usual step time is unknown."""
     newest: int
+    """Number of the last step."""
     end_ns: int
+    """Wall time at which the last step ended."""
 
     @property
     def slow(self) -> bool:
-        """Whether steps now take longer than usual by more than chance."""
+        """Whether steps now take significantly longer than usual."""
         return self.seconds >= self.slow_seconds
 
     @property
     def gap_seconds(self) -> float:
-        """How long there may be no step before that is a gap."""
+        """Longest time without a step that is not a gap."""
         usual = self.seconds if math.isnan(self.usual_seconds) else self.usual_seconds
         return max(GAP_SECONDS, GAP_STEPS * usual)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pace:
-    """The newest k rows of an attempt of n ranks, by rising rank.
-
-    ranks: int64 [n]. nodes: of each. roles: [n], ranks of one role do the same work and are peers.
-    sequence: int64 [k], rises by one a row and is never reused. at_ns: int64 [k], wall time at which the row's second
-    began. steps, newest: int64 [k], how many steps it holds and the number of the last. seconds, slowest_seconds:
-    float32 [k], the mean and the longest time of a step. own_seconds, slowest_own_seconds: float32 [k, n], mean and
-    maximum over the row's steps of each rank's own time, without its waits for others; all of its time where its waits
-    are not reported.
-    speed: of the attempt, from all rows that are kept.
-    """
+    """The newest k rows of an attempt with n ranks, by increasing rank."""
 
     gang: str
+    """Job id."""
     attempt: int
+    """Number of the attempt."""
     ranks: IntArray
+    """int64 [n]."""
     nodes: tuple[str, ...]
+    """Node of each rank."""
     roles: IndexArray
+    """[n]: number of each rank's role. Ranks of one role do the same work and are peers."""
     sequence: IntArray
+    """int64 [k]: increases by one per row and is never reused."""
     at_ns: IntArray
+    """int64 [k]: wall time at which the row's second began."""
     steps: IntArray
+    """int64 [k]: number of steps in the row."""
     newest: IntArray
+    """int64 [k]: number of the last step in the row."""
     seconds: Float32Array
+    """float32 [k]: mean step time."""
     slowest_seconds: Float32Array
+    """float32 [k]: longest step time."""
     own_seconds: Float32Array
+    """float32 [k, n]: mean over the row's steps of each rank's own time, without waits for other ranks; all of its time
+    if waits are not reported."""
     slowest_own_seconds: Float32Array
+    """float32 [k, n]: the maximum likewise."""
     speed: Speed
+    """Speed of the attempt, from all rows that are kept."""
 
     def ratios(self) -> Float32Array:
-        """float32 [k, n]: each rank's own time over the median of its role's in that row: 1 keeps pace."""
+        """Return float32 [k, n]: each rank's own time over the median of its role in that row. 1 is normal speed."""
         result = np.ones_like(self.own_seconds)
         for role in np.unique(self.roles):
             members = np.flatnonzero(self.roles == role)
@@ -132,8 +140,9 @@ class Pace:
 
 
 class _Ring:
-    """The rows of one attempt. count: of all rows there ever were; the newest may still grow. end_ns: of the last step.
+    """Rows of one attempt.
 
+    count: number of rows so far, including overwritten ones. The newest may still grow. end_ns: end of the last step.
     quantiles: (5 %, 25 %) of the rows' mean step times as of row number `quantiles_of`.
     """
 
@@ -167,7 +176,7 @@ class _Ring:
         self.slowest_own_seconds = np.zeros((rows, len(shape)), np.float32)
 
     def add(self, table: StepTable) -> None:
-        """Take in completed steps; sums until they are read, so that a row may grow."""
+        """Add completed steps. Rows contain sums until they are read, so that they can grow."""
         own = np.where(np.isfinite(table.wait_seconds), table.seconds - table.wait_seconds, table.seconds)
         np.maximum(own, 0.0, out=own)
         mean = table.seconds.mean(axis=1)
@@ -186,7 +195,7 @@ class _Ring:
         self.end_ns = max(self.end_ns, int(end_ns[-1]))
 
     def _row_of(self, at_ns: int) -> int:
-        """The row of that second: the newest one, or one more."""
+        """Return the row of that second: the newest one or a new one."""
         rows = len(self.at_ns)
         row = (self.count - 1) % rows
         if not self.count or at_ns > self.at_ns[row]:
@@ -198,7 +207,7 @@ class _Ring:
         return row
 
     def shorten(self, rows: int) -> None:
-        """Keep so many of the newest rows."""
+        """Keep only this many of the newest rows."""
         newest = np.arange(max(0, self.count - rows), self.count)
         old, new = newest % len(self.at_ns), newest % rows
         for name in ("at_ns", "newest", *_SUMMED):
@@ -208,6 +217,7 @@ class _Ring:
             setattr(self, name, shorter)
 
     def since(self, sequence: int, most: int) -> Pace:
+        """Return at most `most` rows after this sequence, as a copy."""
         rows = len(self.at_ns)
         wanted = np.arange(max(sequence + 1, self.count - min(rows, most), 0), self.count)
         at = wanted % rows
@@ -230,7 +240,7 @@ class _Ring:
         )
 
     def speed(self) -> Speed:
-        """As of the newest row."""
+        """Return the speed as of the newest row."""
         low, usual = self._quantiles()
         slow = math.inf if math.isnan(usual) else _slow_seconds(low, usual)
         now = sorted(self._mean(row) for row in range(max(0, self.count - NEWEST_ROWS), self.count))
@@ -239,8 +249,10 @@ class _Ring:
         return Speed(self.shape.attempt, middle, usual, slow, newest, self.end_ns)
 
     def _quantiles(self) -> tuple[float, float]:
-        """5 % and 25 % of the rows' mean step times. Computed again once there is an eighth more rows: every gang is
-        asked for it once a second while somebody looks at the page."""
+        """Return the 5 % and 25 % quantile of the rows' mean step times.
+
+        They are computed again after an eighth more rows, because an open page requests every gang's speed each second.
+        """
         kept = min(self.count, len(self.at_ns))
         if kept < LEAST_USUAL_ROWS:
             return math.nan, math.nan
@@ -250,30 +262,32 @@ class _Ring:
         return self.quantiles
 
     def _mean(self, number: int) -> float:
-        """Mean time of a step in the row of that number."""
+        """Return the mean step time of the row with that number."""
         row = number % len(self.at_ns)
         return float(self.seconds[row] / max(int(self.steps[row]), 1))
 
 
 def _slow_seconds(low: float, usual: float) -> float:
-    """Step time from which a job runs slowly. low: the 5 % quantile of its rows."""
+    """Return the step time from which a job is slow. low, usual: 5 % and 25 % quantile of its rows."""
     return min(max(SLOW * usual, usual + SLOW_SPREADS * (usual - low)), SURELY_SLOW * usual)
 
 
 _SUMMED = ("steps", "seconds", "slowest_seconds", "own_seconds", "slowest_own_seconds")
-"""Arrays of a ring that begin at 0 in each row."""
+"""Arrays of a ring that start at 0 in each row."""
 
 
 class Paces:
-    """The pace of every gang that telemetry tells of, and of MOST_GONE that it no longer does: a job that has just
-    ended is looked at, too. Owned by one thread; not locked."""
+    """Pace of every gang in the telemetry, and of the last MOST_GONE gangs before, for jobs that have just ended.
+
+    Owned by one thread; not locked.
+    """
 
     def __init__(self) -> None:
         self._rings: dict[str, _Ring] = {}
         self._present: set[str] = set()
 
     def take(self, telemetry: Telemetry) -> None:
-        """Fold in what is new."""
+        """Add the new steps of all jobs."""
         self._present = {job.shape.job for job in telemetry.jobs}
         for job in telemetry.jobs:
             if job.steps is not None and len(job.steps.number):
@@ -298,11 +312,10 @@ class Paces:
         return ring
 
     def since(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None:
-        """The gang's rows after the one of this sequence, at most so many, as a copy; None where none of its steps are
-        known."""
+        """Return at most `most` of the gang's rows after this sequence, as a copy; None if no steps are known."""
         ring = self._rings.get(gang)
         return None if ring is None or not ring.count else ring.since(sequence, most)
 
     def speeds(self) -> dict[str, Speed]:
-        """How fast each gang runs whose telemetry is received, by gang; none of one whose steps are not known."""
+        """Return the speed of each gang in the telemetry whose steps are known."""
         return {gang: self._rings[gang].speed() for gang in self._present & self._rings.keys()}

@@ -1,13 +1,14 @@
-"""Which ranks each node may report: the scheduler's placement, held against what agents send.
+"""Ranks that each node may report, according to the scheduler's placement.
 
-A frame is data from an untrusted node. An agent may report a rank of a gang only where the scheduler placed that rank
-on the agent's node, in the attempt that runs. Names of gangs come from four places (agent/rank_attribution.py):
+A frame is data from an untrusted node. An agent may report a rank of a gang only if the scheduler placed that rank on
+the agent's node, in the running attempt. There are four types of gang names (agent/rank_attribution.py):
 
-- the scheduler's own, such as ``j-000001``: only what the state holds is accepted;
-- ``pod-UID``: a pod that this scheduler did not place; the backend says on which node it is;
-- ``slurm-JOB.STEP``: Slurm says on which nodes the job runs, not which rank is where;
-- ``uid-UID/NAME``: processes that nothing attests. Nobody placed them, so nobody can say on which nodes such a gang
-  has ranks: each node's processes are a gang of their own.
+- names of this scheduler, such as ``j-000001``: accepted only if the state contains them;
+- ``pod-UID``: a pod that this scheduler did not place; the backend knows its node;
+- ``slurm-JOB.STEP``: Slurm knows the nodes of the job, but not the node of each rank;
+- ``uid-UID/NAME``: processes without any attestation. No scheduler placed them, so the nodes of such a gang are
+unknown,
+  and each node's processes are a gang of their own.
 
 One thread calls ``follow``; any thread may read.
 """
@@ -22,26 +23,26 @@ from enum import StrEnum
 from scheduler_feedback.core.job import Job, RankRecord
 
 OUTSIDE = ("pod-", "slurm-", "uid-")
-"""How names begin that no scheduler of ours gives. Agents give them to pods, to steps of Slurm jobs, and to processes
-that nothing attests."""
+"""Prefixes of names that this scheduler does not assign. Agents assign them to pods, to steps of Slurm jobs, and to
+processes without attestation."""
 
 MOST_ENDED = 1 << 16
-"""Ended attempts that are remembered, so that the last frames of an ended job are not mistaken for an attack."""
+"""Most ended attempts that are kept, so that the last frames of an ended job do not look like an attack."""
 
 
 class Refusal(StrEnum):
-    """Why a node may not report a rank. The value is the label ``reason`` of the metric."""
+    """Reason why a node may not report a rank. The value is the label ``reason`` of the metric."""
 
     NOT_PLACED = "not-placed"  # the gang runs on other nodes
-    RANK = "rank"  # the gang runs here, this rank does not
-    ATTEMPT = "attempt"  # the gang runs here, in another attempt
-    ENDED = "ended"  # the attempt has ended; its agent's last frames say the rest
-    UNKNOWN = "unknown"  # the scheduler knows no such gang
-    NOT_KNOWN_YET = "not-known-yet"  # the scheduler may learn of it: records wait
-    LIMIT = "limit"  # too many gangs or ranks that nobody placed
+    RANK = "rank"  # the gang runs on this node, but this rank does not
+    ATTEMPT = "attempt"  # the gang runs on this node, in another attempt
+    ENDED = "ended"  # the attempt has ended; these are its agent's last frames
+    UNKNOWN = "unknown"  # the scheduler has no such gang
+    NOT_KNOWN_YET = "not-known-yet"  # the scheduler may still learn of the gang: its records wait
+    LIMIT = "limit"  # too many gangs or ranks without a placement
 
 
-_DROPPED = "its records and series of them are dropped; gangwatch_watch_records_refused_total counts them"
+_DROPPED = "these records and series are dropped; gangwatch_watch_records_refused_total counts them"
 REFUSED = {
     Refusal.NOT_PLACED: f"the agent reports ranks of a gang that runs on other nodes: {_DROPPED}",
     Refusal.RANK: f"the agent reports ranks of a gang that run on other nodes: {_DROPPED}",
@@ -51,7 +52,7 @@ REFUSED = {
     Refusal.NOT_KNOWN_YET: "the agent reports a gang that the scheduler does not know yet",
     Refusal.LIMIT: f"the agent reports more gangs, ranks or events than one node may: {_DROPPED}",
 }
-"""Each reason for the log."""
+"""Log message of each reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +60,36 @@ class Placed:
     """An attempt of a gang on one node."""
 
     attempt: int
-    """The attempt that runs, as the scheduler counts."""
+    """The running attempt, as the scheduler counts."""
     ranks: frozenset[int] | None
-    """The ranks on this node; None where the scheduler does not know which of the gang's ranks are here. Then attempts
-    are the launcher's count, which may be ahead of the scheduler's: one that starts ranks again by itself counts on."""
+    """The ranks on this node; None if the scheduler does not know them. Attempts are then the launcher's count, which
+    may be ahead of the scheduler's, because a launcher may restart ranks without the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The attempt of a job as it was last followed."""
+    """The attempt of a job as of the last call of ``follow``."""
 
     attempt: int
     ranks: list[RankRecord]
     nodes: Mapping[str, Placed]
     left: Mapping[str, Placed]
-    """Where the attempt before this one was: its agents' last frames may still be on their way."""
+    """Placement of the attempt before, because its agents' last frames may still arrive."""
 
 
 Attest = Callable[[str, str, int], Placed | Refusal | None]
-"""What a backend says of (node, gang) beyond the state; None: it has nothing to say. Called from any thread.
+"""Returns a backend's decision about (node, gang) beyond the state; None if it has none. Called from any thread.
 
-The third argument is when the report came, in monotonic nanoseconds: what the backend knew before that may be old.
+The third argument is the time of the report in monotonic nanoseconds. Data of the backend from before may be outdated.
 """
 
 NOWHERE: Mapping[str, Placed] = {}
 
 
 class Placements:
-    """The placement of all gangs that hold slots, by node.
+    """Placement of all gangs that hold slots, by node.
 
-    attest: the backend's own knowledge of gangs that are named as in OUTSIDE.
+    attest: the backend's decision about gangs with a prefix of OUTSIDE.
     """
 
     def __init__(self, attest: Attest | None = None) -> None:
@@ -102,7 +103,7 @@ class Placements:
     # --- the scheduler's thread ---------------------------------------------------------------------------------------
 
     def follow(self, jobs: Iterable[Job]) -> None:
-        """Take over the placement of all jobs that hold slots; every other placement has ended."""
+        """Replace the placement with that of all jobs that hold slots. Every other placement has ended."""
         touched: dict[str, dict[str, Placed]] = {}
         holding: set[str] = set()
         first, self._first = self._first, False
@@ -113,7 +114,7 @@ class Placements:
                 continue
             holding.add(job.job_id)
             known = self._running.get(job.job_id)
-            # The cycle never changes a list of ranks in place: where it is the same object nothing has moved.
+            # The cycle never changes a list of ranks in place: the same object means that no rank has moved.
             if known is None or known.ranks is not job.ranks or known.attempt != job.attempt:
                 self._place(job, known, touched)
         for gang in self._running.keys() - holding:
@@ -133,7 +134,7 @@ class Placements:
         left = NOWHERE if earlier is None else earlier.left if earlier.nodes == nodes else earlier.nodes
         self._running[job.job_id] = _Running(job.attempt, job.ranks, nodes, left)
         if known is not None:
-            if known.nodes == nodes:  # the backend has told the pids of ranks, which moves none
+            if known.nodes == nodes:  # the backend reported pids of ranks; no rank moved
                 return
             self._remove(job.job_id, known, touched)
         for node, placed in nodes.items():
@@ -144,7 +145,7 @@ class Placements:
             self._copy(node, touched).pop(gang, None)
 
     def _copy(self, node: str, touched: dict[str, dict[str, Placed]]) -> dict[str, Placed]:
-        """The node's gangs, as a copy that may be changed: readers keep the mapping that they have."""
+        """Return a copy of the node's gangs that may be changed. Readers keep the mapping that they have."""
         if node not in touched:
             touched[node] = dict(self._nodes.get(node, NOWHERE))
         return touched[node]
@@ -152,13 +153,14 @@ class Placements:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def of(self, node: str) -> Mapping[str, Placed]:
-        """Gangs with ranks on the node. The same object until that changes."""
+        """Return the gangs with ranks on the node; the same object until they change."""
         return self._nodes.get(node, NOWHERE)
 
     def claim(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
-        """What the node may report of the gang; None: nobody placed it, and the node may report its own part of it.
+        """Return what the node may report of the gang; None if it has no placement and the node may report its own
+        part.
 
-        came_ns: when the report came, monotonic.
+        came_ns: monotonic time of the report.
         """
         if self._attest is not None and (said := self._attest(node, gang, came_ns)) is not None:
             return said
@@ -171,16 +173,16 @@ class Placements:
         return None if gang.startswith(OUTSIDE) else Refusal.UNKNOWN
 
     def reached(self, node: str, host: str) -> None:
-        """The node's agent was reached at this address."""
+        """Record the address at which the node's agent was reached."""
         self._hosts[node] = host
 
     def same_host(self, one: str, other: str) -> bool:
-        """Whether the agents of both nodes are reached at one address. True where that is not known of either."""
+        """Return whether the agents of both nodes have the same address; True if neither address is known."""
         return self._hosts.get(one, "") == self._hosts.get(other, "")
 
 
 def _nodes_of(job: Job) -> dict[str, Placed]:
-    """The job's newest attempt, by node."""
+    """Return the job's newest attempt by node."""
     here: dict[str, set[int]] = {}
     for rank in job.ranks:
         here.setdefault(rank.slot.node, set()).add(rank.rank)

@@ -1,6 +1,6 @@
-"""Process states: what the kernel says of each rank's processes, by the newest frames of the nodes that they run on.
+"""Kernel states of each rank's processes, from the newest frames of their nodes.
 
-A rank whose processes an agent reported and reports no longer, while it goes on to send frames, is gone.
+A rank is gone if its agent still sends frames but no longer reports the rank's processes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ METRIC = "gangwatch_rank_process_state"
 
 
 class NodeStates:
-    """States of the ranks on one node. members: whose gauges stand at `index` of its frames; gone: whose did."""
+    """States of the ranks on one node.
+
+    members: ranks with a gauge at `index` of the node's frames. gone: ranks that had one before.
+    """
 
     __slots__ = ("gone", "index", "members", "values")
 
     def __init__(self, gauges: Iterable[Column], old: NodeStates | None, gangs: Mapping[str, Gang]) -> None:
-        """old: by the node's layout before. gangs: the newest attempts, by name; of others nothing is remembered."""
+        """old: states in the node's last layout. gangs: the newest attempts by name; only their gone ranks are kept."""
         found = {
             member: index
             for index, column in enumerate(gauges)
@@ -37,11 +40,11 @@ class NodeStates:
         self.gone: set[Member] = {one for one in before if one not in found and (one.gang, one.attempt) in newest}
 
     def take(self, frame: Frame) -> None:
-        """Keep what a frame of the present layout says."""
+        """Store the states in a frame of the current layout."""
         self.values = frame.gauges.take(self.index)
 
     def of(self, member: Member) -> int:
-        """A ProcessState, or UNKNOWN_STATE."""
+        """Return the rank's ProcessState, or UNKNOWN_STATE."""
         row = self.members.get(member)
         if row is None:
             return int(ProcessState.GONE) if member in self.gone else UNKNOWN_STATE
@@ -50,7 +53,7 @@ class NodeStates:
 
 
 def states_of(gang: Gang, nodes: Mapping[str, NodeStates]) -> IntArray:
-    """int64 [n] by rising rank: a ProcessState, or UNKNOWN_STATE. nodes: by name."""
+    """Return int64 [n] by increasing rank: a ProcessState, or UNKNOWN_STATE. nodes: by name."""
     found = [
         UNKNOWN_STATE if (on := nodes.get(node)) is None else on.of(Member(gang.name, gang.attempt, rank))
         for rank, node in zip(gang.ranks, gang.nodes, strict=True)

@@ -1,18 +1,18 @@
-"""Telemetry: what a detector sees, as arrays. The seam between whatever measures and whatever judges.
+"""Telemetry: the detectors' input as arrays. It separates measuring from detecting.
 
-Three things fill it: the fleet (frames of real agents), the simulated world (its fast exit), and readers of recorded
-traces. A detector can't tell which, and must not.
+There are three sources: the fleet (frames of real agents), the simulated world (without frames), and readers of
+recorded traces. Detectors must not depend on the source.
 
-It is a stream. Each ``Telemetry`` holds what is NEW since the one before: steps that every known rank has finished,
-windows of counters that have closed, events. A detector keeps what it needs of the past, and so never sees the future.
-An empty ``Telemetry`` (time passed, nothing came) is as much a message as a full one.
+Telemetry is a stream. Each ``Telemetry`` contains only what is NEW since the last one: steps that every known rank has
+finished, closed windows of counters, events. A detector stores the history that it needs and never sees the future. An
+empty ``Telemetry`` is valid input too: time passed without data.
 
-All times are wall nanoseconds on the judge's clock. Absent is NaN, never zero. An empty name or a coordinate of -1 is
-unknown.
+All times are wall nanoseconds on the detector's clock. A missing value is NaN, never zero. An empty name or a
+coordinate of -1 is unknown.
 
-Ranks of all jobs stand one after the other in one axis of N columns, job after job in the order of ``Telemetry.jobs``,
-so that 100,000 GPUs are one set of arrays. ``Grouping`` cuts that axis into groups (role peers, a node, a tensor
-group) and buckets them by size for arithmetic over all groups at once.
+The ranks of all jobs form one axis of N columns, in the order of ``Telemetry.jobs``, so that 100,000 GPUs are one set
+of arrays. ``Grouping`` divides that axis into groups (role peers, a node, a tensor group) and buckets them by size, for
+arithmetic on all groups at once.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ IndexArray = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One row of the counters: what it is, its unit, and the series of the catalogue that it is made of (their sum).
-
-    of: whose it is: 'gpu' (the rank's GPU), 'nic' (the NIC beside it), 'host' (its node, the same for all its ranks),
-    'rank' (its processes). rate: whether it is a counter's advance a second, or a gauge.
-    labels: for a label, the values that count, where not all of the metric's series do. 'pcie_link' alone is no sum:
-    it is generation times lanes over what both could be.
-    """
+    """One row of the counters: the sum of some series of the catalogue."""
 
     name: str
+    """Name of the feature."""
     unit: str
+    """Unit of its values."""
     of: str
+    """Owner of the series: 'gpu' (the rank's GPU), 'nic' (the NIC next to that GPU), 'host' (the node, the same for all
+    its ranks) or 'rank' (the rank's processes)."""
     rate: bool
+    """Whether it is a counter's increase per second rather than a gauge."""
     metrics: tuple[str, ...]
+    """Metrics whose series are summed. 'pcie_link' is no sum: it is generation times lanes over their maxima."""
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Label values that count, if not all series of the metrics do."""
 
 
 def _gpu(name: str, unit: str, rate: bool, *metrics: str, **labels: tuple[str, ...]) -> Feature:
@@ -93,7 +94,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature("runqueue_wait", "ratio", "rank", True, ("gangwatch_rank_runqueue_wait_seconds_total",)),
     Feature("processor", "ratio", "rank", True, ("gangwatch_rank_cpu_seconds_total",)),
 )  # fmt: skip
-"""Rows of the counters, in this order. A rate of a time is a share: seconds a second."""
+"""Rows of the counters, in this order. The rate of a time is a share: seconds per second."""
 
 FEATURE: Mapping[str, int] = {feature.name: row for row, feature in enumerate(FEATURES)}
 """Row of a feature by name."""
@@ -101,63 +102,67 @@ FEATURE: Mapping[str, int] = {feature.name: row for row, feature in enumerate(FE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counters:
-    """Windows of counters that have closed since the last look; w windows, N ranks.
-
-    at_ns: int64 [w], rising, the end of each window. seconds: how long one is.
-    values: float32 [features, w, N]. A gauge is the newest sample inside of the window. A rate is the advance between
-    the newest sample inside and the one before it, over the time between those two: a ten-second counter gives one
-    value every ten windows and NaN between, never 0, 0, ..., 10x. NaN too where a sample is missing, came too late for
-    its window, came twice with one time, or where the counter began anew.
-    lag_seconds: float32 [N], how long before a window's end the traffic of each rank was sampled, by the newest window:
-    nodes sample at moments of their own. NaN where that is not known; None where it is of no rank.
-    """
+    """Windows of counters that have closed since the last call: w windows, N ranks."""
 
     at_ns: IntArray
+    """int64 [w], increasing: the end of each window."""
     seconds: float
+    """Length of one window."""
     values: Float32Array
+    """float32 [features, w, N]. A gauge is the newest sample inside the window. A rate is the increase between the
+    newest sample inside the window and the sample before it, over the time between the two. A ten-second counter
+    therefore has one value every ten windows and NaN in between, never 0, 0, ..., 10x. A value is also NaN if a sample
+    is missing, came too late for its window or repeats a time, and after a counter reset."""
     lag_seconds: Float32Array | None = None
+    """float32 [N]: time from each rank's newest traffic sample to the end of the newest window, because nodes sample at
+    different times. NaN if unknown; None if no rank has it."""
 
 
 def no_counters(ranks: int) -> Counters:
-    """No window, for this many ranks."""
+    """Return counters without a window, for this many ranks."""
     return Counters(np.zeros(0, np.int64), 1.0, np.zeros((len(FEATURES), 0, ranks), np.float32))
 
 
 UNKNOWN_STATE = -1
-"""Of a rank's processes: no agent reports it. All other states are ``agent.schema.process_state.ProcessState``."""
+"""State of a rank's processes that no agent reports. Other states are ``agent.schema.process_state.ProcessState``."""
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 RESOURCES = ("host", "pcie_switch", "nic", "uplink")
-"""Kinds of things that jobs can share, from near to far. 'host': a machine's processors, memory and disks; 'uplink':
-the bundle of links from a rail or leaf switch into the fabric."""
+"""Kinds of resources that jobs can share, from near to far. 'host': a machine's processors, memory and disks; 'uplink':
+the links from a rail or leaf switch into the fabric."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """Who the n ranks of one attempt of a job are, and where they stand. Constant for the attempt; compared by `is`.
-
-    job, attempt: of the gang. ranks: int64 [n], rising.
-    nodes, gpus, nics: name of each rank's node, UUID of its GPU, name of the NIC beside it ('node-3/mlx5_0').
-    data, stage, tensor, expert: int64 [n], coordinates of the rank in the job's parallel layout.
-    rail: int64 [n], number of the rail of its NIC.
-    sharing: for each kind of RESOURCES that is known, the name of that resource for each rank, unique over the
-    cluster; a kind that is missing, or an empty name, is not known. Ranks of two jobs with one name share it.
-    """
+    """Ranks of one attempt of a job and their places. Constant during the attempt; compared by `is`. n ranks."""
 
     job: str
+    """Job id."""
     attempt: int
+    """Number of the attempt."""
     ranks: IntArray
+    """int64 [n], increasing."""
     nodes: tuple[str, ...]
+    """Node of each rank."""
     gpus: tuple[str, ...] = ()
+    """UUID of each rank's GPU."""
     nics: tuple[str, ...] = ()
+    """NIC next to each rank's GPU ('node-3/mlx5_0')."""
     data: IntArray | None = None
+    """int64 [n]: data-parallel coordinate of each rank in the job's layout."""
     stage: IntArray | None = None
+    """int64 [n]: pipeline stage of each rank."""
     tensor: IntArray | None = None
+    """int64 [n]: tensor-parallel coordinate of each rank."""
     expert: IntArray | None = None
+    """int64 [n]: expert-parallel coordinate of each rank."""
     rail: IntArray | None = None
+    """int64 [n]: number of the rail of each rank's NIC."""
     sharing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For each known kind of RESOURCES, the name of each rank's resource, unique in the cluster. A missing kind or an
+    empty name is unknown. Ranks of two jobs with the same name share the resource."""
 
     def __post_init__(self) -> None:
         count = len(self.ranks)
@@ -175,31 +180,31 @@ class Shape:
         return len(self.ranks)
 
     def coordinate(self, name: str) -> IntArray:
-        """int64 [n]: 'data', 'stage', 'tensor', 'expert' or 'rail' of each rank, -1 where unknown."""
+        """Return int64 [n]: 'data', 'stage', 'tensor', 'expert' or 'rail' of each rank; -1 if unknown."""
         values: IntArray | None = getattr(self, name)
         return np.full(len(self), -1, np.int64) if values is None else values
 
     @cached_property
     def place(self) -> Mapping[int, int]:
-        """Each rank's place among the ranks."""
+        """Index of each rank in `ranks`."""
         return {rank: place for place, rank in enumerate(self.ranks.tolist())}
 
     @cached_property
     def resources(self) -> frozenset[tuple[str, str]]:
-        """(kind, name) of everything that the ranks stand on and others may share."""
+        """(kind, name) of all resources that the ranks use and other jobs may share."""
         return frozenset((kind, name) for kind, names in self.sharing.items() for name in names if name)
 
     @cached_property
     def roles(self) -> IndexArray:
-        """[n]: number of the rank's role: ranks of one role (stage, expert layout) do the same work and are peers."""
+        """[n]: number of each rank's role. Ranks of one role (stage, expert layout) do the same work and are peers."""
         return _number(self.coordinate("stage"))
 
     @cached_property
     def groups(self) -> Mapping[str, IndexArray]:
-        """For each way in which ranks overlap, the number of each rank's group [n]; ways that are unknown are left out.
+        """Number of each rank's group [n], by type of group. Unknown types are omitted.
 
-        'node': ranks of a node; 'tensor': that share a layer (one data rank and stage); 'data': replicas of the same
-        weights (one stage and tensor rank); 'pipeline': one model (one data rank); 'rail': NICs on one rail.
+        'node': ranks of a node; 'tensor': ranks that share a layer (same data rank and stage); 'data': replicas of the
+        same weights (same stage and tensor rank); 'pipeline': one model (same data rank); 'rail': NICs on one rail.
         """
         data, stage, tensor = self.coordinate("data"), self.coordinate("stage"), self.coordinate("tensor")
         found = {"node": _number(np.unique(np.asarray(self.nodes), return_inverse=True)[1])}
@@ -217,7 +222,7 @@ class Shape:
 
 
 def _number(*columns: npt.NDArray[np.generic]) -> IndexArray:
-    """Number the distinct rows of these columns: [n] from 0, in their order."""
+    """Number the distinct rows of these columns from 0, in sorted order. Returns [n]."""
     result = _ranked(columns[0])
     for column in columns[1:]:
         then = _ranked(column)
@@ -226,8 +231,10 @@ def _number(*columns: npt.NDArray[np.generic]) -> IndexArray:
 
 
 def _ranked(values: npt.NDArray[np.generic]) -> IndexArray:
-    """[n]: the place of each value among the distinct ones. Small whole numbers are counted instead of sorted, which
-    for the groups of 100,000 ranks takes a tenth of the time."""
+    """Return [n]: the position of each value among the sorted distinct values.
+
+    Small integers are counted instead of sorted, which takes a tenth of the time for the groups of 100,000 ranks.
+    """
     if len(values) and values.dtype.kind == "i":
         whole: IndexArray = values.astype(np.intp)
         if whole.min() >= 0 and whole.max() < 4 * len(whole):
@@ -240,24 +247,25 @@ def _ranked(values: npt.NDArray[np.generic]) -> IndexArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTable:
-    """Steps of one job that were finished since the last look; k steps in the order of their completion, n ranks.
-
-    number: int64 [k], the job's own numbering: it may skip, and may fall back after a restart from a checkpoint.
-    end_ns: int64 [k, n]. seconds: float64 [k, n], from the end of the rank's previous step to the end of this one; NaN
-    where the rank's report of this step is missing.
-    wait_seconds: float64 [k, n], the part of `seconds` spent waiting in collectives; NaN where unknown.
-    tokens: float64 [k, n] processed by the rank; squares: the sum of squared sequence lengths; None where no rank
-    reports them. forward_seconds, backward_seconds: float64 [k, n], None where not measured (offline traces).
-    """
+    """Steps of one job that were finished since the last call: k steps in order of completion, n ranks."""
 
     number: IntArray
+    """int64 [k]: step numbers of the job. They may have gaps, and may decrease after a restart from a checkpoint."""
     end_ns: IntArray
+    """int64 [k, n]: end of the step."""
     seconds: FloatArray
+    """float64 [k, n]: time from the end of the rank's previous step to the end of this one; NaN if the rank's report of
+    this step is missing."""
     wait_seconds: FloatArray
+    """float64 [k, n]: part of `seconds` spent waiting in collectives; NaN if unknown."""
     tokens: FloatArray | None = None
+    """float64 [k, n]: tokens processed by the rank; None if no rank reports them."""
     squares: FloatArray | None = None
+    """float64 [k, n]: sum of squared sequence lengths; None if no rank reports it."""
     forward_seconds: FloatArray | None = None
+    """float64 [k, n]: time of the forward pass; None if not measured (only in offline traces)."""
     backward_seconds: FloatArray | None = None
+    """float64 [k, n]: time of the backward pass; None if not measured."""
 
     def __len__(self) -> int:
         return len(self.number)
@@ -265,36 +273,37 @@ class StepTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobTelemetry:
-    """One attempt of a job.
-
-    steps: None where no rank has ever reported a step: the job is then watched by its counters alone.
-    open_steps, open_collectives: int64 [n, 3]: number of what is begun and not ended, since when, when it was last
-    seen so; -1 for never. steps_finished: int64 [n], number of the newest finished step of each rank, -1 for none.
-    consumed: what the ranks' processes had used up at asked times [n] (each of its host's wall clock); None where
-    nothing counts it. shared_machine: bool [n], whether other nodes of the cluster stand on the rank's machine.
-    frames: newest frame of each node that this rests on: what a person looks up.
-    process_states: gives int64 [n], the newest ProcessState of each rank's processes, UNKNOWN_STATE where no agent
-    reports it; None where nothing does.
-    """
+    """Telemetry of one attempt of a job with n ranks."""
 
     shape: Shape
+    """Ranks and their places."""
     steps: StepTable | None = None
+    """New steps. None if no rank has ever reported a step; only counters are then available."""
     open_steps: IntArray | None = None
+    """int64 [n, 3]: number of the step in progress, its start, and when it was last reported; -1 for never."""
     open_collectives: IntArray | None = None
+    """int64 [n, 3]: the same for the collective in progress."""
     steps_finished: IntArray | None = None
+    """int64 [n]: number of each rank's newest finished step; -1 for none."""
     consumed: Callable[[IntArray], Consumed] | None = None
+    """Returns what the ranks' processes had consumed at the given times [n] (each on its host's wall clock). None if
+    nothing counts it."""
     shared_machine: npt.NDArray[np.bool_] | None = None
+    """bool [n]: whether other nodes of the cluster are on the rank's machine."""
     frames: tuple[tuple[str, int], ...] = ()
+    """Newest frame of each node behind this, for the evidence of a verdict."""
     process_states: Callable[[], IntArray] | None = None
+    """Returns int64 [n], the newest ProcessState of each rank's processes; UNKNOWN_STATE if no agent reports it. None
+    if nothing reports states."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
 XID = "xid"  # detail: code (decimal); gpu: its UUID
-RECOVERY_ACTION = "recovery-action"  # detail: action, a word of RECOVERY_ACTIONS; gpu: its UUID
+RECOVERY_ACTION = "recovery-action"  # detail: action, one of RECOVERY_ACTIONS; gpu: its UUID
 LINK = "link"  # detail: state 'up' or 'down'; entity: the NIC ('mlx5_0') or NVLink ('GPU-.../3')
-DEVICE_LOST = "device-lost"  # a GPU or NIC that the machine had and no longer shows
-PART_REPLACED = "part-replaced"  # detail: gpu: UUID of the new one; an operator says so
+DEVICE_LOST = "device-lost"  # a GPU or NIC that the machine no longer has
+PART_REPLACED = "part-replaced"  # detail: gpu: UUID of the new one, as an operator reports
 EVENT_KINDS = (XID, RECOVERY_ACTION, LINK, DEVICE_LOST, PART_REPLACED)
 
 RECOVERY_ACTIONS = (
@@ -312,29 +321,31 @@ RECOVERY_ACTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """An event of one node, as its agent told it. event.kind: one of EVENT_KINDS; others are passed over."""
+    """An event of one node, as its agent reported it."""
 
     node: str
+    """Name of the node."""
     event: EventRecord
+    """The event. Detectors ignore kinds that are not in EVENT_KINDS."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Telemetry:
-    """All that is new since the last look.
-
-    now_ns: the time of looking. jobs: every job that is known, also those with nothing new; the order is kept as long
-    as the set is. counters: N columns, the ranks of `jobs` one after the other.
-    heard_ns: when each known agent was last heard, by node.
-    """
+    """All telemetry that is new since the last call."""
 
     now_ns: int
+    """Time of the call."""
     jobs: tuple[JobTelemetry, ...]
+    """All known jobs, including those without news. The order stays the same as long as the set does."""
     counters: Counters
+    """Counters with N columns: the ranks of `jobs` in order."""
     events: tuple[NodeEvent, ...] = ()
+    """New events."""
     heard_ns: Mapping[str, int] = field(default_factory=dict)
+    """Time at which the last frame of each known agent was received, by node."""
 
     def columns(self) -> list[slice]:
-        """Each job's columns in the counters."""
+        """Return each job's columns in the counters."""
         ends = np.cumsum([len(job.shape) for job in self.jobs]).tolist()
         return [slice(end - len(job.shape), end) for end, job in zip(ends, self.jobs, strict=True)]
 
@@ -344,21 +355,25 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """Groups of nearly one size. index [groups, size]: columns, with N for a place that is padded below all values and
-    N + 1 for one above, so that the lower median of every group stands at the same place, `middle`, when sorted.
-    real [groups, size]: which places are no padding. group [groups]: their numbers in the grouping."""
+    """Groups of similar size, padded to one size."""
 
     index: IndexArray
+    """[groups, size]: columns, N for padding below all values, N + 1 for padding above all values."""
     real: npt.NDArray[np.bool_]
+    """[groups, size]: whether an entry is a column rather than padding."""
     middle: int
+    """Position of the lower median of every group after sorting. The padding makes it the same for all."""
     group: IndexArray
+    """[groups]: numbers of the groups in the grouping."""
 
 
 class Grouping:
-    """A partition of N columns into groups of any sizes, laid out for arithmetic on all groups at once.
+    """Partition of N columns into groups of any size, arranged for arithmetic on all groups at once.
 
-    Sizes within a factor of 1.25 share a bucket, so that padding costs at most a quarter. of: int [N], group of each
-    column. sizes [groups]. order, starts: the columns by group, and where in that order each group begins.
+    Sizes within a factor of 1.25 share a bucket, so padding costs at most a quarter.
+
+    of: int [N], group of each column. sizes: [groups].
+    order, starts: the columns by group, and the position in that order at which each group begins.
     """
 
     PADDING = 1.25
@@ -375,15 +390,15 @@ class Grouping:
 
     @cached_property
     def _in_order(self) -> bool:
-        """Whether the groups stand one after the other."""
+        """Whether the columns of each group are consecutive."""
         return bool((self.of[1:] >= self.of[:-1]).all())
 
     def spread(self, values: Float32Array, out: Float32Array) -> Float32Array:
-        """[groups] -> [N]: each group's value for all of its columns. out: [N], to be used for it where that helps."""
+        """Return [N]: each group's value [groups] for all of its columns. out: [N], an array that may be reused."""
         return np.repeat(values, self.sizes) if self._in_order else np.take(values, self.of, out=out, mode="clip")
 
     def members(self, group: int) -> IndexArray:
-        """The columns of one group."""
+        """Return the columns of one group."""
         start = int(self.starts[group])
         return self.order[start : start + int(self.sizes[group])]
 

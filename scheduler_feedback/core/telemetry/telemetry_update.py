@@ -1,4 +1,4 @@
-"""Look: what is new in a fleet since the last look, as telemetry for the detectors."""
+"""Conversion of a fleet's news into telemetry for the detectors."""
 
 from __future__ import annotations
 
@@ -32,29 +32,33 @@ NO_DEVICE = Device()
 
 @dataclass(slots=True, eq=False)
 class _Seen:
-    """What was handed out of one attempt: sequence of its newest step, its shape, each rank's clock offset [n], and
-    whether its machine is another node's as well [n].
-
-    nodes: those of its ranks, sorted; of_node [n]: each rank's among them. changes: of the gang, when all of this was
-    made.
-    """
+    """Telemetry of one attempt that earlier calls have returned."""
 
     gang: Gang
+    """The attempt."""
     cursor: int = 0
+    """Sequence of its newest returned step."""
     shape: Shape = field(default_factory=lambda: Shape("", 0, np.zeros(0, np.int64), ()))
+    """Its shape."""
     nodes: tuple[str, ...] = ()
+    """Nodes of its ranks, sorted."""
     of_node: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
+    """[n]: index of each rank's node in `nodes`."""
     offset_ns: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[n]: offset of each rank's clock."""
     shared: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """[n]: whether each rank's machine also has another node."""
     changes: int = -1
+    """Value of the gang's `changes` when all of this was computed."""
     stepped: bool = False
+    """Whether any step has been returned."""
 
 
 class Look:
-    """Turns a fleet into a stream of telemetry. One reader: what was handed out once is not handed out again.
+    """Stream of telemetry from a fleet, for one reader. Each step, window and event is returned once.
 
-    aside: gang -> attempt of which no telemetry is handed out any more because a bug was met while it was put
-    together. failed: (gang, error) of these, until somebody takes them.
+    aside: gang -> attempt that is excluded because building its telemetry raised an exception.
+    failed: (gang, error) of these, until the caller clears it.
     """
 
     def __init__(self, fleet: Fleet, fabric: Fabric | None = None) -> None:
@@ -67,8 +71,10 @@ class Look:
         self.failed: list[tuple[str, Exception]] = []
 
     def next(self, now_ns: int, received_now_ns: int | None = None) -> Telemetry:
-        """What came since the last call. now_ns: wall time; received_now_ns: the same instant on the clock by which
-        frames were received, None for the newest receipt."""
+        """Return the telemetry since the last call.
+
+        now_ns: wall time. received_now_ns: the same time on the receiver's clock; None for the newest receipt.
+        """
         fleet = self._fleet
         gangs = fleet.gangs
         for name in self._seen.keys() - gangs.keys():
@@ -77,14 +83,14 @@ class Look:
         jobs = tuple(self._jobs(gangs, touched))
         events = fleet.occurrences.take()
         here_ns = fleet.newest_received_ns if received_now_ns is None else received_now_ns
-        heard = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
-        return Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, heard)
+        last_received_ns = {name: now_ns - (here_ns - node.received_ns) for name, node in fleet.nodes.items()}
+        return Telemetry(now_ns, jobs, self._counters(jobs, now_ns), events, last_received_ns)
 
     def _jobs(self, gangs: Mapping[str, Gang], touched: set[str]) -> Iterator[JobTelemetry]:
-        """Telemetry of every gang that may be judged. A gang that shows a bug costs itself alone."""
+        """Yield the telemetry of every gang with complete data. An exception excludes only the gang that raised it."""
         for name in self.aside.keys() - gangs.keys():
             del self.aside[name]
-        # Ranks of which no frame is folded would look as if they hung.
+        # Ranks whose frames are not folded would look like hanging ranks.
         incomplete = set().union(*self._fleet.aside.values())
         for name, gang in gangs.items():
             if not len(gang) or self.aside.get(name) == gang.attempt:
@@ -102,7 +108,7 @@ class Look:
                 yield job
 
     def _counters(self, jobs: tuple[JobTelemetry, ...], now_ns: int) -> Counters:
-        """One window a second: what each node's newest frame since the last one says of its ranks."""
+        """Return one window per second: the newest features of each node's ranks since the last window."""
         ranks = sum(len(job.shape) for job in jobs)
         if now_ns - self._window_ns < WINDOW_NS:
             return no_counters(ranks)
@@ -110,10 +116,10 @@ class Look:
         kinds = self._fleet.counting.kinds
         self._place(jobs)
         values = np.full((len(FEATURES), 1, ranks), np.nan, np.float32)
-        # Of a job that reports its steps nobody asks when its traffic was sampled.
-        asked = any(job.steps is None for job in jobs)
-        lag_seconds = np.full(ranks, np.nan, np.float32) if asked else None
-        offset_ns = np.concatenate([self._seen[job.shape.job].offset_ns for job in jobs]) if asked else None
+        # The sampling time of traffic is needed only for jobs that report no steps.
+        needed = any(job.steps is None for job in jobs)
+        lag_seconds = np.full(ranks, np.nan, np.float32) if needed else None
+        offset_ns = np.concatenate([self._seen[job.shape.job].offset_ns for job in jobs]) if needed else None
         for kind in kinds:
             rows = np.flatnonzero(kind.fresh)
             kind.fresh[rows] = False
@@ -128,13 +134,13 @@ class Look:
         return Counters(np.array([now_ns], np.int64), WINDOW_NS * 1e-9, values, lag_seconds)
 
     def _place(self, jobs: tuple[JobTelemetry, ...]) -> None:
-        """Say for each rank on each node in which column its values go; anew where somebody came, went or moved."""
+        """Assign a column to each rank on each node; recompute only the nodes whose ranks changed."""
         counting, before = self._fleet.counting, self._placed
         now = self._placed = tuple(job.shape for job in jobs)
-        anew = counting.read_anew()
+        changed = counting.take_changed()
         starts = _starts(now)
         if now != before:
-            # All but the nodes of jobs that changed keep their places within their jobs.
+            # Ranks of unchanged jobs keep their positions within their jobs.
             old = _starts(before)
             moved_to = np.full(sum(map(len, before)) + 1, -1, np.intp)
             for name in old.keys() | starts.keys():
@@ -142,10 +148,10 @@ class Look:
                 if was is not None and was is shape:
                     moved_to[place : place + len(was)] = np.arange(start, start + len(was))
                 else:
-                    anew.update(*(one.nodes for one in (was, shape) if one is not None))
+                    changed.update(*(one.nodes for one in (was, shape) if one is not None))
             for kind in counting.kinds:
-                kind.columns = moved_to.take(kind.columns)  # what has none, -1, stays there: the last place of all
-        for node in anew:
+                kind.columns = moved_to.take(kind.columns)  # -1 selects the last entry, which is -1
+        for node in changed:
             counts = counting.nodes.get(node)
             if counts is not None and counts.kind is not None:
                 of = node if self._fleet.guarded else None
@@ -183,13 +189,13 @@ class Look:
         )
 
     def _is_of(self, member: Member, gang: Gang, node: str) -> bool:
-        """Whether it is a rank of the gang that this node may describe."""
+        """Return whether this is a rank of the gang that the node may report."""
         if (member.gang, member.attempt) != (gang.name, gang.attempt):
             return False
         return not self._fleet.guarded or gang.is_on(member.rank, node)
 
     def _devices(self, gang: Gang, nodes: tuple[str, ...]) -> dict[int, Device]:
-        """What each rank stands on whose GPU is known."""
+        """Return the devices of each rank with a known GPU."""
         found = {}
         for node in nodes:
             counts = self._fleet.counting.nodes.get(node)
@@ -203,8 +209,11 @@ class Look:
         return found
 
     def _coordinates(self, gang: Gang, nodes: tuple[str, ...]) -> dict[str, IntArray]:
-        """The coordinates that every rank says of itself, by name. A part of a layout is none: who said nothing would
-        look like a stage of its own. Nor is one in which two ranks say that they stand in one place."""
+        """Return the coordinates that every rank reports, by name.
+
+        Incomplete layouts are ignored, because a rank without coordinates would look like a stage of its own. So are
+        layouts in which two ranks report the same coordinates.
+        """
         found: dict[int, tuple[int, ...]] = {}
         for node in nodes:
             counts = self._fleet.counting.nodes.get(node)
@@ -214,23 +223,23 @@ class Look:
         if any(rank not in found for rank in gang.ranks):
             return {}
         table = np.array([found[rank] for rank in gang.ranks], np.int64)
-        told = {name: table[:, index] for index, name in enumerate(COORDINATES) if (table[:, index] >= 0).all()}
-        places = [told[name] for name in ("data", "stage", "tensor") if name in told]
+        reported = {name: table[:, index] for index, name in enumerate(COORDINATES) if (table[:, index] >= 0).all()}
+        places = [reported[name] for name in ("data", "stage", "tensor") if name in reported]
         if len(places) == 3 and len(np.unique(np.stack(places, axis=1), axis=0)) < len(table):
             return {}
-        return told
+        return reported
 
     def _shape(self, gang: Gang, nodes: tuple[str, ...], old: Shape) -> Shape:
-        """Who the gang's ranks are and where they stand; the old one where nothing of that has changed."""
+        """Return the gang's shape; the old object if nothing has changed."""
         devices = self._devices(gang, nodes)
         coordinates = self._coordinates(gang, nodes)
         if len(old) == len(gang) and old.attempt == gang.attempt and old.nodes == gang.nodes:
             gpus = tuple(devices.get(rank, NO_DEVICE).gpu for rank in gang.ranks)
-            stands = all(np.array_equal(old.coordinate(name), values) for name, values in coordinates.items())
-            if (not devices or old.gpus == gpus) and stands:
+            unmoved = all(np.array_equal(old.coordinate(name), values) for name, values in coordinates.items())
+            if (not devices or old.gpus == gpus) and unmoved:
                 return old
         known = [devices.get(rank, NO_DEVICE) for rank in gang.ranks] if devices else []
-        # Virtual nodes share a machine with each other and with whatever else runs on it: who disturbs cannot be told.
+        # Virtual nodes share a machine with each other and with other programs, so no disturbing job can be identified.
         sharing = {"host": tuple("" if self._fleet.shares_machine(node) else node for node in gang.nodes)}
         if known:
             sharing["nic"] = tuple(one.nic for one in known)
@@ -249,9 +258,9 @@ class Look:
         )  # fmt: skip
 
     def _of(self, gang: Gang, touched: set[str]) -> _Seen:
-        """What was handed out of the gang, brought up to date. touched: nodes that are not as they were."""
+        """Return the record of the gang's returned telemetry, updated. touched: nodes that have changed."""
         seen = self._seen.get(gang.name)
-        # One that was forgotten may have begun again since the last look, with other ranks under the same attempt.
+        # A forgotten gang may have restarted since the last call, with other ranks under the same attempt.
         if seen is None or seen.gang is not gang:
             seen = self._seen[gang.name] = _Seen(gang)
         changed = seen.changes != gang.changes
@@ -277,7 +286,7 @@ _Starts = dict[str, tuple[Shape, int]]
 
 
 def _starts(shapes: tuple[Shape, ...]) -> _Starts:
-    """By job: its shape, and the first of its columns."""
+    """Return the shape and the first column of each job."""
     found, at = {}, 0
     for shape in shapes:
         found[shape.job] = shape, at
@@ -286,7 +295,7 @@ def _starts(shapes: tuple[Shape, ...]) -> _Starts:
 
 
 def _column(member: Member, node: str | None, starts: _Starts) -> int:
-    """The column of a rank; -1 for one that is in no job's shape, or there on another node than the one named."""
+    """Return the column of a rank; -1 if no job's shape contains it, or contains it on a node other than `node`."""
     found = starts.get(member.gang)
     if found is None or found[0].attempt != member.attempt:
         return -1
@@ -297,7 +306,7 @@ def _column(member: Member, node: str | None, starts: _Starts) -> int:
 
 
 def _walled(opened: IntArray, offset_ns: IntArray) -> IntArray:
-    """Times of what is open on the wall clock; -1 stays -1."""
+    """Convert the times of open steps or collectives to wall time; -1 stays -1."""
     found = opened.copy()
     found[:, 1:] += offset_ns[:, None]
     found[opened[:, 0] < 0, 1:] = -1
