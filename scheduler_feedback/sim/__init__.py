@@ -1,1 +1,1 @@
-"""Simulation: the production cycle with other edges: a virtual clock, jobs from a trace, faults from a timetable."""
+"""Simulation: the production cycle with a virtual clock, jobs from a trace, and scheduled faults."""

@@ -1,11 +1,11 @@
-"""Account: what a simulation has come to: the figures of `gangwatch simulate --json`.
+"""Results of a simulation: the figures of `gangwatch simulate --json`.
 
 =================== =================================================================================================
 avg/p50/p99_jct     submission to end
 makespan            first submission to last end
-avg_queue_seconds   all of a job's waiting, that after a preemption included
+avg_queue_seconds   all of a job's waiting time, including after a preemption
 utilization         slot-seconds held by gangs / (all slots x makespan)
-fragmentation       of the free slots, the share on nodes that are partly used, on average over time and free slots
+fragmentation       share of the free slots that are on partly used nodes, averaged over time and free slots
 decisions           starts and stops decided; decision_ms is of one run of the cycle
 =================== =================================================================================================
 """
@@ -24,28 +24,41 @@ from scheduler_feedback.sim.truth import Course
 
 @dataclass(slots=True)
 class Account:
-    """Counted while the simulation runs. capacity: slots by node; free: of them, now."""
+    """Counters of a running simulation."""
 
     capacity: Mapping[str, int]
+    """Slots by node."""
     free: dict[str, int] = field(init=False)
+    """Free slots by node."""
     free_slots: int = field(init=False)
+    """Free slots of all nodes."""
     scattered_slots: int = 0
+    """Free slots on partly used nodes."""
     since_ns: int | None = None
+    """Time of the last update; None before the first."""
     held_slot_ns: int = 0
+    """Slot-time held by gangs."""
     free_slot_ns: int = 0
+    """Slot-time not held."""
     scattered_slot_ns: int = 0
+    """Free slot-time on partly used nodes."""
     preemptions: int = 0
+    """Stops for another gang."""
     migrations: int = 0
+    """Moves of gangs."""
     backfilled: int = 0
+    """Starts ahead of a waiting job."""
     decisions: int = 0
+    """Starts and stops decided."""
     cycle_seconds: list[float] = field(default_factory=list)
+    """Run time of each cycle."""
 
     def __post_init__(self) -> None:
         self.free = dict(self.capacity)
         self.free_slots = sum(self.capacity.values())
 
     def pass_time(self, now_ns: int) -> None:
-        """Add what stood since the last change."""
+        """Add the time since the last change."""
         if self.since_ns is not None:
             passed = now_ns - self.since_ns
             self.free_slot_ns += self.free_slots * passed
@@ -53,7 +66,7 @@ class Account:
         self.since_ns = now_ns
 
     def take(self, nodes: Mapping[str, int]) -> None:
-        """So many slots of each node are held from now on; negative: given back."""
+        """Take this many slots of each node; a negative number returns them."""
         for name, count in nodes.items():
             before, all_of_it = self.free[name], self.capacity[name]
             after = before - count
@@ -62,12 +75,13 @@ class Account:
             self.scattered_slots += (after if after < all_of_it else 0) - (before if before < all_of_it else 0)
 
     def give(self, nodes: Mapping[str, int]) -> None:
+        """Return this many slots of each node."""
         self.take({name: -count for name, count in nodes.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `gangwatch simulate --json` prints, in this order."""
+    """Figures that `gangwatch simulate --json` prints, in this order."""
 
     jobs: int
     avg_jct_seconds: float | None
@@ -92,7 +106,7 @@ class Report:
 
 
 def _quantile(values: NDArray[np.float64], share: float) -> float | None:
-    """The smallest value that so great a share of them does not exceed; None of nothing."""
+    """Return the smallest value that at least this share of the values does not exceed; None without values."""
     if not values.size:
         return None
     return float(np.sort(values)[max(math.ceil(share * values.size) - 1, 0)])
@@ -109,7 +123,7 @@ def report(
     refused: Sequence[dict[str, str | int]],
     notes: Sequence[str],
 ) -> Report:
-    """The figures of a simulation that has ended."""
+    """Return the figures of a finished simulation."""
     ended = [course for course in courses if course.ended_ns is not None]
     jct = np.array([((course.ended_ns or 0) - course.submitted_ns) / 1e9 for course in ended])
     queued = np.array([course.waiting_ns / 1e9 for course in ended])

@@ -1,4 +1,4 @@
-"""Disturbances: carries a simulation's faults out on its nodes, and lets the feedback know of them."""
+"""Application of a simulation's faults to its nodes, and their notification to the feedback."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class Disturbances:
-    """The faults of one simulation. Where several slow one node at once, the worst counts."""
+    """Faults of one simulation. If several slow one node at once, the worst counts."""
 
     def __init__(self, faults: Faults, feedback: Feedback | None) -> None:
         self._by_job = dict(faults.by_job or {})
         self._by_node = faults.by_node
         self._feedback = feedback
-        self._standing: dict[str, dict[int, Slowness]] = {}
+        self._active: dict[str, dict[int, Slowness]] = {}
         self._number = 0
 
     def begin(self, engine: Engine) -> None:
-        """Put the faults of nodes on the timetable."""
+        """Schedule the faults of nodes."""
         for fault in self._by_node:
             slowness = self._named(fault.node, fault.slowdown, fault.begin_ns + fault.lasts_ns)
             engine.later(Occurrence(fault.begin_ns, partial(self._begins, slowness)))
@@ -39,16 +39,19 @@ class Disturbances:
         return Slowness(self._number, node, slowdown, until_ns)
 
     def started(self, engine: Engine, job_id: str, gang: Gang, now_ns: int) -> Iterator[Event]:
-        """A gang has started: it may be on a slow node, and it may itself be hit later."""
+        """Report a started gang to the feedback if it is on a slow node, and schedule its own fault."""
         for node in gang.nodes:
-            for slowness in self._standing.get(node, {}).values():
+            for slowness in self._active.get(node, {}).values():
                 if self._feedback is not None:
                     yield from self._feedback.slows(Hurt(engine, slowness, job_id, gang, True, now_ns))
         if job_id in self._by_job:
             self._await_hit(engine, job_id, gang, now_ns)
 
     def _await_hit(self, engine: Engine, job_id: str, gang: Gang, now_ns: int) -> None:
-        """Look again when the job could have done the work at which it is hit; a slow gang comes there later."""
+        """Schedule a check for the earliest time at which the job has done the work of its fault.
+
+        A slow gang reaches it later; the check is then repeated.
+        """
         done_ns = gang.course.work_ns - gang.left_ns
         missing_ns = max(self._by_job[job_id].at_work_ns - done_ns, 0)
         at_ns = now_ns + gang.warm_ns + round(missing_ns / gang.speed)
@@ -60,7 +63,7 @@ class Disturbances:
             return
         gang.advance(now_ns)
         engine.reschedule(job_id, gang)
-        # Division and rounding may leave it some nanoseconds short, which must not be waited for for ever.
+        # Division and rounding may leave it some nanoseconds short, which would repeat the check forever.
         if gang.course.work_ns - gang.left_ns + 1000 < fault.at_work_ns:
             self._await_hit(engine, job_id, gang, now_ns)
             return
@@ -70,7 +73,7 @@ class Disturbances:
         yield from self._begins(self._named(node, fault.slowdown, now_ns + fault.lasts_ns), engine, now_ns)
 
     def _begins(self, slowness: Slowness, engine: Engine, now_ns: int) -> Iterator[Event]:
-        self._standing.setdefault(slowness.node, {})[slowness.number] = slowness
+        self._active.setdefault(slowness.node, {})[slowness.number] = slowness
         self._set(engine, slowness.node, now_ns)
         engine.later(Occurrence(slowness.until_ns, partial(self._ends, slowness)))
         if self._feedback is None:
@@ -81,11 +84,11 @@ class Disturbances:
                 yield from self._feedback.slows(Hurt(engine, slowness, job_id, gang, False, now_ns))
 
     def _ends(self, slowness: Slowness, engine: Engine, now_ns: int) -> Iterable[Event]:
-        del self._standing[slowness.node][slowness.number]
+        del self._active[slowness.node][slowness.number]
         self._set(engine, slowness.node, now_ns)
         return () if self._feedback is None else self._feedback.sound(engine, slowness, now_ns)
 
     def _set(self, engine: Engine, node: str, now_ns: int) -> None:
-        worst = max((one.slowdown for one in self._standing[node].values()), default=1.0)
+        worst = max((one.slowdown for one in self._active[node].values()), default=1.0)
         for job_id, gang in engine.machines.slow(node, worst, now_ns):
             engine.reschedule(job_id, gang)

@@ -1,14 +1,14 @@
 """Engine: a virtual clock over the production cycle.
 
-It owns what a cluster would: when jobs arrive, how far they are, when they end, which nodes are slow. At every instant
-at which something happens it hands all of it to ``cycle.run``, carries out what that decides, and hands over what comes
-of it at the same instant, until nothing more is decided. It knows no rule of scheduling; it never looks at a policy.
+It simulates the cluster: arrivals, progress and ends of jobs, and slow nodes. At every time with events, it passes the
+events to ``cycle.run``, carries out the decisions, and passes on their immediate consequences until nothing more is
+decided. It contains no scheduling rules and never reads the policy's.
 
 ::
 
-    next instant = the earliest of: an arrival, an end, a stop carried out, the timetable, the cycle's own clock
-    events       = what happened then, in that order
-    cycle.run(state, events, instant) -> actions -> starts and stops -> (again, if that had any consequence at once)
+    next time = the earliest of: an arrival, an end, a completed stop, the timetable, the cycle's timeouts
+    events    = what happens at that time, in that order
+    cycle.run(state, events, time) -> actions -> starts and stops -> (again, if they had immediate consequences)
 """
 
 from __future__ import annotations
@@ -42,49 +42,54 @@ from scheduler_feedback.sim.trace import LATEST_NS, Trace, TraceJob
 from scheduler_feedback.sim.truth import Course, Gang, Machines, saved_ns
 
 ROUNDING_NS = 1000
-"""What sums of seconds in floats may be off by, in a trace of years."""
+"""Largest rounding error of sums of seconds in floats, in a trace of years."""
 
 MOST_TURNS = 10_000
-"""Cycles at one instant after which it is a bug that nothing settles."""
+"""Most cycles at one time. If decisions continue after that, the cycle has a bug."""
 
 SAVED_AND_STOPPED = 128 + 15
-"""Exit code of a rank that SIGTERM ended, as a shell counts."""
+"""Exit code of a rank that SIGTERM ended, as a shell reports it."""
 
 
 class Journal:
-    """Where cycles are written; this one forgets them."""
+    """Destination of finished cycles. This one discards them."""
 
     def write(self, now_ns: int, events: Sequence[Event], outcome: cycle.Outcome, state: State) -> None:
-        """A cycle that has run."""
+        """Write a finished cycle."""
 
     def close(self) -> None:
-        """No more will come."""
+        """Close the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An attempt that is over, for the chart. why: 'ended', or the stop's reason."""
+    """A finished attempt, for the chart."""
 
     job_id: str
+    """Job of the attempt."""
     began_ns: int
+    """Start."""
     ended_ns: int
+    """End."""
     nodes: dict[str, int]
+    """Ranks on each node."""
     why: str
+    """'ended', or the reason of the stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to simulate.
-
-    restart_cost_seconds: what every attempt after a job's first loses before it works on; None: what each job says.
-    stall_seconds: what a replan costs each gang that runs (published runs of Muri): at every instant at which the cycle
-    runs it loses so much progress, at most what it made since the instant before. spans: keep them for the chart.
-    """
+    """Settings of a simulation."""
 
     policy: Policy
+    """Settings of the cycle."""
     restart_cost_seconds: float | None = None
+    """Time without progress at the start of each attempt after a job's first; None: each job's own value."""
     stall_seconds: Callable[[TraceJob], float] | None = None
+    """Cost of a replan for each running gang (published runs of Muri). At each time at which the cycle runs, the gang
+    loses this much progress, but at most its progress since the time before."""
     spans: bool = False
+    """Whether to keep the attempts for the chart."""
 
 
 class Engine:
@@ -114,7 +119,7 @@ class Engine:
         self._journal = journal if journal is not None else Journal()
         self._exact = settings.policy.estimates is Estimates.EXACT
         self._base_ns = trace.first_ns - trace.jobs[0].submitted_ns if trace.jobs else 0
-        self._told: list[Event] = []
+        self._start_events: list[Event] = []
         self._heap: list[tuple[int, int, str]] = []
         self._disturbances = disturbances
         self._later: list[tuple[int, int, Occurrence]] = []
@@ -123,13 +128,13 @@ class Engine:
 
     @property
     def first_ns(self) -> int:
-        """The instant of the first submission."""
+        """Time of the first submission."""
         return self._trace.first_ns
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Report:
-        """Simulate until every job has ended or none can start any more. progress: told (jobs ended, of all).
+        """Simulate until every job has ended or no more can start.
 
-        Raises TraceError where that takes centuries.
+        progress: called with (ended jobs, all jobs). Raises TraceError if the simulation passes the year 2200.
         """
         began = time.perf_counter()
         jobs, next_job = self._admitted(), 0
@@ -145,8 +150,8 @@ class Engine:
                 break
             if now_ns > LATEST_NS:
                 raise TraceError(f"{self._trace.name}: {ended} of {len(jobs)} jobs have ended by the year 2200")
-            events = self._told
-            self._told = []
+            events = self._start_events
+            self._start_events = []
             if self._settings.stall_seconds is not None:
                 self._stall(now_ns, events)
             ended_now = self._take_ends(now_ns, events)
@@ -170,7 +175,7 @@ class Engine:
         )
 
     def _name_the_unfinished(self) -> None:
-        """Nothing is left to happen: whoever has not run to its end never will, and the reason is told."""
+        """Add each job that has not ended, with the reason, to `refused`. No event is left that could end it."""
         for job_id, course in self.courses.items():
             if course.ended_ns is None:
                 job = self.state.jobs.get(job_id)
@@ -178,10 +183,10 @@ class Engine:
                 reason = f"never ended: {why}" if why else "never ended"
                 self.refused.append({"job": job_id, "line": course.job.line, "reason": reason})
 
-    # --- what comes in ------------------------------------------------------------------------------------------------
+    # --- arrivals -----------------------------------------------------------------------------------------------------
 
     def _admitted(self) -> list[TraceJob]:
-        """The jobs that this cluster could ever run; the settings and the nodes are told before the first comes."""
+        """Pass the settings and nodes to the cycle, and return the jobs that this cluster can ever run."""
         self._settle(self.first_ns, [PolicySet(self._settings.policy, "simulation"), *self._nodes])
         jobs = []
         known: dict[tuple[object, ...], str | None] = {}
@@ -208,9 +213,9 @@ class Engine:
             next_ns = heap[0][0]
         if self._later and (next_ns is None or self._later[0][0] < next_ns):
             next_ns = self._later[0][0]
-        wake_ns = cycle.next_wake_ns(self.state, self.state.now_ns)  # what was due by now, the last cycle has done
+        wake_ns = cycle.next_wake_ns(self.state, self.state.now_ns)  # the last cycle has handled everything due by now
         if wake_ns is not None:
-            # The cycle reckons ends from seconds, so it may expect one some nanoseconds before it really comes.
+            # The cycle computes ends from seconds, so it may expect one some nanoseconds too early.
             if heap and 0 <= heap[0][0] - wake_ns < ROUNDING_NS:
                 wake_ns = heap[0][0]
             if next_ns is None or wake_ns < next_ns:
@@ -222,7 +227,7 @@ class Engine:
         return entry[2] not in self._probes and (gang is None or gang.due != entry[1])
 
     def _submit(self, job: TraceJob, now_ns: int) -> Submitted:
-        spec = job.told(self._settings.restart_cost_seconds, self._exact)
+        spec = job.submitted_spec(self._settings.restart_cost_seconds, self._exact)
         work_ns = nanoseconds(job.run_seconds)
         ids = [f"{job.job_id}.{index}" for index in range(spec.array_size)] if spec.array_size else [job.job_id]
         for job_id in ids:
@@ -236,11 +241,11 @@ class Engine:
             events += heappop(self._later)[2].happen(self, now_ns)
 
     def later(self, occurrence: Occurrence) -> None:
-        """Put this on the timetable."""
+        """Add an entry to the timetable."""
         self._sequence += 1
         heappush(self._later, (occurrence.at_ns, self._sequence, occurrence))
 
-    # --- what ends ----------------------------------------------------------------------------------------------------
+    # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _take_ends(self, now_ns: int, events: list[Event]) -> int:
         ended = 0
@@ -258,7 +263,7 @@ class Engine:
         return ended
 
     def _end(self, job_id: str, now_ns: int, events: list[Event]) -> None:
-        """The attempt is gone: its job is done, or it was stopped and what it had not saved is lost."""
+        """End an attempt: its job is done, or it was stopped and its unsaved work is lost."""
         gang = self.gangs.pop(job_id)
         course = gang.course
         if gang.stopping:
@@ -295,7 +300,7 @@ class Engine:
             self.spans.append(Span(job_id, gang.began_ns, now_ns, gang.nodes, why))
 
     def _stall(self, now_ns: int, events: list[Event]) -> None:
-        """A replan stops every gang for a moment; one that ends at this very instant is past it."""
+        """Charge every gang for a replan, except gangs that end at this time."""
         stall = self._settings.stall_seconds
         assert stall is not None
         for job_id, gang in self.gangs.items():
@@ -307,10 +312,10 @@ class Engine:
                 self.reschedule(job_id, gang)
                 events.append(Progressed(job_id, gang.attempt, gang.done_seconds))
 
-    # --- what is decided ----------------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------------
 
     def _settle(self, now_ns: int, events: list[Event]) -> None:
-        """Cycles at one instant, until a cycle's actions have no consequence at that instant."""
+        """Run cycles at one time until their actions have no immediate consequence."""
         for _ in range(MOST_TURNS):
             began = time.perf_counter()
             outcome = cycle.run(self.state, events, now_ns)
@@ -323,7 +328,7 @@ class Engine:
             self.account.decisions += len(outcome.actions)
             if not events and (self.state.idle or not outcome.changed):
                 return
-        raise RuntimeError(f"{MOST_TURNS} cycles at {now_ns} ns, and still something is decided: a bug of the cycle")
+        raise RuntimeError(f"{MOST_TURNS} cycles at {now_ns} ns still led to new decisions: this is a bug in the cycle")
 
     def _carry_out(self, action: Action, now_ns: int, events: list[Event]) -> None:
         if isinstance(action, StopGang):
@@ -344,23 +349,23 @@ class Engine:
         course.waits_since_ns = None
         course.first_start_ns = now_ns if course.first_start_ns is None else course.first_start_ns
         self.waiting -= 1
-        self._told.append(AttemptRunning(action.job_id, action.attempt, ()))
+        self._start_events.append(AttemptRunning(action.job_id, action.attempt, ()))
         self.reschedule(action.job_id, gang)
         if self._disturbances is not None:
             events += self._disturbances.started(self, action.job_id, gang, now_ns)
 
     def reschedule(self, job_id: str, gang: Gang) -> None:
-        """Its expected end is another one now."""
+        """Update the expected end of a gang."""
         self._due(job_id, gang, gang.end_ns)
 
     def _due(self, job_id: str, gang: Gang, at_ns: int) -> None:
-        """It is gone at this instant, whatever was expected before."""
+        """Set the time at which a gang ends; earlier expectations become outdated."""
         self._sequence += 1
         gang.due = self._sequence
         heappush(self._heap, (at_ns, self._sequence, job_id))
 
     def _stop(self, action: StopGang, now_ns: int, events: list[Event]) -> None:
-        """It is told to save, and is gone when that is done; what a save costs is the job's own word."""
+        """Stop a gang after it has saved. The time of a save is the job's own estimate."""
         if action.job_id in self._probes:
             events.append(self._probe_ended(action.job_id, now_ns))
             return
@@ -375,9 +380,9 @@ class Engine:
         if save_ns:
             self._due(action.job_id, gang, now_ns + save_ns)
         else:
-            # What was told of the start must be taken in before what is told of the end.
-            events += self._told
-            self._told = []
+            # The cycle must process the start before the end.
+            events += self._start_events
+            self._start_events = []
             self._end(action.job_id, now_ns, events)
 
     # --- probes -------------------------------------------------------------------------------------------------------
@@ -387,17 +392,17 @@ class Engine:
         self._sequence += 1
         at_ns = now_ns + PROBE_NS
         heappush(self._heap, (at_ns, self._sequence, action.job_id))
-        self._told.append(AttemptRunning(action.job_id, action.attempt, ()))
+        self._start_events.append(AttemptRunning(action.job_id, action.attempt, ()))
 
     def _probe_ended(self, job_id: str, now_ns: int) -> AttemptEnded:
-        """It fails where the node is still slow: that is what it measures."""
+        """End a probe. It fails if its node is still slow."""
         action = self._probes.pop(job_id)
         slow = self.machines.worst(slot.node for slot in action.placement) > PROBE_FINDS_SLOWDOWN
         return AttemptEnded(job_id, action.attempt, (), ended_wall_ns=now_ns, all_exited_with=1 if slow else 0)
 
 
 PROBE_NS = 60 * 10**9
-"""How long our own probe of a node takes: a minute with its start (``backends/local/slot_probe.py``)."""
+"""Duration of a probe, including its start (``backends/local/slot_probe.py``)."""
 
 PROBE_FINDS_SLOWDOWN = 1.1
 """A node slower than this fails its probe."""

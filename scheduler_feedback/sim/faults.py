@@ -1,15 +1,15 @@
-"""Faults: which node becomes slow, when, how much, for how long. Drawn before anything runs, from a seed.
+"""Faults: slow nodes with their start, size and duration, drawn from a seed before the simulation runs.
 
-Two kinds, because the literature counts in two ways:
+There are two kinds, because the literature has two measures:
 
-* **by job** (`transient`): Greyhound (Wu et al., ATC'25) counts jobs that were hit, and for how long. Each job draws
-  whether it is hit, at which share of its work, at which of its ranks, and how hard; when the job has come so far, the
-  node that this rank is on becomes slow. So the same jobs are hit at the same points whatever the scheduler does, and
-  runs of one seed can be compared pair by pair.
-* **by node** (`persistent`, files): a node is bad from an instant on, until it is repaired.
+* **by job** (`transient`): Greyhound (Wu et al., ATC'25) counts jobs that a fault hit, and its duration. For each job,
+  the draw decides whether it is hit, at which share of its work, at which rank, and the size. Once the job has done
+  that share, the node of that rank becomes slow. The same jobs are hit at the same points whatever the scheduler does,
+  so runs with one seed can be compared pair by pair.
+* **by node** (`persistent`, files): a node is slow from a given time until it is repaired.
 
-Sizes are drawn log-uniformly between the smallest that the literature calls fail-slow (10 %: Greyhound's change test)
-and the largest that was measured.
+Sizes are drawn log-uniformly between the smallest fail-slow fault in the literature (10 %: Greyhound's change test) and
+the largest measured one.
 """
 
 from __future__ import annotations
@@ -30,30 +30,38 @@ LEAST_SLOWDOWN = 1.1
 TRANSIENT_MOST = 2.35
 """The slowest worker of bytedance-AR (compute of rank 0 against the median of its stage) and of pai-job1."""
 PERSISTENT_MOST = 3.04
-"""Where bad workers dominate, the mean of the job's slowdown (What-if analysis / SMon, OSDI'25)."""
+"""Mean slowdown of jobs with a dominant bad worker (What-if analysis / SMon, OSDI'25)."""
 
 MOST_SLOWDOWN = 1000.0
-"""Of a fault in a file: what is slower does not run."""
+"""Largest slowdown of a fault in a file. A slower node does not run at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFault:
-    """A node is slow from begin_ns on, for so long. slowdown: run time there / run time on a sound node."""
+    """A period in which a node is slow."""
 
     node: str
+    """Name of the node."""
     begin_ns: int
+    """Start of the fault."""
     lasts_ns: int
+    """Duration of the fault."""
     slowdown: float
+    """Run time on the node over run time on a healthy node."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFault:
-    """A job is hit when so much of its work is done: the node of this rank becomes slow."""
+    """A fault that slows the node of one rank once its job has done some of its work."""
 
     at_work_ns: int
+    """Work done when the fault begins."""
     rank: int
+    """The rank whose node becomes slow."""
     lasts_ns: int
+    """Duration of the fault."""
     slowdown: float
+    """Run time on the node over run time on a healthy node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,31 +74,35 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """Jobs of Greyhound's study that are alike. least_gpus: of the class. hit: share of its jobs."""
+    """Jobs of similar size in Greyhound's study."""
 
     least_gpus: int
+    """Least GPUs of a job in the class."""
     hit: float
+    """Share of its jobs that a fault hit."""
     mean_seconds: float
+    """Mean duration of the faults."""
 
 
 _GREYHOUND = (
     _Class(512, 16 / 27, 72 * 60.0),
-    _Class(9, 43 / 107, 24 * 60.0),  # their four-node jobs stand for all that need more than one node of 8
+    _Class(9, 43 / 107, 24 * 60.0),  # their four-node jobs represent all jobs on more than one node of 8
     _Class(1, 6 / 392, 10 * 60.0),
 )
-"""Hit jobs / jobs, and how long they were slow on average (Greyhound: 4 + 2 of 392; 42 + 1 of 107; 13 + 3 of 27)."""
+"""Share of hit jobs and mean duration of the slowness (Greyhound: 4 + 2 of 392; 42 + 1 of 107; 13 + 3 of 27)."""
 
 _LENGTH_SIGMA = 1.5
-"""Of a log-normal: with means of 10 to 72 minutes it spans the published "sub-minutes to nearly ten hours"."""
+"""Sigma of the log-normal duration. With means of 10 to 72 minutes, it covers the published "sub-minutes to nearly ten
+hours"."""
 
 _BAD_SHARE = 0.017
-"""Of the nodes at any time: SMon found bad workers dominant in 1.7 % of slow jobs; no study counts nodes."""
+"""Share of slow nodes at any time. SMon found dominant bad workers in 1.7 % of slow jobs; no study counts nodes."""
 _REPAIR_DAYS = 28.0
-"""Mean time until a bad node is repaired: over so many days Meta's operators look for lemon nodes (Kokolis et al.)."""
+"""Mean time until repair: the period over which Meta's operators search for lemon nodes (Kokolis et al.)."""
 
 
 def life(ranks: int) -> tuple[float, float]:
-    """Mean, in seconds, and sigma of the logarithm, of how long a job of this size is slow once it is hit."""
+    """Return the mean duration in seconds, and the sigma of its logarithm, of a fault that hits a job of this size."""
     return _class_of(ranks).mean_seconds, _LENGTH_SIGMA
 
 
@@ -99,7 +111,7 @@ def _class_of(ranks: int) -> _Class:
 
 
 def transient(jobs: Sequence[TraceJob], seed: int) -> Faults:
-    """Faults by job at the published rates and lengths."""
+    """Draw faults by job with the published rates and durations."""
     found: dict[str, JobFault] = {}
     for job in jobs:
         draw = random.Random(f"{seed}/{job.job_id}")
@@ -114,7 +126,7 @@ def transient(jobs: Sequence[TraceJob], seed: int) -> Faults:
 
 
 def persistent(nodes: Sequence[NodeSeen], first_ns: int, last_ns: int, seed: int) -> Faults:
-    """Bad nodes, in equilibrium from the first instant on: so many are bad already, others become so."""
+    """Draw faults by node, in equilibrium from the start: some nodes are already slow, others become slow."""
     found: list[NodeFault] = []
     repair_ns = nanoseconds(_REPAIR_DAYS * 86400)
     sound_ns = repair_ns * (1 - _BAD_SHARE) / _BAD_SHARE
@@ -137,9 +149,9 @@ def _size(draw: random.Random, most: float) -> float:
 
 
 def read(path: Path, nodes: Sequence[NodeSeen], first_ns: int) -> Faults:
-    """Faults by node from a table: node, begin_seconds (after the first submission), seconds, slowdown (at least 1).
+    """Read faults by node from a table: node, begin_seconds (after the first submission), seconds, slowdown (>= 1).
 
-    Raises TraceError naming line and column.
+    Raises TraceError with line and column.
     """
     known = {node.node for node in nodes}
     found: list[NodeFault] = []
@@ -148,7 +160,7 @@ def read(path: Path, nodes: Sequence[NodeSeen], first_ns: int) -> Faults:
             if isinstance(row, CellError):
                 raise row
             if row.text("node") not in known:
-                raise row.wrong("node", f"{row.text('node')!r} is no node of this cluster")
+                raise row.wrong("node", f"{row.text('node')!r} is not a node of this cluster")
             begin_ns = first_ns + nanoseconds(row.number("begin_seconds", most=LONGEST_SECONDS))
             lasts_ns = nanoseconds(row.number("seconds", most=LONGEST_SECONDS))
             found.append(NodeFault(row.text("node"), begin_ns, lasts_ns, row.number("slowdown", 1.0, MOST_SLOWDOWN)))
@@ -158,13 +170,13 @@ def read(path: Path, nodes: Sequence[NodeSeen], first_ns: int) -> Faults:
 
 
 FAULT_PRESETS = ("transient", "persistent")
-"""Names that `--faults` knows beside files."""
+"""Values of `--faults` that are not files."""
 
 
 def faults_of(
     text: str | None, jobs: Sequence[TraceJob], nodes: Sequence[NodeSeen], first_ns: int, last_ns: int, seed: int
 ) -> Faults:
-    """What `--faults` names. Raises TraceError."""
+    """Return the faults that `--faults` selects. Raises TraceError."""
     if text is None:
         return Faults()
     if text == "transient":

@@ -1,14 +1,15 @@
-"""Feedback: what a detector would say of the slow nodes of a simulation, and when; its delay and errors are measured.
+"""Feedback: simulated verdicts about slow nodes, with measured delays and errors.
 
-The real detectors read counters a second; a trace of months has none. So here the detector is a table of what the
-detection benchmark measured: how probably it finds a slowdown of a size, and after how long. What it then says goes to
-the same cycle as a real verdict.
+The real detectors read counters every second, which a trace of months does not contain. The simulated detector is a
+table
+of results of the detection benchmark: the probability and delay of detection by size of the slowdown. Its verdicts go
+to the same cycle as real ones.
 
 ========== ============================================================================================================
-`off`      nothing is ever said
-`on`       verdicts as measured: late, with the size a little wrong, sometimes not at all, sometimes of the innocent
-`told`     at once and exactly: which node is slow, and how much; not for how long
-`oracle`   at once and exactly: which node is slow, how much, and for how long
+`off`      no verdicts
+`on`       verdicts as measured: with delay and a slightly wrong size, some missing, some against healthy members
+`told`     immediate and exact verdicts: which node is slow and how much, but not for how long
+`oracle`   immediate and exact verdicts: which node is slow, how much, and for how long
 ========== ============================================================================================================
 """
 
@@ -33,25 +34,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """A node is slow. number: of the fault, unique in the simulation. until_ns: when it ends."""
+    """A period in which a node is slow."""
 
     number: int
+    """Number of the fault, unique in the simulation."""
     node: str
+    """Name of the node."""
     slowdown: float
+    """Run time on the node over run time on a healthy node."""
     until_ns: int
+    """End of the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What the detector does with slowdowns of at least so much.
-
-    found: share that it finds. p50_seconds, p95_seconds: of the delay from the onset to the verdict.
-    """
+    """Detection of slowdowns from one size on."""
 
     slowdown: float
+    """Least slowdown."""
     found: float
+    """Share of faults that are detected."""
     p50_seconds: float
+    """Median delay from onset to verdict."""
     p95_seconds: float
+    """95 % quantile of the delay."""
 
 
 MEASURED = (
@@ -60,35 +66,41 @@ MEASURED = (
     Quality(1.20, 1.0, 4.5, 9.3),
     Quality(1.50, 1.0, 4.5, 6.3),
 )
-"""`python -m benchmarks.straggler --json`, gangs of eight ranks, the worse of the steady and the intermittent fault in
-each column (docs/measurements/2026-11-21-one-machine.md). Between two sizes that of the smaller holds."""
+"""Results of `python -m benchmarks.straggler --json` for gangs of eight ranks: in each column the worse of the steady
+and the intermittent fault (docs/measurements/2026-11-21-one-machine.md). Between two sizes, the values of the smaller
+apply."""
 
 _LEAST_PEERS = 4
-"""Smaller gangs are judged by their own past alone, so one that starts on a slow node gives nothing to see
-(docs: detection; two peers cannot out-vote each other)."""
+"""Smaller gangs are only compared with their own past, because two peers cannot outvote each other. A start on a slow
+node is then not detectable (docs: detection)."""
 
 _P95 = 1.645  # of the standard normal distribution
 
 
 @dataclass(frozen=True, slots=True)
 class DetectorModel:
-    """The detector's errors.
-
-    clear_seconds: how long after the slowness has ended the verdict is taken back. size_error: standard deviation of
-    the logarithm of the slowdown that it says. confidence: that it says, least and most. false_per_1000_gpu_days: how
-    often an innocent gang's member is accused; such a verdict is taken back after false_seconds.
-    """
+    """Errors of the simulated detector."""
 
     quality: Sequence[Quality] = MEASURED
+    """Detection by size of the slowdown."""
     clear_seconds: float = 15.0
+    """Delay from the end of the slowness to the end of the verdict."""
     size_error: float = 0.05
+    """Standard deviation of the logarithm of the reported slowdown."""
     confidence: tuple[float, float] = (0.9, 0.999)
+    """Least and greatest reported confidence."""
     false_per_1000_gpu_days: float = 0.0
+    """Rate of verdicts against members of healthy gangs."""
     false_seconds: float = 600.0
+    """Time after which such a verdict is cleared."""
     false_slowdown: tuple[float, float] = (1.1, 1.5)
+    """Least and greatest slowdown of such a verdict."""
 
     def delay_seconds(self, slowdown: float, draw: random.Random) -> float | None:
-        """From the onset to the verdict; None where it is never found. Log-normal through both quantiles."""
+        """Draw the delay from onset to verdict; None if the fault is not detected.
+
+        Log-normal through both quantiles.
+        """
         quality = self.quality[max(bisect_right([one.slowdown for one in self.quality], slowdown) - 1, 0)]
         found, at = draw.random() < quality.found, draw.gauss(0.0, 1.0)
         if not found:
@@ -98,39 +110,48 @@ class DetectorModel:
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """A gang runs on a slow node, from now on. began_so: the node was slow already when the gang started there."""
+    """A gang on a slow node, from now on."""
 
     engine: Engine
+    """The simulation."""
     slowness: Slowness
+    """The fault."""
     job_id: str
+    """Job of the gang."""
     gang: Gang
+    """The gang."""
     began_so: bool
+    """Whether the node was already slow when the gang started there."""
     now_ns: int
+    """Current time."""
 
 
 class Feedback(Protocol):
-    """Who tells the cycle about slow nodes. All events are for now."""
+    """Source of verdicts about slow nodes. All returned events are for the current time."""
 
     def begin(self, engine: Engine) -> None:
-        """The simulation is about to begin."""
+        """Prepare for the start of the simulation."""
 
     def slow(self, slowness: Slowness, now_ns: int) -> Iterable[Event]:
-        """A node has become slow."""
+        """Handle the start of a node's slowness."""
 
     def slows(self, hurt: Hurt) -> Iterable[Event]:
-        """It makes a gang slow."""
+        """Handle the effect of a slow node on a gang."""
 
     def sound(self, engine: Engine, slowness: Slowness, now_ns: int) -> Iterable[Event]:
-        """The node is sound again."""
+        """Handle the end of a node's slowness."""
 
 
 class Detector:
-    """As measured. Draws are by fault, job and attempt, so that they do not depend on what else happens."""
+    """Detector with measured delays and errors.
+
+    Each fault, job and attempt has its own draws, independent of others.
+    """
 
     def __init__(self, model: DetectorModel, seed: int) -> None:
         self._model = model
         self._seed = seed
-        self._said: dict[int, list[tuple[str, str]]] = {}
+        self._active: dict[int, list[tuple[str, str]]] = {}
         self._innocent = 0
 
     def begin(self, engine: Engine) -> None:
@@ -151,31 +172,31 @@ class Detector:
         if delay is None:
             return ()
 
-        def say(engine: Engine, at_ns: int) -> Iterable[Event]:
+        def report(engine: Engine, at_ns: int) -> Iterable[Event]:
             if engine.gangs.get(job_id) is not gang or gang.stopping or slowness.until_ns <= at_ns:
                 return
             verdict = verdict_of(hurt, size, confidence, at_ns)
-            self._said.setdefault(slowness.number, []).append((verdict.verdict_id, job_id))
+            self._active.setdefault(slowness.number, []).append((verdict.verdict_id, job_id))
             yield verdict
 
-        hurt.engine.later(Occurrence(hurt.now_ns + nanoseconds(delay), say))
+        hurt.engine.later(Occurrence(hurt.now_ns + nanoseconds(delay), report))
         return ()
 
     def sound(self, engine: Engine, slowness: Slowness, now_ns: int) -> Iterable[Event]:
-        said = self._said.pop(slowness.number, [])
+        active = self._active.pop(slowness.number, [])
 
-        def take_back(engine: Engine, at_ns: int) -> Iterable[Event]:  # noqa: ARG001 - an occurrence's signature
-            for verdict_id, gang in said:
-                yield Cleared(verdict_id, gang, at_ns, "keeps pace again")
+        def clear(engine: Engine, at_ns: int) -> Iterable[Event]:  # noqa: ARG001 - an occurrence's signature
+            for verdict_id, gang in active:
+                yield Cleared(verdict_id, gang, at_ns, "runs at normal speed again")
 
-        if said:
-            engine.later(Occurrence(now_ns + nanoseconds(self._model.clear_seconds), take_back))
+        if active:
+            engine.later(Occurrence(now_ns + nanoseconds(self._model.clear_seconds), clear))
         return ()
 
     # --- false verdicts -----------------------------------------------------------------------------------------------
 
     def _next_false(self, engine: Engine, now_ns: int) -> None:
-        """All slots count, busy or not: a draw that meets an idle one says nothing."""
+        """Schedule the next false verdict. All slots count, busy or not; a draw of an idle slot has no effect."""
         slots = sum(engine.account.capacity.values())
         per_second = self._model.false_per_1000_gpu_days * slots / 1000 / 86400
         draw = random.Random(f"{self._seed}/false/{self._innocent}")
@@ -198,17 +219,17 @@ class Detector:
             hurt = Hurt(engine, slowness, job_id, gang, False, at_ns)
             verdict = verdict_of(hurt, size, draw.uniform(*self._model.confidence), at_ns)
 
-            def take_back(engine: Engine, back_ns: int) -> Iterable[Event]:  # noqa: ARG001
-                yield Cleared(verdict.verdict_id, job_id, back_ns, "keeps pace")
+            def clear(engine: Engine, back_ns: int) -> Iterable[Event]:  # noqa: ARG001
+                yield Cleared(verdict.verdict_id, job_id, back_ns, "runs at normal speed")
 
-            engine.later(Occurrence(at_ns + nanoseconds(self._model.false_seconds), take_back))
+            engine.later(Occurrence(at_ns + nanoseconds(self._model.false_seconds), clear))
             yield verdict
 
         engine.later(Occurrence(at_ns, accuse))
 
 
 class Oracle:
-    """Knows at once and exactly which node is slow and how much; and for how long, if it is to say that."""
+    """Immediate and exact verdicts: which node is slow, how much and, if `for_how_long`, until when."""
 
     def __init__(self, for_how_long: bool = True) -> None:
         self._for_how_long = for_how_long
@@ -217,22 +238,22 @@ class Oracle:
         pass
 
     def slow(self, slowness: Slowness, now_ns: int) -> Iterable[Event]:
-        yield self._said(verdict_alone(slowness, now_ns))
+        yield self._reported(verdict_alone(slowness, now_ns))
 
     def slows(self, hurt: Hurt) -> Iterable[Event]:
-        yield self._said(verdict_of(hurt, hurt.slowness.slowdown, 1.0, hurt.now_ns, exact=True))
+        yield self._reported(verdict_of(hurt, hurt.slowness.slowdown, 1.0, hurt.now_ns, exact=True))
 
-    def _said(self, verdict: Verdict) -> Verdict:
+    def _reported(self, verdict: Verdict) -> Verdict:
         return verdict if self._for_how_long else replace(verdict, lasts_seconds=None)
 
     def sound(self, engine: Engine, slowness: Slowness, now_ns: int) -> Iterable[Event]:
-        yield Cleared(_alone(slowness), "", now_ns, "the node is sound again")
+        yield Cleared(_alone(slowness), "", now_ns, "the node is healthy again")
         for verdict in [v for v in engine.state.verdicts.values() if v.verdict_id.startswith(f"s{slowness.number}-")]:
-            yield Cleared(verdict.verdict_id, verdict.gang, now_ns, "the node is sound again")
+            yield Cleared(verdict.verdict_id, verdict.gang, now_ns, "the node is healthy again")
 
 
 def verdict_of(hurt: Hurt, size: float, confidence: float, now_ns: int, exact: bool = False) -> Verdict:
-    """The verdict that this gang's member on this node is a straggler."""
+    """Return the verdict that this gang's member on the slow node is a straggler."""
     slowness, job_id, gang, onset_ns = hurt.slowness, hurt.job_id, hurt.gang, hurt.now_ns
     ranks = hurt.engine.state.jobs[job_id].ranks
     rank = next((one.rank for one in ranks if one.slot.node == slowness.node), 0)
@@ -261,7 +282,7 @@ def _alone(slowness: Slowness) -> str:
 
 
 def verdict_alone(slowness: Slowness, now_ns: int) -> Verdict:
-    """That the node is slow, whether or not anything runs on it."""
+    """Return the verdict that the node is slow, regardless of the gangs on it."""
     return Verdict(
         verdict_id=_alone(slowness),
         kind=Kind.STRAGGLER,

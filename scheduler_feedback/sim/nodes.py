@@ -1,10 +1,10 @@
-"""Nodes of a simulation: so many alike ('64x8'), or a file that names each one and where in the network it lies.
+"""Nodes of a simulation: a number of equal nodes ('64x8'), or a file with each node and its place in the network.
 
-A file is a table with a header. Column names of public files are understood beside our own:
+A file is a table with a header. Column names of public files are accepted too:
 
 ========= ============================================================================================================
 node      ip (Alibaba's Lingjun), sn (Alibaba's OpenB)
-slots     gpu (OpenB); 8 where the file tells none: what a Lingjun host has (Qian et al., SIGCOMM'24)
+slots     gpu (OpenB); 8 if the file has none, as in a Lingjun host (Qian et al., SIGCOMM'24)
 gpu_type  model (OpenB)
 rack      ASW, the access switch (Lingjun)       spine   DSW, the core switch, and PSW, the pod's (Lingjun)
 rail, island, island_slots: as in ``NodeSeen``
@@ -21,17 +21,17 @@ from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.sim.table import CellError, Row, rows
 
 RACK_NODES = 32
-"""Nodes under one leaf switch where nobody says: a scalable unit of NVIDIA's DGX SuperPOD (reference architecture)."""
+"""Default nodes per leaf switch: a scalable unit of NVIDIA's DGX SuperPOD (reference architecture)."""
 
 DEFAULT_SLOTS = 8
 MOST_SLOTS = 1_000_000
-"""Of all nodes together; a larger cluster is a slip of the keyboard."""
+"""Most slots of all nodes. A larger number is taken for a typing error."""
 
 _GRID = re.compile(r"(\d+)x(\d+)(?:/(\d+))?")
 
 
 def nodes_of(text: str) -> tuple[NodeSeen, ...]:
-    """'NODESxGPUS', 'NODESxGPUS/NODES A RACK', or the path of a file. Raises TraceError."""
+    """Parse 'NODESxGPUS', 'NODESxGPUS/NODES PER RACK', or read a file. Raises TraceError."""
     found = _GRID.fullmatch(text)
     if found is not None:
         count, slots, rack = int(found[1]), int(found[2]), int(found[3] or RACK_NODES)
@@ -47,7 +47,7 @@ def nodes_of(text: str) -> tuple[NodeSeen, ...]:
 
 
 def grid(count: int, slots: int, rack: int = RACK_NODES) -> tuple[NodeSeen, ...]:
-    """Nodes that are all alike, named so that the order of their names is that of their numbers."""
+    """Return equal nodes, named so that sorting by name sorts by number."""
     digits, rack_digits = len(str(count - 1)), len(str((count - 1) // rack))
     return tuple(
         NodeSeen(
@@ -58,7 +58,7 @@ def grid(count: int, slots: int, rack: int = RACK_NODES) -> tuple[NodeSeen, ...]
 
 
 def read(path: Path) -> tuple[NodeSeen, ...]:
-    """The nodes of this file. Raises TraceError naming line and column: a cluster with a hole in it is no cluster."""
+    """Read the nodes of a file. Raises TraceError with line and column: no line may be skipped."""
     found: dict[str, NodeSeen] = {}
     slots = 0
     for row in rows(path, ()):
@@ -67,14 +67,14 @@ def read(path: Path) -> tuple[NodeSeen, ...]:
                 raise row
             node = _node(row)
             if node.node in found:
-                raise row.wrong("node", f"{node.node!r} stands twice")
+                raise row.wrong("node", f"{node.node!r} is listed twice")
         except CellError as error:
             raise TraceError(f"{path}: {error}") from error
         found[node.node] = node
         if (slots := slots + node.slots) > MOST_SLOTS:
             raise TraceError(f"{path}: line {row.line}: {slots} GPUs so far; at most {MOST_SLOTS} can be simulated")
     if not found:
-        raise TraceError(f"{path}: no node in it")
+        raise TraceError(f"{path}: contains no node")
     return tuple(found.values())
 
 

@@ -1,4 +1,4 @@
-"""Occurrence: an entry of the simulation's timetable."""
+"""Entries of the simulation's timetable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """At an instant, do this, which gives events for that instant; not any more once no job is left."""
+    """A function to call at a given time, which returns events for that time. It is not called if no job is left."""
 
     at_ns: int
     happen: Callable[[Engine, int], Iterable[Event]]

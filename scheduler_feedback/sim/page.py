@@ -1,4 +1,4 @@
-"""Page: one HTML file, with nothing to load, that draws a simulation: who ran where and when, and who waited."""
+"""Self-contained HTML page with charts of a simulation: attempts by node and time, and waiting jobs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from scheduler_feedback.sim.engine import Engine, Span
 from scheduler_feedback.sim.truth import Course
 
 MOST_SPANS = 100_000
-"""Drawn at most, the longest first: a browser holds some megabytes of them with ease."""
+"""Most attempts in the chart, the longest first. They take some megabytes in the browser."""
 
 MOST_POINTS = 2000
-"""Of a plot: more than a screen has columns."""
+"""Most points of a plot: more than a screen has columns."""
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _PLACE = "/*DATA*/"
 
 
 def write_page(path: Path, engine: Engine, report: Report) -> None:
-    """Write the page. Raises TraceError where the file can't be written."""
+    """Write the page. Raises TraceError if the file cannot be written."""
     document = json.dumps(page_data(engine, report), separators=(",", ":"), ensure_ascii=False)
-    # A job's name may hold '</script>': inside of a string of JSON the escaped slash is the same text.
+    # A job's name may contain '</script>'. In a JSON string, the escaped '<' is the same text.
     text = _TEMPLATE.read_text(encoding="utf-8").replace(_PLACE, document.replace("<", "\\u003c"))
     try:
         path.write_text(text, encoding="utf-8", errors="replace")
@@ -36,7 +36,7 @@ def write_page(path: Path, engine: Engine, report: Report) -> None:
 
 
 def page_data(engine: Engine, report: Report) -> dict[str, Any]:
-    """All that the page shows. Times in seconds after the first submission.
+    """Return the data of the page. Times are in seconds after the first submission.
 
     bars: [node, lane, lanes, begin, end, job, why] with node and job as numbers. queue, used: [time, value] steps.
     """
@@ -74,9 +74,9 @@ def _seconds(ns: int) -> float:
 
 
 def lay_out(spans: Sequence[Span], capacity: Mapping[str, int]) -> list[tuple[str, int, int, Span]]:
-    """(node, first lane, lanes, span) of each, so that no two share a lane; spans by their beginning.
+    """Return (node, first lane, lanes, span) so that no two spans share a lane. spans: sorted by start.
 
-    A gang may find its lanes apart, and is then drawn in several pieces.
+    A span whose free lanes are not adjacent is returned in several pieces.
     """
     free = {name: list(range(slots)) for name, slots in capacity.items()}
     busy: dict[str, list[tuple[int, int]]] = {name: [] for name in capacity}
@@ -99,7 +99,7 @@ def lay_out(spans: Sequence[Span], capacity: Mapping[str, int]) -> list[tuple[st
 def _waiting(
     spans: Sequence[Span], courses: Mapping[str, Course], first_ns: int, by_ranks: bool
 ) -> list[tuple[float, int]]:
-    """How many jobs (or their ranks) wait, from each change on."""
+    """Return the number of waiting jobs (or of their ranks) after each change."""
     moves = []
     for course in courses.values():
         moves.append((course.submitted_ns, course.job.spec.ranks if by_ranks else 1))
@@ -134,7 +134,7 @@ def _steps(moves: list[tuple[int, int]], first_ns: int) -> list[tuple[float, int
 
 
 def thinned(steps: list[tuple[float, int]], most: int = MOST_POINTS) -> list[tuple[float, int]]:
-    """At most so many steps: of each stretch of time the largest, for peaks are what one looks for."""
+    """Return at most `most` steps: the largest of each interval, so that peaks remain visible."""
     if len(steps) <= most:
         return steps
     begin, length = steps[0][0], (steps[-1][0] - steps[0][0]) / most

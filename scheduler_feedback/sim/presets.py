@@ -1,18 +1,19 @@
-"""Presets: the rules of published simulations, so that their figures can be reproduced and compared with.
+"""Presets: rules of published simulations, to reproduce their figures and compare with them.
 
-**muri**: the runs of Zhao et al., "Multi-Resource Interleaving for Deep Learning Training", SIGCOMM'22, as read in
-Rivendile/Muri, ``simulator/run_sim.py`` (Apache-2.0), whose results stand in ``simulator/draw_fig9-10.py``:
+**muri**: the runs of Zhao et al., "Multi-Resource Interleaving for Deep Learning Training", SIGCOMM'22, according to
+Rivendile/Muri, ``simulator/run_sim.py`` (Apache-2.0), with the results in ``simulator/draw_fig9-10.py``:
 
-* It replans at every arrival and every end, and where a job falls into the next queue of LAS. A replan goes through
-  running and waiting jobs together in the order of the policy; whoever fits into the GPUs that are left runs, whoever
-  does not is passed over. Nothing is reserved, nothing is moved, GPUs of several nodes may be shared by a gang.
-* LAS has three queues, with limits of 3,250 and 7,200 GPU-seconds; inside of a queue those that run come before those
-  that wait.
-* Restarts cost nothing where a job was preempted. But every replan costs every gang that goes on running the time that
-  its model was measured to take for a start (`START_SECONDS`), as far as it had run since the replan before; and every
-  job takes 1.5 % longer than its trace says (what their scheduler was measured to cost it).
+* It replans at every arrival and end, and when a job falls into the next queue of LAS. A replan goes through running
+and
+  waiting jobs in the order of the policy. A job that fits into the remaining GPUs runs; any other job is skipped.
+  Nothing is reserved or moved, and a gang may use GPUs of several nodes.
+* LAS has three queues, with limits of 3,250 and 7,200 GPU-seconds. In each queue, running jobs come before waiting
+jobs. * The restart of a preempted job costs nothing. But every replan costs every gang that continues the measured
+start time
+  of its model (`START_SECONDS`), at most its run time since the last replan. And every job takes 1.5 % longer than in
+  its trace (the measured overhead of their scheduler).
 
-The last rule is no scheduler's: it says how fast gangs really run, and so it is the engine's.
+The last rule is not a scheduling rule: it describes the real speed of gangs, so the engine applies it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from scheduler_feedback.core.state import Backfilling, Policy
 from scheduler_feedback.sim.trace import Trace, TraceJob
 
 MURI_SLOWER = 1.015
-"""run time / that in the trace: `itertime_overhead_list[0]` of Muri's ``jobs.py``."""
+"""Run time over run time in the trace: `itertime_overhead_list[0]` of Muri's ``jobs.py``."""
 
 MURI_LAS_GPU_SECONDS = (3250.0, 7200.0)
 
@@ -39,27 +40,28 @@ START_SECONDS: dict[str, dict[int, float]] = {
     "a2c": {1: 38, 2: 39, 4: 39, 8: 46, 16: 46, 32: 46},
     "dqn": {1: 5, 2: 5, 4: 6, 8: 6, 16: 8, 32: 8},
 }
-"""What a start was measured to take, by model and GPUs (`overhead_dict` of Muri's ``run_sim.py``)."""
+"""Measured start time by model and GPUs (`overhead_dict` of Muri's ``run_sim.py``)."""
 
 OTHER_START_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The rules of published runs.
-
-    policy: the settings that it implies, put over those that were asked for. slower: factor on every run time.
-    stall_seconds: what a replan costs a gang that goes on. restart_cost_seconds: of a preempted job.
-    """
+    """Rules of published simulations."""
 
     name: str
+    """Name of the preset."""
     policy: Callable[[Policy], Policy]
+    """Returns the requested settings with the preset's overrides."""
     slower: float
+    """Factor on every run time."""
     stall_seconds: Callable[[TraceJob], float]
+    """Cost of a replan for a gang that continues."""
     restart_cost_seconds: float = 0.0
+    """Restart cost of a preempted job."""
 
     def trace(self, trace: Trace) -> Trace:
-        """The trace with the run times of these runs."""
+        """Return the trace with the run times of these runs."""
         jobs = tuple(replace(job, run_seconds=job.run_seconds * self.slower) for job in trace.jobs)
         return replace(trace, jobs=jobs)
 

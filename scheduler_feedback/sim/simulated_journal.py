@@ -1,7 +1,7 @@
-"""Journal of a simulation: the same store as in production, so that `gangwatch replay` reads both.
+"""Journal of a simulation, in the store format of production, so that `gangwatch replay` reads both.
 
-Nothing depends on a simulation's journal surviving a crash, so many cycles are one transaction and no write is waited
-for. Sentences (entries) are not kept: a replay says them again.
+A simulation's journal need not survive a crash. Each transaction therefore contains many cycles, and writes are not
+synced. Sentences (entries) are not stored, because a replay creates them again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from scheduler_feedback.journal.store import CycleRow, Store
 from scheduler_feedback.sim.engine import Journal
 
 BATCH_CYCLES = 2000
-"""Cycles a transaction: enough that its cost is lost among those of the rows."""
+"""Cycles per transaction: enough that the cost of the transaction is small compared with its rows."""
 
 
 class JournalFile(Journal):
-    """Writes every cycle to a new file. Raises StoreError where the file exists or can't be written."""
+    """Journal in a new file. Raises StoreError if the file exists or cannot be written."""
 
     def __init__(self, path: Path) -> None:
         if path.exists():
-            raise StoreError(f"{path}: exists already; a simulation's journal begins empty")
+            raise StoreError(f"{path}: already exists; a simulation needs a new file for its journal")
         self._store = Store(path, durable=False)
         self._rows: list[CycleRow] = []
 

@@ -1,4 +1,4 @@
-"""Simulation: a trace, a cluster and settings, put together and run: what `gangwatch simulate` and benchmarks call."""
+"""Entry point of simulations, for `gangwatch simulate` and benchmarks: a trace, a cluster and settings."""
 
 from __future__ import annotations
 
@@ -20,37 +20,44 @@ from scheduler_feedback.sim.trace import Trace
 from scheduler_feedback.sim.traces import TRACES
 
 ENDED_JOBS_KEPT = 1000
-"""The engine accounts for jobs itself; the state need not remember them all."""
+"""Ended jobs kept in the state. The engine keeps its own records of all jobs."""
 
 FEEDBACKS = ("off", "on", "told", "oracle")
-"""What is said of slow nodes (``sim.feedback``)."""
+"""Kinds of simulated verdicts (``sim.feedback``)."""
 
 HORIZON = 3.0
-"""Faults of nodes are drawn for so many times the span of the submissions: a queue may outlast it."""
+"""Faults of nodes are drawn for this multiple of the time of all submissions, because a queue may outlast it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What to simulate.
-
-    policy: of the scheduler; a preset is put over it. load: jobs arrive so many times as fast.
-    restart_cost_seconds: of every job. faults: a preset's name or a file's. feedback: one of FEEDBACKS, or its giver.
-    """
+    """Inputs of a simulation."""
 
     trace: Trace
+    """The jobs."""
     nodes: tuple[NodeSeen, ...]
+    """The cluster."""
     policy: Policy = field(default_factory=Policy)
+    """Settings of the scheduler. A preset overrides some of them."""
     load: float = 1.0
+    """Factor on the arrival rate of jobs."""
     restart_cost_seconds: float = 0.0
+    """Restart cost of every job."""
     preset: str | None = None
+    """Name of a preset."""
     faults: str | None = None
+    """Name of a fault preset, or a file."""
     feedback: str | Feedback = "off"
+    """One of FEEDBACKS, or an implementation."""
     detector: DetectorModel = field(default_factory=DetectorModel)
+    """Errors of the simulated detector."""
     seed: int = 0
+    """Seed of all random draws."""
     spans: bool = False
+    """Whether to keep the attempts for the chart."""
 
     def engine(self, journal: Journal | None = None) -> Engine:
-        """The engine, ready to run. Raises TraceError for faults that can't be read."""
+        """Return the engine, ready to run. Raises TraceError if the faults cannot be read."""
         trace = self.trace.scaled(self.load)
         policy = replace(self.policy, start_timeout_seconds=0.0, ended_jobs_kept=ENDED_JOBS_KEPT)
         settings = Settings(policy, self.restart_cost_seconds, spans=self.spans)
@@ -65,7 +72,8 @@ class Simulation:
             )
         unlimited = sum(job.spec.time_limit_seconds is None for job in trace.jobs)
         if policy.estimates is Estimates.LIMIT and unlimited:
-            note = f"{unlimited} jobs name no limit: they are expected to run {policy.default_time_limit_seconds:g} s"
+            limit = policy.default_time_limit_seconds
+            note = f"{unlimited} jobs have no time limit; their expected run time is {limit:g} s"
             trace = replace(trace, notes=(*trace.notes, note))
         return Engine(trace, self.nodes, settings, self._disturbances(trace), journal)
 
@@ -88,7 +96,7 @@ class Simulation:
             case "told" | "oracle":
                 return Oracle(for_how_long=self.feedback == "oracle")
             case str():
-                raise ValueError(f"{self.feedback!r}: there are {', '.join(FEEDBACKS)}")
+                raise ValueError(f"feedback {self.feedback!r} is unknown; use one of {', '.join(FEEDBACKS)}")
         return self.feedback
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -97,8 +105,8 @@ class Simulation:
 
 
 def read_trace(path: Path, format_name: str) -> Trace:
-    """The jobs in a file of this format. Raises TraceError."""
+    """Read the jobs in a file of this format. Raises TraceError."""
     for one in TRACES:
         if one.name == format_name:
             return one.read(path)
-    raise TraceError(f"{format_name!r} is no format; there are {', '.join(one.name for one in TRACES)}")
+    raise TraceError(f"format {format_name!r} is unknown; use one of {', '.join(one.name for one in TRACES)}")

@@ -1,4 +1,4 @@
-"""Table: a text file of separated cells under a header, read line by line so that one bad line loses no other."""
+"""Tables: text files of separated cells with a header. A bad line does not affect the other lines."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from agent.schema.errors import TraceError
 
 LONGEST_LINE_CHARACTERS = 1 << 20
-"""A longer line is no line of a table: a file without line ends would otherwise be read whole."""
+"""Longest line of a table. Without a limit, a file without line ends would be read into memory as a whole."""
 
 LARGEST = 1e18
-"""No cell counts or measures more; in nanoseconds it is still a number."""
+"""Largest number in a cell. It can still be converted to nanoseconds."""
 
 
 class CellError(Exception):
-    """A cell that can't be used; the text names line and column."""
+    """An invalid cell. The message contains line and column."""
 
     def __init__(self, line: int, column: str | int, what: str) -> None:
         super().__init__(f"line {line}, column {column}: {what}")
@@ -27,25 +27,28 @@ class CellError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line. line: its number in the file, the first being 1. cells: by the header's names."""
+    """One line of a table."""
 
     line: int
+    """Number of the line in the file, starting with 1."""
     cells: Mapping[str, str]
+    """Cells by column name."""
 
     def text(self, column: str) -> str:
-        """The cell without surrounding blanks, '' where the file has no such column."""
+        """Return the cell without surrounding blanks; '' if the file has no such column."""
         return self.cells.get(column, "").strip()
 
     def wrong(self, column: str, what: str) -> CellError:
+        """Return the error for an invalid cell of this column."""
         return CellError(self.line, column, what)
 
     def number(self, column: str, least: float = 0.0, most: float = LARGEST) -> float:
-        """The cell as a finite number from `least` to `most`. Raises CellError."""
+        """Return the cell as a finite number from `least` to `most`. Raises CellError."""
         text = self.text(column)
         try:
             value = float(text)
         except ValueError:
-            raise self.wrong(column, f"{_short(text)} is no number") from None
+            raise self.wrong(column, f"{_short(text)} is not a number") from None
         if not math.isfinite(value):
             raise self.wrong(column, f"{_short(text)} is not finite")
         if not least <= value <= most:
@@ -54,10 +57,10 @@ class Row:
         return value
 
     def count(self, column: str, least: int = 0) -> int:
-        """The cell as a whole number. Raises CellError."""
+        """Return the cell as a whole number. Raises CellError."""
         value = self.number(column, least)
         if value != int(value):
-            raise self.wrong(column, f"{self.text(column)} is no whole number")
+            raise self.wrong(column, f"{self.text(column)} is not a whole number")
         return int(value)
 
 
@@ -66,9 +69,9 @@ def _short(text: str) -> str:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, text without its end) of each line that is not blank. Raises TraceError where it can't be read.
+    """Yield (number, text without line end) of each non-empty line. Raises TraceError if the file cannot be read.
 
-    Bytes that are no UTF-8 are read as they are written in Python (``\\xff``): they spoil no more than their own cell.
+    Bytes that are not UTF-8 are read as Python escapes (``\\xff``), so that they affect only their own cell.
     """
     try:
         with path.open(encoding="utf-8-sig", errors="backslashreplace", newline="\n") as file:
@@ -84,11 +87,11 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def rows(path: Path, needed: Sequence[str], separator: str = ",") -> Iterator[Row | CellError]:
-    """Each line under the header, or what is wrong with it. Raises TraceError where a needed column is missing."""
+    """Yield each line below the header, or its error. Raises TraceError if a needed column is missing."""
     lines = lines_of(path)
     first = next(lines, None)
     if first is None:
-        raise TraceError(f"{path}: is empty; a header with the columns {', '.join(needed)} is needed")
+        raise TraceError(f"{path}: is empty; it needs a header with the columns {', '.join(needed)}")
     header = [name.strip() for name in _cells(first[1], separator)]
     for column in needed:
         if column not in header:

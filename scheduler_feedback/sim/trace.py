@@ -1,4 +1,4 @@
-"""Trace: jobs as they were recorded somewhere, in the scheduler's words, with what was refused and what was mended."""
+"""Traces: recorded jobs as specifications of this scheduler, with the refused jobs and the corrections."""
 
 from __future__ import annotations
 
@@ -13,41 +13,46 @@ from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.sim.table import CellError, Row
 
 SIMULATED_COMMAND = ("simulated",)
-"""A specification needs a command; that of a simulated job is never run."""
+"""Command of simulated jobs, because a specification needs one. It is never run."""
 
 EPOCH_NS = 946_684_800 * 10**9
-"""What a trace that counts from 0 counts from: 2000-01-01. The state's own 0 means "not yet"."""
+"""Start time of traces whose clock starts at 0: 2000-01-01. In the state, 0 means "not yet"."""
 
 MOST_REFUSED = 1000
-"""A file of which more jobs than this, and more than were accepted, can't be read is no trace of the format named."""
+"""If more jobs than this, and more than were accepted, are refused, the file does not have the given format."""
 
 LONGEST_SECONDS = 1e9
-"""No job runs longer, and none may say so to the API: 31 years."""
+"""Longest run time, as in the API: 31 years."""
 
 MOST_RANKS = 1 << 20
 MOST_MEMBERS = 100_000
 MOST_PRIORITY = 1_000_000
-"""What the API takes of these, too."""
+"""Limits of these numbers, as in the API."""
 
 LATEST_NS = 7_258_118_400 * 10**9
-"""2200-01-01: a nanosecond count of 64 bits, in which a journal keeps instants, ends in 2262."""
+"""Latest time: 2200-01-01. A journal's times are nanoseconds in 64 bits, which end in 2262."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A job of a trace. line: in its file, the first being 1. submitted_ns: on the trace's own clock.
-
-    run_seconds: how long it really runs, alone, at full speed. spec: what its user asked for; it never tells that.
-    """
+    """A job of a trace."""
 
     job_id: str
+    """Id in the trace."""
     line: int
+    """Line in the file, starting with 1."""
     submitted_ns: int
+    """Time of submission on the trace's own clock."""
     run_seconds: float
+    """True run time, alone, at full speed."""
     spec: JobSpec
+    """Request of its user. It never contains the true run time."""
 
-    def told(self, restart_cost_seconds: float | None, exact: bool) -> JobSpec:
-        """The specification as the cycle is told it. restart_cost_seconds: None: the job's own; exact: the truth."""
+    def submitted_spec(self, restart_cost_seconds: float | None, exact: bool) -> JobSpec:
+        """Return the specification for the cycle.
+
+        restart_cost_seconds: replaces the job's own unless None. exact: whether to include the true run time.
+        """
         spec = self.spec
         if restart_cost_seconds is not None:
             spec = structs.replace(spec, restart_cost_seconds=restart_cost_seconds, grace_seconds=0.0)
@@ -56,32 +61,39 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A job that is not simulated. job_id: '' where not even that could be read. reason: names line and column."""
+    """A job that is not simulated."""
 
     job_id: str
+    """Id in the trace; '' if it could not be read."""
     line: int
+    """Line in the file."""
     reason: str
+    """Reason, with line and column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """jobs: by submission, those of one instant in the order of the file. notes: what was mended, a sentence each."""
+    """Jobs of a trace."""
 
     name: str
+    """Name for messages."""
     jobs: tuple[TraceJob, ...]
+    """Jobs by time of submission; jobs with equal times in the order of the file."""
     refused: tuple[Refused, ...] = ()
+    """Jobs that are not simulated."""
     notes: tuple[str, ...] = ()
+    """Corrections, one sentence each."""
 
     @property
     def first_ns(self) -> int:
-        """The instant of the first submission in the simulation; a trace that counts from 0 is put into a year."""
+        """Time of the first submission in the simulation. A trace whose clock starts at 0 starts at EPOCH_NS."""
         first = self.jobs[0].submitted_ns if self.jobs else 0
         return first if first >= EPOCH_NS else first + EPOCH_NS
 
     def scaled(self, load: float) -> Trace:
-        """The same jobs arriving `load` times as fast, counted from the first.
+        """Return the same jobs with `load` times the arrival rate, starting at the first submission.
 
-        Raises ValueError where load <= 0, TraceError where they would come in centuries.
+        Raises ValueError if load <= 0, and TraceError if the last job would arrive after the year 2200.
         """
         if not load > 0:
             raise ValueError(f"a load of {load:g}: it must be more than 0")
@@ -100,9 +112,9 @@ class Trace:
 def jobs_of(
     rows: Iterable[Row | CellError], id_column: str, convert: Callable[[Row, str], TraceJob | None]
 ) -> Iterator[TraceJob | Refused]:
-    """The job of each row, or why there is none; a row of which `convert` gives None is no job and no fault either.
+    """Yield the job of each row, or the reason why it is refused. Rows for which `convert` returns None are skipped.
 
-    The number of the line is the id of a job that has none.
+    A job without an id gets its line number as id.
     """
     for row in rows:
         if isinstance(row, CellError):
@@ -119,9 +131,9 @@ def jobs_of(
 
 
 def collect(name: str, read: Iterable[TraceJob | Refused], notes: Iterable[str] = ()) -> Trace:
-    """The trace of what a reader gives, line by line: duplicates refused, sorted stably by submission.
+    """Build a trace from a reader's jobs: refuse duplicates and sort stably by submission.
 
-    Raises TraceError where nothing can be used, or so much is refused that the format must be another.
+    Raises TraceError if no job is usable, or if so many are refused that the file must have another format.
     """
     jobs: list[TraceJob] = []
     refused: list[Refused] = []
@@ -129,7 +141,7 @@ def collect(name: str, read: Iterable[TraceJob | Refused], notes: Iterable[str] 
     for one in map(_within_bounds, read):
         if isinstance(one, TraceJob) and one.job_id in seen:
             one = Refused(
-                one.job_id, one.line, f"line {one.line}: job id {one.job_id!r} stands in line {seen[one.job_id]}"
+                one.job_id, one.line, f"line {one.line}: job id {one.job_id!r} is already in line {seen[one.job_id]}"
             )
         if isinstance(one, TraceJob):
             seen[one.job_id] = one.line
@@ -146,12 +158,12 @@ def collect(name: str, read: Iterable[TraceJob | Refused], notes: Iterable[str] 
     said = list(notes)
     if any(later.submitted_ns < earlier.submitted_ns for earlier, later in pairwise(jobs)):
         jobs.sort(key=lambda job: job.submitted_ns)
-        said.append("the jobs were not in the order of their submission: sorted, those of one instant as in the file")
+        said.append("the jobs were not in the order of submission and have been sorted")
     return Trace(name, tuple(jobs), tuple(refused), tuple(said))
 
 
 def _within_bounds(one: TraceJob | Refused) -> TraceJob | Refused:
-    """The job, or why its times or counts are none that a journal could hold."""
+    """Return the job, or a refusal if a journal cannot store its times or counts."""
     if isinstance(one, Refused):
         return one
     if not 0 <= one.submitted_ns <= LATEST_NS:

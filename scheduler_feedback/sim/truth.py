@@ -1,8 +1,9 @@
-"""Truth: how far each job really is, and how fast its gang really runs, whatever the scheduler believes.
+"""True progress of each job and true speed of its gang, independent of the scheduler's estimates.
 
-A gang runs as fast as its slowest member: a node with slowdown 1.5 makes every gang on it take 1.5 times as long. A
-gang with fewer or more ranks than its job asked for runs in proportion (the work is divided evenly). After a restart it
-makes no progress for the restart cost. Times are whole nanoseconds: what nothing disturbs ends to the nanosecond.
+A gang is as fast as its slowest member: a node with slowdown 1.5 makes every gang on it take 1.5 times as long. The
+speed of a gang is proportional to its ranks, relative to the requested ranks (the work is divided evenly). After a
+restart, it makes no progress for the restart cost. Times are whole nanoseconds, so an undisturbed job ends exactly on
+time.
 """
 
 from __future__ import annotations
@@ -18,46 +19,59 @@ from scheduler_feedback.sim.trace import TraceJob
 
 @dataclass(slots=True)
 class Course:
-    """A job on its way.
-
-    work_ns: all of its work, in time of running alone at full speed. left_ns: what of it is not done and saved yet.
-    waiting_ns: time spent waiting so far. waits_since_ns: None while it runs or before it came.
-    """
+    """Progress of a job."""
 
     job: TraceJob
+    """The job in the trace."""
     work_ns: int
+    """All of its work, in time of running alone at full speed."""
     left_ns: int
+    """Work that is not done and saved."""
     submitted_ns: int
+    """Time of submission."""
     waits_since_ns: int | None = None
+    """Start of the current wait; None while it runs or before it is submitted."""
     waiting_ns: int = 0
+    """Time waited so far."""
     starts: int = 0
+    """Number of starts."""
     first_start_ns: int | None = None
+    """Time of the first start."""
     ended_ns: int | None = None
+    """Time of the end."""
 
 
 @dataclass(slots=True)
 class Gang:
-    """A running attempt. since_ns: up to when its progress is counted in left_ns.
-
-    nodes: how many ranks on each. warm_ns: restart cost still to pay. speed: work a time; full speed is 1.
-    due: number of the newest expectation of its end, so that an older one is known to be out of date.
-    """
+    """A running attempt."""
 
     course: Course
+    """Progress of its job."""
     attempt: int
+    """Number of the attempt."""
     nodes: dict[str, int]
+    """Ranks on each node."""
     slots: int
+    """Slots that it holds."""
     began_ns: int
+    """Start of the attempt."""
     since_ns: int
+    """Time up to which left_ns counts its progress."""
     left_ns: int
+    """Work left."""
     warm_ns: int
+    """Restart cost that is still to pay."""
     full_speed: float
+    """Speed on healthy nodes, given its ranks and GPU type."""
     speed: float
+    """Current speed: work per time; 1 is full speed of the requested ranks."""
     due: int = 0
+    """Number of the newest expected end. Earlier expectations are outdated."""
     stopping: bool = False
+    """Whether it has been asked to stop."""
 
     def advance(self, now_ns: int, lost_ns: int = 0) -> None:
-        """Count the progress up to now, less what a pause of `lost_ns` has cost."""
+        """Add the progress up to now, minus a pause of `lost_ns`."""
         elapsed = max(now_ns - self.since_ns - lost_ns, 0)
         self.since_ns = now_ns
         if self.stopping:
@@ -69,7 +83,7 @@ class Gang:
 
     @property
     def end_ns(self) -> int:
-        """When it ends if nothing changes."""
+        """Time of its end if nothing changes."""
         left = self.left_ns if self.speed == 1 else round(self.left_ns / self.speed)
         return self.since_ns + self.warm_ns + max(left, 0)
 
@@ -80,7 +94,7 @@ class Gang:
 
 @dataclass(slots=True)
 class Machines:
-    """The nodes as they really are: how slow, and which gangs run on them."""
+    """True slowdowns of the nodes, and the gangs on them."""
 
     slowdown: dict[str, float] = field(default_factory=dict)
     on_node: dict[str, dict[str, Gang]] = field(default_factory=dict)
@@ -91,7 +105,7 @@ class Machines:
         return max((self.slowdown.get(name, 1.0) for name in nodes), default=1.0)
 
     def slow(self, node: str, slowdown: float, now_ns: int) -> Iterator[tuple[str, Gang]]:
-        """The node's slowdown is another from now on; the gangs whose expected end that moves."""
+        """Change the node's slowdown from now on. Yields the gangs whose expected end changes."""
         if slowdown > 1:
             self.slowdown[node] = slowdown
         else:
@@ -104,7 +118,7 @@ class Machines:
                 yield job_id, gang
 
     def start(self, action: StartGang, course: Course, nodes: dict[str, Node], now_ns: int) -> Gang:
-        """The attempt that this action starts."""
+        """Start the attempt of this action."""
         ranks: dict[str, int] = {}
         for slot in action.placement:
             ranks[slot.node] = ranks.get(slot.node, 0) + 1
@@ -131,13 +145,13 @@ class Machines:
         return gang
 
     def leave(self, job_id: str, gang: Gang) -> None:
-        """The gang is gone from its nodes."""
+        """Remove the gang from its nodes."""
         for name in gang.nodes:
             self.on_node[name].pop(job_id, None)
 
 
 def saved_ns(gang: Gang) -> int:
-    """The work that is left if the attempt ends now: what came after the last checkpoint is lost."""
+    """Return the work left if the attempt ends now. Work after the last checkpoint is lost."""
     interval = gang.course.job.spec.checkpoint_interval_seconds
     if interval is None:
         return gang.left_ns

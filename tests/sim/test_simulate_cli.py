@@ -192,7 +192,7 @@ def test_wrong_usage(jobs: Path, arguments: tuple[str, ...]) -> None:
 def test_a_fault_file_names_line_and_column(jobs: Path, tmp_path: Path) -> None:
     faults = tmp_path / "faults.csv"
     for line, says in (
-        ("n9,0,1,2", "line 2, column node: 'n9' is no node of this cluster"),
+        ("n9,0,1,2", "line 2, column node: 'n9' is not a node of this cluster"),
         ("n0,0,1,0.5", "line 2, column slowdown: 0.5 is less than 1"),
         ("n0,0,1e300,2", "line 2, column seconds: 1e300 is more than 1e+09"),
         ("n0,0,1,1e9", "line 2, column slowdown: 1e9 is more than 1000"),

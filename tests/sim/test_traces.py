@@ -62,10 +62,10 @@ def test_openb_runs_from_its_scheduling_to_its_deletion(file: Path) -> None:
     assert (job.submitted_ns, job.run_seconds, job.spec.gpu_types) == (10 * 10**9, 50.0, ("V100M16", "V100M32"))
     assert (job.spec.queue, job.spec.preemptible) == ("BE", True)
     assert reasons(trace) == [
-        "line 3, column num_gpu: asks for no GPU",
-        "line 4, column scheduled_time: was never scheduled, so how long it runs is not known",
+        "line 3, column num_gpu: requests no GPU",
+        "line 4, column scheduled_time: was never scheduled, so its run time is unknown",
     ]
-    assert trace.notes == ("1 pods ask for a share of a GPU and take a whole one: slots are not divided",)
+    assert trace.notes == ("1 pods request a share of a GPU and get a whole one, because slots are not divided",)
 
 
 def test_our_own_format_says_all_that_a_job_can(file: Path) -> None:
@@ -139,8 +139,8 @@ def test_sacct_of_a_new_slurm(file: Path) -> None:
     assert (train.spec.time_limit_seconds, train.spec.gpu_types) == (7200.0, ("a100",))
     assert (sweep.job_id, sweep.spec.time_limit_seconds, sweep.spec.gpu_types) == ("101_3", None, ())
     assert reasons(trace) == [
-        "line 5, column AllocTRES: asks for no GPU",
-        "line 6, column Start: never started, so how long it runs is not known",
+        "line 5, column AllocTRES: requests no GPU",
+        "line 6, column Start: never started, so its run time is unknown",
     ]
 
 
@@ -182,7 +182,7 @@ def test_sacct_as_json(file: Path, limit: str) -> None:
     [job] = trace.jobs
     assert (job.job_id, job.spec.ranks, job.run_seconds, job.spec.time_limit_seconds) == ("5", 4, 3600.0, 5400.0)
     assert len(trace.refused) == 3
-    assert trace.refused[0].reason == "jobs[1]: tres.allocated: asks for no GPU"
+    assert trace.refused[0].reason == "jobs[1]: tres.allocated: requests no GPU"
     assert trace.refused[1].reason.startswith("jobs[2]: no 'time'")
 
 
@@ -231,8 +231,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("2017-10-09 07:01:55,five,1,0,a", "line 2, column duration: 'five' is no number"),
         ("2017-10-09 07:01:55,,1,0,a", "line 2, column duration: '' is no number"),
         ("2017-10-09 07:01:55,5,0,0,a", "line 2, column num_gpus: 0 is less than 1"),
-        ("2017-10-09 07:01:55,5,1.5,0,a", "line 2, column num_gpus: 1.5 is no whole number"),
-        ("yesterday,5,1,0,a", "line 2, column timestamp: 'yesterday' is no date and time"),
+        ("2017-10-09 07:01:55,5,1.5,0,a", "line 2, column num_gpus: 1.5 is not a whole number"),
+        ("yesterday,5,1,0,a", "line 2, column timestamp: 'yesterday' is not a date and time"),
         ("2017-10-09 07:01:55,5,1", "line 2, column 4: 3 cells under a header of 5"),
         ("2017-10-09 07:01:55,5,1,0,a,b", "line 2, column 6: 6 cells under a header of 5"),
         ('2017-10-09 07:01:55,5,1,0,"a', ""),
@@ -248,7 +248,7 @@ def test_a_bad_line_is_refused_and_no_other_is_lost(file: Path, line: str, reaso
 def test_duplicated_ids_are_refused_but_the_first(file: Path) -> None:
     trace = read(file, MURI + "7,1,0,1000,a\n8,1,0,1000,a\n7,1,5,2000,b\n", "muri")
     assert [(job.job_id, job.spec.workload) for job in trace.jobs] == [("7", "a"), ("8", "a")]
-    assert reasons(trace) == ["line 4: job id '7' stands in line 2"]
+    assert reasons(trace) == ["line 4: job id '7' is already in line 2"]
 
 
 def test_a_missing_id_becomes_the_number_of_the_line(file: Path) -> None:

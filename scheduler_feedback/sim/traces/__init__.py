@@ -1,4 +1,4 @@
-"""Readers of job traces: one file a format, one line here."""
+"""Readers of job traces. Each format has a module and a line here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler_feedback.sim.traces import gangwatch, muri, openb, philly, slurm
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format by name. read: raises TraceError, naming file, line and column. about: for `--help` and the pages."""
+    """A trace format. read: raises TraceError with file, line and column. about: text for `--help` and the docs."""
 
     name: str
     read: Callable[[Path], Trace]

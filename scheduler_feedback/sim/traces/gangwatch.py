@@ -1,12 +1,12 @@
-"""Our own format: JSON lines, one job each, for traces that say all that the scheduler can know.
+"""gangwatch's own trace format: JSON lines, one job each, with every field that the scheduler uses.
 
 ::
 
     {"submitted_seconds": 0, "run_seconds": 5400, "job": "a", "ranks": 8, "queue": "vision", "time_limit_seconds": 7200}
 
-submitted_seconds, run_seconds and ranks are needed. job is the id, the number of the line where it is missing. Every
-other key is a field of the job's specification (``scheduler_feedback.core.job.JobSpec``), with the same names and
-units; a key that is none is refused, so that a misspelt one is not lost. exact_seconds is not for users to say.
+submitted_seconds, run_seconds and ranks are required. job is the id; the default is the line number. Every other key is
+a field of the job's specification (``scheduler_feedback.core.job.JobSpec``), with the same name and unit. A line with
+an unknown key is refused, so that misspelt keys are noticed. exact_seconds is not allowed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Muri: the traces of Rivendile/Muri (Zhao et al., SIGCOMM'22), after Philly's, with a model for each job.
+"""Muri: the traces of Rivendile/Muri (Zhao et al., SIGCOMM'22), derived from Philly's, with a model for each job.
 
-Columns: job_id, num_gpu, submit_time and duration in milliseconds, model_name. duration is rounded to whole seconds;
-where iterations and iteration_time (milliseconds) stand too, their product is the run time, as in the published runs.
-What else the files hold (the share of each resource) describes how jobs would share a GPU, and is not read.
+Columns: job_id, num_gpu, submit_time and duration in milliseconds, model_name. duration is rounded to whole seconds. If
+there are also iterations and iteration_time (milliseconds), their product is the run time, as in the published runs.
+Other columns (the share of each resource) describe how jobs would share a GPU and are ignored.
 """
 
 from __future__ import annotations

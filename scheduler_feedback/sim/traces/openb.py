@@ -1,9 +1,9 @@
 """OpenB: pods of Alibaba's production clusters (cluster-trace-gpu-v2023; Weng et al., ATC'23). Times in seconds.
 
-A pod runs from scheduled_time to deletion_time; one that was never scheduled has no known run time and is refused, as
-is one without a GPU. A pod that asks for a share of a GPU (gpu_milli below 1000) takes a whole one here: slots are not
-divided. gpu_spec, where it is given, names the types that it may run on, separated by '|'. qos is the queue: BE pods
-are best effort and may be preempted.
+A pod runs from scheduled_time to deletion_time. Pods that were never scheduled have no known run time and are refused,
+as are pods without a GPU. A pod that requests a share of a GPU (gpu_milli below 1000) gets a whole one, because slots
+are not divided. gpu_spec contains the allowed GPU types, separated by '|'. qos is the queue: BE pods are best effort
+and may be preempted.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def read(path: Path) -> Trace:
     shared = _shared(path)
     if not shared:
         return trace
-    note = f"{shared} pods ask for a share of a GPU and take a whole one: slots are not divided"
+    note = f"{shared} pods request a share of a GPU and get a whole one, because slots are not divided"
     return Trace(trace.name, trace.jobs, trace.refused, (*trace.notes, note))
 
 
 def _job(row: Row, job_id: str) -> TraceJob:
     if row.count("num_gpu") == 0:
-        raise row.wrong("num_gpu", "asks for no GPU")
+        raise row.wrong("num_gpu", "requests no GPU")
     if not row.text("scheduled_time"):
-        raise row.wrong("scheduled_time", "was never scheduled, so how long it runs is not known")
+        raise row.wrong("scheduled_time", "was never scheduled, so its run time is unknown")
     run_seconds = row.number("deletion_time") - row.number("scheduled_time")
     if run_seconds < 0:
         raise row.wrong("deletion_time", "was deleted before it was scheduled")

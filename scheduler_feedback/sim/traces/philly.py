@@ -1,7 +1,7 @@
 """Philly: Microsoft's multi-tenant GPU cluster, 2017 (Jeon et al., ATC'19), in the form that siasosp23/artifacts has.
 
 Columns: timestamp (local time, no zone), duration (seconds), num_gpus, cluster (the virtual cluster, here the queue).
-It has no job ids: the number of the line is taken. It has no users, no limits and no model names.
+It has no job ids, so the line number is the id. It has no users, time limits or model names.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def _job(row: Row, job_id: str) -> TraceJob:
 
 
 def _instant_ns(row: Row) -> int:
-    """The differences are what counts, so the local time is read as if it were UTC."""
+    """Return the time in nanoseconds. Local time is read as UTC, because only differences matter."""
     try:
         instant = datetime.fromisoformat(row.text("timestamp"))
     except ValueError:
-        raise row.wrong("timestamp", f"{row.text('timestamp')[:40]!r} is no date and time") from None
+        raise row.wrong("timestamp", f"{row.text('timestamp')[:40]!r} is not a date and time") from None
     instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
     return round(instant.timestamp() * 1e9)

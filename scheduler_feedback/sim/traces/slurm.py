@@ -1,19 +1,19 @@
-"""Slurm: what `sacct` tells of past jobs, as `sacct --parsable2` (cells under a header, '|' between) or `sacct --json`.
+"""Slurm: past jobs from `sacct --parsable2` (cells separated by '|', with a header) or `sacct --json`.
 
-Fields and units: slurm.schedmd.com/sacct.html. Columns were added and renamed over the versions, so each fact is looked
-for under every name that it has had:
+Fields and units: slurm.schedmd.com/sacct.html. Slurm versions differ in columns and their names, so each value is read
+from any of its names:
 
 ========== ===========================================================================================================
-run time   ElapsedRaw (seconds), Elapsed ([days-]hours:minutes:seconds), or End less Start
+run time   ElapsedRaw (seconds), Elapsed ([days-]hours:minutes:seconds), or End minus Start
 GPUs       AllocTRES or ReqTRES (``gres/gpu=8``, typed ``gres/gpu:a100=8``, since 16.05); AllocGRES or ReqGRES
            (``gpu:8`` on each of NNodes nodes, until 20.11)
-limit      TimelimitRaw (minutes), Timelimit (as Elapsed; UNLIMITED and Partition_Limit are none)
+limit      TimelimitRaw (minutes), Timelimit (as Elapsed; UNLIMITED and Partition_Limit mean no limit)
 queue      Partition        user  User        workload  JobName
 consent    Comment, `gangwatch:restartable` (backends/slurm/parsing/opt_in.py); without it a job is not restartable
 ========== ===========================================================================================================
 
-Lines of job steps (a '.' in JobID) are passed over: a job's own line has all that is needed. A job without a GPU, and
-one that never started, is refused.
+Lines of job steps (a '.' in JobID) are skipped, because the line of the job contains everything needed. Jobs without a
+GPU and jobs that never started are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from scheduler_feedback.sim.table import Row, lines_of, rows
 from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect, jobs_of
 
 MOST_DIGITS = 12
-"""Of seconds since the epoch: till the year 31,000."""
+"""Most digits of seconds since the epoch: until the year 31,000."""
 
 _NEEDED = ("JobID", "Submit")
 _TIMED = ("ElapsedRaw", "Elapsed", "End")
@@ -85,13 +85,13 @@ def _said(row: Row, column: str) -> bool:
 
 def _run_seconds(row: Row) -> float:
     if not _said(row, "Start") and "Start" in row.cells:
-        raise row.wrong("Start", "never started, so how long it runs is not known")
+        raise row.wrong("Start", "never started, so its run time is unknown")
     if _said(row, "ElapsedRaw"):
         return row.number("ElapsedRaw")
     if (elapsed := _span(row, "Elapsed")) is not None:
         return elapsed
     if not _said(row, "End") or not _said(row, "Start"):
-        raise row.wrong("End", "neither Elapsed nor Start and End are there")
+        raise row.wrong("End", "needs Elapsed, or Start and End")
     seconds = _instant(row, "End") - _instant(row, "Start")
     if seconds < 0:
         raise row.wrong("End", "ended before it started")
@@ -99,30 +99,33 @@ def _run_seconds(row: Row) -> float:
 
 
 def _span(row: Row, column: str) -> float | None:
-    """[days-]hours:minutes:seconds in seconds; None where nothing is said."""
+    """Convert [days-]hours:minutes:seconds to seconds; None if the cell is empty or means none."""
     if not _said(row, column):
         return None
     found = _SPAN.fullmatch(row.text(column))
     if found is None:
-        raise row.wrong(column, f"{row.text(column)[:40]!r} is no [days-]hours:minutes:seconds")
+        raise row.wrong(column, f"{row.text(column)[:40]!r} is not [days-]hours:minutes:seconds")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _instant(row: Row, column: str) -> float:
-    """sacct prints local time without a zone, or what SLURM_TIME_FORMAT says; seconds since the epoch pass too."""
+    """Return seconds since the epoch. sacct prints local time without a zone, or in the format of SLURM_TIME_FORMAT.
+
+    Seconds since the epoch are accepted too.
+    """
     text = row.text(column)
     if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS:
         return float(text)
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        raise row.wrong(column, f"{text[:40]!r} is no date and time") from None
+        raise row.wrong(column, f"{text[:40]!r} is not a date and time") from None
     return (instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)).timestamp()
 
 
 def _gpus(row: Row) -> tuple[int, str]:
-    """How many, and of which type where one is named. A typed and an untyped count of the same GPUs stand together."""
+    """Return the number of GPUs and their type, if any. Slurm lists a typed and an untyped count of the same GPUs."""
     for column in ("AllocTRES", "ReqTRES"):
         if counts := _TRES.findall(row.text(column)):
             return _counted(counts)
@@ -131,7 +134,7 @@ def _gpus(row: Row) -> tuple[int, str]:
             gpus, gpu_type = _counted(counts)
             return gpus * (row.count("NNodes", 1) if _said(row, "NNodes") else 1), gpu_type
     has = next((column for column in _COUNTED if column in row.cells), "AllocTRES")
-    raise row.wrong(has, "asks for no GPU")
+    raise row.wrong(has, "requests no GPU")
 
 
 def _counted(counts: list[tuple[str, str]]) -> tuple[int, str]:
@@ -152,7 +155,7 @@ def _of_json(path: Path) -> Iterator[TraceJob | Refused]:
         raise TraceError(f"{path}: {error}") from error
     jobs = document.get("jobs") if isinstance(document, dict) else None
     if not isinstance(jobs, list):
-        raise TraceError(f"{path}: has no list named 'jobs', so it is no output of sacct --json")
+        raise TraceError(f"{path}: has no list named 'jobs', so it is not the output of sacct --json")
     for number, job in enumerate(jobs, 1):
         job_id = str(job.get("job_id", number)) if isinstance(job, dict) else str(number)
         try:
@@ -165,7 +168,7 @@ def _of_json(path: Path) -> Iterator[TraceJob | Refused]:
 def _json_job(number: int, job_id: str, job: Mapping[str, Any]) -> TraceJob:
     time = job["time"]
     if not time.get("start"):
-        raise ValueError("time.start: never started, so how long it runs is not known")
+        raise ValueError("time.start: never started, so its run time is unknown")
     run_seconds = float(time["elapsed"])
     if run_seconds < 0:
         raise ValueError(f"time.elapsed: {run_seconds:g} is negative")
@@ -177,7 +180,7 @@ def _json_job(number: int, job_id: str, job: Mapping[str, Any]) -> TraceJob:
     ]
     gpus, gpu_type = _counted(counts)
     if gpus < 1:
-        raise ValueError("tres.allocated: asks for no GPU")
+        raise ValueError("tres.allocated: requests no GPU")
     array = job.get("array") or {}
     task = _number(array.get("task_id"))
     if array.get("job_id") and task is not None:
@@ -198,7 +201,7 @@ def _json_job(number: int, job_id: str, job: Mapping[str, Any]) -> TraceJob:
 
 
 def _comment(job: Mapping[str, Any]) -> str:
-    """The job's own: a string, or one of three by whose it is ({administrator, job, system}, until 22.05 and since)."""
+    """Return the job's comment: a string until 22.05, part of {administrator, job, system} since then."""
     comment = job.get("comment")
     if isinstance(comment, Mapping):
         comment = comment.get("job")
@@ -206,7 +209,7 @@ def _comment(job: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """A number plain (until 22.05), or as {set, infinite, number} (since 23.02); None where it is unset or infinite."""
+    """Return a number, plain (until 22.05) or as {set, infinite, number} (since 23.02); None if unset or infinite."""
     if isinstance(value, Mapping):
         usable = value.get("set", True) and not value.get("infinite", False)
         value = value.get("number") if usable else None
