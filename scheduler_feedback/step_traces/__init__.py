@@ -1,4 +1,4 @@
-"""Step traces: recorded jobs as a stream of telemetry, whatever the format. One file a format, one line in FORMATS."""
+"""Step traces: recorded jobs as a stream of telemetry. Each format has a module and a line in FORMATS."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from scheduler_feedback.step_traces.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A file that can be shown to the detectors.
-
-    timed: whether its times are real seconds on a clock; else each step is a window of its own. traces: the jobs, where
-    the format has them before it is played. stream: makes the telemetry anew at each call.
-    """
+    """A file that can be replayed to the detectors."""
 
     path: Path
+    """The file."""
     format: str
+    """Name of its format."""
     timed: bool
+    """Whether its times are real seconds on a clock; otherwise each step is a window of its own."""
     stream: Callable[[], Iterator[Telemetry]]
+    """Returns the telemetry from the beginning at each call."""
     traces: tuple[Trace, ...] = ()
+    """Jobs, if the format contains them explicitly."""
 
 
 def _of_traces(read: Callable[[Path], tuple[Trace, ...]], name: str) -> Callable[[Path], Recording]:
@@ -51,26 +52,26 @@ FORMATS: dict[str, Callable[[Path], Recording]] = {
     "jsonl": _of_traces(json_lines.read, "jsonl"),
     "frames": _of_frames,
 }
-"""Every format: its name and what reads a file of it."""
+"""Reader of each format, by name."""
 
 
 def read(path: Path, format_name: str | None = None) -> Recording:
-    """Read a recording; the format is told from the file's beginning where it is not given.
+    """Read a recording. Without a format name, the format is guessed from the start of the file.
 
-    Raises TraceError naming file, line or row, and column where it can't be read.
+    Raises TraceError with file, line or row, and column if it cannot be read.
     """
     return FORMATS[format_name or guess(path)](path)
 
 
 def guess(path: Path) -> str:
-    """The format by the file's first bytes. Raises TraceError for an empty one."""
+    """Guess the format from the file's first bytes. Raises TraceError if the file is empty."""
     try:
         with path.open("rb") as file:
             start = file.read(4096)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
     if not start.strip():
-        raise TraceError(f"{path}: it is empty")
+        raise TraceError(f"{path}: the file is empty")
     if start.startswith(b"PAR1"):
         return "bytedance"
     if start.lstrip().startswith(b"{"):

@@ -1,6 +1,6 @@
-"""ByteDance's step traces (StragglerAnalysis, OSDI'25): one row an operation, in Parquet.
+"""ByteDance's step traces (StragglerAnalysis, OSDI'25): Parquet files with one row per operation.
 
-Columns: dp_rank, stage, rank, step, optype, start_ts (seconds from the step's beginning), duration (seconds); seq_id,
+Columns: dp_rank, stage, rank, step, optype, start_ts (seconds from the start of the step), duration (seconds); seq_id,
 mc, mb_id and gmc are not needed.
 """
 
@@ -23,7 +23,7 @@ MOST_COORDINATE = 1 << 17
 
 
 def read(path: Path) -> Trace:
-    """Read one trace. Raises TraceError naming column and row where it is none."""
+    """Read one trace. Raises TraceError with column and row if it is invalid."""
     table = _table(path)
     where = str(path)
     unique_columns(table.column_names, (*WHOLE, "optype", *TIMES), where)
@@ -31,10 +31,10 @@ def read(path: Path) -> Trace:
     columns = {name: _whole(table, name, where) for name in WHOLE}
     start, duration = (_times(table, name, where) for name in TIMES)
     optype = np.array(["" if value is None else str(value) for value in table.column("optype").to_pylist()])
-    _refuse(optype == "", where, "optype", "no name of an operation")
+    _refuse(optype == "", where, "optype", "the name of the operation is missing")
     rows = np.stack([*(columns[name] for name in WHOLE), np.unique(optype, return_inverse=True)[1]], axis=1)
     _, kept = np.unique(np.column_stack([rows.astype(float), start, duration]), axis=0, return_index=True)
-    notes = () if len(kept) == len(rows) else (f"{len(rows) - len(kept)} rows stand twice and count once",)
+    notes = () if len(kept) == len(rows) else (f"{len(rows) - len(kept)} duplicate rows are ignored",)
     kept = np.sort(kept)
     rank_of, step_of = columns["rank"][kept], columns["step"][kept]
     ranks, rank = np.unique(rank_of, return_inverse=True)
@@ -62,7 +62,7 @@ def read(path: Path) -> Trace:
     begun, ended = np.full(len(numbers), np.inf), np.full(len(numbers), -np.inf)
     np.minimum.at(begun, step, start)
     np.maximum.at(ended, step, start + duration)
-    _refuse(_spread(kept, ((ended - begun) <= 0)[step], len(rows)), where, "duration", "a step that takes no time")
+    _refuse(_spread(kept, ((ended - begun) <= 0)[step], len(rows)), where, "duration", "the step has no duration")
     present = np.bincount(cell, minlength=len(numbers) * len(ranks)).reshape(len(numbers), len(ranks)) > 0
     seconds = np.where(present, (ended - begun)[:, None], np.nan)
     own = tuple(str(one) for one in kinds if one in OWN or str(one).endswith("-compute"))
@@ -90,39 +90,39 @@ def _table(path: Path) -> Any:
     try:
         return parquet.read_table(path)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise TraceError(f"{path}: no Parquet file that can be read: {error}") from None
+        raise TraceError(f"{path}: cannot be read as a Parquet file: {error}") from None
 
 
 def _whole(table: Any, name: str, where: str) -> Any:
     column = table.column(name)
-    _refuse(np.asarray(column.is_null()), where, name, "nothing")
+    _refuse(np.asarray(column.is_null()), where, name, "the cell is empty")
     try:
         values = column.to_numpy().astype(np.float64)
     except (TypeError, ValueError):
-        raise TraceError(f"{where}: column '{name}' holds {column.type}, no whole numbers") from None
+        raise TraceError(f"{where}: column '{name}' contains {column.type}, not whole numbers") from None
     most = float(1 << 53) if name == "step" else MOST_COORDINATE
     with np.errstate(invalid="ignore"):
-        _refuse(~np.isfinite(values) | (values != np.floor(values)), where, name, "no whole number")
+        _refuse(~np.isfinite(values) | (values != np.floor(values)), where, name, "not a whole number")
         _refuse((values < 0) | (values >= most), where, name, "out of range")
     return values.astype(np.int64)
 
 
 def _times(table: Any, name: str, where: str) -> FloatArray:
     column = table.column(name)
-    _refuse(np.asarray(column.is_null()), where, name, "nothing")
+    _refuse(np.asarray(column.is_null()), where, name, "the cell is empty")
     try:
         values: FloatArray = column.to_numpy().astype(np.float64)
     except (TypeError, ValueError):
-        raise TraceError(f"{where}: column '{name}' holds {column.type}, no numbers") from None
-    _refuse(~np.isfinite(values), where, name, "no finite number")
+        raise TraceError(f"{where}: column '{name}' contains {column.type}, not numbers") from None
+    _refuse(~np.isfinite(values), where, name, "not a finite number")
     _refuse(np.abs(values) > LONGEST, where, name, f"out of range, at most {LONGEST:g}")
     if name == "duration":
-        _refuse(values < 0, where, name, "a negative length of time")
+        _refuse(values < 0, where, name, "a negative duration")
     return values
 
 
 def _spread(kept: Any, wrong: Any, count: int) -> Any:
-    """Marks of the kept rows as marks of all rows."""
+    """Expand a mask of the kept rows to a mask of all rows."""
     result = np.zeros(count, np.bool_)
     result[kept] = wrong
     return result

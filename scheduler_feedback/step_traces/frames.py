@@ -1,7 +1,7 @@
-"""Recorded frames: an agent's frame stream as it came over the wire, kept in a file.
+"""Recorded frames: a file with agents' frame streams as sent over the network.
 
-Messages of several agents may be mixed. They are folded as the controller folds them, in the order of their wall
-time, and the detectors look as often as the controller's do.
+Messages of several agents may be mixed. They are folded as in the controller, in the order of their wall time, and the
+detectors run as often as in the controller.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 
 TICK_NS = 500_000_000
-"""As watch.py: the controller looks twice a second."""
+"""Interval of the detectors, as in the controller: twice a second."""
 
 CHUNK_BYTES = 1 << 20
 
 
 def read(path: Path) -> list[tuple[Layout, Frame]]:
-    """Every frame with its layout, by wall time. Raises TraceError naming the message where the file is none."""
+    """Return every frame with its layout, by wall time. Raises TraceError with the number of an invalid message."""
     layouts: dict[str, Layout] = {}
     found: list[tuple[Layout, Frame]] = []
     splitter, count = MessageSplitter(), 0
@@ -39,19 +39,19 @@ def read(path: Path) -> list[tuple[Layout, Frame]]:
                         found.append((layouts[value.layout_id], value))
                     else:
                         raise TraceError(
-                            f"{path}: message {count}: its layout {value.layout_id} did not come before it"
+                            f"{path}: message {count}: no earlier message contains its layout {value.layout_id}"
                         )
     except FrameError as error:
         raise TraceError(f"{path}: message {count}: {error}") from None
     except OSError as error:
         raise TraceError(f"{path}: {error}") from None
     if not found:
-        raise TraceError(f"{path}: no frames in it")
+        raise TraceError(f"{path}: the file contains no frames")
     return sorted(found, key=lambda item: item[1].wall_ns)
 
 
 def stream(path: Path, frames: list[tuple[Layout, Frame]]) -> Iterator[Telemetry]:
-    """What the detectors would have seen. Raises TraceError for a frame that does not fit its layout."""
+    """Yield the detectors' input. Raises TraceError for a frame that does not fit its layout."""
     fleet = Fleet()
     look = Look(fleet)
     due = frames[0][1].wall_ns + TICK_NS

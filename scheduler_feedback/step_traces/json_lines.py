@@ -1,9 +1,9 @@
-"""Our own step traces: one JSON object a line, one line a rank and step.
+"""gangwatch's own step traces: JSON lines, one object per rank and step.
 
-Needed: step, rank, seconds (from the end of the rank's previous step to the end of this one). Known besides:
+Required keys: step, rank, seconds (from the end of the rank's previous step to the end of this one). Optional keys:
 wait_seconds (the part spent waiting in collectives), tokens, squares (sum of squared sequence lengths),
-forward_seconds, backward_seconds; and what does not change for a rank: job, node, gpu, dp_rank, stage, tp_rank,
-ep_rank, rail. Other keys are passed over. Lines of several jobs may be mixed.
+forward_seconds, backward_seconds; and, constant for each rank: job, node, gpu, dp_rank, stage, tp_rank, ep_rank, rail.
+Other keys are ignored. Lines of several jobs may be mixed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONGEST_LINE = 1 << 16
 
 @dataclass(slots=True)
 class _Job:
-    """What was read of one job: measures by (step, rank), and what holds for each rank."""
+    """Data of one job: measures by (step, rank), and constant values by rank."""
 
     cells: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
     fixed: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class _Job:
 
 
 def read(path: Path) -> tuple[Trace, ...]:
-    """Read the jobs of one file. Raises TraceError naming line and key where it is none of ours."""
+    """Read the jobs of one file. Raises TraceError with line and key if it is invalid."""
     jobs: dict[str, _Job] = {}
     decoder = msgspec.json.Decoder(dict[str, Any])
     try:
@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[Trace, ...]:
                     continue
                 where = f"{path}: line {number}"
                 if len(line) > LONGEST_LINE:
-                    raise TraceError(f"{where}: {len(line)} bytes")
+                    raise TraceError(f"{where}: {len(line)} bytes, more than {LONGEST_LINE}")
                 try:
                     _take(jobs, decoder.decode(line), where, path.stem)
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -54,7 +54,7 @@ def read(path: Path) -> tuple[Trace, ...]:
     except OSError as error:
         raise TraceError(f"{path}: {error}") from None
     if not jobs:
-        raise TraceError(f"{path}: no steps in it")
+        raise TraceError(f"{path}: the file contains no steps")
     return tuple(_trace(name, job, str(path)) for name, job in jobs.items())
 
 
@@ -64,27 +64,27 @@ def _take(jobs: dict[str, _Job], row: dict[str, Any], where: str, usual_name: st
             raise TraceError(f"{where}: key '{name}' is missing")
     rank = number_of(row["rank"], f"{where}, key 'rank'")
     if rank >= MOST_RANKS:
-        raise TraceError(f"{where}, key 'rank': {rank} is no number of a rank")
+        raise TraceError(f"{where}, key 'rank': {rank} is not a rank number below {MOST_RANKS}")
     step = number_of(row["step"], f"{where}, key 'step'")
     measures = {}
     for name in MEASURES:
         if row.get(name) is not None:
             measures[name] = seconds_of(row[name], f"{where}, key '{name}'", zero=name != "seconds")
     if measures.get("wait_seconds", 0.0) > measures["seconds"]:
-        raise TraceError(f"{where}, key 'wait_seconds': more than the step took")
+        raise TraceError(f"{where}, key 'wait_seconds': longer than the step")
     fixed: dict[str, Any] = {}
     for name in COORDINATES:
         if row.get(name) is not None:
             fixed[name] = number_of(row[name], f"{where}, key '{name}'")
     for name in (*NAMES, "job"):
         if row.get(name) is not None and not isinstance(row[name], str):
-            raise TraceError(f"{where}, key '{name}': {row[name]!r} is no text")
+            raise TraceError(f"{where}, key '{name}': {row[name]!r} is not a string")
     fixed.update({name: row[name] for name in NAMES if row.get(name)})
     job = jobs.setdefault(row.get("job") or usual_name, _Job())
     known = job.fixed.setdefault(rank, fixed)
     for name, value in fixed.items():
         if known.setdefault(name, value) != value:
-            raise TraceError(f"{where}, key '{name}': {value!r}, it was {known[name]!r} for rank {rank}")
+            raise TraceError(f"{where}, key '{name}': {value!r}, but rank {rank} had {known[name]!r} before")
     job.twice += (step, rank) in job.cells
     job.cells.setdefault((step, rank), measures)
 
@@ -125,5 +125,5 @@ def _trace(name: str, job: _Job, where: str) -> Trace:
         data=coordinates.get("data"), stage=coordinates.get("stage"), tensor=coordinates.get("tensor"),
         expert=coordinates.get("expert"), rail=coordinates.get("rail"),
     )  # fmt: skip
-    notes = (f"{job.twice} samples of {name} came twice; the first counts",) if job.twice else ()
+    notes = (f"{job.twice} samples of {name} are duplicates; the first one counts",) if job.twice else ()
     return Trace(name, shape, steps, notes=notes)

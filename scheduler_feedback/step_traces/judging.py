@@ -1,4 +1,4 @@
-"""Judging a recording: what the detectors say, read as a stream, and what the job would be without the suspects."""
+"""Analysis of a recording: the detectors' verdicts on its stream, and the job's step time without the suspects."""
 
 from __future__ import annotations
 
@@ -20,32 +20,38 @@ from scheduler_feedback.step_traces.trace import Trace
 
 @dataclass(slots=True)
 class JobReport:
-    """One job of a recording.
-
-    verdicts: as they stood at the end, each told first at its detected_step; cleared: ids of those that ended within
-    the recording. unknown: what a detector saw and could not explain, as verdicts of kind UNKNOWN.
-    number: int64 [k]; seconds, own_seconds: float64 [k, n], NaN where unknown.
-    slowdown: mean step over the step in which all peers take equal time. without_suspects_seconds: mean step with the
-    suspects at their peers' median, in the steps in which they are suspected.
-    """
+    """Verdicts and figures of one job of a recording with k steps of n ranks."""
 
     name: str
+    """Name of the job."""
     shape: Shape
+    """Ranks of the job."""
     worker: bool = False
+    """Whether the trace calls its members workers."""
     notes: tuple[str, ...] = ()
+    """Remarks of the reader."""
     verdicts: list[Verdict] = field(default_factory=list)
+    """All verdicts, with their last values. Each was first reported at its detected_step."""
     cleared: set[str] = field(default_factory=set)
+    """Ids of the verdicts that ended within the recording."""
     unknown: list[Verdict] = field(default_factory=list)
+    """Abstentions of the detectors, as verdicts of kind UNKNOWN."""
     number: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64 [k]: step numbers."""
     seconds: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    """float64 [k, n]: step times; NaN if unknown."""
     own_seconds: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+    """float64 [k, n]: step times without waits; NaN if unknown."""
     slowdown: float = float("nan")
+    """Mean step time over the step time with equal peers."""
     step_seconds: float = float("nan")
+    """Mean step time."""
     without_suspects_seconds: float = float("nan")
+    """Mean step time with the suspects as fast as the median of their peers while they are accused."""
 
 
 def judge(recording: Recording, switches: Switches | None = None) -> list[JobReport]:
-    """Show the recording to the detectors, step by step, and report on each job in it."""
+    """Replay the recording to the detectors, step by step, and return a report for each job."""
     reports: dict[str, JobReport] = {}
     traces = {trace.name: trace for trace in recording.traces}
     tables: dict[str, list[tuple[Shape, StepTable]]] = {}
@@ -66,7 +72,7 @@ def judge(recording: Recording, switches: Switches | None = None) -> list[JobRep
                 if finding.gang in reports:
                     _take(reports[finding.gang], finding, _newest(tables.get(finding.gang)))
     for name, report in reports.items():
-        _lay_out(report, tables.get(name, []))
+        _join_tables(report, tables.get(name, []))
         _close(report)
         _account(report, traces.get(name))
     return list(reports.values())
@@ -79,7 +85,7 @@ def _newest(tables: list[tuple[Shape, StepTable]] | None) -> int:
 def _take(report: JobReport, finding: Finding, step: int) -> None:
     if isinstance(finding, Verdict):
         for index, known in enumerate(report.verdicts):
-            if known.verdict_id == finding.verdict_id:  # told again, with more
+            if known.verdict_id == finding.verdict_id:  # an update of a known verdict
                 first = min(known.first_step, finding.first_step)
                 report.verdicts[index] = replace(finding, detected_step=known.detected_step, first_step=first)
                 return
@@ -97,20 +103,20 @@ def _take(report: JobReport, finding: Finding, step: int) -> None:
         report.unknown.append(_as_verdict(finding, step))
 
 
-def _as_verdict(told: Abstention, step: int) -> Verdict:
+def _as_verdict(one: Abstention, step: int) -> Verdict:
     from scheduler_feedback.core.verdict import Cause, Evidence
 
-    reason = Evidence("reason", float("nan"), float("nan"), "", told.reason)
-    rank = -1 if told.rank is None else told.rank
+    reason = Evidence("reason", float("nan"), float("nan"), "", one.reason)
+    rank = -1 if one.rank is None else one.rank
     return Verdict(
-        f"{told.gang}.{told.attempt}.unknown.{rank}.{step}", Kind.UNKNOWN, told.gang, told.attempt, rank, "",
-        Cause.UNKNOWN, 0.0, 1.0, float("nan"), float("nan"), told.wall_ns, told.wall_ns, (reason, *told.evidence), (),
-        told.detector, first_step=step, last_step=step, detected_step=step,
+        f"{one.gang}.{one.attempt}.unknown.{rank}.{step}", Kind.UNKNOWN, one.gang, one.attempt, rank, "",
+        Cause.UNKNOWN, 0.0, 1.0, float("nan"), float("nan"), one.wall_ns, one.wall_ns, (reason, *one.evidence), (),
+        one.detector, first_step=step, last_step=step, detected_step=step,
     )  # fmt: skip
 
 
-def _lay_out(report: JobReport, tables: Sequence[tuple[Shape, StepTable]]) -> None:
-    """All steps of the ranks that the job ended with, in one table."""
+def _join_tables(report: JobReport, tables: Sequence[tuple[Shape, StepTable]]) -> None:
+    """Join the steps of the ranks that the job ended with into one table."""
     fitting = [table for shape, table in tables if (shape.ranks.tolist() == report.shape.ranks.tolist())]
     if not fitting:
         report.seconds = report.own_seconds = np.zeros((0, len(report.shape)))
@@ -121,7 +127,7 @@ def _lay_out(report: JobReport, tables: Sequence[tuple[Shape, StepTable]]) -> No
 
 
 def _close(report: JobReport) -> None:
-    """A verdict that was never cleared lasts to the end."""
+    """Extend verdicts that were never cleared to the last step."""
     if len(report.number):
         last = int(report.number[-1])
         report.verdicts = [
@@ -131,7 +137,7 @@ def _close(report: JobReport) -> None:
 
 
 def _account(report: JobReport, trace: Trace | None) -> None:
-    """What the job lost: by replay where operations were traced, else by the ranks' own times."""
+    """Compute the job's loss: by replay if the trace contains operations, else from the ranks' own times."""
     seconds = report.seconds
     known = np.isfinite(seconds)
     if not known.any():
@@ -164,7 +170,7 @@ def _account(report: JobReport, trace: Trace | None) -> None:
 
 
 def _suspects(report: JobReport) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Index of each accused rank, and the steps in which it is accused."""
+    """Yield the index of each accused rank, and the first and last step of the accusation."""
     place = {int(rank): index for index, rank in enumerate(report.shape.ranks.tolist())}
     for verdict in report.verdicts:
         if verdict.kind in OF_HARDWARE:

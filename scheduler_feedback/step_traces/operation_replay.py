@@ -1,10 +1,10 @@
-"""Replay: a step rebuilt from its operations, with some of them taking other times than they did.
+"""Replay of steps from their operations, with changed durations of some operations.
 
-A rank runs its operations one behind the other; those that were launched at one instant run together. A computation
-takes its time. A transfer or collective begins when the last of those who take part in it has launched it, and takes
-its transfer time from then on: what an operation waited for its peers is not its own time and is not kept. This is the
-what-if analysis of ByteDance's straggler study (OSDI'25): the ideal step is the one in which every operation of a kind
-takes the same time.
+A rank runs its operations one after the other; operations that were launched at the same time run in parallel. A
+computation takes its recorded time. A transfer or collective starts when its last participant has launched it, and then
+takes its transfer time. Time that an operation waited for its peers is not its own time and is dropped. This is the
+what-if analysis of ByteDance's straggler study (OSDI'25): in the ideal step, all operations of a kind take the same
+time.
 """
 
 from __future__ import annotations
@@ -20,49 +20,60 @@ import numpy.typing as npt
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 
 SENDS = {"forward-send": ("forward-recv", 1), "backward-send": ("backward-recv", -1)}
-"""What a send is received as, and how many stages further on."""
+"""Matching receive of each send, and the distance in stages."""
 
 OF_REPLICAS = ("grads-reduce-scatter", "params-all-gather", "grads-all-reduce")  # among the data ranks of a stage
 OF_PIPELINE = ("embedding-grads-all-reduce",)  # among the stages of a data rank that have it
 OF_ALL = ("optimizer-clip-main-grad",)  # the norm of all gradients
 
 OWN = ("forward-compute", "backward-compute", "optimizer", "gc")
-"""Operations of a rank alone; every other waits for somebody."""
+"""Operations of a rank alone. All others wait for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operations:
-    """m operations in rows. step: number. rank: index of the rank among n. kind: index into kinds. start, seconds:
-    float64 [m], start from the step's own zero. data, stage: of each rank [n]."""
+    """m operations of n ranks, in rows."""
 
     kinds: tuple[str, ...]
+    """Names of the kinds of operations."""
     step: IntArray
+    """[m]: number of the step."""
     rank: IntArray
+    """[m]: index of the rank."""
     kind: IntArray
+    """[m]: index into `kinds`."""
     start: FloatArray
+    """float64 [m]: start in seconds from the step's own zero."""
     seconds: FloatArray
+    """float64 [m]: duration."""
     data: IntArray
+    """[n]: data coordinate of each rank."""
     stage: IntArray
+    """[n]: stage of each rank."""
 
 
 @dataclass(slots=True)
 class _Operation:
-    """One operation of the program of a rank. place: number of the same operation in other steps and ranks: (kind,
-    occurrence). own: time without waiting. meets: who takes part, None where nobody else does."""
+    """One operation in the program of a rank."""
 
     kind: int
+    """Index of the kind."""
     place: tuple[int, int]
+    """(kind, occurrence): identifies the same operation in other steps and ranks."""
     row: int
+    """Row in `Operations`."""
     own: float
+    """Time without waiting."""
     meets: tuple[object, ...] | None
+    """Key of the transfer or collective that it takes part in; None for an operation of the rank alone."""
 
 
 Program = list[list[list[_Operation]]]
-"""For each rank its launches, each the operations that began at one instant."""
+"""Launches of each rank; a launch is a list of operations that started at the same time."""
 
 
 class Replay:
-    """The steps of a trace, ready to be replayed."""
+    """Steps of a trace, prepared for replay."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -75,15 +86,18 @@ class Replay:
         self._usual = self._usual_times()
 
     def ideal_seconds(self) -> float:
-        """Length of the step in which every operation of a kind takes the same time: the mean of all for a
-        computation, the median for a transfer; the mean over steps, whose programs may differ."""
+        """Return the length of the ideal step, in which all operations of a kind take the same time.
+
+        That time is the mean for a computation and the median for a transfer. The result is the mean over all steps,
+        whose programs may differ.
+        """
         return self._mean(lambda _step, _rank, operation: self._usual[operation.kind])
 
     def without_seconds(self, suspects: Mapping[int, tuple[int, int]]) -> float:
-        """Mean length of the steps in which the suspects compute as fast as the median of their peers.
+        """Return the mean length of the steps if the suspects compute as fast as the median of their peers.
 
-        suspects: rank index -> first and last step in which it is replaced. Peers are the other ranks of its stage,
-        operation by operation; with no peers left, the usual time of the kind.
+        suspects: rank index -> first and last step in which its times are replaced. Peers are the other ranks of its
+        stage, operation by operation; without peers, the usual time of the kind is used.
         """
         operations = self._operations
         peers: dict[tuple[int, tuple[int, int], int], list[float]] = defaultdict(list)
@@ -123,7 +137,7 @@ class Replay:
         return usual
 
     def _program(self, rows: npt.NDArray[np.intp]) -> Program:
-        """One step: launches by rank, with who meets whom, and what each operation takes without waiting."""
+        """Build the program of one step: launches by rank, with the participants and own time of each operation."""
         operations = self._operations
         program: Program = [[] for _ in operations.data]
         occurrence: dict[tuple[int, int], int] = defaultdict(int)
@@ -143,7 +157,7 @@ class Replay:
                 meetings[meets].append(one)
         for members in meetings.values():
             if len(members) == 1:
-                members[0].meets = None  # its peers were not traced
+                members[0].meets = None  # the trace does not contain its peers
                 continue
             starts = [operations.start[one.row] for one in members]
             ends = [operations.start[one.row] + operations.seconds[one.row] for one in members]
@@ -153,7 +167,7 @@ class Replay:
         return program
 
     def _meeting(self, kind: str, rank: int, number: int) -> tuple[object, ...] | None:
-        """Names the meeting that this operation is part of; None for an operation of the rank alone."""
+        """Return the key of this operation's transfer or collective; None for an operation of the rank alone."""
         data, stage = int(self._operations.data[rank]), int(self._operations.stage[rank])
         stages = int(self._operations.stage.max()) + 1
         if kind in SENDS:
@@ -171,7 +185,7 @@ class Replay:
 
 
 def _length(program: Program, index: int, time_of) -> float:  # type: ignore[no-untyped-def]
-    """Run one step's program; the time at which its last operation ends."""
+    """Run the program of one step. Returns the time at which its last operation ends."""
     expected: dict[tuple[object, ...], int] = defaultdict(int)
     for launches in program:
         for one in (one for launch in launches for one in launch if one.meets is not None):
@@ -214,7 +228,7 @@ def _length(program: Program, index: int, time_of) -> float:  # type: ignore[no-
                 launched[rank] = False
         if not waiting:
             return max(now)
-        # A trace with holes: the meeting that misses the fewest takes place without them.
+        # The trace is incomplete: the collective with the fewest missing participants runs without them.
         meets = min(waiting, key=lambda key: expected[key] - arrived[key])
         expected[meets] = arrived[meets]
         runnable += waiting.pop(meets)

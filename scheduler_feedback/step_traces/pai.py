@@ -1,8 +1,8 @@
-"""Alibaba PAI's mini-batch times (cluster-trace-gpu-v2020): one row a worker and iteration, in CSV.
+"""Alibaba PAI's mini-batch times (cluster-trace-gpu-v2020): CSV files with one row per worker and iteration.
 
-Columns: worker, time (number of the iteration), batch_time_norm (what the worker took for it, in a unit of its own);
-others are not needed. A worker's time is its own, since workers of one iteration differ by half: an iteration of the
-synchronous job is taken to last as long as its slowest worker, and the others to wait for it.
+Columns: worker, time (number of the iteration), batch_time_norm (the worker's time for it, in an unknown unit); others
+are not needed. The times do not include waiting, since workers of one iteration differ by half. An iteration of the
+synchronous job is assumed to last as long as that of its slowest worker, while the others wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_WORKER = 1 << 17
 
 
 def read(path: Path) -> Trace:
-    """Read one trace. Raises TraceError naming line and column where it is none."""
+    """Read one trace. Raises TraceError with line and column if it is invalid."""
     found: dict[tuple[int, int], float] = {}
     twice = 0
     try:
@@ -42,12 +42,12 @@ def read(path: Path) -> Trace:
                     number_of(worker, f"{where}, column 'worker'"),
                 )
                 if key[1] >= MOST_WORKER:
-                    raise TraceError(f"{where}, column 'worker': {key[1]} is no number of a worker")
+                    raise TraceError(f"{where}, column 'worker': {key[1]} is not a worker number below {MOST_WORKER}")
                 seconds = seconds_of(taken, f"{where}, column 'batch_time_norm'")
                 twice += key in found
                 found.setdefault(key, seconds)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{path}: no CSV file that can be read: {error}") from None
+        raise TraceError(f"{path}: cannot be read as a CSV file: {error}") from None
     numbers, workers = sorted({key[0] for key in found}), sorted({key[1] for key in found})
     check_size(len(numbers), len(workers), str(path))
     row_of, column_of = {n: k for k, n in enumerate(numbers)}, {w: k for k, w in enumerate(workers)}
@@ -58,6 +58,6 @@ def read(path: Path) -> Trace:
     seconds_all = np.where(np.isnan(own), np.nan, longest)
     ranks = np.array(workers, np.int64)
     steps = StepTable(np.array(numbers, np.int64), ends_of(seconds_all), seconds_all, longest - own)
-    notes = (f"{twice} samples came twice; the first counts",) if twice else ()
+    notes = (f"{twice} samples are duplicates; the first one counts",) if twice else ()
     shape = Shape(path.stem, 1, ranks, tuple(f"worker-{one}" for one in workers))
     return Trace(path.stem, shape, steps, worker=True, notes=notes)

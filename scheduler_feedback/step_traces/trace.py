@@ -1,4 +1,4 @@
-"""A recorded trace: one job's steps, as every reader gives them, and how they are shown to the detectors."""
+"""Recorded traces: the steps of one job, as returned by every reader, and their conversion to telemetry."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from scheduler_feedback.core.telemetry.telemetry import JobTelemetry, Shape, Ste
 from scheduler_feedback.step_traces.operation_replay import Operations
 
 START_NS = 1_000_000_000_000_000_000
-"""Traces say how long steps took and not when they were: they are laid one behind the other from here on."""
+"""Start time of replayed traces. Traces contain durations but no times, so their steps follow each other from here
+on."""
 
 SHORTEST, LONGEST = 1e-30, 1e30
-"""Whatever the unit, what is beyond was never measured; and its square still fits a double."""
+"""Valid durations in any unit. Others were never measured. The square of a valid duration still fits a double."""
 
 MOST_RANKS = 1 << 17
 MOST_CELLS = 1 << 28
-"""A trace of more cells (steps x ranks) than this would not fit in memory; it is refused before it is laid out."""
+"""Most cells (steps x ranks) of a trace. A larger trace would not fit in memory and is refused before it is loaded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """One job of a trace, k steps of n ranks.
-
-    worker: whether the trace calls its members workers (PAI) and not ranks. operations: what the steps were made of,
-    where that was traced. notes: what was passed over in reading.
-    """
+    """One job of a trace: k steps of n ranks."""
 
     name: str
+    """Name of the job."""
     shape: Shape
+    """Ranks of the job."""
     steps: StepTable
+    """Its steps."""
     worker: bool = False
+    """Whether the trace calls its members workers (PAI) instead of ranks."""
     operations: Operations | None = None
+    """Operations of the steps, if the trace contains them."""
     notes: tuple[str, ...] = field(default=())
+    """Remarks about ignored data."""
 
     def stream(self) -> Iterator[Telemetry]:
-        """The steps one by one, in the order of their numbers."""
+        """Yield the steps one by one, in the order of their numbers."""
         none = no_counters(len(self.shape))
         for k in range(len(self.steps)):
             rows = slice(k, k + 1)
@@ -55,57 +58,57 @@ def _arrays(steps: StepTable) -> list[npt.NDArray[np.generic] | None]:
 
 
 def ends_of(seconds: FloatArray) -> IntArray:
-    """int64 [k, n]: ends of steps of these lengths [k, n], all ranks ending together, laid one behind the other."""
+    """Return int64 [k, n]: ends of consecutive steps with these durations [k, n]. All ranks end a step together."""
     known = np.isfinite(seconds)
     longest = np.where(known, seconds, 0.0).max(axis=1, initial=0.0)
     scale = max(float(longest.max(initial=0.0)), 1e-12)
-    unit = 1.0 if scale < 1e6 else 1e6 / scale  # a trace in nanoseconds must not run past the end of time
+    unit = 1.0 if scale < 1e6 else 1e6 / scale  # the sum of a trace in nanoseconds must not overflow
     ends = START_NS + np.cumsum(np.rint(longest * unit * 1e9).astype(np.int64))
     return np.repeat(ends[:, None], seconds.shape[1], axis=1)
 
 
 def number_of(value: object, where: str, least: int = 0) -> int:
-    """A whole number. Raises TraceError naming `where` for anything else or one below `least`."""
+    """Return the value as an integer of at least `least`. Raises TraceError with `where` for anything else."""
     if isinstance(value, str):
         try:
             value = int(value)
         except ValueError:
-            raise TraceError(f"{where}: {value!r} is no whole number") from None
+            raise TraceError(f"{where}: {value!r} is not a whole number") from None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TraceError(f"{where}: {value!r} is no whole number")
+        raise TraceError(f"{where}: {value!r} is not a whole number")
     if not least <= value < 1 << 62:
         raise TraceError(f"{where}: {value} is out of range, at least {least} is expected")
     return value
 
 
 def seconds_of(value: object, where: str, *, zero: bool = False) -> float:
-    """A length of time. Raises TraceError naming `where` for what is none: text, NaN, infinity, negative, zero."""
+    """Return the value as a duration. Raises TraceError with `where` for text, NaN, infinity, negative or zero."""
     try:
         found = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise TraceError(f"{where}: {value!r} is no number") from None
+        raise TraceError(f"{where}: {value!r} is not a number") from None
     if isinstance(value, bool) or not math.isfinite(found):
-        raise TraceError(f"{where}: {value!r} is no finite number")
+        raise TraceError(f"{where}: {value!r} is not a finite number")
     if found < 0 or (found == 0 and not zero):
-        raise TraceError(f"{where}: {found:g} is no length of time")
+        raise TraceError(f"{where}: {found:g} is not a valid duration")
     if found and not SHORTEST <= found <= LONGEST:
         raise TraceError(f"{where}: {found:g} is out of range, {SHORTEST:g} to {LONGEST:g}")
     return found
 
 
 def unique_columns(names: Sequence[str], required: Sequence[str], where: str) -> None:
-    """Raises TraceError where a required column is missing, or any that is read stands twice."""
+    """Check the columns. Raises TraceError if a required column is missing or a name is used twice."""
     for name in required:
         if name not in names:
             raise TraceError(f"{where}: column '{name}' is missing; it has {', '.join(map(repr, names)) or 'none'}")
     for name in dict.fromkeys(names):
         if name and list(names).count(name) > 1:
-            raise TraceError(f"{where}: column '{name}' stands {list(names).count(name)} times")
+            raise TraceError(f"{where}: column '{name}' appears {list(names).count(name)} times")
 
 
 def check_size(steps: int, ranks: int, where: str) -> None:
-    """Raises TraceError for a trace without steps or ranks, or one too large to lay out."""
+    """Check the size. Raises TraceError for a trace without steps or ranks, or one that is too large."""
     if not steps or not ranks:
-        raise TraceError(f"{where}: no steps in it")
+        raise TraceError(f"{where}: the file contains no steps")
     if ranks > MOST_RANKS or steps * ranks > MOST_CELLS:
-        raise TraceError(f"{where}: {steps} steps of {ranks} ranks are more than can be laid out")
+        raise TraceError(f"{where}: {steps} steps of {ranks} ranks are more than fit in memory")

@@ -1,4 +1,4 @@
-"""No file upsets `gangwatch detect`: it judges it, or says in one line what is wrong and where."""
+"""Tests of `gangwatch detect` with invalid files: a result, or one line with the error and its place."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ CSV = {
     "infinity": (f"{HEADER}\n0,25,1,inf\n", "line 2, column 'batch_time_norm': 'inf'"),
     "more than time has": (f"{HEADER}\n0,25,1,1e300\n", "line 2, column 'batch_time_norm': 1e+300 is out of range"),
     "negative": (f"{HEADER}\n0,25,1,-3\n", "line 2, column 'batch_time_norm': -3"),
-    "zero": (f"{HEADER}\n0,25,1,0\n", "line 2, column 'batch_time_norm': 0 is no length of time"),
+    "zero": (f"{HEADER}\n0,25,1,0\n", "line 2, column 'batch_time_norm': 0 is not a valid duration"),
     "text": (f"{HEADER}\n0,25,x,1\n", "line 2, column 'time': 'x'"),
     "a short line": (f"{HEADER}\n0,25,1\n", "line 2: 3 values for 4 columns"),
     "a column that is missing": ("worker,gpu,time\n0,25,1\n", "column 'batch_time_norm' is missing"),
-    "a column that stands twice": ("worker,time,batch_time_norm,time\n0,1,2,1\n", "column 'time' stands 2 times"),
-    "nothing but a header": (f"{HEADER}\n", "no steps in it"),
+    "a duplicate column": ("worker,time,batch_time_norm,time\n0,1,2,1\n", "column 'time' appears 2 times"),
+    "nothing but a header": (f"{HEADER}\n", "the file contains no steps"),
     "a worker beyond reason": (f"{HEADER}\n99999999,25,1,1\n", "line 2, column 'worker'"),
-    "nothing": ("", "it is empty"),
+    "nothing": ("", "the file is empty"),
 }
 
 
 @pytest.mark.parametrize("what", CSV)
-def test_what_is_wrong_in_a_csv_is_named(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_the_place_in_a_csv_file(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content, words = CSV[what]
     path = tmp_path / "t.csv"
     path.write_text(content)
@@ -70,7 +70,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("what", LINES)
-def test_what_is_wrong_in_json_lines_is_named(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_the_place_in_json_lines(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content, words = LINES[what]
     path = tmp_path / "t.jsonl"
     path.write_text(content)
@@ -88,29 +88,27 @@ def table(**changes: object) -> dict[str, object]:
 PARQUET = {
     "not a number": (table(duration=[1.0, float("nan")]), "row 2, column 'duration'"),
     "infinity": (table(start_ts=[float("inf"), 0.0]), "row 1, column 'start_ts'"),
-    "negative": (table(duration=[1.0, -1.0]), "row 2, column 'duration': a negative length of time"),
-    "no time at all": (table(duration=[0.0, 0.0]), "column 'duration': a step that takes no time"),
-    "nothing in a cell": (table(rank=[0, None]), "row 2, column 'rank': nothing"),
-    "no whole number": (table(rank=[0.0, 0.5]), "row 2, column 'rank': no whole number"),
+    "negative": (table(duration=[1.0, -1.0]), "row 2, column 'duration': a negative duration"),
+    "no time at all": (table(duration=[0.0, 0.0]), "column 'duration': the step has no duration"),
+    "nothing in a cell": (table(rank=[0, None]), "row 2, column 'rank': the cell is empty"),
+    "no whole number": (table(rank=[0.0, 0.5]), "row 2, column 'rank': not a whole number"),
     "out of range": (table(stage=[-1, 0]), "row 1, column 'stage': out of range"),
     "text": (table(step=["a", "b"]), "column 'step'"),
     "one rank in two stages": (table(rank=[0, 0], stage=[0, 1]), "differs for one rank"),
     "a column that is missing": ({"rank": [0]}, "column 'dp_rank' is missing"),
-    "no rows": ({name: [] for name in table()}, "no steps in it"),
+    "no rows": ({name: [] for name in table()}, "the file contains no steps"),
 }
 
 
 @pytest.mark.parametrize("what", PARQUET)
-def test_what_is_wrong_in_parquet_is_named(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_the_place_in_parquet(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     columns, words = PARQUET[what]
     path = tmp_path / "t.parquet"
     parquet.write_table(pyarrow.table(columns), path)
     assert words in refused(capsys, path)
 
 
-def test_a_file_that_is_not_there_and_one_that_is_no_recording(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_files_and_unknown_formats_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "No such file" in refused(capsys, tmp_path / "absent.csv")
     path = tmp_path / "t.bin"
     for content in (b"\0\0\0\5abcde", b"PAR1 and then nothing", b"\x00" * 64):
@@ -120,7 +118,7 @@ def test_a_file_that_is_not_there_and_one_that_is_no_recording(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=400))
-def test_no_bytes_upset_it(tmp_path: Path, content: bytes) -> None:
+def test_random_bytes_do_not_crash(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t"
     path.write_bytes(content)
     for name in (None, *step_traces.FORMATS):
@@ -145,8 +143,8 @@ rows = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows)
-def test_any_steps_are_judged(tmp_path: Path, rows: list[tuple[int, int, float, float | None, int | None]]) -> None:
-    """One rank, one step, holes, repeats, any order, any size of numbers."""
+def test_any_steps_get_a_report(tmp_path: Path, rows: list[tuple[int, int, float, float | None, int | None]]) -> None:
+    """Single ranks and steps, gaps, repeats, any order, numbers of any size."""
     path = tmp_path / "t.jsonl"
     lines = []
     for rank, step, seconds, wait, tokens in rows:
@@ -171,7 +169,7 @@ def steps(ranks: int, count: int, seed: int = 1) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_samples_that_are_missing_late_or_double_make_no_straggler(tmp_path: Path, seed: int) -> None:
+def test_missing_late_or_duplicate_samples_give_no_straggler(tmp_path: Path, seed: int) -> None:
     random = np.random.default_rng(seed)
     lines = [line for line in steps(8, 120, seed) if random.random() > 0.1]
     lines += [lines[index] for index in random.integers(0, len(lines), 60).tolist()]
@@ -184,7 +182,7 @@ def test_samples_that_are_missing_late_or_double_make_no_straggler(tmp_path: Pat
     assert "twice" in found["notes"][0]
 
 
-def test_a_page_and_a_terminal_map_come_of_it(tmp_path: Path) -> None:
+def test_page_and_terminal_map_are_written(tmp_path: Path) -> None:
     lines = steps(6, 60)
     for line in lines:
         if line["rank"] == 4 and int(str(line["step"])) >= 35:

@@ -1,4 +1,4 @@
-"""`gangwatch detect` on the public traces, and on what they become when ranks, times, places and moments change."""
+"""Tests of `gangwatch detect` on the public traces, also with exchanged ranks, times, places and moments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.detect.traces import authors, bytedance, detect, of_kind, pai, write_
 # --- as they are ------------------------------------------------------------------------------------------------------
 
 
-def test_the_worker_slowed_on_purpose() -> None:
+def test_deliberately_slowed_worker_is_found() -> None:
     found = detect(needs.data("steps", "bytedance-AR.parquet"))
     result = authors("AR")
     (straggler,) = of_kind(found, "straggler")
@@ -29,7 +29,7 @@ def test_the_worker_slowed_on_purpose() -> None:
     assert (found["job"]["steps"], found["job"]["ranks"]) == (44, 16)
 
 
-def test_unequal_stages_on_healthy_machines() -> None:
+def test_unequal_stages_are_no_straggler() -> None:
     found = detect(needs.data("steps", "bytedance-ST.parquet"))
     assert not of_kind(found, "straggler")
     (imbalance,) = of_kind(found, "stage_imbalance")
@@ -37,7 +37,7 @@ def test_unequal_stages_on_healthy_machines() -> None:
     assert found["job"]["slowdown"] == pytest.approx(authors("ST")["blocking_slowdown"], rel=0.05)
 
 
-def test_a_worker_that_is_slow_for_a_while() -> None:
+def test_temporarily_slow_worker_is_found() -> None:
     found = detect(needs.data("steps", "pai-job1.csv"))
     (straggler,) = of_kind(found, "straggler")
     assert (straggler["worker"], straggler["rank"]) == (6, 6)
@@ -48,8 +48,8 @@ def test_a_worker_that_is_slow_for_a_while() -> None:
     assert all(verdict["cause"] == "standing-offset" for verdict in of_kind(found, "workload"))
 
 
-def test_several_slow_workers_are_said_to_be_unknown() -> None:
-    """Nobody states the truth: workers 6 to 9 are slow alike late in it, and no single one explains the steps."""
+def test_several_slow_workers_are_reported_as_unknown() -> None:
+    """The truth is unknown: workers 6 to 9 are equally slow near the end, and no single one explains the steps."""
     found = detect(needs.data("steps", "pai-job3.csv"))
     assert not of_kind(found, "straggler")
     assert {verdict["worker"] for verdict in of_kind(found, "workload")} == {0, 1}
@@ -61,8 +61,8 @@ def test_several_slow_workers_are_said_to_be_unknown() -> None:
 # --- read as a stream -------------------------------------------------------------------------------------------------
 
 
-def test_nothing_later_than_the_step_is_used(tmp_path: Path) -> None:
-    """Cut off at the step at which it was told, a trace gives the same verdict."""
+def test_verdict_uses_no_later_steps(tmp_path: Path) -> None:
+    """A trace that ends at the step of detection gives the same verdict."""
     table = bytedance("AR")
     whole = detect(needs.data("steps", "bytedance-AR.parquet"))
     (told,) = of_kind(whole, "straggler")
@@ -73,7 +73,7 @@ def test_nothing_later_than_the_step_is_used(tmp_path: Path) -> None:
     assert [again[name] for name in same] == [told[name] for name in same]
 
 
-def test_nothing_later_is_used_of_a_worker_either(tmp_path: Path) -> None:
+def test_verdict_on_a_worker_uses_no_later_steps(tmp_path: Path) -> None:
     iterations, times = pai("pai-job1")
     (told,) = of_kind(detect(needs.data("steps", "pai-job1.csv")), "straggler")
     kept = iterations <= told["detected_step"]
@@ -86,7 +86,7 @@ def test_nothing_later_is_used_of_a_worker_either(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_permuting_the_replicas_permutes_the_verdict(tmp_path: Path, seed: int) -> None:
-    """Data ranks exchanged, rank numbers exchanged at random, rows in any order."""
+    """With exchanged data ranks, random rank numbers and rows in any order."""
     random = np.random.default_rng(seed)
     table = bytedance("AR")
     to = random.permutation(4)
@@ -102,7 +102,7 @@ def test_permuting_the_replicas_permutes_the_verdict(tmp_path: Path, seed: int) 
 
 
 @pytest.mark.parametrize("scale", [1e-3, 60.0, 1e9])
-def test_the_unit_of_time_changes_nothing(tmp_path: Path, scale: float) -> None:
+def test_unit_of_time_does_not_matter(tmp_path: Path, scale: float) -> None:
     table = bytedance("AR")
     for name in ("start_ts", "duration"):
         table[name] = table[name].astype(np.float64) * scale
@@ -123,7 +123,7 @@ def test_the_unit_of_time_changes_nothing(tmp_path: Path, scale: float) -> None:
 
 @pytest.mark.parametrize("worker", range(10))
 @pytest.mark.parametrize("begin", [60, 140, 230])
-def test_the_slowdown_moved_to_another_worker_and_time(tmp_path: Path, worker: int, begin: int) -> None:
+def test_slowdown_moved_to_another_worker_and_time_is_found(tmp_path: Path, worker: int, begin: int) -> None:
     iterations, times = pai("pai-job1")
     slow = slice(int(np.searchsorted(iterations, 1811)), int(np.searchsorted(iterations, 1941)) + 1)
     usual = np.median(times, axis=0)
@@ -138,8 +138,8 @@ def test_the_slowdown_moved_to_another_worker_and_time(tmp_path: Path, worker: i
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_without_its_slow_stretch_the_job_has_no_straggler(tmp_path: Path, seed: int) -> None:
-    """Healthy jobs made of real noise: PAI job 1 without the stretch, its workers exchanged, its times in any order."""
+def test_job_without_its_slow_period_has_no_straggler(tmp_path: Path, seed: int) -> None:
+    """Healthy jobs with real noise: PAI job 1 without the slow period, with workers and times exchanged."""
     random = np.random.default_rng(seed)
     iterations, times = pai("pai-job1")
     slow = slice(int(np.searchsorted(iterations, 1811)), int(np.searchsorted(iterations, 1941)) + 1)
@@ -153,7 +153,7 @@ def test_without_its_slow_stretch_the_job_has_no_straggler(tmp_path: Path, seed:
 
 @pytest.mark.parametrize(("rank", "factor"), [(1, 1.5), (4, 2.0), (7, 1.7)])
 @pytest.mark.parametrize("begin", [10, 20])
-def test_a_slow_rank_of_a_small_unequal_pipeline(tmp_path: Path, rank: int, factor: float, begin: int) -> None:
+def test_slow_rank_of_a_small_unequal_pipeline_is_found(tmp_path: Path, rank: int, factor: float, begin: int) -> None:
     """Trial ST with one rank's computing stretched from some step on, and its step made longer by as much: two ranks a
     stage can't out-vote one another, its own past tells."""
     table = bytedance("ST")

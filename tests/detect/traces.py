@@ -1,4 +1,4 @@
-"""The public traces as tables that a test can change and write again."""
+"""The public traces as tables that tests can change and write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Table = dict[str, np.ndarray]
 
 
 def bytedance(name: str) -> Table:
-    """Columns of a ByteDance trace."""
+    """Return the columns of a ByteDance trace."""
     read = parquet.read_table(needs.data("steps", f"bytedance-{name}.parquet"))
     return {
         column: read.column(column).cast("string").to_numpy(zero_copy_only=False)
@@ -35,13 +35,13 @@ def write_bytedance(path: Path, table: Table) -> Path:
 
 
 def authors(name: str) -> dict[str, Any]:
-    """The authors' own result beside the trace."""
+    """Return the authors' own result for the trace."""
     result: dict[str, Any] = json.loads(needs.data("steps", f"bytedance-{name}.result.json").read_text())
     return result
 
 
 def pai(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations [k] and times [k, workers] of a PAI trace, NaN where a worker has no sample."""
+    """Return iterations [k] and times [k, workers] of a PAI trace; NaN if a worker has no sample."""
     cells: dict[tuple[int, int], float] = {}
     with needs.data("steps", f"{name}.csv").open() as file:
         for row in csv.DictReader(file):
@@ -67,7 +67,7 @@ def write_pai(path: Path, iterations: np.ndarray, times: np.ndarray, order: np.n
 
 
 def detect(*arguments: object) -> dict[str, Any]:
-    """What `gangwatch detect --json` prints."""
+    """Return the output of `gangwatch detect --json`."""
     done = CliRunner().invoke(cli, ["detect", "--json", *map(str, arguments)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     result: dict[str, Any] = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""`gangwatch simulate` as a user has it: what it prints, the page it writes, what it refuses."""
+"""Tests of `gangwatch simulate`: its output, its page, and its errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KEYS = [
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
-    """Sixty jobs of two queues, one with a name that would end a script, one larger than the cluster."""
+    """Write sixty jobs of two queues: one with a name that would end a script, one larger than the cluster."""
     path = tmp_path / "jobs.jsonl"
     lines = [
         {
@@ -71,7 +71,7 @@ def report(*arguments: str | Path) -> dict[str, Any]:
     return document
 
 
-def test_the_document_has_every_figure(jobs: Path) -> None:
+def test_document_has_every_figure(jobs: Path) -> None:
     document = report("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--order", "fifo")
     assert list(document)[: len(KEYS)] == KEYS
     assert document["jobs"] == 60
@@ -87,7 +87,7 @@ def test_the_document_has_every_figure(jobs: Path) -> None:
 
 @pytest.mark.parametrize("order", ["fifo", "sjf", "srtf", "srsf", "las", "themis", "fair"])
 @pytest.mark.parametrize("backfill", ["none", "easy", "conservative"])
-def test_every_order_with_every_backfill(jobs: Path, order: str, backfill: str) -> None:
+def test_every_order_runs_with_every_backfill(jobs: Path, order: str, backfill: str) -> None:
     document = report(
         *("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--order", order, "--backfill", backfill),
         *("--preempt", "--replan", "10", "--restart-cost", "5", "--estimates", "history"),
@@ -95,7 +95,7 @@ def test_every_order_with_every_backfill(jobs: Path, order: str, backfill: str) 
     assert (document["jobs"], document["unfinished"]) == (60, 0)
 
 
-def test_faults_of_a_file_slow_jobs_down_and_feedback_moves_them(jobs: Path, tmp_path: Path) -> None:
+def test_faults_of_a_file_slow_jobs_and_feedback_moves_them(jobs: Path, tmp_path: Path) -> None:
     trace = tmp_path / "long.jsonl"
     trace.write_text(
         '{"submitted_seconds": 0, "run_seconds": 7200, "ranks": 4, "job": "a", "restartable": true, '
@@ -122,7 +122,7 @@ def test_the_same_seed_gives_the_same_faults(jobs: Path) -> None:
     assert first != other
 
 
-def test_the_page_is_one_file_that_loads_nothing(jobs: Path, tmp_path: Path) -> None:
+def test_page_is_self_contained(jobs: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--order", "fifo", "--html", page)
     assert result.exit_code == 0, result.output
@@ -140,7 +140,7 @@ def test_the_page_is_one_file_that_loads_nothing(jobs: Path, tmp_path: Path) -> 
         assert 0 <= lane < lane + lanes <= data["nodes"][node][1] and begin <= end
 
 
-def test_lanes_of_one_node_are_never_shared() -> None:
+def test_spans_never_share_a_lane() -> None:
     spans = [Span(str(n), n * 10, n * 10 + 10 + n % 50, {"n": 1 + n % 3}, "ended") for n in range(200)]
     spans = [span for n, span in enumerate(spans) if n % 2 == 0]
     busy: dict[int, int] = {}
@@ -166,7 +166,7 @@ def test_a_thinned_plot_keeps_its_peak() -> None:
         (("--nodes", "2x4", "--faults", "absent.csv"), "neither transient nor persistent nor a file"),
     ],
 )
-def test_what_can_not_be_simulated_is_said(jobs: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_inputs_are_refused_with_a_reason(jobs: Path, arguments: tuple[str, ...], says: str) -> None:
     result = invoke("--jobs", jobs, "--format", "gangwatch", *arguments)
     assert isinstance(result.exception, TraceError)
     assert says in str(result.exception)
@@ -185,11 +185,11 @@ def test_what_can_not_be_simulated_is_said(jobs: Path, arguments: tuple[str, ...
         ("--journal", "/absent/journal.sqlite"),
     ],
 )
-def test_wrong_usage(jobs: Path, arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_is_refused(jobs: Path, arguments: tuple[str, ...]) -> None:
     assert invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", *arguments).exit_code == 2
 
 
-def test_a_fault_file_names_line_and_column(jobs: Path, tmp_path: Path) -> None:
+def test_error_in_a_fault_file_has_line_and_column(jobs: Path, tmp_path: Path) -> None:
     faults = tmp_path / "faults.csv"
     for line, says in (
         ("n9,0,1,2", "line 2, column node: 'n9' is not a node of this cluster"),
@@ -204,13 +204,13 @@ def test_a_fault_file_names_line_and_column(jobs: Path, tmp_path: Path) -> None:
         assert says in str(result.exception)
 
 
-def test_a_topology_file(jobs: Path, tmp_path: Path) -> None:
+def test_nodes_of_a_topology_file(jobs: Path, tmp_path: Path) -> None:
     nodes = tmp_path / "nodes.csv"
     nodes.write_text("node,slots,rack,spine,gpu_type\na,4,r0,s0,H100\nb,4,r0,s0,H100\nc,8,r1,s0,A100\n")
     assert report("--jobs", jobs, "--format", "gangwatch", "--nodes", nodes)["jobs"] == 60
     nodes.write_text("node,slots\na,4\na,4\n")
     result = invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", nodes)
-    assert "line 3, column node: 'a' stands twice" in str(result.exception)
+    assert "line 3, column node: 'a' is listed twice" in str(result.exception)
     nodes.write_text("node,slots\na,4\nb,999999999999\n")
     result = invoke("--jobs", jobs, "--format", "gangwatch", "--nodes", nodes)
     assert "line 3: 1000000000003 GPUs so far; at most 1000000" in str(result.exception)
@@ -221,7 +221,7 @@ def trace_of(path: Path, *lines: dict[str, Any]) -> Path:
     return path
 
 
-def test_what_a_preset_overrules_is_said(jobs: Path) -> None:
+def test_settings_that_a_preset_overrides_are_reported(jobs: Path) -> None:
     asked = ("--jobs", jobs, "--format", "gangwatch", "--nodes", "2x4", "--order", "srsf", "--preset", "muri")
     plain, found = report(*asked), report(*asked, "--restart-cost", "300", "--replan", "60")
     [note] = set(found["notes"]) - set(plain["notes"])
@@ -235,7 +235,7 @@ def test_an_array_is_simulated_member_by_member(tmp_path: Path) -> None:
     assert (document["jobs"], document["makespan_seconds"], document["unfinished"]) == (3, 150.0, 0)
 
 
-def test_who_never_ends_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_unfinished_jobs_are_listed_with_the_reason(tmp_path: Path) -> None:
     path = trace_of(
         tmp_path / "jobs.jsonl",
         {"job": "ok", "ranks": 2},
@@ -252,7 +252,7 @@ def test_who_never_ends_is_named_with_the_reason(tmp_path: Path) -> None:
     assert told["other"][1].startswith("never ended: needs 2 slots on H100; ")
 
 
-def test_what_takes_centuries_is_not_simulated(tmp_path: Path) -> None:
+def test_simulation_beyond_the_year_2200_is_refused(tmp_path: Path) -> None:
     long = {"ranks": 32, "run_seconds": 1e9}
     path = trace_of(tmp_path / "long.jsonl", *[long] * 8)
     result = invoke("--jobs", path, "--format", "gangwatch", "--nodes", "4x8")
@@ -261,7 +261,7 @@ def test_what_takes_centuries_is_not_simulated(tmp_path: Path) -> None:
 
 
 def on_a_terminal(*arguments: str | Path, stdout_too: bool = False) -> tuple[str, str]:
-    """Run it with standard error, or both, on a terminal: (what a pipe had of standard output, what was shown)."""
+    """Run it with standard error, or both, on a terminal. Returns (piped standard output, terminal output)."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "gangwatch", "simulate", *map(str, arguments)]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
@@ -284,7 +284,7 @@ def on_a_terminal(*arguments: str | Path, stdout_too: bool = False) -> tuple[str
     return printed, shown.decode()
 
 
-def test_progress_is_shown_where_a_person_looks_on_and_nowhere_else(jobs: Path) -> None:
+def test_progress_is_shown_only_on_a_terminal(jobs: Path) -> None:
     arguments = ("--jobs", jobs, "--format", "gangwatch", "--nodes", "4x4")
     printed, shown = on_a_terminal(*arguments)
     assert "jobs ended" in shown and "reading " in shown

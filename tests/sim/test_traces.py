@@ -1,4 +1,4 @@
-"""Traces: every format, and all that can be wrong with a file."""
+"""Tests of the trace formats, and of invalid files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reasons(trace: Trace) -> list[str]:
 # --- what is well formed ---------------------------------------------------------------------------------------------
 
 
-def test_philly(file: Path) -> None:
+def test_philly_trace(file: Path) -> None:
     trace = read(file, PHILLY + "2017-10-09 07:01:55,66.5,4,266.0,vc1\n")
     [job] = trace.jobs
     assert (job.job_id, job.line, job.run_seconds) == ("2", 2, 66.5)
@@ -48,7 +48,7 @@ def test_muri_is_in_milliseconds(file: Path) -> None:
     assert (job.spec.ranks, job.spec.workload) == (8, "bert")
 
 
-def test_openb_runs_from_its_scheduling_to_its_deletion(file: Path) -> None:
+def test_openb_pods_run_from_scheduling_to_deletion(file: Path) -> None:
     header = "name,cpu_milli,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
     trace = read(
         file,
@@ -68,7 +68,7 @@ def test_openb_runs_from_its_scheduling_to_its_deletion(file: Path) -> None:
     assert trace.notes == ("1 pods request a share of a GPU and get a whole one, because slots are not divided",)
 
 
-def test_our_own_format_says_all_that_a_job_can(file: Path) -> None:
+def test_own_format_reads_every_field_of_a_job(file: Path) -> None:
     trace = read(
         file,
         '{"submitted_seconds": 1.5, "run_seconds": 10, "ranks": 4, "min_ranks": 2, "queue": "a", "priority": 3,'
@@ -87,7 +87,10 @@ def test_our_own_format_says_all_that_a_job_can(file: Path) -> None:
         ('{"submitted_seconds": 1, "run_seconds": 10}', "line 2: Object missing required field `ranks`"),
         ('{"submitted_seconds": 1, "ranks": 1}', "line 2: key run_seconds: is missing"),
         ('{"submitted_seconds": 1, "run_seconds": -1, "ranks": 1}', "line 2: key run_seconds: -1 is negative"),
-        ('{"submitted_seconds": "1", "run_seconds": 1, "ranks": 1}', "line 2: key submitted_seconds: '1' is no number"),
+        (
+            '{"submitted_seconds": "1", "run_seconds": 1, "ranks": 1}',
+            "line 2: key submitted_seconds: '1' is not a number",
+        ),
         ('{"submitted_seconds": 1, "run_seconds": 1, "ranks": 0}', "line 2: key ranks: 0 is less than 1"),
         (
             '{"submitted_seconds": 1, "run_seconds": 1, "ranks": 1, "quue": "a"}',
@@ -111,7 +114,7 @@ def test_our_own_format_says_all_that_a_job_can(file: Path) -> None:
         ("[1, 2]", "line 2: Expected `object`"),
     ],
 )
-def test_our_own_format_refuses_by_line_and_key(file: Path, line: str, reason: str) -> None:
+def test_own_format_refuses_with_line_and_key(file: Path, line: str, reason: str) -> None:
     trace = read(file, '{"submitted_seconds": 0, "run_seconds": 1, "ranks": 1}\n' + line + "\n", "gangwatch")
     assert [job.job_id for job in trace.jobs] == ["1"]
     [said] = reasons(trace)
@@ -131,7 +134,7 @@ _SACCT_NEW = (
 )
 
 
-def test_sacct_of_a_new_slurm(file: Path) -> None:
+def test_sacct_columns_of_new_slurm(file: Path) -> None:
     trace = read(file, _SACCT_NEW, "slurm")
     sweep, train = trace.jobs
     assert (train.job_id, train.run_seconds, train.spec.ranks) == ("100", 3600.0, 16)
@@ -144,7 +147,7 @@ def test_sacct_of_a_new_slurm(file: Path) -> None:
     ]
 
 
-def test_sacct_of_an_old_slurm(file: Path) -> None:
+def test_sacct_columns_of_old_slurm(file: Path) -> None:
     text = (
         "JobID|Submit|Start|End|Elapsed|Timelimit|NNodes|AllocGRES|Partition\n"
         "7|2019-01-01T00:00:00|2019-01-01T00:10:00|2019-01-02T01:10:00|1-01:00:00|2-00:00:00|4|gpu:8|dgx\n"
@@ -163,7 +166,7 @@ def test_sacct_without_elapsed_takes_start_and_end(file: Path) -> None:
     )
     trace = read(file, text, "slurm")
     assert [job.run_seconds for job in trace.jobs] == [3600.0]
-    assert reasons(trace) == ["line 3, column End: neither Elapsed nor Start and End are there"]
+    assert reasons(trace) == ["line 3, column End: needs Elapsed, or Start and End"]
 
 
 @pytest.mark.parametrize(
@@ -200,19 +203,19 @@ def test_sacct_as_json(file: Path, limit: str) -> None:
         ("slurm", "JobID|Submit|Elapsed\n", "no column for the GPUs"),
         ("slurm", "{}", "has no list named 'jobs'"),
         ("slurm", "{", "truncated"),
-        ("philly", "", "is empty; a header with the columns timestamp"),
+        ("philly", "", "is empty; it needs a header with the columns timestamp"),
         ("philly", PHILLY, "no job can be read"),
         ("gangwatch", "", "no job can be read"),
     ],
 )
-def test_a_file_that_is_no_such_trace_is_named(file: Path, format_name: str, text: str, says: str) -> None:
+def test_file_of_another_format_is_refused(file: Path, format_name: str, text: str, says: str) -> None:
     with pytest.raises(TraceError) as raised:
         read(file, text, format_name)
     assert str(raised.value).startswith(str(file))
     assert says in str(raised.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"absent\.csv: No such file"):
         read_trace(tmp_path / "absent.csv", "philly")
 
@@ -228,8 +231,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("2017-10-09 07:01:55,5,2000000,0,a", "line 2: ranks of 2e+06 is more than 1048576"),
         ("9999-12-31 07:01:55,5,1,0,a", "line 2: was submitted before 1970, or after 2200"),
         ("0001-01-01 07:01:55,5,1,0,a", "line 2: was submitted before 1970, or after 2200"),
-        ("2017-10-09 07:01:55,five,1,0,a", "line 2, column duration: 'five' is no number"),
-        ("2017-10-09 07:01:55,,1,0,a", "line 2, column duration: '' is no number"),
+        ("2017-10-09 07:01:55,five,1,0,a", "line 2, column duration: 'five' is not a number"),
+        ("2017-10-09 07:01:55,,1,0,a", "line 2, column duration: '' is not a number"),
         ("2017-10-09 07:01:55,5,0,0,a", "line 2, column num_gpus: 0 is less than 1"),
         ("2017-10-09 07:01:55,5,1.5,0,a", "line 2, column num_gpus: 1.5 is not a whole number"),
         ("yesterday,5,1,0,a", "line 2, column timestamp: 'yesterday' is not a date and time"),
@@ -238,33 +241,33 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ('2017-10-09 07:01:55,5,1,0,"a', ""),
     ],
 )
-def test_a_bad_line_is_refused_and_no_other_is_lost(file: Path, line: str, reason: str) -> None:
+def test_bad_line_is_refused_and_others_are_kept(file: Path, line: str, reason: str) -> None:
     good = "2017-10-09 07:01:55,66.0,1,66.0,vc1\n"
     trace = read(file, PHILLY + line + "\n" + good * 3)
     assert [job.line for job in trace.jobs if job.line > 2] == [3, 4, 5]
     assert reasons(trace) == ([reason] if reason else [])
 
 
-def test_duplicated_ids_are_refused_but_the_first(file: Path) -> None:
+def test_first_of_duplicate_ids_is_kept(file: Path) -> None:
     trace = read(file, MURI + "7,1,0,1000,a\n8,1,0,1000,a\n7,1,5,2000,b\n", "muri")
     assert [(job.job_id, job.spec.workload) for job in trace.jobs] == [("7", "a"), ("8", "a")]
     assert reasons(trace) == ["line 4: job id '7' is already in line 2"]
 
 
-def test_a_missing_id_becomes_the_number_of_the_line(file: Path) -> None:
+def test_missing_id_becomes_the_line_number(file: Path) -> None:
     trace = read(file, MURI + ",1,0,1000,a\nx,1,0,1000,a\n,1,0,1000,a\n", "muri")
     assert [job.job_id for job in trace.jobs] == ["2", "x", "4"]
 
 
-def test_unsorted_input_is_sorted_stably_and_said_so(file: Path) -> None:
+def test_unsorted_input_is_sorted_stably_with_a_note(file: Path) -> None:
     trace = read(file, MURI + "a,1,50,1000,m\nb,1,10,1000,m\nc,1,50,1000,m\nd,1,10,1000,m\n", "muri")
     assert [job.job_id for job in trace.jobs] == ["b", "d", "a", "c"]
-    assert "not in the order of their submission" in trace.notes[0]
+    assert "not in the order of submission" in trace.notes[0]
     assert read(file, MURI + "a,1,10,1000,m\nb,1,10,1000,m\n", "muri").notes == ()
 
 
 @pytest.mark.parametrize("format_name", ["philly", "muri", "openb", "slurm", "gangwatch"])
-def test_a_million_lines_of_garbage_are_an_error_and_soon(file: Path, format_name: str) -> None:
+def test_a_million_invalid_lines_fail_quickly(file: Path, format_name: str) -> None:
     headers = {"philly": PHILLY, "muri": MURI, "slurm": "JobID|Submit|Elapsed|AllocTRES\n", "gangwatch": ""}
     header = headers.get(format_name, "num_gpu,creation_time,deletion_time,scheduled_time\n")
     with file.open("w") as out:
@@ -276,7 +279,7 @@ def test_a_million_lines_of_garbage_are_an_error_and_soon(file: Path, format_nam
     assert len(str(raised.value)) < 1000
 
 
-def test_random_bytes_are_an_error_of_ours(file: Path) -> None:
+def test_random_bytes_raise_trace_error(file: Path) -> None:
     chance = random.Random(1)
     for size in (0, 1, 100, 10_000, 2_000_000):
         for format_name in ("philly", "slurm", "gangwatch"):
@@ -284,19 +287,19 @@ def test_random_bytes_are_an_error_of_ours(file: Path) -> None:
                 read(file, chance.randbytes(size), format_name)
 
 
-def test_bytes_that_are_no_text_spoil_no_more_than_their_own_cell(file: Path) -> None:
-    """What was no UTF-8 can be printed, written to a journal, and told apart from what was."""
+def test_invalid_utf8_affects_only_its_own_cell(file: Path) -> None:
+    """Invalid UTF-8 can be printed, written to a journal, and distinguished from valid text."""
     trace = read(file, PHILLY.encode() + b"2017-10-09 07:01:55,5,1,0,a\xff\n2017-10-09 07:01:55,5,1,0,\xc3\xa9\n")
     assert [job.spec.queue for job in trace.jobs] == ["a\\xff", "é"]
     assert not trace.refused
 
 
-def test_a_line_without_an_end_is_an_error(file: Path) -> None:
+def test_line_without_an_end_is_an_error(file: Path) -> None:
     with pytest.raises(TraceError, match="line 2 is longer than 1048576 characters"):
         read(file, PHILLY + "a" * (1 << 20) + "b")
 
 
-def test_load_brings_jobs_nearer_to_each_other(file: Path) -> None:
+def test_load_shortens_the_time_between_arrivals(file: Path) -> None:
     trace = read(file, MURI + "a,1,1000,1000,m\nb,1,3000,1000,m\nc,1,7000,1000,m\n", "muri").scaled(2)
     assert [job.submitted_ns for job in trace.jobs] == [1_000_000_000, 2_000_000_000, 4_000_000_000]
     assert [job.run_seconds for job in trace.jobs] == [1.0, 1.0, 1.0]
