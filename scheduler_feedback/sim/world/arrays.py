@@ -1,4 +1,4 @@
-"""Names for arrays. Times on a job's clock are float64; what stands for every rank of a block is float32 to be fast."""
+"""Types of arrays. Times on a job's clock are float64; values for every rank of a block are float32, for speed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How long collectives take on links of unequal speed: the alpha-beta model (Thakur, Rabenseifner, Gropp 2005).
+"""Duration of collectives on links of unequal speed: the alpha-beta model (Thakur, Rabenseifner, Gropp 2005).
 
-All times in seconds, volumes in bytes a rank, bandwidths in bytes a second a rank; arrays broadcast, and the members of
-a group lie along the last axis of `bandwidth`. A ring moves at the pace of its slowest link.
+Times are in seconds, volumes in bytes per rank, bandwidths in bytes per second and rank. Arrays broadcast; the last
+axis of `bandwidth` contains the members of a group. A ring is as fast as its slowest link.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from scheduler_feedback.sim.world.arrays import FloatArray
 
 NVLINK_LATENCY_SECONDS = 1.0e-6
-"""One hop inside of a node (NCCL's tuning table, src/graph/tuning.cc, is near it for the Simple protocol)."""
+"""One hop inside a node (NCCL's tuning table, src/graph/tuning.cc, is near it for the Simple protocol)."""
 
 NETWORK_LATENCY_SECONDS = 8.0e-6
 """One hop between nodes: NIC, leaf, NIC, and the proxy thread of NCCL."""
 
 
 def ring(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """All-reduce over a ring: 2(n - 1)/n of the volume over the slowest link, 2(n - 1) hops."""
+    """Return the time of an all-reduce over a ring: 2(n - 1)/n of the volume over the slowest link, 2(n - 1) hops."""
     if members < 2:
         return np.zeros(bandwidth.shape[:-1])
     found: FloatArray = 2 * (members - 1) / members * bytes_ / bandwidth.min(axis=-1) + 2 * (members - 1) * latency
@@ -28,7 +28,7 @@ def ring(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> Fl
 
 
 def tree(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """All-reduce over a double binary tree: twice the volume over the slowest link, 2 log2(n) hops."""
+    """Return the time of an all-reduce over a double binary tree: 2x volume over the slowest link, 2 log2(n) hops."""
     if members < 2:
         return np.zeros(bandwidth.shape[:-1])
     found: FloatArray = 2.0 * bytes_ / bandwidth.min(axis=-1) + 2 * np.ceil(np.log2(members)) * latency
@@ -36,12 +36,12 @@ def tree(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> Fl
 
 
 def all_reduce(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """The faster of ring and tree, as NCCL's tuner picks."""
+    """Return the time of the faster of ring and tree, as NCCL's tuner selects it."""
     return np.minimum(ring(bytes_, bandwidth, members, latency), tree(bytes_, bandwidth, members, latency))
 
 
 def gather(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """All-gather or reduce-scatter over a ring: half of an all-reduce."""
+    """Return the time of an all-gather or reduce-scatter over a ring: half of an all-reduce."""
     if members < 2:
         return np.zeros(bandwidth.shape[:-1])
     found: FloatArray = (members - 1) / members * bytes_ / bandwidth.min(axis=-1) + (members - 1) * latency
@@ -49,7 +49,7 @@ def gather(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> 
 
 
 def all_to_all(bytes_: FloatArray, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """Each member sends its bytes [..., n] to all others; done when the one with most to move over its link is."""
+    """Return the time until every member has sent its bytes [..., n] to all others: that of the slowest member."""
     if members < 2:
         return np.zeros(bandwidth.shape[:-1])
     share = (members - 1) / members

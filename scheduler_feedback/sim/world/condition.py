@@ -1,7 +1,7 @@
-"""The state that a job's devices are in while some of its steps run. Faults, weather and neighbours change it.
+"""State of a job's devices during some of its steps. Faults, random variation and neighbours change it.
 
-Every array broadcasts to [steps, stages, data, tensor]; a part that is the same for all steps keeps 1 there. Arrays are
-shared between conditions and never changed in place: who changes one puts another in its stead.
+Every array broadcasts to [steps, stages, data, tensor]; an array that is constant over the steps has length 1 there.
+Arrays are shared between conditions and never changed in place, only replaced.
 """
 
 from __future__ import annotations
@@ -15,32 +15,36 @@ from scheduler_feedback.sim.world.arrays import FloatArray
 
 @dataclass(slots=True)
 class Conditions:
-    """What the devices give.
-
-    clock: share of the boost clock. memory: share of the device memory's bandwidth. nvlink: share of NVLink's. nic:
-    share of the NIC's line rate. host: factor on the time to launch kernels. noise: factor on the GPU's time, from
-    everything that varies by itself. stall: seconds that the rank's process is kept before the step's first kernel.
-    weight: [steps, data, microbatches], work of a microbatch. load: factor on experts' work. network: [steps], factor
-    on collectives' time. pause: [steps], seconds in which the whole job does something else after the step.
-    extent: [steps], share of the usual work that the job does in it (an evaluation runs forwards only).
-    """
+    """State of the devices, as factors and delays."""
 
     clock: FloatArray
+    """Share of the boost clock."""
     memory: FloatArray
+    """Share of the device memory's bandwidth."""
     nvlink: FloatArray
+    """Share of NVLink's bandwidth."""
     nic: FloatArray
+    """Share of the NIC's line rate."""
     host: FloatArray
+    """Factor on the time to launch kernels."""
     noise: FloatArray
+    """Factor on the GPU's time, from random variation."""
     stall: FloatArray
+    """Seconds for which the rank's process is delayed before the first kernel of the step."""
     weight: FloatArray
+    """[steps, data, microbatches]: work of a microbatch."""
     load: FloatArray
+    """Factor on the experts' work."""
     network: FloatArray
+    """[steps]: factor on the time of collectives."""
     pause: FloatArray
+    """[steps]: seconds of other work of the whole job after the step."""
     extent: FloatArray
+    """[steps]: share of the usual work of a step (an evaluation only runs forwards)."""
 
 
 def calm(shape: tuple[int, int, int], microbatches: int, steps: int = 1) -> Conditions:
-    """Nothing varies: everything at its best."""
+    """Return ideal conditions without any variation."""
     one = np.ones((1, *shape))
     return Conditions(
         clock=one,

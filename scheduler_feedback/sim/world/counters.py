@@ -1,7 +1,7 @@
-"""What the devices' counters show of a job's steps: rates and gauges over windows of the agents' sampling.
+"""Device counters of a job's steps: rates and gauges over the agents' sampling windows.
 
-A counter advances where its activity is: bytes between stages and inside of tensor groups while a step computes, the
-replicas' bytes while the gradients move, power with both. Each node's agent samples at a phase of its own.
+A counter increases during its activity: bytes between stages and in tensor groups while a step computes, bytes of the
+replicas during the gradient exchange, power with both. Each node's agent samples at its own phase.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLOCK_STEP_HERTZ = 15e6
 """Clocks come in steps of 15 MHz (nvidia-smi -q -d SUPPORTED_CLOCKS)."""
 
 CORES_PER_RANK = 1.6
-"""A rank's main thread, its proxy thread and its share of the input threads."""
+"""Processors used by a rank's main thread, its proxy thread and its share of the input threads."""
 
 COUNTS = (
     "memory_errors",
@@ -38,11 +38,11 @@ COUNTS = (
     "nic_physical_errors",
     "nic_sequence_errors",
 )
-"""Features that count single things: what a window shows of them is Poisson."""
+"""Features that count single events. Their values in a window are Poisson-distributed."""
 
 
 def standing(course: Course, random: np.random.Generator) -> dict[str, FloatArray]:
-    """Rates that stand for the life of a job without being a fault: each [gpus], events a second."""
+    """Return constant rates of a healthy job: each [gpus], events per second."""
     count = course.plan.gpus
     few = random.random(count) < 0.01
     return {
@@ -55,7 +55,7 @@ def standing(course: Course, random: np.random.Generator) -> dict[str, FloatArra
 
 
 class Meter:
-    """Reads the counters of one course. phase: seconds before a window's end at which each node samples."""
+    """Counters of one course. phase: seconds before a window's end at which each node samples."""
 
     def __init__(self, course: Course, random: np.random.Generator, seconds: float) -> None:
         self.course, self.random, self.seconds = course, random, seconds
@@ -65,7 +65,7 @@ class Meter:
         self._host = random.lognormal(-4.5, 0.5, len(self.nodes))
 
     def read(self, ends: FloatArray) -> FloatArray:
-        """Values [features, windows, ranks] of the windows that end at these times, [windows] in world seconds.
+        """Return values [features, windows, ranks] of the windows that end at these times, [windows] in world seconds.
 
         The course must have been advanced past the last of them. NaN before the job began.
         """
@@ -82,7 +82,7 @@ class Meter:
         lasted = np.diff(times, axis=0)[:, self.node_of]
         kernels, products, stall = (np.diff(values, axis=0) / lasted for values in spread)
         paused = np.diff(line.paused, axis=0)[:, self.node_of] / lasted
-        # Sampling noise of averages that the driver itself samples; and what is left of the time is polling.
+        # The remaining time is polling. The driver itself samples averages, which adds sampling noise.
         spin = np.clip(1.0 - kernels - stall - paused, 0.0, 1.0)
         self._compute(found, line, blocks, kernels, products, spin)
         self._traffic(found, line, lasted)
@@ -191,9 +191,9 @@ class Meter:
 
 
 class _Line:
-    """Steps of consecutive blocks on one line of time, and where sample times [w, nodes] fall among them.
+    """Steps of consecutive blocks on one time line, and the positions of sample times [w, nodes] in them.
 
-    index: the step of each sample. computing, moving: how many steps' computing and moving parts have passed.
+    index: step of each sample. computing, moving: number of steps' computing and exchange parts that have passed.
     paused: seconds of saving that have passed.
     """
 
@@ -212,7 +212,7 @@ class _Line:
         self.paused = before[self.index] + np.clip(times - rest, 0.0, pause[self.index])
 
     def integral(self, values: FloatArray, times: FloatArray) -> FloatArray:
-        """Integral over time, up to each sample, of what has these values in each step."""
+        """Return the integral over time, up to each sample, of a quantity with these values in each step."""
         lasted = np.minimum(self.end - self.begin, 1e6)
         before = np.concatenate([[0.0], np.cumsum(values * lasted)])
         inside = np.clip(times - self.begin[self.index], 0.0, lasted[self.index])
@@ -220,7 +220,7 @@ class _Line:
         return found
 
     def spread(self, blocks: list[Block], node_of: IndexArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Seconds of kernels, of products and of stall up to each sample: [samples, ranks] each."""
+        """Return the seconds of kernels, products and stalls up to each sample: [samples, ranks] each."""
         index, part = self.index[:, node_of], self.part[:, node_of].astype(np.float32)
         ranks = np.arange(index.shape[1])
         found = []
@@ -236,7 +236,7 @@ class _Line:
         return found[0], found[1], found[2]
 
     def pick(self, blocks: list[Block], name: str, index: IndexArray, node_of: IndexArray) -> FloatArray:
-        """A block's or step's value for each sample: [samples, ranks]."""
+        """Return a block's or step's value for each sample: [samples, ranks]."""
         first = np.cumsum([0] + [len(block) for block in blocks])
         if all(np.ndim(getattr(block, name)) == 1 or len(getattr(block, name)) == 1 for block in blocks):
             table = np.stack([getattr(block, name).reshape(-1) for block in blocks])

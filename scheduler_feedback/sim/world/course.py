@@ -1,7 +1,7 @@
-"""A job's way through time: block after block of steps, under its weather and its faults.
+"""Simulation of a job over time: blocks of steps with random variation and faults.
 
-Each block is taken twice where faults are at work, with the same weather: once as it happens, once as it would have
-happened without them. What a fault truly costs is the difference of the two, and is known step by step.
+With active faults, each block is simulated twice with the same random variation: with and without the faults. The
+difference is the true cost of the faults in each step.
 """
 
 from __future__ import annotations
@@ -21,46 +21,55 @@ from scheduler_feedback.sim.world.plan import Plan
 from scheduler_feedback.sim.world.weather import Weather
 
 FOREVER_SECONDS = 1e7
-"""How long the step of a hanging job lasts."""
+"""Length of the last step of a hanging job."""
 
 MOST_MAGNITUDE = 2000.0
-"""A device that is this much slower is not slow but gone."""
+"""Largest magnitude of a fault. A slower device is broken rather than slow."""
 
 MOST_CELLS = 3_000_000
-"""Steps times ranks in one block: what fits into the caches' neighbourhood and bounds the memory."""
+"""Most steps times ranks in one block, to use the caches and bound the memory."""
 
 
 @dataclass(slots=True)
 class Block:
-    """Some steps of a job, as they happened; b steps, n ranks.
-
-    first: number of the first. begin, meet, end: float64 [b], world seconds: where it begins, where the gradients begin
-    to move, where it ends. pause: float64 [b], seconds at the end in which the job saved. without: float64 [b], what
-    the step would have taken without faults.
-    kernels, products: float32 [b, n], seconds of computing, and of it in matrix products. stall, clock (share of
-    boost), nic (share of line rate): float32 [1 or b, n]. tokens, squares: float32 [b, n] or None.
-    celsius, thermal, power: float32 [n], of the block. signals: counters' own words.
-    hangs: (rank, 'compute' or 'transport') where the last step never ends.
-    """
+    """b consecutive steps of a job with n ranks."""
 
     first: int
+    """Number of the first step."""
     begin: FloatArray
+    """float64 [b], world seconds: start of each step."""
     meet: FloatArray
+    """float64 [b]: start of the gradient exchange."""
     end: FloatArray
+    """float64 [b]: end of each step."""
     pause: FloatArray
+    """float64 [b]: seconds of saving at the end."""
     without: FloatArray
+    """float64 [b]: duration without faults."""
     kernels: FloatArray
+    """float32 [b, n]: seconds of computing."""
     products: FloatArray
+    """float32 [b, n]: seconds of matrix products."""
     stall: FloatArray
+    """float32 [1 or b, n]: seconds of delay by the host."""
     clock: FloatArray
+    """float32 [1 or b, n]: share of the boost clock."""
     nic: FloatArray
+    """float32 [1 or b, n]: share of the NIC's line rate."""
     tokens: FloatArray | None
+    """float32 [b, n] or None."""
     squares: FloatArray | None
+    """float32 [b, n] or None."""
     celsius: FloatArray
+    """float32 [n]: temperature."""
     thermal: FloatArray
+    """float32 [n]: reduction of the clock by heat."""
     power: FloatArray
+    """float32 [n]: reduction of the clock by the power cap."""
     signals: list[Signal] = field(default_factory=list)
+    """Additional counter values."""
     hangs: tuple[int, str] | None = None
+    """(rank, 'compute' or 'transport') if the last step never ends."""
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -68,33 +77,46 @@ class Block:
 
 @dataclass(slots=True)
 class Course:
-    """One job in the world. `faults` may be added until their time has come; `neighbours` are the aggressors by name.
-
-    begin, finish: when it starts and ends. reports: whether its ranks report their steps. block_seconds: how much it
-    advances at a time: short where faults and governors must be followed closely, long where nothing happens.
-    now, number: when and with which number the next step begins. usual, meeting: seconds of a step in health, and the
-    share of it before the gradients move.
-    """
+    """One job in the world."""
 
     plan: Plan
+    """Plan of the job."""
     place: Place
+    """Places of its ranks."""
     random: np.random.Generator
+    """Its random generator."""
     begin: float = 0.0
+    """Start of the job."""
     adaptive: bool = True
+    """Whether the fabric uses adaptive routing."""
     block_seconds: float = 20.0
+    """Length of a block: short if faults and governors must be followed closely, long otherwise."""
     faults: list[Fault] = field(default_factory=list)
+    """Faults of the job. A fault may be added until its time has come."""
     neighbours: dict[str, Course] = field(default_factory=dict)
+    """Aggressors by name."""
     now: float = 0.0
+    """Start of the next step."""
     number: int = 1
+    """Number of the next step."""
     usual: float = 0.0
+    """Seconds of a healthy step."""
     meeting: float = 0.5
+    """Share of a healthy step before the gradient exchange."""
     hung: bool = False
+    """Whether the job hangs."""
     reports: bool = True
+    """Whether its ranks report their steps."""
     finish: float = np.inf
+    """End of the job."""
     blocks: list[Block] = field(default_factory=list)
+    """Finished blocks."""
     weather: Weather = field(init=False)
+    """Random variation of the job."""
     _fault_random: np.random.Generator = field(init=False)
+    """Random generator of its faults."""
     _shares: tuple[FloatArray, FloatArray] = field(init=False)
+    """Shares of time with computing and with polling, per GPU."""
 
     def __post_init__(self) -> None:
         self.now = self.begin
@@ -108,7 +130,7 @@ class Course:
     # --- magnitudes ---------------------------------------------------------------------------------------------------
 
     def _sample(self, steps: int) -> Conditions:
-        """Conditions of a few steps that never happen: the same standing weather, its own luck."""
+        """Return conditions of a few hypothetical steps: the job's constant variation with new random draws."""
         aside = replace(
             self.weather,
             random=np.random.default_rng(self.plan.gpus),
@@ -119,9 +141,9 @@ class Course:
         return aside.draw(1, np.full(steps, self.begin), self.weather.governor.free_clock())[0]
 
     def solved(self, fault: Fault) -> Fault:
-        """The fault with the magnitude that gives its severity.
+        """Return the fault with the magnitude that causes its severity.
 
-        Raises ValueError where no magnitude does: the job does not depend enough on what is broken.
+        Raises ValueError if no magnitude does, because the job does not depend enough on the faulty part.
         """
         if DISORDERS[fault.disorder].lasting:
             return fault
@@ -151,7 +173,7 @@ class Course:
         return 1.0 if neighbour is None else neighbour.sending()
 
     def sending(self) -> float:
-        """Share of time in which this job's NICs send."""
+        """Return the share of time in which this job's NICs send."""
         return 1.0 if self.plan.exchange_bytes else 1.0 - self.meeting
 
     def _scene(self, fault: Fault, happening: Conditions, overlap: FloatArray, random: np.random.Generator) -> Scene:
@@ -176,17 +198,17 @@ class Course:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def advance_to(self, until: float) -> None:
-        """Take steps until one ends at or after `until`, or the job hangs."""
+        """Simulate steps until one ends at or after `until`, or the job hangs."""
         while self.now < until and not self.hung:
             self._take()
 
     def forget(self, before: float) -> None:
-        """Drop blocks that ended before this time, all but the newest."""
+        """Delete the blocks that ended before this time, except the newest."""
         while len(self.blocks) > 1 and self.blocks[0].end[-1] < before:
             self.blocks.pop(0)
 
     def _take(self) -> None:
-        """Take one block of steps."""
+        """Simulate one block of steps."""
         plan, governor = self.plan, self.weather.governor
         steps = int(np.clip(round(self.block_seconds / self.usual), 1, max(1, MOST_CELLS // plan.gpus)))
         times = self.now + self.usual * np.arange(steps)
@@ -207,7 +229,7 @@ class Course:
             happening = copy.copy(conditions)
             happening.clock = clock.reshape(1, *plan.shape).astype(np.float32)
             for fault in active:
-                self._befall(fault, happening, times, signals)
+                self._apply(fault, happening, times, signals)
             taken = step.run(plan, happening)
             tokens, squares = _given(plan, tokens, squares, conditions, happening)
         ends = self.now + np.cumsum(taken.seconds)
@@ -259,7 +281,7 @@ class Course:
             held = block.stall.mean(axis=0) / self.usual
             self._shares = np.clip(busy, 0.05, 1.0), np.clip(1.0 - busy - held, 0.0, 1.0)
 
-    def _befall(self, fault: Fault, happening: Conditions, times: FloatArray, signals: list[Signal]) -> None:
+    def _apply(self, fault: Fault, happening: Conditions, times: FloatArray, signals: list[Signal]) -> None:
         intensity = fault.intensity(times)
         if not intensity.any():
             return
@@ -268,13 +290,13 @@ class Course:
         if neighbour is not None:
             overlap = neighbour.overlap(times + self.meeting * self.usual, times + self.usual)
         if fault.disorder == "thermal":
-            return  # the governor has seen to it
+            return  # the governor has already applied it
         scene = self._scene(fault, happening, overlap, self._fault_random)
         EFFECTS[fault.disorder](scene, fault, intensity, fault.magnitude)
         signals += scene.signals
 
     def overlap(self, begin: FloatArray, end: FloatArray) -> FloatArray:
-        """Share of each of these stretches in which this job's NICs send; 0 before it begins and after it hangs."""
+        """Return the share of each interval in which this job's NICs send; 0 before it begins and after it hangs."""
         self.advance_to(float(end.max()))
         if not self.blocks:
             return np.zeros(len(begin))
@@ -288,14 +310,16 @@ class Course:
 
 
 HANGS: dict[str, str] = {"hang-compute": "compute", "hang-transport": "transport", "detachment": "compute"}
-"""What a job hangs in, by disorder."""
+"""Part of the step in which a job hangs, by disorder."""
 
 
 def _given(
     plan: Plan, tokens: FloatArray | None, squares: FloatArray | None, before: Conditions, now: Conditions
 ) -> tuple[FloatArray | None, FloatArray | None]:
-    """Tokens and squares [b, stages, data, tensor], where faults changed what the replicas are given: who was given
-    longer documents reports more tokens."""
+    """Return tokens and squares [b, stages, data, tensor] after faults have changed the replicas' work.
+
+    A replica with longer documents reports more tokens.
+    """
     if now.weight is before.weight:
         return tokens, squares
     ratio = (now.weight.sum(axis=-1) / before.weight.sum(axis=-1))[:, None, :, None].astype(np.float32)
@@ -305,6 +329,6 @@ def _given(
 
 
 def _rows(values: FloatArray, steps: int) -> FloatArray:
-    """[1 or b, stages, data, tensor] as float32 [1 or steps, ranks]."""
+    """Convert [1 or b, stages, data, tensor] to float32 [1 or steps, ranks]."""
     flat = values.reshape(len(values), -1).astype(np.float32, copy=False)
     return flat if len(flat) == 1 else flat[:steps]

@@ -1,10 +1,10 @@
-"""Where nodes stand and what their traffic shares: rails, leaves, uplinks to the spines, and flows hashed onto them.
+"""Places of nodes in the fabric: rails, leaves, uplinks to the spines, and flows hashed onto them.
 
-A rail-optimised Clos: GPU i of a node has NIC i, which goes to the leaf of rail i of the node's pod; leaves reach other
-pods over a bundle of uplinks. A flow is put on one link of the bundle by a hash (ECMP) or spread packet by packet
-(adaptive routing). Queues are a fluid: a link loaded over its capacity gives every flow its share, marks packets in
-proportion to the excess (ECN; the marks come back as congestion notifications), and pauses its senders where marks do
-not slow them enough (PFC).
+The fabric is a rail-optimised Clos network: NIC i of a node, which belongs to GPU i, connects to the leaf of rail i of
+the node's pod. Leaves reach other pods over several uplinks. A hash puts a flow on one uplink (ECMP), or its packets
+are spread over all of them (adaptive routing). Queues are modelled as a fluid: an overloaded link gives every flow its
+share, marks packets in proportion to the excess (ECN; the marks return as congestion notifications), and pauses its
+senders if the marks do not slow them enough (PFC).
 """
 
 from __future__ import annotations
@@ -21,37 +21,41 @@ UPLINKS = 16
 """Links of a leaf into the spines, each at the NIC's rate: 32 ports down, 16 up."""
 
 MARK_INTERVAL_SECONDS = 50e-6
-"""DCQCN's notification point sends at most one notification a flow in this time (Zhu et al., SIGCOMM 2015)."""
+"""DCQCN's notification point sends at most one notification per flow in this time (Zhu et al., SIGCOMM 2015)."""
 
 FLOWS_PER_NIC = 4
-"""Queue pairs a NIC that a collective spreads its traffic over (NCCL_IB_QPS_PER_CONNECTION and channels)."""
+"""Queue pairs per NIC over which a collective spreads its traffic (NCCL_IB_QPS_PER_CONNECTION and channels)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a job's ranks stand. Arrays and tuples over ranks.
-
-    node, local, rail: number of the node, of the GPU in it, and of its NIC's rail. nodes, gpus, nics: their names.
-    uplinks: name of the bundle of the leaf of the rank's NIC. crosses: whether the job's ranks stand in several pods.
-    """
+    """Places of a job's ranks: arrays and tuples over ranks."""
 
     node: IntArray
+    """Number of the node."""
     local: IntArray
+    """Number of the GPU in the node."""
     rail: IntArray
+    """Rail of the NIC."""
     nodes: tuple[str, ...]
+    """Names of the nodes."""
     gpus: tuple[str, ...]
+    """UUIDs of the GPUs."""
     nics: tuple[str, ...]
+    """Names of the NICs."""
     uplinks: tuple[str, ...]
+    """Name of the uplinks of the leaf of each NIC."""
     crosses: BoolArray
+    """Whether the job's ranks are in several pods."""
 
     def __len__(self) -> int:
         return len(self.node)
 
 
 def place(nodes: IntArray, gpus: int, local: tuple[int, ...] = tuple(range(8)), shared: int = 1) -> Place:
-    """Put `gpus` ranks on these nodes in turn, on these GPUs of each; `shared` GPUs have one NIC together.
+    """Place `gpus` ranks on these nodes in order, on these GPUs of each; `shared` GPUs share one NIC.
 
-    Raises ValueError where they do not fit.
+    Raises ValueError if they do not fit.
     """
     index = np.arange(gpus)
     if gpus > len(nodes) * len(local):
@@ -76,9 +80,9 @@ def place(nodes: IntArray, gpus: int, local: tuple[int, ...] = tuple(range(8)), 
 
 
 def hashed_share(nics: int, adaptive: bool, random: np.random.Generator) -> FloatArray:
-    """Share of its line rate that each of `nics` NICs of one leaf gets over the uplinks, float64 [nics].
+    """Return float64 [nics]: share of its line rate that each NIC of one leaf gets over the uplinks.
 
-    With adaptive routing, only the ratio of ports counts; with ECMP, flows that meet on one link share it.
+    With adaptive routing, only the ratio of ports matters; with ECMP, flows on the same link share it.
     """
     if nics == 0:
         return np.zeros(0)
@@ -86,16 +90,16 @@ def hashed_share(nics: int, adaptive: bool, random: np.random.Generator) -> Floa
         return np.full(nics, min(1.0, UPLINKS / nics))
     link = random.integers(0, UPLINKS, (nics, FLOWS_PER_NIC))
     load = np.bincount(link.reshape(-1), minlength=UPLINKS) / FLOWS_PER_NIC
-    # A collective waits for its slowest flow: the fullest of the links that a NIC's flows are on.
+    # A collective waits for its slowest flow, which is on the fullest link of the NIC's flows.
     found: FloatArray = np.minimum(1.0, 1.0 / load[link].max(axis=1))
     return found
 
 
 def standing_share(place_: Place, adaptive: bool, random: np.random.Generator) -> FloatArray:
-    """Share of line rate each NIC of a job has when it is alone: float64 [ranks]. Inside one pod it is all of it.
+    """Return float64 [ranks]: share of the line rate of each NIC of a job that runs alone. Inside one pod it is 1.
 
-    Of a ring over replicas in several pods only the edges between pods use the uplinks: with pods filled one after the
-    other, one NIC in NODES_PER_POD each way; the other NICs keep their line rate.
+    In a ring over replicas in several pods, only the edges between pods use the uplinks. If pods are filled one after
+    the other, this is one NIC in NODES_PER_POD in each direction; the other NICs keep their line rate.
     """
     share = np.ones(len(place_))
     for uplink in sorted(set(place_.uplinks)) if place_.crosses.any() else ():
@@ -106,17 +110,20 @@ def standing_share(place_: Place, adaptive: bool, random: np.random.Generator) -
 
 
 def contended(pressure: FloatArray | float) -> FloatArray | float:
-    """Share that flows keep on a full link while others bring `pressure` times their load onto it."""
+    """Return the share that flows keep on a full link to which others add `pressure` times their load."""
     return 1.0 / (1.0 + pressure)
 
 
 def marks_a_second(share: FloatArray | float) -> FloatArray | float:
-    """Congestion notifications a second that a NIC receives whose flows keep this share of what they ask for."""
+    """Return the congestion notifications per second of a NIC whose flows get this share of their demand."""
     excess = 1.0 - np.asarray(share)
     return FLOWS_PER_NIC / MARK_INTERVAL_SECONDS * np.clip(excess, 0.0, 1.0) ** 0.5
 
 
 def pauses_a_second(share: FloatArray | float) -> FloatArray | float:
-    """Pause frames a second at a port that drains only this share: one for each quantum of 65,535 slots of 512 bits."""
+    """Return the pause frames per second at a port that drains only this share.
+
+    There is one for each quantum of 65,535 slots of 512 bits.
+    """
     quantum_seconds = 65535 * 512 / (hardware.NIC_BYTES_PER_SECOND * 8)
     return np.clip(1.0 - np.asarray(share), 0.0, 1.0) / quantum_seconds

@@ -1,7 +1,7 @@
-"""What breaks: in which shape over time, how hard, and the truth about it.
+"""Faults: their class, size and shape over time, as ground truth.
 
-A fault's `severity` is what it adds to the job's step (0.1: a step takes 10 % longer while the fault is fully there);
-the physical magnitude that does so is solved for. What the fault does stands in effect.py.
+The `severity` of a fault is the increase of the job's step time (0.1: a step takes 10 % longer at full intensity). The
+course solves for the physical magnitude that causes it. effect.py contains the effects.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ FORMS: tuple[Form, ...] = ("step", "ramp", "intermittent")
 Level = Literal["gpu", "node", "nic", "link", "job", "fleet"]
 
 RAMP_SHARE = 0.5
-"""A ramp rises over this share of its length and stays up for the rest."""
+"""A ramp rises over this share of its length and stays at full intensity for the rest."""
 
 INTERMITTENT_SHARE = 0.7
-"""Share of each period in which an intermittent fault is there."""
+"""Share of each period in which an intermittent fault is active."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disorder:
-    """A class of fault.
-
-    level: what is at fault. kinds: kinds of verdict that name it rightly. cause: what a person would call it.
-    family: 'hardware' (a member, to be acted on), 'interference', 'workload' (the job's own), 'hang', 'telemetry'.
-    lasting: whether there is no severity: it is there or not.
-    """
+    """A class of faults."""
 
     name: str
+    """Name of the class."""
     level: Level
+    """Type of the faulty part."""
     kinds: tuple[str, ...]
+    """Kinds of verdicts that are right."""
     cause: str
+    """Common name of the cause."""
     family: str
+    """'hardware' (a member; actions are right), 'interference', 'workload' (the job's own), 'hang' or 'telemetry'."""
     lasting: bool = False
+    """Whether it has no severity: it is present or not."""
 
 
 DISORDERS: dict[str, Disorder] = {
@@ -73,37 +74,41 @@ DISORDERS: dict[str, Disorder] = {
         Disorder("mass-loss", "fleet", ("freeze",), "rollout", "telemetry", lasting=True),
     )
 }
-"""By name. The last two are no fault of the job: whoever names a member for them is wrong."""
+"""Disorders by name. The last two are not faults of the job: a verdict against a member is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault of one job.
-
-    disorder: name in DISORDERS, or what an aggressor itself sees of its interference ('crowding', 'crossing').
-    ranks: those at fault (a node's, where a node is); for interference and the workload's own, those it touches.
-    begin, seconds: when and how long, on the world's clock. period: of an intermittent one. magnitude: solved for.
-    aggressor: name of the job that disturbs, of interference.
-    """
+    """One fault of one job."""
 
     disorder: str
+    """Name in DISORDERS, or the effect of interference on the aggressor itself ('crowding', 'crossing')."""
     job: str
+    """Name of the job."""
     ranks: tuple[int, ...]
+    """Faulty ranks (all of a faulty node). For interference and workload faults: the affected ranks."""
     begin: float
+    """Start on the world's clock."""
     seconds: float
+    """Duration."""
     form: Form = "step"
+    """Shape over time."""
     severity: float = 0.2
+    """Increase of the step time at full intensity (0.1: 10 %)."""
     period: float = 60.0
+    """Period of an intermittent fault."""
     magnitude: float = 0.0
+    """Physical size, solved for."""
     aggressor: str = ""
+    """Name of the disturbing job, for interference."""
 
     @property
     def end(self) -> float:
-        """When it is over."""
+        """End of the fault."""
         return self.begin + self.seconds
 
     def intensity(self, times: FloatArray) -> FloatArray:
-        """How much of it is there at these times, 0..1."""
+        """Return the intensity at these times, 0 to 1."""
         since = times - self.begin
         there = (since >= 0) & (since < self.seconds)
         if self.form == "ramp":

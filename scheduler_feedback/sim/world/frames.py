@@ -1,8 +1,8 @@
-"""The world's exact exit: the frames that the nodes' agents would send, under the catalogue's names.
+"""Exact output of the world: frames as the nodes' agents would send them, with the catalogue's names.
 
-For small worlds and the product's own path (feed, fleet, detectors): every node has an agent with a layout, integer
-counters that only rise, a sample time for each tier, step and open records, and a clock of its own. On the way frames
-can be lost, late or doubled, agents can be restarted and drivers reloaded, so that counters begin anew.
+It is meant for small worlds and for the product's own path (feed, fleet, detectors). Every node has an agent with a
+layout, monotonic integer counters, a sample time for each tier, step and open records, and a clock of its own. Frames
+can be lost, late or repeated; agents can restart and drivers can be reloaded, which resets counters.
 """
 
 from __future__ import annotations
@@ -36,24 +36,26 @@ from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS, World
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What happens to frames on their way, as probabilities for each: lost, sent twice, late by up to `late_seconds`.
-
-    restarted: the agent is started anew (another agent_id, sequence from 1). reloaded: the GPU driver is, so that GPU
-    counters begin at zero.
-    """
+    """Probabilities of delivery errors, for each frame."""
 
     lost: float = 0.0
+    """The frame is lost."""
     doubled: float = 0.0
+    """The frame is sent twice."""
     late: float = 0.0
+    """The frame is late."""
     late_seconds: float = 5.0
+    """Longest delay of a late frame."""
     restarted: float = 0.0
+    """The agent restarts (another agent_id, sequence from 1)."""
     reloaded: float = 0.0
+    """The GPU driver is reloaded, so that GPU counters start at zero."""
 
 
 CLEAR = Path()
 
 _Passed = tuple[list[tuple[Block, int]], tuple[Block, int] | None]
-"""(steps that ended since the last frame, the step under way), each as (block, row)."""
+"""(steps that ended since the last frame, the current step), each as (block, row)."""
 
 Sent = tuple[float, Layout, Frame]
 """(world seconds of its arrival, layout, frame)."""
@@ -61,7 +63,7 @@ Sent = tuple[float, Layout, Frame]
 
 @dataclass(slots=True)
 class _Agent:
-    """One node's agent: its ranks of each course, its layout, and what its counters stand at."""
+    """One node's agent: its ranks of each course, its layout, and its counter values."""
 
     name: str
     ranks: list[tuple[int, int]]
@@ -80,9 +82,9 @@ class _Agent:
 
 
 class FrameExit:
-    """Agents of all nodes that jobs stand on. intervals: sampling seconds by tier, 1 where not given.
+    """Agents of all nodes with jobs. intervals: sampling seconds by tier; default 1.
 
-    The same world as World's: courses advance as frames are asked for.
+    The courses advance as frames are requested, as in World.
     """
 
     def __init__(
@@ -97,13 +99,13 @@ class FrameExit:
         self.intervals = {tier: (intervals or {}).get(tier, 1.0) for tier in TIERS}
         self.path = path
         self.now = 0.0
-        # Every device is sampled at the end of each second here, so that a node's phase is its agent's alone.
+        # Devices are sampled at the end of each second here, so that only the agent determines a node's phase.
         self._meters = [Meter(c, np.random.default_rng(self.random.integers(2**63)), 1.0) for c in self.courses]
         self._events = World(self.courses, seed)
         self._agents = [self._agent(node) for node in sorted({int(n) for c in self.courses for n in c.place.node})]
 
     def until(self, seconds: float) -> Iterator[Sent]:
-        """Frames that arrive until this time of the world, in order of arrival, one a node and second."""
+        """Yield the frames that arrive until this world time, in order of arrival, one per node and second."""
         waiting: list[tuple[float, int, Layout, Frame]] = []
         number = 0
         while self.now < seconds:
@@ -112,7 +114,7 @@ class FrameExit:
                 course.advance_to(self.now + 0.1)
             windows = [meter.read(np.array([self.now]))[:, 0, :] for meter in self._meters]
             passed = [self._passed(course, before) for course in self.courses]
-            events = self._told(before)
+            events = self._fault_events(before)
             for agent in self._agents:
                 for at, frame in self._send(agent, windows, passed, events.get(agent.name, [])):
                     heapq.heappush(waiting, (at, number, agent.layout, frame))
@@ -221,7 +223,7 @@ class FrameExit:
         return False
 
     def _sample(self, agent: _Agent, windows: list[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Advance the counters by this second; what the tiers that are due show of them."""
+        """Advance the counters by one second. Returns the values and validity of the samples that are due."""
         advance = np.array([windows[n][f, r] * scale for n, r, f, scale in agent.counters])
         valid = np.isfinite(advance)
         agent.totals = agent.totals + np.where(valid, np.maximum(advance, 0.0), 0.0)
@@ -285,7 +287,7 @@ class FrameExit:
             yield OpenRecord(member, "collective", step, round((meet + clock) * NS))
 
     def _passed(self, course: Course, before: float) -> _Passed:
-        """Steps that ended since `before`, and the one under way."""
+        """Return the steps that ended since `before`, and the current step."""
         if not course.reports:
             return [], None
         ended = [
@@ -300,17 +302,17 @@ class FrameExit:
         ]
         return ended, under_way[0] if under_way else None
 
-    def _told(self, before: float) -> dict[str, list[EventRecord]]:
+    def _fault_events(self, before: float) -> dict[str, list[EventRecord]]:
         found: dict[str, list[EventRecord]] = {}
         for course in self.courses:
             for fault in course.faults:
-                for one in self._events.told(course, fault, before, self.now):
+                for one in self._events.fault_events(course, fault, before, self.now):
                     found.setdefault(one.node, []).append(one.event)
         return found
 
 
 def _of(course: Course, rank: int, tier: str, metric: str) -> Labels:
-    """Labels that single out the rank's device in this tier."""
+    """Return the labels that identify the rank's device in this tier."""
     if metric == "gangwatch_pcie_link_lanes":
         return (("pci_address", _address(course, rank)),)
     if tier in ("gpu", "nvlink", "pcie"):
@@ -323,8 +325,7 @@ def _of(course: Course, rank: int, tier: str, metric: str) -> Labels:
 
 
 def _known(course: Course, rank: int) -> list[tuple[Column, float]]:
-    """What never changes: what ties the rank to its GPU and the GPU to its NIC and rail, where the rank stands in its
-    job, and what its link could do."""
+    """Return the constant series of a rank: its GPU, the GPU's NIC and rail, its coordinates, and its link's maxima."""
     place = course.place
     gpu, nic, local = place.gpus[rank], place.nics[rank].rpartition("/")[2], int(place.local[rank])
     pci = _address(course, rank)
@@ -351,12 +352,12 @@ def _known(course: Course, rank: int) -> list[tuple[Column, float]]:
 
 
 def _address(course: Course, rank: int) -> str:
-    """PCI address of the rank's GPU."""
+    """Return the PCI address of the rank's GPU."""
     return f"0000:{0x10 + int(course.place.local[rank]):02x}:00.0"
 
 
 def _integers(totals: FloatArray, layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Totals as their columns show them: whole, and wrapped at the column's width."""
+    """Return the totals as counter values: integers, wrapped at the column's width."""
     whole = np.floor(totals)
     narrow = np.array([column.width == 32 for column in layout.counters], np.bool_)
     return np.where(narrow, whole % 2.0**32, whole).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""What a GPU, its links and its node can do at their best, from the makers' sheets."""
+"""Best-case performance of a GPU, its links and its node, from the vendors' data sheets."""
 
 from __future__ import annotations
 
@@ -7,27 +7,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One model of GPU.
-
-    peak_flops: dense BF16 at the boost clock, per second. achieved: share of it that large matrix products reach.
-    memory_bytes_per_second: of the device memory. boost_hertz, least_hertz: highest and lowest clock.
-    limit_watts: the power cap; idle_watts: drawn with no kernel running; spin_watts: added by a kernel that polls.
-    limit_celsius: where the driver begins to slow the clock down. nvlink_bytes_per_second: one direction, all links.
-    """
+    """Properties of one GPU model."""
 
     name: str
+    """Product name."""
     peak_flops: float
+    """Dense BF16 operations per second at the boost clock."""
     achieved: float
+    """Share of the peak that large matrix products reach."""
     memory_bytes_per_second: float
+    """Bandwidth of the device memory."""
     boost_hertz: float
+    """Highest clock."""
     least_hertz: float
+    """Lowest clock."""
     limit_watts: float
+    """Power cap."""
     idle_watts: float
+    """Power without a running kernel."""
     spin_watts: float
+    """Additional power of a polling kernel."""
     limit_celsius: float
+    """Temperature at which the driver starts to lower the clock."""
     nvlink_bytes_per_second: float
+    """Bandwidth of all links in one direction."""
     pcie_generation: int
+    """PCIe generation."""
     pcie_width: int
+    """PCIe lanes."""
 
 
 H100 = GpuModel(
@@ -47,13 +54,13 @@ H100 = GpuModel(
 )
 
 GPUS_PER_NODE = 8
-"""HGX boards; one NIC beside each GPU."""
+"""HGX boards, with one NIC per GPU."""
 
 NIC_BYTES_PER_SECOND = 50e9
 """ConnectX-7, 400 Gb/s."""
 
 NIC_EFFICIENCY = 0.92
-"""Share of the line rate left to payload and reached by RDMA writes of NCCL's chunk sizes."""
+"""Share of the line rate that RDMA writes of NCCL's chunk sizes reach as payload."""
 
 PCIE_BYTES_PER_SECOND = {(5, 16): 63.0e9, (4, 16): 31.5e9, (3, 16): 15.8e9, (5, 8): 31.5e9, (5, 4): 15.8e9}
 """By generation and width, one direction after encoding (PCI Express base specification, 128b/130b)."""
@@ -62,4 +69,4 @@ LAUNCH_SECONDS = 4.0e-6
 """Host time to launch one kernel (CUDA launch latency, 3-5 microseconds)."""
 
 KERNELS_PER_LAYER = 40
-"""Kernels of a transformer layer, forward and backward, with a fused attention."""
+"""Kernels of a transformer layer, forward and backward, with fused attention."""

@@ -1,6 +1,6 @@
-"""What befalls gangs of ordinary processes: load, pauses, stalls, unequal work, as delays by step and rank.
+"""Delays of gangs of ordinary processes by step and rank: load, pauses, stalls, unequal work.
 
-None of it is a fault of one member for its own reason, except where a name says so.
+None of them is a fault of one member, except where the function's name says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scheduler_feedback.sim.world.processes import Delay, FloatArray
 
 
 def heavy_tailed(ranks: int, seconds: float, tail: float = 1.5) -> Delay:
-    """Every step of every rank waits a Pareto-distributed time: a crowded machine."""
+    """Return Pareto-distributed delays of every step of every rank, as on a crowded machine."""
 
     def delay(_step: int, _now: float, random: np.random.Generator) -> FloatArray:
         return seconds * random.pareto(tail, ranks)
@@ -22,7 +22,7 @@ def heavy_tailed(ranks: int, seconds: float, tail: float = 1.5) -> Delay:
 
 
 def bursts(ranks: int, every: float, length: float, seconds: float, seed: int) -> Delay:
-    """Bursts of load: now on this rank, then on that, of heavy-tailed length and strength; tens of seconds also."""
+    """Return bursts of load on changing ranks, with heavy-tailed length (up to tens of seconds) and strength."""
     random = np.random.default_rng([seed, 99])
     events: list[tuple[int, float, float, float]] = []
     at = 0.0
@@ -42,7 +42,7 @@ def bursts(ranks: int, every: float, length: float, seconds: float, seed: int) -
 
 
 def on_one(ranks: int, rank: int, start: float, end: float, seconds: float) -> Delay:
-    """A lasting delay of one rank, exponential step by step, over a slight one of all."""
+    """Return a lasting delay of one rank, exponentially distributed per step, and a slight delay of all ranks."""
 
     def delay(_step: int, now: float, random: np.random.Generator) -> FloatArray:
         extra = 0.005 * random.exponential(size=ranks)
@@ -54,7 +54,7 @@ def on_one(ranks: int, rank: int, start: float, end: float, seconds: float) -> D
 
 
 def on_all(ranks: int, start: float, end: float, seconds: float) -> Delay:
-    """Another job runs beside the gang: every rank is slower by about as much."""
+    """Return similar delays of all ranks, as from another job on the same machine."""
 
     def delay(_step: int, now: float, random: np.random.Generator) -> FloatArray:
         return seconds * random.gamma(2.0, 0.5, ranks) if start <= now < end else np.zeros(ranks)
@@ -63,7 +63,7 @@ def on_all(ranks: int, start: float, end: float, seconds: float) -> Delay:
 
 
 def once(ranks: int, rank: int, at: float, seconds: float) -> Delay:
-    """A single stall of one rank, at the first step after `at`. Good for one run."""
+    """Return a single stall of one rank, at the first step after `at`. Usable for one run."""
     left = [seconds]
 
     def delay(_step: int, now: float, _random: np.random.Generator) -> FloatArray:
@@ -76,7 +76,7 @@ def once(ranks: int, rank: int, at: float, seconds: float) -> Delay:
 
 
 def saving(ranks: int, every_steps: int, seconds: float, who: Sequence[int] | None = None) -> Delay:
-    """Every n-th step takes longer for all ranks, or for those that save."""
+    """Return a delay in every n-th step of all ranks, or of the ranks in `who`."""
     savers = list(range(ranks)) if who is None else list(who)
 
     def delay(step: int, _now: float, random: np.random.Generator) -> FloatArray:

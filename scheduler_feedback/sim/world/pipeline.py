@@ -1,7 +1,7 @@
-"""One forward, one backward: when each stage of a pipeline is done with each step (Narayanan et al., PipeDream 2019).
+"""One-forward-one-backward schedule: end of each step on each pipeline stage (Narayanan et al., PipeDream 2019).
 
 A stage runs its operations in a fixed order: some forwards to fill the pipeline, then one backward after each forward,
-then the rest of the backwards. A forward needs the stage before, a backward the stage after. The bubbles follow.
+then the remaining backwards. A forward needs the stage before, a backward the stage after. Bubbles result from this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Operation = tuple[bool, int, int]
 
 
 def stage_order(stages: int, microbatches: int, stage: int) -> list[Operation]:
-    """Operations of one stage in the order in which it runs them."""
+    """Return the operations of one stage in execution order."""
     filling = min(stages - 1 - stage, microbatches)
     order: list[Operation] = [(True, stage, m) for m in range(filling)]
     for m in range(filling, microbatches):
@@ -27,7 +27,7 @@ def stage_order(stages: int, microbatches: int, stage: int) -> list[Operation]:
 
 @lru_cache(maxsize=64)
 def schedule(stages: int, microbatches: int) -> tuple[Operation, ...]:
-    """All operations of all stages, each after those it needs."""
+    """Return the operations of all stages, each after the operations that it needs."""
     waiting = [stage_order(stages, microbatches, stage) for stage in range(stages)]
     done: set[Operation] = set()
     found: list[Operation] = []
@@ -49,10 +49,10 @@ def schedule(stages: int, microbatches: int) -> tuple[Operation, ...]:
 def finish(
     forward: FloatArray, backward: FloatArray, weight: FloatArray, transfer: FloatArray, begin: FloatArray
 ) -> FloatArray:
-    """When each stage has run its last backward: float64 [..., stages], seconds from the step's beginning.
+    """Return float64 [..., stages]: end of each stage's last backward, in seconds from the start of the step.
 
-    forward, backward: [..., stages], time of a microbatch of weight 1. weight: [..., microbatches]. transfer:
-    [..., stages - 1], from a stage to the next or back. begin: [..., stages], when a stage can begin.
+    forward, backward: [..., stages], time of a microbatch of weight 1. weight: [..., microbatches].
+    transfer: [..., stages - 1], time between neighbouring stages. begin: [..., stages], earliest start of each stage.
     """
     stages, microbatches = forward.shape[-1], weight.shape[-1]
     if stages == 1:

@@ -1,9 +1,10 @@
-"""A training job: how it is cut over ranks, and how much each of them has to do in a step.
+"""Plan of a training job: its division over ranks, and the work of each rank in a step.
 
-Ranks are numbered as Megatron-LM does: the tensor rank runs fastest, then the data rank, then the stage. Arrays over
-the ranks of a job therefore have the shape [stages, data, tensor]. The work follows from a transformer's arithmetic
-(Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021): 24 b s h^2 (1 + s/6h) FLOPs a
-layer forward, twice that backward, two all-reduces of b s h elements a layer and direction inside of a tensor group.
+Ranks are numbered as in Megatron-LM: the tensor rank changes fastest, then the data rank, then the stage. Arrays over
+the ranks of a job therefore have the shape [stages, data, tensor]. The work follows from the arithmetic of a
+transformer (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021): 24 b s h^2 (1 +
+s/6h) FLOPs per layer forward, twice that backward, and two all-reduces of b s h elements per layer and direction in a
+tensor group.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ WORKLOADS: tuple[Workload, ...] = (
     "moe",
     "moe-untold",
 )
-"""'dp2' has two replicas only; '-untold' jobs report no tokens."""
+"""'dp2' has only two replicas; '-untold' jobs do not report tokens."""
 
 BYTES_PER_ELEMENT = 2
 """BF16 activations, gradients and gathered weights."""
 
 OPTIMIZER_BYTES = 16
-"""Read and written a parameter by mixed-precision Adam, sharded over the data ranks (ZeRO-1)."""
+"""Bytes read and written per parameter by mixed-precision Adam, sharded over the data ranks (ZeRO-1)."""
 
 MOST_DP2_GPUS = 256
-"""Two replicas of more than 16 stages are not trained."""
+"""Most GPUs of a job with two replicas. Nobody trains two replicas of more than 16 stages."""
 
 DATA_OVERLAP = 0.3
 """Share of the gradients' traffic hidden behind the last backwards."""
@@ -47,16 +48,19 @@ OVERLAP = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cut and the work of a job.
+    """Division and work of a job.
 
-    Seconds are at the boost clock, full memory bandwidth and a quiet host, of one microbatch of weight 1:
-    product_seconds [stages], forward matrix products of a rank; memory_seconds [stages], forward kernels that the
-    memory bounds; launch_seconds [stages], host time to launch a forward. A backward takes twice as long.
-    tensor_bytes: all-reduced in a tensor group per microbatch and direction. stage_bytes: sent from stage to stage per
-    microbatch by a rank. data_bytes: gradients and weights of a rank moved per step among its replicas; rounds: in how
-    many parts. exchange_bytes: of an expert all-to-all per microbatch and direction, 0 without experts.
-    expert_share: share of the matrix products that is experts' work. attention_share: share of a microbatch's time
-    that grows with the squares of its sequences' lengths. tokens: of a rank's step. per_node: ranks on a node.
+    Seconds are for one microbatch of weight 1 at the boost clock, full memory bandwidth and an idle host:
+    product_seconds [stages]: forward matrix products of a rank. memory_seconds [stages]: memory-bound forward kernels.
+    launch_seconds [stages]: host time to launch a forward. A backward takes twice as long.
+
+    tensor_bytes: all-reduced in a tensor group, per microbatch and direction.
+    stage_bytes: sent by a rank to the next stage, per microbatch.
+    data_bytes: gradients and weights that a rank exchanges with its replicas per step. rounds: number of parts.
+    exchange_bytes: expert all-to-all per microbatch and direction; 0 without experts.
+    expert_share: share of the matrix products in experts.
+    attention_share: share of a microbatch's time that grows with the squares of its sequence lengths.
+    tokens: per rank and step. per_node: ranks on a node.
     """
 
     name: str
@@ -100,7 +104,7 @@ class Plan:
 
 
 def _cut(gpus: int, workload: Workload, per_node: int, random: np.random.Generator) -> tuple[int, int, int]:
-    """(tensor, stages, data). Tensor groups stay inside of a node, as NVLink does."""
+    """Return (tensor, stages, data). Tensor groups stay inside a node, as NVLink does."""
     tensor = per_node if gpus >= 32 or workload == "dp2" else int(random.choice([2, 4]))
     units = gpus // tensor
     if workload == "dp2":
@@ -120,18 +124,18 @@ def make(
     per_node: int = hardware.GPUS_PER_NODE,
     communication: float | None = None,
 ) -> Plan:
-    """A job of this size and kind whose step takes about `step_seconds`, with `per_node` GPUs of each of its nodes.
+    """Create a job of this size and workload whose step takes about `step_seconds`, with `per_node` GPUs per node.
 
-    communication: share of the step that moves gradients; drawn where not given.
+    communication: share of the step for the gradient exchange; random if None.
 
-    Raises ValueError for sizes that are not cut: not a multiple of 16, or two replicas of too many stages.
+    Raises ValueError for unsupported sizes: not a multiple of 16, or two replicas of too many stages.
     """
     if gpus < 16 or gpus % 16:
         raise ValueError(f"{name}: {gpus} GPUs; a multiple of 16")
     if workload == "dp2" and gpus > MOST_DP2_GPUS:
         raise ValueError(f"{name}: {gpus} GPUs in two replicas; at most {MOST_DP2_GPUS}")
     tensor, stages, data = _cut(gpus, workload, per_node, random)
-    # As many microbatches as keep the bubbles small; a short step has no time for many.
+    # Enough microbatches to keep the bubbles small; fewer in short steps.
     microbatches = int(np.clip(round(2.0 * stages + step_seconds * 1.5), 2 * stages, 24 if stages < 16 else 2 * stages))
     model = hardware.H100
     hidden = 4096 if gpus <= 32 else int(random.choice([8192, 12288]))
@@ -150,7 +154,7 @@ def make(
     tokens = layer_tokens / layers
     uneven = 1.0 + 0.01 * np.clip(random.standard_normal(stages), -2.0, 2.0)
     if workload == "unequal-stages":
-        uneven[-1] *= float(random.uniform(1.15, 1.40))  # the vocabulary's layer and the loss stand in the last stage
+        uneven[-1] *= float(random.uniform(1.15, 1.40))  # the last stage has the vocabulary layer and the loss
     parameters = layers * 12.0 * hidden**2 / tensor
     exchange, expert_share, expert = 0.0, 0.0, 1
     nic = hardware.NIC_BYTES_PER_SECOND * hardware.NIC_EFFICIENCY

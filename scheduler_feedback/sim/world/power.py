@@ -1,8 +1,9 @@
-"""What clock a GPU is left with: the power cap, heat, the brake of the server's supply, and a clock that was locked.
+"""Clock of a GPU under the power cap, temperature, a power brake and a clock lock.
 
-Dynamic power goes with clock times voltage squared, and voltage rises with the clock: with the cube of the clock over
-the range in which the governor works (Mei et al., "A measurement study of GPU DVFS", 2013, find exponents of 2.4-3).
-The die follows power with a first-order lag through the thermal resistance of its cooler.
+Dynamic power is proportional to clock times voltage squared, and the voltage rises with the clock. In the governor's
+range, power is therefore proportional to the cube of the clock (Mei et al., "A measurement study of GPU DVFS", 2013,
+find exponents of 2.4-3). The die temperature follows power with a first-order lag through the cooler's thermal
+resistance.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray
 from scheduler_feedback.sim.world.hardware import GpuModel
 
 EXPONENT = 3.0
-"""Of dynamic power in the clock."""
+"""Exponent of the clock in dynamic power."""
 
 LAG_SECONDS = 12.0
 """Time constant of die and cold plate of a 700 W board."""
 
 FULL_WATTS = 680.0
-"""Drawn by the mean chip that runs matrix products alone at the boost clock; chips spread around it (SPREAD_WATTS)."""
+"""Mean power of a chip that only runs matrix products at the boost clock. Chips vary by SPREAD_WATTS."""
 
 SPREAD_WATTS = 12.0
 INLET_CELSIUS = 30.0
 RESISTANCE = 0.052
-"""Kelvin a watt from inlet to die, air-cooled SXM board: about 65 degrees at 680 W."""
+"""Kelvin per watt from inlet to die, air-cooled SXM board: about 65 degrees at 680 W."""
 
 
 @dataclass(slots=True)
@@ -41,14 +42,14 @@ class Governor:
 
     @classmethod
     def of(cls, model: GpuModel, count: int, random: np.random.Generator) -> Governor:
-        """GPUs as they come: silicon, coolers and places in the rack differ."""
+        """Draw GPUs with different silicon, coolers and places in the rack."""
         full = FULL_WATTS + SPREAD_WATTS * np.clip(random.standard_normal(count), -3.0, 3.0)
         resistance = RESISTANCE * np.exp(0.05 * np.clip(random.standard_normal(count), -3.0, 3.0))
         inlet = INLET_CELSIUS + random.uniform(-3.0, 3.0, count)
         return cls(model, full, resistance, inlet, inlet + resistance * 0.85 * full)
 
     def free_clock(self) -> FloatArray:
-        """The clock that the power cap leaves in busy stretches, share of boost [n]."""
+        """Return the clock under the power cap while kernels run, as a share of boost [n]."""
         at_boost = np.maximum(self.full_watts - self.model.idle_watts, 1.0)
         found: FloatArray = np.minimum(
             1.0, ((self.model.limit_watts - self.model.idle_watts) / at_boost) ** (1.0 / EXPONENT)
@@ -56,7 +57,7 @@ class Governor:
         return found
 
     def hindrance_for(self, clock: float, ranks: IndexArray, compute: FloatArray, spin: FloatArray) -> FloatArray:
-        """By how much the cooler of these GPUs must be worse for them to settle at this clock: [n], 1 elsewhere."""
+        """Return [n]: factor on the thermal resistance with which these GPUs settle at this clock; 1 for the others."""
         model, found = self.model, np.ones(len(self.resistance))
         dynamic = (self.full_watts - model.idle_watts)[ranks] * np.maximum(compute[ranks], 0.05) * clock**EXPONENT
         drawn = dynamic + model.idle_watts + model.spin_watts * spin[ranks]
@@ -64,7 +65,7 @@ class Governor:
         return np.maximum(found, 1.0)
 
     def watts(self, clock: FloatArray, compute: FloatArray, spin: FloatArray) -> FloatArray:
-        """Mean power [...n] at a clock (share of boost), with these shares of time computing and polling."""
+        """Return the mean power [...n] at a clock (share of boost), with these shares of computing and polling."""
         model = self.model
         dynamic = (self.full_watts - model.idle_watts) * clock**EXPONENT * compute
         return model.idle_watts + dynamic + model.spin_watts * spin * clock
@@ -77,14 +78,15 @@ class Governor:
         cap: FloatArray | float = 1.0,
         hindrance: FloatArray | float = 1.0,
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Let `seconds` pass: (clock, thermal, power), each [n].
+        """Advance by `seconds`. Returns (clock, thermal, power), each [n].
 
-        compute, spin: shares of time. cap: highest clock left by a lock or brake, share of boost. hindrance: factor on
-        the thermal resistance. clock: share of boost; thermal, power: the share by which each governor holds it down.
+        compute, spin: shares of time. cap: highest clock under a lock or brake, as a share of boost.
+        hindrance: factor on the thermal resistance.
+        clock: share of boost. thermal, power: reduction of the clock by temperature and by the power cap.
         """
         model = self.model
         at_boost = np.maximum(self.full_watts - model.idle_watts, 1.0)
-        # The cap is on what is drawn while kernels run, not on the mean over waiting: it binds in the busy stretches.
+        # The cap limits the power while kernels run, not the mean that includes waiting.
         by_power = self.free_clock()
         resistance = self.resistance * hindrance
         allowed = (model.limit_celsius - self.inlet) / resistance - model.idle_watts - model.spin_watts * spin
@@ -93,7 +95,7 @@ class Governor:
         hot = self.inlet + resistance * self.watts(free, compute, spin)
         keep = np.exp(-seconds / LAG_SECONDS)
         self.celsius = np.minimum(hot + (self.celsius - hot) * keep, model.limit_celsius)
-        # The governor sets in over the last two degrees, so that the clock settles instead of swinging.
+        # The governor acts gradually over the last two degrees, so that the clock does not oscillate.
         share = np.clip((self.celsius - (model.limit_celsius - 2.0)) / 2.0, 0.0, 1.0)
         by_heat = np.where(hot > model.limit_celsius - 2.0, 1.0 + share * (np.minimum(at_limit, 1.0) - 1.0), 1.0)
         clock = np.maximum(np.minimum(free, by_heat), model.least_hertz / model.boost_hertz)

@@ -1,10 +1,10 @@
-"""Gangs of ordinary processes, moment by moment: ranks compute, meet at a barrier, and are sometimes kept.
+"""Gangs of ordinary processes in continuous time: ranks compute, meet at a barrier, and are sometimes delayed.
 
-What happens on a machine without accelerators, and below the grain of a step: a rank begins a step when it left the
-last one, needs some processor time, may queue for a processor, wait for a disk, sleep, or be stopped by a signal at
-moments given in wall time; the collective ends a fixed time after the last rank arrived. What an agent would see of
-that becomes real frames: step records, cumulative counters sampled once a second at the node's own phase, stopped or
-not at the moment of sampling.
+This models a machine without accelerators in more detail than steps. A rank starts a step at the end of its last one
+and needs some processor time. It may wait for a processor or a disk, sleep, or be stopped by a signal at given wall
+times. The collective ends a fixed time after the last rank has arrived. The agents' view becomes real frames: step
+records, and cumulative counters sampled once a second at the node's own phase, including whether the process is stopped
+then.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ NS = 1_000_000_000
 
 
 def stopped_by(on_seconds: float, off_seconds: float, start: float, end: float) -> list[Interval]:
-    """Intervals in which something stops a process for `on_seconds`, then lets it run for `off_seconds`, in turn."""
+    """Return intervals that alternately stop a process for `on_seconds` and let it run for `off_seconds`."""
     starts = np.arange(start, end, on_seconds + off_seconds)
     return [(float(t), float(min(t + on_seconds, end))) for t in starts]
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """What the gang is and what happens to it.
+    """A gang and its delays.
 
-    compute_seconds: float or one a rank, processor time a step; noise: sigma of its logarithm, step by step.
-    collective_seconds: from the last arrival to the end of the step. spin: waiting uses the processor.
-    warm_steps: the first steps take up to three times as long.
+    compute_seconds: processor time per step, one number or one per rank. noise: sigma of its logarithm, step by step.
+    collective_seconds: from the last arrival to the end of the step. spin: whether waiting uses the processor.
+    warm_steps: number of first steps, which take up to three times as long.
     stops: rank -> intervals in which its process is stopped. slower: rank -> (start, end, factor on processor time).
     queue, disk, sleep, extra_compute: further delays by step and rank.
-    shared_machine: all nodes are on one machine. counters: whether the agent reads the ranks' processes.
-    wait_known: whether the reporter measures waits. missing: (rank, step) records that are lost.
+    shared_machine: whether all nodes are on one machine. counters: whether the agent reads the ranks' processes.
+    wait_known: whether the reporter measures waits. missing: lost records as (rank, step).
     """
 
     name: str = "j-000001"
@@ -71,8 +71,11 @@ class Gang:
 
 @dataclass(slots=True)
 class History:
-    """What happened: float64 [steps, ranks] start, arrival at the collective and end of each step in seconds; and per
-    rank breakpoints of cumulative processor, queue and disk time."""
+    """History of a gang.
+
+    start, arrival, end: float64 [steps, ranks] in seconds; arrival is at the collective.
+    times, used: breakpoints of each rank's cumulative processor, queue and disk time.
+    """
 
     start: FloatArray
     arrival: FloatArray
@@ -82,7 +85,7 @@ class History:
 
 
 def _run(now: float, work: float, stops: Sequence[Interval]) -> tuple[float, list[Interval]]:
-    """Do `work` seconds of anything from `now` on, not while stopped: when it is done, and the stretches it ran in."""
+    """Run `work` seconds from `now` on, except while stopped. Returns the end and the intervals in which it ran."""
     stretches: list[Interval] = []
     index = bisect.bisect_right(stops, (now, float("inf"))) - 1
     if index >= 0 and stops[index][1] > now:
@@ -99,7 +102,7 @@ def _run(now: float, work: float, stops: Sequence[Interval]) -> tuple[float, lis
 
 
 def happen(gang: Gang, seconds: float, seed: int) -> History:
-    """Let the gang run for `seconds`, reproducibly."""
+    """Simulate the gang for `seconds`, reproducibly."""
     random = np.random.default_rng(seed)
     usual = np.broadcast_to(np.asarray(gang.compute_seconds, float), (gang.ranks,))
     begin = np.full(gang.ranks, gang.start_seconds)
@@ -130,7 +133,7 @@ def happen(gang: Gang, seconds: float, seed: int) -> History:
                 _use(times[rank], used[rank], a, np.zeros(3))
                 _use(times[rank], used[rank], b, share * (b - a))
             arrival[rank], _ = _run(done, float(delays["s"][rank]), stops)
-        # The collective needs every rank: it goes on only while none is stopped.
+        # The collective needs every rank: it proceeds only while none is stopped.
         last = float(arrival.max())
         left = max(_run(last, gang.collective_seconds, gang.stops.get(rank, ()))[0] for rank in range(gang.ranks))
         for rank in range(gang.ranks):
@@ -145,7 +148,7 @@ def happen(gang: Gang, seconds: float, seed: int) -> History:
 
 
 def replay(gang: Gang, compute: FloatArray) -> History:
-    """The history of a gang whose computing times are given, float64 [steps, ranks] in seconds: a recorded trace."""
+    """Return the history of a gang with recorded computing times, float64 [steps, ranks] in seconds."""
     length = compute.max(axis=1) + gang.collective_seconds
     ends = gang.start_seconds + np.cumsum(length)
     start = np.repeat((ends - length)[:, None], gang.ranks, axis=1)
@@ -177,7 +180,7 @@ def frames(
     agent: str = "agent",
     until: float | None = None,
 ) -> Iterator[tuple[float, Layout, Frame]]:
-    """The frames that the nodes' agents would send, in order of arrival: (seconds, layout, frame)."""
+    """Return the frames that the nodes' agents would send, in order of arrival: (seconds, layout, frame)."""
     random = np.random.default_rng([seed, 7])
     nodes = [
         list(range(first, min(first + gang.ranks_per_node, gang.ranks)))
@@ -214,7 +217,7 @@ def _node_frames(
     layout = make_layout(name, (Tier("steps", 1.0), Tier("process", 1.0)), (), columns)
     phase, lag = float(random.uniform(0, 1)), float(random.uniform(0.01, 0.6))
     sent: list[tuple[float, Layout, Frame]] = []
-    told = dict.fromkeys(ranks, 0)
+    reported = dict.fromkeys(ranks, 0)
     stopped = dict.fromkeys(ranks, 0)
     records_sent = 0
     first = int(gang.start_seconds)
@@ -224,15 +227,15 @@ def _node_frames(
         records: list[Record] = []
         counters: list[int] = []
         for rank in ranks:
-            while told[rank] < len(history.end) and history.end[told[rank], rank] <= at:
-                record = _record(gang, history, told[rank], rank, clock)
-                told[rank] += 1
+            while reported[rank] < len(history.end) and history.end[reported[rank], rank] <= at:
+                record = _record(gang, history, reported[rank], rank, clock)
+                reported[rank] += 1
                 if (rank, record.step) not in gang.missing:
                     records.append(record)
-            if told[rank] < len(history.end) and history.start[told[rank], rank] <= at:
-                since = round((history.start[told[rank], rank] + clock) * NS)
+            if reported[rank] < len(history.end) and history.start[reported[rank], rank] <= at:
+                since = round((history.start[reported[rank], rank] + clock) * NS)
                 records.append(
-                    OpenRecord(Member(gang.name, gang.attempt, rank), "step", told[rank] + gang.first_step, since)
+                    OpenRecord(Member(gang.name, gang.attempt, rank), "step", reported[rank] + gang.first_step, since)
                 )
             stopped[rank] += any(a <= sampled < b for a, b in gang.stops.get(rank, ()))
             used = _used_at(history, rank, sampled)
@@ -267,7 +270,7 @@ def _record(gang: Gang, history: History, step: int, rank: int, clock: float) ->
 
 
 def _used_at(history: History, rank: int, at: float) -> list[float]:
-    """Cumulative use of a rank at one moment, linear between breakpoints."""
+    """Return the cumulative use of a rank at one time, linear between breakpoints."""
     times, used = history.times[rank], history.used[rank]
     after = bisect.bisect_right(times, at)
     if after == 0:

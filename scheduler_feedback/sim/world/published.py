@@ -1,4 +1,4 @@
-"""Under which names of the catalogue the agents of the world publish its features."""
+"""Catalogue names under which the world's agents publish its features."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import dataclass
 TIERS = ("gpu", "nvlink", "pcie", "rdma", "host", "process", "steps")
 
 NVLINKS = 4
-"""Links a GPU in a layout: an H100 has 18; what a detector sums up does not need them all."""
+"""Links per GPU in a layout. An H100 has 18, but detectors only use the sum."""
 
 LANES, GENERATION = 16.0, 5.0
-"""Of a link in health; a link of which something fails is trained to fewer lanes."""
+"""Values of a healthy link. A faulty link has fewer lanes."""
 
 Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """How a feature of the world is published: the metric, its labels besides the device, the tier, and the share of
-    the feature that each series of it carries."""
+    """Publication of one feature of the world as one series."""
 
     feature: str
     metric: str
     tier: str
     labels: Labels = ()
+    """Labels besides those of the device."""
     share: float = 1.0
+    """Share of the feature in this series."""
 
 
 PUBLISHED: tuple[Series, ...] = (
@@ -66,7 +67,7 @@ PUBLISHED: tuple[Series, ...] = (
     Series("runqueue_wait", "gangwatch_rank_runqueue_wait_seconds_total", "process"),
     Series("processor", "gangwatch_rank_cpu_seconds_total", "process"),
 )
-"""What is published of the world, under which names."""
+"""All published series."""
 
 WIDTHS = {"gangwatch_rdma_out_of_sequence_total": 32}
-"""Columns narrower than 64 bits: mlx5's hardware counters are (mlx5_ifc.h, query_q_counter_out)."""
+"""Columns narrower than 64 bits: mlx5's hardware counters (mlx5_ifc.h, query_q_counter_out)."""

@@ -1,8 +1,8 @@
-"""One step of a job under given conditions: who computes how long, who meets when, and when it is over.
+"""One step of a job under given conditions: computing, synchronisation and end.
 
-The ranks of a tensor group meet after every layer, those of an expert group at every all-to-all, the stages of a
-pipeline at every microbatch, the replicas at the gradients, and all of them at the norm of the gradients. Every time
-that a rank does not spend on its own work it spends waiting in some collective.
+Tensor groups synchronise after every layer, expert groups at every all-to-all, pipeline stages at every microbatch,
+replicas at the gradient exchange, and all ranks at the norm of the gradients. A rank spends all other time waiting in a
+collective.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from scheduler_feedback.sim.world.plan import DATA_OVERLAP, Plan
 
 @dataclass(slots=True)
 class Steps:
-    """What b steps came to.
-
-    seconds: float64 [b], from barrier to barrier. meet: float64 [b], from the beginning to where the gradients begin
-    to move. pause: float64 [b], the part at the end in which the job did something else.
-    kernels: float32 [b, stages, data, tensor], seconds in which the rank's GPU computes; stall: seconds in which its
-    host keeps it from that; broadcastable to the same shape. product_share: share of `kernels` in matrix products.
-    """
+    """Result of b steps."""
 
     seconds: FloatArray
+    """float64 [b]: time from barrier to barrier."""
     meet: FloatArray
+    """float64 [b]: time from the start to the gradient exchange."""
     pause: FloatArray
+    """float64 [b]: other work at the end."""
     kernels: FloatArray
+    """float32 [b, stages, data, tensor]: seconds in which the rank's GPU computes."""
     stall: FloatArray
+    """Seconds for which the host delays it; broadcastable to the same shape."""
     product_share: FloatArray
+    """Share of `kernels` in matrix products."""
 
 
 def nic_bytes_per_second() -> float:
-    """What a NIC moves at best."""
+    """Return the highest throughput of a NIC."""
     return hardware.NIC_BYTES_PER_SECOND * hardware.NIC_EFFICIENCY
 
 
 def _spread(values: FloatArray) -> FloatArray:
-    """[stages] over [1, stages, 1, 1]."""
+    """Expand [stages] to [1, stages, 1, 1]."""
     return values.astype(np.float32)[None, :, None, None]
 
 
 def _groups(plan: Plan, values: FloatArray, size: int) -> FloatArray:
-    """[..., stages, data, tensor] cut into groups of `size` neighbours: [..., stages, groups, size]."""
+    """Divide [..., stages, data, tensor] into groups of `size` neighbours: [..., stages, groups, size]."""
     return values.reshape(*values.shape[:-2], plan.data * plan.tensor // size, size)
 
 
 def run(plan: Plan, conditions: Conditions) -> Steps:
-    """Take the steps that the conditions are given for."""
+    """Simulate the steps of the conditions."""
     c = conditions
     stages, data, tensor = plan.shape
     product = _spread(plan.product_seconds) / c.clock
@@ -62,7 +62,7 @@ def run(plan: Plan, conditions: Conditions) -> Steps:
     forward = np.maximum(forward, _spread(plan.launch_seconds) * c.host) * c.noise
     product_share = product / (product + memory)
 
-    # Layer by layer: a tensor group is as fast as its slowest rank, and so is an expert group.
+    # In each layer, tensor groups and expert groups are as fast as their slowest rank.
     slowest = forward
     if plan.expert > 1:
         grouped = _groups(plan, np.broadcast_to(slowest, (*slowest.shape[:1], *plan.shape)), plan.expert)
@@ -117,7 +117,7 @@ def run(plan: Plan, conditions: Conditions) -> Steps:
 
 
 def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
-    """Seconds that the replicas' traffic adds to a step, [b, stages]: what is not hidden behind the last backwards."""
+    """Return [b, stages]: seconds of the gradient exchange that are not hidden behind the last backwards."""
     if plan.data < 2 or not plan.data_bytes:
         return np.zeros((1, plan.stages))
     local = local_replicas(plan)
@@ -134,5 +134,5 @@ def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
 
 
 def local_replicas(plan: Plan) -> int:
-    """How many replicas of a stage and tensor rank stand in one node: their NICs share the group's traffic."""
+    """Return how many replicas of a stage and tensor rank are in one node. Their NICs share the group's traffic."""
     return max(1, min(plan.data, plan.per_node // plan.tensor))

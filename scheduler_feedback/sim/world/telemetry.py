@@ -1,8 +1,8 @@
-"""The world's fast exit: what a judge hears of it, as arrays, tick by tick.
+"""Fast output of the world: telemetry for detectors as arrays, tick by tick.
 
-A world is some courses on one clock. Between its devices and the judge things get lost: samples are missing or late,
-agents restart and their counters begin anew, records come late, whole agents fall silent. All of that is weather; none
-of it is a fault of the job it is about.
+A world is a set of courses on one clock. Telemetry can get lost between devices and detectors: samples are missing or
+late, agents restart and reset counters, records are late, and agents stop reporting. None of this is a fault of the
+job.
 """
 
 from __future__ import annotations
@@ -40,31 +40,34 @@ USER_XIDS = (13, 31, 43)
 """Graphics engine exception, MMU fault, reset channel: an application's own errors (NVIDIA, "XID Errors")."""
 
 STEP_JITTER_SECONDS = 2e-4
-"""Sigma of the moment at which a rank's reporter notices the end of a step."""
+"""Sigma of the time at which a rank's reporter notices the end of a step."""
 
 WAIT_NOISE = 0.004
-"""Relative sigma of a wait measured by events on the device."""
+"""Relative sigma of a wait measured with device events."""
 
 RATES = np.array([feature.rate for feature in FEATURES])
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What gets lost on the way, as probabilities for each node and window, or step.
-
-    missing: a window's sample is missing. late: it comes too late. reset: its counters began anew. lost: a rank's
-    record of a step never comes. held: the job's records come `held_seconds` late in this tick.
-    silent: an agent falls silent for `silent_seconds` (restarted, upgraded), per node and day.
-    """
+    """Loss of telemetry, as probabilities per node and window, or per step."""
 
     missing: float = 0.001
+    """A window's sample is missing."""
     late: float = 0.001
+    """A window's sample arrives too late."""
     reset: float = 1e-5
+    """The node's counters are reset."""
     lost: float = 2e-4
+    """A rank's record of a step is lost."""
     held: float = 0.002
+    """The job's records of this tick arrive late."""
     held_seconds: float = 8.0
+    """Delay of held records."""
     silent_per_day: float = 0.1
+    """Outages of an agent per node and day (restart, upgrade)."""
     silent_seconds: float = 90.0
+    """Length of an outage."""
 
 
 PERFECT = Delivery(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -72,20 +75,20 @@ ROUGH = Delivery(missing=0.02, late=0.02, reset=1e-3, lost=0.01, held=0.02, sile
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What has been told of one course: steps up to `told`, open collectives; its shape and meter."""
+class _Reported:
+    """Reported telemetry of one course: steps up to `reported`, open collectives; its shape and meter."""
 
     course: Course
     shape: Shape
     meter: Meter
-    told: int = 0
+    reported: int = 0
     held_until: float = 0.0
     finished: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     entered: IntArray = field(default_factory=lambda: np.zeros((0, 3), np.int64))
 
 
 def shape_of(course: Course, known_topology: bool = True) -> Shape:
-    """The job's ranks and places, as its placement and its reporter tell them."""
+    """Return the job's ranks and places, as its placement and its reporter state them."""
     plan, place = course.plan, course.place
     stage, data, tensor = plan.coordinates()
     expert = (data * plan.tensor + tensor) % plan.expert if plan.expert > 1 else None
@@ -112,7 +115,7 @@ def shape_of(course: Course, known_topology: bool = True) -> Shape:
 
 
 class World:
-    """Jobs on one clock, and what is heard of them. sampling_seconds: of the counters; a tick may span many samples."""
+    """Jobs on one clock and their telemetry. sampling_seconds: of the counters; a tick may contain many samples."""
 
     def __init__(
         self,
@@ -130,59 +133,59 @@ class World:
         self.known_topology = known_topology
         self.now = 0.0
         self._courses = list(courses)
-        self._jobs: dict[str, _Heard] = {}
+        self._jobs: dict[str, _Reported] = {}
         self._silent: list[tuple[float, float, int]] = []
         self._announced: set[tuple[int, int]] = set()
 
     def add(self, course: Course) -> None:
-        """One more job."""
+        """Add a job."""
         self._courses.append(course)
 
     @property
     def courses(self) -> Sequence[Course]:
-        """All jobs, also those that have not begun or have ended."""
+        """All jobs, including ended jobs and jobs that have not begun."""
         return self._courses
 
     def tick(self, seconds: float) -> Telemetry:
-        """Let `seconds` pass and say what is new. Windows of counters end at whole multiples of the sampling."""
+        """Advance by `seconds` and return the new telemetry. Counter windows end at multiples of the sampling time."""
         before, self.now = self.now, self.now + seconds
         now_ns = WALL_START_NS + round(self.now * NS)
         alive = [c for c in self._courses if c.begin <= before and c.finish > before]
-        for name in [name for name, heard in self._jobs.items() if heard.course not in alive]:
+        for name in [name for name, job in self._jobs.items() if job.course not in alive]:
             del self._jobs[name]
         for course in alive:
             if course.plan.name not in self._jobs:
                 meter = Meter(course, np.random.default_rng(self.random.integers(2**63)), self.sampling_seconds)
-                self._jobs[course.plan.name] = _Heard(course, shape_of(course, self.known_topology), meter)
+                self._jobs[course.plan.name] = _Reported(course, shape_of(course, self.known_topology), meter)
             course.advance_to(self.now)
         self._fall_silent(seconds)
         first, last = (int(np.floor(at / self.sampling_seconds + 1e-6)) for at in (before, self.now))
         ends = self.sampling_seconds * np.arange(first + 1, last + 1)
         jobs, tables = [], []
         heard_ns: dict[str, int] = {}
-        for heard in self._jobs.values():
-            quiet = self._quiet(heard)
-            jobs.append(self._job(heard, quiet))
-            tables.append(self._counters(heard, ends))
+        for job in self._jobs.values():
+            quiet = self._quiet(job)
+            jobs.append(self._job(job, quiet))
+            tables.append(self._counters(job, ends))
             seen = self.now - 0.3
-            for index, node in enumerate(heard.meter.nodes.tolist()):
+            for index, node in enumerate(job.meter.nodes.tolist()):
                 since = quiet.get(index)
                 heard_ns[f"node-{node:05d}"] = WALL_START_NS + round((seen if since is None else since) * NS)
-            heard.course.forget(self.now - seconds - 4.0 * self.sampling_seconds - heard.course.usual - 40.0)
+            job.course.forget(self.now - seconds - 4.0 * self.sampling_seconds - job.course.usual - 40.0)
         at_ns = WALL_START_NS + np.round(ends * NS).astype(np.int64)
         values = np.concatenate(tables, axis=2) if tables else np.zeros((len(FEATURES), len(ends), 0), np.float32)
         self._merge_shared(values)
-        lags = [heard.meter.phase[heard.meter.node_of] for heard in self._jobs.values()]
+        lags = [job.meter.phase[job.meter.node_of] for job in self._jobs.values()]
         lag = np.concatenate(lags).astype(np.float32) if lags else None
         counters = Counters(at_ns, self.sampling_seconds, values, lag)
         return Telemetry(now_ns, tuple(jobs), counters, tuple(self._events(before)), heard_ns)
 
-    # --- who is silent ------------------------------------------------------------------------------------------------
+    # --- outages of agents --------------------------------------------------------------------------------------------
 
     def _fall_silent(self, seconds: float) -> None:
         self._silent = [s for s in self._silent if s[1] > self.now - 600.0]
         rate = self.delivery.silent_per_day
-        nodes = [node for heard in self._jobs.values() for node in heard.meter.nodes.tolist()] if rate else []
+        nodes = [node for job in self._jobs.values() for node in job.meter.nodes.tolist()] if rate else []
         for _ in range(self.random.poisson(rate * len(nodes) * seconds / 86400.0) if nodes else 0):
             node = int(self.random.choice(nodes))
             length = self.delivery.silent_seconds * self.random.uniform(0.2, 3.0)
@@ -199,41 +202,39 @@ class World:
                     lost = sorted(set(course.place.node[list(fault.ranks)].tolist()))
                     self._silent += [(fault.begin + self.random.uniform(0, 20.0), fault.end, node) for node in lost]
 
-    def _quiet(self, heard: _Heard) -> dict[int, float]:
-        """Since when the agent of a node (by its index in the meter) has been silent, for those that are."""
-        index = {node: at for at, node in enumerate(heard.meter.nodes.tolist())}
+    def _quiet(self, job: _Reported) -> dict[int, float]:
+        """Return the start of each current outage, by the node's index in the meter."""
+        index = {node: at for at, node in enumerate(job.meter.nodes.tolist())}
         return {index[n]: begin for begin, end, n in self._silent if n in index and begin <= self.now < end}
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _job(self, heard: _Heard, quiet: dict[int, float]) -> JobTelemetry:
-        course, shape = heard.course, heard.shape
+    def _job(self, job: _Reported, quiet: dict[int, float]) -> JobTelemetry:
+        course, shape = job.course, job.shape
         if not course.reports:
             return JobTelemetry(shape)
         delivery, random = self.delivery, self.random
         if random.random() < delivery.held:
-            heard.held_until = self.now + delivery.held_seconds * random.uniform(0.3, 2.0)
-        until = self.now - 1.1 if self.now >= heard.held_until else -1.0
+            job.held_until = self.now + delivery.held_seconds * random.uniform(0.3, 2.0)
+        until = self.now - 1.1 if self.now >= job.held_until else -1.0
         parts = []
         for block in course.blocks:
             rows = np.flatnonzero(
-                (np.arange(block.first, block.first + len(block)) > heard.told) & (block.end <= until)
+                (np.arange(block.first, block.first + len(block)) > job.reported) & (block.end <= until)
             )
             if len(rows):
-                parts.append(self._table(heard, block, rows, quiet))
-                heard.told = block.first + int(rows[-1])
-        steps = (
-            _joined(parts) if parts else _joined([self._table(heard, course.blocks[0], np.zeros(0, np.intp), quiet)])
-        )
-        opened, entered = self._open(heard, quiet)
-        if len(heard.finished) != len(shape):
-            heard.finished = np.full(len(shape), -1, np.int64)
+                parts.append(self._table(job, block, rows, quiet))
+                job.reported = block.first + int(rows[-1])
+        steps = _joined(parts) if parts else _joined([self._table(job, course.blocks[0], np.zeros(0, np.intp), quiet)])
+        opened, entered = self._open(job, quiet)
+        if len(job.finished) != len(shape):
+            job.finished = np.full(len(shape), -1, np.int64)
         if parts:
-            heard.finished = np.full(len(shape), heard.told, np.int64)
-        return JobTelemetry(shape, steps, opened, entered, heard.finished)
+            job.finished = np.full(len(shape), job.reported, np.int64)
+        return JobTelemetry(shape, steps, opened, entered, job.finished)
 
-    def _table(self, heard: _Heard, block: Block, rows: IndexArray, quiet: dict[int, float]) -> StepTable:
-        course, random = heard.course, self.random
+    def _table(self, job: _Reported, block: Block, rows: IndexArray, quiet: dict[int, float]) -> StepTable:
+        course, random = job.course, self.random
         count, steps = course.plan.gpus, len(rows)
         length = (block.end - block.begin)[rows, None]
         seconds = length + STEP_JITTER_SECONDS * random.standard_normal((steps, count), dtype=np.float32)
@@ -247,7 +248,7 @@ class World:
         )
         gone = random.random((steps, count), dtype=np.float32) < self.delivery.lost
         if quiet:
-            silent = np.isin(heard.meter.node_of, list(quiet))
+            silent = np.isin(job.meter.node_of, list(quiet))
             gone |= silent
         seconds[gone] = np.nan
         wait[gone] = np.nan
@@ -263,11 +264,11 @@ class World:
         numbers = (block.first + rows).astype(np.int64)
         return StepTable(numbers, end_ns, seconds.astype(np.float64), wait_seconds, tokens, squares)
 
-    def _open(self, heard: _Heard, quiet: dict[int, float]) -> tuple[IntArray, IntArray]:
-        """Steps and collectives that are begun and not ended at this moment, [ranks, 3] each."""
-        course, count = heard.course, heard.course.plan.gpus
-        if len(heard.entered) != count:
-            heard.entered = np.full((count, 3), -1, np.int64)
+    def _open(self, job: _Reported, quiet: dict[int, float]) -> tuple[IntArray, IntArray]:
+        """Return the open steps and collectives, [ranks, 3] each."""
+        course, count = job.course, job.course.plan.gpus
+        if len(job.entered) != count:
+            job.entered = np.full((count, 3), -1, np.int64)
         opened = np.full((count, 3), -1, np.int64)
         block = next((b for b in course.blocks if b.end[-1] > self.now), course.blocks[-1])
         row = int(np.clip(np.searchsorted(block.begin, self.now, side="right") - 1, 0, len(block) - 1))
@@ -282,21 +283,21 @@ class World:
         if hang is not None and hang[1] == "compute":
             inside[hang[0]] = False
         if quiet:
-            silent = np.isin(heard.meter.node_of, list(quiet))
+            silent = np.isin(job.meter.node_of, list(quiet))
             inside &= ~silent
             opened[silent, 2] = WALL_START_NS + round(min(quiet.values()) * NS)
-        heard.entered[inside] = (number, WALL_START_NS + round(since * NS), now_ns)
-        return opened, heard.entered.copy()
+        job.entered[inside] = (number, WALL_START_NS + round(since * NS), now_ns)
+        return opened, job.entered.copy()
 
     # --- counters -----------------------------------------------------------------------------------------------------
 
-    def _counters(self, heard: _Heard, ends: FloatArray) -> FloatArray:
-        course, random, delivery = heard.course, self.random, self.delivery
+    def _counters(self, job: _Reported, ends: FloatArray) -> FloatArray:
+        course, random, delivery = job.course, self.random, self.delivery
         if self.steps_only:
             return np.full((len(FEATURES), len(ends), course.plan.gpus), np.nan, np.float32)
-        values = heard.meter.read(ends)
-        size = len(ends), len(heard.meter.nodes)
-        node_of = heard.meter.node_of
+        values = job.meter.read(ends)
+        size = len(ends), len(job.meter.nodes)
+        node_of = job.meter.node_of
         if delivery.missing or delivery.late:
             gone = random.random(size) < delivery.missing + delivery.late
             values[:, gone[:, node_of]] = np.nan
@@ -305,7 +306,7 @@ class World:
             if anew.any():
                 values[np.ix_(RATES)] = np.where(anew, np.nan, values[RATES])
         for begin, end, node in self._silent:
-            at = np.flatnonzero(heard.meter.nodes == node)
+            at = np.flatnonzero(job.meter.nodes == node)
             if len(at):
                 values[:, ((ends >= begin) & (ends < end))[:, None] & (node_of == at[0])] = np.nan
         for fault in course.faults:
@@ -316,19 +317,19 @@ class World:
         return values
 
     def _merge_shared(self, values: FloatArray) -> None:
-        """Where jobs share a host or a NIC, both read the same counter: the host's is one, the NIC's is the sum."""
+        """Merge the counters of jobs that share a host or a NIC: both read the host's counter, and the NICs' sum."""
         hosts: dict[str, list[int]] = {}
         nics: dict[str, list[int]] = {}
         base = 0
         jobs = list(self._jobs.values())
         shared = {node for node, times in _counted([h.meter.nodes for h in jobs]).items() if times > 1}
-        for heard in jobs:
-            own = np.isin(heard.course.place.node, list(shared)) if shared else np.zeros(0, bool)
-            doubled = len(set(heard.shape.nics)) < len(heard.shape)
-            for rank in np.flatnonzero(own).tolist() if not doubled else range(len(heard.shape)):
-                hosts.setdefault(heard.shape.nodes[rank], []).append(base + rank)
-                nics.setdefault(heard.shape.nics[rank], []).append(base + rank)
-            base += len(heard.shape)
+        for job in jobs:
+            own = np.isin(job.course.place.node, list(shared)) if shared else np.zeros(0, bool)
+            doubled = len(set(job.shape.nics)) < len(job.shape)
+            for rank in np.flatnonzero(own).tolist() if not doubled else range(len(job.shape)):
+                hosts.setdefault(job.shape.nodes[rank], []).append(base + rank)
+                nics.setdefault(job.shape.nics[rank], []).append(base + rank)
+            base += len(job.shape)
         for columns in hosts.values():
             for name in ("cpu_waiting", "io_waiting"):
                 row = values[FEATURE[name]][:, columns]
@@ -344,10 +345,10 @@ class World:
 
     def _events(self, before: float) -> list[NodeEvent]:
         found = []
-        for heard in self._jobs.values():
-            course = heard.course
+        for job in self._jobs.values():
+            course = job.course
             for fault in course.faults:
-                found += self.told(course, fault, before, self.now)
+                found += self.fault_events(course, fault, before, self.now)
             per_tick = 0.02 * course.plan.gpus * (self.now - before) / 86400.0
             for _ in range(self.random.poisson(per_tick)):
                 rank = int(self.random.integers(course.plan.gpus))
@@ -359,8 +360,8 @@ class World:
         record = EventRecord(XID, gpu, WALL_START_NS + round(at * NS), {"code": str(code), "gpu": gpu})
         return NodeEvent(course.place.nodes[rank], record)
 
-    def told(self, course: Course, fault: Fault, before: float, now: float) -> list[NodeEvent]:
-        """Events of a fault that fall between these two times."""
+    def fault_events(self, course: Course, fault: Fault, before: float, now: float) -> list[NodeEvent]:
+        """Return the events of a fault between these two times."""
         begun = before < fault.begin <= now
         rank = fault.ranks[0] if fault.ranks else 0
         node, found = course.place.nodes[rank], []
@@ -383,7 +384,7 @@ class World:
 
 
 def _counted(arrays: Sequence[IntArray]) -> dict[int, int]:
-    """How often each number stands in the arrays."""
+    """Count each number in the arrays."""
     if not arrays:
         return {}
     numbers, times = np.unique(np.concatenate(arrays), return_counts=True)

@@ -1,6 +1,6 @@
-"""What varies in a healthy job: silicon, kernels, the operating system, the network, sequences, experts, saving.
+"""Random variation of a healthy job: silicon, kernels, operating system, network, sequences, experts, saving.
 
-None of it is anybody's fault. Each figure says where it comes from or what it stands for.
+None of it is a fault. Each figure has its source or meaning beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scheduler_feedback.sim.world.plan import Plan
 from scheduler_feedback.sim.world.power import Governor
 
 SPREAD = 0.006
-"""Sigma of a GPU's standing speed beside its clock: memory timing, placement of its host threads, PCIe distance."""
+"""Sigma of a GPU's constant speed besides its clock: memory timing, placement of host threads, PCIe distance."""
 
 KERNEL_NOISE = 0.006
 """Sigma of a rank's compute from step to step; the balanced trace of ByteDance (AR) has 0.4-1 %."""
@@ -24,8 +24,8 @@ KERNEL_NOISE = 0.006
 HICCUP_RATE = 2e-4
 HICCUP_SECONDS = 0.004
 HICCUP_TAIL = 1.6
-"""Kernel threads, interrupts and page reclaim keep a process now and then, Pareto-distributed (Petrini et al., "The
-case of the missing supercomputer performance", 2003)."""
+"""Occasional delays by kernel threads, interrupts and page reclaim, Pareto-distributed (Petrini et al., "The case of
+the missing supercomputer performance", 2003)."""
 
 COLLECTION_STEPS = 400
 COLLECTION_SECONDS = (0.05, 0.25)
@@ -38,18 +38,18 @@ EVALUATION_STEPS = (5, 20)
 
 NETWORK_NOISE = 0.03
 LENGTH_SIGMA = 0.9
-"""Of the logarithm of the sum of squared lengths in a microbatch packed from heavy-tailed documents: with 16
-microbatches and 40 % attention a rank's step varies by about 11 %, as measured in a long-context job."""
+"""Sigma of the logarithm of the sum of squared lengths in a microbatch of heavy-tailed documents. With 16 microbatches
+and 40 % attention, a rank's step varies by about 11 %, as measured in a long-context job."""
 
 DRIFT_STEPS = 60.0
 DRIFT = 0.05
 LOAD_NOISE = 0.03
-"""Experts' popularity drifts and jumps from batch to batch; auxiliary losses keep it near these."""
+"""Drift and noise of the experts' load from batch to batch. Auxiliary losses keep the load near these values."""
 
 
 @dataclass(slots=True)
 class Weather:
-    """The weather of one job. next_saving, next_evaluation: when, in seconds of the world's clock."""
+    """Random variation of one job. next_saving, next_evaluation: world times in seconds."""
 
     plan: Plan
     random: np.random.Generator
@@ -66,7 +66,7 @@ class Weather:
 
     @classmethod
     def of(cls, plan: Plan, place: Place, adaptive: bool, begin: float, random: np.random.Generator) -> Weather:
-        """Draw what stands for the whole of a job."""
+        """Draw the constant part of a job's variation."""
         spread = np.exp(SPREAD * np.clip(random.standard_normal(plan.gpus), -3.5, 3.5)).reshape(1, *plan.shape)
         share = standing_share(place, adaptive, random).reshape(1, *plan.shape)
         saving = float(random.uniform(*SAVING_INTERVAL_SECONDS))
@@ -88,10 +88,10 @@ class Weather:
     def draw(
         self, number: int, times: FloatArray, clock: FloatArray
     ) -> tuple[Conditions, FloatArray | None, FloatArray | None]:
-        """Conditions of the steps `number`, `number + 1`, ... that begin near `times`, at these clocks [gpus].
+        """Return the conditions of the steps from `number` on that begin near `times`, at these clocks [gpus].
 
-        Also, where the job's ranks differ in them, the tokens and the sums of squared lengths of each step and rank:
-        [steps, stages, data, tensor] or None.
+        Also returns the tokens and the sums of squared lengths of each step and rank, [steps, stages, data, tensor], or
+        None if they are the same for all ranks.
         """
         plan, random, steps = self.plan, self.random, len(times)
         shape = plan.shape
@@ -163,12 +163,12 @@ class Weather:
         load = load + LOAD_NOISE * random.standard_normal((steps, *plan.shape), dtype=np.float32)
         self.drift = after
         grouped = np.maximum(load, 0.5).reshape(steps, plan.stages, -1, plan.expert)
-        # What one expert group routes is fixed by its batch: loads are shares of it.
+        # The batch determines the total load of an expert group; loads are shares of it.
         grouped = grouped / grouped.mean(axis=-1, keepdims=True)
         return np.asarray(grouped.reshape(steps, *plan.shape), np.float32)
 
     def _phases(self, times: FloatArray, conditions: Conditions) -> None:
-        """Savings and evaluations that fall due: at the end of the step in which they do."""
+        """Add the saves and evaluations that are due, at the end of their step."""
         random = self.random
         for row, at in enumerate(times.tolist()):
             if at >= self.next_saving:
