@@ -48,19 +48,19 @@ def survives(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], val
 
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(*(st.from_type(member) for member in get_args(Event))))
-def test_an_event_reads_back_as_it_was(event: Event) -> None:
+def test_event_round_trips(event: Event) -> None:
     survives(codec.encode_event, codec.decode_event, event)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.one_of(*(st.from_type(member) for member in get_args(Action))))
-def test_an_action_reads_back_as_it_was(action: Action) -> None:
+def test_action_round_trips(action: Action) -> None:
     survives(codec.encode_action, codec.decode_action, action)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.from_type(Entry))
-def test_an_entry_reads_back_as_it_was(entry: Entry) -> None:
+def test_entry_round_trips(entry: Entry) -> None:
     survives(codec.encode_entry, codec.decode_entry, entry)
 
 
@@ -70,11 +70,11 @@ _LARGE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_t
 
 @settings(max_examples=20, deadline=None, suppress_health_check=_LARGE)
 @given(st.from_type(State))
-def test_a_state_reads_back_as_it_was(state: State) -> None:
+def test_state_round_trips(state: State) -> None:
     survives(codec.encode_state, codec.decode_state, state)
 
 
-def test_measures_without_end_and_without_value_survive() -> None:
+def test_infinite_and_missing_measures_round_trip() -> None:
     verdict = Verdict("v", Kind.HANG, "j", 1, 0, "n", Cause.UNKNOWN, 0.5, math.inf, 0.1, math.nan, 0, 1)
     again = codec.decode_event(codec.encode_event(verdict))
     assert isinstance(again, Verdict)
@@ -83,18 +83,18 @@ def test_measures_without_end_and_without_value_survive() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\x92\xa7Unknown\x80", b"\x92\xa8RankExit\x80", b"\xff" * 9])
-def test_what_is_no_event_is_refused(data: bytes) -> None:
+def test_invalid_event_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(StoreError, match="event"):
         codec.decode_event(data)
 
 
-def test_an_event_with_a_field_of_the_wrong_type_is_refused() -> None:
+def test_event_with_a_field_of_the_wrong_type_is_refused() -> None:
     good = codec.encode_event(Submitted("j-1", JobSpec("a", ("x",), 2)))
     with pytest.raises(StoreError, match="event"):
         codec.decode_event(good.replace(b"\xa5ranks\x02", b"\xa5ranks\xc2"))
 
 
-def test_a_snapshot_of_another_version_is_refused() -> None:
+def test_snapshot_of_another_version_is_refused() -> None:
     data = codec.encode_state(State())
     assert data[1] == codec.STATE_VERSION
     with pytest.raises(StoreError, match="version 99"):
@@ -103,12 +103,12 @@ def test_a_snapshot_of_another_version_is_refused() -> None:
         codec.decode_state(data[:-3])
 
 
-def test_what_is_no_event_is_not_encoded() -> None:
+def test_encoding_refuses_values_that_are_no_event() -> None:
     with pytest.raises(TypeError, match="Entry is no event"):
         codec.encode_event(Entry(0, "j", "k", "t"))  # type: ignore[arg-type]
 
 
-def test_printed_events_name_themselves() -> None:
+def test_printable_events_contain_their_type() -> None:
     assert codec.printable(Tick()) == {"type": "Tick"}
     printed = codec.printable(Submitted("j-1", JobSpec("a", ("x",), 2)))
     assert printed["type"] == "Submitted"

@@ -27,7 +27,7 @@ def frame(seq: int, layout_sizes: tuple[int, int, int], layout_id: str) -> Frame
     )  # fmt: skip
 
 
-def test_every_metric_of_every_feature_is_asked_for() -> None:
+def test_every_metric_of_every_feature_is_requested() -> None:
     names = {pattern.partition("(")[0] for pattern in WANTED}
     assert names <= BY_NAME.keys()
     for feature in FEATURES:
@@ -36,19 +36,19 @@ def test_every_metric_of_every_feature_is_asked_for() -> None:
     assert wanted_metrics(",".join(WANTED)) == (WANTED, ()), "an agent of this build knows all of it"
 
 
-def test_the_state_of_the_ranks_processes_is_asked_for() -> None:
+def test_process_states_are_requested() -> None:
     """Without it a hang is found by its peers' waiting alone, and a stopped process is not told."""
     assert METRIC in WANTED
 
 
-def test_a_frame_of_a_node_of_eight_gpus_fits() -> None:
+def test_frame_of_an_eight_gpu_node_fits() -> None:
     whole = whole_layout("node-00000", 0, Job("j-000001", 0, 10**9))
     narrow = selection(whole, WANTED)
     assert len(whole.counters) > 1000
     assert len(encode_frame(narrow.apply(frame(1 << 33, whole.sizes, whole.layout_id)))) <= MOST_BYTES
 
 
-def test_sums_made_by_the_agent_give_the_features_that_all_columns_give() -> None:
+def test_agent_sums_give_the_same_features_as_all_columns() -> None:
     whole = whole_layout("n0", 0, Job("j-000001", 0, 10**9))
     names = tuple(pattern.partition("(")[0] for pattern in WANTED)
     values = []

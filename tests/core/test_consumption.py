@@ -91,7 +91,7 @@ def two_frames_each(fleet: Fleet, *machines: Machine) -> None:
     ("lengths", "tiers"),
     [((3, 8), (1, 1)), ((0, 1, 2), (1, 1, 1)), ((0, 5), (1, 1)), ((1, 7), (1, 1)), ((0, 0), (1, 3)), ((0, 10), (2, 4))],
 )
-def test_nodes_whose_frames_differ_in_length_are_counted_apart(
+def test_nodes_with_frames_of_different_lengths_are_counted_separately(
     lengths: tuple[int, ...], tiers: tuple[int, ...]
 ) -> None:
     """Also where the sum of the lengths is a multiple of their number (6 + 12 counters, 1 + 3 tiers): stacked, such
@@ -109,7 +109,7 @@ def test_nodes_whose_frames_differ_in_length_are_counted_apart(
         assert newest.at_ns.tolist() == [2 * SECOND], machine.name
 
 
-def test_frames_of_unequal_lengths_never_meet_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_of_different_lengths_are_never_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """That would be seen, and each folded alone: right, and at a hundred times the cost."""
     batches: list[set[tuple[int, int]]] = []
     fold = consumption.Places._fold
@@ -129,7 +129,7 @@ def test_frames_of_unequal_lengths_never_meet_in_one_batch(monkeypatch: pytest.M
     assert len(batches) == 6 and all(len(kinds) == 1 for kinds in batches), "two frames of three kinds of nodes"
 
 
-def test_ranks_of_several_nodes_stand_for_the_time_of_their_own_node() -> None:
+def test_ranks_use_the_time_of_their_own_node() -> None:
     """Two nodes of one gang, two ranks on each, whose clocks differ by hours, folded together."""
     fleet = Fleet()
     machines = [Machine(f"n{number}", (("j-1", 2 * number), ("j-1", 2 * number + 1))) for number in range(2)]
@@ -145,7 +145,7 @@ def test_ranks_of_several_nodes_stand_for_the_time_of_their_own_node() -> None:
     assert fleet.gangs["j-1"].consumed(between).values[:, CPU].tolist() == [1500.0] * 4
 
 
-def test_a_tier_that_is_sampled_more_seldom_than_frames_come_keeps_its_whole_past() -> None:
+def test_slow_tier_keeps_its_whole_history() -> None:
     machine, fleet = Machine("n0", (("j-1", 0),)), Fleet()
     for tenth in range(10, 310):
         frame = machine.frame(tenth * SECOND // 10)
@@ -156,7 +156,7 @@ def test_a_tier_that_is_sampled_more_seldom_than_frames_come_keeps_its_whole_pas
     assert fleet.gangs["j-1"].consumed(asked).at_ns.tolist() == asked.tolist(), "sixteen samples are kept of it"
 
 
-def test_a_layout_that_changes_while_frames_of_the_old_one_are_queued() -> None:
+def test_layout_change_with_queued_frames_of_the_old_layout() -> None:
     """The rank's counters are at the same places before and after, behind them come others."""
     fleet = Fleet()
     steady, changing = Machine("n0", (("job-0", 0),)), Machine("n1", (("job-1", 0),))
@@ -170,7 +170,7 @@ def test_a_layout_that_changes_while_frames_of_the_old_one_are_queued() -> None:
     assert used(fleet, ("job-1", 0)) == [4, 80, 1200, 16_000, 200_000]
 
 
-def test_a_job_that_joins_and_leaves_a_node_does_not_disturb_the_others_there() -> None:
+def test_joining_and_leaving_jobs_do_not_affect_other_jobs_on_the_node() -> None:
     fleet = Fleet()
     machine = Machine("n0", (("job-0", 0),))
     for second, owners in ((1, 1), (2, 2), (3, 2), (4, 1), (5, 3)):
@@ -214,7 +214,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_layouts_give_what_frame_by_frame_counting_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_layouts_match_frame_by_frame_counting(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes get and lose ranks, other counters, tiers and agents; frames are folded one by one or many together."""
     chance = random.Random(seed)
     monkeypatch.setattr(consumption, "ROWS_AT_ONCE", chance.choice((1, 3, 256)))
@@ -247,7 +247,7 @@ def test_random_layouts_give_what_frame_by_frame_counting_gives(seed: int, monke
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_rates_of_nodes_with_other_counters_are_each_nodes_own(seed: int) -> None:
+def test_rates_of_nodes_with_different_counters_are_separate(seed: int) -> None:
     """The processor share of each rank, whatever else its node counts: worked out here from the two newest frames."""
     chance = random.Random(seed)
     fleet = Fleet()
@@ -270,7 +270,7 @@ def test_rates_of_nodes_with_other_counters_are_each_nodes_own(seed: int) -> Non
         assert found == pytest.approx(share, nan_ok=True), second
 
 
-def test_layouts_that_are_gone_leave_nothing_behind() -> None:
+def test_old_layouts_are_freed() -> None:
     """A node whose jobs come and go for weeks has thousands of layouts, one after the other."""
     fleet = Fleet()
     machine = Machine("n0", (("job-0", 0),))
@@ -282,7 +282,7 @@ def test_layouts_that_are_gone_leave_nothing_behind() -> None:
     assert len(list(fleet.counting.kinds)) == 1
 
 
-def test_rows_of_unequal_lengths_are_refused() -> None:
+def test_rows_of_different_lengths_are_refused() -> None:
     equal = rows_of([np.arange(3), np.arange(3, 6)])
     assert equal.tolist() == [[0, 1, 2], [3, 4, 5]]
     for lengths in ((8, 13), (8, 16), (7, 6, 8), (0, 5)):

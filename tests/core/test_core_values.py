@@ -16,7 +16,7 @@ from scheduler_feedback.core.verdict import OF_HARDWARE, Kind
 SECOND = 1_000_000_000
 
 
-def test_every_state_of_a_job_waits_or_holds_slots_or_is_an_end() -> None:
+def test_every_job_state_is_pending_or_holds_slots_or_has_ended() -> None:
     of_state = {state: (state.holds_slots, state.ended) for state in JobState}
     assert of_state == {
         JobState.PENDING: (False, False),
@@ -29,14 +29,14 @@ def test_every_state_of_a_job_waits_or_holds_slots_or_is_an_end() -> None:
     }
 
 
-def test_a_stop_takes_the_grace_and_the_checkpoint_command_where_there_is_one() -> None:
+def test_stop_time_includes_grace_and_checkpoint_command() -> None:
     spec = JobSpec("a", ("x",), 1, grace_seconds=30.0, checkpoint_timeout_seconds=60.0)
     assert spec.stop_seconds == 30.0
     assert msgspec.structs.replace(spec, checkpoint_command=("save",)).stop_seconds == 90.0
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_a_node_is_as_the_backend_last_said_of_it(present: bool) -> None:
+def test_as_seen_returns_the_last_report_of_the_backend(present: bool) -> None:
     seen = NodeSeen(
         "n1", 8, ("gpu-0",), "machine", present, "H100", "spine", "rack", "rail", "island", 4, ("large",), ("prod",)
     )
@@ -45,7 +45,7 @@ def test_a_node_is_as_the_backend_last_said_of_it(present: bool) -> None:
     assert len(set(map(str, told.values()))) == len(told), "or fields that are swapped would look alike"
 
 
-def test_only_what_speaks_against_a_place_is_of_hardware() -> None:
+def test_hardware_kinds_accuse_a_node_or_device() -> None:
     assert sorted(OF_HARDWARE) == sorted([Kind.STRAGGLER, Kind.HANG, Kind.HEALTH])
 
 
@@ -62,13 +62,13 @@ def test_releases_are_compared_by_their_numbers() -> None:
         version_key("next")
 
 
-def test_the_newest_release_that_anything_needs_is_the_highest_number() -> None:
+def test_newest_release_is_the_highest_number() -> None:
     formats = Formats({Tick: "0.9.0", NodeSeen: "0.10.0"}, [Feature("Tick.x", "0.2.0", Tick)])
     assert formats.newest == "0.10.0"
     assert Formats({}).newest == "0.1.0"
 
 
-def test_only_what_a_value_contains_is_needed_to_read_it() -> None:
+def test_used_by_lists_only_features_in_the_values() -> None:
     drains = Feature("NodeCommanded.drain", "0.3.0", NodeCommanded, lambda event: event.drain)
     formats = Formats({**KINDS, NodeSeen: "0.2.0"}, [drains])
     plain = NodeCommanded("n1", NodeCommand.MAINTENANCE)
@@ -81,7 +81,7 @@ def test_only_what_a_value_contains_is_needed_to_read_it() -> None:
 # --- a turn ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_decision_is_told_and_counted_and_applied_only_where_it_was() -> None:
+def test_decision_is_recorded_and_counted_with_its_outcome() -> None:
     turn = Turn(State(counts={"decisions/migrate/frozen": 2}), 7 * SECOND)
     turn.decide("j-1", "migrate", "moves", (("a", "b"),))
     turn.decide("j-1", "migrate", "would move", outcome="frozen")
@@ -95,13 +95,13 @@ def test_a_decision_is_told_and_counted_and_applied_only_where_it_was() -> None:
     assert turn.state.counts == {"decisions/migrate/frozen": 3, "decisions/migrate/applied": 1}
 
 
-def test_no_action_has_the_id_of_another_also_in_the_next_turn() -> None:
+def test_action_ids_are_unique_across_cycles() -> None:
     state = State(action_count=41)
     turn = Turn(state, 0)
     assert [turn.action_id(), turn.action_id(), Turn(state, 1).action_id()] == ["a-000042", "a-000043", "a-000044"]
 
 
-def test_an_instant_is_so_many_seconds_from_now() -> None:
+def test_after_adds_seconds_to_now() -> None:
     assert Turn(State(), 5 * SECOND).after(1.5) == 6_500_000_000
     assert Turn(State(), 5 * SECOND).after(-5) == 0
 
@@ -113,5 +113,5 @@ def test_an_instant_is_so_many_seconds_from_now() -> None:
         (7200, "2.0 h"), (9000, "2.5 h"),
     ],
 )  # fmt: skip
-def test_a_length_of_time_is_told_in_a_unit_that_fits_it(seconds: float, said: str) -> None:
+def test_span_uses_a_suitable_unit(seconds: float, said: str) -> None:
     assert span(seconds) == said

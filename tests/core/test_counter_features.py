@@ -19,7 +19,7 @@ SECOND = 1_000_000_000
 UUID = "GPU-1"
 
 
-def test_every_feature_is_made_of_rows_of_the_catalogue() -> None:
+def test_every_feature_uses_metrics_of_the_catalogue() -> None:
     for feature in FEATURES:
         for metric in feature.metrics:
             assert metric in BY_NAME, feature.name
@@ -89,13 +89,13 @@ def test_gauges_rates_sums_and_devices() -> None:
     assert np.isnan(first.counters.values[rates]).all(), "one sample makes no rate"
 
 
-def test_a_slow_tier_gives_one_rate_when_it_was_sampled_and_nothing_between() -> None:
+def test_slow_tier_gives_one_rate_per_sample_and_nothing_between() -> None:
     frames = [frame(seq, [0, 0, 100 * (seq // 5), 0, 0], slow=5 * (seq // 5)) for seq in range(5, 16)]
     rates = [float(one.counters.values[FEATURE["nic_transmit_bytes"], 0, 0]) for one in seen(*frames)]
     assert [round(rate) for rate in rates if np.isfinite(rate)] == [80, 80]
 
 
-def test_what_is_missing_reset_or_told_twice_makes_no_rate() -> None:
+def test_missing_reset_or_repeated_samples_give_no_rate() -> None:
     hole = frame(3, [900, 0, 0, 0, 0])
     hole.counters_valid[1] = False
     found = seen(
@@ -109,7 +109,7 @@ def test_what_is_missing_reset_or_told_twice_makes_no_rate() -> None:
     assert all(rates[index] is None or np.isnan(rates[index]) for index in (0, 2, 3, 4, 6))
 
 
-def test_a_counter_that_was_absent_before_makes_no_rate_of_all_that_it_ever_counted() -> None:
+def test_first_sample_of_a_counter_gives_no_rate() -> None:
     absent = frame(2, [600, 0, 0, 0, 0])
     absent.counters_valid[1] = False
     found = seen(
@@ -120,7 +120,7 @@ def test_a_counter_that_was_absent_before_makes_no_rate_of_all_that_it_ever_coun
     assert rates[3] == pytest.approx(150.0)
 
 
-def test_a_link_of_which_a_part_is_not_told_has_no_share() -> None:
+def test_link_with_a_missing_part_has_no_share() -> None:
     whole = layout()
     told = make_layout(whole.node, whole.tiers, whole.gauges[:-1], whole.counters)
     fleet = Fleet()
@@ -133,7 +133,7 @@ def test_a_link_of_which_a_part_is_not_told_has_no_share() -> None:
     assert np.isnan(seen(zero)[0].counters.values[FEATURE["pcie_link"]]).all(), "a most of nothing is none"
 
 
-def test_of_two_gpus_a_rank_stands_on_the_first() -> None:
+def test_rank_with_two_gpus_uses_the_first() -> None:
     whole = layout()
     second = Column("gangwatch_gpu_owner_info", (("attempt", "1"), ("gang", "g"), ("gpu", "GPU-2"), ("rank", "0")))
     told = make_layout(whole.node, whole.tiers, (*whole.gauges, second), whole.counters)
@@ -143,9 +143,7 @@ def test_of_two_gpus_a_rank_stands_on_the_first() -> None:
 
 
 @pytest.mark.parametrize("together_at_most", [256, 2, 1])
-def test_frames_folded_together_give_what_they_give_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, together_at_most: int
-) -> None:
+def test_batch_folding_matches_folding_one_by_one(monkeypatch: pytest.MonkeyPatch, together_at_most: int) -> None:
     monkeypatch.setattr(Kind, "ROWS_AT_ONCE", together_at_most)
     frames = [
         frame(1, [500, 500, 0, 0, 0]), frame(2, [600, 700, 0, 0, 0]), frame(3, [10, 20, 0, 0, 0]),
@@ -160,7 +158,7 @@ def test_frames_folded_together_give_what_they_give_one_by_one(
     assert float(together.counters.values[FEATURE["nvlink_bytes"], 0, 0]) == pytest.approx(70.0)
 
 
-def test_of_frames_that_wait_together_the_newest_is_folded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_of_the_queued_frames_is_folded_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     folded: list[int] = []
     take = Counting.take
 
@@ -222,7 +220,7 @@ class _Crowd:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_rank_keeps_its_own_column_while_others_come_go_and_move(seed: int) -> None:
+def test_rank_keeps_its_column_while_others_change(seed: int) -> None:
     random = np.random.default_rng(seed)
     crowd = _Crowd()
     for _ in range(25):
@@ -253,7 +251,7 @@ def test_each_rank_keeps_its_own_column_while_others_come_go_and_move(seed: int)
         assert found == len(known.intersection(present))
 
 
-def test_when_the_traffic_was_sampled_is_told_of_jobs_that_report_no_steps() -> None:
+def test_sampling_time_of_traffic_is_known_for_jobs_without_steps() -> None:
     fleet = Fleet()
     look = Look(fleet)
     whole = layout()

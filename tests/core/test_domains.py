@@ -14,7 +14,7 @@ def names_in(topology: Topology, domain: int) -> set[str]:
     return {topology.names[number] for number in numbers(topology.domains[domain].nodes)}
 
 
-def test_a_name_is_of_the_domain_around_it() -> None:
+def test_domain_names_are_unique_only_inside_the_wider_domain() -> None:
     """Two spines may each have a rack 'r1', and two racks a rail of one number."""
     nodes = [Node(f"{s}{r}", 1, spine=s, rack=r, rail="0") for s in ("a", "b") for r in ("r1", "r2")]
     topology = Topology(nodes)
@@ -27,7 +27,7 @@ def test_a_name_is_of_the_domain_around_it() -> None:
     assert names_in(topology, 0) == {node.name for node in nodes}, "number 0 is the whole cluster"
 
 
-def test_where_a_level_is_not_known_the_widest_below_it_counts() -> None:
+def test_unknown_level_falls_back_to_the_widest_below() -> None:
     nodes = [
         Node("in-rack-1", 1, rack="r"), Node("in-rack-2", 1, rack="r", island="i"), Node("alone-1", 1, island="j"),
         Node("alone-2", 1, island="j"), Node("nowhere", 1),
@@ -41,7 +41,7 @@ def test_where_a_level_is_not_known_the_widest_below_it_counts() -> None:
     assert topology.narrow(Level.NODE) == topology.narrow(Level.ISLAND)
 
 
-def test_what_nodes_refuse_is_known_of_all_of_them() -> None:
+def test_refused_constraints_are_known_for_all_nodes() -> None:
     topology = Topology([Node("a", 1, refuses=("big", "fast")), Node("b", 1), Node("c", 1, refuses=("big",))])
     assert {name: numbers(bits) for name, bits in topology.refused.items()} == {"big": [0, 2], "fast": [0]}
     assert numbers(topology.bits_of(["c", "nobody", "a"])) == [0, 2]
@@ -59,7 +59,7 @@ def test_bits_are_numbers(bits: int, first: int, all_of_them: list[int]) -> None
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 
-def test_slots_come_from_the_island_that_they_fit_tightest() -> None:
+def test_slots_come_from_the_fullest_island_that_fits() -> None:
     plan = Plan([Node("a", 12, island_slots=4)], [Slot("a", 0), *(Slot("a", slot) for slot in (8, 9))])
     assert [slot.slot for slot in plan.take("a", 2)] == [10, 11], "two are free there, three and four elsewhere"
     assert [slot.slot for slot in plan.take("a", 2)] == [1, 2]
@@ -69,7 +69,7 @@ def test_slots_come_from_the_island_that_they_fit_tightest() -> None:
     assert [slot.slot for slot in across.take("a", 4)] == [1, 2, 3, 5], "no island has four: the lowest"
 
 
-def test_of_nodes_that_fit_alike_the_one_in_the_fullest_domain_is_taken() -> None:
+def test_equal_nodes_are_taken_from_the_fullest_domain() -> None:
     nodes = [Node(f"{rack}-{n}", 4, rack=rack) for rack in ("r0", "r1") for n in range(2)]
     plan = Plan(nodes, [Slot("r1-1", 0), Slot("r1-1", 1), Slot("r1-1", 2)])
     assert plan.topology.names[plan.tightest(Tier.HEALTHY, 4)] == "r1-0", "so that the empty rack stays whole"

@@ -74,13 +74,13 @@ def test_each_rail_has_a_leaf_of_its_own(tmp_path: Path) -> None:
         ("topology.toml", "]", "line 1"),
     ],
 )
-def test_what_is_no_topology_is_told_with_its_place(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_invalid_topology_file_is_refused_with_its_place(tmp_path: Path, name: str, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         read_fabric(written(tmp_path, text, name))
     assert str(tmp_path / name) in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_topology_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_fabric(tmp_path / "none.conf")
 

@@ -115,7 +115,7 @@ def folded(*frames: tuple[Layout, Frame]) -> Fleet:
         lambda frame: structs.replace(frame, seq=-1),
     ],
 )
-def test_a_frame_that_does_not_fit_is_refused_and_changes_nothing(wrong: object) -> None:
+def test_invalid_frame_is_refused_without_a_change(wrong: object) -> None:
     fleet = Fleet()
     with pytest.raises(FrameError):
         fleet.observe(BARE, wrong(frame_of(BARE, 1, [step(0, 0, 0.1, 0.1)])), 0)  # type: ignore[operator]
@@ -123,7 +123,7 @@ def test_a_frame_that_does_not_fit_is_refused_and_changes_nothing(wrong: object)
     assert not fleet.gangs
 
 
-def test_a_frame_is_folded_in_once_and_in_order() -> None:
+def test_frame_is_folded_once_and_in_order() -> None:
     fleet = Fleet()
     assert fleet.observe(BARE, frame_of(BARE, 2, [step(0, 0, 1.0, 0.1)]), 0)
     assert not fleet.observe(BARE, frame_of(BARE, 2, [step(0, 1, 1.1, 0.1)]), 0)
@@ -134,7 +134,7 @@ def test_a_frame_is_folded_in_once_and_in_order() -> None:
     assert steps.number.tolist() == [0]
 
 
-def test_a_frame_from_before_the_newest_is_refused_whoever_sends_it() -> None:
+def test_older_frame_is_refused_from_any_agent() -> None:
     """Two agents on one node after a restart: the older one's last frame comes late."""
     fleet = folded((BARE, frame_of(BARE, 5, agent="new")))
     assert not fleet.observe(BARE, frame_of(BARE, 90, [step(0, 1, 4.0, 0.1)], agent="old", at_ns=4 * SECOND), 0)
@@ -144,7 +144,7 @@ def test_a_frame_from_before_the_newest_is_refused_whoever_sends_it() -> None:
     assert fleet.observe(BARE, rebooted, 0), "after a reboot its clock begins anew"
 
 
-def test_of_a_frame_whose_next_is_here_already_only_the_records_are_taken_unless_it_is_the_first() -> None:
+def test_superseded_frame_gives_only_records_unless_it_is_the_first() -> None:
     layout, fleet = layout_of("n0", [0]), Fleet()
     told = {10: True, 11: False, 12: True, 13: False}
     for second, superseded in told.items():
@@ -160,7 +160,7 @@ def test_of_a_frame_whose_next_is_here_already_only_the_records_are_taken_unless
     assert kept[-1].values[0, CPU] - kept[0].values[0, CPU] == pytest.approx(3 * SECOND / 2), "nothing is lost by it"
 
 
-def test_a_clock_that_is_set_anew_either_way_is_noticed_and_one_that_is_adjusted_is_not() -> None:
+def test_set_clock_is_noticed_and_adjusted_clock_is_not() -> None:
     fleet = folded((BARE, frame_of(BARE, 1)))
     moves = [(1, False), (-1, False), (3600, True), (3600, False), (-3600, True), (0, True)]
     for seq, (seconds, noticed) in enumerate(moves, 2):
@@ -172,7 +172,7 @@ def test_a_clock_that_is_set_anew_either_way_is_noticed_and_one_that_is_adjusted
         assert abs(fleet.nodes["n0"].wall_of(seq * SECOND) - wall_ns) == 0, "by its newest frame"
 
 
-def test_holes_in_both_sequences_are_counted() -> None:
+def test_gaps_in_both_sequences_are_counted() -> None:
     fleet = folded(
         (BARE, frame_of(BARE, 1, [step(0, 0, 0.1, 0.1)])),
         (BARE, frame_of(BARE, 4, [step(0, 9, 1.1, 0.1)], record_seq=5)),
@@ -181,7 +181,7 @@ def test_holes_in_both_sequences_are_counted() -> None:
     assert fleet.nodes["n0"].records_missed == 4
 
 
-def test_records_told_twice_count_once() -> None:
+def test_repeated_records_count_once() -> None:
     first = [step(0, 0, 0.1, 0.1), step(0, 1, 0.2, 0.1)]
     fleet = folded(
         (BARE, frame_of(BARE, 1, first)),
@@ -192,7 +192,7 @@ def test_records_told_twice_count_once() -> None:
     assert gang.repeated == 0
 
 
-def test_a_restarted_agent_begins_a_new_sequence_and_its_repeats_are_harmless() -> None:
+def test_restarted_agent_starts_a_new_sequence() -> None:
     records = [step(0, number, 0.1 * number, 0.1) for number in range(1, 6)]
     fleet = folded(
         (BARE, frame_of(BARE, 7, records)),
@@ -216,7 +216,7 @@ def test_nodes_of_one_boot_share_a_machine() -> None:
     assert [fleet.shares_machine(name) for name in ("n0", "n1", "n2")] == [False, True, True], "it has moved"
 
 
-def test_a_node_is_touched_when_it_comes_or_its_layout_clock_or_company_on_its_machine_changes() -> None:
+def test_node_is_touched_when_its_layout_clock_or_machine_changes() -> None:
     first, second = layout_of("n0", [0]), layout_of("n1", [1])
     fleet = folded((first, frame_of(first, 1)))
     assert fleet.touched() == {"n0"}
@@ -233,7 +233,7 @@ def test_a_node_is_touched_when_it_comes_or_its_layout_clock_or_company_on_its_m
     assert fleet.touched() == {"n0"}
 
 
-def test_a_shape_is_made_anew_only_where_one_of_its_nodes_was_touched() -> None:
+def test_shape_changes_only_with_a_touched_node() -> None:
     here, elsewhere = layout_of("n0", [0, 1]), make_layout("n9", (Tier("steps", 1.0),), (), ())
     fleet = folded((here, frame_of(here, 1, [step(0, 1, 0.5, 0.4), step(1, 1, 0.5, 0.4)])))
     look = Look(fleet)
@@ -248,7 +248,7 @@ def test_a_shape_is_made_anew_only_where_one_of_its_nodes_was_touched() -> None:
     assert after.shared_machine is not None and after.shared_machine.all(), "another node stands on its machine"
 
 
-def test_a_node_that_is_set_aside_is_heard_and_not_folded_and_its_gangs_begin_anew_after_it() -> None:
+def test_node_set_aside_is_received_but_not_folded() -> None:
     other = make_layout("n1", (Tier("steps", 1.0),), (), ())
     fleet = folded(
         (BARE, frame_of(BARE, 1, [step(0, 1, 0.5, 0.1)])), (other, frame_of(other, 1, [step(1, 1, 0.5, 0.1)])),
@@ -270,7 +270,7 @@ def test_a_node_that_is_set_aside_is_heard_and_not_folded_and_its_gangs_begin_an
     assert fleet.observe(BARE, frame_of(BARE, 2, [step(0, 2, 1.5, 0.1)], at_ns=6 * SECOND), 6 * SECOND)
 
 
-def test_another_attempt_that_began_meanwhile_is_left_as_it_is() -> None:
+def test_newer_attempt_survives_readmission() -> None:
     other = make_layout("n1", (Tier("steps", 1.0),), (), ())
     fleet = folded((BARE, frame_of(BARE, 1, [step(0, 1, 0.5, 0.1)])))
     fleet.set_aside("n0")
@@ -282,7 +282,7 @@ def test_another_attempt_that_began_meanwhile_is_left_as_it_is() -> None:
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def test_steps_are_aligned_by_number_whoever_reports_late() -> None:
+def test_steps_are_aligned_by_number_with_late_reports() -> None:
     other = make_layout("n1", (), (), ())
     fleet = folded(
         (BARE, frame_of(BARE, 1, [step(0, n, 0.1 * n, 0.1, 0.02) for n in range(5)])),
@@ -300,7 +300,7 @@ def test_steps_are_aligned_by_number_whoever_reports_late() -> None:
     assert fleet.gang_step_seconds(GANG) == pytest.approx(0.1)
 
 
-def test_what_ranks_were_given_stands_beside_their_steps() -> None:
+def test_steps_contain_tokens_and_squares() -> None:
     def told(rank: int, number: int, tokens: int | None, squares: int | None = None) -> StepRecord:
         record = step(rank, number, 0.1 * number, 0.1)
         return structs.replace(record, tokens=tokens, squares=squares)
@@ -327,14 +327,14 @@ def test_what_ranks_were_given_stands_beside_their_steps() -> None:
     assert fleet.records_refused == 3
 
 
-def test_time_between_steps_is_the_ranks_own() -> None:
+def test_time_between_steps_counts_for_the_rank() -> None:
     fleet = folded((BARE, frame_of(BARE, 3, [step(0, 0, 0.1, 0.1), step(0, 1, 0.7, 0.1), step(0, 3, 2.0, 0.2)])))
     steps = fleet.gangs[GANG].completed()
     assert steps is not None
     assert steps.seconds[:, 0].tolist() == pytest.approx([0.1, 0.6, 0.2]), "step 3 does not follow a known step"
 
 
-def test_a_rank_that_appears_later_makes_earlier_rows_incomplete() -> None:
+def test_new_rank_makes_earlier_rows_incomplete() -> None:
     fleet = folded((BARE, frame_of(BARE, 1, [step(0, 0, 0.1, 0.1)])))
     before = fleet.gangs[GANG].newest_sequence
     fleet.observe(BARE, frame_of(BARE, 2, [step(1, 7, 1.0, 0.1), step(0, 7, 1.0, 0.1)], record_seq=1), 2 * SECOND)
@@ -357,7 +357,7 @@ def test_history_reaches_back_sixteen_seconds_and_no_further_than_memory_allows(
     assert steps.number.tolist() == list(range(19_000, 20_000))
 
 
-def test_ranks_that_fall_back_to_a_checkpoint_are_followed() -> None:
+def test_restart_from_a_checkpoint_is_followed() -> None:
     gang = Gang(GANG, 1)
     columns = [gang.column(rank, "n0") for rank in range(2)]
     course = [*range(500), *range(200, 260)]
@@ -370,7 +370,7 @@ def test_ranks_that_fall_back_to_a_checkpoint_are_followed() -> None:
     assert steps.end_ns[-1].tolist() == [559 * SECOND + SECOND // 2] * 2
 
 
-def test_one_absurd_step_number_costs_its_sender_one_step() -> None:
+def test_absurd_step_number_costs_its_sender_one_step() -> None:
     gang = Gang(GANG, 1)
     columns = [gang.column(rank, "n0") for rank in range(2)]
     in_the_first_row = (1 << 60) // FIRST_ROWS * FIRST_ROWS
@@ -385,7 +385,7 @@ def test_one_absurd_step_number_costs_its_sender_one_step() -> None:
     assert found == list(range(1, 200))
 
 
-def test_impossible_records_are_refused_one_by_one() -> None:
+def test_invalid_records_are_refused_one_by_one() -> None:
     member = Member(GANG, 1, 0)
     wrong: list[Record] = [
         StepRecord(member, -1, SECOND, SECOND),
@@ -407,7 +407,7 @@ def test_impossible_records_are_refused_one_by_one() -> None:
     assert steps.number.tolist() == [2]
 
 
-def test_a_record_from_more_than_an_hour_ago_is_of_another_ring() -> None:
+def test_record_older_than_an_hour_is_refused() -> None:
     old, new = step(0, 1, 1399.0, 0.9), step(0, 2, 1401.0, 0.5)
     fleet = folded((BARE, frame_of(BARE, 5001, [old, new])))
     assert fleet.records_refused == 1
@@ -418,7 +418,7 @@ def test_a_record_from_more_than_an_hour_ago_is_of_another_ring() -> None:
 # --- attempts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_attempt_takes_the_place_of_the_old_one() -> None:
+def test_new_attempt_replaces_the_old_one() -> None:
     fleet = folded(
         (BARE, frame_of(BARE, 1, [step(0, 5, 0.1, 0.1)])),
         (BARE, frame_of(BARE, 2, [step(0, 3, 1.1, 0.1, attempt=2), step(0, 6, 1.1, 0.1)], record_seq=1)),
@@ -430,7 +430,7 @@ def test_a_new_attempt_takes_the_place_of_the_old_one() -> None:
     assert steps.number.tolist() == [3]
 
 
-def test_what_is_still_open_is_of_the_gang_that_there_is_now() -> None:
+def test_open_records_belong_to_the_current_gang() -> None:
     """Frames whose records are the same are taken in a short way; the gang may have begun anew in between."""
     inside = (
         OpenRecord(Member(GANG, 1, 0), "step", 7, SECOND),
@@ -449,7 +449,7 @@ def test_what_is_still_open_is_of_the_gang_that_there_is_now() -> None:
     assert fleet.gangs[GANG].open_steps()[0].tolist() == [7, SECOND, 4 * SECOND]
 
 
-def test_no_sender_fills_memory_with_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_gangs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_records, "MOST_GANGS", 2)
     records = [StepRecord(Member(name, 1, 0), 1, SECOND // 2, SECOND // 4) for name in ("a", "b", "c", "a")]
     fleet = folded((BARE, frame_of(BARE, 1, records)))
@@ -459,7 +459,7 @@ def test_no_sender_fills_memory_with_gangs(monkeypatch: pytest.MonkeyPatch) -> N
     assert fleet.records_refused == 2, "also the next time"
 
 
-def test_the_first_step_of_each_attempt_is_told_once() -> None:
+def test_first_step_of_each_attempt_is_reported_once() -> None:
     fleet = folded((BARE, frame_of(BARE, 1, [step(0, 5, 0.1, 0.1), step(1, 5, 0.1, 0.2), step(0, 6, 0.3, 0.1)])))
     assert fleet.first_steps() == [(GANG, 1, 5, WALL + SECOND // 5)]
     assert fleet.first_steps() == []
@@ -468,7 +468,7 @@ def test_the_first_step_of_each_attempt_is_told_once() -> None:
     assert fleet.first_steps() == [(GANG, 2, 5, WALL + SECOND * 12 // 10)]
 
 
-def test_silent_gangs_are_forgotten() -> None:
+def test_stale_gangs_are_forgotten() -> None:
     fleet = folded((BARE, frame_of(BARE, 1, [step(0, 5, 0.1, 0.1)])))
     assert fleet.forget_silent(300 * SECOND) == []
     assert fleet.forget_silent(700 * SECOND) == [GANG]
@@ -484,9 +484,7 @@ def consumed(seconds: int, *, io: int | None = 0) -> list[int | None]:
 
 
 @pytest.mark.parametrize("together_at_most", [256, 3, 1])
-def test_consumed_counters_can_be_asked_at_any_recent_moment(
-    monkeypatch: pytest.MonkeyPatch, together_at_most: int
-) -> None:
+def test_consumption_is_available_for_any_recent_time(monkeypatch: pytest.MonkeyPatch, together_at_most: int) -> None:
     monkeypatch.setattr(consumption, "ROWS_AT_ONCE", together_at_most)
     layout = layout_of("n0", [0])
     fleet = folded(*((layout, frame_of(layout, s, counters=consumed(s, io=None))) for s in range(10, 20)))
@@ -512,7 +510,7 @@ def test_counters_of_a_restarted_agent_are_not_compared_with_the_old_ones() -> N
     assert before.at_ns[0] == 15 * SECOND, "what was before the restart is gone, not wrong"
 
 
-def test_counters_go_on_when_the_layout_changes_around_them() -> None:
+def test_counters_continue_across_a_layout_change() -> None:
     one, two = layout_of("n0", [0]), make_layout("n0", (Tier("other", 1.0), Tier("process", 1.0)), (), [])
     wider = make_layout(
         "n0",
@@ -534,7 +532,7 @@ def replace_tier(column: Column) -> Column:
     return Column(column.metric, column.labels, 1, column.width)
 
 
-def test_measures_are_rows_of_the_catalogue() -> None:
+def test_fleet_metrics_are_in_the_catalogue() -> None:
     fleet = folded((BARE, frame_of(BARE, 1, [step(0, 0, 0.1, 0.1)])))
     samples = list(fleet.measures())
     assert [(name, value) for name, _, value in samples] == [("gangwatch_gang_step_seconds", pytest.approx(0.1))]
@@ -576,7 +574,7 @@ frames = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(frames)
-def test_no_stream_of_records_and_counters_upsets_it(
+def test_random_records_and_counters_do_not_crash(
     stream: list[tuple[list[Record], int, int, str, list[int | None], int]],
 ) -> None:
     layout = layout_of("n0", [0, 1])

@@ -33,7 +33,7 @@ def finish(gang: Gang, column: int, number: int, at: float, seconds: float, wait
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def test_time_between_steps_is_known_also_where_the_ring_has_grown() -> None:
+def test_time_between_steps_is_known_after_the_ring_grows() -> None:
     gang, (column,) = gang_of(1)
     for number in range(4 * FIRST_ROWS):
         finish(gang, column, number, 0.15 * number, 0.1)
@@ -43,7 +43,7 @@ def test_time_between_steps_is_known_also_where_the_ring_has_grown() -> None:
     assert steps.seconds[1:, 0] == pytest.approx(0.15)
 
 
-def test_a_step_in_the_row_of_the_one_before_is_not_taken_for_it() -> None:
+def test_reused_row_is_not_taken_for_the_previous_step() -> None:
     gang, (column,) = gang_of(1)
     for number in range(FIRST_ROWS):
         finish(gang, column, number, 30.0 * number, 0.1)
@@ -54,7 +54,7 @@ def test_a_step_in_the_row_of_the_one_before_is_not_taken_for_it() -> None:
     assert steps.seconds[-1, 0] == pytest.approx(0.2)
 
 
-def test_steps_of_which_a_part_is_told_survive_the_growth_of_the_ring() -> None:
+def test_partial_steps_survive_the_growth_of_the_ring() -> None:
     gang, columns = gang_of(5)  # one more than the columns that there are at first
     count, first = 3 * FIRST_ROWS, 80  # with a first of 100 a step in a wrong row would come back to its own
     for column in columns:
@@ -69,7 +69,7 @@ def test_steps_of_which_a_part_is_told_survive_the_growth_of_the_ring() -> None:
     assert gang.late == gang.repeated == 0
 
 
-def test_a_late_step_is_counted_and_changes_nothing_until_nobody_is_left_who_was_faster() -> None:
+def test_late_step_is_counted_and_ignored_until_the_row_is_stale() -> None:
     gang, (first, second) = gang_of(2)
     for number in range(2 * FIRST_ROWS):
         finish(gang, first, number, 20.0 * number, 0.1)  # rows are older than what is retained: the ring stays small
@@ -80,7 +80,7 @@ def test_a_late_step_is_counted_and_changes_nothing_until_nobody_is_left_who_was
     assert gang.late == 1, "a row that nobody has touched for a minute yields"
 
 
-def test_only_what_is_newer_than_asked_is_told_in_the_order_of_completion() -> None:
+def test_completed_returns_newer_steps_in_order_of_completion() -> None:
     gang, (first, second) = gang_of(2)
     for number in range(6):
         finish(gang, first, number, number, 0.5)
@@ -113,7 +113,7 @@ def test_the_mean_is_that_of_the_newest_steps() -> None:
 # --- what is open ----------------------------------------------------------------------------------------------------
 
 
-def test_steps_and_collectives_are_open_each_for_itself_and_the_newest_sight_counts() -> None:
+def test_open_steps_and_collectives_are_separate_and_the_newest_counts() -> None:
     gang, columns = gang_of(2)
     gang.opened(columns[0], "step", 7, 100, 500)
     gang.opened(columns[1], "collective", 9, 200, 500)

@@ -179,7 +179,7 @@ def test_missing_late_or_duplicate_samples_give_no_straggler(tmp_path: Path, see
     found = detect(path)
     assert not of_kind(found, "straggler")
     assert not of_kind(found, "interference")
-    assert "twice" in found["notes"][0]
+    assert "duplicates" in found["notes"][0]
 
 
 def test_page_and_terminal_map_are_written(tmp_path: Path) -> None:

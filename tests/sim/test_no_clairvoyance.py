@@ -69,14 +69,12 @@ def trace() -> Trace:
 
 @pytest.mark.parametrize("number", [40, 120, 200])
 @pytest.mark.parametrize("factor", [0.3, 3.0])
-def test_another_true_run_time_changes_no_decision_before_the_job_ends(
-    trace: Trace, number: int, factor: float
-) -> None:
+def test_true_run_time_changes_no_decision_before_the_job_ends(trace: Trace, number: int, factor: float) -> None:
     first, ends = _first_difference(trace, FAIR_POLICY, number, factor)
     assert first is None or first >= ends
 
 
-def test_the_test_sees_a_policy_that_does_know(trace: Trace) -> None:
+def test_clairvoyant_policy_is_detected(trace: Trace) -> None:
     seen = [
         first is not None and first < ends
         for number in (40, 120)

@@ -94,9 +94,9 @@ def test_own_format_reads_every_field_of_a_job(file: Path) -> None:
         ('{"submitted_seconds": 1, "run_seconds": 1, "ranks": 0}', "line 2: key ranks: 0 is less than 1"),
         (
             '{"submitted_seconds": 1, "run_seconds": 1, "ranks": 1, "quue": "a"}',
-            "line 2: key 'quue' is no field of a job",
+            "line 2: key 'quue' is not a field of a job",
         ),
-        ('{"submitted_seconds": 1, "run_seconds": 1, "ranks": 1, "exact_seconds": 1}', "is no field of a job"),
+        ('{"submitted_seconds": 1, "run_seconds": 1, "ranks": 1, "exact_seconds": 1}', "is not a field of a job"),
         ('{"submitted_seconds": 1e300, "run_seconds": 1, "ranks": 1}', "key submitted_seconds: 1e+300 is more than"),
         (
             '{"submitted_seconds": 1, "run_seconds": 1, "ranks": 1, "grace_seconds": 1e300}',

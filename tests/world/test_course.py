@@ -121,14 +121,14 @@ def test_the_same_seed_happens_the_same_way_and_another_one_does_not() -> None:
     assert not np.array_equal(ends[0][:10], ends[2][:10])
 
 
-def test_what_cannot_slow_a_job_is_refused() -> None:
+def test_fault_that_cannot_slow_the_job_is_refused() -> None:
     made = plan.make("j", 16, "balanced", 1.0, np.random.default_rng(2), communication=0.0)
     one = Course(made, fabric.place(np.arange(2), 16), np.random.default_rng(5))
     with pytest.raises(ValueError, match="nic-errors cannot slow j by 50%"):
         one.solved(Fault("nic-errors", "j", (9,), ONSET, LENGTH, severity=0.5))
 
 
-def test_interference_presses_only_while_both_send() -> None:
+def test_interference_acts_only_while_both_send() -> None:
     one = course()
     other = Course(
         plan.make("b", 16, "balanced", 3.0, np.random.default_rng(4), communication=0.4),

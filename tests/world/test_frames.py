@@ -46,7 +46,7 @@ def test_every_name_and_label_is_the_catalogues() -> None:
                 assert tuple(name for name, _ in one.labels) == tuple(sorted(metric.labels)), one.metric
 
 
-def test_the_wire_takes_them_and_the_fleet_knows_the_gang() -> None:
+def test_frames_pass_the_wire_format_and_the_fleet() -> None:
     fleet = Fleet()
     for at, layout, frame in FrameExit([course()], 1).until(90.0):
         assert decode(encode_layout(layout)) == layout
@@ -74,7 +74,7 @@ def test_counters_rise_and_hold_between_samples_of_their_tier() -> None:
     assert np.array_equal(np.flatnonzero(np.diff(tier_ns)), changes)
 
 
-def test_records_tell_each_step_once_and_what_is_open() -> None:
+def test_records_contain_each_step_once_and_open_steps() -> None:
     frames = [frame for _, frame in by_node(list(FrameExit([course()], 1).until(60.0)))["node-00003"]]
     steps = [r for f in frames for r in f.records if isinstance(r, StepRecord) and r.member.rank == 24]
     assert [record.step for record in steps] == list(range(1, len(steps) + 1))
@@ -102,7 +102,7 @@ def test_what_goes_wrong_on_the_way() -> None:
     assert fleet.nodes["node-00000"].frames_missed + fleet.nodes["node-00000"].frames_refused > 0
 
 
-def test_a_lost_gpu_is_absent_and_told_of() -> None:
+def test_lost_gpu_is_absent_and_reported() -> None:
     one = course()
     one.faults.append(Fault("detachment", "j", (9,), 30.0, LENGTH))
     sent = by_node(list(FrameExit([one], 1).until(60.0)))["node-00001"]
@@ -115,7 +115,7 @@ def test_a_lost_gpu_is_absent_and_told_of() -> None:
     assert sorted(events) == ["device-lost", "xid"]
 
 
-def test_silent_agents_send_nothing() -> None:
+def test_agents_in_an_outage_send_nothing() -> None:
     one = course()
     one.faults.append(Fault("agent-loss", "j", tuple(range(8, 16)), 20.0, 100.0))
     late = [frame.node for at, _, frame in FrameExit([one], 1).until(60.0) if at > 21.0]
@@ -133,7 +133,7 @@ def test_a_slow_link_shows_in_the_frames_counters() -> None:
     assert rise[1] > 1000 > 10 * np.delete(rise, 1).max()
 
 
-def test_nothing_that_detectors_are_judged_with_is_missing_on_the_products_own_path() -> None:
+def test_frames_contain_every_input_of_the_detectors() -> None:
     """What the fast exit fills in, frames must: a detector judged with more than it gets would be judged in vain."""
     fleet = Fleet()
     for at, layout, frame in FrameExit([course(workload="long-context")], 1).until(30.0):
@@ -155,7 +155,7 @@ def test_nothing_that_detectors_are_judged_with_is_missing_on_the_products_own_p
 
 
 @pytest.mark.parametrize(("workload", "squares"), [("long-context", True), ("balanced", False)])
-def test_the_products_own_path_knows_what_ranks_were_given(workload: Workload, squares: bool) -> None:
+def test_frames_contain_tokens_and_squares(workload: Workload, squares: bool) -> None:
     fleet = Fleet()
     for at, layout, frame in FrameExit([course(workload=workload)], 1).until(60.0):
         fleet.observe(layout, frame, round(at * NS))
@@ -171,7 +171,7 @@ def test_the_products_own_path_knows_what_ranks_were_given(workload: Workload, s
             assert mine[here] == pytest.approx(theirs[there], rel=1e-3), name
 
 
-def test_the_products_own_path_reads_from_frames_what_the_fast_exit_tells() -> None:
+def test_frames_give_the_same_features_as_the_fast_exit() -> None:
     seconds = 60.0
     fleet = Fleet()
     look, found = Look(fleet), []

@@ -51,7 +51,7 @@ def test_the_inferred_iteration_is_within_two_per_cent_of_the_true_one(
     assert periods[job] == pytest.approx(np.mean(steps[job]), rel=0.02)
 
 
-def test_of_iterations_that_the_samples_do_not_show_nothing_is_said(
+def test_no_period_is_reported_for_invisible_iterations(
     told: tuple[dict[str, float], dict[str, list[float]]],
 ) -> None:
     assert told[0].keys() == set(TOLD)

@@ -34,7 +34,7 @@ def test_an_even_pipeline_takes_its_microbatches_and_one_bubble_a_stage(stages: 
         assert taken == pytest.approx(3.0 * (microbatches + stages - 1))
 
 
-def test_every_operation_stands_after_what_it_needs() -> None:
+def test_every_operation_follows_its_dependencies() -> None:
     order = pipeline.schedule(4, 6)
     place = {operation: at for at, operation in enumerate(order)}
     assert len(order) == 4 * 6 * 2
@@ -102,7 +102,7 @@ def test_a_planned_job_takes_about_the_time_asked_for(workload: plan.Workload, s
         assert 0.7 * seconds < taken < 1.4 * seconds
 
 
-def test_sizes_that_are_not_cut_are_refused_by_name() -> None:
+def test_unsupported_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="j: 24 GPUs; a multiple of 16"):
         plan.make("j", 24, "balanced", 1.0, np.random.default_rng(1))
     with pytest.raises(ValueError, match="two replicas"):
@@ -155,7 +155,7 @@ def test_flows_that_meet_on_one_link_share_it() -> None:
     )
 
 
-def test_places_name_what_is_shared() -> None:
+def test_places_contain_shared_resources() -> None:
     here = fabric.place(np.arange(30, 34), 32)
     assert here.crosses.all()
     assert here.uplinks[0] == "pod-0/rail-0"

@@ -58,7 +58,7 @@ def test_every_feature_of_a_healthy_job_is_there_and_in_its_range() -> None:
     assert feature(stream, "nvlink_errors")[2:].max() == 0
 
 
-def test_counters_of_faults_speak_where_the_fault_is() -> None:
+def test_fault_counters_are_on_the_faulty_ranks() -> None:
     for disorder, name in (
         ("nvlink", "nvlink_errors"),
         ("pcie", "nic_pause_sent"),
@@ -89,7 +89,7 @@ def test_steps_come_once_in_order_and_add_up() -> None:
     assert seconds.sum(axis=0) == pytest.approx(np.full(64, end), abs=0.1)
 
 
-def test_nothing_is_told_before_it_happened() -> None:
+def test_nothing_is_reported_before_it_happened() -> None:
     world = World([course()], 1, 1.0, ROUGH)
     for _ in range(60):
         telemetry = world.tick(5.0)
@@ -109,7 +109,7 @@ def test_what_is_lost_is_absent_not_zero() -> None:
     assert np.isnan(seconds).mean() == pytest.approx(0.2, abs=0.03)
 
 
-def test_silent_agents_are_not_heard() -> None:
+def test_agents_in_an_outage_are_not_received() -> None:
     one = course(gpus=256, seconds=2.0)
     lost = tuple(range(64))
     one.faults.append(Fault("mass-loss", "j", lost, ONSET, LENGTH))
@@ -123,7 +123,7 @@ def test_silent_agents_are_not_heard() -> None:
     assert all(s is None or np.isnan(s.seconds[:, :64]).all() for s in steps)
 
 
-def test_a_hang_shows_who_never_arrived() -> None:
+def test_hang_shows_the_rank_that_never_arrived() -> None:
     for disorder, absent in (("hang-compute", [9]), ("hang-transport", [])):
         one = course()
         one.faults.append(Fault(disorder, "j", (9,), ONSET, LENGTH))
@@ -134,7 +134,7 @@ def test_a_hang_shows_who_never_arrived() -> None:
         assert np.flatnonzero(last.open_collectives[:, 0] != number).tolist() == absent
 
 
-def test_events_are_told_once_and_where_they_happened() -> None:
+def test_events_are_reported_once_and_on_their_node() -> None:
     one = course()
     with_fault(one, "nic-flap")
     events = [
@@ -180,7 +180,7 @@ def test_jobs_come_and_go() -> None:
     assert present[-1] == ("k",)
 
 
-def test_what_a_rank_does_not_wait_it_computes_or_is_kept() -> None:
+def test_time_without_waiting_is_computing_or_stall() -> None:
     one = course()
     world = World([one], 1, 10.0, PERFECT)
     kernels: dict[int, np.ndarray] = {}
@@ -195,14 +195,14 @@ def test_what_a_rank_does_not_wait_it_computes_or_is_kept() -> None:
             assert own == pytest.approx(kernels[number], abs=0.02)
 
 
-def test_windows_close_when_their_time_is_up_however_often_one_looks() -> None:
+def test_windows_close_on_time_at_any_tick_length() -> None:
     stream = heard(World([course()], 1, 30.0, PERFECT), 300.0, 5.0)
     assert [len(one.counters.at_ns) for one in stream] == ([0] * 5 + [1]) * 10
     ends = np.concatenate([one.counters.at_ns for one in stream])
     assert ((ends - WALL_START_NS) // NS).tolist() == list(range(30, 301, 30))
 
 
-def test_who_is_given_longer_documents_reports_more_tokens() -> None:
+def test_replicas_with_longer_documents_report_more_tokens() -> None:
     one = course()
     with_fault(one, "sequence-imbalance", severity=0.3)
     stream = heard(World([one], 1, 10.0, PERFECT), ONSET + LENGTH)

@@ -44,19 +44,19 @@ MUTANTS = (
         "core.codec:decode_state",
         "if version != STATE_VERSION:",
         "if version < STATE_VERSION:",
-        ("tests/core/test_codec.py::test_a_snapshot_of_another_version_is_refused",),
+        ("tests/core/test_codec.py::test_snapshot_of_another_version_is_refused",),
     ),
     Mutant(
         "core.codec:_Union.decode",
         "if name not in self._decoders:",
         "if False:",
-        ("tests/core/test_codec.py::test_what_is_no_event_is_refused",),
+        ("tests/core/test_codec.py::test_invalid_event_bytes_are_refused",),
     ),
     Mutant(
         "core.codec:printable",
         "in _NAMED else",
         "not in _NAMED else",
-        ("tests/core/test_codec.py::test_printed_events_name_themselves",),
+        ("tests/core/test_codec.py::test_printable_events_contain_their_type",),
     ),
     # --- consumption ---
     Mutant(

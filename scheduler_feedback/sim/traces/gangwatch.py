@@ -35,33 +35,33 @@ def _jobs(path: Path) -> Iterator[TraceJob | Refused]:
     for line, text in lines_of(path):
         job_id = str(line)
         try:
-            said = _line.decode(text.encode(errors="replace"))
-            job_id = str(said.get("job", line))
-            yield _job(line, job_id, said)
+            fields = _line.decode(text.encode(errors="replace"))
+            job_id = str(fields.get("job", line))
+            yield _job(line, job_id, fields)
         except msgspec.DecodeError as error:  # of JSON, and of a field of the wrong type
             yield Refused(job_id, line, f"line {line}: {error}")
         except (ValueError, OverflowError) as error:
             yield Refused(job_id, line, f"line {line}: {error}")
 
 
-def _job(line: int, job_id: str, said: dict[str, Any]) -> TraceJob:
-    for key in said:
+def _job(line: int, job_id: str, fields: dict[str, Any]) -> TraceJob:
+    for key in fields:
         if key not in _FIELDS and key not in _OWN:
-            raise ValueError(f"key {key!r} is no field of a job")
-    specification = {key: value for key, value in said.items() if key in _FIELDS}
+            raise ValueError(f"key {key!r} is not a field of a job")
+    specification = {key: value for key, value in fields.items() if key in _FIELDS}
     spec = msgspec.convert(
         {"name": job_id, **specification, "command": SIMULATED_COMMAND, "kind": JobKind.TRAINING}, JobSpec
     )
     if spec.ranks < 1:
         raise ValueError(f"key ranks: {spec.ranks} is less than 1")
-    submitted_ns = round(_seconds(said, "submitted_seconds") * 1e9)
-    return TraceJob(job_id, line, submitted_ns, _seconds(said, "run_seconds"), spec)
+    submitted_ns = round(_seconds(fields, "submitted_seconds") * 1e9)
+    return TraceJob(job_id, line, submitted_ns, _seconds(fields, "run_seconds"), spec)
 
 
-def _seconds(said: dict[str, Any], key: str) -> float:
-    value = said.get(key)
+def _seconds(fields: dict[str, Any], key: str) -> float:
+    value = fields.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"key {key}: " + ("is missing" if value is None else f"{value!r} is no number"))
+        raise ValueError(f"key {key}: " + ("is missing" if value is None else f"{value!r} is not a number"))
     if not 0 <= value <= LARGEST:
         raise ValueError(f"key {key}: {value:g} is " + ("negative" if value < 0 else f"more than {LARGEST:g}"))
     return float(value)
