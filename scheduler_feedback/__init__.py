@@ -1,3 +1,3 @@
-"""Turn telemetry into verdicts, and verdicts into what runs where."""
+"""CycleContext telemetry into verdicts, and verdicts into what runs where."""
 
 PART_OF = "gangwatch"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler_feedback.core.actions import Action, Entry
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import (
     ActionFailed,
     AttemptEnded,
@@ -120,7 +120,7 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
 
 # --- 1, 2, 3: events -------------------------------------------------------------------------------------------------
 
-_Handlers = dict[type, Callable[[Turn, Any], None]]
+_Handlers = dict[type, Callable[[CycleContext, Any], None]]
 
 REQUESTS_AND_OBSERVATIONS: _Handlers = {
     Submitted: user_requests.submitted,
@@ -147,29 +147,29 @@ VERDICT_EVENTS: _Handlers = {
 }
 
 
-def begin(state: State, now_ns: int) -> Turn:
+def begin(state: State, now_ns: int) -> CycleContext:
     ledger = ledger_of(state)  # built before the events change the state, so that it records the changes
     due = timeouts.expired(state, ledger, now_ns)
     state.now_ns = max(state.now_ns, now_ns)
     state.cycle += 1
-    return Turn(state, state.now_ns, due=due)
+    return CycleContext(state, state.now_ns, due=due)
 
 
-def apply_events(turn: Turn, events: Sequence[Event], handlers: _Handlers) -> None:
+def apply_events(turn: CycleContext, events: Sequence[Event], handlers: _Handlers) -> None:
     for event in events:
         handler = handlers.get(type(event))
         if handler is not None:
             handler(turn, event)
 
 
-def evaluate_what_is_due(turn: Turn) -> None:
+def evaluate_what_is_due(turn: CycleContext) -> None:
     """Evaluate every decision again if a policy's timeout has expired. The journal records such a cycle."""
     if turn.due:
         ledger = ledger_of(turn.state)
         ledger.grown = ledger.changed = turn.looked = True
 
 
-def suspect_accused_nodes(turn: Turn) -> None:
+def suspect_accused_nodes(turn: CycleContext) -> None:
     """Apply verdicts to node states, unless actions are frozen. Delayed changes follow after the thaw."""
     if not turn.state.frozen and turn.state.verdicts:
         mark_accused_nodes(turn)
@@ -178,7 +178,7 @@ def suspect_accused_nodes(turn: Turn) -> None:
 # --- 9: result -------------------------------------------------------------------------------------------------------
 
 
-def commit(turn: Turn, ledger: Ledger, events: Sequence[Event]) -> Outcome:
+def commit(turn: CycleContext, ledger: Ledger, events: Sequence[Event]) -> Outcome:
     """Log why new pending jobs wait, drop the oldest ended jobs, and return the decisions."""
     state = turn.state
     for job_id in dict.fromkeys(turn.arrived):

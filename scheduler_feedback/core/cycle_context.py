@@ -9,7 +9,7 @@ from scheduler_feedback.core.state import State
 
 
 @dataclass(slots=True)
-class Turn:
+class CycleContext:
     """State, time and results of one run of the cycle."""
 
     state: State

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen, Tick, as_seen
 from scheduler_feedback.core.formats import KINDS, Feature, Formats, version_key
 from scheduler_feedback.core.job import JobSpec, JobState
@@ -82,7 +82,7 @@ def test_used_by_lists_only_features_in_the_values() -> None:
 
 
 def test_decision_is_recorded_and_counted_with_its_outcome() -> None:
-    turn = Turn(State(counts={"decisions/migrate/frozen": 2}), 7 * SECOND)
+    turn = CycleContext(State(counts={"decisions/migrate/frozen": 2}), 7 * SECOND)
     turn.decide("j-1", "migrate", "moves", (("a", "b"),))
     turn.decide("j-1", "migrate", "would move", outcome="frozen")
     turn.tell("j-2", "waits", "waits")
@@ -97,13 +97,17 @@ def test_decision_is_recorded_and_counted_with_its_outcome() -> None:
 
 def test_action_ids_are_unique_across_cycles() -> None:
     state = State(action_count=41)
-    turn = Turn(state, 0)
-    assert [turn.action_id(), turn.action_id(), Turn(state, 1).action_id()] == ["a-000042", "a-000043", "a-000044"]
+    turn = CycleContext(state, 0)
+    assert [turn.action_id(), turn.action_id(), CycleContext(state, 1).action_id()] == [
+        "a-000042",
+        "a-000043",
+        "a-000044",
+    ]
 
 
 def test_after_adds_seconds_to_now() -> None:
-    assert Turn(State(), 5 * SECOND).after(1.5) == 6_500_000_000
-    assert Turn(State(), 5 * SECOND).after(-5) == 0
+    assert CycleContext(State(), 5 * SECOND).after(1.5) == 6_500_000_000
+    assert CycleContext(State(), 5 * SECOND).after(-5) == 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_feedback.core.cluster import Level, Node, NodeState
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import AttemptEnded, NodeCommand, NodeCommanded, RankExit
 from scheduler_feedback.core.job import Group, JobState, Slot
 from scheduler_feedback.core.slot_plan import Plan, Tier
@@ -164,7 +164,7 @@ def test_a_node_that_the_cap_keeps_in_use_is_used_last() -> None:
     world.cycle(NodeCommanded("n0", NodeCommand.QUARANTINE, "eve"))
     node = world.state.nodes["n1"]
     node.state = NodeState.PROBATION
-    turn = Turn(world.state, world.now_ns)
+    turn = CycleContext(world.state, world.now_ns)
     assert not quarantine(turn, node, "slow again", "v")
     assert (node.state.value, node.until_ns, node.reason, node.backoff) == ("suspect", None, "slow again", 0)
     assert quarantine(turn, node, "slow again", "v", capped=False)

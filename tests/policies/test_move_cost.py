@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Decision, Estimates, Mode, Policy, Queue, State
 from scheduler_feedback.core.verdict import Cause, Kind
@@ -261,7 +261,7 @@ def test_the_first_job_is_the_first_below_its_queue_s_limit() -> None:
 def test_a_proposal_is_logged_once_in_observe_mode_and_done_in_act_mode() -> None:
     job = job_of("j")
     for mode, told in ((Mode.ACT, []), (Mode.OBSERVE, ["grow"])):
-        turn = Turn(State(policy=Policy(mode=mode), jobs={"j": job}), NOW_NS)
+        turn = CycleContext(State(policy=Policy(mode=mode), jobs={"j": job}), NOW_NS)
         for _ in range(2):
             assert gang_moves.proposed(turn, job, "grow 4", "grow", "would grow", ()) is (mode is Mode.OBSERVE)
         assert [(entry.kind, entry.applied) for entry in turn.entries] == [(kind, False) for kind in told]

@@ -10,7 +10,7 @@ import pytest
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.cluster import Level, Node
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import (
     CancelRequested,
     FreezeSet,
@@ -140,7 +140,7 @@ def test_gangs_that_resume_are_saved_and_only_cancellations_pass_a_freeze(
     job, ledger = world.state.jobs[job_id], ledger_of(world.state)
     job.stop_reason = why
     ledger.stops(job)
-    turn = Turn(world.state, world.now_ns)
+    turn = CycleContext(world.state, world.now_ns)
     world.state.frozen = True
     stopping.ask_for_stops(turn, ledger)
     if why is not StopReason.CANCEL:
@@ -179,9 +179,9 @@ def test_a_start_says_how_long_the_job_has_waited_and_the_first_start_is_kept() 
 # --- scores ----------------------------------------------------------------------------------------------------------
 
 
-def scored(world: World, *decisions: Decision) -> Turn:
+def scored(world: World, *decisions: Decision) -> CycleContext:
     world.state.decisions = list(decisions)
-    return Turn(world.state, NOW_NS)
+    return CycleContext(world.state, NOW_NS)
 
 
 def decision(**fields: Any) -> Decision:

@@ -785,15 +785,23 @@ MUTANTS = (
         ("tests/core/test_domains.py",),
     ),
     # --- turn ---
-    Mutant("core.cycle_context:Turn.decide", 'outcome == "applied"', "True", ("tests/core/test_core_values.py",)),
     Mutant(
-        "core.cycle_context:Turn.count", "self.state.counts.get(key, 0) + 1", "1", ("tests/core/test_core_values.py",)
+        "core.cycle_context:CycleContext.decide", 'outcome == "applied"', "True", ("tests/core/test_core_values.py",)
     ),
     Mutant(
-        "core.cycle_context:Turn.action_id", "self.state.action_count += 1", "pass", ("tests/core/test_core_values.py",)
+        "core.cycle_context:CycleContext.count",
+        "self.state.counts.get(key, 0) + 1",
+        "1",
+        ("tests/core/test_core_values.py",),
     ),
     Mutant(
-        "core.cycle_context:Turn.after",
+        "core.cycle_context:CycleContext.action_id",
+        "self.state.action_count += 1",
+        "pass",
+        ("tests/core/test_core_values.py",),
+    ),
+    Mutant(
+        "core.cycle_context:CycleContext.after",
         "self.now_ns + nanoseconds(seconds)",
         "nanoseconds(seconds)",
         ("tests/core/test_core_values.py",),

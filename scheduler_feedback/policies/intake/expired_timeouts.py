@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import Turn, nanoseconds, span
+from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
 from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
 from scheduler_feedback.policies.intake import user_requests
 from scheduler_feedback.policies.nodes.quarantine import expire_node_states
 
 
-def expire_timeouts(turn: Turn) -> None:
+def expire_timeouts(turn: CycleContext) -> None:
     """Apply all timeouts that have expired by now."""
     state = turn.state
     ledger = ledger_of(state)
@@ -41,7 +41,7 @@ def expire_timeouts(turn: Turn) -> None:
     promote_starved_jobs(turn, ledger)
 
 
-def promote_starved_jobs(turn: Turn, ledger: Ledger) -> None:
+def promote_starved_jobs(turn: CycleContext, ledger: Ledger) -> None:
     """Mark jobs that have waited past the starvation bound as overdue, as far as ``starvation_share`` allows.
 
     One job may always be overdue, whatever its size. With a share of 1 the order itself puts such jobs first.

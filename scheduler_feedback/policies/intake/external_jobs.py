@@ -8,7 +8,7 @@ enough to decide whether a slow node is better used than quarantined.
 from __future__ import annotations
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import Hosted, HostWaits
 from scheduler_feedback.core.job import HostedWait, Job, JobKind, JobSpec, JobState, RankRecord
 from scheduler_feedback.core.slot_plan import Tier
@@ -19,7 +19,7 @@ from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import NEVER, slow_slots_pay, where
 
 
-def found(turn: Turn, event: Hosted) -> None:
+def found(turn: CycleContext, event: Hosted) -> None:
     """Record a running attempt. Ignore repetitions, and attempts older than the newest."""
     state, ledger = turn.state, ledger_of(turn.state)
     job = state.jobs.get(event.job_id)
@@ -45,7 +45,7 @@ def found(turn: Turn, event: Hosted) -> None:
     turn.tell(job.job_id, "running", f"attempt {job.attempt} runs on {where(event.placement)}")
 
 
-def waits(turn: Turn, event: HostWaits) -> None:
+def waits(turn: CycleContext, event: HostWaits) -> None:
     """Replace the list of jobs that are pending with another scheduler."""
     turn.state.host_waits = event.waiting
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.events import (
     ActionFailed,
     AttemptEnded,
@@ -30,7 +30,7 @@ from scheduler_feedback.policies.queue.order.fair import appraise
 from scheduler_feedback.policies.remediation.decision_scores import score_applied
 
 
-def node_seen(turn: Turn, event: NodeSeen) -> None:
+def node_seen(turn: CycleContext, event: NodeSeen) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None:
         if event.present:
@@ -63,7 +63,7 @@ def _describe(node: Node, event: NodeSeen) -> None:
     node.island_slots, node.refuses, node.queues = event.island_slots, event.refuses, event.queues
 
 
-def attempt_running(turn: Turn, event: AttemptRunning) -> None:
+def attempt_running(turn: CycleContext, event: AttemptRunning) -> None:
     job = _held(turn, event.job_id, event.attempt, "running")
     if job is None:
         return
@@ -86,7 +86,7 @@ def attempt_running(turn: Turn, event: AttemptRunning) -> None:
         turn.tell(job.job_id, "running", text)
 
 
-def first_step(turn: Turn, event: FirstStep) -> None:
+def first_step(turn: CycleContext, event: FirstStep) -> None:
     job = _held(turn, event.job_id, event.attempt, "first step")
     if job is None or job.first_step_ns is not None:
         return
@@ -95,7 +95,7 @@ def first_step(turn: Turn, event: FirstStep) -> None:
     score_applied(turn, job, event.wall_ns)
 
 
-def progressed(turn: Turn, event: Progressed) -> None:
+def progressed(turn: CycleContext, event: Progressed) -> None:
     """Record the work done so far; the remaining run time is estimated from it."""
     job = _held(turn, event.job_id, event.attempt, "progress")
     if job is not None:
@@ -103,7 +103,7 @@ def progressed(turn: Turn, event: Progressed) -> None:
         ledger_of(turn.state).update_expected_end(job)
 
 
-def rank_failed(turn: Turn, event: RankFailed) -> None:
+def rank_failed(turn: CycleContext, event: RankFailed) -> None:
     """Mark the gang to be stopped: it cannot continue without the rank."""
     job = _held(turn, event.job_id, event.attempt, "failure of a rank")
     if job is None or job.stop_reason is not None:
@@ -114,7 +114,7 @@ def rank_failed(turn: Turn, event: RankFailed) -> None:
     turn.tell(job.job_id, "rank-failed", f"{job.failure} while other ranks were running")
 
 
-def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
+def attempt_ended(turn: CycleContext, event: AttemptEnded) -> None:
     """Handle the end of an attempt: end the job, or put it back into the queue, depending on the reason."""
     job = _held(turn, event.job_id, event.attempt, "end")
     if job is None:
@@ -157,7 +157,7 @@ def attempt_ended(turn: Turn, event: AttemptEnded) -> None:
         _fail(turn, job, job.failure or failure_in_words(job, event))
 
 
-def _log_checkpoint(turn: Turn, job: Job, done: Checkpointed) -> None:
+def _log_checkpoint(turn: CycleContext, job: Job, done: Checkpointed) -> None:
     """Log the result of the checkpoint command. The gang was stopped in either case."""
     if done.exit_code is None:
         text = f"the checkpoint command of attempt {job.attempt} saved nothing: {done.reason}"
@@ -169,7 +169,7 @@ def _log_checkpoint(turn: Turn, job: Job, done: Checkpointed) -> None:
     turn.tell(job.job_id, "checkpoint", text, (("exit_code", code), ("seconds", f"{done.seconds:.3f}")))
 
 
-def attempt_unknown(turn: Turn, event: AttemptUnknown) -> None:
+def attempt_unknown(turn: CycleContext, event: AttemptUnknown) -> None:
     """Handle an attempt of which the backend has no record.
 
     If the attempt never started, the job goes back to the queue. An attempt that ran may have completed its work, so
@@ -188,7 +188,7 @@ def attempt_unknown(turn: Turn, event: AttemptUnknown) -> None:
         _wait_again(turn, job, f"attempt {job.attempt} is lost: the backend has no record of it")
 
 
-def action_failed(turn: Turn, event: ActionFailed) -> None:
+def action_failed(turn: CycleContext, event: ActionFailed) -> None:
     """Handle a refusal of the backend: the action is decided again after ``retry_backoff_seconds``."""
     job = turn.state.jobs.get(event.job_id)
     if job is None or not job.action_id or job.action_id != event.action_id:
@@ -211,7 +211,7 @@ def action_failed(turn: Turn, event: ActionFailed) -> None:
         turn.tell(job.job_id, "refused", f"attempt {job.attempt} could not be stopped: {event.reason}; {again}")
 
 
-def _held(turn: Turn, job_id: str, attempt: int, what: str) -> Job | None:
+def _held(turn: CycleContext, job_id: str, attempt: int, what: str) -> Job | None:
     """Return the job if this attempt holds its slots, else None. Log an attempt that was never started."""
     job = turn.state.jobs.get(job_id)
     if job is None:
@@ -223,7 +223,9 @@ def _held(turn: Turn, job_id: str, attempt: int, what: str) -> Job | None:
     return job if attempt == job.attempt and job.state.holds_slots else None
 
 
-def _leave_attempt(turn: Turn, job: Job, ended_wall_ns: int, ran: bool, done_seconds: float | None = None) -> None:
+def _leave_attempt(
+    turn: CycleContext, job: Job, ended_wall_ns: int, ran: bool, done_seconds: float | None = None
+) -> None:
     """Record the end of the attempt, and deactivate its verdicts."""
     begun_ns = job.attempt_started_ns if job.attempt_started_ns is not None else turn.now_ns
     job.attempt_ended_ns = min(max(ended_wall_ns, begun_ns), turn.now_ns) if ended_wall_ns else turn.now_ns
@@ -255,7 +257,7 @@ def _work_done(job: Job, begun_ns: int, ran: bool) -> float:
     return done + max((job.attempt_ended_ns - begun_ns) / 1e9 - restart, 0.0) * job.speed
 
 
-def _wait_again(turn: Turn, job: Job, why: str) -> None:
+def _wait_again(turn: CycleContext, job: Job, why: str) -> None:
     job.state, job.stop_reason, job.failure = JobState.PENDING, None, why
     appraise(turn.state, job, turn.now_ns)
     ledger_of(turn.state).file(job)
@@ -263,7 +265,7 @@ def _wait_again(turn: Turn, job: Job, why: str) -> None:
     turn.tell(job.job_id, "pending", f"waits for its next attempt: {why}")
 
 
-def _fail(turn: Turn, job: Job, why: str) -> None:
+def _fail(turn: CycleContext, job: Job, why: str) -> None:
     """Start another attempt if the job has retries left, else end the job as failed."""
     job.claim = []
     if job.retries >= job.spec.max_retries:

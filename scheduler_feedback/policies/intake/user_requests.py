@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import (
     CancelRequested,
     FreezeSet,
@@ -25,7 +25,7 @@ from scheduler_feedback.policies.queue.order import las
 from scheduler_feedback.policies.queue.order.fair import appraise
 
 
-def submitted(turn: Turn, event: Submitted) -> None:
+def submitted(turn: CycleContext, event: Submitted) -> None:
     """Add a pending job. A malformed job fails at once; the API rejects such jobs earlier."""
     if event.job_id in turn.state.jobs:
         return
@@ -45,7 +45,7 @@ def submitted(turn: Turn, event: Submitted) -> None:
         arrived(turn, job)
 
 
-def _submitted_array(turn: Turn, event: Submitted) -> None:
+def _submitted_array(turn: CycleContext, event: Submitted) -> None:
     """Add each member of the array as a separate job: 'ID.0', 'ID.1', ..."""
     spec = event.spec
     text = f"{spec.name or event.job_id}: an array of {spec.array_size} jobs, {spec.ranks} ranks each{_by(spec.user)}"
@@ -59,7 +59,7 @@ def _submitted_array(turn: Turn, event: Submitted) -> None:
             arrived(turn, job)
 
 
-def arrived(turn: Turn, job: Job) -> None:
+def arrived(turn: CycleContext, job: Job) -> None:
     """Add a new job to the queue."""
     if turn.state.policy.order is Order.LAS:
         las.enter(turn.state, job)
@@ -68,7 +68,7 @@ def arrived(turn: Turn, job: Job) -> None:
     turn.arrived.append(job.job_id)
 
 
-def cancel_requested(turn: Turn, event: CancelRequested) -> None:
+def cancel_requested(turn: CycleContext, event: CancelRequested) -> None:
     """Cancel a job. A pending job ends now; an active one once its processes have ended, whatever their exit codes."""
     job = turn.state.jobs.get(event.job_id)
     if job is None:
@@ -92,7 +92,7 @@ def array_members(state: State, array: str) -> set[str]:
     return set() if found is None else found.members
 
 
-def node_commanded(turn: Turn, event: NodeCommanded) -> None:
+def node_commanded(turn: CycleContext, event: NodeCommanded) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None or _is_so(node, event):
         return
@@ -118,7 +118,7 @@ def _is_so(node: Node, event: NodeCommanded) -> bool:
     return node.state is NodeState.MAINTENANCE and (node.draining or not event.drain)
 
 
-def verdict_judged(turn: Turn, event: VerdictJudged) -> None:
+def verdict_judged(turn: CycleContext, event: VerdictJudged) -> None:
     """Apply an operator's judgement of a verdict. A rejected verdict has no effect, even if it is reported again."""
     if turn.state.judged.get(event.verdict_id) is event.confirmed:
         return
@@ -137,7 +137,7 @@ def verdict_judged(turn: Turn, event: VerdictJudged) -> None:
         drop_verdict(turn, verdict, "an operator rejected it")
 
 
-def freeze_set(turn: Turn, event: FreezeSet) -> None:
+def freeze_set(turn: CycleContext, event: FreezeSet) -> None:
     if turn.state.frozen is event.frozen:
         return
     turn.state.frozen = event.frozen
@@ -147,7 +147,7 @@ def freeze_set(turn: Turn, event: FreezeSet) -> None:
     turn.tell("cluster", kind, f"{text}{_by(event.by)}")
 
 
-def policy_set(turn: Turn, event: PolicySet) -> None:
+def policy_set(turn: CycleContext, event: PolicySet) -> None:
     """Replace the policy, and log the settings that changed."""
     before, turn.state.policy = turn.state.policy, event.policy
     changed = tuple(
@@ -160,7 +160,7 @@ def policy_set(turn: Turn, event: PolicySet) -> None:
         turn.tell("cluster", "policy", f"policy changed{_by(event.by)}", changed)
 
 
-def end(turn: Turn, job: Job, state: JobState, reason: str) -> None:
+def end(turn: CycleContext, job: Job, state: JobState, reason: str) -> None:
     """End the job in a final state."""
     job.state, job.end_reason, job.ended_ns = state, reason, turn.now_ns
     job.claim, job.excluded_nodes, job.stop_reason = [], (), None

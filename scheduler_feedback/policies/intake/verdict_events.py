@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobKind
 from scheduler_feedback.core.state import PAST_VERDICTS, REFUSED_VERDICTS, PastVerdict
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
@@ -17,7 +17,7 @@ def subject_of(verdict: Verdict) -> str:
     return verdict.gang or f"node:{verdict.node}"
 
 
-def verdict_found(turn: Turn, verdict: Verdict) -> None:
+def verdict_found(turn: CycleContext, verdict: Verdict) -> None:
     """Activate the verdict, or update an active one.
 
     Ignore a verdict about an attempt that is not the job's present one. Refuse a verdict that accuses a node on which
@@ -62,7 +62,7 @@ def misplaced(job: Job, verdict: Verdict) -> str:
     return f"rank {verdict.rank} of {job.job_id} is on {where}, not on {verdict.node}"
 
 
-def _refuse(turn: Turn, verdict: Verdict, why: str) -> None:
+def _refuse(turn: CycleContext, verdict: Verdict, why: str) -> None:
     """Log and count the verdict, and ignore it otherwise. Logged once, because detectors repeat their verdicts."""
     refused = turn.state.refused_verdicts
     if any(one.verdict.verdict_id == verdict.verdict_id for one in refused):
@@ -78,7 +78,7 @@ def _refuse(turn: Turn, verdict: Verdict, why: str) -> None:
     )
 
 
-def verdict_cleared(turn: Turn, cleared: Cleared) -> None:
+def verdict_cleared(turn: CycleContext, cleared: Cleared) -> None:
     verdict = turn.state.verdicts.get(cleared.verdict_id)
     if verdict is not None:
         turn.tell(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} cleared: {cleared.reason}")
@@ -87,7 +87,7 @@ def verdict_cleared(turn: Turn, cleared: Cleared) -> None:
             note_recovery(turn, node)
 
 
-def abstained(turn: Turn, abstention: Abstention) -> None:
+def abstained(turn: CycleContext, abstention: Abstention) -> None:
     """Log that a detector found a slowdown without a cause; no action follows.
 
     An abstention of MASS_LOSS freezes all actions: many agents were lost at once, and an operator must check first.
@@ -107,7 +107,7 @@ def abstained(turn: Turn, abstention: Abstention) -> None:
     )
 
 
-def drop_verdict(turn: Turn, verdict: Verdict, why: str) -> None:
+def drop_verdict(turn: CycleContext, verdict: Verdict, why: str) -> None:
     """Deactivate the verdict, and score the decision that observe mode recorded for it."""
     score_observed(turn, verdict, why)
     past = turn.state.past_verdicts
@@ -121,7 +121,7 @@ def drop_verdict(turn: Turn, verdict: Verdict, why: str) -> None:
         ledger_of(turn.state).update_expected_end(job)
 
 
-def drop_verdicts_of(turn: Turn, job_id: str, why: str) -> None:
+def drop_verdicts_of(turn: CycleContext, job_id: str, why: str) -> None:
     """Deactivate the job's verdicts."""
     for verdict in [v for v in turn.state.verdicts.values() if v.gang == job_id]:
         drop_verdict(turn, verdict, why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
 from scheduler_feedback.core.state import Mode, State
 from scheduler_feedback.policies.index.scheduling_index import Ledger, forget_ledger
@@ -11,7 +11,7 @@ from scheduler_feedback.policies.intake.verdict_events import drop_verdict
 from scheduler_feedback.policies.nodes.quarantine import drop_probe
 
 
-def drain(turn: Turn, ledger: Ledger) -> None:
+def drain(turn: CycleContext, ledger: Ledger) -> None:
     """Stop every running, restartable gang with ranks on a draining node, so that it continues elsewhere.
 
     It waits in its queue if no slots are free. Stops nothing while actions are frozen, nor in observe mode.
@@ -55,7 +55,7 @@ def jobs_on(state: State, node: str) -> list[Job]:
     return [job for job in state.jobs.values() if job.state.holds_slots and any(r.slot.node == node for r in job.ranks)]
 
 
-def remove(turn: Turn, node: Node, by: str, reason: str) -> None:
+def remove(turn: CycleContext, node: Node, by: str, reason: str) -> None:
     """Remove the node and the verdicts about it. A node that is present or in use again stays."""
     state = turn.state
     if why_not_removed(state, node) is not None:

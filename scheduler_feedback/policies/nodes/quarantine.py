@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import Turn, nanoseconds, span
+from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Case, Mode, Policy, State
 from scheduler_feedback.core.verdict import Kind, Verdict
@@ -38,7 +38,7 @@ ACCUSING = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def mark_accused_nodes(turn: Turn) -> None:
+def mark_accused_nodes(turn: CycleContext) -> None:
     """Apply every active verdict once to its node: suspect, or quarantine if that is due."""
     for verdict_id, verdict in turn.state.verdicts.items():
         case = turn.state.cases.setdefault(verdict_id, Case())
@@ -49,7 +49,7 @@ def mark_accused_nodes(turn: Turn) -> None:
         _mark(turn, node, verdict)
 
 
-def _mark(turn: Turn, node: Node, verdict: Verdict) -> None:
+def _mark(turn: CycleContext, node: Node, verdict: Verdict) -> None:
     words = sentence(verdict)
     if turn.state.policy.mode is Mode.OBSERVE:
         turn.decide(f"node:{node.name}", "suspect", f"would be suspect: {words}", outcome="observed")
@@ -71,7 +71,7 @@ def _mark(turn: Turn, node: Node, verdict: Verdict) -> None:
         _suspect(turn, node, words, verdict.verdict_id)
 
 
-def quarantine_or_suspect(turn: Turn, node: Node, verdict: Verdict, reason: str) -> None:
+def quarantine_or_suspect(turn: CycleContext, node: Node, verdict: Verdict, reason: str) -> None:
     """Quarantine the node, or make it suspect if it is only slow and pending jobs need its slots."""
     _doubt(turn, node, verdict)
     if _merely_slow(turn.state, node, verdict.verdict_id) and others_want(turn.state, node):
@@ -80,7 +80,7 @@ def quarantine_or_suspect(turn: Turn, node: Node, verdict: Verdict, reason: str)
         quarantine(turn, node, reason, verdict.verdict_id)
 
 
-def _doubt(turn: Turn, node: Node, verdict: Verdict) -> None:
+def _doubt(turn: CycleContext, node: Node, verdict: Verdict) -> None:
     """Record the node's slowdown, and since when it has been slow."""
     if node.doubted_ns is None:
         node.doubted_ns = min(verdict.first_wall_ns, turn.now_ns)
@@ -130,13 +130,13 @@ def may_be_reinstated(state: State, node: Node) -> bool:
     return node.state is NodeState.QUARANTINE and not measured and _merely_slow(state, node, node.verdict_id)
 
 
-def reinstate(turn: Turn, node: Node) -> None:
+def reinstate(turn: CycleContext, node: Node) -> None:
     """Return the node from quarantine to suspect."""
     drop_probe(turn, node)
     _suspect(turn, node, f"pending jobs need its slots; {node.reason}", node.verdict_id)
 
 
-def _suspect(turn: Turn, node: Node, reason: str, verdict_id: str) -> None:
+def _suspect(turn: CycleContext, node: Node, reason: str, verdict_id: str) -> None:
     if node.state is NodeState.SUSPECT and node.until_ns is None:
         return
     _become(turn, node, NodeState.SUSPECT, None, reason, verdict_id)
@@ -146,7 +146,7 @@ def _suspect(turn: Turn, node: Node, reason: str, verdict_id: str) -> None:
 # --- quarantine ------------------------------------------------------------------------------------------------------
 
 
-def quarantine(turn: Turn, node: Node, reason: str, verdict_id: str, capped: bool = True) -> bool:
+def quarantine(turn: CycleContext, node: Node, reason: str, verdict_id: str, capped: bool = True) -> bool:
     """Quarantine the node for a time that doubles with each repetition; return False if the cap prevents it.
 
     Beyond the cap the node becomes suspect, and a log entry says so. A fault that affects many nodes at once is seldom
@@ -193,7 +193,9 @@ def _below_cap(state: State, node: Node) -> bool:
     return _in_quarantine(state, rack) < max(1, int(policy.quarantine_max_rack_fraction * nodes))
 
 
-def _become(turn: Turn, node: Node, state: NodeState, until_ns: int | None, reason: str, verdict_id: str = "") -> None:
+def _become(
+    turn: CycleContext, node: Node, state: NodeState, until_ns: int | None, reason: str, verdict_id: str = ""
+) -> None:
     node.state, node.since_ns, node.until_ns = state, turn.now_ns, until_ns
     node.reason, node.verdict_id = reason, verdict_id
     ledger_of(turn.state).node_changed(node)
@@ -211,7 +213,7 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
             yield state.now_ns + 1
 
 
-def expire_node_states(turn: Turn) -> None:
+def expire_node_states(turn: CycleContext) -> None:
     """End suspicions, quarantines and probations that have expired, and apply the results of probes."""
     accused = {verdict.node for verdict in turn.state.verdicts.values() if verdict.kind in ACCUSING}
     for name in sorted(ledger_of(turn.state).doubtful):
@@ -229,7 +231,7 @@ def expire_node_states(turn: Turn) -> None:
             recover(turn, node, "recovered", "healthy: it passed its probation without a verdict")
 
 
-def note_recovery(turn: Turn, node: Node) -> None:
+def note_recovery(turn: CycleContext, node: Node) -> None:
     """Record that the node runs at normal speed: a verdict was cleared, and no other accuses the node.
 
     A suspicion then ends after ``suspect_seconds``. A quarantine keeps its length, but gangs no longer move away.
@@ -242,7 +244,7 @@ def note_recovery(turn: Turn, node: Node) -> None:
     ledger_of(turn.state).node_changed(node)
 
 
-def _expire_suspicion(turn: Turn, node: Node, accused: bool) -> None:
+def _expire_suspicion(turn: CycleContext, node: Node, accused: bool) -> None:
     if accused:
         return
     if node.until_ns is None:
@@ -269,7 +271,7 @@ def _may_be_measured(state: State, node: Node) -> bool:
     return bool(state.policy.probe_command) and node.slots > 0 and not wanted
 
 
-def _end_quarantine(turn: Turn, node: Node) -> None:
+def _end_quarantine(turn: CycleContext, node: Node) -> None:
     policy = turn.state.policy
     if not policy.probe_command:
         _begin_probation(turn, node, "its quarantine has ended; no probe is configured")
@@ -277,7 +279,7 @@ def _end_quarantine(turn: Turn, node: Node) -> None:
     _measure(turn, node, "its quarantine has ended")
 
 
-def _measure(turn: Turn, node: Node, why: str) -> None:
+def _measure(turn: CycleContext, node: Node, why: str) -> None:
     """Queue a probe of the node; its result decides the node's next state."""
     policy = turn.state.policy
     node.probes += 1
@@ -300,7 +302,7 @@ def _measure(turn: Turn, node: Node, why: str) -> None:
     turn.decide(f"node:{node.name}", "probe", f"{why}; {job_id} tests it")
 
 
-def _take_probe_result(turn: Turn, node: Node, probe: Job | None) -> None:
+def _take_probe_result(turn: CycleContext, node: Node, probe: Job | None) -> None:
     if probe is not None and not probe.state.ended:
         return
     node.probe_job = None
@@ -311,13 +313,13 @@ def _take_probe_result(turn: Turn, node: Node, probe: Job | None) -> None:
         quarantine(turn, node, why, node.verdict_id)
 
 
-def _begin_probation(turn: Turn, node: Node, why: str) -> None:
+def _begin_probation(turn: CycleContext, node: Node, why: str) -> None:
     seconds = turn.state.policy.probation_seconds
     _become(turn, node, NodeState.PROBATION, turn.after(seconds), why, node.verdict_id)
     turn.decide(f"node:{node.name}", "probation", f"probation for {span(seconds)}, single-node gangs only: {why}")
 
 
-def recover(turn: Turn, node: Node, kind: str, text: str) -> None:
+def recover(turn: CycleContext, node: Node, kind: str, text: str) -> None:
     """Make the node healthy, and reset its accusers, slowdown, backoff and exclusions."""
     _become(turn, node, NodeState.HEALTHY, None, "")
     node.backoff, node.accusers = 0, ()
@@ -332,7 +334,7 @@ def recover(turn: Turn, node: Node, kind: str, text: str) -> None:
     turn.decide(f"node:{node.name}", kind, text)
 
 
-def drop_probe(turn: Turn, node: Node) -> None:
+def drop_probe(turn: CycleContext, node: Node) -> None:
     """Cancel the node's probe, if any."""
     probe = turn.state.jobs.get(node.probe_job) if node.probe_job is not None else None
     node.probe_job = None
@@ -353,7 +355,7 @@ def drop_probe(turn: Turn, node: Node) -> None:
 # --- operators -------------------------------------------------------------------------------------------------------
 
 
-def release(turn: Turn, node: Node, by: str, reason: str) -> None:
+def release(turn: CycleContext, node: Node, by: str, reason: str) -> None:
     """Release the node for an operator. Its active verdicts have no further effect."""
     for verdict in turn.state.verdicts.values():
         if verdict.node == node.name:
@@ -361,7 +363,7 @@ def release(turn: Turn, node: Node, by: str, reason: str) -> None:
     recover(turn, node, "released", f"healthy: released by {by or 'an operator'}{_because(reason)}")
 
 
-def quarantine_by_operator(turn: Turn, node: Node, by: str, reason: str) -> None:
+def quarantine_by_operator(turn: CycleContext, node: Node, by: str, reason: str) -> None:
     """Quarantine the node until an operator releases it. Running gangs stay."""
     drop_probe(turn, node)
     node.draining = False
@@ -369,7 +371,7 @@ def quarantine_by_operator(turn: Turn, node: Node, by: str, reason: str) -> None
     turn.decide(f"node:{node.name}", "quarantine", f"quarantine until it is released: {node.reason}")
 
 
-def maintain(turn: Turn, node: Node, by: str, reason: str, drain: bool = False) -> None:
+def maintain(turn: CycleContext, node: Node, by: str, reason: str, drain: bool = False) -> None:
     """Give the node no new jobs until it is released. drain: gangs that may be restarted leave it (``draining``)."""
     drop_probe(turn, node)
     _become(turn, node, NodeState.MAINTENANCE, None, f"by {by or 'an operator'}{_because(reason)}")
@@ -392,7 +394,7 @@ def accused_by(state: State, verdict_id: str) -> list[Node]:
     ]
 
 
-def confirm(turn: Turn, verdict_id: str, by: str) -> None:
+def confirm(turn: CycleContext, verdict_id: str, by: str) -> None:
     """Confirm the verdict for an operator: quarantine its node at once."""
     verdict = turn.state.verdicts.get(verdict_id)
     for node in accused_by(turn.state, verdict_id):
@@ -402,7 +404,7 @@ def confirm(turn: Turn, verdict_id: str, by: str) -> None:
             quarantine(turn, node, f"verdict {verdict_id} confirmed by {by or 'an operator'}", verdict_id, capped=False)
 
 
-def reject(turn: Turn, verdict_id: str, by: str) -> None:
+def reject(turn: CycleContext, verdict_id: str, by: str) -> None:
     """Reject the verdict for an operator: release its node and reset the backoff.
 
     Other active verdicts about the node are applied again.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from scheduler_feedback.core.cluster import Level, Node, NodeState
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.slot_plan import tier_of
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.policies.index.scheduling_index import Ledger
@@ -24,7 +24,7 @@ from scheduler_feedback.policies.queue.placement import may_borrow
 SECONDS_A_DAY = 86400.0
 
 
-def appoint(turn: Turn, ledger: Ledger) -> None:
+def appoint(turn: CycleContext, ledger: Ledger) -> None:
     """Choose the spares again after a change of nodes; present spares stay spares where possible."""
     if ledger.appointed:
         return
@@ -93,7 +93,7 @@ def _holders(state: State, ledger: Ledger) -> dict[str, int]:
     return found
 
 
-def _set_spare(turn: Turn, ledger: Ledger, node: Node, spare: bool, why: str) -> None:
+def _set_spare(turn: CycleContext, ledger: Ledger, node: Node, spare: bool, why: str) -> None:
     node.spare = spare
     ledger.node_changed(node)
     ledger.appointed = True  # ``node_changed`` has reset it, but only the spares themselves have changed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import Backfilling, State
 from scheduler_feedback.policies.index.scheduling_index import Ledger
@@ -14,7 +14,7 @@ from scheduler_feedback.policies.queue.starting import start, unreserved
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 
-def backfill(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:
+def backfill(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> None:
     """Start jobs behind the head that cannot delay it, in queue order."""
     state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
     all_of_them, fresh = ledger.grown, ledger.fresh
@@ -67,7 +67,7 @@ def _first_key(state: State, ledger: Ledger) -> Key:
     return next((key for key in order if not at_limit(ledger, state.jobs[key[-1]])), order[0])
 
 
-def backfill_conservatively(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> None:
+def backfill_conservatively(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> None:
     """Start each job that delays no job ahead of it; give the others reservations in the profile."""
     state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
     profile = Profile(now_ns, sum([inside[0] for inside in ledger.plan.free_in]), ledger.ends)

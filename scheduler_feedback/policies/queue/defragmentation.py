@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scheduler_feedback.core.cluster import Level
-from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.domains import numbers
 from scheduler_feedback.core.job import Job, Slot, StopReason
 from scheduler_feedback.core.slot_plan import NOWHERE, TIERS, Plan, Tier
@@ -63,7 +63,7 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
         yield next_evaluation_ns(waits_since_ns(first), state.now_ns)
 
 
-def make_room(turn: Turn, ledger: Ledger) -> bool:
+def make_room(turn: CycleContext, ledger: Ledger) -> bool:
     """Move gangs so that the first pending job fits into one domain, if that pays. Return whether it was done."""
     state, now_ns = turn.state, turn.now_ns
     if state.frozen or not state.policy.defragmentation_moves or ledger.claimants:

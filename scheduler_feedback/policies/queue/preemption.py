@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import merge
 
-from scheduler_feedback.core.cycle_context import Turn, nanoseconds
+from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.slot_plan import NOWHERE, TIERS, Tier
 from scheduler_feedback.core.state import Estimates, Mode, Order, State
@@ -79,7 +79,7 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
     return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
 
 
-def choose(turn: Turn, ledger: Ledger) -> list[Job]:
+def choose(turn: CycleContext, ledger: Ledger) -> list[Job]:
     """Run a preemption pass: stop the gangs that lose their slots. Return the chosen pending jobs, in order."""
     state, now_ns = turn.state, turn.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
@@ -148,7 +148,7 @@ def _counted(ledger: Ledger, job: Job) -> int:
 # --- the fair order: only where it pays ------------------------------------------------------------------------------
 
 
-def renew(turn: Turn, ledger: Ledger) -> None:
+def renew(turn: CycleContext, ledger: Ledger) -> None:
     """Update the run-time history, the order of the queues by their usage, and the appraisals of pending jobs."""
     state = turn.state
     turn.looked = True
@@ -158,7 +158,7 @@ def renew(turn: Turn, ledger: Ledger) -> None:
     renew_all(turn, ledger)
 
 
-def renew_all(turn: Turn, ledger: Ledger) -> None:
+def renew_all(turn: CycleContext, ledger: Ledger) -> None:
     """Appraise all pending jobs. A job with little change keeps its place, unless the order of its queue changed."""
     state = turn.state
     for key in list(ledger.line.order):
@@ -183,7 +183,7 @@ def _learns(state: State) -> bool:
     return learns and bool(state.lately or policy.queues)
 
 
-def swap(turn: Turn, ledger: Ledger) -> None:
+def swap(turn: CycleContext, ledger: Ledger) -> None:
     """Stop gangs in favour of pending jobs that are expected to end for much less; reserve the slots for these.
 
     Evaluates pending jobs in order. A job may take slots of gangs whose expected remaining GPU-seconds, restart
@@ -280,7 +280,7 @@ def place_without(
     return slots
 
 
-def stop_for(turn: Turn, ledger: Ledger, job: Job, first: Job) -> None:
+def stop_for(turn: CycleContext, ledger: Ledger, job: Job, first: Job) -> None:
     """Stop the running gang in favour of other jobs, ``first`` first. In observe mode only log it, once."""
     if turn.state.policy.mode is Mode.OBSERVE:
         if job.proposed != f"preempt for {first.job_id}":

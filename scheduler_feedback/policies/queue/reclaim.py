@@ -14,7 +14,7 @@ The quota that counts is that of the job's queue, or of the nearest queue above 
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.index.scheduling_index import Ledger
@@ -23,7 +23,7 @@ from scheduler_feedback.policies.remediation.gang_moves import proposed, reserve
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 
-def reclaim(turn: Turn, ledger: Ledger) -> None:
+def reclaim(turn: CycleContext, ledger: Ledger) -> None:
     """Stop borrowing gangs for the first pending gang of each queue that fits into the rest of its quota."""
     state, queues = turn.state, ledger.shares.queues
     if not any(queue.quota is not None and queue.borrow for queue in queues.values()) or not ledger.line.order:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.slot_plan import Tier
 from scheduler_feedback.core.state import Estimates, State
@@ -56,7 +56,7 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
         yield next_evaluation_ns(waits_since_ns(first), now_ns)
 
 
-def grow(turn: Turn, ledger: Ledger) -> None:
+def grow(turn: CycleContext, ledger: Ledger) -> None:
     """Give idle slots to elastic gangs that gain more than a restart costs, those with the most work left first."""
     state, now_ns = turn.state, turn.now_ns
     if state.frozen or not ledger.elastic or ledger.line.order or ledger.claimants:
@@ -111,7 +111,7 @@ def _larger(state: State, ledger: Ledger, job: Job) -> tuple[Slot, ...] | None:
     return slots
 
 
-def make_room(turn: Turn, ledger: Ledger) -> bool:
+def make_room(turn: CycleContext, ledger: Ledger) -> bool:
     """Shrink elastic gangs so that the first pending job can start, if that pays. Return whether it was done."""
     state, now_ns = turn.state, turn.now_ns
     if state.frozen or not ledger.elastic or (first := first_in_line(ledger, now_ns)) is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.slot_plan import TIERS, Tier
 from scheduler_feedback.core.state import Backfilling, State
@@ -28,7 +28,7 @@ DEPTH = 100
 """Number of jobs at the front of the queue that are evaluated."""
 
 
-def start_on_slow_nodes(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> bool:
+def start_on_slow_nodes(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> bool:
     """Start one pending gang on slow nodes if that pays. Return whether a gang was started."""
     state = turn.state
     if state.frozen or not ledger.doubtful or not len(ledger.line):
@@ -60,7 +60,7 @@ def _slow(state: State, ledger: Ledger, node: Node) -> bool:
     return node.state is NodeState.SUSPECT or may_be_reinstated(state, node)
 
 
-def _asked(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Iterator[tuple[Job, float, float]]:
+def _asked(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> Iterator[tuple[Job, float, float]]:
     """Yield (job, patience, largest slowdown) of the jobs that may start on slow nodes, in queue order."""
     state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
     window_ns = reservation.from_ns - now_ns if reservation is not None else None

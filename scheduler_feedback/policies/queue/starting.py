@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from scheduler_feedback.core.actions import StartGang
-from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.index.scheduling_index import Ledger
@@ -18,14 +18,14 @@ from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 
-def start_probes(turn: Turn, ledger: Ledger) -> None:
+def start_probes(turn: CycleContext, ledger: Ledger) -> None:
     for job_id in sorted(ledger.probes):
         job = turn.state.jobs[job_id]
         if paused(turn.state, job, turn.now_ns) is None and (slots := place_probe(ledger.plan, job)) is not None:
             start(turn, ledger, job, slots, "started", f"tests {job.spec.pinned_node}")
 
 
-def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
+def place_or_reserve(turn: CycleContext, ledger: Ledger) -> Reservation | None:
     """Start jobs from the front of the queue while they fit, then reserve slots for the first job that does not.
 
     The queue does not contain jobs that the available nodes could not hold even if they were empty: their start cannot
@@ -59,7 +59,7 @@ def place_or_reserve(turn: Turn, ledger: Ledger) -> Reservation | None:
     return _keep(turn, ledger, None)
 
 
-def replan(turn: Turn, ledger: Ledger) -> None:
+def replan(turn: CycleContext, ledger: Ledger) -> None:
     """Run a preemption pass: stop gangs in favour of jobs ahead of them, and start those jobs where slots are free."""
     ledger.grown = ledger.changed = False
     ledger.fresh = set()
@@ -72,7 +72,7 @@ def replan(turn: Turn, ledger: Ledger) -> None:
     ledger.fresh = set()  # discard the changes of order that the pass itself has made
 
 
-def restart_moved(turn: Turn, ledger: Ledger) -> None:
+def restart_moved(turn: CycleContext, ledger: Ledger) -> None:
     """Start gangs with reserved slots once those are free: gangs that move, and gangs for which others were stopped."""
     state, now_ns = turn.state, turn.now_ns
     for job_id in sorted(ledger.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
@@ -103,7 +103,7 @@ def _kept(state: State) -> Reservation | None:
     return Reservation(state.reserved_for, state.reserved_from_ns, tuple(state.reserved_slots))
 
 
-def _keep(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Reservation | None:
+def _keep(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> Reservation | None:
     """Store the reservation. A changed reservation may let other jobs start."""
     state = turn.state
     before = _kept(state)
@@ -126,7 +126,7 @@ def _keep(turn: Turn, ledger: Ledger, reservation: Reservation | None) -> Reserv
     return reservation
 
 
-def start(turn: Turn, ledger: Ledger, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
+def start(turn: CycleContext, ledger: Ledger, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
     """Start the gang's next attempt on these slots, by rank."""
     job.attempt += 1
     job.state = JobState.STARTING

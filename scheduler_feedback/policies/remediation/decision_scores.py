@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Decision
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.remediation.move_cost import lost_seconds
 
 
-def score_observed(turn: Turn, verdict: Verdict, why: str) -> None:
+def score_observed(turn: CycleContext, verdict: Verdict, why: str) -> None:
     """Record what the fault cost a gang that observe mode did not move, once its verdict has ended."""
     for decision in turn.state.decisions:
         if decision.verdict_id == verdict.verdict_id and not decision.applied and decision.outcome_seconds is None:
@@ -25,7 +25,7 @@ def score_observed(turn: Turn, verdict: Verdict, why: str) -> None:
             )
 
 
-def score_applied(turn: Turn, job: Job, first_step_ns: int) -> None:
+def score_applied(turn: CycleContext, job: Job, first_step_ns: int) -> None:
     """Record how long a move took, from the decision to the gang's first step afterwards."""
     for decision in turn.state.decisions:
         if (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from scheduler_feedback.core.cycle_context import Turn, nanoseconds
+from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Estimates, Mode, State
 from scheduler_feedback.policies.index.scheduling_index import Ledger
@@ -29,7 +29,9 @@ def may_be_moved(state: State, job: Job, now_ns: int) -> bool:
     return all(verdict.gang != job.job_id for verdict in state.verdicts.values())
 
 
-def start_move(turn: Turn, ledger: Ledger, job: Job, target: Sequence[Slot], why: StopReason, reason: str) -> None:
+def start_move(
+    turn: CycleContext, ledger: Ledger, job: Job, target: Sequence[Slot], why: StopReason, reason: str
+) -> None:
     """Mark the gang to be stopped, and reserve the target slots for its restart."""
     job.stop_reason, job.failure = why, reason
     job.last_migration_ns = turn.now_ns
@@ -43,7 +45,7 @@ def reserve_slots(ledger: Ledger, job: Job, slots: Sequence[Slot]) -> None:
     ledger.file(job)
 
 
-def proposed(turn: Turn, job: Job, what: str, kind: str, text: str, detail: Iterable[tuple[str, str]]) -> bool:
+def proposed(turn: CycleContext, job: Job, what: str, kind: str, text: str, detail: Iterable[tuple[str, str]]) -> bool:
     """In observe mode, log once what would be done. Return whether the mode is observe."""
     if turn.state.policy.mode is not Mode.OBSERVE:
         return False

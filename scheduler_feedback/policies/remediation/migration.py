@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import Turn
+from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobState, StopReason
 from scheduler_feedback.core.state import Case, Decision, Mode, State
 from scheduler_feedback.core.verdict import Kind, Verdict
@@ -58,7 +58,7 @@ def _is_open(job: Job, verdict: Verdict, case: Case) -> bool:
     )
 
 
-def judge_running_gangs(turn: Turn, ledger: Ledger) -> None:
+def judge_running_gangs(turn: CycleContext, ledger: Ledger) -> None:
     """Decide on every active verdict about a running gang; act, or record once why not."""
     plan = ledger.plan if turn.state.verdicts else None
     for verdict in list(turn.state.verdicts.values()):
@@ -141,7 +141,7 @@ _WORDS = {
 }
 
 
-def _migrate(turn: Turn, job: Job, verdict: Verdict, case: Case, ruling: Ruling) -> None:
+def _migrate(turn: CycleContext, job: Job, verdict: Verdict, case: Case, ruling: Ruling) -> None:
     state = turn.state
     case.reason, words = ruling.reason, _WORDS[ruling.code]
     if state.frozen:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from scheduler_feedback.core.actions import StopGang
-from scheduler_feedback.core.cycle_context import Turn, span
+from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.policies.index.scheduling_index import Ledger
 
 _GOES_ON = frozenset({StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE})
 
 
-def ask_for_stops(turn: Turn, ledger: Ledger) -> None:
+def ask_for_stops(turn: CycleContext, ledger: Ledger) -> None:
     """Request the stop of every gang with a stop reason; repeat after a refusal or without an effect for too long."""
     for job_id in sorted(ledger.stopping):
         job = turn.state.jobs[job_id]
