@@ -184,7 +184,7 @@ def commit(turn: CycleContext, ledger: Ledger, events: Sequence[Event]) -> Outco
     for job_id in dict.fromkeys(turn.arrived):
         job = state.jobs[job_id]
         if job.state is JobState.PENDING:
-            turn.tell(job_id, "waits", why_waits(state, job))
+            turn.record(job_id, "waits", why_waits(state, job))
     ledger.settle()
     ledger.note_who_waits()
     ledger.update_expected_restarts(ledger.claimants)  # the gangs on their slots may have been asked to stop just now

@@ -28,7 +28,7 @@ class CycleContext:
     due: bool = False
     """Whether a policy's timeout has expired, so that every decision is evaluated again."""
 
-    def tell(
+    def record(
         self, subject: str, kind: str, text: str, detail: tuple[tuple[str, str], ...] = (), applied: bool = True
     ) -> None:
         """Add a sentence for `explain` and `story`."""
@@ -38,7 +38,7 @@ class CycleContext:
         self, subject: str, kind: str, text: str, detail: tuple[tuple[str, str], ...] = (), outcome: str = "applied"
     ) -> None:
         """Add a sentence about a decision and count it. Only the outcome 'applied' was carried out."""
-        self.tell(subject, kind, text, detail, outcome == "applied")
+        self.record(subject, kind, text, detail, outcome == "applied")
         self.count("decisions", kind, outcome)
 
     def count(self, *name: str) -> None:

@@ -85,7 +85,7 @@ def test_decision_is_recorded_and_counted_with_its_outcome() -> None:
     turn = CycleContext(State(counts={"decisions/migrate/frozen": 2}), 7 * SECOND)
     turn.decide("j-1", "migrate", "moves", (("a", "b"),))
     turn.decide("j-1", "migrate", "would move", outcome="frozen")
-    turn.tell("j-2", "waits", "waits")
+    turn.record("j-2", "waits", "waits")
     told = [(one.wall_ns, one.subject, one.kind, one.text, one.applied, one.detail) for one in turn.entries]
     assert told == [
         (7 * SECOND, "j-1", "migrate", "moves", True, (("a", "b"),)),

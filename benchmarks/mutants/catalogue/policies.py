@@ -329,8 +329,8 @@ MUTANTS = (
     ),
     Mutant(
         "policies.intake.observations:node_seen",
-        'ledger_of(turn.state).nodes_came()\n            turn.tell(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
-        'pass\n            turn.tell(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
+        'ledger_of(turn.state).nodes_came()\n            turn.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
+        'pass\n            turn.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(

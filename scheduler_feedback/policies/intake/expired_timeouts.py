@@ -31,12 +31,12 @@ def expire_timeouts(turn: CycleContext) -> None:
         if _is_late_start(late, age_ns, policy.start_timeout_seconds):
             late.stop_reason = StopReason.START_FAILED
             late.failure = f"not all of its ranks started within {span(policy.start_timeout_seconds)}"
-            turn.tell(late.job_id, "start-failed", late.failure)
+            turn.record(late.job_id, "start-failed", late.failure)
             ledger.stops(late)
         elif _is_late_probe(late, age_ns, policy.probe_timeout_seconds):
             late.stop_reason = StopReason.CANCEL
             late.failure = f"the probe did not end within {span(policy.probe_timeout_seconds)}"
-            turn.tell(late.job_id, "probe-failed", late.failure)
+            turn.record(late.job_id, "probe-failed", late.failure)
             ledger.stops(late)
     promote_starved_jobs(turn, ledger)
 
@@ -55,7 +55,7 @@ def promote_starved_jobs(turn: CycleContext, ledger: Ledger) -> None:
         job.overdue = True
         ledger.file(job)
         waited = span((turn.now_ns - job.submitted_ns - job.run_ns) / 1e9)
-        turn.tell(job.job_id, "overdue", f"has waited {waited} in total and now goes ahead of other jobs")
+        turn.record(job.job_id, "overdue", f"has waited {waited} in total and now goes ahead of other jobs")
 
 
 def _is_late_start(job: Job, age_ns: int, timeout_seconds: float) -> bool:

@@ -42,7 +42,7 @@ def found(turn: CycleContext, event: Hosted) -> None:
         ledger.came(job)
     else:
         ledger.file(job)
-    turn.tell(job.job_id, "running", f"attempt {job.attempt} runs on {where(event.placement)}")
+    turn.record(job.job_id, "running", f"attempt {job.attempt} runs on {where(event.placement)}")
 
 
 def waits(turn: CycleContext, event: HostWaits) -> None:

@@ -37,7 +37,7 @@ def node_seen(turn: CycleContext, event: NodeSeen) -> None:
             node = turn.state.nodes[event.node] = Node(event.node, event.slots, since_ns=turn.now_ns)
             _describe(node, event)
             ledger_of(turn.state).nodes_came()
-            turn.tell(f"node:{event.node}", "seen", f"new node with {event.slots} slots")
+            turn.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")
         return
     if node.present is not event.present:
         kind, text = (
@@ -45,9 +45,9 @@ def node_seen(turn: CycleContext, event: NodeSeen) -> None:
             if event.present
             else ("absent", "no longer reported: it gets no jobs until it is back")
         )
-        turn.tell(f"node:{event.node}", kind, text)
+        turn.record(f"node:{event.node}", kind, text)
     elif event.present and node.slots != event.slots:
-        turn.tell(f"node:{event.node}", "seen", f"slots changed from {node.slots} to {event.slots}")
+        turn.record(f"node:{event.node}", "seen", f"slots changed from {node.slots} to {event.slots}")
     if as_seen(node) == event:
         return
     node.present = event.present
@@ -83,7 +83,7 @@ def attempt_running(turn: CycleContext, event: AttemptRunning) -> None:
         ledger_of(turn.state).runs(job)
         began = turn.now_ns - (job.attempt_started_ns or turn.now_ns)
         text = f"all ranks of attempt {job.attempt} are running, {span(began / 1e9)} after the start"
-        turn.tell(job.job_id, "running", text)
+        turn.record(job.job_id, "running", text)
 
 
 def first_step(turn: CycleContext, event: FirstStep) -> None:
@@ -91,7 +91,7 @@ def first_step(turn: CycleContext, event: FirstStep) -> None:
     if job is None or job.first_step_ns is not None:
         return
     job.first_step_ns = event.wall_ns
-    turn.tell(job.job_id, "first-step", f"attempt {job.attempt} made its first step, number {event.step}")
+    turn.record(job.job_id, "first-step", f"attempt {job.attempt} made its first step, number {event.step}")
     score_applied(turn, job, event.wall_ns)
 
 
@@ -111,7 +111,7 @@ def rank_failed(turn: CycleContext, event: RankFailed) -> None:
     job.stop_reason = StopReason.RANK_FAILED
     job.failure = exit_in_words(event.rank, event.exit_code)
     ledger_of(turn.state).stops(job)
-    turn.tell(job.job_id, "rank-failed", f"{job.failure} while other ranks were running")
+    turn.record(job.job_id, "rank-failed", f"{job.failure} while other ranks were running")
 
 
 def attempt_ended(turn: CycleContext, event: AttemptEnded) -> None:
@@ -166,7 +166,7 @@ def _log_checkpoint(turn: CycleContext, job: Job, done: Checkpointed) -> None:
             f"the checkpoint command of attempt {job.attempt} exited with {done.exit_code} after {span(done.seconds)}"
         )
     code = "" if done.exit_code is None else str(done.exit_code)
-    turn.tell(job.job_id, "checkpoint", text, (("exit_code", code), ("seconds", f"{done.seconds:.3f}")))
+    turn.record(job.job_id, "checkpoint", text, (("exit_code", code), ("seconds", f"{done.seconds:.3f}")))
 
 
 def attempt_unknown(turn: CycleContext, event: AttemptUnknown) -> None:
@@ -197,7 +197,7 @@ def action_failed(turn: CycleContext, event: ActionFailed) -> None:
     again_ns = turn.after(turn.state.policy.retry_backoff_seconds)
     again = f"next try in {span(turn.state.policy.retry_backoff_seconds)}"
     if job.state is JobState.STARTING:
-        turn.tell(job.job_id, "refused", f"attempt {job.attempt} could not be started: {event.reason}; {again}")
+        turn.record(job.job_id, "refused", f"attempt {job.attempt} could not be started: {event.reason}; {again}")
         _leave_attempt(turn, job, 0, False)
         if job.stop_reason is StopReason.CANCEL:
             end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
@@ -208,7 +208,7 @@ def action_failed(turn: CycleContext, event: ActionFailed) -> None:
     elif job.state is JobState.STOPPING:
         job.not_before_ns = again_ns
         ledger_of(turn.state).stops(job)
-        turn.tell(job.job_id, "refused", f"attempt {job.attempt} could not be stopped: {event.reason}; {again}")
+        turn.record(job.job_id, "refused", f"attempt {job.attempt} could not be stopped: {event.reason}; {again}")
 
 
 def _held(turn: CycleContext, job_id: str, attempt: int, what: str) -> Job | None:
@@ -218,7 +218,7 @@ def _held(turn: CycleContext, job_id: str, attempt: int, what: str) -> Job | Non
         return None
     if attempt > job.attempt:
         text = f"ignored the {what} of attempt {attempt}: the backend reports it, but gangwatch never started it"
-        turn.tell(job_id, "ignored", text)
+        turn.record(job_id, "ignored", text)
         return None
     return job if attempt == job.attempt and job.state.holds_slots else None
 
@@ -262,7 +262,7 @@ def _wait_again(turn: CycleContext, job: Job, why: str) -> None:
     appraise(turn.state, job, turn.now_ns)
     ledger_of(turn.state).file(job)
     turn.arrived.append(job.job_id)
-    turn.tell(job.job_id, "pending", f"waits for its next attempt: {why}")
+    turn.record(job.job_id, "pending", f"waits for its next attempt: {why}")
 
 
 def _fail(turn: CycleContext, job: Job, why: str) -> None:

@@ -38,7 +38,7 @@ def submitted(turn: CycleContext, event: Submitted) -> None:
     turn.state.jobs[event.job_id] = job
     limit = "no time limit" if spec.time_limit_seconds is None else f"time limit {spec.time_limit_seconds:g} s"
     ranks = f"{spec.ranks} rank{'' if spec.ranks == 1 else 's'}"
-    turn.tell(job.job_id, "submitted", f"{spec.name or job.job_id}: {ranks}, {limit}{_by(spec.user)}{_for(event)}")
+    turn.record(job.job_id, "submitted", f"{spec.name or job.job_id}: {ranks}, {limit}{_by(spec.user)}{_for(event)}")
     if (wrong := malformed(spec)) is not None:
         end(turn, job, JobState.FAILED, wrong)
     else:
@@ -50,7 +50,7 @@ def _submitted_array(turn: CycleContext, event: Submitted) -> None:
     spec = event.spec
     text = f"{spec.name or event.job_id}: an array of {spec.array_size} jobs, {spec.ranks} ranks each{_by(spec.user)}"
     text += _for(event)
-    turn.tell(event.job_id, "submitted", text)
+    turn.record(event.job_id, "submitted", text)
     for index in range(spec.array_size):
         job_id = f"{event.job_id}.{index}"
         if job_id not in turn.state.jobs:
@@ -83,7 +83,7 @@ def cancel_requested(turn: CycleContext, event: CancelRequested) -> None:
         return
     job.stop_reason, job.failure = StopReason.CANCEL, f"cancelled{_by(event.by)}"
     ledger_of(turn.state).file(job)
-    turn.tell(job.job_id, "cancel", f"cancellation requested{_by(event.by)}")
+    turn.record(job.job_id, "cancel", f"cancellation requested{_by(event.by)}")
 
 
 def array_members(state: State, array: str) -> set[str]:
@@ -128,7 +128,7 @@ def verdict_judged(turn: CycleContext, event: VerdictJudged) -> None:
     judged = verdict or next(past, None)
     word = "confirmed" if event.confirmed else "rejected"
     if judged is not None:
-        turn.tell(subject_of(judged), f"verdict-{word}", f"verdict {event.verdict_id} was {word}{_by(event.by)}")
+        turn.record(subject_of(judged), f"verdict-{word}", f"verdict {event.verdict_id} was {word}{_by(event.by)}")
     if event.confirmed:
         quarantine.confirm(turn, event.verdict_id, event.by)
         return
@@ -144,7 +144,7 @@ def freeze_set(turn: CycleContext, event: FreezeSet) -> None:
     ledger_of(turn.state).thawed()
     turn.state.frozen_by = event.by if event.frozen else ""
     kind, text = ("frozen", "all actions are frozen") if event.frozen else ("thawed", "actions are allowed again")
-    turn.tell("cluster", kind, f"{text}{_by(event.by)}")
+    turn.record("cluster", kind, f"{text}{_by(event.by)}")
 
 
 def policy_set(turn: CycleContext, event: PolicySet) -> None:
@@ -157,7 +157,7 @@ def policy_set(turn: CycleContext, event: PolicySet) -> None:
     )
     if changed:
         ledger_of(turn.state).thawed()
-        turn.tell("cluster", "policy", f"policy changed{_by(event.by)}", changed)
+        turn.record("cluster", "policy", f"policy changed{_by(event.by)}", changed)
 
 
 def end(turn: CycleContext, job: Job, state: JobState, reason: str) -> None:
@@ -166,7 +166,7 @@ def end(turn: CycleContext, job: Job, state: JobState, reason: str) -> None:
     job.claim, job.excluded_nodes, job.stop_reason = [], (), None
     job.expected_start_ns, job.not_before_ns = None, 0
     ledger_of(turn.state).file(job)
-    turn.tell(job.job_id, "ended", f"{state}: {reason}")
+    turn.record(job.job_id, "ended", f"{state}: {reason}")
 
 
 def _by(who: str) -> str:

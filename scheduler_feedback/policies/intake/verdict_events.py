@@ -35,7 +35,7 @@ def verdict_found(turn: CycleContext, verdict: Verdict) -> None:
         return
     if verdict.verdict_id not in state.verdicts:
         turn.count("verdicts", verdict.kind.value, verdict.cause.value)
-        turn.tell(subject_of(verdict), "verdict", sentence(verdict), evidence_detail(verdict))
+        turn.record(subject_of(verdict), "verdict", sentence(verdict), evidence_detail(verdict))
     state.verdicts[verdict.verdict_id] = verdict
     if verdict.aggressor:
         ledger_of(state).congestion_changed()
@@ -81,7 +81,7 @@ def _refuse(turn: CycleContext, verdict: Verdict, why: str) -> None:
 def verdict_cleared(turn: CycleContext, cleared: Cleared) -> None:
     verdict = turn.state.verdicts.get(cleared.verdict_id)
     if verdict is not None:
-        turn.tell(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} cleared: {cleared.reason}")
+        turn.record(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} cleared: {cleared.reason}")
         drop_verdict(turn, verdict, "the verdict was cleared")
         if (node := turn.state.nodes.get(verdict.node)) is not None and verdict.kind in ACCUSING:
             note_recovery(turn, node)
@@ -96,10 +96,10 @@ def abstained(turn: CycleContext, abstention: Abstention) -> None:
     if abstention.detector == MASS_LOSS:
         if not turn.state.frozen:
             turn.state.frozen, turn.state.frozen_by = True, "the health detector"
-            turn.tell("cluster", "frozen", abstention.reason)
+            turn.record("cluster", "frozen", abstention.reason)
         return
     who = "the gang" if abstention.rank is None else f"rank {abstention.rank}"
-    turn.tell(
+    turn.record(
         abstention.gang,
         "unknown",
         f"{who} is slow, the cause is unknown: {abstention.reason}",

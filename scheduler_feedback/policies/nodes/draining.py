@@ -71,4 +71,4 @@ def remove(turn: CycleContext, node: Node, by: str, reason: str) -> None:
     del state.nodes[node.name]
     forget_ledger(state)
     who = f" by {by}" if by else ""
-    turn.tell(f"node:{node.name}", "removed", f"removed{who}{f': {reason}' if reason else ''}")
+    turn.record(f"node:{node.name}", "removed", f"removed{who}{f': {reason}' if reason else ''}")

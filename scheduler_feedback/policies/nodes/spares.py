@@ -98,7 +98,7 @@ def _set_spare(turn: CycleContext, ledger: Ledger, node: Node, spare: bool, why:
     ledger.node_changed(node)
     ledger.appointed = True  # ``node_changed`` has reset it, but only the spares themselves have changed
     what = "now a spare node" if spare else "no longer a spare node"
-    turn.tell(f"node:{node.name}", "spare" if spare else "no-spare", f"{what}: {why}")
+    turn.record(f"node:{node.name}", "spare" if spare else "no-spare", f"{what}: {why}")
 
 
 def borrowers(state: State, ledger: Ledger) -> list[str]:

@@ -108,7 +108,7 @@ def make_room(turn: CycleContext, ledger: Ledger) -> bool:
             detail,
         )
     reserve_slots(ledger, first, moves.slots)
-    turn.tell(
+    turn.record(
         first.job_id,
         "room-made",
         f"{names} {'moves' if len(moves.gangs) == 1 else 'move'} to free slots for it",

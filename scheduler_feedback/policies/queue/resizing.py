@@ -149,7 +149,7 @@ def make_room(turn: CycleContext, ledger: Ledger) -> bool:
         start_move(turn, ledger, job, stay, StopReason.RESIZE, f"restarts with {len(stay)} ranks")
         turn.decide(job.job_id, "shrink", f"will {words}", detail)
     reserve_slots(ledger, first, slots)
-    turn.tell(
+    turn.record(
         first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} to free slots for it", detail
     )
     return True

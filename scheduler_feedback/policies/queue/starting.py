@@ -80,7 +80,7 @@ def restart_moved(turn: CycleContext, ledger: Ledger) -> None:
         if not still_usable(ledger.plan, state.nodes, job.claim):
             job.claim = []
             ledger.file(job)
-            turn.tell(job.job_id, "claim-lost", "its reserved slots can no longer be used")
+            turn.record(job.job_id, "claim-lost", "its reserved slots can no longer be used")
             continue
         job.expected_start_ns = max(now_ns, job.not_before_ns)
         if paused(state, job, now_ns) is None and ledger.is_clear(job.claim):

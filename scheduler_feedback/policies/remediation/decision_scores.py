@@ -16,7 +16,7 @@ def score_observed(turn: CycleContext, verdict: Verdict, why: str) -> None:
             decision.outcome_seconds = max(
                 lost_seconds(verdict, turn.now_ns) - lost_seconds(verdict, decision.wall_ns), 0.0
             )
-            turn.tell(
+            turn.record(
                 decision.job_id,
                 "scored",
                 f"not moved: staying cost {span(decision.outcome_seconds)} ({why}), "
@@ -36,7 +36,7 @@ def score_applied(turn: CycleContext, job: Job, first_step_ns: int) -> None:
         ):
             decision.outcome_seconds = max(first_step_ns - decision.wall_ns, 0) / 1e9
             ended_ns = job.attempt_ended_ns if job.attempt_ended_ns is not None else decision.wall_ns
-            turn.tell(
+            turn.record(
                 job.job_id,
                 "scored",
                 f"moving took {span(decision.outcome_seconds)}, expected {span(decision.cost_seconds)}",

@@ -37,7 +37,7 @@ def ask_for_stops(turn: CycleContext, ledger: Ledger) -> None:
         )
         again = " again" if repeated else ""
         first = f"{command[0]} within {span(spec.checkpoint_timeout_seconds)}, then " if command else ""
-        turn.tell(
+        turn.record(
             job.job_id,
             "stopping",
             f"stop of attempt {job.attempt} requested{again} ({reason}): {first}{spec.checkpoint_signal}, "
