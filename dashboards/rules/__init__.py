@@ -1,10 +1,10 @@
-"""Recording rules and alerts: one source for Prometheus's own files and for the operator's PrometheusRule.
+"""Recording rules and alerts: one source for Prometheus's rule files and for the operator's PrometheusRule.
 
-rule             what a rule is
-recording        level:metric:operations, which dashboards and alerts read
-alerts           on jobs, the scheduler, the controller, and telemetry that is absent
-alerts_hardware  on devices
-files            both as Prometheus and the operator read them; Alertmanager's routes and inhibitions
+rule             the types of rules
+recording        recording rules, which dashboards and alerts read
+alerts           alerts on jobs, the scheduler, the controller and missing telemetry
+alerts_hardware  alerts on devices
+files            files for Prometheus and its operator; routes and inhibitions of Alertmanager
 """
 
 from __future__ import annotations

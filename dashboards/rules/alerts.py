@@ -1,6 +1,6 @@
-"""Alerts on what the controller decides and finds, and on telemetry that is missing. Each has a page in docs/runbooks.
+"""Alerts on jobs, the scheduler, the controller and missing telemetry. Each alert has a page in docs/runbooks.
 
-What goes wrong with a job is told by the detectors' verdicts: no rule here judges step times by a threshold of its own.
+Alerts on jobs fire on the detectors' verdicts. No rule here compares step times with a threshold.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _PLACE = (
     "{{ end }}{{ if $labels.node }} on node {{ $labels.node }}{{ end }}"
     "{{ if $labels.device }}, device {{ $labels.device }}{{ end }}"
 )
-_COST = 'It loses {{ $value | printf "%.1f" }} GPUs\' worth of work for as long as this lasts.'
-_VERDICT = "Verdict {{ $labels.verdict }}; `gangwatch story {{ $labels.gang }}` tells what was done."
+_COST = 'The job loses the work of {{ $value | printf "%.1f" }} GPUs while this lasts.'
+_VERDICT = "Verdict {{ $labels.verdict }}; `gangwatch story {{ $labels.gang }}` shows what was done."
 
 
 def _verdict(kind: str, matchers: str = "") -> str:
@@ -29,7 +29,7 @@ JOBS = (
         "warning",
         _verdict("straggler"),
         "1m",
-        f"A member holds up {_JOB}: {{{{ $labels.cause }}}}, {_WHO}",
+        f"A straggler delays {_JOB}: {{{{ $labels.cause }}}}, {_WHO}",
         f"{_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
         keep="1m",
     ),
@@ -38,8 +38,8 @@ JOBS = (
         "warning",
         _verdict("interference", ', cause!="congestion"'),
         "1m",
-        f"{{{{ $labels.aggressor }}}} disturbs {_JOB}",
-        f"Both share {{{{ $labels.resource }}}}. {_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
+        f"{{{{ $labels.aggressor }}}} slows down {_JOB}",
+        f"Both jobs share {{{{ $labels.resource }}}}. {_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
         keep="1m",
     ),
     Alert(
@@ -65,7 +65,7 @@ JOBS = (
         "warning",
         _verdict("health"),
         "1m",
-        f"Its own counters accuse a device of {_JOB}: {{{{ $labels.cause }}}}",
+        f"A device of {_JOB} reports errors: {{{{ $labels.cause }}}}",
         f"{_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
         keep="1m",
     ),
@@ -75,8 +75,9 @@ JOBS = (
         """(gang:gangwatch_rank_steps:rate2m == 0)
         * on (cluster, gang) group_left (name, queue) gang:gangwatch_gang_info:name{state="running"}""",
         "10m",
-        f"{_JOB} reports no steps any more",
-        "Its ranks are there and finish no step. If no verdict says why, the job may evaluate, save or wait for data.",
+        f"{_JOB} has stopped reporting steps",
+        "Its ranks run but finish no step. If no verdict gives a cause, the job may be evaluating, saving a checkpoint "
+        "or waiting for data.",
     ),
 )
 
@@ -87,17 +88,18 @@ SCHEDULER = (
         """(increase(gangwatch_gang_preemptions_total[10m]) > 0)
         * on (cluster, gang) group_left (name, queue) gang:gangwatch_gang_info:name""",
         "0s",
-        f"{_JOB} was stopped for another",
-        "Of queue {{ $labels.queue }}; it waits again and goes on from its checkpoint. "
-        "`gangwatch explain {{ $labels.gang }}` says when.",
+        f"{_JOB} was preempted by another job",
+        "Queue {{ $labels.queue }}. The job is pending again and will resume from its checkpoint. "
+        "`gangwatch explain {{ $labels.gang }}` shows its expected start.",
     ),
     Alert(
         "GangwatchGangCannotStart",
         "warning",
         'gangwatch_gangs_waiting{reason="capacity"} > 0',
         "15m",
-        "{{ $value }} jobs ask for more than cluster {{ $labels.cluster }} has",
-        "Not even the empty cluster could hold them as its nodes are now; `gangwatch queue` names them.",
+        "{{ $value }} jobs request more than cluster {{ $labels.cluster }} has",
+        "They do not fit even if the cluster is empty, with its nodes in their present states. "
+        "`gangwatch queue` lists them.",
     ),
     Alert(
         "GangwatchNodeQuarantined",
@@ -105,7 +107,7 @@ SCHEDULER = (
         'gangwatch_node_state{state="quarantine"} == 1',
         "1m",
         "Node {{ $labels.node }} of cluster {{ $labels.cluster }} is in quarantine",
-        "It takes no jobs until a probe has found it well; `gangwatch story node:{{ $labels.node }}` says why.",
+        "It accepts no jobs until a probe succeeds. `gangwatch story node:{{ $labels.node }}` shows the reason.",
     ),
     Alert(
         "GangwatchFrozen",
@@ -113,7 +115,7 @@ SCHEDULER = (
         "gangwatch_frozen == 1",
         "15m",
         "All actions of cluster {{ $labels.cluster }} are frozen",
-        "No job starts, moves or is stopped until `gangwatch thaw`; jobs that run go on.",
+        "No job is started, moved or stopped until `gangwatch thaw`. Running jobs continue.",
     ),
 )
 
@@ -123,8 +125,9 @@ CONTROLLER = (
         "critical",
         'up{job="gangwatch-controller"} == 0',
         "2m",
-        "The controller of cluster {{ $labels.cluster }} does not answer",
-        "Jobs go on; none starts and no fault is found. {{ $labels.instance }} could not be scraped.",
+        "The controller of cluster {{ $labels.cluster }} does not respond",
+        "Prometheus cannot scrape {{ $labels.instance }}. Running jobs continue, but no job starts and no fault is "
+        "detected.",
         keep="1m",
     ),
     Alert(
@@ -132,32 +135,33 @@ CONTROLLER = (
         "critical",
         'absent(up{job="gangwatch-controller"})',
         "5m",
-        "No controller is scraped at all",
-        "Prometheus knows no target of the job gangwatch-controller: every alert on jobs is blind.",
+        "Prometheus scrapes no controller",
+        "Prometheus has no target of the job gangwatch-controller, so no alert on jobs can fire.",
     ),
     Alert(
         "GangwatchNobodyLeads",
         "critical",
         "max by (cluster) (gangwatch_leads) == 0",
         "2m",
-        "All controllers of cluster {{ $labels.cluster }} stand by",
-        "Each answers and none leads: jobs go on, none starts. The lease in the cluster says who holds it.",
+        "Cluster {{ $labels.cluster }} has no leading controller",
+        "All its controllers are standbys. Running jobs continue, but no job starts. The Lease names its holder.",
     ),
     Alert(
         "GangwatchCyclesStopped",
         "critical",
         "rate(gangwatch_cycles_total[2m]) == 0",
         "2m",
-        "The controller of cluster {{ $labels.cluster }} answers, and decides nothing",
-        "No cycle has run: jobs go on, none starts. Its log says why; `gangwatch check` looks at the machine.",
+        "The controller of cluster {{ $labels.cluster }} runs no scheduling cycles",
+        "It responds to scrapes, but no job starts. Running jobs continue. Its log has the reason; `gangwatch check` "
+        "examines the machine.",
     ),
     Alert(
         "GangwatchJournalFailing",
         "critical",
         "increase(gangwatch_store_failures_total[5m]) > 0",
         "0s",
-        "The journal of cluster {{ $labels.cluster }} can't be written",
-        "Nothing is acted on that is not journalled: no job starts until the disk has room and can be written.",
+        "The journal of cluster {{ $labels.cluster }} cannot be written",
+        "The controller journals every decision before it acts. No job starts until the disk is writable and has room.",
         keep="2m",
     ),
     Alert(
@@ -165,8 +169,8 @@ CONTROLLER = (
         "warning",
         "increase(gangwatch_backend_failures_total[5m]) > 0",
         "5m",
-        "What executes jobs in cluster {{ $labels.cluster }} refuses or does not answer",
-        "Starts and stops are tried again; the controller's log names each.",
+        "The backend of cluster {{ $labels.cluster }} refuses requests or does not respond",
+        "The controller retries starts and stops. Its log names each failure.",
     ),
     Alert(
         "GangwatchDetectorBroken",
@@ -174,7 +178,8 @@ CONTROLLER = (
         "gangwatch_detector_failures_total > 0",
         "0s",
         "Detector {{ $labels.detector }} of cluster {{ $labels.cluster }} is out of service",
-        "A bug: what it looks for is not found until the controller is started again. Its log has the traceback.",
+        "This is a bug. The detector reports nothing until the controller is restarted. The controller's log has the "
+        "traceback.",
     ),
     Alert(
         "GangwatchPartBroken",
@@ -182,8 +187,9 @@ CONTROLLER = (
         """sum by (cluster, part) (increase(gangwatch_part_failures_total[15m])) > 0
         or max by (cluster, part) (gangwatch_part_out_of_service) > 0""",
         "0s",
-        "A bug hit part {{ $labels.part }} of the controller of cluster {{ $labels.cluster }}",
-        "Jobs are still started and stopped; the part may do less or nothing. Its log has the traceback.",
+        "Part {{ $labels.part }} of the controller of cluster {{ $labels.cluster }} failed",
+        "This is a bug. Jobs are still started and stopped; the part may do less or nothing. The controller's log has "
+        "the traceback.",
     ),
 )
 
@@ -193,9 +199,10 @@ TELEMETRY = (
         "warning",
         'up{job="gangwatch-agent"} == 0',
         "2m",
-        "The agent of node {{ $labels.node }} (cluster {{ $labels.cluster }}) does not answer",
-        "Nothing is known of the node's GPUs and network since; its jobs may go on. Asked at {{ $labels.instance }}.",
-        keep="1m",  # as long as whatever it inhibits may still be told
+        "The agent of node {{ $labels.node }} (cluster {{ $labels.cluster }}) does not respond",
+        "Prometheus cannot scrape {{ $labels.instance }}. GPU and network data of the node are missing. Its jobs may "
+        "continue.",
+        keep="1m",  # as long as the alerts that it inhibits may still fire
     ),
     Alert(
         "GangwatchAgentsLost",
@@ -203,8 +210,8 @@ TELEMETRY = (
         """count by (cluster) (up{job="gangwatch-agent"} == 0) >= 3
         and on (cluster) avg by (cluster) (up{job="gangwatch-agent"}) < 0.9""",
         "1m",
-        "{{ $value }} agents of cluster {{ $labels.cluster }} were lost at once",
-        "So many at once are a rollout or a network and not the nodes; the controller freezes all actions.",
+        "{{ $value }} agents of cluster {{ $labels.cluster }} stopped responding at once",
+        "The usual cause is a rollout or the network, not the nodes. The controller freezes all actions.",
         keep="1m",
     ),
     Alert(
@@ -213,8 +220,8 @@ TELEMETRY = (
         """count by (cluster) (gangwatch_cycles_total)
         unless on (cluster) count by (cluster) (gangwatch_agent_info)""",
         "5m",
-        "No agent of cluster {{ $labels.cluster }} is scraped",
-        "There is a controller and not one agent: dashboards of nodes are empty and no alert on hardware can fire.",
+        "Prometheus scrapes no agent of cluster {{ $labels.cluster }}",
+        "It scrapes the controller only: dashboards of nodes are empty, and no alert on hardware can fire.",
         keep="1m",
     ),
     Alert(
@@ -222,8 +229,8 @@ TELEMETRY = (
         "warning",
         "gangwatch_feed_connected == 0",
         "2m",
-        "The controller of cluster {{ $labels.cluster }} can't read node {{ $labels.node }}",
-        "Prometheus may still reach the agent, but no fault of this node is found while its frames do not arrive.",
+        "The controller of cluster {{ $labels.cluster }} receives no frames from node {{ $labels.node }}",
+        "Prometheus may still reach the agent, but no fault of this node is detected until frames arrive again.",
     ),
     Alert(
         "GangwatchForeignRanks",
@@ -232,7 +239,8 @@ TELEMETRY = (
         'gangwatch_watch_records_refused_total{reason=~"attempt|not-placed|rank"}[10m])) > 0',
         "5m",
         "The agent of node {{ $labels.node }} (cluster {{ $labels.cluster }}) reports ranks that do not run there",
-        "What it reports of them is dropped. It is misconfigured, or somebody has its node or its certificate.",
+        "The controller drops these reports. The agent is misconfigured, or an attacker controls its node or "
+        "certificate.",
     ),
     Alert(
         "GangwatchCertificateEnds",
@@ -242,9 +250,9 @@ TELEMETRY = (
         " or gangwatch_certificate_expiry_seconds) - time() < 14 * 86400",
         "1h",
         "The certificate of {{ with $labels.node }}node {{ . }}{{ else }}the controller{{ end }} (cluster "
-        "{{ $labels.cluster }}) ends in {{ $value | humanizeDuration }}",
-        "Renewal begins when a third of its life is left, and has failed since. Once it has ended, the controller "
-        "reads no frames of the node, and finds no fault there.",
+        "{{ $labels.cluster }}) expires in {{ $value | humanizeDuration }}",
+        "Renewal starts when a third of its lifetime is left, and has failed since. After the certificate has expired, "
+        "the controller receives no frames from the node and detects no fault there.",
     ),
     Alert(
         "GangwatchCollectorFailing",
@@ -252,7 +260,7 @@ TELEMETRY = (
         "gangwatch_collector_success == 0",
         "10m",
         "Collector {{ $labels.collector }} fails on node {{ $labels.node }} (cluster {{ $labels.cluster }})",
-        "What it reads is missing or old; the others go on. The agent's log names the call that fails.",
+        "Its metrics are missing or old; other collectors are not affected. The agent's log names the failing call.",
     ),
     Alert(
         "GangwatchSeriesLimit",
@@ -260,7 +268,7 @@ TELEMETRY = (
         'gangwatch_exporter_series_left_out{reason="limit"} > 0',
         "10m",
         "Node {{ $labels.node }} (cluster {{ $labels.cluster }}) has more series than it may publish",
-        "{{ $value }} series are left out. Raise exporter.series_limit, or name what is not wanted in exporter.deny.",
+        "{{ $value }} series are left out. Raise exporter.series_limit, or list unwanted metrics in exporter.deny.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Alerts on devices, by their own counters and events: they need no job and no verdict."""
+"""Alerts on the counters and events of devices. They need no job and no verdict."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _OWNER = "group_left (gang, rank) gpu:gangwatch_gpu_owner:topk1"
 
 
 def _owned(expression: str) -> str:
-    """The expression with the gang and rank that use the GPU as labels, where there are such."""
+    """Add the labels gang and rank of the GPU's user to the expression, if there is one."""
     return f"({expression}) * on (cluster, node, gpu) {_OWNER} or ({expression})"
 
 
-_WHOSE = "Used by rank {{ $labels.rank }} of {{ $labels.gang }} (empty: by nobody)."
+_WHOSE = "User: rank {{ $labels.rank }} of {{ $labels.gang }} (empty: unused)."
 
 _OF_JOBS = ("", "IGNORE", "RESTART_APP", "WORKFLOW_XID_45", "UPDATE_SWFW")
-"""What NVIDIA's catalogue says to do after an XID that accuses the application or nothing, not the device."""
+"""Actions in NVIDIA's catalogue for XIDs that are caused by the application, or that need no action."""
 
 DEVICE_XIDS = tuple(str(code) for code, xid in sorted(XIDS.items()) if xid.action not in _OF_JOBS)
 _XIDS = f'code=~"{"|".join(DEVICE_XIDS)}"'
@@ -31,42 +31,43 @@ HARDWARE = (
         "gangwatch_gpu_up == 0",
         "0s",
         f"{_GPU} has fallen off the bus",
-        "The driver gives it no more; what ran on it has failed. The node needs a restart, at times the board a hand.",
+        "The driver cannot reach it, and its processes have failed. Restart the node; if that does not help, reseat or "
+        "replace the board.",
         keep="2m",
     ),
     Alert(
         "GangwatchGpuXid",
         "critical",
-        # An agent that is new tells of old XIDs: the count of any code is there from its beginning on.
+        # A new agent also counts old XIDs. The count of all codes exists from the agent's start, so it shows a rise.
         f"""{rose(f"gangwatch_gpu_xid_total{{{_XIDS}}}", "10m")}
         and on (cluster, node, gpu) increase(gangwatch_gpu_xid_events_total[10m]) > 0""",
         "0s",
         f"XID {{{{ $labels.code }}}} of {_GPU}",
-        "The driver has reported a fault of the device; the runbook says for each code what it asks for.",
+        "The driver has reported a device fault. The runbook lists the action for each code.",
     ),
     Alert(
         "GangwatchGpuMemoryErrors",
         "critical",
         'increase(gangwatch_gpu_ecc_errors_total{severity="uncorrected"}[10m]) > 0',
         "0s",
-        f"Memory errors that could not be corrected on {_GPU}",
-        "{{ $value }} in ten minutes: results that were computed with it may be wrong, and what ran has been ended.",
+        f"Uncorrectable memory errors on {_GPU}",
+        "{{ $value }} in ten minutes. The driver has ended the affected processes; their results may be wrong.",
     ),
     Alert(
         "GangwatchGpuRowRemap",
         "warning",
         "gangwatch_gpu_row_remap_pending == 1 or gangwatch_gpu_row_remap_failed == 1",
         "5m",
-        f"Rows of memory of {_GPU} wait for a reset, or could not be remapped",
-        "Memory that failed is taken out of use at the next reset; where that has failed the board is to be changed.",
+        f"Memory rows of {_GPU} need a reset, or could not be remapped",
+        "The next GPU reset takes failed rows out of use. If remapping has failed, replace the board.",
     ),
     Alert(
         "GangwatchGpuThrottled",
         "warning",
         _owned('max by (cluster, node, gpu, reason) (gangwatch_gpu_throttle_state{reason=~"hw_.*|sw_thermal"}) == 1'),
         "5m",
-        f"The clock of {_GPU} is held down: {{{{ $labels.reason }}}}",
-        f"It computes more slowly than its peers, and a gang is as fast as its slowest member. {_WHOSE}",
+        f"{_GPU} is throttled: {{{{ $labels.reason }}}}",
+        f"It computes more slowly than its peers, and a gang is as fast as its slowest rank. {_WHOSE}",
         keep="2m",
     ),
     Alert(
@@ -76,7 +77,7 @@ HARDWARE = (
         and (max_over_time(gangwatch_rdma_port_state[1h]) >= 4)""",
         "1m",
         f"{_PORT} is down",
-        "It was up within the last hour. A gang whose rank uses it hangs or goes by another way.",
+        "It was up within the last hour. A gang that uses it hangs, or uses another path.",
     ),
     Alert(
         "GangwatchNicFlapping",
@@ -84,16 +85,16 @@ HARDWARE = (
         """increase(gangwatch_rdma_port_link_downed_total[10m]) >= 2
         or increase(gangwatch_rdma_physical_link_down_events_total[10m]) >= 2""",
         "0s",
-        f"The link of {_PORT} goes down again and again",
-        "{{ $value }} times in ten minutes: a cable or transceiver, as a rule.",
+        f"The link of {_PORT} is flapping",
+        "It went down {{ $value }} times in ten minutes. The usual cause is a cable or transceiver.",
     ),
     Alert(
         "GangwatchPauseStorm",
         "warning",
         'rate(gangwatch_rdma_pause_seconds_total{direction="receive"}[5m]) > 0.1',
         "5m",
-        f"{_PORT} may not send for a tenth of the time",
+        f"{_PORT} is paused for more than a tenth of the time",
         "{{ $value | humanizePercentage }} of the time, priority {{ $labels.priority }}: "
-        "somebody beyond it drains too slowly, and pauses spread from there.",
+        "a receiver behind it drains too slowly, and pauses spread from there.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Files: the rules as Prometheus reads them and as its operator does; Alertmanager's routes and inhibitions."""
+"""Files of the rules for Prometheus and for its operator, and the configuration of Alertmanager."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dashboards.rules.rule import Alert, Group, Recording
 HEADER = "# Written by `gangwatch dashboards build`: change dashboards/rules and build again.\n"
 
 INHIBITIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    # (what goes on, what it makes superfluous, labels that must be equal): one fault pages once.
+    # (source alert, alerts that it inhibits, labels that must be equal), so that one fault pages once.
     ("GangwatchControllerDown", "GangwatchCyclesStopped|GangwatchFeedLost|GangwatchTelemetryAbsent", ("cluster",)),
     ("GangwatchJournalFailing", "GangwatchCyclesStopped|GangwatchGangCannotStart", ("cluster",)),
     ("GangwatchTelemetryAbsent", "GangwatchAgentsLost|GangwatchAgentDown|GangwatchFeedLost", ("cluster",)),
@@ -50,7 +50,7 @@ def _rule(rule: Recording | Alert) -> dict[str, Any]:
 
 
 def groups_document(groups: Iterable[Group]) -> dict[str, Any]:
-    """The groups as Prometheus's `rule_files` hold them."""
+    """Return the groups in the format of Prometheus's `rule_files`."""
     return {"groups": [{"name": group.name, "rules": [_rule(rule) for rule in group.rules]} for group in groups]}
 
 
@@ -59,7 +59,7 @@ def rules_file(groups: Iterable[Group]) -> str:
 
 
 def prometheus_rule(groups: Iterable[Group], name: str = "gangwatch") -> str:
-    """The same as an object of Prometheus's operator, for `kubectl apply` or a chart."""
+    """Return the groups as a PrometheusRule object, for `kubectl apply` or a chart."""
     metadata = {"name": name, "labels": {"app.kubernetes.io/name": "gangwatch", "role": "alert-rules"}}
     return HEADER + yaml_text(
         {
@@ -75,7 +75,7 @@ def prometheus_rule(groups: Iterable[Group], name: str = "gangwatch") -> str:
 
 
 def alertmanager_document(receiver_url: str) -> dict[str, Any]:
-    """Alertmanager's configuration: one notification a fault, the critical ones at once, all to one webhook."""
+    """Return Alertmanager's configuration: one notification per fault, critical ones first, all to one webhook."""
     return {
         "route": {
             "receiver": "people",
@@ -110,13 +110,13 @@ def alertmanager_file(receiver_url: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists that stand in from their key, as people write them."""
+    """YAML dumper that indents lists below their key."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - yaml's signature
         super().increase_indent(flow, False)
 
 
 def yaml_text(document: Any) -> str:
-    """The document as YAML, keys in the order that they have."""
+    """Return the document as YAML, without sorting its keys."""
     text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
     return text

@@ -1,6 +1,6 @@
-"""Recording rules: what dashboards and alerts would otherwise work out of thousands of series again and again.
+"""Recording rules: aggregates of many series that dashboards and alerts use.
 
-Windows are two minutes: eight scrapes at 15 s, and more than one of the longest steps that are usual.
+Windows are two minutes: eight scrapes at 15 s, and longer than the longest usual step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dashboards.rules.rule import Group, Recording
 _GPU = "cluster, node, gpu"
 
 OWNERS = (
-    # A GPU that several ranks share counts for one of them here: a join may find only one owner.
+    # A GPU that several ranks share is assigned to one of them: a join may find only one owner.
     Recording(
         "gpu:gangwatch_gpu_owner:topk1",
         f'topk by ({_GPU}) (1, max by ({_GPU}, gang, rank) (gangwatch_gpu_owner_info{{gang!=""}}))',
@@ -51,7 +51,7 @@ STEPS = (
     Recording("gang:gangwatch_rank_steps:rate2m", f"max by ({_GANG}) (rate({_STEPS}[2m]))"),
     Recording("gang:gangwatch_rank_step_seconds:mean2m", f"{_sum(_GANG, _STEP)} / ({_sum(_GANG, _STEPS)} > 0)"),
     Recording("rank:gangwatch_rank_step_seconds:mean2m", f"{_sum(_RANK, _STEP)} / ({_sum(_RANK, _STEPS)} > 0)"),
-    # What a rank takes for its own part: all wait for the slowest, so that step times hardly differ.
+    # A rank's own part of a step, without waiting. Step times hardly differ, since all ranks wait for the slowest.
     Recording(
         "rank:gangwatch_rank_own_seconds:mean2m",
         f"({_sum(_RANK, _STEP)} - {_sum(_RANK, _WAIT)}) / ({_sum(_RANK, _STEPS)} > 0)",
@@ -83,7 +83,7 @@ def _by_rank(metric: str) -> str:
 
 
 DEVICES = (
-    # GPM's gauge where there is one; the links' own counters elsewhere.
+    # GPM's gauge if the GPU has one, otherwise the counters of the links.
     Recording(
         "gpu:gangwatch_nvlink_transmit_bytes:rate2m",
         f"""sum by ({_GPU}) (gangwatch_gpu_nvlink_transmit_bytes_per_second)
@@ -92,7 +92,7 @@ DEVICES = (
     Recording("gang:gangwatch_gpu_tensor_active_ratio:mean", _by_gang("avg", "gangwatch_gpu_tensor_active_ratio")),
     Recording("gang:gangwatch_gpu_utilization_ratio:mean", _by_gang("avg", "gangwatch_gpu_utilization_ratio")),
     Recording("gang:gangwatch_gpu_power_watts:sum", _by_gang("sum", "gangwatch_gpu_power_watts")),
-    # A join over all GPUs of a cluster at every point of a panel takes seconds; here it is made once.
+    # A join over all GPUs of a cluster takes seconds at every point of a panel; here it runs once.
     *(
         Recording(f"rank:{metric}:max", _of_rank(metric))
         for metric in (
@@ -105,7 +105,7 @@ DEVICES = (
     Recording("rank:gangwatch_nvlink_transmit_bytes:rate2m", _of_rank("gpu:gangwatch_nvlink_transmit_bytes:rate2m")),
     Recording("rank:gangwatch_rdma_port_transmit_bytes:rate2m", _by_rank("gangwatch_rdma_port_transmit_bytes_total")),
     Recording("rank:gangwatch_rdma_cnp_handled:rate2m", _by_rank("gangwatch_rdma_cnp_handled_total")),
-    # 3: lost or broken, 2: to be looked at, 1: held back, 0: well. `or` keeps the first, and so the worst.
+    # 3: lost or broken, 2: needs inspection, 1: throttled, 0: healthy. `or` keeps the first, the worst.
     Recording(
         "gpu:gangwatch_gpu_health:worst",
         f"""max by ({_GPU}) (
@@ -150,7 +150,7 @@ FABRIC = (
 _VERDICT = "cluster, gang, verdict"
 
 VERDICTS = (
-    # Slots' worth of work that a standing verdict costs, with all that is known of it as labels.
+    # Work that an active verdict costs, in slots, with the verdict's details as labels.
     Recording(
         "verdict:gangwatch_verdict_lost_slots:join",
         f"""max by ({_VERDICT}) (gangwatch_verdict_lost_slots)
@@ -168,7 +168,7 @@ GROUPS = (
     Group("gangwatch-fabric", FABRIC),
     Group("gangwatch-verdicts", VERDICTS),
 )
-"""In an order in which each stands after what it reads. Groups are evaluated side by side by Prometheus."""
+"""Each group comes after the groups that it reads. Prometheus evaluates groups in parallel."""
 
 for _group in GROUPS:
     for _rule in _group.rules:

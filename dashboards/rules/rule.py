@@ -1,4 +1,4 @@
-"""Rules: recordings and alerts as data; their files are made in files.py."""
+"""Recording rules and alerts as data. files.py writes them to files."""
 
 from __future__ import annotations
 
@@ -15,46 +15,45 @@ RUNBOOKS = "https://github.com/gangwatch/gangwatch/blob/main/docs/runbooks"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recording rule. name: level:metric:operations, where the level is the labels that are left."""
+    """A recording rule. name: level:metric:operations; the level names the labels of the result."""
 
     name: str
     expression: str
 
     def __post_init__(self) -> None:
         if self.name.count(":") != 2:
-            raise DashboardError(f"{self.name}: the name of a recording is level:metric:operations")
+            raise DashboardError(f"{self.name}: the name of a recording rule must be level:metric:operations")
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """An alert. Its labels are those that the expression leaves; summary and description may name them.
-
-    wait: how long the expression must hold, as Prometheus writes durations. keep: how long it fires on after.
-    """
+    """An alert. The summary and the description may contain the labels of the expression's result."""
 
     name: str
     severity: Severity
     expression: str
     wait: str
+    """How long the expression must hold before the alert fires, as a Prometheus duration."""
     summary: str
     description: str
     keep: str = ""
+    """How long the alert keeps firing after the expression no longer holds."""
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name.startswith("Gangwatch"):
-            raise DashboardError(f"{self.name}: alerts of ours begin with Gangwatch")
+            raise DashboardError(f"{self.name}: the name of an alert must begin with Gangwatch")
         checked(self.expression, f"alert {self.name}")
 
     @property
     def runbook(self) -> str:
-        """Where it is written what to do."""
+        """Return the URL of the alert's runbook."""
         return f"{RUNBOOKS}/{self.name}.md"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rules that are evaluated together, one after the other."""
+    """Rules that Prometheus evaluates together, in order."""
 
     name: str
     rules: tuple[Recording | Alert, ...]
