@@ -1,14 +1,14 @@
-"""What people see: Grafana dashboards, recording rules and alerts, as code whose names are the catalogue's.
+"""Grafana dashboards, recording rules and alerts as code.
 
-`<folder>/<name>.dashboard.py` exposes `dashboard`, a Board; `gangwatch dashboards build` writes all of them and the
-rules. Of gangwatch it imports the catalogue alone; what it builds with is Grafana's grafana-foundation-sdk.
+`<folder>/<name>.dashboard.py` exposes `dashboard`, a Board. `gangwatch dashboards build` writes all of them.
+This package imports only the metric catalogue from gangwatch, and Grafana's grafana-foundation-sdk.
 
-    expressions   every name in an expression is one that is published or recorded, or the build fails
-    board         a dashboard of ours: variables, links and annotations that all of them have
-    panels        the few kinds of panels that they are made of
+    expressions   checks that every metric in an expression is published or recorded; otherwise the build fails
+    board         the dashboard class: common variables, links and annotations
+    panels        the kinds of panels
     loading       finds the dashboards
     rules         recording rules and alerts, and their files
-    provisioning  Grafana's, Prometheus's and Alertmanager's configuration for one machine
+    provisioning  configuration of Grafana, Prometheus and Alertmanager for one machine
 """
 
 PART_OF = "gangwatch"

@@ -1,7 +1,7 @@
-"""A dashboard of ours: what all of them have in common, and what it becomes.
+"""Dashboard class with the parts that all dashboards have, and its conversion to Grafana's JSON.
 
-Each has the variables `datasource` and `cluster`, links to the others that take the variables and the time along,
-annotations for alerts, and no editing: who wants it otherwise changes the code, or saves a copy.
+Each dashboard has the variables `datasource` and `cluster`, links to the others that keep variables and time range, and
+annotations for alerts. It is read-only in Grafana: to change it, change the code or save a copy.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent.schema.errors import DashboardError
-from dashboards import rules  # noqa: F401 - what they record may be named
+from dashboards import rules  # noqa: F401 - registers the names of recording rules
 from dashboards.expressions import CLUSTER, checked
 
 with warnings.catch_warnings():
-    # Of classic dashboards, for which the SDK would rather have the second schema, which side-cars do not take yet.
+    # The SDK deprecates classic dashboards, but side-cars do not accept the second schema yet.
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.builders import dashboard as build
     from grafana_foundation_sdk.builders import prometheus
@@ -32,9 +32,9 @@ Panel = Builder[model.Panel]
 
 
 class Board:
-    """A dashboard under construction. `to_json_data` gives Grafana's classic JSON (schema of version 36 and newer).
+    """A dashboard under construction. `to_json_data` returns Grafana's classic JSON (schema version 36 and newer).
 
-    uid: stays, so that links to it do. title, description: of the dashboard; its panels' stand with them.
+    uid: never changes, so that links to the dashboard stay valid.
     """
 
     def __init__(self, uid: str, title: str, description: str, since: str = "now-1h") -> None:
@@ -69,10 +69,10 @@ class Board:
             "{{severity}} {{gang}} {{node}} {{rank}} {{cause}}",
         )
 
-    # --- what stands above the panels ---------------------------------------------------------------------------------
+    # --- variables, annotations and links -----------------------------------------------------------------------------
 
     def variable(self, name: str, label: str, query: str, many: bool = False, every: bool = False) -> None:
-        """A variable whose values the query gives. many: several at once. every: all of them to begin with."""
+        """Add a variable with the query's values. many: allow several values. every: select all values by default."""
         checked(query, f"{self.title}: variable {name}")
         variable = (
             build.QueryVariable(name)
@@ -90,7 +90,7 @@ class Board:
         self._builder.with_variable(variable)
 
     def annotation(self, name: str, expression: str, colour: str, title: str, text: str, shown: bool = True) -> None:
-        """Marks wherever the expression answers; it may be switched off in the dashboard."""
+        """Add an annotation wherever the expression has a value. Users can switch it off in the dashboard."""
         target = prometheus.Dataquery().expr(checked(expression, f"{self.title}: annotation {name}")).ref_id("Anno")
         query = (
             build.AnnotationQuery()
@@ -105,7 +105,7 @@ class Board:
         self._builder.annotation(query)
 
     def link(self, title: str, url: str) -> None:
-        """A link in the dashboard's head; ours take the variables along."""
+        """Add a link to the dashboard's header. It keeps variables and time range."""
         self._builder.link(
             build.DashboardLink(title).type(model.DashboardLinkType.LINK).url(url).keep_time(True).include_vars(True)
         )
@@ -113,7 +113,7 @@ class Board:
     # --- panels -------------------------------------------------------------------------------------------------------
 
     def row(self, title: str, *panels: Panel) -> None:
-        """A row: its heading, and the panels below it from left to right."""
+        """Add a row: a heading, and its panels from left to right."""
         self._builder.with_row(build.Row(title).id(self._next()))
         for panel in panels:
             built = panel.build()
@@ -126,10 +126,10 @@ class Board:
         self._panels += 1
         return self._panels
 
-    # --- what it becomes ----------------------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------------------------------
 
     def to_json_data(self) -> dict[str, Any]:
-        """The dashboard as Grafana takes it. Raises DashboardError where a part has a value of a wrong type."""
+        """Return the dashboard in Grafana's format. Raises DashboardError if a part has a value of a wrong type."""
         try:
             document: dict[str, Any] = json.loads(JSONEncoder().encode(self._builder.build()))
         except (TypeError, AttributeError, ValueError) as error:
@@ -138,7 +138,7 @@ class Board:
 
 
 class _Built(Builder[model.Panel]):
-    """A panel that was built already, for whoever wants a builder."""
+    """Builder that returns an existing panel."""
 
     def __init__(self, panel: model.Panel) -> None:
         self._panel = panel
@@ -148,7 +148,7 @@ class _Built(Builder[model.Panel]):
 
 
 def expressions_of(document: dict[str, Any]) -> Sequence[tuple[str, str]]:
-    """(where, expression) of every panel and annotation of a dashboard."""
+    """Return (location, expression) of every panel and annotation of a dashboard."""
     found = [
         (f"{document['title']}: {panel['title']}", target["expr"])
         for panel in document["panels"]

@@ -1,13 +1,13 @@
-"""The few kinds of panels that dashboards are made of: series, numbers, tables, timelines, grids.
+"""Kinds of panels: series, numbers, tables, timelines, grids.
 
-Every panel has a title, a description that says what to make of it, a unit, and a data source that is chosen above.
+Every panel has a title, a description that explains its values, a unit, and the dashboard's data source.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboards.board import SOURCE  # first: it quietens the SDK
+from dashboards.board import SOURCE  # first: it suppresses the SDK's deprecation warnings
 
 # isort: split
 from grafana_foundation_sdk.builders import common as common_build
@@ -23,7 +23,7 @@ COUNT, A_SECOND, HERTZ, HOURS = "short", "cps", "hertz", "h"
 Steps = tuple[tuple[float | None, str], ...]
 
 GOOD_IS_LOW: Steps = ((None, "green"), (1.1, "yellow"), (1.3, "red"))
-"""Of slowdowns: a tenth is worth a look, three tenths are what the default policy moves a gang for."""
+"""Thresholds of slowdowns: 10 % needs attention; at 30 % the default policy moves a gang."""
 
 ZERO_IS_GOOD: Steps = ((None, "green"), (1, "red"))
 ONE_IS_GOOD: Steps = ((None, "red"), (1, "green"))
@@ -33,12 +33,15 @@ PLAIN: Steps = ((None, "blue"),)
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a panel asks. legend: with labels in double braces. instant: as of the end alone. table: a row a series."""
+    """A query of a panel."""
 
     expression: str
     legend: str = ""
+    """Text with labels in double braces."""
     instant: bool = False
+    """Query only the end of the time range."""
     table: bool = False
+    """Return a table with one row per series."""
 
 
 def _targets(queries: tuple[Query, ...]) -> list[prometheus.Dataquery]:
@@ -78,7 +81,7 @@ def series(
     maximum: float | None = None,
     link: tuple[str, str] | None = None,
 ) -> timeseries.Panel:
-    """Lines over time. thresholds: drawn as lines. link: (title, URL) at every series."""
+    """Return a panel of lines over time. thresholds: drawn as lines. link: (title, URL) at every series."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -127,7 +130,7 @@ def number(
     text: bool = False,
     nothing: str = "not available here",
 ) -> stat.Panel:
-    """One number, or a series' legend (text), coloured by thresholds. nothing: shown where there is none."""
+    """Return a panel of one number, or of a legend (text), coloured by thresholds. nothing: shown without a value."""
     panel = (
         stat.Panel()
         .title(title)
@@ -158,7 +161,7 @@ def rows(
     width: int = 12,
     height: int = 8,
 ) -> table.Panel:
-    """A table: a row a series, a column a label. hidden: columns left out; names: of those that need another."""
+    """Return a table: one row per series, one column per label. hidden: omitted columns. names: renamed columns."""
     left_out = dict.fromkeys(("Time", "__name__", *hidden), True)
     return (
         table.Panel()
@@ -190,7 +193,7 @@ def timeline(
     width: int = 24,
     height: int = 8,
 ) -> statetimeline.Panel:
-    """States over time: a bar a series, coloured by thresholds."""
+    """Return a panel of states over time: one bar per series, coloured by thresholds."""
     return (
         statetimeline.Panel()
         .title(title)
@@ -218,7 +221,7 @@ def grid(
     width: int = 24,
     height: int = 10,
 ) -> statushistory.Panel:
-    """A heat map of series over time: a row a series, a cell an instant, coloured by thresholds."""
+    """Return a heat map: one row per series, one cell per instant, coloured by thresholds."""
     return (
         statushistory.Panel()
         .title(title)

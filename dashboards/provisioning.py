@@ -1,4 +1,4 @@
-"""Provisioning: what Grafana, Prometheus and Alertmanager need to show a machine that runs `gangwatch up`.
+"""Configuration of Grafana, Prometheus and Alertmanager for a machine that runs `gangwatch up`.
 
 ::
 
@@ -9,7 +9,7 @@
       prometheus/prometheus.yml  targets/agents.json  targets/controller.json
       alertmanager/alertmanager.yml
 
-`build` writes the first two, `provision` all of it. What is the same already is not written again.
+`build` writes the first two folders, `provision` writes all. Files with the same content are not written again.
 """
 
 from __future__ import annotations
@@ -32,34 +32,37 @@ Files = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom Prometheus scrapes: host:port, the node's name ('' for the controller), and http or https."""
+    """A target that Prometheus scrapes."""
 
     address: str
+    """host:port."""
     node: str = ""
+    """The node's name; '' for the controller."""
     scheme: str = "http"
+    """http or https."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is to be shown. cluster: its name in every label. folder: where the tree lies, absolute.
-
-    prometheus, alertmanager, receiver: URLs of those, the last of whoever is told of alerts.
-    """
+    """The monitored machine and the programs that monitor it."""
 
     cluster: str
+    """The value of the label `cluster`."""
     folder: Path
+    """Absolute path of the written tree."""
     agents: tuple[Target, ...]
     controller: Target | None
     prometheus: str = "http://127.0.0.1:9090"
     alertmanager: str = "127.0.0.1:9093"
     receiver: str = "http://127.0.0.1:9095/"
+    """URL of the webhook that receives alerts."""
 
 
-# --- what is written -------------------------------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def built_files() -> Files:
-    """(path, text) of dashboards and rules. Raises DashboardError where one names what nobody publishes."""
+    """Return (path, text) of dashboards and rules. Raises DashboardError if one reads an unknown metric."""
     for folder, name, board in load_all():
         yield f"dashboards/{folder}/{name}.json", json.dumps(board.to_json_data(), indent=2, sort_keys=True) + "\n"
     yield "rules/recording.yml", rules_file(recording.GROUPS)
@@ -68,7 +71,7 @@ def built_files() -> Files:
 
 
 def provisioned_files(machine: Machine) -> Files:
-    """(path, text) of everything that a machine needs."""
+    """Return (path, text) of all files for a machine."""
     yield from built_files()
     yield "grafana/provisioning/datasources/gangwatch.yml", HEADER + yaml_text(_datasources(machine))
     yield "grafana/provisioning/dashboards/gangwatch.yml", HEADER + yaml_text(_providers(machine))
@@ -87,7 +90,7 @@ def _datasources(machine: Machine) -> dict[str, Any]:
         "access": "proxy",
         "url": machine.prometheus,
         "isDefault": True,
-        # The scrape interval, from which Grafana takes $__rate_interval.
+        # The scrape interval, from which Grafana derives $__rate_interval.
         "jsonData": {"timeInterval": "15s", "httpMethod": "POST"},
     }
     return {"apiVersion": 1, "datasources": [source]}
@@ -107,7 +110,7 @@ def _providers(machine: Machine) -> dict[str, Any]:
 
 def _prometheus(machine: Machine) -> dict[str, Any]:
     def job(name: str) -> dict[str, Any]:
-        # A series says itself of which node it is; the target says it too, so that `up` does.
+        # Every series has the label `node`. The target has it too, so that `up` has it.
         return {
             "job_name": f"gangwatch-{name}",
             "honor_labels": True,
@@ -138,9 +141,9 @@ def _targets(machine: Machine, targets: tuple[Target, ...]) -> str:
 
 
 def write(folder: Path, files: Files) -> tuple[list[str], list[str]]:
-    """Write what differs, each file at once or not at all: (all paths, those that were written).
+    """Write the files whose content has changed, each atomically. Return (all paths, written paths).
 
-    Everything is made before anything is written. Raises DashboardError where a file can't be.
+    All texts are built before the first file is written. Raises DashboardError if a file cannot be written.
     """
     made = list(files)
     written: list[str] = []
@@ -150,14 +153,14 @@ def write(folder: Path, files: Files) -> tuple[list[str], list[str]]:
             if path.exists() and path.read_text(encoding="utf-8") == text:
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_at_once(path, text)
+            _write_atomically(path, text)
         except OSError as error:
             raise DashboardError(f"{path}: {error.strerror}") from error
         written.append(name)
     return [name for name, _ in made], written
 
 
-def _write_at_once(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

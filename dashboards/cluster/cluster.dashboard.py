@@ -1,4 +1,4 @@
-"""Cluster: health, allocation, queue, fragmentation, and where GPU-hours go that do no work."""
+"""Dashboard of a cluster: health, allocation, queue, fragmentation, and lost GPU-hours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dashboards.panels import (
 dashboard = Board(
     "gangwatch-cluster",
     "Cluster",
-    "All of a cluster: what is healthy, what is used, who waits, and what is lost.",
+    "A whole cluster: health, used slots, pending jobs, and lost GPU-hours.",
     since="now-6h",
 )
 dashboard.annotation(
@@ -41,33 +41,33 @@ dashboard.row(
     "Now",
     number(
         "Slots in use",
-        "Share of all slots that gangs hold.",
+        "Share of all slots that are held by gangs.",
         RATIO,
         Query(f'sum by (cluster) (gangwatch_slots{{{CLUSTER}, use="used"}}) / {_SLOTS}'),
         decimals=1,
     ),
     number(
         "Free slots",
-        "That a gang could have now.",
+        "Slots that a gang can use now.",
         COUNT,
         Query(f'gangwatch_slots{{{CLUSTER}, use="free"}}'),
     ),
     number(
-        "Jobs waiting",
-        "All that are submitted and hold no slots.",
+        "Pending jobs",
+        "Submitted jobs that hold no slots.",
         COUNT,
         Query(f'gangwatch_gangs{{{CLUSTER}, state="pending"}}'),
     ),
     number(
         "Nodes out of use",
-        "In quarantine, in maintenance, or gone.",
+        "In quarantine, in maintenance, or absent.",
         COUNT,
         Query(f'sum by (cluster) (gangwatch_nodes{{{CLUSTER}, state=~"quarantine|maintenance|absent"}})'),
         thresholds=((None, "green"), (1, "yellow"), (5, "red")),
     ),
     number(
-        "Agents heard",
-        "Share of agents that answer Prometheus.",
+        "Agents reporting",
+        "Share of agents that Prometheus can scrape.",
         RATIO,
         Query(f'avg by (cluster) (up{{{CLUSTER}, job="gangwatch-agent"}})'),
         thresholds=((None, "red"), (0.9, "yellow"), (1, "green")),
@@ -75,7 +75,7 @@ dashboard.row(
     ),
     number(
         "Verdicts",
-        "That stand now, of all kinds.",
+        "Active verdicts of all kinds.",
         COUNT,
         Query(f"count(gangwatch_verdict_active{{{CLUSTER}}}) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
@@ -84,16 +84,16 @@ dashboard.row(
 dashboard.row(
     "Waste",
     series(
-        "Slots that do no work",
-        "Idle: free. Unavailable: out of use. Restart: held by gangs that start, stop or have made no step since. "
-        "Accused: what gangs lose to what verdicts accuse.",
+        "Slots without useful work",
+        "Idle: free. Unavailable: on nodes out of use. Restart: held by gangs that start, stop or have made no step "
+        "since their start. Accused: lost by gangs to the causes in their verdicts.",
         COUNT,
         Query(f"gangwatch_lost_slots{{{CLUSTER}}}", "{{reason}}"),
         stacked=True,
     ),
     rows(
         "GPU-hours lost in this time range",
-        "The same, added up over time.",
+        "Slots without useful work, summed over time.",
         HOURS,
         Query(
             f"sum by (cluster, reason) (avg_over_time(gangwatch_lost_slots{{{CLUSTER}}}[$__range]))"
@@ -105,8 +105,8 @@ dashboard.row(
         width=6,
     ),
     rows(
-        "What costs most now",
-        "Verdicts by slots' worth of work lost; the job's page has the rest.",
+        "Most expensive verdicts",
+        "Active verdicts by lost slots. The dashboard of the job has the details.",
         COUNT,
         Query(f"topk(10, verdict:gangwatch_verdict_lost_slots:join{{{CLUSTER}}})", instant=True, table=True),
         hidden=("cluster", "verdict"),
@@ -125,7 +125,7 @@ dashboard.row(
     ),
     series(
         "Fragmentation",
-        "Of the free slots, the share on nodes that are partly used: a gang that wants whole nodes cannot have them.",
+        "Share of the free slots on partly used nodes. A gang that needs whole nodes cannot use them.",
         RATIO,
         Query(
             f'gangwatch_slots_fragmented{{{CLUSTER}}} / on (cluster) (gangwatch_slots{{{CLUSTER}, use="free"}} > 0)',
@@ -135,14 +135,14 @@ dashboard.row(
     ),
     series(
         "Slots by queue",
-        "The ten that hold most.",
+        "The ten queues that hold most slots.",
         COUNT,
         Query(worst(10, f"gangwatch_queue_slots{{{CLUSTER}}}"), "{{queue}}"),
         stacked=True,
     ),
     series(
         "Jobs by state",
-        "Those that have ended are forgotten after a while.",
+        "Jobs that have not ended.",
         COUNT,
         Query(f'gangwatch_gangs{{{CLUSTER}, state=~"pending|starting|running|stopping"}}', "{{state}}"),
         stacked=True,
@@ -152,34 +152,34 @@ dashboard.row(
     "Health",
     series(
         "Nodes by state",
-        "Suspect: a verdict stands against it. Quarantine: takes nothing. Probation: single-node jobs only.",
+        "Suspect: accused by an active verdict. Quarantine: accepts no jobs. Probation: accepts single-node jobs only.",
         COUNT,
         Query(f"gangwatch_nodes{{{CLUSTER}}}", "{{state}}"),
         stacked=True,
     ),
     timeline(
-        "Nodes whose GPUs are not well",
-        "The worst of a node's GPUs: 1 held back, 2 to be looked at, 3 lost or broken. The twenty worst nodes.",
+        "Nodes with unhealthy GPUs",
+        "Worst condition of a node's GPUs. 1: throttled. 2: needs inspection. 3: lost or broken. Twenty nodes at most.",
         Query(f"({worst(20, f'node:gangwatch_gpu_health:worst{{{CLUSTER}}}')}) > 0", "{{node}}"),
         HEALTH,
         width=12,
     ),
     series(
         "Power of all GPUs",
-        "As their drivers average it.",
+        "Average of the drivers.",
         WATTS,
         Query(f"sum by (cluster) (gangwatch_gpu_power_watts{{{CLUSTER}}})", "power"),
     ),
     series(
         "Hottest nodes",
-        "The hottest GPU of each, of ten nodes.",
+        "Hottest GPU of each of the ten hottest nodes.",
         CELSIUS,
         Query(worst(10, f"node:gangwatch_gpu_temperature_celsius:max{{{CLUSTER}}}"), "{{node}}"),
         thresholds=((None, "green"), (85, "red")),
     ),
     number(
         "Actions allowed",
-        "1 while an operator has not frozen them.",
+        "1: allowed. 0: frozen.",
         COUNT,
         Query(f"1 - gangwatch_frozen{{{CLUSTER}}}"),
         thresholds=ONE_IS_GOOD,

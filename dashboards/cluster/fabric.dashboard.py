@@ -1,4 +1,4 @@
-"""Fabric: NICs, rails and switches: who is marked, who is paused, and who shares with whom."""
+"""Dashboard of the fabric: NICs, rails and switches, congestion, pauses and shared links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dashboards.panels import (
 dashboard = Board(
     "gangwatch-fabric",
     "Fabric",
-    "NICs by counter, congestion marks and pauses by rail and switch, and which jobs share what.",
+    "Counters of NICs, congestion marks and pauses by rail and switch, and the jobs that share links.",
 )
 dashboard.variable(
     "rail", "Rail", f"label_values(nic:gangwatch_topology_rail:info{{{CLUSTER}}}, rail)", many=True, every=True
@@ -48,14 +48,14 @@ dashboard.row(
     "Now",
     number(
         "NICs",
-        "Ports that the agents read.",
+        "Ports whose counters agents report.",
         COUNT,
         Query(f"count by (cluster) (gangwatch_rdma_port_transmit_bytes_total{{{CLUSTER}}})"),
         width=6,
     ),
     number(
-        "Ports not active",
-        "State below 4.",
+        "Inactive ports",
+        "Ports with a state below 4.",
         COUNT,
         Query(f"count(gangwatch_rdma_port_state{{{CLUSTER}}} < 4) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
@@ -63,7 +63,7 @@ dashboard.row(
     ),
     number(
         "Congestion verdicts",
-        "Jobs that another one's traffic slows down now.",
+        "Active interference verdicts: jobs that another job slows down.",
         COUNT,
         Query(f'count(gangwatch_verdict_active{{{CLUSTER}, kind="interference"}}) or vector(0)'),
         thresholds=ZERO_IS_GOOD,
@@ -71,7 +71,7 @@ dashboard.row(
     ),
     number(
         "Traffic",
-        "RDMA bytes sent a second by all NICs.",
+        "RDMA bytes sent per second by all NICs.",
         BYTES_A_SECOND,
         Query(f"sum by (cluster) (rail:gangwatch_rdma_port_transmit_bytes:rate2m{{{CLUSTER}}})"),
         width=6,
@@ -81,7 +81,7 @@ dashboard.row(
     "By rail and switch",
     series(
         "Traffic by rail",
-        "Bytes sent a second. A rail that carries less than the others holds them up.",
+        "Bytes sent per second. A rail with less traffic than the others delays them.",
         BYTES_A_SECOND,
         Query(
             worst(16, f'rail:gangwatch_rdma_port_transmit_bytes:rate2m{{{CLUSTER}, rail=~"$rail"}}'), "rail {{rail}}"
@@ -89,13 +89,14 @@ dashboard.row(
     ),
     series(
         "Congestion notifications by rail",
-        "Obeyed a second: senders were slowed down for a full link.",
+        "Notifications handled per second: senders reduced their rate because of a full link.",
         A_SECOND,
         Query(worst(16, f'rail:gangwatch_rdma_cnp_handled:rate2m{{{CLUSTER}, rail=~"$rail"}}'), "rail {{rail}}"),
     ),
     series(
         "Pause frames by rail",
-        "Received ones stop our senders, sent ones stop the network's: where more are sent than received is the cause.",
+        "Received frames pause the NICs' sending; sent frames pause the network. The cause is a rail that sends more "
+        "than it receives.",
         A_SECOND,
         Query(
             worst(16, f'rail:gangwatch_rdma_pause_frames:rate2m{{{CLUSTER}, rail=~"$rail"}}'),
@@ -104,27 +105,27 @@ dashboard.row(
     ),
     series(
         "Congestion notifications by switch",
-        "Of all NICs below a switch: nodes of one rack share its uplinks. '' where the rack is not known.",
+        "Sum over all NICs below a switch. Nodes of one rack share its uplinks. '' if the rack is unknown.",
         A_SECOND,
         Query(worst(20, f"rack:gangwatch_rdma_cnp_handled:rate2m{{{CLUSTER}}}"), "{{rack}}"),
     ),
     series(
         "Traffic by switch",
-        "Bytes sent a second by the NICs below it; what of it crosses the uplinks is not counted anywhere on nodes.",
+        "Bytes sent per second by the NICs below it. Nodes cannot measure how much of it crosses the uplinks.",
         BYTES_A_SECOND,
         Query(worst(20, f"rack:gangwatch_rdma_port_transmit_bytes:rate2m{{{CLUSTER}}}"), "{{rack}}"),
     ),
     rows(
-        "Who shares a switch",
-        "GPUs of each job below each switch: jobs in one rack share what leaves it.",
+        "Jobs below each switch",
+        "Number of GPUs of each job. Jobs in one rack share its uplinks.",
         COUNT,
         Query(f"topk(20, rack:gangwatch_gpu_owner:count{{{CLUSTER}}})", instant=True, table=True),
         hidden=("cluster",),
         names={"Value": "GPUs"},
     ),
     rows(
-        "Who disturbs whom",
-        "Interference that stands: the job that suffers, the one that disturbs, and what both share.",
+        "Interference",
+        "Active interference verdicts: the delayed job, the aggressor, and the resource that both share.",
         COUNT,
         Query(
             f'topk(20, verdict:gangwatch_verdict_lost_slots:join{{{CLUSTER}, kind="interference"}})',
@@ -138,20 +139,20 @@ dashboard.row(
 dashboard.row(
     "By NIC",
     series(
-        "Congestion notifications obeyed",
-        "This sender was slowed down for a full link on its way.",
+        "Congestion notifications handled",
+        "The NIC reduced its sending rate because of a full link on the path.",
         A_SECOND,
         Query(_nics("gangwatch_rdma_cnp_handled_total"), "{{node}} {{device}}"),
     ),
     series(
-        "Packets marked on their way here",
-        "ECN: the way to this receiver is congested.",
+        "Received packets with a congestion mark",
+        "ECN: the path to this NIC is congested.",
         A_SECOND,
         Query(_nics("gangwatch_rdma_ecn_marked_packets_total"), "{{node}} {{device}}"),
     ),
     series(
         "Pause received",
-        "Frames a second that stop this sender.",
+        "Frames per second that pause this NIC's sending.",
         A_SECOND,
         Query(
             _nics("gangwatch_rdma_pause_frames_total", ', direction="receive"'),
@@ -160,7 +161,7 @@ dashboard.row(
     ),
     series(
         "Pause sent",
-        "Frames a second by which this NIC stops the network: it drains too slowly.",
+        "Frames per second by which this NIC pauses the network because it drains too slowly.",
         A_SECOND,
         Query(
             _nics("gangwatch_rdma_pause_frames_total", ', direction="transmit"'),
@@ -169,7 +170,7 @@ dashboard.row(
     ),
     series(
         "Time paused",
-        "Share of time for which sending was stopped.",
+        "Share of time in which sending was paused.",
         RATIO,
         Query(
             _nics("gangwatch_rdma_pause_seconds_total", ', direction="receive"'),
@@ -179,26 +180,26 @@ dashboard.row(
     ),
     series(
         "Out of order",
-        "Packets a second that arrived before others which were lost or overtaken.",
+        "Packets per second that arrived out of sequence, because earlier ones were lost or delayed.",
         A_SECOND,
         Query(_nics("gangwatch_rdma_out_of_sequence_total"), "{{node}} {{device}}"),
     ),
     series(
-        "Sent again",
-        "Packets a second, and acknowledgements that did not come in time.",
+        "Retransmissions",
+        "Retransmitted packets and acknowledgement timeouts per second.",
         A_SECOND,
-        Query(_nics("gangwatch_rdma_retransmitted_packets_total"), "{{node}} {{device}} sent again"),
+        Query(_nics("gangwatch_rdma_retransmitted_packets_total"), "{{node}} {{device}} retransmitted"),
         Query(_nics("gangwatch_rdma_ack_timeouts_total"), "{{node}} {{device}} timeouts"),
     ),
     series(
-        "Errors on the wire",
-        "Symbols in error a second: a cable or transceiver.",
+        "Symbol errors",
+        "Per second. The usual cause is a cable or transceiver.",
         A_SECOND,
         Query(_nics("gangwatch_rdma_physical_symbol_errors_total"), "{{node}} {{device}}"),
     ),
     timeline(
-        "Ports that are not active",
-        "1 down, 2 initialising, 3 armed.",
+        "States of inactive ports",
+        "1: down. 2: initialising. 3: armed.",
         Query(least(20, f"gangwatch_rdma_port_state{{{_NIC}}}", "< 4"), "{{node}} {{device}}"),
         ((None, "red"), (2, "yellow")),
     ),

@@ -1,4 +1,4 @@
-"""Node and GPU: eight GPUs with the worst colour, and everything that their own counters say."""
+"""Dashboard of one node: health of its GPUs, their counters, and the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dashboards.panels import (
 dashboard = Board(
     "gangwatch-node-and-gpu",
     "Node and GPU",
-    "One node: its GPUs with the worst colour, throttling, memory errors, XIDs, PCIe, NVLink and the host.",
+    "One node: health of its GPUs, throttling, memory errors, XIDs, PCIe, NVLink and the host.",
 )
 dashboard.variable("node", "Node", f"label_values(gangwatch_agent_info{{{CLUSTER}}}, node)")
 dashboard.annotation(
@@ -59,28 +59,28 @@ dashboard.row(
     "Now",
     number(
         "State",
-        "What the scheduler thinks of the node.",
+        "State of the node in the scheduler.",
         COUNT,
         Query(f"gangwatch_node_state{{{_NODE}}} == 1", "{{state}}"),
         text=True,
-        nothing="no node of the controller",
+        nothing="not in the scheduler",
     ),
     number(
         "GPUs",
-        "That answer.",
+        "GPUs that respond to the driver.",
         COUNT,
         Query(f"sum by (cluster, node) (gangwatch_gpu_up{{{_NODE}}})"),
     ),
     number(
         "Agent",
-        "Whether it answers Prometheus.",
+        "1 if Prometheus can scrape it.",
         COUNT,
         Query(f'max by (cluster, node) (up{{{_NODE}, job="gangwatch-agent"}})'),
         thresholds=ONE_IS_GOOD,
     ),
     number(
         "XIDs in this time range",
-        "Of any code.",
+        "XIDs with any code.",
         COUNT,
         Query(f"sum by (cluster, node) (increase(gangwatch_gpu_xid_events_total{{{_NODE}}}[$__range]))", instant=True),
         thresholds=ZERO_IS_GOOD,
@@ -88,14 +88,14 @@ dashboard.row(
     ),
     number(
         "Memory available",
-        "Of the host, without swapping.",
+        "Share of host memory that is available without swapping.",
         RATIO,
         Query(f"gangwatch_host_memory_available_bytes{{{_NODE}}} / gangwatch_host_memory_total_bytes{{{_NODE}}}"),
         thresholds=((None, "red"), (0.1, "yellow"), (0.2, "green")),
     ),
     number(
-        "Load a processor",
-        "Load average over one minute, over the processors online.",
+        "Load per processor",
+        "Load average over one minute, divided by the number of online processors.",
         COUNT,
         Query(f"gangwatch_host_load1{{{_NODE}}} / gangwatch_host_cpus{{{_NODE}}}"),
         thresholds=((None, "green"), (1, "yellow"), (2, "red")),
@@ -106,14 +106,14 @@ dashboard.row(
     "GPUs",
     timeline(
         "Health",
-        "The worst of each GPU: green well, yellow held back, orange to be looked at, red lost or broken.",
+        "Worst condition of each GPU. Green: healthy. Yellow: throttled. Orange: needs inspection. Red: lost.",
         Query(f"gpu:gangwatch_gpu_health:worst{{{_NODE}}}", "{{gpu}}"),
         HEALTH,
         width=12,
     ),
     rows(
-        "Who uses them",
-        "Job and rank of each GPU.",
+        "Users of the GPUs",
+        "Job and rank on each GPU.",
         COUNT,
         Query(
             f"gpu:gangwatch_gpu_owner:topk1{{{_NODE}}}"
@@ -125,38 +125,38 @@ dashboard.row(
     ),
     series(
         "Tensor active",
-        "Share of time with a tensor pipe in use (GPM).",
+        "Share of time with an active tensor pipe (GPM).",
         RATIO,
         _gpus("gangwatch_gpu_tensor_active_ratio"),
         maximum=1,
     ),
     series(
         "SM active",
-        "Share of multiprocessors that were busy (GPM).",
+        "Share of busy multiprocessors (GPM).",
         RATIO,
         _gpus("gangwatch_gpu_sm_active_ratio"),
         maximum=1,
     ),
     series(
         "Utilisation",
-        "Share of time with any kernel running: high also while a job hangs in a collective.",
+        "Share of time with any running kernel. It is also high while a job hangs in a collective.",
         RATIO,
         _gpus("gangwatch_gpu_utilization_ratio"),
         maximum=1,
     ),
-    series("Device memory in use", "By programs.", BYTES, _gpus("gangwatch_gpu_memory_used_bytes")),
-    series("Power", "As the driver averages it.", WATTS, _gpus("gangwatch_gpu_power_watts")),
+    series("Device memory in use", "Memory allocated by programs.", BYTES, _gpus("gangwatch_gpu_memory_used_bytes")),
+    series("Power", "Average of the driver.", WATTS, _gpus("gangwatch_gpu_power_watts")),
     series(
         "Temperature",
-        "Of the die.",
+        "Temperature of the die.",
         CELSIUS,
         _gpus("gangwatch_gpu_temperature_celsius"),
         thresholds=((None, "green"), (85, "red")),
     ),
-    series("SM clock", "Of the multiprocessors.", HERTZ, _gpus("gangwatch_gpu_sm_clock_hertz")),
+    series("SM clock", "Clock of the multiprocessors.", HERTZ, _gpus("gangwatch_gpu_sm_clock_hertz")),
     timeline(
-        "Clock held down",
-        "By reason; idle and set clocks are not shown.",
+        "Throttling",
+        "By reason, without idle GPUs and clocks set by an administrator.",
         Query(
             worst(
                 20, f'gangwatch_gpu_throttle_state{{{_NODE}, reason!~"gpu_idle|clocks_setting|display_clocks"}} == 1'
@@ -171,28 +171,28 @@ dashboard.row(
     "Errors",
     series(
         "ECC",
-        "Memory errors a second; uncorrected ones end what runs.",
+        "Memory errors per second. Uncorrected errors end the affected processes.",
         A_SECOND,
         _errors("gangwatch_gpu_ecc_errors_total", "{{gpu}} {{severity}}"),
     ),
     timeline(
         "XIDs",
-        "When the driver reported which, in ten minutes' windows.",
+        "XIDs that the driver reported within ten minutes, by code.",
         Query(worst(20, rose(f"gangwatch_gpu_xid_total{{{_NODE}}}", "10m")), "XID {{code}} {{gpu}}"),
         ((None, "red"),),
         width=12,
     ),
     rows(
-        "Rows of memory",
-        "Remapped rows by cause.",
+        "Remapped memory rows",
+        "Number of rows by cause.",
         COUNT,
         Query(f"topk(20, gangwatch_gpu_remapped_rows_total{{{_NODE}}})", instant=True, table=True),
         hidden=("cluster", "node", "instance", "job"),
         names={"Value": "rows"},
     ),
     rows(
-        "What it needs to recover",
-        "As the driver says it.",
+        "Recovery action",
+        "Action that the driver requests for a GPU.",
         COUNT,
         Query(f"gangwatch_gpu_recovery_action{{{_NODE}}} == 1", instant=True, table=True),
         hidden=("cluster", "node", "instance", "job", "Value"),
@@ -202,19 +202,19 @@ dashboard.row(
     "PCIe and NVLink",
     series(
         "PCIe traffic",
-        "From the GPU, over the newest interval (GPM).",
+        "Bytes sent by the GPU per second, over the newest interval (GPM).",
         BYTES_A_SECOND,
         _gpus("gangwatch_gpu_pcie_transmit_bytes_per_second"),
     ),
     series(
         "PCIe replays",
-        "Packets sent again a second: a bad slot, riser or board.",
+        "Packets retransmitted per second. The usual cause is a bad slot, riser or board.",
         A_SECOND,
         _errors("gangwatch_gpu_pcie_replays_total", "{{gpu}}"),
     ),
     series(
         "PCIe lanes",
-        "Of each device, over the most that it can use (profile `full`).",
+        "Lanes of each device, divided by the most lanes that it supports (profile `full`).",
         RATIO,
         Query(
             f"max by (pci_address) (gangwatch_pcie_link_lanes{{{_NODE}}})"
@@ -225,13 +225,13 @@ dashboard.row(
     ),
     series(
         "NVLink traffic",
-        "Bytes that programs sent a second over all links.",
+        "Bytes sent by programs per second over all links.",
         BYTES_A_SECOND,
         Query(f"gpu:gangwatch_nvlink_transmit_bytes:rate2m{{{_NODE}}}", "{{gpu}}"),
     ),
     series(
         "NVLink errors",
-        "By kind, on all of a GPU's links together; by link with profile `full`.",
+        "Errors per second by kind, summed over a GPU's links. With profile `full`: by link.",
         A_SECOND,
         Query(busiest(8, f"gangwatch_gpu_nvlink_errors_total{{{_NODE}}}"), "{{gpu}} {{kind}}"),
         Query(
@@ -240,8 +240,8 @@ dashboard.row(
         ),
     ),
     timeline(
-        "NVLinks that are not active",
-        "0 inactive, 2 asleep, 3 closed to traffic (profile `full`).",
+        "Inactive NVLinks",
+        "0: inactive. 2: sleeping. 3: closed to traffic (profile `full`).",
         Query(worst(20, f"gangwatch_nvlink_state{{{_NODE}}} != 1"), "{{gpu}} link {{link}}"),
         ((None, "red"), (2, "yellow"), (3, "orange")),
         width=12,

@@ -1,4 +1,4 @@
-"""Scheduler: who waits and why, what was decided, and what it was worth."""
+"""Dashboard of the scheduler: pending jobs and the reasons, decisions, and the gain of moves."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from dashboards.panels import COUNT, RATIO, SECONDS, ZERO_IS_GOOD, Query, number
 dashboard = Board(
     "gangwatch-scheduler",
     "Scheduler",
-    "Who waits and why, reservations and backfill, preemptions, moves and what they gained, fairness, and how fast.",
+    "Pending jobs and the reasons, reservations and backfill, preemptions, gain of moves, fairness and latency.",
     since="now-6h",
 )
 
 dashboard.row(
-    "Waiting",
+    "Pending jobs",
     series(
-        "Waiting jobs by what binds them",
-        "As `gangwatch explain` says it: slots (not enough are free), reservation (there is room, but for another), "
-        "limit (of the queue), capacity (not even the empty cluster could), level, dependency, pause, frozen.",
+        "Pending jobs by reason",
+        "As `gangwatch explain` reports it: slots (too few are free), reservation (free slots are reserved for another "
+        "job), limit (of the queue), capacity (too large for the empty cluster), level (no topology domain is large "
+        "enough), dependency, pause, frozen.",
         COUNT,
         Query(f"gangwatch_gangs_waiting{{{CLUSTER}}}", "{{reason}}"),
         stacked=True,
     ),
     series(
-        "Waiting jobs by queue",
-        "The ten queues in which most wait.",
+        "Pending jobs by queue",
+        "The ten queues with the most pending jobs.",
         COUNT,
         Query(worst(10, f"gangwatch_queue_gangs_waiting{{{CLUSTER}}}"), "{{queue}}"),
         stacked=True,
     ),
     rows(
         "Next to start",
-        "Jobs whose start can be told, the soonest first.",
+        "Jobs with an expected start, the earliest first.",
         SECONDS,
         Query(
             f"bottomk(10, gangwatch_gang_wait_seconds_ahead{{{CLUSTER}}}"
@@ -44,16 +45,16 @@ dashboard.row(
         names={"Value": "starts in"},
     ),
     number(
-        "Slots reserved for the first in the queue",
-        "Jobs that run short enough are backfilled beside them.",
+        "Slots reserved for the first job in the queue",
+        "Jobs that end before the reservation starts are backfilled into these slots.",
         COUNT,
         Query(f"sum(gangwatch_reserved_slots{{{CLUSTER}}}) or vector(0)"),
         width=6,
         height=8,
     ),
     number(
-        "It starts in",
-        "Expected time until the first in the queue starts.",
+        "First job starts in",
+        "Expected time until the first job in the queue starts.",
         SECONDS,
         Query(
             f"gangwatch_gang_wait_seconds_ahead{{{CLUSTER}}}"
@@ -67,8 +68,8 @@ dashboard.row(
 dashboard.row(
     "Decisions",
     series(
-        "Starts since the controller's",
-        "Started: from the front of the queue, or after a move. Backfilled: ahead of the first, without delaying it.",
+        "Job starts since the controller's start",
+        "Started: in queue order, or after a move. Backfilled: ahead of the first job, without delaying it.",
         COUNT,
         Query(
             f'sum by (cluster, kind) (gangwatch_decisions_total{{{CLUSTER}, kind=~"started|backfilled"}})',
@@ -76,8 +77,8 @@ dashboard.row(
         ),
     ),
     series(
-        "Preemptions, moves and what else was decided",
-        "Since the controller's start; `observed` is what would have been done.",
+        "Preemptions, moves and other decisions",
+        "Since the controller's start. `observed`: decisions that were logged but not applied.",
         COUNT,
         Query(
             worst(
@@ -88,14 +89,14 @@ dashboard.row(
         ),
     ),
     series(
-        "What moves gain",
-        "Of the newest decisions: the time they were expected to save over what they cost.",
+        "Gain of moves",
+        "Expected time saved by the newest decisions, less their cost.",
         SECONDS,
         Query(f"gangwatch_migration_expected_gain_seconds{{{CLUSTER}}}", "expected gain, {{outcome}}"),
     ),
     series(
-        "What moves cost",
-        "Applied: from the decision to the first step after the move. Observed: what staying has cost instead.",
+        "Cost of moves",
+        "Applied: time from the decision to the first step after the move. Observed: what not moving has cost.",
         SECONDS,
         Query(f"gangwatch_migration_outcome_seconds{{{CLUSTER}}}", "{{outcome}}"),
     ),
@@ -104,7 +105,7 @@ dashboard.row(
     "Fairness",
     series(
         "Slots held over quota",
-        "1 is a queue's quota: above it borrows. Queues without a quota have no line.",
+        "1 is the quota; a queue above 1 borrows slots. Queues without a quota have no line.",
         RATIO,
         Query(
             worst(
@@ -117,8 +118,8 @@ dashboard.row(
         thresholds=((None, "green"), (1, "yellow")),
     ),
     series(
-        "Share of what was used",
-        "Of each queue by the fair order's account, in which older use counts less.",
+        "Share of usage",
+        "Share of each queue in the usage that fair ordering counts. Older usage counts less.",
         RATIO,
         Query(
             worst(
@@ -136,19 +137,19 @@ dashboard.row(
     "The cycle",
     series(
         "Decision latency",
-        "How long the newest cycle took.",
+        "Duration of the newest cycle.",
         SECONDS,
         Query(f"gangwatch_cycle_duration_seconds{{{CLUSTER}}}", "cycle"),
     ),
     series(
         "Cycles a second",
-        "None while the journal can't be written.",
+        "0 while the journal cannot be written.",
         "cps",
         Query(f"rate(gangwatch_cycles_total{{{CLUSTER}}}[$__rate_interval])", "cycles"),
     ),
     number(
-        "Journal writes that failed",
-        "In this time range: nothing was acted on meanwhile.",
+        "Failed journal writes",
+        "In this time range. The controller takes no action while writes fail.",
         COUNT,
         Query(f"sum by (cluster) (increase(gangwatch_store_failures_total{{{CLUSTER}}}[$__range]))", instant=True),
         thresholds=ZERO_IS_GOOD,
@@ -156,8 +157,8 @@ dashboard.row(
         decimals=0,
     ),
     number(
-        "Refusals of the backend",
-        "In this time range; each is tried again.",
+        "Backend failures",
+        "Failed requests to the backend in this time range. The controller retries each.",
         COUNT,
         Query(f"sum by (cluster) (increase(gangwatch_backend_failures_total{{{CLUSTER}}}[$__range]))", instant=True),
         thresholds=ZERO_IS_GOOD,
@@ -165,8 +166,8 @@ dashboard.row(
         decimals=0,
     ),
     number(
-        "Replays that decided otherwise",
-        "Cycles, at the newest start; the record was followed.",
+        "Replay mismatches",
+        "Cycles that decided differently when the journal was replayed at the newest start. The record is used.",
         COUNT,
         Query(f"gangwatch_replay_mismatches_total{{{CLUSTER}}}"),
         thresholds=ZERO_IS_GOOD,

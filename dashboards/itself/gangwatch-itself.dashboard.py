@@ -1,4 +1,4 @@
-"""gangwatch itself: whether what the others show can be trusted, and what it costs."""
+"""Dashboard of gangwatch itself: age and completeness of its data, and its cost."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from dashboards.panels import (
 dashboard = Board(
     "gangwatch-itself",
     "gangwatch itself",
-    "How old samples are, which collectors fail, what agents and controller cost, and what was dropped.",
+    "Age of samples, failing collectors, cost of agents and controller, and dropped data.",
 )
 
 dashboard.row(
     "Now",
     number(
         "Controller",
-        "Whether it answers Prometheus.",
+        "1 if Prometheus can scrape it.",
         COUNT,
         Query(f'min by (cluster) (up{{{CLUSTER}, job="gangwatch-controller"}})'),
         thresholds=ONE_IS_GOOD,
     ),
     number(
-        "Agents that do not answer",
-        "Of those that Prometheus knows.",
+        "Agents not responding",
+        "Targets that Prometheus cannot scrape.",
         COUNT,
         Query(f'count(up{{{CLUSTER}, job="gangwatch-agent"}} == 0) or vector(0)'),
         thresholds=ZERO_IS_GOOD,
     ),
     number(
-        "Streams that are down",
-        "Agents whose frames the controller can't read.",
+        "Frame streams down",
+        "Agents from which the controller receives no frames.",
         COUNT,
         Query(f"count(gangwatch_feed_connected{{{CLUSTER}}} == 0) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
     ),
     number(
-        "Collectors that fail",
-        "On all nodes.",
+        "Failing collectors",
+        "Sum over all nodes.",
         COUNT,
         Query(f"count(gangwatch_collector_success{{{CLUSTER}}} == 0) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
     ),
     number(
         "Parts out of service",
-        "Detectors and other parts of the controller, after a bug. Jobs are still started and stopped.",
+        "Detectors and other parts of the controller that failed because of a bug. Jobs are still started and stopped.",
         COUNT,
         Query(
             f"count(gangwatch_detector_failures_total{{{CLUSTER}}} > 0 "
@@ -66,7 +66,7 @@ dashboard.row(
     ),
     number(
         "Oldest frame",
-        "Time since the newest frame of the agent that was heard last longest ago.",
+        "Longest time since the newest frame of an agent.",
         SECONDS,
         Query(f"max by (cluster) (gangwatch_feed_frame_age_seconds{{{CLUSTER}}})"),
         thresholds=((None, "green"), (5, "yellow"), (30, "red")),
@@ -77,41 +77,42 @@ dashboard.row(
     "Data",
     series(
         "Age of the newest frame",
-        "By node, the oldest; median of all beside them.",
+        "The ten oldest nodes, and the median of all nodes.",
         SECONDS,
         Query(worst(10, f"gangwatch_feed_frame_age_seconds{{{CLUSTER}}}"), "{{node}}"),
         Query(f"quantile by (cluster) (0.5, gangwatch_feed_frame_age_seconds{{{CLUSTER}}})", "median"),
     ),
     series(
-        "Frames the controller did not use",
-        "Dropped because folding could not keep up, refused because they did not fit, malformed on the wire; a second.",
+        "Frames that the controller did not use",
+        "Per second. Dropped: processing was too slow. Refused: it does not match its layout or node. Malformed: the "
+        "bytes are not a frame.",
         "cps",
         Query(f"rate(gangwatch_watch_frames_dropped_total{{{CLUSTER}}}[$__rate_interval])", "dropped"),
         Query(f"rate(gangwatch_watch_frames_refused_total{{{CLUSTER}}}[$__rate_interval])", "refused"),
         Query(f"sum by (cluster) (rate(gangwatch_feed_malformed_total{{{CLUSTER}}}[$__rate_interval]))", "malformed"),
     ),
     timeline(
-        "Which collectors fail",
-        "By node and collector, twenty at most; what fails is absent, the others go on.",
+        "Collector failures",
+        "By node and collector, twenty at most. Metrics of a failing collector are absent; others are not affected.",
         Query(least(20, f"gangwatch_collector_success{{{CLUSTER}}}", "== 0"), "{{node}} {{collector}}"),
         ((None, "red"),),
         width=12,
     ),
     series(
         "Age of collectors' samples",
-        "The oldest (profile `full`).",
+        "The ten oldest (profile `full`).",
         SECONDS,
         Query(worst(10, f"gangwatch_collector_sample_age_seconds{{{CLUSTER}}}"), "{{node}} {{collector}}"),
     ),
     series(
         "Abstentions",
-        "Times a detector saw slowness and could not tell whose, in five minutes.",
+        "How often a detector measured a slowdown and could not determine its cause, in five minutes.",
         COUNT,
         Query(f"increase(gangwatch_abstentions_total{{{CLUSTER}}}[5m])", "{{detector}}"),
     ),
     rows(
         "Series left out",
-        "By reason: what the profile leaves out is meant, what the limit leaves out is not.",
+        "By reason. `profile` and `deny` are intended; `limit` means that an agent has too many series.",
         COUNT,
         Query(f"sum by (cluster, reason) (gangwatch_exporter_series_left_out{{{CLUSTER}}})", instant=True, table=True),
         names={"Value": "series"},
@@ -121,7 +122,7 @@ dashboard.row(
     "Cost",
     series(
         "Processor time of agents",
-        "Share of one processor: the costliest, and the median.",
+        "In processors: the highest agents, and the median.",
         RATIO,
         Query(worst(5, f"rate(gangwatch_agent_cpu_seconds_total{{{CLUSTER}}}[$__rate_interval])"), "{{node}}"),
         Query(
@@ -131,37 +132,37 @@ dashboard.row(
     ),
     series(
         "Memory of agents",
-        "Resident: the largest, and the median.",
+        "Resident memory: the highest agents, and the median.",
         BYTES,
         Query(worst(5, f"gangwatch_agent_memory_resident_bytes{{{CLUSTER}}}"), "{{node}}"),
         Query(f"quantile by (cluster) (0.5, gangwatch_agent_memory_resident_bytes{{{CLUSTER}}})", "median"),
     ),
     series(
         "Series of an agent",
-        "The most, and all together.",
+        "The highest agent, and the median.",
         COUNT,
         Query(f"max by (cluster) (gangwatch_exporter_series{{{CLUSTER}}})", "largest node"),
         Query(f"quantile by (cluster) (0.5, gangwatch_exporter_series{{{CLUSTER}}})", "median"),
     ),
     series(
-        "Rendering an exposition",
+        "Time to render /metrics",
         "The slowest agents.",
         SECONDS,
         Query(worst(5, f"gangwatch_exporter_render_seconds{{{CLUSTER}}}"), "{{node}}"),
     ),
     series(
-        "A cycle of the controller",
-        "How long the newest one took.",
+        "Cycle duration",
+        "Duration of the newest scheduling cycle.",
         SECONDS,
         Query(f"gangwatch_cycle_duration_seconds{{{CLUSTER}}}", "cycle"),
     ),
     series(
-        "Pushing",
-        "Messages a second that were given up, and failed attempts, by sink.",
+        "Push failures",
+        "Dropped messages and failed attempts per second, by sink.",
         "cps",
         Query(
             f"sum by (cluster, sink) (rate(gangwatch_push_dropped_total{{{CLUSTER}}}[$__rate_interval]))",
-            "{{sink}} given up",
+            "{{sink}} dropped",
         ),
         Query(
             f"sum by (cluster, sink) (rate(gangwatch_push_failures_total{{{CLUSTER}}}[$__rate_interval]))",

@@ -1,4 +1,4 @@
-"""Job: is it healthy, how fast against yesterday, who holds it up, and what was done about it."""
+"""Dashboard of one job: health, step time, straggler, verdicts and what was done about them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dashboards.panels import (
 dashboard = Board(
     "gangwatch-job",
     "Job",
-    "One job: is it healthy, how fast against yesterday, who holds it up and what was done about it.",
+    "One job: its health, its step time compared with yesterday, its straggler, and what was done about it.",
 )
 dashboard.variable("queue", "Queue", f"label_values(gangwatch_gang_info{{{CLUSTER}}}, queue)", many=True, every=True)
 dashboard.variable("gang", "Job", f'label_values(gangwatch_gang_info{{{CLUSTER}, queue=~"$queue"}}, gang)')
@@ -48,7 +48,7 @@ dashboard.annotation(
     "Preemptions",
     f"increase(gangwatch_gang_preemptions_total{{{GANG}}}[$__rate_interval]) > 0",
     "purple",
-    "stopped for another",
+    "preempted",
     "{{gang}}",
 )
 dashboard.annotation(
@@ -64,16 +64,16 @@ dashboard.row(
     "Now",
     number(
         "State",
-        "What the scheduler says of the job; nothing where it has ended.",
+        "State of the job in the scheduler. Empty if the job has ended.",
         COUNT,
         Query(f"gang:gangwatch_gang_info:name{{{GANG}}}", "{{name}}: {{state}}"),
         text=True,
         width=6,
-        nothing="ended, or never seen",
+        nothing="ended, or unknown",
     ),
     number(
         "Step time",
-        "Mean over ranks and the last two minutes.",
+        "Mean over all ranks and the last two minutes.",
         SECONDS,
         Query(f"gang:gangwatch_rank_step_seconds:mean2m{{{GANG}}} or gangwatch_gang_inferred_step_seconds{{{GANG}}}"),
         decimals=3,
@@ -81,7 +81,7 @@ dashboard.row(
     ),
     number(
         "Against yesterday",
-        "Step time over that of a day ago: 1 is as fast, 1.1 takes a tenth longer.",
+        "Step time divided by the step time a day ago: 1 is equal, 1.1 is 10 % slower.",
         COUNT,
         Query(
             f"gang:gangwatch_rank_step_seconds:mean2m{{{GANG}}}"
@@ -93,7 +93,7 @@ dashboard.row(
     ),
     number(
         "Worst rank",
-        "The rank whose own part of a step takes longest against the others, and how many times as long.",
+        "The highest slowdown of a rank: its own part of a step, compared with the other ranks.",
         COUNT,
         Query(f"topk(1, rank:gangwatch_rank_slowdown:ratio{{{GANG}}})", "rank {{rank}}", instant=True),
         thresholds=GOOD_IS_LOW,
@@ -101,7 +101,7 @@ dashboard.row(
     ),
     number(
         "Verdicts",
-        "Verdicts that stand against a member, a neighbour or the job itself.",
+        "Active verdicts on a rank of the job, on a neighbouring job, or on the job itself.",
         COUNT,
         Query(f"count(gangwatch_verdict_active{{{GANG}}}) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
@@ -109,7 +109,7 @@ dashboard.row(
     ),
     number(
         "Expected end in",
-        "By the time limit or what jobs alike have taken, with what verdicts add to it.",
+        "From the time limit or the run times of similar jobs, plus the delay that verdicts report.",
         SECONDS,
         Query(f"gangwatch_gang_seconds_left{{{GANG}}}"),
         width=3,
@@ -120,8 +120,8 @@ dashboard.row(
     "Steps",
     series(
         "Step time and its spread by rank",
-        "All ranks of a gang end a step together; what differs is how long each takes for its own part. "
-        "A single rank above the band is a straggler, a band that rises as a whole is the job or its network.",
+        "All ranks of a gang end a step together. They differ in their own part of it, which excludes waiting. "
+        "One rank above the band is a straggler; if the whole band rises, the cause is the job or its network.",
         SECONDS,
         Query(f"gang:gangwatch_rank_step_seconds:mean2m{{{GANG}}}", "step"),
         Query(f"max by (gang) (rank:gangwatch_rank_own_seconds:mean2m{{{GANG}}})", "own part, slowest rank"),
@@ -131,15 +131,15 @@ dashboard.row(
     ),
     series(
         "Straggler score, the worst ranks",
-        "Step time over step time without this rank, as the detector says it; before it has said anything, the rank's "
-        "own part over the median rank's. 1 is harmless.",
+        "Step time divided by the step time without this rank, as the detector estimates it. Before that: "
+        "the rank's own part divided by the median rank's. 1 means no delay.",
         COUNT,
         Query(worst(5, f"rank:gangwatch_rank_slowdown:ratio{{{GANG}}}"), "rank {{rank}}"),
         thresholds=GOOD_IS_LOW,
     ),
     grid(
         "Own part of a step by rank and time, the worst 20 ranks",
-        "Each rank's own part over the median rank's. The live page shows all ranks.",
+        "Each rank's own part divided by the median rank's. The live page shows all ranks.",
         COUNT,
         Query(
             f"({worst(20, f'rank:gangwatch_rank_own_seconds:mean2m{{{GANG}}}')})"
@@ -151,20 +151,20 @@ dashboard.row(
     ),
     series(
         "Time in collectives",
-        "Share of step time spent waiting in collectives: it rises with an imbalance, a straggler or a slow network.",
+        "Share of step time that ranks wait in collectives. An imbalance, a straggler or a slow network raises it.",
         RATIO,
         Query(f"gang:gangwatch_rank_wait:ratio2m{{{GANG}}}", "waiting"),
         maximum=1,
     ),
     series(
         "Tokens or samples a second",
-        "What the ranks report, added up; empty where they report none.",
+        "Sum over all ranks. Empty if the ranks report no tokens.",
         A_SECOND,
         Query(f"gang:gangwatch_rank_tokens:rate2m{{{GANG}}}", "all ranks"),
     ),
     number(
         "Scaling efficiency",
-        "Throughput a rank now over the best a rank that any attempt reached in this time range: what more ranks cost.",
+        "Throughput per rank now, divided by the best throughput per rank of any attempt in this time range.",
         RATIO,
         Query(
             f"(gang:gangwatch_rank_tokens:rate2m{{{GANG}}} / on (cluster, gang) gangwatch_gang_ranks{{{GANG}}})"
@@ -177,21 +177,21 @@ dashboard.row(
     ),
     number(
         "Ranks",
-        "Ranks of the gang.",
+        "Number of ranks of the gang.",
         COUNT,
         Query(f"gangwatch_gang_ranks{{{GANG}}}"),
         width=6,
     ),
     number(
         "Attempts",
-        "Times that it was started: more than one are moves, preemptions or failures.",
+        "Number of starts. Every start after the first follows a move, a preemption or a failure.",
         COUNT,
         Query(f"gangwatch_gang_attempts_total{{{GANG}}}"),
         width=6,
     ),
     number(
-        "Lost to what verdicts accuse",
-        "Slots' worth of work that the gang loses now.",
+        "Slots lost to reported faults",
+        "Work that the gang loses now because of the causes in its verdicts, in slots.",
         COUNT,
         Query(f"max(gangwatch_verdict_lost_slots{{{GANG}}}) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
@@ -203,8 +203,8 @@ dashboard.row(
     "Efficiency",
     series(
         "GPU efficiency",
-        "Share of time with a tensor pipe in use (GPM, H100 and newer). Where a GPU has no GPM, the share of time with "
-        "any kernel running stands in its place, under its own name: it says much less.",
+        "Share of time with an active tensor pipe (GPM, H100 and newer). For GPUs without GPM: the share of time with "
+        "any running kernel, under its own name, which is a much weaker measure.",
         RATIO,
         Query(f"gang:gangwatch_gpu_tensor_active_ratio:mean{{{GANG}}}", "tensor active"),
         Query(
@@ -216,25 +216,25 @@ dashboard.row(
     ),
     series(
         "SM clock, the slowest ranks",
-        "A rank that is held down by heat or power computes more slowly than its peers.",
+        "A rank that is throttled by heat or power computes more slowly than its peers.",
         HERTZ,
         Query(least(5, f"rank:gangwatch_gpu_sm_clock_hertz:max{{{GANG}}}"), "rank {{rank}}"),
     ),
     series(
         "Device memory in use",
-        "The fullest ranks.",
+        "The ranks that use most.",
         BYTES,
         Query(worst(5, f"rank:gangwatch_gpu_memory_used_bytes:max{{{GANG}}}"), "rank {{rank}}"),
     ),
     series(
         "Power",
-        "All GPUs of the gang; energy is the area below.",
+        "Sum over all GPUs of the gang. The area below the line is energy.",
         WATTS,
         Query(f"gang:gangwatch_gpu_power_watts:sum{{{GANG}}}", "power"),
     ),
     number(
         "Energy in this time range",
-        "Mean power, times the length of the range.",
+        "Mean power multiplied by the length of the range.",
         "watth",
         Query(
             f"avg_over_time(gang:gangwatch_gpu_power_watts:sum{{{GANG}}}[$__range]) * $__range_s / 3600", instant=True
@@ -243,7 +243,7 @@ dashboard.row(
     ),
     number(
         "Power of a GPU",
-        "Mean over the gang: a stalled job draws little, whatever utilisation says.",
+        "Mean over the gang. A stalled job draws little power even if its utilisation is high.",
         WATTS,
         Query(
             f"gang:gangwatch_gpu_power_watts:sum{{{GANG}}}"
@@ -252,8 +252,8 @@ dashboard.row(
         width=6,
     ),
     number(
-        "Agents heard",
-        "Share of the gang's nodes whose agents answer.",
+        "Agents reporting",
+        "Share of the gang's nodes whose agents Prometheus can scrape.",
         RATIO,
         Query(
             f'avg(up{{{CLUSTER}, job="gangwatch-agent"}}'
@@ -264,7 +264,7 @@ dashboard.row(
     ),
     number(
         "Host memory of a rank",
-        "Most resident memory that a rank's processes have on their host.",
+        "Highest resident memory of the processes of a rank.",
         BYTES,
         Query(f"max by (cluster, gang) (gangwatch_rank_memory_resident_bytes{{{GANG}}})"),
         width=6,
@@ -273,8 +273,8 @@ dashboard.row(
 dashboard.row(
     "Network",
     series(
-        "NVLink by rank, the least and the most",
-        "Bytes sent a second. Ranks of one tensor-parallel group should lie on one line.",
+        "NVLink by rank, lowest and highest",
+        "Bytes sent per second. Ranks of one tensor-parallel group should have equal values.",
         BYTES_A_SECOND,
         Query(
             worst(5, f"rank:gangwatch_nvlink_transmit_bytes:rate2m{{{GANG}}}"),
@@ -286,21 +286,22 @@ dashboard.row(
         ),
     ),
     series(
-        "RoCE by rank, the least and the most",
-        "Bytes sent a second by the NIC beside the rank's GPU.",
+        "RoCE by rank, lowest and highest",
+        "Bytes sent per second by the NIC of the rank's GPU.",
         BYTES_A_SECOND,
         Query(worst(5, f"rank:gangwatch_rdma_port_transmit_bytes:rate2m{{{GANG}}}"), "rank {{rank}}"),
         Query(least(5, f"rank:gangwatch_rdma_port_transmit_bytes:rate2m{{{GANG}}}"), "rank {{rank}}"),
     ),
     series(
         "Congestion by rank, the worst",
-        "Congestion notifications obeyed a second: the rank's sender was slowed down for a full link on its way.",
+        "Congestion notifications handled per second: the rank's NIC reduced its rate because of a full link.",
         A_SECOND,
         Query(worst(10, f"rank:gangwatch_rdma_cnp_handled:rate2m{{{GANG}}}"), "rank {{rank}}"),
     ),
     series(
-        "Collectives entered, the rank behind and the rank ahead",
-        "A rank that never enters what its peers are in holds all of them: it is the one that hangs.",
+        "Collectives entered, difference between ranks",
+        "Difference between the first and the last rank. A constant difference above 0 means that a rank has not "
+        "entered the collective in which its peers wait: that rank hangs.",
         COUNT,
         Query(
             f"max by (gang) (gangwatch_rank_collectives_entered_total{{{GANG}}}) - min by (gang) "
@@ -312,16 +313,16 @@ dashboard.row(
 dashboard.row(
     "Verdicts",
     rows(
-        "Verdicts that stand",
-        "Whom they accuse, of what, and what it costs, in slots' worth of work.",
+        "Active verdicts",
+        "The accused, the cause, and the cost in slots.",
         COUNT,
         Query(f"verdict:gangwatch_verdict_lost_slots:join{{{GANG}}}", instant=True, table=True),
         hidden=("cluster", "gang", "name"),
         names={"Value": "slots lost"},
     ),
     rows(
-        "Where its ranks are",
-        "Node, GPU and rank, of twenty; `gangwatch jobs` and the live page list all of them.",
+        "Placement",
+        "Node and GPU of twenty ranks. `gangwatch jobs` and the live page list all ranks.",
         COUNT,
         Query(f"topk(20, gpu:gangwatch_gpu_owner:topk1{{{GANG}}})", instant=True, table=True),
         hidden=("cluster", "gang", "Value"),

@@ -1,4 +1,4 @@
-"""Straggler forensics: a verdict, the counters that prove it, and the same before and after."""
+"""Dashboard of one verdict: the counters that prove it, before and after."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dashboards.panels import (
 dashboard = Board(
     "gangwatch-straggler-forensics",
     "Straggler forensics",
-    "One verdict: whom it accuses, the counters that prove it against the accused's peers, before and after.",
+    "One verdict: the accused rank or node, and its counters compared with its peers', before and after.",
 )
 dashboard.variable("gang", "Job", f"label_values(gangwatch_verdict_info{{{CLUSTER}}}, gang)")
 dashboard.variable("verdict", "Verdict", f"label_values(gangwatch_verdict_info{{{GANG}}}, verdict)")
@@ -53,7 +53,7 @@ _THIS = f'{GANG}, verdict=~"$verdict"'
 
 
 def _accused_and_peers(metric: str) -> tuple[Query, Query]:
-    """A GPU's gauge: the accused's, and its peers' median."""
+    """Return queries for a GPU gauge: the accused's value and its peers' median."""
     return (
         Query(f'rank:{metric}:max{{{GANG}, rank=~"$rank"}}', "accused: rank {{rank}}"),
         Query(f"quantile by (gang) (0.5, rank:{metric}:max{{{GANG}}})", "its peers' median"),
@@ -61,7 +61,7 @@ def _accused_and_peers(metric: str) -> tuple[Query, Query]:
 
 
 def _rate_of(metric: str, labels: str) -> tuple[Query, Query]:
-    """A counter of the rank's processes: the accused's, and its peers' median."""
+    """Return queries for the rate of a rank's counter: the accused's value and its peers' median."""
     rate = f"sum by (gang, rank) (rate({metric}{{{labels}}}[$__rate_interval]))"
     accused = f'sum by (gang, rank) (rate({metric}{{{labels}, rank=~"$rank"}}[$__rate_interval]))'
     return (
@@ -73,9 +73,9 @@ def _rate_of(metric: str, labels: str) -> tuple[Query, Query]:
 dashboard.row(
     "Verdict",
     rows(
-        "What is said",
-        "Kind, cause, and whom it accuses; the value is what it costs in slots' worth of work. "
-        "`gangwatch verdict` shows the evidence in words and takes your ruling on it.",
+        "Verdict details",
+        "Kind, cause, the accused, and the cost in slots. `gangwatch verdict` lists the evidence; `gangwatch verdict "
+        "confirm` and `reject` record your decision.",
         COUNT,
         Query(f"verdict:gangwatch_verdict_lost_slots:join{{{_THIS}}}", instant=True, table=True),
         hidden=("cluster",),
@@ -85,28 +85,28 @@ dashboard.row(
     ),
     number(
         "Confidence",
-        "Of the verdict; feedback acts on a running job from 0.9 on.",
+        "Confidence of the verdict. Feedback acts on a running job from 0.9.",
         RATIO,
         Query(f"max by (cluster, gang, verdict) (gangwatch_verdict_active{{{_THIS}}})"),
         thresholds=((None, "yellow"), (0.9, "green")),
         width=3,
         height=5,
-        nothing="stands no more",
+        nothing="not active",
     ),
     number(
         "Slowdown",
-        "Step time of the job over what it would be without the accused.",
+        "Step time of the job divided by its step time without the accused.",
         COUNT,
         Query(f"max by (cluster, gang, verdict) (gangwatch_verdict_slowdown_ratio{{{_THIS}}})"),
         thresholds=GOOD_IS_LOW,
         width=3,
         height=5,
         decimals=2,
-        nothing="stands no more",
+        nothing="not active",
     ),
     timeline(
-        "When it stood",
-        "Every verdict about this job in the time range, as long as it stood.",
+        "Active periods",
+        "Every verdict on this job in the time range, while it was active.",
         Query(worst(20, f"verdict:gangwatch_verdict_lost_slots:join{{{GANG}}}"), "{{kind}}: {{cause}}, rank {{rank}}"),
         ((None, "orange"),),
         height=5,
@@ -116,7 +116,7 @@ dashboard.row(
     "Steps: before and after",
     series(
         "Own part of a step",
-        "The accused beside its peers. After a move or the end of the fault both lie on one line again.",
+        "The accused compared with its peers. After a move or the end of the fault both are equal again.",
         SECONDS,
         Query(f'rank:gangwatch_rank_own_seconds:mean2m{{{GANG}, rank=~"$rank"}}', "accused: rank {{rank}}"),
         Query(f"quantile by (gang) (0.9, rank:gangwatch_rank_own_seconds:mean2m{{{GANG}}})", "90 % of all ranks"),
@@ -124,7 +124,7 @@ dashboard.row(
     ),
     series(
         "Step time of the job",
-        "What the accused costs everybody.",
+        "The delay of the whole job.",
         SECONDS,
         Query(f"gang:gangwatch_rank_step_seconds:mean2m{{{GANG}}}", "step"),
         Query(
@@ -137,25 +137,25 @@ dashboard.row(
     "Counters of the GPU",
     series(
         "SM clock",
-        "A clock below its peers' proves heat, power or a lock.",
+        "A clock below its peers' proves a thermal limit, a power limit or a locked clock.",
         HERTZ,
         *_accused_and_peers("gangwatch_gpu_sm_clock_hertz"),
     ),
     series(
         "Power",
-        "Low with a low clock: held down. Low at full clock: it waits.",
+        "Low power with a low clock: the GPU is throttled. Low power at full clock: it waits.",
         WATTS,
         *_accused_and_peers("gangwatch_gpu_power_watts"),
     ),
     series(
         "Temperature",
-        "A GPU that is hotter than its peers at less power is badly cooled.",
+        "A GPU that is hotter than its peers at lower power has a cooling problem.",
         CELSIUS,
         *_accused_and_peers("gangwatch_gpu_temperature_celsius"),
     ),
     series(
-        "Clock held down",
-        "Share of time, by reason, on the accused's node (profile `full`).",
+        "Throttling",
+        "Share of time, by reason, on the accused node (profile `full`).",
         RATIO,
         Query(
             busiest(10, f"gangwatch_gpu_throttle_seconds_total{{{_NODE}}}"),
@@ -165,13 +165,13 @@ dashboard.row(
     ),
     series(
         "Memory errors",
-        "Corrected errors a second, on the accused's node: a row that fails takes time to be mended again and again.",
+        "Corrected errors per second on the accused node. A failing row costs time with every correction.",
         A_SECOND,
         Query(busiest(10, f"gangwatch_gpu_ecc_errors_total{{{_NODE}}}"), "{{gpu}} {{severity}}"),
     ),
     series(
         "PCIe replays and NVLink errors",
-        "Packets sent again a second, on the accused's node.",
+        "Packets retransmitted per second on the accused node.",
         A_SECOND,
         Query(busiest(8, f"gangwatch_gpu_pcie_replays_total{{{_NODE}}}"), "PCIe {{gpu}}"),
         Query(
@@ -188,13 +188,13 @@ dashboard.row(
     "Counters of the processor and the network",
     series(
         "Waiting for a processor",
-        "Seconds a second that the rank's threads could run and did not: somebody else has the processors.",
+        "Seconds per second that the rank's threads were ready to run but had no processor: other processes use them.",
         RATIO,
         *_rate_of("gangwatch_rank_runqueue_wait_seconds_total", GANG),
     ),
     series(
         "Pressure on the host",
-        "Share of time in which some task waited, by resource, on the accused's node.",
+        "Share of time in which some task waited, by resource, on the accused node.",
         RATIO,
         Query(
             f"rate(gangwatch_host_pressure_waiting_seconds_total{{{_NODE}}}[$__rate_interval])", "{{node}} {{resource}}"
@@ -203,7 +203,7 @@ dashboard.row(
     ),
     series(
         "Congestion and loss of the accused's NICs",
-        "Notifications obeyed and packets out of order, a second.",
+        "Congestion notifications handled and packets out of order, per second.",
         A_SECOND,
         Query(busiest(8, f"gangwatch_rdma_cnp_handled_total{{{_NODE}}}"), "{{device}} notifications"),
         Query(
@@ -213,7 +213,7 @@ dashboard.row(
     ),
     series(
         "Errors of the accused's NICs",
-        "Symbols in error and links lost: a cable or transceiver.",
+        "Symbol errors and link losses per second. The usual cause is a cable or transceiver.",
         A_SECOND,
         Query(
             busiest(8, f"gangwatch_rdma_physical_symbol_errors_total{{{_NODE}}}"),

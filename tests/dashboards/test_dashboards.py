@@ -135,13 +135,13 @@ def test_none_is_said_as_nought_and_not_beside_a_number(name: str) -> None:
 
 COUNTERS_AS_THEY_STAND = {
     "Job: Attempts": "the number itself is what is asked for",
-    "Job: Collectives entered, the rank behind and the rank ahead": "a difference of two counters of one job",
-    "Node and GPU: Rows of memory": "rows since the board was made",
-    "Scheduler: Replays that decided otherwise": "at the newest start",
+    "Job: Collectives entered, difference between ranks": "a difference of two counters of one job",
+    "Node and GPU: Remapped memory rows": "rows since the board was made",
+    "Scheduler: Replay mismatches": "at the newest start",
     "gangwatch itself: Parts out of service": "one failure of a detector is for good",
     "Fabric: NICs": "how many there are",
-    "Scheduler: Starts since the controller's": "a kind begins with its first decision, which increase does not see",
-    "Scheduler: Preemptions, moves and what else was decided": "as above",
+    "Scheduler: Job starts since the controller's start": "`increase` does not include the first decision of a kind",
+    "Scheduler: Preemptions, moves and other decisions": "as above",
 }
 
 

@@ -114,16 +114,16 @@ NOT_IN_THE_RUN: tuple[tuple[str, str, str], ...] = (
     ("Straggler forensics: Moves", "migrations", "feedback only observes, so that faults last"),
     ("Job: Starts", "attempts", "no job of the run starts twice"),
     ("Scheduler: Next to start", "seconds_ahead", "nothing is reserved where gangs stop for others"),
-    ("Scheduler: It starts in", "seconds_ahead", "nothing is reserved where gangs stop for others"),
-    ("Scheduler: Share of what was used", "used_slot_seconds", "the run's order is first come, first served"),
+    ("Scheduler: First job starts in", "seconds_ahead", "nothing is reserved where gangs stop for others"),
+    ("Scheduler: Share of usage", "used_slot_seconds", "the run's order is first come, first served"),
     ("Straggler forensics: Memory errors", "ecc", "the accused has none"),
     ("Straggler forensics: PCIe replays and NVLink errors", "", "the accused has none"),
     ("Straggler forensics: Errors of the accused's NICs", "link_down", "the world's ports do not count it"),
-    ("Fabric: Sent again", "retransmitted", "the driver of the faked NICs has no such counter"),
+    ("Fabric: Retransmissions", "retransmitted", "the driver of the faked NICs has no such counter"),
     ("Node and GPU: PCIe replays", "pcie_replays", "no device of the run replays"),
     ("Node and GPU: NVLink errors", "", "no link of the run fails"),
-    ("Node and GPU: NVLinks that are not active", "nvlink_state", "all are active"),
-    ("gangwatch itself: Pushing", "push", "no agent of the run pushes"),
+    ("Node and GPU: Inactive NVLinks", "nvlink_state", "all are active"),
+    ("gangwatch itself: Push failures", "push", "no agent of the run pushes"),
 )
 
 
@@ -213,7 +213,7 @@ def test_the_straggler_is_the_rank_that_its_page_shows(stage: Stage) -> None:
     assert [one["metric"]["rank"] for one in worst] == ["9"]
     assert float(worst[0]["value"][1]) > 1.2
     verdicts = stage.query(
-        "query", query=asked(expressions["Job: Verdicts that stand"], "straggler", VALUES["job"]), time=during
+        "query", query=asked(expressions["Job: Active verdicts"], "straggler", VALUES["job"]), time=during
     )
     assert {"rank": "9", "node": "node-00001", "kind": "straggler"}.items() <= verdicts[0]["metric"].items()
     assert float(verdicts[0]["value"][1]) == pytest.approx(32 * (1 - 1 / 1.4), rel=0.35)
