@@ -1,4 +1,4 @@
-"""The chart: linted, rendered for several wishes, every object valid by Kubernetes' own schema, and safe by default."""
+"""The chart: it passes lint, its objects are valid for several sets of values, and its defaults are safe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHART = Path(__file__).parents[2] / "deploy" / "helm" / "gangwatch"
 MANIFESTS = Path(__file__).parents[2] / "deploy" / "manifests"
 RELEASE = "1.37"
 
-WISHES: dict[str, list[str]] = {
+VALUES: dict[str, list[str]] = {
     "defaults": [],
     "all features": [
         "agent.features.kernelLog=true",
@@ -79,14 +79,14 @@ def helm() -> str:
 
 
 @cache
-def template(*wishes: str, release: str = "gangwatch") -> str:
-    options = [part for wish in wishes for part in ("--set", wish)]
+def template(*values: str, release: str = "gangwatch") -> str:
+    options = [part for value in values for part in ("--set", value)]
     command = [helm(), "template", release, str(CHART), "--namespace", "gangwatch", *options]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def render(*wishes: str, release: str = "gangwatch") -> list[dict[str, Any]]:
-    return [body for body in yaml.safe_load_all(template(*wishes, release=release)) if body]
+def render(*values: str, release: str = "gangwatch") -> list[dict[str, Any]]:
+    return [body for body in yaml.safe_load_all(template(*values, release=release)) if body]
 
 
 def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
@@ -101,17 +101,17 @@ def test_helm_finds_nothing_wrong() -> None:
 
 def test_an_image_s_digest_goes_before_its_tag() -> None:
     digest = "sha256:" + "ab" * 32
-    wished = template("image.repository=registry.example/gw", "image.tag=1.2", f"image.digest={digest}")
-    assert f"image: registry.example/gw@{digest}\n" in wished and "gw:1.2" not in wished
+    rendered = template("image.repository=registry.example/gw", "image.tag=1.2", f"image.digest={digest}")
+    assert f"image: registry.example/gw@{digest}\n" in rendered and "gw:1.2" not in rendered
     assert "image: registry.example/gw:1.2\n" in template("image.repository=registry.example/gw", "image.tag=1.2")
     with pytest.raises(subprocess.CalledProcessError):
         template("image.digest=latest")
 
 
-@pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES.keys())
-def test_every_object_is_valid_by_its_schema(wishes: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
+def test_every_object_is_valid_by_its_schema(values: list[str], tmp_path: Path) -> None:
     kubernetes_validate = needs.package("kubernetes_validate")
-    objects = render(*wishes)
+    objects = render(*values)
     assert objects
     for body in objects:
         if body["kind"] not in ("PodMonitor", "PrometheusRule"):  # tests/kubernetes/test_chart_monitoring.py has those
@@ -119,7 +119,7 @@ def test_every_object_is_valid_by_its_schema(wishes: list[str], tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("value", "words"),
     [
         ("agent.port=80", "agent"),
         ("tls.mode=none", "tls"),
@@ -133,9 +133,9 @@ def test_every_object_is_valid_by_its_schema(wishes: list[str], tmp_path: Path) 
         ("controller.access.oidc.roles.admins=root", "roles"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_and_named(wish: str, words: str) -> None:
+def test_a_value_that_cannot_be_is_refused_and_named(value: str, words: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        template(wish)
+        template(value)
     assert words in caught.value.stderr
 
 
@@ -168,8 +168,8 @@ def test_by_default_the_agent_may_read_and_nothing_else() -> None:
 
 
 def test_each_privilege_comes_with_its_feature_alone() -> None:
-    def capabilities(*wishes: str) -> list[str]:
-        agent = one(render(*wishes), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
+    def capabilities(*values: str) -> list[str]:
+        agent = one(render(*values), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
         return list(agent["containers"][0]["securityContext"]["capabilities"].get("add", []))
 
     assert capabilities("agent.features.kernelLog=true") == ["SYSLOG"]
@@ -179,9 +179,9 @@ def test_each_privilege_comes_with_its_feature_alone() -> None:
 
 
 def test_the_agent_has_the_host_s_processes_and_network_where_a_feature_needs_them_and_nowhere_else() -> None:
-    def pod(*wishes: str) -> tuple[bool, bool, bool]:
+    def pod(*values: str) -> tuple[bool, bool, bool]:
         """Host's processes, host's network, and whether /proc is mounted from the host instead."""
-        agent = one(render(*wishes), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
+        agent = one(render(*values), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
         (container,) = agent["containers"]
         mounted = "--proc-root=/host/proc" in container["args"]
         assert mounted is any(volume["name"] == "proc" for volume in agent["volumes"])
@@ -198,11 +198,11 @@ def test_the_agent_has_the_host_s_processes_and_network_where_a_feature_needs_th
 
 
 def test_ranks_report_where_nothing_of_the_pods_is_open_to_the_agent() -> None:
-    """The kubelet's folder has every secret and token that is mounted on the node: only a wish of its own opens it."""
+    """The kubelet's folder has every secret and token that is mounted on the node: only a separate value mounts it."""
 
-    def folders(*wishes: str) -> dict[str, bool]:
+    def folders(*values: str) -> dict[str, bool]:
         """Of the host, and whether each may be written to."""
-        agent = one(render(*wishes), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
+        agent = one(render(*values), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
         read_only = {mount["name"]: mount.get("readOnly", False) for mount in agent["containers"][0]["volumeMounts"]}
         return {
             volume["hostPath"]["path"]: not read_only[volume["name"]]
@@ -230,15 +230,15 @@ def test_ranks_report_where_nothing_of_the_pods_is_open_to_the_agent() -> None:
 def test_an_agent_has_the_quotas_of_the_values(tmp_path: Path, mode: str) -> None:
     from gangwatch.configuration.config_file import load
 
-    wishes = (f"tls.mode={mode}", "steps.quotas.ring_slots=65536", "steps.quotas.registrations_per_second=2")
-    objects = render(*wishes)
+    values = (f"tls.mode={mode}", "steps.quotas.ring_slots=65536", "steps.quotas.registrations_per_second=2")
+    objects = render(*values)
     template = one(objects, "DaemonSet", "gangwatch-agent")["spec"]["template"]
     assert "--config=/etc/gangwatch/config/gangwatch.toml" in template["spec"]["containers"][0]["args"]
     file = tmp_path / "gangwatch.toml"
     file.write_text(one(objects, "ConfigMap", "gangwatch-agent")["data"]["gangwatch.toml"])
     quotas = load(file).step_quotas
     assert (quotas.ring_slots, quotas.registrations_per_second, quotas.reporters) == (65536, 2.0, 1024)
-    other = one(render(*wishes, "steps.quotas.reporters=9"), "DaemonSet", "gangwatch-agent")["spec"]["template"]
+    other = one(render(*values, "steps.quotas.reporters=9"), "DaemonSet", "gangwatch-agent")["spec"]["template"]
     assert other["metadata"]["annotations"] != template["metadata"]["annotations"], "so that agents start again"
 
 
@@ -247,9 +247,9 @@ def test_quotas_that_no_configuration_can_have_are_refused() -> None:
 
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["steps"]["properties"]["quotas"]
     assert set(schema["properties"]) == set(StepQuotasSection.__struct_fields__)
-    for wish in ("steps.quotas.reporters=0", "steps.quotas.reporter=4", "steps.quotas.name_length=many"):
+    for value in ("steps.quotas.reporters=0", "steps.quotas.reporter=4", "steps.quotas.name_length=many"):
         with pytest.raises(subprocess.CalledProcessError) as refused:
-            render(wish)
+            render(value)
         assert "/steps/quotas" in refused.value.stderr
 
 
@@ -311,11 +311,11 @@ def test_a_server_that_others_reach_without_tls_takes_a_word_in_the_environment(
 
 
 @pytest.mark.parametrize("kind", ["DaemonSet", "Deployment", "Job", "CronJob"])
-@pytest.mark.parametrize("wishes", [(), ("controller.mode=advise", "controller.deviceTaints=true")])
-def test_the_commands_of_the_chart_are_ones_that_parse(kind: str, wishes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("values", [(), ("controller.mode=advise", "controller.deviceTaints=true")])
+def test_the_commands_of_the_chart_are_ones_that_parse(kind: str, values: tuple[str, ...]) -> None:
     import importlib
 
-    (found,) = (body for body in render(*wishes) if body["kind"] == kind)
+    (found,) = (body for body in render(*values) if body["kind"] == kind)
     spec = found["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else found["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     first, *words = container["args"]
@@ -339,8 +339,8 @@ def test_logins_are_configured_as_the_values_say(tmp_path: Path) -> None:
     """The file is read by the program itself; a role of RBAC comes with the review of tokens alone."""
     from gangwatch.configuration.config_file import load
 
-    def configuration(*wishes: str) -> tuple[Any, list[dict[str, Any]]]:
-        objects = render(*wishes)
+    def configuration(*values: str) -> tuple[Any, list[dict[str, Any]]]:
+        objects = render(*values)
         file = tmp_path / "gangwatch.toml"
         file.write_text(one(objects, "ConfigMap", "gangwatch-controller")["data"]["gangwatch.toml"])
         return load(file), objects
@@ -354,7 +354,7 @@ def test_logins_are_configured_as_the_values_say(tmp_path: Path) -> None:
     own, _ = configuration("controller.config=[access]\\naudit_files = 3".replace("\\n", "\n"))
     assert (own.access.audit_files, own.access.audit_target) == (3, "file")
     made, objects = configuration(
-        *WISHES["logins"],
+        *VALUES["logins"],
         "controller.access.oidc.roles.gpu\\.admins=operator",
         "controller.access.tokenReview.roles.system:masters=operator",
     )
