@@ -1,7 +1,7 @@
-"""The world's time, faster: rules and queries for a Prometheus in which a second is so many seconds of the world.
+"""Accelerated time: rules and queries for a Prometheus in which a second is SPEED seconds of the simulated world.
 
 Windows, `for` and Alertmanager's waits are divided by the speed. `rate` then counts what happens in a second of the
-clock, which is so many seconds of the world, and is divided by it too; `increase` counts what happened in the window
+clock, which is SPEED seconds of the world, and is divided by it too; `increase` counts what happened in the window
 and stays. The time of day is the clock's: what compares with it, the ends of certificates, counts in its seconds.
 """
 
@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 SPEED = 15.0
-"""A scrape a second stands for the scrape every 15 s that is provisioned."""
+"""One scrape per second represents the provisioned scrape every 15 s."""
 
 MOST_WAIT_SECONDS = 120.0
 """Longest `for` in the world's seconds, so that a run is over in time; promtool tests them as they are."""
@@ -22,7 +22,7 @@ _RANGE = re.compile(r"(?:(?<=\[)|(?<=offset ))([0-9]+)([smhd])\b")
 
 
 def seconds_of(duration: str) -> float:
-    """Of a duration as Prometheus writes it, with one unit."""
+    """Return the seconds of a Prometheus duration with one unit."""
     return float(duration[:-1]) * _UNITS[duration[-1]]
 
 
@@ -31,13 +31,13 @@ def duration_of(seconds: float) -> str:
 
 
 def expression(text: str) -> str:
-    """The expression for the faster clock."""
+    """Return the expression for the faster clock."""
     text = _RATE.sub(rf"(rate(\1) / {SPEED:g})", text)
     return _RANGE.sub(lambda found: duration_of(float(found[1]) * _UNITS[found[2]] / SPEED), text)
 
 
 def rules(document: dict[str, Any]) -> dict[str, Any]:
-    """The rule groups for the faster clock."""
+    """Return the rule groups for the faster clock."""
     groups = []
     for group in document["groups"]:
         made = []
@@ -52,13 +52,13 @@ def rules(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def alertmanager(document: dict[str, Any]) -> dict[str, Any]:
-    """Alertmanager's routes for the faster clock."""
+    """Return Alertmanager's routes for the faster clock."""
 
     def route(one: dict[str, Any]) -> dict[str, Any]:
         made = dict(one)
         if "group_wait" in made:
             made["group_wait"] = duration_of(seconds_of(made["group_wait"]) / SPEED)
-        if "group_interval" in made:  # shorter still: it is what an end waits for, and the run must see it
+        if "group_interval" in made:  # even shorter: resolved alerts wait for it, and must arrive during the run
             made["group_interval"] = duration_of(seconds_of(made["group_interval"]) / SPEED / 4)
         if "routes" in made:
             made["routes"] = [route(child) for child in made["routes"]]

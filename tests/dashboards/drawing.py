@@ -17,7 +17,7 @@ Answer = list[dict[str, Any]]
 """The result of a query as Prometheus gives it, `values` or `value` by series."""
 
 Ask = Callable[[str, bool], Answer]
-"""Asks an expression as it stands in a panel; the second says whether at the end of the range only."""
+"""Query the expression of a panel; the second argument restricts the query to the end of the range."""
 
 COLUMNS, CELL_WIDTH, CELL_HEIGHT, GAP = 24, 52, 32, 8
 """Grafana's grid of 24 columns; the sizes are for a page of about 1,250 pixels."""
@@ -48,7 +48,7 @@ svg { display: block } text { fill: #8e8e99; font-size: 10px } footer { color: #
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is drawn of time: from and to as Prometheus counts it, and how much of the world a second of it is."""
+    """The drawn time range in Prometheus's seconds, and the seconds of the world per second."""
 
     start: float
     end: float
@@ -57,13 +57,13 @@ class Span:
     def share(self, at: float) -> float:
         return (at - self.start) / (self.end - self.start)
 
-    def told(self, at: float) -> str:
+    def label(self, at: float) -> str:
         minutes, seconds = divmod(round((at - self.start) * self.speed), 60)
         return f"{minutes}:{seconds:02}"
 
 
 def draw(board: dict[str, Any], ask: Ask, span: Span, above: str) -> str:
-    """A page of the whole dashboard. above: what stands beside its title, as the values of its variables."""
+    """Return a page with the whole dashboard. above: text next to its title, for example values of variables."""
     panels = list(_panels(board["panels"]))
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels) * (CELL_HEIGHT + GAP)
     drawn = "".join(_placed(panel, ask, span) for panel in panels)
@@ -129,7 +129,7 @@ def _legend(target: dict[str, Any], labels: dict[str, str]) -> str:
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def told(value: float, unit: str) -> str:
+def formatted(value: float, unit: str) -> str:
     """A value in Grafana's unit of that id."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
@@ -174,7 +174,7 @@ def _stat(panel: dict[str, Any], series: list[_Series], span: Span, width: float
     parts = []
     for one in series[:4]:
         value = one.points[-1][1]
-        text, colour = _mapped(panel, value) or (told(value, _unit(panel)), _colour(panel, value))
+        text, colour = _mapped(panel, value) or (formatted(value, _unit(panel)), _colour(panel, value))
         mode = panel["options"].get("textMode", "auto")
         text = one.name if mode == "name" else f"{one.name} {text}" if mode == "value_and_name" else text
         parts.append(f'<div style="color:{colour}">{escape(text)}</div>')
@@ -203,11 +203,11 @@ def _timeseries(panel: dict[str, Any], series: list[_Series], span: Span, width:
         value = low + part * (high - low) / 4
         lines.append(f'<path d="M{left},{y(value):.1f}H{width}" stroke="#2a2c33"/>')
         lines.append(
-            f'<text x="{left - 6}" y="{y(value) + 3:.1f}" text-anchor="end">{told(value, _unit(panel))}</text>'
+            f'<text x="{left - 6}" y="{y(value) + 3:.1f}" text-anchor="end">{formatted(value, _unit(panel))}</text>'
         )
     for part in range(1, 6):
         at = span.start + part * (span.end - span.start) / 6
-        lines.append(f'<text x="{x(at):.1f}" y="{height - legend - 2}" text-anchor="middle">{span.told(at)}</text>')
+        lines.append(f'<text x="{x(at):.1f}" y="{height - legend - 2}" text-anchor="middle">{span.label(at)}</text>')
     entries = []
     for index, one in enumerate(series):
         colour = COLOURS[index % len(COLOURS)]
@@ -255,7 +255,7 @@ def _timeline(panel: dict[str, Any], series: list[_Series], span: Span, width: f
         at = span.start + part * (span.end - span.start) / 6
         across = left + span.share(at) * (width - left)
         cells.append(
-            f'<text x="{across:.1f}" y="{len(series) * each + 12:.1f}" text-anchor="middle">{span.told(at)}</text>'
+            f'<text x="{across:.1f}" y="{len(series) * each + 12:.1f}" text-anchor="middle">{span.label(at)}</text>'
         )
     return f'<svg width="{width}" height="{height}">{"".join(cells)}</svg>'
 
@@ -275,7 +275,7 @@ def _table(panel: dict[str, Any], series: list[_Series], span: Span, width: floa
     if "Value" not in hidden:
         heads.append(renamed.get("Value", "Value"))
         for row, one in zip(rows, series, strict=True):
-            row.append(told(one.points[-1][1], _unit(panel)))
+            row.append(formatted(one.points[-1][1], _unit(panel)))
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{body}</table>"
 

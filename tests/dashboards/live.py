@@ -43,7 +43,7 @@ class _Quiet(BaseHTTPRequestHandler):
 
 @dataclass(slots=True)
 class Notification:
-    """An alert as the webhook was given it, and when, in seconds of the world."""
+    """An alert that the webhook received, with its time in seconds of the world."""
 
     at: float
     status: str
@@ -53,7 +53,7 @@ class Notification:
 
 @dataclass(slots=True)
 class Stage:
-    """The clock, who answers, and what the webhook was told."""
+    """The clock, the scraped targets, and the alerts that the webhook received."""
 
     targets: dict[str, Bodies]
     began: float = 0.0

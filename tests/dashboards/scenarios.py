@@ -21,7 +21,7 @@ ONSET, LENGTH = 240.0, 210.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """make: its run. fires: alerts that must. labels: what must stand in all that are delivered.
+    """make: its run. fires: alerts that must. labels: required labels of all delivered alerts.
 
     inhibited: alerts that fire and must not be delivered, since another one says the same. unscraped: Prometheus knows
     its agents only once the others' faults are over. down: world seconds in which the controller does not answer.
@@ -47,7 +47,7 @@ def _with(one: Job, disorder: str, ranks: tuple[int, ...], severity: float = 0.4
 
 
 def _ends(name: str, at: float) -> Script:
-    """Somebody cancels the job: what stands against it is told no more."""
+    """Cancel the job at this time, which clears its verdicts."""
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         return [CancelRequested(name, "somebody")] if now == at else ()
@@ -55,8 +55,8 @@ def _ends(name: str, at: float) -> Script:
     return script
 
 
-def _beside(victim: Job, other: Job, disorder: str, seen_by_other: str) -> ScriptedRun:
-    """Two jobs that share something of which there is too little while the fault lasts."""
+def _neighbours(victim: Job, other: Job, disorder: str, seen_by_other: str) -> ScriptedRun:
+    """Return a run of two jobs that share a scarce resource while the fault lasts."""
     ranks = tuple(range(victim.course.plan.gpus))
     fault = Fault(disorder, victim.name, ranks, ONSET, LENGTH, severity=0.4, aggressor=other.name)
     fault = victim.course.solved(fault)
@@ -75,12 +75,12 @@ def _small() -> Job:
 
 
 def _quiet(script: Script | None = None) -> ScriptedRun:
-    """Two nodes on which nothing happens but what the script says; the detectors are left out, the world is shared."""
+    """Return a run of two nodes with only the script's events, without detectors."""
     return ScriptedRun([_small()], script, detect=False, frames=_frames_of_two_nodes())
 
 
 def healthy() -> ScriptedRun:
-    """Detectors look, and have nothing to say."""
+    """Detectors run, and report nothing."""
     return ScriptedRun([_small()], frames=_frames_of_two_nodes())
 
 
@@ -91,13 +91,13 @@ def straggler() -> ScriptedRun:
 def interference() -> ScriptedRun:
     victim = job("j-000001", range(4), spots=(0, 1, 2, 3))
     other = job("j-000002", range(4), begin=6.0, spots=(4, 5, 6, 7), seed=9, seconds=3.0, queue="production")
-    return _beside(victim, other, "host-interference", "crowding")
+    return _neighbours(victim, other, "host-interference", "crowding")
 
 
 def congestion() -> ScriptedRun:
     victim = job("j-000001", (0, 1, 32, 33))
     other = job("j-000002", (2, 3, 34, 35), begin=6.0, seed=9, seconds=3.0, queue="production")
-    return _beside(victim, other, "uplink-congestion", "crossing")
+    return _neighbours(victim, other, "uplink-congestion", "crossing")
 
 
 def preemption() -> ScriptedRun:
@@ -130,7 +130,7 @@ def hang() -> ScriptedRun:
 
 
 def stalled() -> ScriptedRun:
-    """No detector looks, and the job stops without a word; it is cancelled later."""
+    """No detector runs, and the job stops reporting steps; it is cancelled later."""
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         if now == ONSET:
@@ -230,7 +230,7 @@ def foreign_ranks() -> ScriptedRun:
 
 
 def certificate_ends() -> ScriptedRun:
-    """The renewal of an agent's certificate fails, until somebody sees to it."""
+    """The renewal of an agent's certificate fails, until an operator fixes it."""
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         run.days_left = {"node-00000": 60.0, "node-00001": 13.0 if ONSET <= now < ONSET + LENGTH else 90.0}

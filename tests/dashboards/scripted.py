@@ -115,13 +115,13 @@ class Agent:
         self.node = node
         self.members = Members()
         self.newest: tuple[Layout, Frame] | None = None
-        self.heard = 0.0
+        self.last_frame = 0.0
         self.frames = 0
         self.failing = False
         self._exposition = Exposition(Settings(), own=self._own)
 
     def take(self, at: float, layout: Layout, frame: Frame, halted: set[str]) -> None:
-        self.newest, self.heard = (layout, frame), at
+        self.newest, self.last_frame = (layout, frame), at
         self.frames += 1
         self.members.take(frame, halted)
 
@@ -182,7 +182,7 @@ class ScriptedRun:
         self.stuck = False
         self.leads: bool | None = None
         self.scrapes: list[dict[str, bytes | None]] = []
-        self.told: list[tuple[float, Event]] = []
+        self.past_events: list[tuple[float, Event]] = []
         self._script, self._detect = script, detect
         self._clock = ManualClock(0, WALL_START_NS)
         self._frames = FrameExit([one.course for one in jobs], 1).until(np.inf) if frames is None else iter(frames)
@@ -197,7 +197,7 @@ class ScriptedRun:
         self._events: list[Event] = []
 
     def until(self, seconds: float) -> None:
-        """Let the world go on, a second at a time, with a look and a cycle each, and a scrape now and then."""
+        """Advance the world second by second, with detection, a cycle, and a scrape every SCRAPE_SECONDS."""
         while self.now < seconds:
             self.now += 1.0
             self._clock.advance(1.0)
@@ -224,7 +224,7 @@ class ScriptedRun:
     def _submit(self) -> None:
         for name, one in self.jobs.items():
             if self.now - 1.0 <= one.submitted < self.now:
-                known = {event.node for _, event in self.told if isinstance(event, NodeSeen)}
+                known = {event.node for _, event in self.past_events if isinstance(event, NodeSeen)}
                 for number in sorted(set(one.course.place.node.tolist())):
                     if (node := f"node-{number:05d}") not in known:
                         gpus = tuple(f"GPU-{number:08x}-{slot:04x}" for slot in range(SLOTS))
@@ -234,7 +234,7 @@ class ScriptedRun:
 
     def _cycle(self) -> None:
         events, self._events = self._events, []
-        self.told += [(self.now, event) for event in events]
+        self.past_events += [(self.now, event) for event in events]
         outcome = run_cycle(self.state, events, WALL_START_NS + round(self.now * NS))
         self.counters["gangwatch_cycles_total"] += 1
         for action in outcome.actions:
@@ -251,9 +251,9 @@ class ScriptedRun:
         if action.job_id not in self.jobs:  # a probe: it stays to be started
             return []
         place = self.jobs[action.job_id].course.place
-        stands = sorted(zip(place.nodes, place.local.tolist(), strict=True))
+        actual = sorted(zip(place.nodes, place.local.tolist(), strict=True))
         decided = sorted((slot.node, slot.slot) for slot in action.placement)
-        assert stands == decided, f"{action.job_id}: the world has it on {stands}, the cycle on {decided}"
+        assert actual == decided, f"{action.job_id}: the world has it on {actual}, the cycle on {decided}"
         seen = tuple(RankSeen(rank, s.node, s.slot, 1000 + rank, 1) for rank, s in enumerate(action.placement))
         return [AttemptRunning(action.job_id, action.attempt, seen)]
 
@@ -267,7 +267,7 @@ class ScriptedRun:
         return bodies
 
     def _answers(self, agent: Agent) -> bool:
-        return self.now - agent.heard < 5.0
+        return self.now - agent.last_frame < 5.0
 
     def _controller(self) -> bytes:
         leads: list[Sample] = [] if self.leads is None else [("gangwatch_leads", (), float(self.leads))]
@@ -296,7 +296,7 @@ class ScriptedRun:
                 for node, count in self.foreign.items()
             ),
             *(
-                # Prometheus holds it against its own clock, which tells the time of day also where it runs faster.
+                # Prometheus compares it with its own clock, which has the real time of day even in accelerated runs.
                 ("gangwatch_feed_certificate_expiry_seconds", (("node", node),), time.time() + days * 86_400.0)
                 for node, days in self.days_left.items()
             ),
@@ -307,7 +307,7 @@ class ScriptedRun:
             samples.append(("gangwatch_feed_connected", labels, float(read)))
             samples.append(("gangwatch_feed_frames_total", labels, float(agent.frames)))
             samples.append(("gangwatch_feed_malformed_total", labels, 0.0))
-            samples.append(("gangwatch_feed_frame_age_seconds", labels, self.now - agent.heard))
+            samples.append(("gangwatch_feed_frame_age_seconds", labels, self.now - agent.last_frame))
         return expose_samples(samples).encode()
 
 

@@ -1,6 +1,6 @@
 """Dashboards: they encode, follow Grafana's schema and the dashboard-linter's rules, and ask what can be answered.
 
-GANGWATCH_UPDATE_GOLDEN=1 writes the goldens anew.
+GANGWATCH_UPDATE_GOLDEN=1 updates the goldens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def plain(expression: str) -> str:
     return re.sub(r"\$[a-z]+", "x", expression)
 
 
-def test_all_of_the_issues_dashboards_are_there() -> None:
+def test_all_dashboards_exist() -> None:
     assert {board.title for board in BOARDS.values()} == {
         "Job", "Cluster", "Scheduler", "Node and GPU", "Fabric", "Straggler forensics", "gangwatch itself",
     }  # fmt: skip
@@ -55,7 +55,7 @@ def test_golden(name: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert path.exists(), "GANGWATCH_UPDATE_GOLDEN=1 writes it"
-    assert text == path.read_text(), "GANGWATCH_UPDATE_GOLDEN=1 writes it anew"
+    assert text == path.read_text(), "GANGWATCH_UPDATE_GOLDEN=1 updates it"
 
 
 @EVERY
@@ -117,7 +117,7 @@ def test_target_rate_interval_and_counter_rules(name: str) -> None:
 
 
 @EVERY
-def test_the_series_of_a_panel_are_chosen_once_for_all_of_the_time_that_is_shown(name: str) -> None:
+def test_a_panel_selects_its_series_once_for_the_whole_range(name: str) -> None:
     """`topk` by itself chooses at every instant: a panel of the worst five then shows dozens, each for moments."""
     for panel in panels_of(DOCUMENTS[name]):
         for target in panel["targets"]:
@@ -126,7 +126,7 @@ def test_the_series_of_a_panel_are_chosen_once_for_all_of_the_time_that_is_shown
 
 
 @EVERY
-def test_none_is_said_as_nought_and_not_beside_a_number(name: str) -> None:
+def test_only_expressions_without_labels_default_to_zero(name: str) -> None:
     """`or vector(0)` fills in where nothing has its labels, which are none: what it fills in for may have none."""
     for where, expression in expressions_of(DOCUMENTS[name]):
         if expression.endswith("or vector(0)"):
@@ -134,11 +134,11 @@ def test_none_is_said_as_nought_and_not_beside_a_number(name: str) -> None:
 
 
 COUNTERS_AS_THEY_STAND = {
-    "Job: Attempts": "the number itself is what is asked for",
+    "Job: Attempts": "the panel shows the count itself",
     "Job: Collectives entered, difference between ranks": "a difference of two counters of one job",
     "Node and GPU: Remapped memory rows": "rows since the board was made",
     "Scheduler: Replay mismatches": "at the newest start",
-    "gangwatch itself: Parts out of service": "one failure of a detector is for good",
+    "gangwatch itself: Parts out of service": "a failed detector stays out of service",
     "Fabric: NICs": "how many there are",
     "Scheduler: Job starts since the controller's start": "`increase` does not include the first decision of a kind",
     "Scheduler: Preemptions, moves and other decisions": "as above",
@@ -171,7 +171,7 @@ def test_uneditable_linked_and_annotated(name: str) -> None:
             assert link["url"].removeprefix("/d/") in uids
 
 
-def test_panels_lie_side_by_side_and_not_on_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     for name, document in DOCUMENTS.items():
         taken: set[tuple[int, int]] = set()
         for panel in document["panels"]:

@@ -60,7 +60,7 @@ def history(stage: Stage) -> dict[str, dict[str, list[float]]]:
 
 
 @pytest.mark.parametrize("cluster", EVERY)
-def test_it_fires_what_it_must_and_nothing_else_and_that_is_delivered_and_resolves(
+def test_a_scenario_fires_exactly_its_alerts_and_they_resolve(
     stage: Stage, history: dict[str, dict[str, list[float]]], cluster: str
 ) -> None:
     scenario: Scenario = EVERY[cluster]
@@ -69,11 +69,11 @@ def test_it_fires_what_it_must_and_nothing_else_and_that_is_delivered_and_resolv
     for name, at in times.items():
         assert scenario.unscraped or min(at) >= ONSET - SPEED, name
         assert max(at) < SECONDS - 3 * SPEED, f"{name} still fires at the end"
-    told = [one for one in stage.notified if one.labels.get("cluster") == cluster]
-    firing = {one.labels["alertname"] for one in told if one.status == "firing"}
+    received = [one for one in stage.notified if one.labels.get("cluster") == cluster]
+    firing = {one.labels["alertname"] for one in received if one.status == "firing"}
     assert firing == scenario.fires - scenario.inhibited
-    assert {one.labels["alertname"] for one in told if one.status == "resolved"} >= firing
-    for one in told:
+    assert {one.labels["alertname"] for one in received if one.status == "resolved"} >= firing
+    for one in received:
         assert one.labels["severity"] in ("critical", "warning", "info")
         for text in one.annotations.values():
             assert "<no value>" not in text and "%!" not in text, text
@@ -92,7 +92,7 @@ def test_a_page_comes_soon_after_the_fault(stage: Stage) -> None:
     """From the onset to the webhook, in the world's seconds: detection, a scrape, `for`, and the route's wait."""
     for cluster in ("straggler", "interference", "hang", "sick-device"):
         at = min(one.at for one in stage.notified if one.labels.get("cluster") == cluster and one.status == "firing")
-        assert ONSET < at < ONSET + LENGTH + 60.0, f"{cluster}: told {at - ONSET:.0f} s after the onset"
+        assert ONSET < at < ONSET + LENGTH + 60.0, f"{cluster}: received {at - ONSET:.0f} s after the onset"
 
 
 # --- dashboards ------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ NOT_IN_THE_RUN: tuple[tuple[str, str, str], ...] = (
 
 
 def asked(expression: str, cluster: str, values: dict[str, str], seconds: float = SECONDS) -> str:
-    """A panel's expression as Grafana would ask it of so many seconds of the world, for the faster clock."""
+    """Return a panel's expression with Grafana's variables set for this range, for the faster clock."""
     spans = {
         "$__rate_interval": f"{4 * 15}s",
         "$__range_s": f"{seconds:.0f}",
@@ -148,7 +148,7 @@ def _fast(duration: str) -> str:
     return accelerated.duration_of(accelerated.seconds_of(duration) / SPEED)
 
 
-def test_every_panel_answers_where_the_run_has_what_it_shows(stage: Stage) -> None:
+def test_every_panel_has_data(stage: Stage) -> None:
     silent = []
     for _, name, board in load_all():
         for where, expression in expressions_of(board.to_json_data()):
@@ -167,7 +167,7 @@ def test_every_panel_answers_where_the_run_has_what_it_shows(stage: Stage) -> No
 
 @pytest.mark.parametrize(("name", "title"), [("job", "Job"), ("straggler-forensics", "Straggler forensics")])
 def test_a_picture_of_a_dashboard_in_a_browser(stage: Stage, name: str, title: str) -> None:
-    """GANGWATCH_UPDATE_IMAGES=1 writes docs/images/dashboard-NAME.png anew."""
+    """GANGWATCH_UPDATE_IMAGES=1 updates docs/images/dashboard-NAME.png."""
     board = next(board for _, other, board in load_all() if other == name).to_json_data()
     span = Span(float(stage.at(ONSET - 120.0)), float(stage.at(ONSET + LENGTH)), SPEED)
 
@@ -227,17 +227,17 @@ def test_a_step_is_as_long_as_the_world_makes_it(stage: Stage) -> None:
     assert float(one["value"][1]) == pytest.approx(1.8, abs=0.3)
 
 
-def test_no_controller_at_all_is_told_too(stage: Stage) -> None:
+def test_an_absent_controller_fires_an_alert(stage: Stage) -> None:
     """Last: the targets' file of controllers is emptied, and put back."""
     path = stage.folder / "prometheus/targets/controller.json"
     there = path.read_text()
 
-    def told(status: str) -> bool:
+    def received(status: str) -> bool:
         return any(one.labels["alertname"] == ABSENT and one.status == status for one in stage.notified)
 
     for text, status in (("[]", "firing"), (there, "resolved")):
         path.write_text(text)
         until = time.monotonic() + 120.0
-        while not told(status):
-            assert time.monotonic() < until, f"not told that it is {status}"
+        while not received(status):
+            assert time.monotonic() < until, f"no notification with status {status}"
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Rules: what promtool says of them as they stand, unscaled; their names, runbooks, inhibitions, and both forms."""
+"""Rules: promtool's results at normal speed, names, runbooks, inhibitions, and both file formats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=100)
 
 
-def test_promtool_takes_rules_and_configuration(provisioned: Path) -> None:
+def test_promtool_accepts_rules_and_configuration(provisioned: Path) -> None:
     for arguments in (
         ("check", "rules", str(provisioned / "rules/recording.yml"), str(provisioned / "rules/alerts.yml")),
         ("check", "config", str(provisioned / "prometheus/prometheus.yml")),
@@ -44,14 +44,14 @@ def test_promtool_takes_rules_and_configuration(provisioned: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_amtool_takes_alertmanagers_configuration(provisioned: Path) -> None:
+def test_amtool_accepts_alertmanagers_configuration(provisioned: Path) -> None:
     program = needs.component("amtool", "prometheus-alertmanager")
     file = str(provisioned / "alertmanager/alertmanager.yml")
     done = subprocess.run([program, "check-config", file], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_promtool_proves_every_rule_as_it_stands(provisioned: Path) -> None:
+def test_promtool_evaluates_every_rule(provisioned: Path) -> None:
     """Each alert after its own `for` and not before, each recording's value: tests/dashboards/rule_cases.py."""
     document = {
         "rule_files": [str(provisioned / "rules/recording.yml"), str(provisioned / "rules/alerts.yml")],
@@ -70,7 +70,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY_ALERT)
-def test_an_alert_says_what_to_do(name: str) -> None:
+def test_an_alert_has_texts_and_a_runbook(name: str) -> None:
     alert = EVERY_ALERT[name]
     page = ROOT / "docs/runbooks" / f"{name}.md"
     assert alert.runbook.endswith(f"docs/runbooks/{name}.md") and page.exists()
@@ -82,7 +82,7 @@ def test_an_alert_says_what_to_do(name: str) -> None:
     assert alert.summary and alert.description and alert.wait
 
 
-def test_no_runbook_is_left_over() -> None:
+def test_every_runbook_has_an_alert() -> None:
     pages = {page.stem for page in (ROOT / "docs/runbooks").glob("Gangwatch*.md")}
     assert pages == set(EVERY_ALERT)
 
@@ -95,7 +95,7 @@ def test_recordings_are_named_by_level_metric_and_operation() -> None:
         assert "cluster" in rule.expression, f"{name}: it mixes clusters"
 
 
-def test_a_recording_reads_only_what_stands_before_it() -> None:
+def test_a_recording_reads_only_earlier_recordings() -> None:
     known: set[str] = set()
     for rule in RECORDINGS.values():
         assert {name for name in names_of(rule.expression) if ":" in name} <= known, rule.name
@@ -115,7 +115,7 @@ def test_both_forms_hold_the_same_groups() -> None:
     assert len(names) == len(set(names)) and all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in names)
 
 
-def test_a_name_that_nobody_publishes_is_refused() -> None:
+def test_an_unknown_metric_is_rejected() -> None:
     with pytest.raises(DashboardError, match="gangwatch_gpu_powr_watts is neither in the catalogue"):
         checked("sum(gangwatch_gpu_powr_watts)", "panel")
     with pytest.raises(DashboardError, match="gang:gangwatch_nothing:sum"):

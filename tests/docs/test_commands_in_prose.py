@@ -1,4 +1,4 @@
-"""Every `gangwatch ...` that a page tells people to type is one that the command line understands."""
+"""Every `gangwatch ...` command in the documentation parses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def typed(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("page", "line"), [(page, line) for page in PAGES for line in typed(page)])
-def test_it_parses_as_it_stands(page: str, line: str) -> None:
+def test_the_command_parses(page: str, line: str) -> None:
     _, name, *words = shlex.split(line)
     if name.startswith("-"):
         assert name in {option for one in cli.params for option in one.opts}, f"{page}: no such option: {name}"
@@ -44,7 +44,7 @@ def test_the_readme_shows_the_commands_that_a_newcomer_needs() -> None:
     assert {"up", "submit", "jobs", "explain", "story", "logs", "down"} <= shown <= set(COMMANDS)
 
 
-def test_the_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
+def test_the_configuration_on_the_page_is_valid(tmp_path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/one-machine.md").read_text(), flags=re.DOTALL)
     loaded = []
     for block in blocks:
@@ -55,7 +55,7 @@ def test_the_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
     assert client.client.url == "https://head.example:9420"
 
 
-def test_the_configuration_of_logins_that_is_shown_is_taken(tmp_path: Path) -> None:
+def test_the_configuration_of_logins_on_the_page_is_valid(tmp_path: Path) -> None:
     blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/roles-and-login.md").read_text(), flags=re.DOTALL)
     loaded = []
     for block in blocks:
@@ -68,7 +68,7 @@ def test_the_configuration_of_logins_that_is_shown_is_taken(tmp_path: Path) -> N
     assert reviews.token_review.audiences == ("gangwatch",)
 
 
-def test_the_agents_configuration_that_is_shown_is_taken(tmp_path: Path) -> None:
+def test_the_agents_configuration_on_the_page_is_valid(tmp_path: Path) -> None:
     first, quotas = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/how-to/agent.md").read_text(), flags=re.DOTALL)
     (tmp_path / "gangwatch.toml").write_text(first + quotas)
     loaded = config_file.load(tmp_path / "gangwatch.toml")

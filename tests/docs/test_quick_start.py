@@ -1,4 +1,4 @@
-"""The README's quick start is typed as it stands, in its order, on machines of different sizes."""
+"""The README's quick start works as written, in its order, on machines of different sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quick_start() -> list[str]:
 
 
 def machine(folder: Path, processors: int) -> dict[str, str]:
-    """The environment of a machine of so many processors: what the kernel says of them is replaced in every process."""
+    """Return the environment of a machine with this number of processors, replaced in every process."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
         f"import os\nos.sched_getaffinity = lambda pid: set(range({processors}))\nos.cpu_count = lambda: {processors}\n"
