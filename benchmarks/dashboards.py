@@ -94,7 +94,7 @@ def series_of(name: str, nodes: int) -> Iterator[dict[str, str]]:
     else:
         metric = BY_NAME[name]
         labels = set(metric.labels)
-        of_a_node = metric.source not in ("the cycle", "the controller", "the watch", "the detectors") or name.endswith(
+        of_a_node = metric.source not in ("the cycle", "the controller", "the detectors") or name.endswith(
             ("node_state", "node_place_info")
         )
     if "verdict" not in labels and ("rank" in labels or of_a_node):

@@ -1,12 +1,12 @@
-"""THE table of metrics: every series that gangwatch publishes is declared here, and nowhere else.
+"""The metric catalogue: the only place where gangwatch declares its published series.
 
-Exposition, frames, dashboards, rules and the reference page take names, units and help from this table; a collector
-that emits a name that is not here fails its test.
+Exposition, frames, dashboards, rules and the reference page take names, units and help texts from this table. The test
+of a collector fails if the collector emits a name that is not in the table.
 
-Units are Prometheus base units outside. Counters are kept as integers inside, in the unit that ``integer_unit`` names,
-and ``scale`` takes them to the base unit once, on the way out: nanoseconds x 1e-9 are seconds.
+Published units are Prometheus base units. Counters are integers internally, in the unit given by ``integer_unit``, and
+are multiplied by ``scale`` once, on output: nanoseconds x 1e-9 are seconds.
 
-A family of metrics is a file, and a line in METRICS.
+To add a family of metrics, add a file and a line in METRICS.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ METRICS: tuple[Metric, ...] = (
 
 
 def index(metrics: Iterable[Metric] = METRICS) -> dict[str, Metric]:
-    """The table by name. Raises ValueError where a name stands twice."""
+    """Return the metrics by name. Raise ValueError if a name is declared twice."""
     table: dict[str, Metric] = {}
     for metric in metrics:
         if metric.name in table:
-            raise ValueError(f"{metric.name} stands twice in the catalogue")
+            raise ValueError(f"{metric.name} is declared twice in the catalogue")
         table[metric.name] = metric
     return table
 

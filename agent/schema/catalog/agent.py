@@ -1,96 +1,106 @@
-"""The agent itself: its collectors and its step socket."""
+"""Metrics of the agent, its collectors and its step socket."""
 
 from __future__ import annotations
 
 from agent.schema.catalog.metric import Metric, seconds_counter
 
 AGENT: tuple[Metric, ...] = (
-    Metric("gangwatch_agent_info", "info", "Version and boot of the agent.", "", ("boot_id", "version"), "itself"),
-    Metric("gangwatch_agent_frames_total", "counter", "Frames put together since the agent's start.", "", (), "itself"),
+    Metric("gangwatch_agent_info", "info", "Version and boot of the agent.", "", ("boot_id", "version"), "the agent"),
+    Metric("gangwatch_agent_frames_total", "counter", "Frames assembled since the agent started.", "", (), "the agent"),
     seconds_counter(
-        "gangwatch_agent_cpu_seconds_total", "Processor time of the agent's process.", (), "CLOCK_PROCESS_CPUTIME_ID"
+        "gangwatch_agent_cpu_seconds_total", "CPU time used by the agent process.", (), "CLOCK_PROCESS_CPUTIME_ID"
     ),
     Metric(
         "gangwatch_agent_memory_resident_bytes",
         "gauge",
-        "Resident memory of the agent's process.",
+        "Resident memory of the agent process.",
         "bytes",
         (),
         "/proc/self/statm",
     ),
     Metric(
-        "gangwatch_agent_open_descriptors", "gauge", "Descriptors that the agent has open.", "", (), "/proc/self/fd"
+        "gangwatch_agent_open_descriptors",
+        "gauge",
+        "Open file descriptors of the agent process.",
+        "",
+        (),
+        "/proc/self/fd",
     ),
-    Metric("gangwatch_agent_threads", "gauge", "Threads of the agent that run Python.", "", (), "itself"),
+    Metric("gangwatch_agent_threads", "gauge", "Python threads of the agent process.", "", (), "the agent"),
     Metric(
         "gangwatch_agent_threads_abandoned",
         "gauge",
-        "Threads of the agent that are stuck in a call while others do their work.",
+        "Agent threads that are blocked in a call and have been replaced by another thread.",
         "",
         (),
-        "itself",
+        "the agent",
     ),
     Metric(
         "gangwatch_agent_released",
         "gauge",
-        "Whether the agent has given its devices back, as it was asked to: they can be reset.",
+        "1 while the agent has released its devices on request, so that they can be reset.",
         "",
         (),
-        "itself",
+        "the agent",
     ),
     Metric(
         "gangwatch_collector_success",
         "gauge",
-        "Whether the collector's newest run succeeded and is fresh.",
+        "1 if the collector's last run succeeded and its sample is fresh.",
         "",
         ("collector",),
-        "itself",
+        "the agent",
     ),
     Metric(
         "gangwatch_collector_stuck",
         "gauge",
-        "Whether the collector is in a call that does not return.",
+        "1 if the collector is blocked in a call that does not return.",
         "",
         ("collector",),
-        "itself",
+        "the agent",
     ),
     Metric(
         "gangwatch_collector_interval_seconds",
         "gauge",
-        "How often the collector is run: longer than configured while it costs too much.",
+        "Interval between runs of the collector. The agent lengthens it while the collector uses too much CPU.",
         "seconds",
         ("collector",),
-        "itself",
+        "the agent",
     ),
     seconds_counter(
         "gangwatch_collector_cpu_seconds_total",
-        "Processor time of the collector's runs.",
+        "CPU time used by the collector.",
         ("collector",),
         "CLOCK_THREAD_CPUTIME_ID",
     ),
     Metric(
         "gangwatch_collector_duration_seconds",
         "gauge",
-        "How long the collector's newest run took.",
+        "Duration of the collector's last run.",
         "seconds",
         ("collector",),
-        "itself",
+        "the agent",
     ),
     Metric(
         "gangwatch_collector_sample_age_seconds",
         "gauge",
-        "Age of the collector's newest sample when the frame was put together.",
+        "Age of the collector's newest sample when the frame was assembled.",
         "seconds",
         ("collector",),
-        "itself",
+        "the agent",
     ),
     Metric(
-        "gangwatch_collector_failures_total", "counter", "Failed runs of the collector.", "", ("collector",), "itself"
+        "gangwatch_collector_failures_total",
+        "counter",
+        "Failed runs of the collector.",
+        "",
+        ("collector",),
+        "the agent",
     ),
     Metric(
         "gangwatch_step_reporters",
         "gauge",
-        "Training processes that are registered on the step socket.",
+        "Training processes registered on the step socket.",
         "",
         (),
         "step socket",
@@ -98,8 +108,8 @@ AGENT: tuple[Metric, ...] = (
     Metric(
         "gangwatch_step_reporters_refused_total",
         "counter",
-        "Registrations refused, by reason: malformed, ring (no sealed ring of a permitted size), descriptors, timeout, "
-        "identity (not whom it claims to be), name, quota (of the tenant), rate, full (the node has no slot left).",
+        "Refused registrations by reason: malformed, ring (no sealed ring of a permitted size), descriptors, timeout, "
+        "identity (does not match the process), name, quota (of the tenant), rate, full (no free slot on the node).",
         "",
         ("reason",),
         "step socket",
@@ -107,7 +117,7 @@ AGENT: tuple[Metric, ...] = (
     Metric(
         "gangwatch_step_records_malformed_total",
         "counter",
-        "Ring records skipped because they were torn or held no possible value.",
+        "Ring records skipped because they were incomplete or contained an impossible value.",
         "",
         (),
         "step rings",
@@ -115,7 +125,7 @@ AGENT: tuple[Metric, ...] = (
     Metric(
         "gangwatch_step_records_lost_total",
         "counter",
-        "Ring records overwritten before they were read.",
+        "Ring records overwritten before the agent read them.",
         "",
         (),
         "step rings",

@@ -1,4 +1,4 @@
-"""Who owns which device. Joined on, so that the devices' own series need no label that changes with every job."""
+"""Owners of devices. Queries join on these series, so device series need no label that changes with every job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ATTRIBUTION: tuple[Metric, ...] = (
     Metric(
         "gangwatch_gpu_owner_info",
         "info",
-        "Who uses the GPU or MIG instance: container, gang, rank, Slurm job; what is not known is empty.",
+        "Owner of the GPU or MIG instance: container, gang, rank, Slurm job. Unknown labels are empty.",
         "",
         ("attempt", "container", "gang", "gpu", "mig", "namespace", "pod", "rank", "slurm_job"),
         "pod-resources, NVML, /proc/PID/cgroup, rank files, job files",
@@ -16,7 +16,7 @@ ATTRIBUTION: tuple[Metric, ...] = (
     Metric(
         "gangwatch_gpu_process_owner_info",
         "info",
-        "Whose the process on the GPU is: with it, what several share on one GPU is each one's own.",
+        "Owner of a process on the GPU. Join on it to split the use of a shared GPU by owner.",
         "",
         ("attempt", "container", "gang", "gpu", "mig", "namespace", "pid", "pod", "rank", "slurm_job"),
         "NVML, pod-resources, /proc/PID/cgroup, rank files",
@@ -24,7 +24,7 @@ ATTRIBUTION: tuple[Metric, ...] = (
     Metric(
         "gangwatch_rdma_owner_info",
         "info",
-        "Which container holds the RDMA device; device is empty where a shared pool does not tell which.",
+        "Container that uses the RDMA device. device is empty if a shared device pool does not report which one.",
         "",
         ("container", "device", "namespace", "pci_address", "pod", "resource"),
         "pod-resources",
@@ -32,23 +32,23 @@ ATTRIBUTION: tuple[Metric, ...] = (
     Metric(
         "gangwatch_owner_devices_unresolved",
         "gauge",
-        "Devices that the kubelet or a job file names and that none of the node's GPUs answers to.",
+        "Devices named by the kubelet or a job file that match no GPU of the node.",
         "",
         (),
-        "itself",
+        "the agent",
     ),
     Metric(
         "gangwatch_owners_left_out",
         "gauge",
-        "Owners that are not published because there are too many.",
+        "Owners not published because there are too many.",
         "",
         (),
-        "itself",
+        "the agent",
     ),
     Metric(
         "gangwatch_kubelet_pods",
         "gauge",
-        "Pods that the kubelet lists with their devices.",
+        "Pods with devices listed by the kubelet.",
         "",
         (),
         "pod-resources List",
@@ -56,7 +56,7 @@ ATTRIBUTION: tuple[Metric, ...] = (
     Metric(
         "gangwatch_kubelet_devices_allocatable",
         "gauge",
-        "Devices that the node has to give, by resource.",
+        "Devices that the node can allocate, by resource.",
         "",
         ("resource",),
         "pod-resources GetAllocatableResources",
@@ -64,7 +64,7 @@ ATTRIBUTION: tuple[Metric, ...] = (
     Metric(
         "gangwatch_kubelet_devices_allocated",
         "gauge",
-        "Devices that containers hold, by resource.",
+        "Devices allocated to containers, by resource.",
         "",
         ("resource",),
         "pod-resources List",

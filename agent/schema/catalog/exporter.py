@@ -1,34 +1,38 @@
-"""The exporter itself: what it publishes, what it leaves out, and what it pushes."""
+"""Metrics of the exporter: published series, omitted series and pushed messages."""
 
 from __future__ import annotations
 
 from agent.schema.catalog.metric import Metric
 
 EXPORTER: tuple[Metric, ...] = (
-    Metric("gangwatch_exporter_series", "gauge", "Series in the newest exposition, these not counted.", "", (),
-           "itself"),
+    Metric("gangwatch_exporter_series", "gauge", "Series in the last exposition, without the exporter's own series.",
+           "", (),
+           "the agent"),
     Metric("gangwatch_exporter_series_left_out", "gauge",
-           "Series that the newest exposition leaves out, by reason: the profile, a list of names, or the limit.", "",
-           ("reason",), "itself"),
-    Metric("gangwatch_exporter_series_limit", "gauge", "Most series in an exposition.", "", (), "itself"),
-    Metric("gangwatch_exporter_renders_total", "counter", "Expositions rendered.", "", (), "itself"),
-    Metric("gangwatch_exporter_render_seconds", "gauge", "How long rendering the exposition before this one took.",
-           "seconds", (), "itself"),
+           "Series omitted from the last exposition, by reason: the profile, a list of names, or the limit.", "",
+           ("reason",), "the agent"),
+    Metric("gangwatch_exporter_series_limit", "gauge", "Maximum number of series in an exposition.", "", (),
+           "the agent"),
+    Metric("gangwatch_exporter_renders_total", "counter", "Expositions rendered.", "", (), "the agent"),
+    Metric("gangwatch_exporter_render_seconds", "gauge", "Time taken to render the previous exposition.",
+           "seconds", (), "the agent"),
     Metric("gangwatch_exporter_requests_refused_total", "counter",
-           "Requests that were not answered: no password, a wrong one, too many.", "", ("status",), "itself"),
+           "Refused requests by HTTP status: missing or wrong password, or too many requests.", "", ("status",),
+           "the agent"),
     Metric("gangwatch_exporter_web_config_in_force", "gauge",
-           "Whether the web configuration is in force as its files stand; 0 after a change that can't be used.", "", (),
-           "itself"),
+           "1 if the web configuration in use is that of the files; 0 after a change that is not valid.", "", (),
+           "the agent"),
     Metric("gangwatch_certificate_expiry_seconds", "gauge",
-           "When the certificate that the agent or controller shows ends, in seconds since 1970: to whoever asks it "
-           "(server), or to agents (feed).", "seconds", ("use",),
-           "itself"),
+           "Expiry of the certificate that the agent or controller presents, in seconds since 1970: as a server, or to "
+           "agents (feed).", "seconds", ("use",),
+           "the agent"),
     Metric("gangwatch_push_sent_total", "counter",
-           "Messages that the receiver has taken: a frame, a sample of the controller, or spans.", "", ("sink",),
-           "itself"),
-    Metric("gangwatch_push_failures_total", "counter", "Attempts to send that failed.", "", ("sink",), "itself"),
+           "Messages accepted by the receiver: a frame, a sample of the controller, or spans.", "", ("sink",),
+           "the agent"),
+    Metric("gangwatch_push_failures_total", "counter", "Failed attempts to send a message.", "", ("sink",),
+           "the agent"),
     Metric("gangwatch_push_dropped_total", "counter",
-           "Messages given up, by reason: the queue was full, or the receiver refused them.", "", ("reason", "sink"),
-           "itself"),
-    Metric("gangwatch_push_queue_frames", "gauge", "Messages that wait to be sent.", "", ("sink",), "itself"),
+           "Messages dropped, by reason: the queue was full, or the receiver refused them.", "", ("reason", "sink"),
+           "the agent"),
+    Metric("gangwatch_push_queue_frames", "gauge", "Messages waiting to be sent.", "", ("sink",), "the agent"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The host: processors, memory, pressure, disks, interfaces."""
+"""Host metrics: processors, memory, pressure, disks, interfaces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from agent.schema.catalog.metric import Metric, bytes_counter, seconds_counter
 HOST: tuple[Metric, ...] = (
     seconds_counter(
         "gangwatch_host_cpu_seconds_total",
-        "Time of all processors by mode.",
+        "CPU time of all processors, by mode.",
         ("mode",),
         "/proc/stat",
         "node_cpu_seconds_total",
@@ -34,7 +34,7 @@ HOST: tuple[Metric, ...] = (
     Metric(
         "gangwatch_host_memory_available_bytes",
         "gauge",
-        "Memory that can be had without swapping.",
+        "Memory available without swapping.",
         "bytes",
         (),
         "/proc/meminfo MemAvailable",
@@ -42,7 +42,7 @@ HOST: tuple[Metric, ...] = (
     ),
     seconds_counter(
         "gangwatch_host_pressure_waiting_seconds_total",
-        "Time in which some task waited for the resource (pressure-stall 'some').",
+        "Time in which at least one task waited for the resource (pressure-stall 'some').",
         ("resource",),
         "/proc/pressure/*",
         "node_pressure_*_waiting_seconds_total",
@@ -70,7 +70,7 @@ HOST: tuple[Metric, ...] = (
     ),
     seconds_counter(
         "gangwatch_host_disk_io_time_seconds_total",
-        "Time in which the block device had work.",
+        "Time in which the block device was busy.",
         ("device",),
         "/proc/diskstats",
         "node_disk_io_time_seconds_total",
@@ -95,14 +95,14 @@ HOST: tuple[Metric, ...] = (
     ),
     seconds_counter(
         "gangwatch_host_disk_read_time_seconds_total",
-        "Time that reads took, added up: over the reads, it is the latency of one.",
+        "Total time of reads. Divide by the number of reads for the mean latency.",
         ("device",),
         "/proc/diskstats",
         "node_disk_read_time_seconds_total",
     ),
     seconds_counter(
         "gangwatch_host_disk_write_time_seconds_total",
-        "Time that writes took, added up: over the writes, it is the latency of one.",
+        "Total time of writes. Divide by the number of writes for the mean latency.",
         ("device",),
         "/proc/diskstats",
         "node_disk_write_time_seconds_total",
@@ -110,7 +110,7 @@ HOST: tuple[Metric, ...] = (
     Metric(
         "gangwatch_host_disk_requests_in_flight",
         "gauge",
-        "Requests that the block device has not answered yet.",
+        "Requests that the block device has not completed.",
         "",
         ("device",),
         "/proc/diskstats",
@@ -128,7 +128,7 @@ HOST: tuple[Metric, ...] = (
     Metric(
         "gangwatch_host_processes_running",
         "gauge",
-        "Tasks that run or could run: the run queue.",
+        "Running and runnable tasks: the length of the run queue.",
         "",
         (),
         "/proc/stat",
@@ -137,7 +137,7 @@ HOST: tuple[Metric, ...] = (
     Metric(
         "gangwatch_host_processes_blocked",
         "gauge",
-        "Tasks that wait for input or output.",
+        "Tasks blocked on I/O.",
         "",
         (),
         "/proc/stat",
@@ -146,7 +146,7 @@ HOST: tuple[Metric, ...] = (
     Metric(
         "gangwatch_host_major_page_faults_total",
         "counter",
-        "Page faults that waited for a disk.",
+        "Page faults that required disk I/O.",
         "",
         (),
         "/proc/vmstat",
@@ -155,7 +155,7 @@ HOST: tuple[Metric, ...] = (
     Metric(
         "gangwatch_host_out_of_memory_kills_total",
         "counter",
-        "Tasks killed for want of memory, of a control group or of the machine.",
+        "Tasks killed because a control group or the machine ran out of memory.",
         "",
         (),
         "/proc/vmstat",
@@ -176,7 +176,7 @@ HOST: tuple[Metric, ...] = (
     Metric(
         "gangwatch_host_nfs_operations_total",
         "counter",
-        "Operations asked of the NFS server.",
+        "Operations requested from the NFS server.",
         "",
         ("mount", "operation"),
         "/proc/1/mountstats",
@@ -184,7 +184,7 @@ HOST: tuple[Metric, ...] = (
     Metric(
         "gangwatch_host_nfs_retransmissions_total",
         "counter",
-        "Times an operation was sent again.",
+        "Retransmitted NFS operations.",
         "",
         ("mount", "operation"),
         "/proc/1/mountstats",
@@ -192,26 +192,26 @@ HOST: tuple[Metric, ...] = (
     Metric(
         "gangwatch_host_nfs_timeouts_total",
         "counter",
-        "Times the NFS server did not answer in time.",
+        "NFS operations that timed out.",
         "",
         ("mount", "operation"),
         "/proc/1/mountstats",
     ),
     seconds_counter(
         "gangwatch_host_nfs_queue_seconds_total",
-        "Time that operations waited before they were sent.",
+        "Time that NFS operations were queued before they were sent.",
         ("mount", "operation"),
         "/proc/1/mountstats",
     ),
     seconds_counter(
         "gangwatch_host_nfs_response_seconds_total",
-        "Time from sending operations to their answers: over the operations, it is the server's latency.",
+        "Time from sending NFS operations to their replies. Divide by the operations for the server's latency.",
         ("mount", "operation"),
         "/proc/1/mountstats",
     ),
     seconds_counter(
         "gangwatch_host_nfs_operation_seconds_total",
-        "Time of operations as the application saw it, waiting and retries included.",
+        "Total time of NFS operations, including queueing and retries.",
         ("mount", "operation"),
         "/proc/1/mountstats",
     ),

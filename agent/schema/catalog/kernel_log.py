@@ -1,4 +1,4 @@
-"""What the kernel says in its log."""
+"""Metrics of the kernel log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _LOG = "/dev/kmsg"
 
 KERNEL_LOG: tuple[Metric, ...] = (
     Metric("gangwatch_kernel_log_events_total", "counter",
-           "Messages of each kind since the agent's start; each is a record of the frames too, and so are those that "
-           "the log still had from before.", "", ("kind",), _LOG),
+           "Kernel messages by kind since the agent started. Frames also contain each message as a record, including "
+           "older messages that were still in the log.", "", ("kind",), _LOG),
     Metric("gangwatch_kernel_log_lost_total", "counter",
-           "Messages that were overwritten before the agent read them.", "", (), _LOG),
+           "Kernel messages overwritten before the agent read them.", "", (), _LOG),
 )  # fmt: skip

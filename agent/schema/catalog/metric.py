@@ -1,4 +1,4 @@
-"""A row of the catalogue, and short ways to write the common ones."""
+"""The Metric type, and constructors for the common kinds of metric."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ Kind = Literal["counter", "gauge", "info"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the table.
-
-    name: the full Prometheus name; kind: 'info' is a gauge of constant 1 whose labels are the message.
-    unit: base unit outside ('' where it is a count or a state); labels: names beside ``node``, sorted.
-    scale, integer_unit: from the integer inside to the unit outside; counters only.
-    source: where the number is read. compatibility: name of the same number in dashboards that people already have.
-    """
+    """One metric of the catalogue."""
 
     name: str
+    """Full Prometheus name."""
     kind: Kind
+    """Prometheus type. 'info' is a gauge of constant 1 whose labels carry the information."""
     help: str
     unit: str = ""
+    """Published base unit; '' for a count or a state."""
     labels: tuple[str, ...] = ()
+    """Sorted label names without ``node``."""
     source: str = ""
+    """Where the value is read."""
     scale: float = 1.0
+    """Published value divided by the internal integer; counters only."""
     integer_unit: str = ""
+    """Unit of the internal integer; counters only."""
     compatibility: str = ""
+    """Name of the same value in other exporters' dashboards."""
 
 
 NANOSECONDS = 1e-9
-"""From nanoseconds inside to seconds outside."""
+"""Scale from internal nanoseconds to published seconds."""
 
 MEMBER = ("attempt", "gang", "rank")
 
 
 def seconds_counter(name: str, help: str, labels: tuple[str, ...], source: str, compatibility: str = "") -> Metric:
-    """A counter of seconds, kept in nanoseconds."""
+    """Return a counter of seconds that is kept in nanoseconds."""
     return Metric(name, "counter", help, "seconds", labels, source, NANOSECONDS, "ns", compatibility)
 
 

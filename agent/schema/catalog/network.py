@@ -1,4 +1,4 @@
-"""Network interfaces: whether they are up, how fast, and how often their carrier changed."""
+"""Metrics of network interfaces: state, speed, packets and carrier changes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def _counter(name: str, help: str, file: str, compatibility: str = "") -> Metric
 NETWORK: tuple[Metric, ...] = (
     Metric("gangwatch_network_info", "info", "Hardware address, driver and PCI address of the interface.", "",
            ("address", "device", "driver", "pci_address"), _SYSFS),
-    Metric("gangwatch_network_up", "gauge", "Whether the interface's operational state is up.", "", _DEVICE,
+    Metric("gangwatch_network_up", "gauge", "1 if the interface's operational state is up.", "", _DEVICE,
            f"{_SYSFS}/operstate", compatibility="node_network_up"),
-    Metric("gangwatch_network_carrier", "gauge", "Whether the interface has a carrier.", "", _DEVICE,
+    Metric("gangwatch_network_carrier", "gauge", "1 if the interface has a carrier.", "", _DEVICE,
            f"{_SYSFS}/carrier", compatibility="node_network_carrier"),
-    Metric("gangwatch_network_speed_bytes_per_second", "gauge", "Speed that the link was negotiated at.",
+    Metric("gangwatch_network_speed_bytes_per_second", "gauge", "Negotiated speed of the link.",
            "bytes_per_second", _DEVICE, f"{_SYSFS}/speed", compatibility="node_network_speed_bytes"),
-    Metric("gangwatch_network_mtu_bytes", "gauge", "Largest packet that the interface sends.", "bytes", _DEVICE,
+    Metric("gangwatch_network_mtu_bytes", "gauge", "Maximum transmission unit of the interface.", "bytes", _DEVICE,
            f"{_SYSFS}/mtu", compatibility="node_network_mtu_bytes"),
-    _counter("carrier_changes", "Times the carrier came or went.", "carrier_changes",
+    _counter("carrier_changes", "Times the carrier was gained or lost.", "carrier_changes",
              "node_network_carrier_changes_total"),
-    _counter("carrier_down", "Times the carrier went.", "carrier_down_count",
+    _counter("carrier_down", "Times the carrier was lost.", "carrier_down_count",
              "node_network_carrier_down_changes_total"),
     _counter("receive_packets", "Packets received.", "statistics/rx_packets", "node_network_receive_packets_total"),
     _counter("transmit_packets", "Packets sent.", "statistics/tx_packets", "node_network_transmit_packets_total"),

@@ -1,4 +1,4 @@
-"""NVLink, link by link, the fabric that its switches make, and the links to a processor on the same module."""
+"""Metrics of each NVLink, of the NVLink fabric, and of the C2C links to a CPU on the same module."""
 
 from __future__ import annotations
 
@@ -19,62 +19,67 @@ def _counter(name: str, help: str, source: str, labels: tuple[str, ...] = _LINK)
 
 
 NVLINK: tuple[Metric, ...] = (
-    Metric("gangwatch_nvlink_info", "info", "The link's version, and what is at its other end.", "",
+    Metric("gangwatch_nvlink_info", "info", "Version and remote end of the link.", "",
            ("gpu", "link", "remote", "remote_kind", "remote_link", "version"), "nvmlDeviceGetNvLinkRemotePciInfo_v2"),
-    _gauge("nvlink_links", "NVLinks of the GPU.", "", f"{_FIELDS} 91", _GPU),
-    _gauge("nvlink_state", "0 inactive, 1 active, 2 asleep, 3 active but closed to traffic.", "", f"{_FIELDS} 165"),
+    _gauge("nvlink_links", "Number of NVLinks of the GPU.", "", f"{_FIELDS} 91", _GPU),
+    _gauge("nvlink_state", "State of the link: 0 inactive, 1 active, 2 sleep, 3 active without traffic allowed.", "",
+           f"{_FIELDS} 165"),
     _gauge("nvlink_speed_bytes_per_second", "Speed of the link in one direction.", "bytes", f"{_FIELDS} 164"),
-    bytes_counter("gangwatch_nvlink_transmit_bytes_total", "Bytes that programs sent over the link.", _LINK,
+    bytes_counter("gangwatch_nvlink_transmit_bytes_total", "Payload bytes sent over the link.", _LINK,
                   f"{_FIELDS} 138"),
-    bytes_counter("gangwatch_nvlink_receive_bytes_total", "Bytes that programs received over the link.", _LINK,
+    bytes_counter("gangwatch_nvlink_receive_bytes_total", "Payload bytes received over the link.", _LINK,
                   f"{_FIELDS} 139"),
-    bytes_counter("gangwatch_nvlink_transmit_raw_bytes_total", "Bytes sent, with the link's own overhead.", _LINK,
+    bytes_counter("gangwatch_nvlink_transmit_raw_bytes_total", "Bytes sent over the link, including protocol overhead.",
+                  _LINK,
                   f"{_FIELDS} 140, or 202"),
-    bytes_counter("gangwatch_nvlink_receive_raw_bytes_total", "Bytes received, with the link's own overhead.", _LINK,
+    bytes_counter("gangwatch_nvlink_receive_raw_bytes_total",
+                  "Bytes received over the link, including protocol overhead.", _LINK,
                   f"{_FIELDS} 141, or 204"),
     _counter("nvlink_transmit_packets_total", "Packets sent (NVLink 5).", f"{_FIELDS} 201"),
     _counter("nvlink_receive_packets_total", "Packets received (NVLink 5).", f"{_FIELDS} 203"),
-    _counter("nvlink_errors_total", "Errors of this kind.", f"{_FIELDS} 32-59, 96-119, 148-163, 206-219",
+    _counter("nvlink_errors_total", "Errors of this kind on the link.", f"{_FIELDS} 32-59, 96-119, 148-163, 206-219",
              ("gpu", "kind", "link")),
-    _counter("gpu_nvlink_errors_total", "Errors of this kind on all of the GPU's links together.",
+    _counter("gpu_nvlink_errors_total", "Errors of this kind summed over all links of the GPU.",
              f"{_FIELDS} 32-59, 96-119, 148-163, 206-219", ("gpu", "kind")),
-    _counter("nvlink_recoveries_total", "Times that the link went into recovery, by how that ended (NVLink 5).",
+    _counter("nvlink_recoveries_total", "Recoveries of the link by outcome (NVLink 5).",
              f"{_FIELDS} 213, 214", ("gpu", "link", "outcome")),
-    _counter("nvlink_recovery_attempts_total", "Times that the link went into recovery (NVLink 5).",
+    _counter("nvlink_recovery_attempts_total", "Times the link entered recovery (NVLink 5).",
              f"{_FIELDS} 215"),
-    _counter("nvlink_symbol_errors_total", "Symbols received wrong (NVLink 5).", f"{_FIELDS} 221"),
+    _counter("nvlink_symbol_errors_total", "Symbols received with an error (NVLink 5).", f"{_FIELDS} 221"),
     _counter("nvlink_fec_codewords_total",
-             "Codewords by the number of symbols that forward error correction put right (NVLink 5).",
+             "Codewords by number of symbols corrected by forward error correction (NVLink 5).",
              f"{_FIELDS} 235-250", ("corrected_symbols", "gpu", "link")),
-    _gauge("nvlink_bit_error_ratio", "Wrong bits over all bits: before correction, after it, in symbols (NVLink 5).",
+    _gauge("nvlink_bit_error_ratio", "Bit error rate before correction, after correction, and in symbols (NVLink 5).",
            "ratio", f"{_FIELDS} 220, 222, 293", ("gpu", "link", "stage")),
-    _gauge("nvlink_lane_bit_error_ratio", "Wrong bits over all bits of one lane before correction (NVLink 5).",
+    _gauge("nvlink_lane_bit_error_ratio", "Bit error rate of one lane before correction (NVLink 5).",
            "ratio", f"{_FIELDS} 291, 292", ("gpu", "lane", "link")),
-    _counter("nvlink_retransmission_blocks_total", "Blocks sent that could be sent again (NVLink 5).",
+    _counter("nvlink_retransmission_blocks_total", "Blocks sent that can be retransmitted (NVLink 5).",
              f"{_FIELDS} 294"),
-    _counter("nvlink_retransmitted_blocks_total", "Blocks sent again (NVLink 5).", f"{_FIELDS} 295"),
-    _counter("nvlink_lane_errors_total", "Bits received wrong on one lane, before correction (NVLink 5).",
+    _counter("nvlink_retransmitted_blocks_total", "Blocks retransmitted (NVLink 5).", f"{_FIELDS} 295"),
+    _counter("nvlink_lane_errors_total", "Bit errors of one lane before correction (NVLink 5).",
              f"{_FIELDS} 289, 290", ("gpu", "lane", "link")),
-    Metric("gangwatch_fabric_info", "info", "The cluster and clique of GPUs that the fabric put this one into.", "",
+    Metric("gangwatch_fabric_info", "info", "Cluster and clique of GPUs to which the fabric assigned this GPU.", "",
            ("clique", "cluster", "gpu"), _FABRIC),
-    _gauge("fabric_state", "1 for how far the GPU's registration with the fabric is.", "", _FABRIC, ("gpu", "state")),
-    _gauge("fabric_status", "Error that the registration ended with; 0 is none.", "", _FABRIC, _GPU),
-    _gauge("fabric_fault", "Whether the fabric reports this of the GPU.", "", _FABRIC, ("aspect", "gpu")),
+    _gauge("fabric_state", "1 for the current state of the GPU's registration with the fabric.", "", _FABRIC,
+           ("gpu", "state")),
+    _gauge("fabric_status", "Error code of the GPU's registration with the fabric; 0 means no error.", "", _FABRIC,
+           _GPU),
+    _gauge("fabric_fault", "1 if the fabric reports this fault for the GPU.", "", _FABRIC, ("aspect", "gpu")),
     _gauge("fabric_misconfiguration",
-           "Why the configuration is wrong, as NVML numbers it (NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*);"
-           " 0 is right.", "", _FABRIC, _GPU),
-    _gauge("fabric_health", "1 for the fabric's summary of the GPU's health.", "", _FABRIC, ("gpu", "health")),
-    _gauge("c2c_links", "Links from the GPU to the processor on its module (C2C).", "", f"{_FIELDS} 170", _GPU),
-    _gauge("c2c_link_state", "Whether the C2C link is active.", "", f"{_FIELDS} 171"),
+           "Cause of a wrong fabric configuration, a value of NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*; "
+           "0 means that it is correct.", "", _FABRIC, _GPU),
+    _gauge("fabric_health", "1 for the GPU's health as summarised by the fabric.", "", _FABRIC, ("gpu", "health")),
+    _gauge("c2c_links", "Number of links from the GPU to the CPU on its module (C2C).", "", f"{_FIELDS} 170", _GPU),
+    _gauge("c2c_link_state", "1 if the C2C link is active.", "", f"{_FIELDS} 171"),
     _gauge("c2c_link_speed_bytes_per_second", "Speed of the C2C link while it is active.", "bytes", f"{_FIELDS} 172"),
-    _gauge("c2c_link_low_power", "Whether the C2C link is in its low-power state.", "", f"{_FIELDS} 234"),
+    _gauge("c2c_link_low_power", "1 if the C2C link is in its low-power state.", "", f"{_FIELDS} 234"),
     _counter("c2c_errors_total", "Errors of this kind on the C2C link.", f"{_FIELDS} 231-233",
              ("gpu", "kind", "link")),
     *(
         _gauge(f"c2c_{direction}_{raw}bytes_per_second",
                f"Traffic {'sent' if direction == 'transmit' else 'received'} on all C2C links{overhead}, over the "
-               "newest interval.", "bytes", "GPM (nvmlGpmMetricsGet)", _GPU)
+               "last interval.", "bytes", "GPM (nvmlGpmMetricsGet)", _GPU)
         for direction in ("transmit", "receive")
-        for raw, overhead in (("", ""), ("raw_", " with their own overhead"))
+        for raw, overhead in (("", ""), ("raw_", " including protocol overhead"))
     ),
 )  # fmt: skip

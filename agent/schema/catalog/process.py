@@ -1,4 +1,4 @@
-"""The processes of a rank."""
+"""Metrics of the processes of a rank."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from agent.schema.catalog.metric import MEMBER, Metric, bytes_counter, seconds_c
 PROCESS: tuple[Metric, ...] = (
     seconds_counter(
         "gangwatch_rank_cpu_seconds_total",
-        "Processor time of the rank's processes and threads.",
+        "CPU time of the rank's processes and threads.",
         MEMBER,
         "/proc/PID/task/*/schedstat",
     ),
     seconds_counter(
         "gangwatch_rank_runqueue_wait_seconds_total",
-        "Time the rank's threads were runnable and waited for a processor.",
+        "Time in which the rank's threads were runnable and waited for a CPU.",
         MEMBER,
         "/proc/PID/task/*/schedstat",
     ),
     seconds_counter(
         "gangwatch_rank_block_io_seconds_total",
-        "Time the main threads of the rank's processes waited for block I/O.",
+        "Time in which the main threads of the rank's processes waited for block I/O.",
         MEMBER,
         "/proc/PID/stat delayacct_blkio_ticks",
     ),
@@ -31,7 +31,9 @@ PROCESS: tuple[Metric, ...] = (
         MEMBER,
         "/proc/PID/stat",
     ),
-    Metric("gangwatch_rank_samples_total", "counter", "Samples taken of the rank's processes.", "", MEMBER, "itself"),
+    Metric(
+        "gangwatch_rank_samples_total", "counter", "Samples taken of the rank's processes.", "", MEMBER, "the agent"
+    ),
     Metric(
         "gangwatch_rank_memory_resident_bytes",
         "gauge",
@@ -45,11 +47,18 @@ PROCESS: tuple[Metric, ...] = (
         "gangwatch_rank_process_state",
         "gauge",
         "State of the rank's processes: 0 gone, 1 running or sleeping, 2 uninterruptible (D), 3 stopped (T), "
-        "4 traced (t), 5 zombie. Of several processes a stopped or waiting one counts.",
+        "4 traced (t), 5 zombie. If the states differ, a stopped or waiting process takes precedence.",
         "",
         MEMBER,
         "/proc/PID/stat",
     ),
-    bytes_counter("gangwatch_rank_read_bytes_total", "Bytes read from storage.", MEMBER, "/proc/PID/io read_bytes"),
-    bytes_counter("gangwatch_rank_written_bytes_total", "Bytes sent to storage.", MEMBER, "/proc/PID/io write_bytes"),
+    bytes_counter(
+        "gangwatch_rank_read_bytes_total", "Bytes that the rank read from storage.", MEMBER, "/proc/PID/io read_bytes"
+    ),
+    bytes_counter(
+        "gangwatch_rank_written_bytes_total",
+        "Bytes that the rank wrote to storage.",
+        MEMBER,
+        "/proc/PID/io write_bytes",
+    ),
 )

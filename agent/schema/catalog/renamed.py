@@ -1,6 +1,6 @@
-"""Metrics that were renamed: an old name is published beside the new one for one release.
+"""Renamed metrics. Both names are published for one release.
 
-A row is removed in the release after ``release``, and the old name with it. Subscribers of a frame stream may ask for
+Remove a row, and with it the old name, in the release after ``release``. Subscribers of a frame stream can request
 either name.
 """
 
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """One renaming. release: the first that has the new name, and the last that has the old."""
+    """One renamed metric."""
 
     old: str
     new: str
     release: str
+    """First release with the new name, and last release with the old name."""
 
 
 RENAMED: tuple[Renamed, ...] = ()

@@ -1,4 +1,4 @@
-"""Slurm: what the controller asks of it, changes in it, or would change."""
+"""Metrics of the Slurm backend: commands, changes and advised changes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from agent.schema.catalog.metric import Metric
 _SOURCE = "the Slurm backend"
 
 SLURM: tuple[Metric, ...] = (
-    Metric("gangwatch_slurm_requests_total", "counter", "Commands run that slurmctld had to answer.", "", (), _SOURCE),
-    Metric("gangwatch_slurm_look_age_seconds", "gauge", "Time since the newest look at Slurm's nodes and jobs.",
+    Metric("gangwatch_slurm_requests_total", "counter", "Commands run that send a request to slurmctld.", "", (),
+           _SOURCE),
+    Metric("gangwatch_slurm_look_age_seconds", "gauge", "Time since Slurm's nodes and jobs were last read.",
            "seconds", (), _SOURCE),
-    Metric("gangwatch_slurm_nodes_drained", "gauge", "Nodes that are drained by gangwatch.", "", (), _SOURCE),
+    Metric("gangwatch_slurm_nodes_drained", "gauge", "Nodes drained by gangwatch.", "", (), _SOURCE),
     Metric("gangwatch_slurm_actions_total", "counter",
-           "Changes made in Slurm, by what became of them: done, would (advise), withheld, failed.", "",
+           "Changes to Slurm by outcome: done, would (mode advise), withheld, failed.", "",
            ("action", "outcome"), _SOURCE),
     Metric("gangwatch_slurm_records_refused_total", "counter",
-           "Records of jobs and nodes in Slurm's listings that could not be read, one a listing; the others are used.",
+           "Unreadable job and node records in Slurm's listings, counted once per listing. Other records are used.",
            "", ("kind",), _SOURCE),
-    Metric("gangwatch_slurm_advice", "gauge", "What would be done now, were the mode act: 1 for each node or job.", "",
+    Metric("gangwatch_slurm_advice", "gauge", "1 for each node or job that gangwatch would change now in mode act.", "",
            ("action", "target"), _SOURCE),
 )  # fmt: skip
