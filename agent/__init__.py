@@ -1,3 +1,3 @@
-"""Collect, on one node: sources read the machine, collectors make samples of it, the node makes frames of those."""
+"""The node agent: sources read the machine, collectors make samples, and the node makes frames of the samples."""
 
 PART_OF = "gangwatch"

@@ -1,8 +1,8 @@
-"""Frames put together: each collector's newest values at their place, and the agent's account of itself before them.
+"""Assembly of frames from the collectors' newest samples and the agent's own metrics.
 
-A frame a second of thousands of columns has to cost next to nothing, so nothing here is done a column. The arrays are
-kept from frame to frame; a collector's slice is written when it gave a new sample or the one it has goes stale, and a
-frame is a copy of the arrays.
+A frame has thousands of columns and is made every second, so no code here loops over columns. The arrays are kept from
+frame to frame. The slice of a collector is written when it has a new sample or its sample becomes stale. A frame is a
+copy of the arrays.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COLLECTOR_COUNTERS = ("gangwatch_collector_failures_total", "gangwatch_collecto
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What the agent says of itself in one frame."""
+    """The agent's own values in one frame."""
 
     seq: int
     cost: Cost
@@ -51,13 +51,14 @@ class Own:
 
 @dataclass(slots=True)
 class _Place:
-    """Where one collector's columns stand, and the sample that stands there now (None: nothing does)."""
+    """The columns of one collector."""
 
     runner: Runner
     block: Block | None
     gauges: slice
     counters: slice
     written: Sample | None = None
+    """The sample in these columns; None if they are absent."""
 
 
 class Assembly:
@@ -77,15 +78,16 @@ class Assembly:
     def frame(
         self, runners: Sequence[Runner], now_ns: int, own: Own
     ) -> tuple[TimeArray, GaugeArray, CounterArray, ValidArray]:
-        """Arrays of the frame at `now_ns`: tier times, gauges, counters, which counters are valid; the caller's own.
+        """Return the arrays of the frame at `now_ns`: tier times, gauges, counters, validity of counters.
 
-        ``layout`` says afterwards what they mean: a new one where collectors came or went or gave a new block.
+        The caller owns the arrays. Afterwards ``layout`` describes their columns. It is a new one if collectors were
+        added or removed or returned a new block.
         """
-        # Taken once: a runner replaces its sample at any moment.
+        # Read each sample only once: a runner may replace it at any time.
         samples = [runner.sample for runner in runners]
         if self._has_changed(runners, samples):
             self._lay_out(runners, samples)
-        # Ages are told in hundredths of a second: what moves below is nobody's news, and costs its readers something.
+        # Ages are rounded down to 10 ms: smaller changes have no use and cost the readers bandwidth.
         collectors = len(runners)
         success = [0.0] * collectors
         stuck = [0.0] * collectors
@@ -106,7 +108,7 @@ class Assembly:
                 ages[position] = (now_ns - sample.sampled_ns) // 10_000_000 / 100
         cost = own.cost
         # In the order of _OWN_GAUGES and _COLLECTOR_GAUGES, and of their counters.
-        told = [
+        gauges = [
             np.nan if cost.resident_bytes is None else cost.resident_bytes,
             np.nan if cost.descriptors is None else cost.descriptors,
             cost.threads,
@@ -124,12 +126,12 @@ class Assembly:
             *[runner.failures for runner in runners],
             *[runner.processor_ns for runner in runners],
         ]
-        self._gauges[1 : 1 + len(told)] = told
+        self._gauges[1 : 1 + len(gauges)] = gauges
         self._counters[: len(counted)] = counted
         return np.array(tier_ns, np.int64), self._gauges.copy(), self._counters.copy(), self._valid.copy()
 
     def _write(self, place: _Place, sample: Sample | None) -> None:
-        """Make the collector's columns show the sample, or nothing."""
+        """Write the sample into the collector's columns, or mark them absent if it is None."""
         if sample is None:
             self._gauges[place.gauges] = np.nan
             self._valid[place.counters] = False
@@ -140,9 +142,9 @@ class Assembly:
         place.written = sample
 
     def _has_changed(self, runners: Sequence[Runner], samples: Sequence[Sample | None]) -> bool:
-        """Whether a collector came or left, or its block is another object than last time.
+        """Return whether a collector was added or removed, or its block is another object than before.
 
-        A collector without a sample keeps the columns of its last block: they are absent, and the layout stands.
+        A collector without a sample keeps the columns of its last block. The columns are absent and the layout stays.
         """
         places = self._places
         return len(places) != len(runners) or any(
@@ -151,7 +153,7 @@ class Assembly:
         )
 
     def _lay_out(self, runners: Sequence[Runner], samples: Sequence[Sample | None]) -> None:
-        """Make a new layout, in which every collector's columns have their place."""
+        """Make a new layout with the columns of every collector."""
         known = {place.runner: place.block for place in self._places}
         tiers = [Tier(NODE_TIER, self._interval_seconds)]
         labels = [(("collector", runner.name),) for runner in runners]

@@ -1,7 +1,7 @@
-"""Who owns which device: what a kubelet, the driver's process lists, rank files and job files tell, joined. Pure.
+"""Join of device owners from the kubelet, the driver's process lists, rank files and job files. Pure.
 
-Several tellers know of one owner, and each knows another part: the kubelet the container, the driver the process, the
-process its rank. Where they agree in all that both tell, they are one owner with all that any of them told.
+Each source knows a part of an owner: the kubelet the container, the driver the process, the process its rank. Parts
+that do not contradict each other are merged into one owner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.rank_attribution import Owner
 from agent.sources.kubelet.pod_resources import Pod
 
 MAX_OWNERS = 512
-"""Most rows of one kind that a node publishes: eight GPUs of 48 replicas and as many ranks are fewer."""
+"""Maximum rows of one kind that a node publishes. Eight GPUs with 48 replicas each and as many ranks need fewer."""
 
 GPU_DRIVER = "gpu.nvidia.com"
 """The driver's name in resource claims (github.com/kubernetes-sigs/dra-driver-nvidia-gpu)."""
@@ -23,7 +23,7 @@ GPU_DRIVER = "gpu.nvidia.com"
 
 @dataclass(frozen=True, slots=True, order=True)
 class GpuOwner:
-    """One owner of a GPU, or of one of its MIG instances (`mig`: its UUID, "" for the whole GPU)."""
+    """One owner of a GPU or of one of its MIG instances (`mig`: UUID, "" for the whole GPU)."""
 
     gpu: str
     mig: str
@@ -32,7 +32,7 @@ class GpuOwner:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessOwner:
-    """The owner of one process on a GPU: of several that share it, each has its own memory and its own share."""
+    """Owner of one process on a GPU, for the memory and GPU time of each process on a shared GPU."""
 
     gpu: str
     mig: str
@@ -42,7 +42,7 @@ class ProcessOwner:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RdmaOwner:
-    """One container's hold on RDMA devices. device, pci_address: "" where a shared pool does not tell which."""
+    """One container that uses RDMA devices. device, pci_address: "" if a shared pool does not report which."""
 
     device: str
     pci_address: str
@@ -54,13 +54,15 @@ class RdmaOwner:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """What is published. unresolved: devices in use whose id no GPU answers to. left_out: what is over MAX_OWNERS."""
+    """The published owners."""
 
     gpus: tuple[GpuOwner, ...] = ()
     processes: tuple[ProcessOwner, ...] = ()
     rdma: tuple[RdmaOwner, ...] = ()
     unresolved: int = 0
+    """Devices in use whose id matches no GPU."""
     left_out: int = 0
+    """Rows over MAX_OWNERS that are not published."""
 
 
 # --- names of devices ------------------------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ _GPU = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNOR
 _MIG = re.compile(r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
 _MIG_BEFORE_470 = re.compile(r"MIG-(GPU-[0-9a-f-]{36})/(\d+)/(\d+)\Z", re.IGNORECASE)
 _MINOR = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?\Z")
-"""Google's plugin names devices by their nodes in /dev (container-engine-accelerators, pkg/gpu/nvidia)."""
+"""Device names of Google's plugin, which are those in /dev (container-engine-accelerators, pkg/gpu/nvidia)."""
 
 _CLAIMED = re.compile(r"gpu-(\d+)(?:-mig-(?:(\d+)-(\d+)-\d+|[0-9a-z]+-(\d+)-(\d+)))?\Z")
 """Names in resource claims: ``gpu-MINOR``, and for a MIG device ``-mig-PROFILE-START-SIZE`` or
@@ -83,7 +85,7 @@ _INDEX = re.compile(r"(\d+)(?:\.(\d+))?\Z")
 
 
 def resolve(device: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None:
-    """(UUID of the GPU, UUID of the MIG instance or "") for a device plugin's id; None where it is none of these."""
+    """Return (UUID of the GPU, UUID of the MIG instance or "") for the id of a device plugin; None if unknown."""
     device = _REPLICA.sub("", device)
     if _GPU.match(device):
         return device, ""
@@ -111,12 +113,12 @@ def _instance(gpu: GpuDevice, gpu_instance: str | None) -> tuple[str, str] | Non
     if gpu_instance is None:
         return gpu.uuid, ""
     inside = [mig for mig in gpu.instances if mig.gpu_instance == int(gpu_instance)]
-    # Several compute instances of one GPU instance: which of them, this name does not tell.
+    # The name does not say which of several compute instances of one GPU instance is meant.
     return (gpu.uuid, inside[0].uuid) if len(inside) == 1 else None
 
 
 def resolve_claimed(device: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None:
-    """The same for a device's name in a resource claim of GPU_DRIVER."""
+    """Return the same as ``resolve`` for a device name in a resource claim of GPU_DRIVER."""
     match = _CLAIMED.match(device)
     if match is None:
         return None
@@ -133,7 +135,7 @@ def resolve_claimed(device: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] |
 
 
 def resolve_file(name: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None:
-    """The same for the name of a job file."""
+    """Return the same as ``resolve`` for the name of a job file."""
     if (match := _INDEX.match(name)) is not None:
         index, instance = match.groups()
         gpu = next((one for one in gpus if one.index == int(index)), None)
@@ -144,15 +146,15 @@ def resolve_file(name: str, gpus: Sequence[GpuDevice]) -> tuple[str, str] | None
 # --- joining ---------------------------------------------------------------------------------------------------------
 
 
-def _tells_no_more(less: Owner, more: Owner) -> bool:
-    """Whether `more` says all that `less` says."""
+def _is_part_of(less: Owner, more: Owner) -> bool:
+    """Return whether `more` contains every known value of `less`."""
     return all(one in ("", other) for one, other in zip(astuple(less), astuple(more), strict=True))
 
 
 def _joined(first: Owner, second: Owner, parts: Sequence[Owner]) -> Owner | None:
-    """One owner of both, where they share a pod or job and contradict each other in nothing; None otherwise.
+    """Merge two owners of the same pod or job that do not contradict each other; None otherwise.
 
-    Also None where a process would be joined to one of several containers of its pod: nothing tells which.
+    Also None if a process would be merged with one of several containers of its pod, since it is not known which.
     """
     pod = (first.namespace, first.pod)
     same_pod = first.pod and pod == (second.namespace, second.pod)
@@ -169,9 +171,9 @@ def _joined(first: Owner, second: Owner, parts: Sequence[Owner]) -> Owner | None
     return Owner(*(one or other for one, other in pairs))
 
 
-def join_owners(told: Iterable[Owner]) -> list[Owner]:
-    """The distinct owners of one device, sorted: parts of one are put together, and what tells less is left out."""
-    joined: set[Owner] = set(told)
+def join_owners(parts_of_owners: Iterable[Owner]) -> list[Owner]:
+    """Return the distinct owners of one device, sorted. Merge parts of one owner and drop the less complete ones."""
+    joined: set[Owner] = set(parts_of_owners)
     for parts in _alike(joined):
         for position, first in enumerate(parts):
             joined.update(pair for second in parts[:position] if (pair := _joined(first, second, parts)) is not None)
@@ -179,13 +181,13 @@ def join_owners(told: Iterable[Owner]) -> list[Owner]:
         one
         for parts in _alike(joined)
         for one in parts
-        if any(other != one and _tells_no_more(one, other) for other in parts)
+        if any(other != one and _is_part_of(one, other) for other in parts)
     }
     return sorted(joined - less)
 
 
 def _alike(owners: Iterable[Owner]) -> list[list[Owner]]:
-    """Owners of one pod, of one Slurm job, of one gang: those that may be parts of one another. One may be in each."""
+    """Group owners by pod, by Slurm job and by gang; only owners of one group can be merged. Groups may overlap."""
     groups: dict[tuple[str, str, str], list[Owner]] = {}
     for one in sorted(owners):
         for key in (("pod", one.namespace, one.pod), ("job", "", one.slurm_job), ("gang", "", one.gang)):
@@ -196,20 +198,19 @@ def _alike(owners: Iterable[Owner]) -> list[list[Owner]]:
 
 @dataclass(slots=True)
 class Join:
-    """Collects what the tellers say, and gives the owners of it.
-
-    gpus: the GPUs that there are. rdma_by_address: RDMA device by PCI address.
-    """
+    """Collector of owner information from all sources."""
 
     gpus: Sequence[GpuDevice]
+    """All GPUs of the node."""
     rdma_by_address: Mapping[str, str] = field(default_factory=dict)
-    _told: dict[tuple[str, str], list[Owner]] = field(default_factory=dict)
+    """RDMA device by PCI address."""
+    _reported: dict[tuple[str, str], list[Owner]] = field(default_factory=dict)
     _processes: set[ProcessOwner] = field(default_factory=set)
     _rdma: set[RdmaOwner] = field(default_factory=set)
     _unresolved: int = 0
 
     def pods(self, pods: Iterable[Pod], uids: Mapping[tuple[str, str], str]) -> None:
-        """What a kubelet lists. uids: of the pods, by namespace and name, where they are known."""
+        """Add the pods listed by a kubelet. uids: uids of pods by (namespace, name), as far as known."""
         for pod in pods:
             uid = uids.get((pod.namespace, pod.name), "")
             gang = f"pod-{uid}" if uid else ""
@@ -227,7 +228,7 @@ class Join:
         found = resolve(device, self.gpus)
         if found is not None or resource.startswith("nvidia.com/"):
             if found is None and device.lower() in self.rdma_by_address:
-                self._hold(device.lower(), resource, owner)  # an SR-IOV pool that is named under nvidia.com
+                self._hold(device.lower(), resource, owner)  # an SR-IOV pool named under nvidia.com
             else:
                 self._add(found, owner)
         elif device.lower() in self.rdma_by_address or resource.startswith("rdma/"):
@@ -239,29 +240,29 @@ class Join:
         self._rdma.add(RdmaOwner(device, pci_address, resource, owner.namespace, owner.pod, owner.container))
 
     def processes(self, processes: Iterable[tuple[GpuProcess, Owner]]) -> None:
-        """What the driver and the processes' own attestation tell."""
+        """Add processes listed by the driver, with their attested owners."""
         for process, owner in processes:
             self._add((process.gpu, process.mig), owner)
             self._processes.add(ProcessOwner(process.gpu, process.mig, process.pid, owner))
 
     def jobs(self, files: Iterable[tuple[str, str]]) -> None:
-        """What a prolog wrote: (file's name, job)."""
+        """Add the files written by a Slurm prolog: (file name, job)."""
         for name, job in files:
             self._add(resolve_file(name, self.gpus), Owner(slurm_job=job))
 
     def rank(self, gpu: str, owner: Owner) -> None:
-        """A rank that was given a GPU by the local backend."""
+        """Add a rank to which the local backend assigned a GPU."""
         self._add((gpu, ""), owner)
 
     def _add(self, device: tuple[str, str] | None, owner: Owner) -> None:
         if device is None:
             self._unresolved += 1
         else:
-            self._told.setdefault(device, []).append(owner)
+            self._reported.setdefault(device, []).append(owner)
 
     def owners(self) -> Owners:
-        """The owners of everything told so far, at most MAX_OWNERS of each kind."""
-        joined = {device: join_owners(told) for device, told in sorted(self._told.items())}
+        """Return the owners of all devices added so far, at most MAX_OWNERS of each kind."""
+        joined = {device: join_owners(parts) for device, parts in sorted(self._reported.items())}
         gpus = [GpuOwner(gpu, mig, owner) for (gpu, mig), owners in joined.items() for owner in owners]
         processes = sorted(
             ProcessOwner(one.gpu, one.mig, one.pid, _whole(one.owner, joined[one.gpu, one.mig]))
@@ -279,13 +280,13 @@ class Join:
 
 
 def _whole(owner: Owner, joined: Iterable[Owner]) -> Owner:
-    """The owner with all that others tell of it, where only one of the joined can be meant."""
-    meant = [one for one in joined if _tells_no_more(owner, one)]
-    return meant[0] if len(meant) == 1 else owner
+    """Return the merged owner that contains `owner`, or `owner` itself if several do."""
+    matching = [one for one in joined if _is_part_of(owner, one)]
+    return matching[0] if len(matching) == 1 else owner
 
 
 _PCI_NAME = re.compile(r"pci-([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])\Z")
-"""How network drivers name a device in a resource claim: its address, with what a name may not hold replaced."""
+"""Device names of network drivers in resource claims: the PCI address with forbidden characters replaced."""
 
 
 def _claimed_address(device: str) -> str:

@@ -1,4 +1,4 @@
-"""Frames for readers in threads of their own."""
+"""Queue of frames for a reader in another thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Listener = Callable[[Layout, Frame], None]
 
 
 class Subscription:
-    """Frames as they are made, for one reader in a thread of its own; a reader that is slow loses the oldest."""
+    """Queue of new frames for one reader in its own thread. A slow reader loses the oldest frames."""
 
     def __init__(self, most: int, remove: Callable[[Listener], None]) -> None:
         self._frames: deque[tuple[Layout, Frame]] = deque(maxlen=most)
@@ -23,20 +23,20 @@ class Subscription:
         self.lost = 0
 
     def put(self, layout: Layout, frame: Frame) -> None:
-        """Called by the node; never waits for the reader."""
+        """Add a frame without waiting for the reader. Called by the node."""
         with self._condition:
             self.lost += len(self._frames) == self._frames.maxlen
             self._frames.append((layout, frame))
             self._condition.notify()
 
     def get(self, timeout_seconds: float | None = None) -> tuple[Layout, Frame] | None:
-        """The oldest frame not yet read; None where the time passes or the subscription is closed meanwhile."""
+        """Return the oldest unread frame, or None after the timeout or if the subscription was closed."""
         with self._condition:
             self._condition.wait_for(lambda: self._frames or self._closed, timeout_seconds)
             return self._frames.popleft() if self._frames else None
 
     def close(self) -> None:
-        """Take no more frames, and let a waiting reader go."""
+        """Stop the subscription and wake a waiting reader."""
         self._remove(self.put)
         with self._condition:
             self._closed = True

@@ -1,8 +1,8 @@
-"""What the node's GPUs are called by whom, and who computes on them: told by those who asked the driver, for others.
+"""Inventory of the node's GPUs, their names in other systems, and the processes on them.
 
-The driver names a GPU by its UUID. A kubelet's device plugin may name it by its minor number, an operator by its index,
-a MIG instance hides its GPU altogether: who joins them needs this table. Each half is replaced whole by its one writer
-and may be read from any thread.
+The driver names a GPU by its UUID. A device plugin of the kubelet may use its minor number, an operator its index, and
+a MIG instance does not show its GPU. The join of devices and owners needs this table. Each of its two fields has one
+writer, which replaces it as a whole, and may be read from any thread.
 """
 
 from __future__ import annotations
@@ -15,41 +15,43 @@ from agent.schema.errors import SourceError
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """One MIG compute instance. uuid: ``MIG-...``; the instances' ids are the driver's.
-
-    profile, placement: the GPU instance's profile id and first memory slice, None where nobody asked; resource claims
-    name instances by them.
-    """
+    """One MIG compute instance, with the instance ids of the driver."""
 
     uuid: str
+    """``MIG-...``"""
     gpu_instance: int
     compute_instance: int
     profile: int | None = None
+    """Profile id of the GPU instance, used in the names of resource claims; None if it was not queried."""
     placement: int | None = None
+    """First memory slice of the GPU instance, used in the names of resource claims; None if it was not queried."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
-    """One GPU. index: the driver's, in the order of PCI addresses; minor: of /dev/nvidiaN, None where not known."""
+    """One GPU."""
 
     uuid: str
     index: int
+    """Index of the driver, in the order of PCI addresses."""
     minor: int | None = None
+    """N of /dev/nvidiaN; None if not known."""
     pci_address: str = ""
     instances: tuple[MigDevice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """One process that computes on a GPU. mig: UUID of the MIG instance, "" for a whole GPU."""
+    """One compute process on a GPU."""
 
     pid: int
     gpu: str
     mig: str = ""
+    """UUID of the MIG instance; "" for a whole GPU."""
 
 
 class Inventory:
-    """The table. ``gpus`` is set by whoever lists the GPUs, ``processes`` by whoever asks for their processes."""
+    """The table. The GPU collector sets ``gpus``, the collector of GPU processes sets ``processes``."""
 
     def __init__(self) -> None:
         self.gpus: tuple[GpuDevice, ...] = ()
@@ -63,9 +65,9 @@ _INFORMATION = re.compile(r"^(GPU UUID|Device Minor|Bus Location):[ \t]*(\S+)[ \
 
 
 def parse_information(text: str) -> tuple[str, int, str]:
-    """UUID, minor number and PCI address in /proc/driver/nvidia/gpus/ADDRESS/information.
+    """Return UUID, minor number and PCI address from /proc/driver/nvidia/gpus/ADDRESS/information.
 
-    Raises SourceError where one of them is missing; the UUID is ``GPU-???...`` before the GPU's first use.
+    Raise SourceError if one is missing. The UUID is ``GPU-???...`` before the first use of the GPU.
     """
     found = dict(_INFORMATION.findall(text))
     try:
@@ -73,5 +75,5 @@ def parse_information(text: str) -> tuple[str, int, str]:
     except (KeyError, ValueError):
         raise SourceError(f"/proc/driver/nvidia/gpus: no UUID and minor number in {text[:80]!r}") from None
     if "?" in uuid:
-        raise SourceError("/proc/driver/nvidia/gpus: the GPU has not been used, and has no UUID yet")
+        raise SourceError("/proc/driver/nvidia/gpus: the GPU has no UUID yet because it has not been used")
     return uuid, minor, found.get("Bus Location", "").lower()

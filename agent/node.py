@@ -1,8 +1,8 @@
-"""A node: runs its collectors, in lanes (agent/worker_thread.py), and puts frames together (agent/assembly.py).
+"""The agent's node: it runs collectors in worker threads (agent/worker_thread.py) and makes frames (agent/assembly.py).
 
-The node's thread takes at every interval what each collector gave last, waits for none, and makes a ``Frame`` of it.
-What a collector gave goes stale after three of its intervals (two seconds at least), or at once where its present run
-is stuck: then its columns are absent, which readers can tell from any value.
+At every interval the node's thread takes the last sample of each collector and makes a ``Frame``, without waiting for
+any collector. A sample becomes stale after three intervals of its collector (at least two seconds), or at once if the
+current run is stuck. The columns of a stale sample are absent, which readers can distinguish from any value.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from agent.worker_thread import Lane
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 2.0
-"""How long stopping waits for threads altogether; one that is stuck in a driver is abandoned (they are daemons)."""
+"""Total time that ``stop`` waits for threads. A thread that is stuck in a driver is abandoned (all are daemons)."""
 
 
 class Node:
-    """Runs collectors and makes a frame of what they gave, every interval.
+    """Runner of collectors that makes a frame of their samples every interval.
 
-    ``start`` sets threads going and ``stop`` ends them; without them, ``tick`` runs everything once in the caller's
-    thread, which tests and benchmarks use. Other methods may be called from any thread.
+    ``start`` starts the threads and ``stop`` ends them. Tests and benchmarks call ``tick`` instead, which runs
+    everything once in the caller's thread. Other methods may be called from any thread.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Node:
         proc_root: str = "/proc",
         version: str | None = None,
     ) -> None:
-        """Raises SourceError where the boot's id cannot be read, ValueError where two collectors share a name."""
+        """Raise SourceError if the boot id cannot be read, ValueError if two collectors have the same name."""
         names = [NODE_TIER, *(collector.name for collector in collectors)]
         if len(set(names)) < len(names):
-            raise ValueError(f"two collectors of one name: {', '.join(sorted(names))}")
+            raise ValueError(f"two collectors have the same name: {', '.join(sorted(names))}")
         self.name = name
         self.agent_id = secrets.token_hex(8)
         self.boot_id = read_boot_id(proc_root)
@@ -58,7 +58,7 @@ class Node:
         version = version or importlib.metadata.version("gangwatch")
         self._assembly = Assembly(name, interval_seconds, self.boot_id, version)
         self._meter = Meter()
-        self._lock = threading.RLock()  # over what follows; never held while a collector is called
+        self._lock = threading.RLock()  # guards the next attributes; never held while a collector is called
         self._roots = [Runner(collector, self._clock) for collector in collectors]
         self._runners: tuple[Runner, ...] = tuple(self._roots)
         self._lanes: dict[str, Lane] = {}
@@ -78,7 +78,7 @@ class Node:
     # --- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Set the lanes and the node itself going, spread over the first interval, the node last."""
+        """Start the worker threads and then the node's thread, spread over the first interval."""
         if self._thread is not None:
             raise RuntimeError(f"node {self.name} is already running")
         interval_ns = round(self.interval_seconds * 1e9)
@@ -97,10 +97,10 @@ class Node:
         self._thread.start()
 
     def _add_to_lane(self, runner: Runner, lane_phase: float, turn: int) -> None:
-        """Give a collector its place in time and its lane.
+        """Schedule a collector and add it to its lane.
 
-        lane_phase: the lane's place in the node's interval. turn: collectors slower than the frames are run at the
-        lane's instants, each at another one.
+        lane_phase: phase of the lane in the node's interval, 0 to 1. turn: number of node intervals by which the first
+        run is delayed, so that collectors with a longer interval run at different times.
         """
         interval_ns = round(self.interval_seconds * 1e9)
         runner.schedule(self._origin_ns, round(lane_phase * interval_ns) + turn * interval_ns, interval_ns)
@@ -113,7 +113,7 @@ class Node:
         lane.add(runner)
 
     def _run(self, due_ns: int) -> None:
-        """Make a frame at every due instant, those that have passed meanwhile skipped; see to lanes that are stuck."""
+        """Make a frame at every due time, skipping missed ones, and move collectors away from stuck threads."""
         interval_ns = round(self.interval_seconds * 1e9)
         while True:
             lanes = tuple(self._lanes.values())
@@ -128,7 +128,7 @@ class Node:
                 due_ns = next_due_ns(due_ns, interval_ns, self._clock.monotonic_ns())
 
     def stop(self) -> None:
-        """End the threads, and close the collectors; a collector that is stuck in a driver's call is left behind."""
+        """End the threads and close the collectors. Abandon a collector that is stuck in a driver call."""
         self._stopping.set()
         if self._thread is None:
             for runner in reversed(self._runners):
@@ -147,12 +147,12 @@ class Node:
             self._meter.close()
 
     def tick(self, *, due_only: bool = False) -> tuple[Layout, Frame]:
-        """Run every collector once, here and now, and publish the frame of it. Not for a node that is started.
+        """Run every collector once in this thread and publish a frame. Raise RuntimeError if the node is started.
 
-        due_only: only those whose interval has passed, by the node's clock.
+        due_only: run only collectors whose interval has passed by the node's clock.
         """
         if self._thread is not None:
-            raise RuntimeError(f"node {self.name} is running by itself")
+            raise RuntimeError(f"node {self.name} was started: its threads run the collectors")
         waiting = list(self._runners)
         for runner in waiting:
             due = not due_only or runner.due_ns <= self._clock.monotonic_ns()
@@ -162,21 +162,21 @@ class Node:
         return self._publish()
 
     def release(self) -> None:
-        """Have every collector that holds a device give it back, for a reset say; does not wait for them.
+        """Request that every collector releases its device, for example for a reset. Return without waiting.
 
-        ``gangwatch_agent_released`` turns 1 once all have. Their series are absent until ``acquire``.
+        ``gangwatch_agent_released`` becomes 1 once all devices are released. Their series are absent until ``acquire``.
         """
         self._set_released(True)
 
     def acquire(self) -> None:
-        """Take the devices again that ``release`` gave back; does not wait for it."""
+        """Request that collectors reopen the devices closed by ``release``. Return without waiting."""
         self._set_released(False)
 
     def _set_released(self, released: bool) -> None:
         with self._lock:
             self._released = released
             lanes = list(self._lanes.values())
-        log.warning("node %s %s", self.name, "gives its devices back" if released else "takes its devices again")
+        log.warning("node %s %s", self.name, "releases its devices" if released else "reopens its devices")
         for lane in lanes:
             lane.set_released(released)
         if self._thread is None:
@@ -187,13 +187,13 @@ class Node:
                     runner.acquire()
 
     def holds_devices(self) -> bool:
-        """Whether any collector still holds a device that it could give back."""
+        """Return whether any collector still holds a device that it can release."""
         return any(runner.releasable is not None and not runner.released for runner in self._runners)
 
-    # --- collectors that come and go ---------------------------------------------------------------------------------
+    # --- added and removed collectors --------------------------------------------------------------------------------
 
     def _follow(self, runner: Runner) -> list[Runner]:
-        """After a run: take up the collector's new members, let go of those that are gone. Returns the new ones."""
+        """Add the new members of a collector after its run, remove the ones that are gone, and return the new ones."""
         if runner.unsupported:
             with self._lock:
                 if runner in self._roots:
@@ -252,11 +252,11 @@ class Node:
 
     def _refuse(self, runner: Runner, collector: Collector) -> None:
         runner.failures += 1
-        error = ValueError(f"a second collector {collector.name}")
-        runner.errors.add(error, self._clock.monotonic_ns(), "a member is left out")
+        error = ValueError(f"a collector named {collector.name} already exists")
+        runner.errors.add(error, self._clock.monotonic_ns(), "member collector not added")
 
     def _let_go(self, runner: Runner) -> None:
-        """End a collector and all of its members; their last records are taken at the next frame."""
+        """Remove a collector and all of its members. The next frame contains their last records."""
         if runner.leaving:
             return
         for member in runner.members:
@@ -274,7 +274,7 @@ class Node:
             lane.stop()
 
     def _relist(self) -> None:
-        """The collectors in order: each followed by its members."""
+        """Rebuild the list of collectors, each followed by its members."""
         listed: list[Runner] = []
 
         def put(runners: Sequence[Runner]) -> None:
@@ -289,20 +289,20 @@ class Node:
     # --- readers -----------------------------------------------------------------------------------------------------
 
     def newest(self) -> tuple[Layout, Frame] | None:
-        """The newest frame and its layout; None before the first."""
+        """Return the newest frame and its layout, or None before the first."""
         return self._newest
 
     def add_listener(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with every frame from now on, from the node's thread; it must not block.
+        """Call `listener` with every new frame in the node's thread. It must not block.
 
-        Returns what takes it away again. A listener that raises is taken away and logged.
+        Return a function that removes the listener. A listener that raises is removed, and the error is logged.
         """
         with self._listeners_lock:
             self._listeners = (*self._listeners, listener)
         return lambda: self._remove_listener(listener)
 
     def subscribe(self, most: int = 16) -> Subscription:
-        """Frames from now on, at most `most` waiting to be read: a slow reader loses the oldest."""
+        """Return a subscription to new frames with a queue of `most`. A slow reader loses the oldest frames."""
         subscription = Subscription(most, self._remove_listener)
         self.add_listener(subscription.put)
         return subscription
@@ -320,12 +320,12 @@ class Node:
             try:
                 listener(*newest)
             except Exception:
-                log.exception("a listener of node %s failed and is taken away", self.name)
+                log.exception("a frame listener of node %s failed and was removed", self.name)
                 self._remove_listener(listener)
         return newest
 
     def _assemble(self) -> tuple[Layout, Frame]:
-        """Make the next frame of each collector's newest sample."""
+        """Make the next frame from the newest sample of each collector."""
         with self._lock:
             runners = self._runners
             last_words, self._last_words = self._last_words, []
@@ -353,7 +353,10 @@ class Node:
         )
 
     def _number_records(self, runners: list[Runner]) -> tuple[int, tuple[Record, ...]]:
-        """This frame's records and the number of the first; those that do not fit leave a gap in the numbers."""
+        """Return the number of the first record, and the records of this frame.
+
+        Records over MAX_RECORDS are dropped, oldest first, which leaves a gap in the numbers.
+        """
         records = [record for runner in runners if runner.records is not None for record in runner.take_records()]
         first = self._record_seq + max(0, len(records) - MAX_RECORDS)
         self._record_seq += len(records)

@@ -1,9 +1,8 @@
-"""Which process is which rank: from the folder in which the local backend's shims write it, from control groups, and
-from Slurm's step daemons.
+"""Attribution of processes to ranks, from rank files of the local backend, control groups and Slurm step daemons.
 
-``ranks/NODE`` holds one file a rank, ``JOB.ATTEMPT.RANK.json``, written by the shim that started the rank. Only a
-process whose pid *and* start time stand there is that rank; a descendant belongs to its nearest such ancestor. What
-another node's folder names belongs to that node: this node's agent must not take its word for anything.
+``ranks/NODE`` contains one file per rank, ``JOB.ATTEMPT.RANK.json``, written by the shim that started the rank. A
+process is that rank only if both its pid and its start time match the file. A descendant belongs to its nearest
+matching ancestor. Processes in the folder of another node belong to that node, and this node's agent refuses them.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ from agent.sources.steps.step_messages import Peer
 from agent.sources.steps.tenants import Tenant
 
 RELIST_NS = 1_000_000_000
-"""The folder is listed anew at least this often: its modification time alone has the grain of a kernel tick."""
+"""Maximum age of the folder listing. The modification time alone is not sufficient: its resolution is a kernel tick."""
 
 MAX_REGISTERED_A_GANG = 512
-"""Processes of one gang that are remembered as ranks because they registered: twice what a job may have reporters."""
+"""Maximum number of registered processes kept per gang: twice the number of reporters that a job may have."""
 
 MAX_ANCESTORS = 256
-"""A walk to the root ends here: deeper than process trees are, and a bound while parents change under the walk."""
+"""Maximum number of ancestors to follow. Process trees are less deep; the limit also bounds a walk while parents
+change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose a process is, as the machine attests it.
-
-    attempt: None where the source does not tell it. rank: None where the process is known to belong to the gang but
-    not to which rank. source: 'local' (a shim's rank file), 'slurm' (a control group's path, or a step daemon among
-    the ancestors) or 'kubernetes' (a control group's path).
-    """
+    """Gang and rank of a process, as attested by the machine."""
 
     gang: str
     attempt: int | None
+    """None if the source does not contain it."""
     rank: int | None
+    """None if the process belongs to the gang but its rank is unknown."""
     source: Literal["local", "slurm", "kubernetes"]
+    """'local': rank file of a shim. 'slurm': path of a control group, or a step daemon among the ancestors.
+    'kubernetes': path of a control group."""
 
     def tenant(self) -> Tenant:
-        """Whose account it is on: the pod, or the job with all of its steps."""
+        """Return the tenant that is charged: the pod, or the job with all of its steps."""
         if self.source == "kubernetes":
             return Tenant("pod", self.gang.removeprefix("pod-"))
         return Tenant("job", self.gang.partition(".")[0] if self.source == "slurm" else self.gang)
@@ -59,10 +58,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
-    """Whose a device or process is, in words; "" where it is not known.
+    """Owner of a device or process, as label values; "" where not known.
 
-    attempt and rank are attested by a shim's rank file, and otherwise the process's own word about itself: it is
-    believed inside the gang that is attested, and nowhere else.
+    attempt and rank come from a shim's rank file, or else from the environment of the process. The environment is
+    trusted only within the attested gang.
     """
 
     namespace: str = ""
@@ -74,12 +73,12 @@ class Owner:
     slurm_job: str = ""
 
     def in_pod(self) -> bool:
-        """Whether it is of a pod, be that known by name or by uid alone."""
+        """Return whether the owner is a pod, known by name or only by uid."""
         return bool(self.pod) or self.gang.startswith("pod-")
 
 
 class RankFile(msgspec.Struct, frozen=True):
-    """The content of one file in ``ranks/NODE``. Start times are field 22 of /proc/PID/stat."""
+    """Content of one file in ``ranks/NODE``. Start times are field 22 of /proc/PID/stat."""
 
     gang: str
     attempt: int
@@ -98,9 +97,9 @@ _decoder = msgspec.json.Decoder(RankFile)
 
 
 def identity_of_cgroup(cgroup: str) -> Identity | None:
-    """What the text of /proc/PID/cgroup attests: a Slurm job step or a Kubernetes pod, None for neither.
+    """Return the Slurm job step or Kubernetes pod named in the text of /proc/PID/cgroup; None for neither.
 
-    The gang is ``slurm-JOB.STEP`` (``slurm-JOB`` outside a step) or ``pod-UID``. Neither names attempt or rank.
+    The gang is ``slurm-JOB.STEP`` (``slurm-JOB`` outside a step) or ``pod-UID``. Attempt and rank are unknown.
     """
     membership = parse_cgroup(cgroup)
     return None if membership is None else _identity(membership)
@@ -121,14 +120,14 @@ def _slurm(job: str, step: str) -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """One listing of a folder: whom each (pid, start time) is."""
+    """One listing of a folder: the identity of each (pid, start time)."""
 
     ranks: tuple[RankFile, ...]
     by_process: dict[tuple[int, int], Identity]
 
 
 def _list(folder: str) -> _Index:
-    """Read every rank file; one that is unreadable or not of that form is none. A missing folder has no ranks."""
+    """Read every rank file. Ignore unreadable and malformed files. A missing folder contains no ranks."""
     ranks: list[RankFile] = []
     try:
         names = sorted(os.listdir(folder))
@@ -151,10 +150,10 @@ def _list(folder: str) -> _Index:
 
 
 class Attribution:
-    """Says of processes which rank they are. May be asked from several threads.
+    """Lookup of the gang and rank of processes. Thread-safe.
 
-    ranks_folder: this node's ``ranks/NODE``, None where no local backend writes one; its siblings are other nodes'.
-    pod_logs: the kubelet's folder of logs, which tells pods' names.
+    ranks_folder: this node's ``ranks/NODE``, or None without a local backend; its siblings are those of other nodes.
+    pod_logs: the kubelet's folder of logs, from which the names of pods are read.
     """
 
     def __init__(
@@ -177,9 +176,9 @@ class Attribution:
         self._modified_ns = -1
 
     def register(self, gang: str, attempt: int, rank: int, pid: int) -> None:
-        """A process that no rank file names, but a control group or a step daemon attests, is this rank from now on.
+        """Record the rank of a process that has no rank file but is attested by a control group or a step daemon.
 
-        The job's own scheduler started it, and wrote no file; which rank it is, it said when it registered.
+        An external scheduler started the process. The process reported its rank when it registered.
         """
         stat = read_process_stat(self._proc_root, pid)
         if stat is None:
@@ -191,7 +190,7 @@ class Attribution:
                 del self._registered[process]
 
     def ranks(self) -> list[RankFile]:
-        """The ranks of this node whose processes are alive, sorted by gang, attempt and rank."""
+        """Return the ranks of this node with a live process, sorted by gang, attempt and rank."""
         alive: list[RankFile] = []
         files = self._own()
         with self._lock:
@@ -207,14 +206,13 @@ class Attribution:
         return alive
 
     def of_pid(self, pid: int) -> Identity | None:
-        """Whose the process is: its nearest ancestor (itself included) in this node's folder, else its control group.
-
-        None where nothing attests it, and where there is no such process.
+        """Return the identity of a process: of its nearest ancestor (or itself) with a rank file, else of its control
+        group, else of a step daemon. None if nothing attests it or there is no such process.
         """
         return self._attested(pid)[0]
 
     def owner(self, pid: int) -> Owner | None:
-        """Whose the process is, in words, with the rank that it was started as; None where nothing attests it."""
+        """Return the owner of a process with the rank as which it was started; None if nothing attests it."""
         identity, membership = self._attested(pid)
         if identity is None:
             return None
@@ -225,7 +223,7 @@ class Attribution:
         if identity.source != "local":
             words = read_environment(self._proc_root, pid)
             if any(words.get(name, job) != job for name in JOB):
-                words = {}  # another job's environment: it was started from there, and is no rank of this one
+                words = {}  # the environment of another job, from which the process was started
         return Owner(
             namespace,
             pod,
@@ -237,12 +235,12 @@ class Attribution:
         )
 
     def pod(self, uid: str) -> tuple[str, str]:
-        """Namespace and name of the pod; ("", "") where they are not known. Pods that came are looked for anew."""
+        """Return namespace and name of the pod, or ("", "") if they are not known."""
         names = self.pods()
         return names.get(uid, ("", ""))
 
     def pods(self) -> dict[str, tuple[str, str]]:
-        """(namespace, name) of every pod by uid, listed at most RELIST_NS ago."""
+        """Return (namespace, name) of every pod by uid, listed at most RELIST_NS ago."""
         with self._lock:
             now_ns = self._clock.monotonic_ns()
             if self._pods_listed_ns is None or now_ns - self._pods_listed_ns >= RELIST_NS:
@@ -251,13 +249,15 @@ class Attribution:
             return self._pods
 
     def started_ns(self, pid: int) -> int | None:
-        """When the process began, in nanoseconds since the boot (CLOCK_BOOTTIME); None where there is none such."""
+        """Return the start time of the process in nanoseconds since boot (CLOCK_BOOTTIME); None if there is none."""
         stat = read_process_stat(self._proc_root, pid) if pid > 0 else None
         return None if stat is None else stat.start_time * TICK_NS
 
     def tenant_of_peer(self, peer: Peer) -> Tenant:
-        """On whose account a process's connection is, by one look at its control group: its pod or Slurm job, else its
-        user. Rank files and step daemons, which may name a job for it, are asked once it has registered."""
+        """Return the tenant of a connection from the peer's control group only: its pod or Slurm job, else its user.
+
+        Rank files and step daemons, which may name a job, are read after the process has registered.
+        """
         cgroup = self._cgroup(peer.pid) if peer.pid > 0 else ""
         membership = parse_cgroup(cgroup)
         if membership is not None:
@@ -265,7 +265,7 @@ class Attribution:
         return self._user(peer, cgroup)
 
     def user_of_peer(self, peer: Peer) -> Tenant:
-        """The user who answers for a process that nothing attests."""
+        """Return the user of a process that nothing attests, as a tenant."""
         return self._user(peer, self._cgroup(peer.pid) if peer.pid > 0 else "")
 
     @staticmethod
@@ -280,7 +280,7 @@ class Attribution:
             return ""
 
     def _attested(self, pid: int) -> tuple[Identity | None, Membership]:
-        """What rank files tell of the process or its nearest ancestor, else its control group, else a step daemon."""
+        """Return the identity by rank files of the process and its ancestors, else control group, else step daemon."""
         index = self._own()
         ancestors = list(self._ancestors(pid))
         if not ancestors:
@@ -297,9 +297,9 @@ class Attribution:
         return None, membership
 
     def elsewhere(self, pid: int) -> str | None:
-        """The other node whose folder attests the process; None where this node's does first, or none.
+        """Return the other node whose folder names the process; None if this node's folder does first, or none does.
 
-        Lists the siblings each time: it is asked once a registration, not once a tick.
+        Lists the sibling folders at each call, which happens once per registration and not once per tick.
         """
         if self._folder is None:
             return None
@@ -319,7 +319,7 @@ class Attribution:
         return None
 
     def _ancestors(self, pid: int) -> Iterator[ProcessStat]:
-        """The process and its ancestors, nearest first, as far as they can be read."""
+        """Yield the process and its ancestors, nearest first, as far as they are readable."""
         for _ in range(MAX_ANCESTORS):
             if pid <= 0 or (stat := read_process_stat(self._proc_root, pid)) is None:
                 return
@@ -327,7 +327,7 @@ class Attribution:
             pid = stat.parent
 
     def _own(self) -> _Index:
-        """This node's index, listed anew where the folder changed or the listing is a second old."""
+        """Return this node's index. List the folder again if it changed or the listing is a second old."""
         if self._folder is None:
             return self._index
         with self._lock:

@@ -1,8 +1,8 @@
-"""One collector: its schedule, its newest sample, what it costs and how it fails.
+"""Execution of one collector: schedule, newest sample, cost and errors.
 
-A driver's call may block for long or for ever, so nobody waits for a collector: others read what its newest run gave.
-Schedules are absolute: run k is due at origin + phase + k x interval, and one that is missed is skipped, never made up
-for. A collector that costs too much of its interval is run less often, and that is shown.
+A driver call may block for a long time or forever, so no other thread waits for a collector: they read the sample of
+its last run. Schedules are absolute: run k is due at origin + phase + k x interval, and a missed run is skipped. A
+collector that uses too much of its interval runs less often; its interval is published as a metric.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ STALE_SECONDS = 2.0
 """A sample is stale after STALE_INTERVALS of its collector's intervals, and not before STALE_SECONDS."""
 
 STUCK_SECONDS = (1.0, 2.0)
-"""A run is stuck once it has taken longer than its collector's interval, which counts as no less than the first and no
-more than the second: at 1 Hz that shows within two frames."""
+"""Minimum and maximum of the time after which a run counts as stuck. Between them it is the collector's interval: at
+1 Hz a stuck run is visible within two frames."""
 
 PROCESSOR_SHARE = 0.10
 DURATION_SHARE = 0.5
-"""What a collector may take of its interval, on a processor and altogether (a call that waits holds a driver's lock,
-and with it the application). A process-list poller was seen to hold it 10 s of every 15."""
+"""Shares of its interval that a collector may use: CPU time and elapsed time. Elapsed time is limited because a waiting
+call holds a driver lock and blocks the application: a process-list poller was seen to hold it 10 s of every 15."""
 
 OVER_BUDGET_RUNS = 5
-"""So many runs in a row make the interval twice as long; as many at half of what would then be allowed, half."""
+"""Consecutive runs over budget after which the interval is doubled. It is halved after the same number of runs that use
+at most half of the budget of the shorter interval."""
 
 MOST_SLOWING = 16
+"""The interval is at most this multiple of the configured one."""
 
 IDLE_INTERVALS = 2
-"""A collector that says it is idle is run so much less often: what is sampled every half a second are ranks, and many
-nodes have none that are known. Its sample is not stale then (STALE_INTERVALS)."""
+"""Factor on the interval of an idle collector. Collectors of ranks run every half second, and many nodes have no known
+ranks. The factor is below STALE_INTERVALS, so that the sample does not become stale."""
 
 REPEAT_LOG_NS = 600_000_000_000
-"""An error that repeats is logged again after ten minutes; its count is in the failure metric all the while."""
+"""A repeated error is logged again after ten minutes. The failure metric counts every occurrence."""
 
 
 class Sample(NamedTuple):
-    """What one run of a collector gave, copied, and the monotonic instant before it began to read."""
+    """Copy of the values of one run, and the monotonic time before the run."""
 
     block: Block
     gauges: GaugeArray
@@ -55,7 +57,7 @@ class Sample(NamedTuple):
 
 
 class ErrorLog:
-    """Logs each distinct error of one collector once, and again after REPEAT_LOG_NS."""
+    """Log of one collector's errors. Each distinct error is logged once, and again after REPEAT_LOG_NS."""
 
     __slots__ = ("_collector", "_logged_ns")
 
@@ -77,7 +79,10 @@ class ErrorLog:
 
 
 class Runner:
-    """One collector, run in one thread at a time. What others read of it are single attributes, each replaced whole."""
+    """One collector and its state. It runs in one thread at a time.
+
+    Other threads read single attributes, each of which is replaced as a whole.
+    """
 
     def __init__(self, collector: Collector, clock: Clock) -> None:
         self.collector = collector
@@ -111,18 +116,18 @@ class Runner:
     # --- schedule ----------------------------------------------------------------------------------------------------
 
     def schedule(self, origin_ns: int, default_phase_ns: int, within_ns: int) -> None:
-        """Take a place in time: the first run is due within `within_ns` of the origin, the others on the grid."""
+        """Set the schedule. The first run is due within `within_ns` of the origin, later runs on the grid."""
         phase: float | None = getattr(self.collector, "phase", None)
         self._origin_ns = origin_ns
         self._phase_ns = (default_phase_ns if phase is None else round(phase * self.nominal_ns)) % self.nominal_ns
         self.due_ns = origin_ns + self._phase_ns % within_ns
 
     def phase_in(self, interval_seconds: float) -> float:
-        """Where in an interval of that length this collector is run, 0 to 1."""
+        """Return the phase of this collector's runs in an interval of that length, 0 to 1."""
         return self._phase_ns / 1e9 / interval_seconds % 1
 
     def _plan(self, now_ns: int) -> None:
-        """Set the next due instant: the first of the grid that lies ahead."""
+        """Set the next due time: the first point of the grid after `now_ns`."""
         first_ns = self._origin_ns + self._phase_ns
         interval_ns = self.interval_ns
         if getattr(self.collector, "idle", False):
@@ -136,7 +141,7 @@ class Runner:
     # --- a run -------------------------------------------------------------------------------------------------------
 
     def run_once(self) -> None:
-        """Collect once. Whatever goes wrong in it is this collector's alone."""
+        """Run the collector once. An error in it affects only this collector."""
         began_ns = self._clock.monotonic_ns()
         processor_began_ns = time.thread_time_ns()
         self.running_since_ns = began_ns
@@ -147,7 +152,7 @@ class Runner:
             )
             self.succeeded = True
         except UnsupportedError as error:
-            log.info("collector %s is left out: %s", self.name, error)
+            log.info("collector %s is not supported on this machine and was removed: %s", self.name, error)
             self.unsupported = True
         except Exception as error:
             self.succeeded = False
@@ -159,11 +164,11 @@ class Runner:
         self.duration_seconds = duration_ns / 1e9
         self.processor_ns += processor_ns
         self._keep_to_budget(duration_ns, processor_ns)
-        # One that was run early is not due again at the instant that it was run for.
+        # A collector that ran early does not run again at the due time of that run.
         self._plan(max(began_ns + duration_ns, self.due_ns))
 
     def _keep_to_budget(self, duration_ns: int, processor_ns: int) -> None:
-        """Lengthen the interval of a collector that takes too much of it, shorten it once the cost has fallen."""
+        """Double the interval of a collector that is over budget; halve it once the cost has fallen."""
         needed_ns = max(processor_ns / PROCESSOR_SHARE, duration_ns / DURATION_SHARE)
         if needed_ns <= self.interval_ns == self.nominal_ns:
             self._over_runs = 0
@@ -174,7 +179,7 @@ class Runner:
                 self._over_runs = 0
                 self._set_interval(2 * self.interval_ns)
                 log.warning(
-                    "collector %s takes %.3g s a run, %.3g s of them on a processor: it now runs every %.3g s",
+                    "collector %s is over budget: %.3g s per run, %.3g s of it CPU time. It now runs every %.3g s",
                     self.name,
                     duration_ns / 1e9,
                     processor_ns / 1e9,
@@ -190,7 +195,7 @@ class Runner:
             self._over_runs = self._under_runs = 0
 
     def close(self) -> None:
-        """Let the collector give everything back; once."""
+        """Close the collector, if it is not closed already."""
         if self.closed:
             return
         self.closed = True
@@ -200,7 +205,7 @@ class Runner:
             self.errors.add(error, self._clock.monotonic_ns(), "close failed")
 
     def release(self) -> None:
-        """Let the collector give its device back; its series are absent from now on."""
+        """Release the collector's device. Its series are absent until ``acquire``."""
         if self.releasable is not None and not self.released:
             try:
                 self.releasable.release()
@@ -211,7 +216,7 @@ class Runner:
             self.released = True
 
     def acquire(self) -> None:
-        """Let the collector take its device again; it is run at once."""
+        """Allow the collector to open its device again, and make it due at once."""
         if self.releasable is not None and self.released:
             try:
                 self.releasable.acquire()
@@ -232,15 +237,15 @@ class Runner:
             return []
 
     def is_stale(self, sample: Sample, now_ns: int) -> bool:
-        """Whether a sample of this collector's is too old to be shown."""
+        """Return whether a sample of this collector is too old to be published."""
         return now_ns - sample.sampled_ns > self._stale_ns
 
     def is_stuck(self, now_ns: int) -> bool:
-        """Whether the present run has taken too long."""
+        """Return whether the current run has exceeded its time limit."""
         since_ns = self.running_since_ns
         return since_ns is not None and now_ns - since_ns > self._stuck_ns
 
 
 def next_due_ns(due_ns: int, interval_ns: int, now_ns: int) -> int:
-    """The first instant of the schedule through `due_ns` that lies ahead of `now_ns`, and after `due_ns`."""
+    """Return the first time of the schedule through `due_ns` that is after both `due_ns` and `now_ns`."""
     return due_ns + interval_ns * (1 + max(0, now_ns - due_ns) // interval_ns)

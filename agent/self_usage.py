@@ -1,4 +1,4 @@
-"""What this process costs: its processor time, resident memory, open descriptors and threads."""
+"""Resource usage of this process: CPU time, resident memory, open file descriptors and threads."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agent.sources.files import KeptFile
 from agent.sources.proc.proc import parse_statm
 
 DESCRIPTORS_EVERY_NS = 10_000_000_000
-"""Counting descriptors lists a folder of as many entries: more than all the rest, for what changes seldom."""
+"""Interval of counting descriptors. It lists a directory, which costs more than the other values and changes rarely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """This process now; None for what this kernel does not tell."""
+    """Resource usage at one moment; None for values that this kernel does not report."""
 
     processor_ns: int
     resident_bytes: int | None
@@ -26,7 +26,7 @@ class Cost:
 
 
 class Meter:
-    """Reads this process's own cost; /proc/self, wherever the machine's proc is mounted."""
+    """Reader of this process's usage from /proc/self, wherever the machine's proc is mounted."""
 
     def __init__(self) -> None:
         self._statm = KeptFile("/proc/self/statm")
@@ -34,11 +34,11 @@ class Meter:
         self._counted_ns: int | None = None
 
     def read(self, now_ns: int) -> Cost:
-        """The cost at `now_ns` (monotonic); descriptors are counted every DESCRIPTORS_EVERY_NS."""
+        """Return the usage at `now_ns` (monotonic). Descriptors are counted every DESCRIPTORS_EVERY_NS."""
         if self._counted_ns is None or now_ns - self._counted_ns >= DESCRIPTORS_EVERY_NS:
             self._counted_ns = now_ns
             try:
-                # One of them is the listing's own.
+                # One of them belongs to the listing.
                 self._descriptors = len(os.listdir("/proc/self/fd")) - 1
             except OSError:
                 self._descriptors = None

@@ -1,9 +1,9 @@
-"""A lane: collectors that run one after another in one thread, each at its own instants.
+"""Worker threads ("lanes"): each runs several collectors one after another, each on its own schedule.
 
-Collectors that would only wait for one another (a driver serialises its callers) share a lane, and so do those too
-cheap for a thread each: a wake-up costs more than many of them do. A call that does not return must not cost the
-lane's others their samples: they go on in a fresh thread, and the one that is stuck keeps the old thread until its call
-returns. Then it comes back to the lane, and the old thread ends.
+Collectors share a lane if a driver serialises their calls, or if they are too cheap for a thread each: a wake-up costs
+more than many of them. A call that does not return must not block the other collectors of its lane. They continue in a
+new thread, and the stuck collector keeps the old thread until its call returns. It then rejoins the lane, and the old
+thread ends.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ log = logging.getLogger(__name__)
 
 HAND_OVER_SECONDS = 1.0
 HAND_OVER_INTERVALS = 1.5
-"""The lane's others are moved once a call has kept them waiting for so long: one and a half of the shortest of their
-intervals, and not before a second. Their samples are then two and a half intervals old, and go stale after three."""
+"""Duration of a call after which the other collectors of the lane move to a new thread: 1.5 times the shortest of their
+intervals, and at least 1 s. Their samples are then 2.5 intervals old, and become stale after 3."""
 
 EARLY_SHARE = 8
-"""A collector that is due within an eighth of its interval is run with the one that the lane woke up for: to wake up
-costs as much as to read a GPU. Rates don't suffer, every sample has its time."""
+"""A collector that is due within an eighth of its interval runs early, at the same wake-up as another: a wake-up costs
+as much as reading a GPU. Rates stay exact, because every sample has its own time."""
 
 MOST_ABANDONED = 8
-"""Threads of one lane that may be stuck at once. Where the whole driver hangs, each collector that tries it gets stuck
-in its turn: beyond these the lane waits, and all that it reads is stale until one of the calls returns."""
+"""Maximum number of stuck threads of one lane. If the whole driver hangs, each collector that calls it gets stuck. At
+the limit the lane waits, and its samples are stale until one of the calls returns."""
 
 
 _Task = tuple[Runner, Callable[[], None] | None]
-"""A collector and what is to be done with it; None is a run."""
+"""A collector and the function to call for it; None runs the collector."""
 
 
 class _Bell:
-    """Wakes one sleeper. A condition variable would do, at half as much again for each wake-up."""
+    """Signal that wakes one waiting thread. A condition variable costs half as much again for each wake-up."""
 
     __slots__ = ("_lock",)
 
@@ -46,35 +46,35 @@ class _Bell:
         self._lock.acquire()
 
     def ring(self) -> None:
-        """End the present wait, or the next."""
+        """End the current wait, or the next one."""
         try:
             self._lock.release()
         except RuntimeError:
-            pass  # it rings already
+            pass  # already set
 
     def wait(self, seconds: float) -> None:
-        """Sleep until it rings, or so long; negative is until it rings."""
+        """Wait for ``ring``, at most `seconds`; a negative value waits without a limit."""
         self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
 
 class Lane:
-    """Runs collectors in one thread. Every method may be called from any thread; none waits for a collector."""
+    """Worker thread that runs collectors. Methods may be called from any thread and do not wait for a collector."""
 
     def __init__(self, name: str, thread_name: str, clock: Clock, ran: Callable[[Runner], object]) -> None:
-        """`ran` is called after each run, in the thread that ran it and with no lock held."""
+        """Call `ran` after each run, in the thread of the run and without a lock held."""
         self.name = name
         self.abandoned = 0
         self._thread_name = thread_name
         self._clock = clock
         self._ran = ran
-        # Reentrant: a signal handler may ask for a release while its thread is in here.
+        # Reentrant: a signal handler may request a release while its thread holds the lock.
         self._lock = threading.RLock()
         self._bell = _Bell()
         self._runners: list[Runner] = []
-        # When each is due, and how much sooner it may be run; None where all have to be looked at anew. Numbers that
-        # lie together: looking through the runners themselves costs a wake-up more than what it woke up for.
+        # (due time, permitted earliness, runner); None if it must be rebuilt. Scanning these tuples is much cheaper
+        # than scanning the runners, which would cost more than the collectors' work.
         self._due: list[tuple[int, int, Runner]] | None = None
-        self._queue: deque[Runner] = deque()  # of them those that are due, as of the last look
+        self._queue: deque[Runner] = deque()  # due collectors of the last scan
         self._released = False
         self._busy: Runner | None = None
         self._busy_since_ns = 0
@@ -83,28 +83,28 @@ class Lane:
         self._thread: threading.Thread | None = None
         self._old_threads: list[threading.Thread] = []
 
-    # --- asked from outside ------------------------------------------------------------------------------------------
+    # --- called from other threads -----------------------------------------------------------------------------------
 
     def add(self, runner: Runner) -> None:
-        """Run the collector from its next due instant on."""
+        """Add a collector. Its first run is at its next due time."""
         with self._lock:
             self._runners.append(runner)
             self._look_again()
 
     def remove(self, runner: Runner) -> None:
-        """Run the collector no more, and close it in this lane's thread, or in the one that it is stuck in."""
+        """Remove the collector, and close it in this lane's thread or in the thread in which it is stuck."""
         with self._lock:
             runner.leaving = True
             self._look_again()
 
     def set_released(self, released: bool) -> None:
-        """Have every collector that can do so give its device back, or take it again."""
+        """Request that every collector with a device releases it, or reopens it."""
         with self._lock:
             self._released = released
             self._look_again()
 
     def _look_again(self) -> None:
-        """Have the thread look at all collectors before it does anything more."""
+        """Make the thread scan all collectors before its next task."""
         self._queue.clear()
         self._due = None
         self._bell.ring()
@@ -119,7 +119,7 @@ class Lane:
         self._thread.start()
 
     def hand_over_ns(self) -> int | None:
-        """When the lane's others will have waited for too long if the present call does not return; None for never."""
+        """Return when the other collectors move to a new thread if the current call does not return; None for never."""
         with self._lock:
             busy = self._busy
             if busy is None or self._stopping or self.abandoned >= MOST_ABANDONED:
@@ -130,12 +130,16 @@ class Lane:
             return self._busy_since_ns + max(round(HAND_OVER_INTERVALS * shortest_ns), round(HAND_OVER_SECONDS * 1e9))
 
     def hand_over(self, now_ns: int) -> None:
-        """Move the lane's others to a fresh thread where one has kept them waiting for too long."""
+        """Move the other collectors to a new thread if the current call has blocked them for too long."""
         with self._lock:
             busy, due_ns = self._busy, self.hand_over_ns()
             if busy is None or due_ns is None or now_ns < due_ns:
                 return
-            log.warning("collector %s is stuck: the others of lane %s go on without it", busy.name, self.name)
+            log.warning(
+                "collector %s is stuck in a call: the other collectors of lane %s continue in a new thread",
+                busy.name,
+                self.name,
+            )
             self.abandoned += 1
             if busy in self._runners:
                 self._runners.remove(busy)
@@ -148,24 +152,24 @@ class Lane:
             self._start_thread()
 
     def left_behind(self) -> int:
-        """Threads that are stuck and that nothing waits for any more."""
+        """Return the number of stuck threads that were abandoned."""
         with self._lock:
             return self.abandoned + (self._stopping and self._busy is not None)
 
     def stop(self) -> None:
-        """Run nothing more; the collectors are closed in the lane's thread."""
+        """Stop running collectors. The lane's thread closes them."""
         with self._lock:
             self._stopping = True
             self._look_again()
 
     def join(self, deadline_ns: int) -> None:
-        """Wait for the lane's threads to end, until the deadline; one that is stuck in a call is left behind."""
+        """Wait until the deadline for the lane's threads to end. A thread that is stuck in a call is abandoned."""
         with self._lock:
             threads = [*self._old_threads, *([self._thread] if self._thread is not None else [])]
         for thread in threads:
             thread.join(max(0, deadline_ns - self._clock.monotonic_ns()) / 1e9)
             if thread.is_alive():
-                log.warning("%s does not end and is left behind", thread.name)
+                log.warning("thread %s is stuck in a call and was abandoned at shutdown", thread.name)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -182,12 +186,12 @@ class Lane:
         with self._lock:
             closing = list(self._runners)
             self._runners.clear()
-        # Members stand after their parents, whose library they may still need.
+        # Members are listed after their parents and may still need the parent's library: close them first.
         for runner in reversed(closing):
             runner.close()
 
     def _next_task(self) -> _Task | None:
-        """What is to be done now, waited for; None when the lane stops."""
+        """Wait for the next task and return it; None when the lane stops."""
         awake = True
         while True:
             with self._lock:
@@ -203,10 +207,10 @@ class Lane:
             self._bell.wait(-1 if next_ns is None else max(0, next_ns - now_ns) / 1e9)
 
     def _due_task(self, now_ns: int, awake: bool) -> tuple[_Task | None, int | None]:
-        """What is to be done now, or when something will be; neither where there is nothing to wait for.
+        """Return the task that is due now, or the time of the next; (None, None) if there are no collectors.
 
-        awake: whether something was done just now, so that what is due soon may be done as well. Who is due is looked
-        for only when those that were due at the last look have been run.
+        awake: the thread has just done something, so collectors that are due soon may run early. Collectors are
+        scanned only after those of the last scan have run.
         """
         if not self._queue:
             if self._due is None and (change := self._survey()) is not None:
@@ -226,8 +230,8 @@ class Lane:
         return (self._queue.popleft(), None), None
 
     def _survey(self) -> _Task | None:
-        """Look at every collector: one that is to be closed, released or taken up comes first; else note who is due."""
-        for runner in reversed(self._runners):  # members, which are released first, stand after their parents
+        """Return the first collector to close, release or reopen; if there is none, note when each is due."""
+        for runner in reversed(self._runners):  # members come after their parents and are released first
             if runner.leaving:
                 self._runners.remove(runner)
                 return runner, runner.close
@@ -239,20 +243,20 @@ class Lane:
         return None
 
     def _put_back(self, runner: Runner) -> None:
-        """Note when the collector is due next."""
+        """Note the next due time of the collector."""
         if self._due is not None and not runner.released:
             self._due.append((runner.due_ns, runner.interval_ns // EARLY_SHARE, runner))
 
     def _turn_of(self, runner: Runner) -> tuple[int, int]:
-        """Which of the collectors that are due is run first: what is smallest.
+        """Return the sort key of a due collector; the smallest runs first.
 
-        While one is stuck, the next is likely to be of the same device: those who wait for a sample every second go
-        first, so that two in a row don't cost them theirs.
+        While one collector is stuck, the next is likely to get stuck on the same device. Collectors with short
+        intervals run first then, so that two stuck calls in a row do not make them miss a sample.
         """
         return (runner.interval_ns if self.abandoned else 0, runner.due_ns)
 
     def _done(self, turn: int, runner: Runner) -> bool:
-        """Put a collector back after what was done with it; whether this thread is still the lane's."""
+        """Put a collector back after its task, and return whether this thread is still the lane's thread."""
         with self._lock:
             if turn == self._turn:
                 self._busy = None
@@ -264,7 +268,7 @@ class Lane:
                 self._runners.append(runner)
                 self._look_again()
         if back:
-            log.warning("collector %s is back in lane %s", runner.name, self.name)
+            log.warning("collector %s is no longer stuck and rejoined lane %s", runner.name, self.name)
         else:
             runner.close()
         return False

@@ -1,4 +1,4 @@
-"""Collectors: one family of metrics a file. One more is a file, and a line in COLLECTORS."""
+"""Collectors, one per family of metrics. To add one, add a file and a line in COLLECTORS."""
 
 from __future__ import annotations
 
@@ -29,37 +29,39 @@ from agent.sources.steps.tenants import Quotas
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where this agent's collectors read; every root is a parameter.
-
-    step_socket: where training processes register; None where they cannot. nvml_library: a path instead of the
-    system's libnvidia-ml.so.1. gpus: UUIDs of the node's, () for all. interval_seconds: the frame's; ranks'
-    steps and processes are sampled twice as often, so that what is short is still seen. xids: where the driver's
-    events and the kernel's log meet. inventory: what the GPUs are called, for those who join them to their owners.
-    rdma_excluded: patterns of RDMA devices' names or PCI addresses that are not read. kernel_log: the kernel's log, or
-    a recorded one.
-    kubelet_socket, job_files: where a kubelet listens, and where a Slurm prolog writes which job has which GPU; None
-    for neither. pods: what the kubelet listed. gpu_burst: read each GPU ten times a second besides. kubelet_pods: the
-    folder that the kubelet keeps pods' volumes in; None: no pod has a door of its own (pod_doors.py). quotas: what each
-    tenant may use of the step socket.
-    """
+    """Paths and settings of this agent's collectors."""
 
     attribution: Attribution
     step_socket: str | None = None
+    """Socket where training processes register; None disables registration."""
     proc_root: str = "/proc"
     sys_root: str = "/sys"
     nvml_library: str | None = None
+    """Path to use instead of the system's libnvidia-ml.so.1."""
     gpus: tuple[str, ...] = ()
+    """UUIDs of the node's GPUs; () for all."""
     interval_seconds: float = 1.0
+    """Interval of frames. Steps and processes of ranks are sampled twice as often, to catch short events."""
     xids: XidLedger = field(default_factory=XidLedger)
+    """Merge of the XIDs from driver events and from the kernel log."""
     inventory: Inventory = field(default_factory=Inventory)
+    """Names of the GPUs, for the join with their owners."""
     kubelet_socket: str | None = KUBELET_SOCKET
+    """The kubelet's pod-resources socket; None for none."""
     job_files: str | None = None
+    """Folder in which a Slurm prolog writes the job of each GPU; None for none."""
     pods: PodTable = field(default_factory=PodTable)
+    """Pods listed by the kubelet."""
     rdma_excluded: tuple[str, ...] = ()
+    """Patterns of names or PCI addresses of RDMA devices that are not read."""
     kernel_log: str = "/dev/kmsg"
+    """The kernel log, or a recorded one."""
     gpu_burst: bool = False
+    """Whether to read each GPU also at 10 Hz."""
     kubelet_pods: str | None = None
+    """Folder of the kubelet with the volumes of pods; None: pods have no sockets of their own (pod_sockets.py)."""
     quotas: Quotas = field(default_factory=Quotas)
+    """Limits of each tenant on the step socket."""
 
 
 def _steps(machine: Machine) -> Collector:
@@ -128,9 +130,9 @@ COLLECTORS: tuple[Callable[[Machine], Collector], ...] = (
 
 
 def make_collectors(machine: Machine) -> tuple[list[Collector], list[str]]:
-    """The collectors that this machine has something for, and for each of the others why it is left out.
+    """Return the collectors that this machine supports, and the reason for each of the others.
 
-    Raises SourceError where one that is wanted cannot be made (another agent listens on the step socket).
+    Raise SourceError if a required collector cannot be made, for example if another agent uses the step socket.
     """
     made: list[Collector] = []
     left_out: list[str] = []

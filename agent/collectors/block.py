@@ -1,7 +1,7 @@
-"""What a collector gives: a block of columns with their newest values; and what a collector is.
+"""Interface of collectors, and the block of columns that a collector returns.
 
-A collector knows one family of metrics. It reads when told to, from one thread at a time, and hands over its
-``Block``: the node copies the values into the next frame. Nothing here knows of frames, tiers or time.
+A collector reads one family of metrics. It is called from one thread at a time and returns its ``Block``, whose values
+the node copies into the next frame. This module is independent of frames, tiers and time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _MOST = (1 << 64) - 1
 
 
 class Block:
-    """The series of one collector and their newest values; everything is absent until it is set.
+    """Series of one collector and their newest values. A value is absent until it is set.
 
-    gauge_columns, counter_columns: what the values mean; ``tier`` stays 0, the node rewrites it.
-    gauges: float64 [gauge columns], NaN where absent, in the catalogue's base units.
+    gauge_columns, counter_columns: the series; their ``tier`` is 0 and is set by the node.
+    gauges: float64 [gauge columns], NaN if absent, in the catalogue's base units.
     counters: uint64 [counter columns], in the catalogue's ``integer_unit``.
-    counters_valid: bool [counter columns], False where absent.
+    counters_valid: bool [counter columns], False if absent.
 
-    The columns of a block never change: where the set of series does, the collector returns a new block, and the node
-    sees by identity that it has to send a new layout.
+    The columns of a block never change. If the set of series changes, the collector returns a new block. The node
+    compares blocks by identity and then sends a new layout.
     """
 
     __slots__ = ("counter_columns", "counters", "counters_valid", "gauge_columns", "gauges")
@@ -38,32 +38,33 @@ class Block:
         self.counters_valid: ValidArray = np.zeros(len(self.counter_columns), np.bool_)
 
     def set_gauge(self, index: int, value: float) -> None:
-        """Give gauge column `index` a value."""
+        """Set the value of gauge column `index`."""
         self.gauges[index] = value
 
     def set_counter(self, index: int, value: int) -> None:
-        """Give counter column `index` a value, which turns at 2^64: nanoseconds of 256 processors do in two years.
+        """Set the value of counter column `index`. It wraps at 2^64: nanoseconds of 256 processors do in two years.
 
-        Raises OverflowError for a negative one.
+        Raise OverflowError for a negative value.
         """
         self.counters[index] = value if value <= _MOST else value & _MOST
         self.counters_valid[index] = True
 
     def clear(self) -> None:
-        """Make every value absent; a collector does so before it sets what it could read this time."""
+        """Make every value absent. Collectors call this before they set the values of a run."""
         self.gauges.fill(np.nan)
         self.counters_valid.fill(False)
 
 
 class Collector(Protocol):
-    """One family of metrics at one interval. ``name`` is also the name of its tier.
+    """Reader of one family of metrics at one interval. ``name`` is also the name of its tier.
 
-    Three attributes may be there besides. ``lane: str`` (by default its name): collectors of one lane are run one after
-    another in one thread. ``phase: float`` (by default the node spreads them): where in its interval it is run, 0 to 1.
-    ``idle: bool`` (by default False): that there was nothing to read at the newest run, so that it is run less often.
+    Optional attributes:
+    ``lane: str`` (default: its name): collectors of one lane run one after another in one thread.
+    ``phase: float`` (default: spread by the node): position of its runs in the interval, 0 to 1.
+    ``idle: bool`` (default: False): the last run found nothing to read, so the collector runs less often.
 
-    Methods are called from one thread at a time: the lane's, or a fresh one after a call got stuck. Making a collector
-    may raise UnsupportedError where the machine has nothing for it to read; it is then left out, which is no failure.
+    Methods are called from one thread at a time: the lane's, or a new one after a call got stuck. The constructor may
+    raise UnsupportedError if the machine has nothing to read. The collector is then omitted, which is not a failure.
     """
 
     @property
@@ -73,55 +74,55 @@ class Collector(Protocol):
     def interval_seconds(self) -> float: ...
 
     def collect(self) -> Block:
-        """Read, and give the block: the same object as the last time unless the set of series changed.
+        """Read the values and return the block: the same object as before unless the set of series changed.
 
-        A single value that could not be read is left absent. Raises SourceError where the whole reading failed, and
-        UnsupportedError where it will never succeed on this machine.
+        A value that cannot be read is absent. Raise SourceError if nothing could be read, and UnsupportedError if
+        reading will never succeed on this machine.
         """
         ...
 
     def close(self) -> None:
-        """Give back descriptors and handles; nothing is called after it."""
+        """Release descriptors and handles. No method is called afterwards."""
         ...
 
 
 @runtime_checkable
 class Parent(Protocol):
-    """A collector that finds others: those of each device, which come and go."""
+    """Collector that creates other collectors, such as one for each device."""
 
     def members(self) -> tuple[Collector, ...]:
-        """The collectors that there are now, after the newest run; called in the thread that ran it.
+        """Return the current member collectors. Called after each run in its thread.
 
-        The node compares them by identity: it runs those that are new, and closes those that are gone, in their own
-        lane's thread. A device that comes back is a new object, of the same name if you like.
+        The node compares them by identity. It runs new members, and closes removed ones in the thread of their lane. A
+        device that reappears is a new object, which may have the same name.
         """
         ...
 
 
 @runtime_checkable
 class Releasable(Protocol):
-    """A collector that holds a device which an operator may want to reset."""
+    """Collector that holds a device open. An operator may want to reset the device."""
 
     def release(self) -> None:
-        """Give the device back; the collector is not run until ``acquire``. Also called before the first run.
+        """Release the device. The collector does not run until ``acquire``. May be called before the first run.
 
-        Called in the lane's thread, for members before their parent where both are of one lane.
+        Called in the lane's thread, for members before their parent if both are in one lane.
         """
         ...
 
     def acquire(self) -> None:
-        """The device may be taken again: the next run does so."""
+        """Allow the next run to open the device again."""
         ...
 
 
 @runtime_checkable
 class RecordSource(Protocol):
-    """A collector that also has records to put into frames."""
+    """Collector that also returns records for frames."""
 
     def take_records(self) -> list[Record]:
-        """The records since the last call, oldest first; they are the caller's now.
+        """Return the records since the last call, oldest first, and drop them here.
 
-        Called once a frame from the node's thread, while ``collect`` may be running in the collector's own: it must
-        not wait for anything (a lock around it is never held during a read).
+        Called once per frame from the node's thread, possibly while ``collect`` runs in another. It must not block: do
+        not hold its lock during a read.
         """
         ...

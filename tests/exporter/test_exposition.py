@@ -98,7 +98,7 @@ def test_a_known_frame_as_open_metrics() -> None:
     at = lines.index("# TYPE gangwatch_host_cpu_seconds counter")
     assert lines[at + 1 : at + 4] == [
         "# UNIT gangwatch_host_cpu_seconds seconds",
-        "# HELP gangwatch_host_cpu_seconds Time of all processors by mode.",
+        "# HELP gangwatch_host_cpu_seconds CPU time of all processors, by mode.",
         'gangwatch_host_cpu_seconds_total{mode="user",node="n0"} 9223372036.854775809',
     ]
 

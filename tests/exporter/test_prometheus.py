@@ -31,11 +31,11 @@ from tests.exporter.sample_frames import (
 GOLDEN = r"""# HELP gangwatch_host_load1 Load average over one minute.
 # TYPE gangwatch_host_load1 gauge
 gangwatch_host_load1{node="n0"} 0.21
-# HELP gangwatch_gpu_power_watts Power drawn, as the driver averages it.
+# HELP gangwatch_gpu_power_watts Power drawn, averaged by the driver.
 # TYPE gangwatch_gpu_power_watts gauge
 gangwatch_gpu_power_watts{gpu="GPU-1",node="n0"} 345.678
 gangwatch_gpu_power_watts{gpu="GPU-2",node="n0"} 1e-7
-# HELP gangwatch_host_cpu_seconds_total Time of all processors by mode.
+# HELP gangwatch_host_cpu_seconds_total CPU time of all processors, by mode.
 # TYPE gangwatch_host_cpu_seconds_total counter
 gangwatch_host_cpu_seconds_total{mode="user",node="n0"} 9223372036.854775809
 gangwatch_host_cpu_seconds_total{mode="idle",node="n0"} 0.000000005

@@ -1,4 +1,4 @@
-"""How far each GPU is from each NIC, and which of them share a rail."""
+"""Collector of the distances between GPUs and NICs, and of rails."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agent.sources.rdma.infiniband import DeviceFinder
 from agent.sources.sysfs.pci import FunctionFinder
 
 INTERVAL_SECONDS = 60.0
-"""A device's place changes only as it is plugged elsewhere."""
+"""A device's position changes only when it is moved to another slot."""
 
 
 class TopologyCollector:
-    """Works out distances whenever the set of GPUs or of NICs has changed.
+    """Collector that computes distances when the set of GPUs or NICs changes.
 
-    The NICs are the RDMA devices that are read; where there are none, the PCI bus's network controllers.
+    The NICs are the RDMA devices, or if there are none, the network controllers on the PCI bus.
     """
 
     name = "topology"
@@ -47,7 +47,7 @@ class TopologyCollector:
         return self._block
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the collector holds no resources."""
 
     @staticmethod
     def _lay_out(gpus: Sequence[PciDevice], nics: Sequence[tuple[str, PciDevice]]) -> Block:

@@ -1,4 +1,4 @@
-"""The host: processors, memory, pressure-stall. Its disks and network interfaces are host_devices.py's."""
+"""Collector of the host: processors, memory, pressure-stall. For disks and interfaces see host_devices.py."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from agent.sources.proc.proc import (
 )
 
 RESOURCES = ("cpu", "io", "memory")
-"""Files in /proc/pressure that are collected (``irq`` exists where IRQ time accounting is built in)."""
+"""Files in /proc/pressure that are read (``irq`` exists only with IRQ time accounting)."""
 
 _T = TypeVar("_T")
 
 
 def _parse_stat(data: bytes) -> tuple[CpuTimes, Scheduler | None]:
-    """Both things that stand in /proc/stat, read once; a container runtime's own /proc/stat has only the first."""
+    """Parse CPU times and scheduler values of /proc/stat. A container runtime's /proc/stat has only CPU times."""
     times = parse_stat(data)
     try:
         return times, parse_scheduler(data)
@@ -41,10 +41,9 @@ def _parse_stat(data: bytes) -> tuple[CpuTimes, Scheduler | None]:
 
 
 class HostCollector:
-    """Reads /proc of the whole machine through kept descriptors.
+    """Collector that reads the machine's /proc through open descriptors.
 
-    A file that this kernel does not have leaves its columns absent; so does one that cannot be read this time. Only
-    where not one of them could be read does the run fail.
+    The columns of a missing or unreadable file are absent. The run fails only if all files are unreadable.
     """
 
     name = "host"
@@ -62,7 +61,7 @@ class HostCollector:
 
     @staticmethod
     def _make_block() -> Block:
-        """Gauges 6; counters 8 modes, 3, 2 x 3 pressures."""
+        """Make the block: 6 gauges; counters for 8 modes, 3 others, 2 x 3 pressures."""
         counters = [Column("gangwatch_host_cpu_seconds_total", (("mode", mode),)) for mode in CPU_MODES]
         counters.append(Column("gangwatch_host_context_switches_total"))
         counters.append(Column("gangwatch_host_major_page_faults_total"))
@@ -104,7 +103,7 @@ class HostCollector:
             file.close()
 
     def _read(self, parse: Callable[[bytes], _T], file: KeptFile) -> _T | None:
-        """What the file holds; None, and the error kept, where it cannot be read or parsed."""
+        """Return the parsed file. If it cannot be read or parsed, store the error and return None."""
         try:
             return parse(file.read())
         except SourceError as error:
@@ -125,7 +124,7 @@ class HostCollector:
     def _set_times(self, times: CpuTimes | None) -> int:
         if times is not None:
             for index, ticks in enumerate(times.ticks):
-                # The kernel lets idle and iowait step back when a processor wakes (proc(5)); a counter must not fall.
+                # idle and iowait may decrease when a processor wakes (proc(5)); a counter must not decrease.
                 self._highest_ticks[index] = max(self._highest_ticks[index], ticks)
                 self._block.set_counter(index, self._highest_ticks[index] * TICK_NS)
         return len(CPU_MODES)

@@ -1,4 +1,4 @@
-"""The host's disks and network interfaces, read every five seconds: they are many, and what they carry is volume."""
+"""Collector of the host's disks and network interfaces. It runs every 5 s because there are many of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agent.sources.sysfs.sysfs import whole_disks
 INTERVAL_SECONDS = 5.0
 
 POD_INTERFACES = ("veth", "cali", "lxc", "tap")
-"""Beginnings of names of the host's ends of containers' and machines' interfaces: they come and go with pods, each
-would be a new series, and what they carry is counted on the uplink too."""
+"""Name prefixes of the host side of virtual interfaces of containers and VMs. They are skipped: each pod would create
+new series, and the uplink counts their traffic too."""
 
 _MS_WRAP = 1 << 32
-"""The kernel prints a disk's milliseconds as an unsigned int: it wraps after 49.7 days of them."""
+"""The kernel prints a disk's milliseconds as an unsigned int, which wraps after 49.7 days of disk time."""
 
 _DISK = (
     "gangwatch_host_disk_read_bytes_total",
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 class _Milliseconds:
-    """A disk's time without the wrap of the kernel's 32-bit milliseconds."""
+    """Disk time with the wraps of the kernel's 32-bit milliseconds undone."""
 
     __slots__ = ("_newest_ms", "_wraps")
 
@@ -51,7 +51,7 @@ class _Milliseconds:
         self._wraps = 0
 
     def nanoseconds(self, milliseconds: int) -> int:
-        # A device that went and came back between two samples begins at 0: only a fall from the upper half is a wrap.
+        # A device that was replaced between two samples starts at 0: only a fall by over half the range is a wrap.
         if milliseconds < self._newest_ms:
             self._wraps = self._wraps + 1 if self._newest_ms - milliseconds > _MS_WRAP // 2 else 0
         self._newest_ms = milliseconds
@@ -59,9 +59,9 @@ class _Milliseconds:
 
 
 class HostDeviceCollector:
-    """Reads /proc of the whole machine through kept descriptors; a file that cannot be read leaves its columns absent.
+    """Collector that reads the machine's /proc through open descriptors. The columns of an unreadable file are absent.
 
-    Where neither could be read the run fails.
+    The run fails if neither file is readable.
     """
 
     name = "host-devices"
@@ -71,7 +71,7 @@ class HostDeviceCollector:
     def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:
         self._sys_root = sys_root
         self._diskstats = KeptFile(f"{proc_root}/diskstats")
-        # Under a host's /proc mounted into a container, net/ is the container's own: process 1 has the host's.
+        # If the host's /proc is mounted into a container, net/ is the container's own: process 1 has the host's.
         self._net_dev = (KeptFile(f"{proc_root}/1/net/dev"), KeptFile(f"{proc_root}/net/dev"))
         self._listed: frozenset[str] = frozenset()
         self._whole: frozenset[str] | None = None
@@ -109,7 +109,7 @@ class HostDeviceCollector:
             return []
         names = frozenset(disk.name for disk in disks)
         if names != self._listed:
-            # /sys/block is listed only when a device came or went.
+            # List /sys/block only if a device was added or removed.
             self._listed = names
             self._whole = whole_disks(self._sys_root)
         if self._whole is None:
@@ -121,7 +121,7 @@ class HostDeviceCollector:
         return [one for one in interfaces or () if not one.name.startswith(POD_INTERFACES)]
 
     def _follow_devices(self, disks: list[Disk], interfaces: list[Interface]) -> None:
-        """Make a new block where disks or interfaces came or went. An unreadable file is not a set without devices."""
+        """Make a new block if disks or interfaces were added or removed. An unreadable file does not remove devices."""
         disk_names = tuple(disk.name for disk in disks) or self._disks
         interface_names = tuple(interface.name for interface in interfaces) or self._interfaces
         if disk_names == self._disks and interface_names == self._interfaces:
@@ -159,7 +159,7 @@ class HostDeviceCollector:
 
 
 def _read(errors: list[SourceError], parse: Callable[[bytes], _T], *files: KeptFile) -> _T | None:
-    """What the first readable file holds; None, and the last one's error kept, where none can be read or parsed."""
+    """Return the content of the first readable file. If none is, append the last error and return None."""
     for position, file in enumerate(files):
         try:
             return parse(file.read())

@@ -1,7 +1,7 @@
-"""The kernel's log as events: XIDs, NICs, PCIe, machine checks, processes killed or hung, storage that stalls.
+"""Collector of events in the kernel log: XIDs, NICs, PCIe, machine checks, killed or hung processes, stalled storage.
 
-It is read in a thread of its own and asks no driver for anything, so that what a driver says as it hangs is not lost;
-nor is what was said before the agent's start, as far back as the log reaches.
+It does not call a driver, so it still reports the messages of a driver that hangs. It also reads the messages from
+before the agent's start that are still in the log.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from agent.sources.kernel.kernel_log import KernelLog, LogRecord
 from agent.sources.kernel.kernel_messages import KINDS, Event, parse_message
 
 MOST_A_RUN = 2000
-"""Records read in one run: a full log of some ten thousand is through in a few seconds, and a flood stalls nothing."""
+"""Maximum records read in one run. A full log of about ten thousand takes a few seconds, and a flood does not block."""
 
 MOST_EVENTS = 1024
-"""Events kept until the node takes them; a flood loses the oldest."""
+"""Maximum events kept until the node takes them; the oldest are dropped."""
 
 
 class KernelLogCollector:
-    """Follows the log. An XID is given to `xids`, which makes its record once; everything else is a record here."""
+    """Collector that follows the log. XIDs go to `xids`, which makes one record of each; other events are records."""
 
     name = "kernel_log"
     lane = "host"
@@ -36,7 +36,7 @@ class KernelLogCollector:
         interval_seconds: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
-        """Raises UnsupportedError where there is no log at `path`, or no right to read it."""
+        """Raise UnsupportedError if there is no log at `path` or no permission to read it."""
         self.interval_seconds = interval_seconds
         self._xids = xids
         self._clock = clock or SystemClock()
@@ -54,7 +54,7 @@ class KernelLogCollector:
         )
 
     def collect(self) -> Block:
-        # The kernel's clock is not quite the monotonic one, but starts with it and is milliseconds off in a day.
+        # The log's clock starts with the monotonic clock and drifts by milliseconds per day.
         boot_ns = self._clock.wall_ns() - self._clock.monotonic_ns()
         for record in self._log.read(MOST_A_RUN):
             if record.from_kernel and (event := parse_message(record.text)) is not None:
@@ -75,7 +75,7 @@ class KernelLogCollector:
 
     def _take(self, record: LogRecord, event: Event, time_ns: int) -> None:
         before = record.microseconds < self._start_us
-        # Counters tell of the agent's own time: what the log remembers would be counted anew at every start.
+        # Count only messages since the agent's start: older ones would be counted again at every start.
         if not before:
             self._counts[event.kind] += 1
         if event.kind == "xid" and self._xids is not None:

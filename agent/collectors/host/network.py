@@ -1,4 +1,4 @@
-"""Network interfaces of hardware, and bonds of them: state, speed, carrier and drops."""
+"""Collector of physical network interfaces and bonds: state, speed, carrier and drops."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agent.sources.sysfs.sysfs import is_number, names_in, pci_address_of, read_
 INTERVAL_SECONDS = 10.0
 
 _RETRY_RUNS = 60
-"""Ten minutes: a file that a driver does not serve (EINVAL, EOPNOTSUPP) is not asked for each time."""
+"""Retry interval of 10 minutes for files that the driver does not support (EINVAL, EOPNOTSUPP)."""
 
 
 class Interface(NamedTuple):
-    """An interface and what it is; texts are empty where the kernel does not tell."""
+    """An interface and its attributes; empty strings if the kernel does not report them."""
 
     name: str
     identity: int
@@ -29,30 +29,30 @@ class Interface(NamedTuple):
 
 
 def parse_up(text: str) -> float:
-    """operstate: 1 for up. Raises ValueError where there is none."""
+    """Return 1 if operstate is up, else 0. Raise ValueError if it is empty."""
     if not text:
         raise ValueError("no state")
     return float(text == "up")
 
 
 def parse_flag(text: str) -> float:
-    """carrier: 0 or 1. Raises ValueError for anything else."""
+    """Return carrier, 0 or 1. Raise ValueError for anything else."""
     if text not in ("0", "1"):
-        raise ValueError(f"{text[:40]!r} is no flag")
+        raise ValueError(f"{text[:40]!r} is not 0 or 1")
     return float(text)
 
 
 def parse_speed(text: str) -> float:
-    """speed: megabits a second, given as bytes a second. Raises ValueError where it is not known (-1, or empty)."""
+    """Convert speed from megabits to bytes per second. Raise ValueError if it is unknown (-1 or empty)."""
     if not is_number(text) or int(text) in (0, 0xFFFFFFFF):
-        raise ValueError(f"{text[:40]!r} is no speed")
+        raise ValueError(f"{text[:40]!r} is not a speed")
     return int(text) * 1e6 / 8
 
 
 def parse_bytes(text: str) -> float:
-    """mtu. Raises ValueError for anything but a number."""
+    """Return the MTU. Raise ValueError if it is not a number."""
     if not is_number(text):
-        raise ValueError(f"{text[:40]!r} is no number")
+        raise ValueError(f"{text[:40]!r} is not a number")
     return float(text)
 
 
@@ -73,14 +73,14 @@ _COUNTERS = (
 
 
 class NetworkCollector:
-    """Reads the interfaces that are hardware's or a bond's; those of containers come and go with them."""
+    """Collector of physical interfaces and bonds. Interfaces of containers are skipped, since they change often."""
 
     name = "network"
     lane = "sysfs"
     interval_seconds = INTERVAL_SECONDS
 
     def __init__(self, sys_root: str = "/sys") -> None:
-        """Raises UnsupportedError where the tree has no network interfaces at all."""
+        """Raise UnsupportedError if there is no class/net folder."""
         self._folder = f"{sys_root}/class/net"
         if not os.path.isdir(self._folder):
             raise UnsupportedError(f"{self._folder}: no such folder")
@@ -91,7 +91,7 @@ class NetworkCollector:
     def collect(self) -> Block:
         known = {interface.name: interface for interface in self._interfaces}
         interfaces = [
-            interface for name in names_in(self._folder) if (interface := self._look(name, known.get(name))) is not None
+            interface for name in names_in(self._folder) if (interface := self._read(name, known.get(name))) is not None
         ]
         if interfaces != self._interfaces:
             self._follow(interfaces)
@@ -111,7 +111,7 @@ class NetworkCollector:
     def close(self) -> None:
         self._files.close()
 
-    def _look(self, name: str, known: Interface | None) -> Interface | None:
+    def _read(self, name: str, known: Interface | None) -> Interface | None:
         folder = f"{self._folder}/{name}"
         try:
             identity = os.stat(folder).st_ino
@@ -123,7 +123,7 @@ class NetworkCollector:
         if not os.path.exists(device):
             return Interface(name, identity, "", "", "") if os.path.isdir(f"{folder}/bonding") else None
         if os.path.lexists(f"{device}/physfn"):
-            return None  # a virtual function is for a pod or a machine, which counts what it carries
+            return None  # a virtual function belongs to a pod or VM, which counts its traffic
         driver = f"{device}/driver"
         return Interface(
             name,

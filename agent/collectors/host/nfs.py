@@ -1,4 +1,4 @@
-"""NFS mounts: how long their servers take, which is what a data loader waits for."""
+"""Collector of NFS mounts: operations, bytes and server latency, on which data loaders depend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.sources.proc.mountstats import NfsMount, Operation, parse_mountstats
 INTERVAL_SECONDS = 10.0
 
 OPERATIONS = ("READ", "WRITE", "COMMIT", "OPEN", "GETATTR", "LOOKUP", "READDIR")
-"""Told apart; the protocol's other sixty together are 'other'."""
+"""Operations with series of their own; the other sixty of the protocol are summed as 'other'."""
 _OTHER = "other"
 
 _METRICS = (
@@ -31,15 +31,15 @@ _NONE = Operation(0, 0, 0, 0, 0, 0)
 
 
 class NfsCollector:
-    """Reads the statistics of the machine's NFS mounts; where there are none, it has no series."""
+    """Collector of the machine's NFS mounts. It has no series if there are none."""
 
     name = "nfs"
     lane = "sysfs"
     interval_seconds = INTERVAL_SECONDS
 
     def __init__(self, proc_root: str = "/proc") -> None:
-        """Raises UnsupportedError where this kernel tells no mounts' statistics."""
-        # Process 1 has the host's mounts where the host's /proc is mounted into a container.
+        """Raise UnsupportedError if this kernel has no mount statistics."""
+        # If the host's /proc is mounted into a container, process 1 has the host's mounts.
         paths = [f"{proc_root}/1/mountstats", f"{proc_root}/self/mountstats"]
         self._files = [KeptFile(path) for path in paths if os.path.exists(path)]
         if not self._files:
@@ -75,19 +75,19 @@ class NfsCollector:
 
     @staticmethod
     def _values(mount: NfsMount) -> list[int]:
-        """In the order of the columns: by operation, by metric."""
-        others = [told for name, told in mount.operations.items() if name not in OPERATIONS]
+        """Return the values in column order: by operation, by metric."""
+        others = [operation for name, operation in mount.operations.items() if name not in OPERATIONS]
         other = Operation(*(sum(numbers) for numbers in zip(*others, strict=True))) if others else _NONE
         values: list[int] = []
-        for told in (*(mount.operations.get(name, _NONE) for name in OPERATIONS), other):
+        for operation in (*(mount.operations.get(name, _NONE) for name in OPERATIONS), other):
             values += [
-                told.operations,
-                # Both are counted as an operation ends (rpc_count_iostats_metrics), so that this never falls.
-                max(0, told.transmissions - told.operations),
-                told.timeouts,
-                told.queue_ms * _NANOSECONDS,
-                told.response_ms * _NANOSECONDS,
-                told.execute_ms * _NANOSECONDS,
+                operation.operations,
+                # The kernel updates both when an operation ends (rpc_count_iostats_metrics): this never decreases.
+                max(0, operation.transmissions - operation.operations),
+                operation.timeouts,
+                operation.queue_ms * _NANOSECONDS,
+                operation.response_ms * _NANOSECONDS,
+                operation.execute_ms * _NANOSECONDS,
             ]
         return values
 

@@ -1,4 +1,4 @@
-"""Whose the devices are: what the kubelet lists, and the join of that with processes, ranks and job files."""
+"""Collectors of device owners: the kubelet's list, and its join with processes, ranks and job files."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from agent.sources.kubelet.pod_resources import Pod
 
 LIST_NS = 10_000_000_000
-"""How often the kubelet is asked for its pods while nothing hints at a new one; it is rate-limited for all its
-readers together (100 calls a second)."""
+"""Interval of listing the kubelet's pods without a sign of a new pod. The kubelet limits all its clients together to
+100 calls per second."""
 
 ALLOCATABLE_NS = 60_000_000_000
 KEEP_NS = 45_000_000_000
-"""What a kubelet said is believed for so long when it stops answering: the owner of an ended job is gone within a
-minute, whatever the kubelet does."""
+"""Maximum age of a listing that is used after the kubelet stops responding. It ensures that the owner of an ended job
+disappears within a minute."""
 
 ASK_AGAIN_NS = 10_000_000_000
-"""How often a process that nobody vouched for is asked about again."""
+"""Interval of retrying the attribution of an unattributed process."""
 
 MAX_RESOURCES = 64
 
 
 class Lister(Protocol):
-    """A kubelet, as far as the collector asks it."""
+    """The calls to a kubelet that the collector makes."""
 
     def list(self) -> tuple[Pod, ...]: ...
 
@@ -44,7 +44,7 @@ class Lister(Protocol):
 
 
 class PodTable:
-    """What the kubelet listed last: written by one collector, read by another, in threads of their own."""
+    """The kubelet's last listing, written by one collector and read by another in a different thread."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -55,20 +55,20 @@ class PodTable:
         self.wanted = False
 
     def pods(self, now_ns: int) -> tuple[Pod, ...]:
-        """The pods; () where the listing is older than KEEP_NS."""
+        """Return the pods, or () if the listing is older than KEEP_NS."""
         listed = self._listed
         return listed[0] if listed is not None and now_ns - listed[1] <= KEEP_NS else ()
 
     def due(self, now_ns: int) -> bool:
-        """Whether the kubelet should be asked again."""
+        """Return whether to list the kubelet's pods again."""
         return self.wanted or self._listed is None or now_ns - self._listed[1] >= LIST_NS
 
 
 class KubeletCollector:
-    """Asks the kubelet for its pods, ten seconds after it last answered, or sooner where the table is `wanted`.
+    """Collector of the kubelet's pods. It lists them 10 s after the last response, or sooner if the table is `wanted`.
 
-    Where it does not answer, every run tries and fails: that is seen in this collector's success, and costs no other.
-    Raises UnsupportedError where the folder of the kubelet's socket does not exist.
+    If the kubelet does not respond, every run retries and fails. Only this collector's success metric shows it.
+    Raise UnsupportedError if the folder of the kubelet's socket does not exist.
     """
 
     name = "kubelet"
@@ -84,7 +84,7 @@ class KubeletCollector:
         if not os.path.isdir(os.path.dirname(socket_path)):
             raise UnsupportedError(f"kubelet: no folder {os.path.dirname(socket_path)}")
         if kubelet is None:
-            # Here, so that a node without a kubelet does not pay for an HTTP/2 library.
+            # Imported here so that a node without a kubelet does not load an HTTP/2 library.
             from agent.sources.kubelet.kubelet import Kubelet
 
             kubelet = Kubelet(socket_path)
@@ -94,7 +94,7 @@ class KubeletCollector:
         self._clock = clock or SystemClock()
         self._allocatable: Counter[str] = Counter()
         self._allocatable_ns: int | None = None
-        self._allocatable_told = True
+        self._allocatable_supported = True
         self._resources: tuple[str, ...] = ()
         self._pods: tuple[Pod, ...] | None = None
         self._block = Block([Column("gangwatch_kubelet_pods")])
@@ -115,15 +115,15 @@ class KubeletCollector:
         """Nothing is kept open."""
 
     def _ask_allocatable(self, now_ns: int) -> bool:
-        """Count what the node has to give; whether it was asked. Kubelets before 1.23 do not tell."""
+        """Count the allocatable devices and return whether they were requested. Kubelets before 1.23 lack the call."""
         since_ns = self._allocatable_ns
-        if not self._allocatable_told or (since_ns is not None and now_ns - since_ns < ALLOCATABLE_NS):
+        if not self._allocatable_supported or (since_ns is not None and now_ns - since_ns < ALLOCATABLE_NS):
             return False
         try:
             self._allocatable = Counter(resource for resource, _ in self._kubelet.allocatable())
             self._allocatable_ns = now_ns
         except UnsupportedError:
-            self._allocatable_told = False
+            self._allocatable_supported = False
         return True
 
     def _fill(self, pods: tuple[Pod, ...]) -> None:
@@ -144,14 +144,14 @@ class KubeletCollector:
         block.clear()
         block.set_gauge(0, len(pods))
         for position, resource in enumerate(resources, 1):
-            if self._allocatable_told:
+            if self._allocatable_supported:
                 block.set_gauge(position, self._allocatable[resource])
             block.set_gauge(position + len(resources), allocated[resource])
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """All that goes into a join: where nothing of it changed, nor did its outcome."""
+class _Inputs:
+    """All inputs of a join. Equal inputs give an equal result, so the join is skipped."""
 
     gpus: tuple[GpuDevice, ...]
     pods: tuple[Pod, ...]
@@ -173,10 +173,10 @@ class _Told:
 
 @dataclass(slots=True)
 class _Known:
-    """A process on a GPU, and whose it is.
+    """A process on a GPU and its owner.
 
-    What was once attested is kept while it lives. Its start time tells it from a later one that got its number since
-    the driver was asked: that one has the GPU only once the driver says so, in another `process`.
+    The owner is kept while the process lives. The start time distinguishes the process from a later one with the same
+    pid, which uses the GPU only once the driver lists it, as another `process`.
     """
 
     process: GpuProcess
@@ -186,7 +186,7 @@ class _Known:
     asked_ns: int | None = None
 
     def due(self, now_ns: int) -> bool:
-        """Whether to ask whose it is: its rank file or its pod's folder may come after it, even much later."""
+        """Return whether to look up the owner. The rank file or the pod's folder may appear long after the process."""
         if self.asked_ns is None:
             return True
         unknown = self.owner is None or (self.owner.in_pod() and not self.owner.pod)
@@ -194,10 +194,10 @@ class _Known:
 
 
 class OwnerCollector:
-    """Joins what is known about who uses what, and publishes it as series of constant 1.
+    """Collector that joins the sources of device owners and publishes them as series of constant 1.
 
-    slots: UUIDs of the GPUs by the local backend's slot numbers, () where its slots are processors. job_files: the
-    folder in which a Slurm prolog writes which job has which GPU, None for none.
+    slots: UUIDs of the GPUs by slot number of the local backend, () if its slots are processors. job_files: folder in
+    which a Slurm prolog writes the job of each GPU, None for none.
     """
 
     name = "attribution"
@@ -228,7 +228,7 @@ class OwnerCollector:
         self._known: dict[int, _Known] = {}
         self._rdma: dict[str, str] = {}
         self._rdma_ns: int | None = None
-        self._told: _Told | None = None
+        self._inputs: _Inputs | None = None
         self._owners: Owners | None = None
         self._block = Block()
 
@@ -240,9 +240,9 @@ class OwnerCollector:
         try:
             files = read_job_files(self._job_files) if self._job_files is not None else ()
         except OSError as error:
-            # It costs what it would have told, and is seen as this collector's failure.
+            # Publish the other sources, and then report a failure of this collector.
             failure = SourceError(f"{self._job_files}: {error.strerror}")
-        told = _Told(
+        inputs = _Inputs(
             self._gpus(),
             pods,
             self._uids() if pods else {},
@@ -251,9 +251,9 @@ class OwnerCollector:
             self._ranks(),
             files,
         )
-        if told != self._told:
-            self._told = told
-            owners = told.owners()
+        if inputs != self._inputs:
+            self._inputs = inputs
+            owners = inputs.owners()
             if owners != self._owners:
                 self._owners = owners
                 self._block = _block_of(owners)
@@ -265,7 +265,7 @@ class OwnerCollector:
         """Nothing is kept open."""
 
     def _ranks(self) -> list[tuple[str, Owner]]:
-        """The local backend's ranks and the GPU that each was given."""
+        """Return the local backend's ranks and the GPU assigned to each."""
         if not self._slots:
             return []
         return [
@@ -275,7 +275,7 @@ class OwnerCollector:
         ]
 
     def _slot(self, slot: str | int | None) -> str | None:
-        """The GPU of a slot: the local backend counts them."""
+        """Return the GPU of a slot of the local backend."""
         try:
             position = int(slot) if slot is not None else -1
         except ValueError:
@@ -283,7 +283,7 @@ class OwnerCollector:
         return self._slots[position] if 0 <= position < len(self._slots) else None
 
     def _processes(self, listed: set[tuple[str, str]], now_ns: int) -> list[tuple[GpuProcess, Owner]]:
-        """The processes on GPUs whose owner is attested; one of an unlisted pod has the kubelet asked again."""
+        """Return the GPU processes with an attested owner. A process of an unlisted pod requests a new listing."""
         known: dict[int, _Known] = {}
         found: list[tuple[GpuProcess, Owner]] = []
         for process in self._inventory.processes:
@@ -296,7 +296,7 @@ class OwnerCollector:
                 if one is None or (one.started_ns != started_ns and one.process is not process):
                     one = _Known(process, started_ns)
                 elif one.started_ns == started_ns:
-                    # As the driver lists it anew, it is this process still.
+                    # Still the same process in the driver's new list.
                     one.process = process
                 one.alive = one.started_ns == started_ns
                 known[process.pid] = one
@@ -311,7 +311,7 @@ class OwnerCollector:
         return found
 
     def _gpus(self) -> tuple[GpuDevice, ...]:
-        """The GPUs that the driver listed; before that, and where it did not tell the minor numbers, what /proc has."""
+        """Return the GPUs listed by the driver, and from /proc before that or if the minor numbers are missing."""
         listed = self._inventory.gpus
         if listed and all(gpu.minor is not None for gpu in listed):
             return listed
@@ -338,7 +338,7 @@ class OwnerCollector:
         )
 
     def _rdma_by_address(self, now_ns: int) -> dict[str, str]:
-        """RDMA devices by their PCI address, looked for every LIST_NS."""
+        """Return RDMA devices by PCI address, listed every LIST_NS."""
         if self._rdma_ns is None or now_ns - self._rdma_ns >= LIST_NS:
             self._rdma_ns = now_ns
             folder = f"{self._sys_root}/class/infiniband"
@@ -350,7 +350,7 @@ class OwnerCollector:
         return self._rdma
 
     def _uids(self) -> dict[tuple[str, str], str]:
-        """Uids by namespace and name; a name that had several pods (folders of the ended ones linger) has none."""
+        """Return uids by (namespace, name), without names that several pods had (folders of ended pods remain)."""
         pods = self._attribution.pods()
         times = Counter(pods.values())
         return {name: uid for uid, name in pods.items() if times[name] == 1}

@@ -1,4 +1,4 @@
-"""PCI Express links of GPUs and NICs: generation and width against what they could be, and AER's counts."""
+"""Collector of PCI Express links of GPUs and NICs: current and maximum generation and width, and AER error counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PER_DEVICE = 1 + len(_LINK)
 
 
 class _Aer(NamedTuple):
-    """One AER file: where its counts begin in the block, and its errors in the block's order."""
+    """One AER file: the index of its first counter in the block, and its errors in block order."""
 
     file: KeptFile
     at: int
@@ -32,9 +32,9 @@ class _Aer(NamedTuple):
 
 
 class PcieCollector:
-    """Reads every GPU's and NIC's own files; virtual functions are left out, whose link is their physical one's.
+    """Collector of GPUs and NICs. Virtual functions are skipped, because they share the link of the physical function.
 
-    An AER file is parsed only where its text is another than the last time, which on a sound machine is never.
+    An AER file is parsed only if its text changed, which does not happen on a healthy machine.
     """
 
     name = "pcie"
@@ -46,7 +46,7 @@ class PcieCollector:
         self._functions: list[Function] = []
         self._aer: list[_Aer] = []
         self._texts: list[bytes] = []
-        self._maxima: dict[int, float] = {}  # by their place in the block: what the hardware can do, read once
+        self._maxima: dict[int, float] = {}  # maxima of the hardware by index in the block, read once
         self._block = Block()
 
     def collect(self) -> Block:
@@ -96,7 +96,7 @@ class PcieCollector:
             block.set_counter(index, value)
 
     def _follow(self, functions: Sequence[Function]) -> None:
-        """Make the block anew: which errors a file tells is a matter of the kernel, and is asked of the file."""
+        """Make a new block. The errors in an AER file depend on the kernel, so they are read from the file."""
         self.close()
         self._functions = list(functions)
         self._maxima = {}

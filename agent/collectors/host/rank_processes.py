@@ -1,8 +1,8 @@
-"""The ranks' processes: processor time, run-queue wait, storage, memory, and whether something stopped them.
+"""Collector of the ranks' processes: CPU time, run-queue wait, storage, memory, and stopped states.
 
-A rank is its main process, as attribution names it, and every descendant. The kernel forgets what a thread or a child
-did when it ends (schedstat) or gives it to whoever waited for it (io), so differences are added up here, in counters
-that never fall while the collector lives.
+A rank consists of its attributed main process and all descendants. When a thread or child ends, the kernel drops its
+values (schedstat) or adds them to the parent that waited for it (io). So this module sums differences, in counters that
+never decrease during the life of the collector.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ COUNTERS = (
 GAUGES = ("gangwatch_rank_memory_resident_bytes", "gangwatch_rank_threads", "gangwatch_rank_process_state")
 
 DISCOVERY_SECONDS = 2.0
-"""How often a rank's threads are asked for children. It costs as much as all the rest (one more file a thread); a
-child's whole past is counted when it is first seen, so only one that lives shorter than this is missed."""
+"""Interval of looking for new child processes. It costs as much as the rest of a sample (one more file per thread). A
+child's values are counted from its start when it is found, so only children that live shorter than this are missed."""
 
 STOPPED_STATES = "Tt"
-"""proc(5): T stopped by a signal, t stopped by a tracer."""
+"""proc(5): T means stopped by a signal, t stopped by a tracer."""
 
 ZOMBIE = "Z"
-"""proc(5): ended, and not yet waited for: it does nothing any more, and its bytes are still its own."""
+"""proc(5): ended, and its parent has not waited for it. Its bytes are not yet added to the parent."""
 
 HAND_OVER_SAMPLES = 2
-"""An ended child's bytes show in its parent in this sample, or, where the parent was read first, in the next."""
+"""The bytes of an ended child appear in its parent in this sample, or in the next if the parent was read first."""
 
 
 class Ranks(Protocol):
-    """Where the collector learns which processes are ranks."""
+    """Source of the ranks' main processes."""
 
     def ranks(self) -> list[RankFile]:
-        """The ranks of this node whose processes are alive, sorted."""
+        """Return the ranks of this node with a live process, sorted."""
         ...
 
 
 class StorageBytes:
-    """A rank's bytes to or from storage, each counted once.
+    """Bytes of a rank to or from storage, each counted once.
 
-    The kernel adds a child's bytes to the parent that waits for it (wait_task_zombie in kernel/exit.c): what was
-    counted for the child shows a second time, in the parent's difference. Where nobody waits, it does not. So an
-    ended process's bytes are taken off what appears in the next samples, as far as something appears.
+    The kernel adds a child's bytes to the parent that waits for it (wait_task_zombie in kernel/exit.c), so they appear
+    a second time in the parent's difference. They do not appear if no parent waits. So the bytes of an ended process
+    are subtracted from the differences of the next samples, down to zero.
     """
 
     __slots__ = ("_handed_over", "_samples_left", "total")
@@ -67,7 +67,7 @@ class StorageBytes:
         self._samples_left = 0
 
     def add(self, appeared: int, ended: int) -> None:
-        """One sample: bytes that appeared in living processes, bytes once counted for those that ended since."""
+        """Add one sample: new bytes of living processes, and the counted bytes of processes that have ended since."""
         if ended:
             self._handed_over += ended
             self._samples_left = HAND_OVER_SAMPLES
@@ -111,7 +111,7 @@ class _Rank:
         self.state = ProcessState.RUNNING
 
     def sample(self) -> None:
-        """Read every process once; those that have ended are let go."""
+        """Read every process once and remove ended ones."""
         self.resident_bytes = self.threads = 0
         self.schedstat_readable = False
         self.io_readable = True
@@ -155,7 +155,7 @@ class _Rank:
         self.stopped_samples += stopped
 
     def is_zombie(self) -> bool:
-        """Whether the main process has ended and its parent has not waited for it."""
+        """Return whether the main process has ended and its parent has not waited for it."""
         process = self.processes.get((self.main.pid, self.main.start_time))
         stat = process.stat() if process is not None else None
         return stat is not None and stat.state == ZOMBIE
@@ -167,9 +167,9 @@ class _Rank:
 
 
 class ProcessCollector:
-    """Samples every rank's process tree. Half a second by default, so that short stops are seen as samples.
+    """Collector that samples the process tree of every rank, by default every half second to catch short stops.
 
-    most_descriptors: how many may be kept for threads; by default half of what the process may open.
+    most_descriptors: maximum number of descriptors kept open for threads; by default half of the process's limit.
     """
 
     name = "process"
@@ -196,7 +196,7 @@ class ProcessCollector:
         self._block_io_counted = self._kernel_counts_block_io()
 
     def _kernel_counts_block_io(self) -> bool:
-        """Delay accounting is off by default since 5.14 (kernel.task_delayacct) and then tells 0: absent, not zero."""
+        """Return whether delay accounting is on. It is off by default since Linux 5.14 and then reads 0."""
         try:
             return read_file(f"{self._proc_root}/sys/kernel/task_delayacct").strip() != b"0"
         except OSError:
@@ -204,7 +204,7 @@ class ProcessCollector:
 
     @property
     def idle(self) -> bool:
-        """Whether there was no rank."""
+        """True if there is no rank."""
         return not self._ranks
 
     def collect(self) -> Block:
@@ -227,9 +227,9 @@ class ProcessCollector:
         self._ranks.clear()
 
     def _follow_ranks(self) -> bool:
-        """Take up ranks that came and let go of those that ended; whether there were any."""
+        """Add new ranks, remove ended ones, and return whether anything changed."""
         alive = {(main.pid, main.start_time): main for main in self._source.ranks()}
-        # One that nobody has waited for yet is shown as what it is.
+        # Keep a zombie, so that its state is published.
         alive |= {key: rank.main for key, rank in self._ranks.items() if key not in alive and rank.is_zombie()}
         if alive.keys() == self._ranks.keys():
             return False
@@ -239,7 +239,7 @@ class ProcessCollector:
         return True
 
     def _discover(self) -> None:
-        """Find the descendants of every rank. What was once found stays the rank's, whoever adopts it."""
+        """Find the descendants of every rank. A process stays with its rank even if it gets another parent."""
         by_parent: dict[int, list[int]] | None = None
         mains = {pid for pid, _ in self._ranks}
         for (main_pid, _), rank in self._ranks.items():
@@ -257,14 +257,14 @@ class ProcessCollector:
                         by_parent = children_by_parent(self._proc_root)
                     children = by_parent.get(pid, [])
                 for child in children:
-                    # A rank that another rank started is counted for itself.
+                    # A rank that was started by another rank is counted separately.
                     if child not in seen and child not in mains:
                         seen.add(child)
                         self._take(rank, child, pid)
                         queue.append(child)
 
     def _take(self, rank: _Rank, pid: int, parent: int | None) -> None:
-        """Make the process one of the rank's, unless it has ended or its number has passed to another process."""
+        """Add the process to the rank, unless it has ended or its pid belongs to another process now."""
         try:
             process = KeptProcess(self._proc_root, pid, self._budget)
         except OSError:

@@ -1,7 +1,7 @@
-"""The columns of ranks' steps: which ranks have series, and how often that may change. Pure: time is an argument.
+"""Columns of the ranks' steps, with a limit on how often they may change. Pure: time is an argument.
 
-Each change of the columns is a new layout for the whole node, which every subscriber receives and every exposition is
-written anew for. So each tenant may change its own ranks only so often; what it changes beyond that shows later.
+Each change of the columns is a new layout for the whole node, which is sent to every subscriber and makes every
+exposition be rendered from scratch. So the rate of changes is limited per tenant, and further changes are delayed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from agent.sources.steps.step_messages import Place
 from agent.sources.steps.tenants import Allowance, Tenant
 
 CHANGES_BURST, CHANGES_PER_SECOND = 8, 0.2
-"""Changes of one tenant's ranks, and of their places, that show at once, and on average. A job that starts makes three
-or four: its ranks come within a few samples, and tell their places later."""
+"""Limit on changes of one tenant's ranks and of their positions: burst and average rate. A starting job makes three or
+four changes: its ranks register within a few samples and report their positions later."""
 
 REFUSED = "gangwatch_step_reporters_refused_total"
 
@@ -34,10 +34,10 @@ RANK_COUNTERS = (
 )
 
 OWN_COUNTERS = len(REFUSAL_REASONS) + len(RECORD_COUNTERS)
-"""Counters of the agent itself, which come first; one gauge does."""
+"""Number of the agent's own counters, which precede those of the ranks, as one gauge does."""
 
 Standing = tuple[tuple[Member, Place], ...]
-"""A tenant's ranks that have series, and where they say that they stand."""
+"""Ranks of a tenant that have series, with their positions in the job's parallel layout."""
 
 
 def _order(rank: tuple[Member, Place]) -> tuple[str, int, int]:
@@ -46,7 +46,7 @@ def _order(rank: tuple[Member, Place]) -> tuple[str, int, int]:
 
 
 class StepColumns:
-    """The block of the step collector: a new one where a tenant's ranks have changed."""
+    """The block of the step collector. It is replaced when a tenant's ranks change."""
 
     def __init__(self) -> None:
         self.block = Block()
@@ -56,7 +56,7 @@ class StepColumns:
         self._changes: dict[Tenant, Allowance] = {}
 
     def follow(self, wanted: Mapping[Tenant, Iterable[tuple[Member, Place]]], now: float) -> None:
-        """Have series for these ranks, as far as each tenant may change its own now (monotonic seconds)."""
+        """Update the columns to these ranks, within the change limit of each tenant. now: monotonic seconds."""
         before = self._standing or {}
         standing: dict[Tenant, Standing] = {}
         for tenant in dict.fromkeys((*before, *wanted)):
@@ -76,7 +76,7 @@ class StepColumns:
             self._lay_out(sorted((one for ranks in standing.values() for one in ranks), key=_order))
 
     def _lay_out(self, ranks: Sequence[tuple[Member, Place]]) -> None:
-        """A block with the agent's own columns first, then each rank's, then where those stand that said so."""
+        """Make a block: the agent's own columns, then those of each rank, then the known positions of ranks."""
         gauges = [Column("gangwatch_step_reporters")]
         counters = [Column(REFUSED, (("reason", reason),)) for reason in REFUSAL_REASONS]
         counters.extend(Column(name) for name in RECORD_COUNTERS)
@@ -86,8 +86,8 @@ class StepColumns:
             gauges.append(Column("gangwatch_rank_step", labels))
             counters.extend(Column(name, labels) for name in RANK_COUNTERS)
             if place != Place():
-                told = msgspec.structs.asdict(place).items()
-                words = {name: "" if index is None else str(index) for name, index in told}
+                indices = msgspec.structs.asdict(place).items()
+                words = {name: "" if index is None else str(index) for name, index in indices}
                 places.append(Column("gangwatch_rank_place_info", tuple(sorted((dict(labels) | words).items()))))
         self.block = Block(gauges + places, counters)
         self.members = tuple(member for member, _ in ranks)
@@ -99,8 +99,11 @@ class StepColumns:
         own: Sequence[int],
         ranks: Mapping[Member, tuple[int | None, Sequence[int | None]]],
     ) -> Block:
-        """The block with these values. own: OWN_COUNTERS of them. ranks: newest step and values of RANK_COUNTERS of
-        each rank, None where not known; a rank that has columns and is not among them is absent."""
+        """Fill the block and return it.
+
+        own: the OWN_COUNTERS values. ranks: newest step and values of RANK_COUNTERS of each rank, None if not known.
+        The values of other ranks with columns are absent.
+        """
         block = self.block
         block.clear()
         block.set_gauge(0, reporters)

@@ -1,7 +1,7 @@
-"""Steps of training processes: who registered, how far each rank is, and what it is inside of right now.
+"""Collector of training steps: registered processes, progress of each rank, and its open step or collective.
 
-The socket's thread admits reporters by what the machine attests of them; the collector reads their rings and folds
-each rank's records into counters, step records, and the step or collective that is open.
+The thread of the step socket admits reporters by their attested identity. The collector reads their rings and folds the
+records of each rank into counters, step records, and the open step or collective.
 """
 
 from __future__ import annotations
@@ -28,43 +28,44 @@ from agent.sources.steps.tenants import Quotas, Tenant, fair_shares
 _log = logging.getLogger(__name__)
 
 READING_SHARE = 0.07
-"""Of its interval, what a run may use of a processor to read rings. The runner slows a collector that takes a tenth:
-a tenant that floods its rings must not cost the others half of their samples (agent/runner.py, PROCESSOR_SHARE)."""
+"""Share of its interval that a run may use as CPU time to read rings. The runner doubles the interval of a collector
+that uses a tenth (agent/runner.py, PROCESSOR_SHARE): a tenant that floods its rings must not cause that."""
 
 FEWEST_RECORDS, MOST_RECORDS = 2048, 65536
-"""Records that one run looks at over all rings, however long one takes."""
+"""Minimum and maximum number of records that one run reads from all rings, whatever a record costs."""
 
 FIRST_RECORD_NS = 2000.0
-"""What a record is taken to cost until one has been measured: twice what it cost on the slowest machine seen."""
+"""Assumed cost of a record before the first measurement: twice the cost on the slowest machine measured."""
 
 PIECE_RECORDS = 512
-"""Records of one ring that are in the agent's memory at once, 150 kB, and that are folded without a pause."""
+"""Records of one ring that are read and folded at once without a pause; they take 150 kB of memory."""
 
 PAUSE_SECONDS = 0.0002
-"""After each piece but the first of a run: long enough for a thread that waits for the interpreter to have it. One that
-serves a scrape would else wait for 5 ms each time that it needs it (sys.getswitchinterval)."""
+"""Pause before each piece but the first of a run, so that other threads can take the interpreter lock. A thread that
+serves a scrape would otherwise wait for 5 ms each time it needs the lock (sys.getswitchinterval)."""
 
 OTHERS_RECORDS = 512
-"""Of a frame's MAX_RECORDS, what is left to other collectors."""
+"""Part of a frame's MAX_RECORDS that is reserved for other collectors."""
 
 LINGER_NS = 5_000_000_000
-"""Columns of a rank that has gone stay for so long: a subscriber at 1 Hz, or one that reconnects, sees their end."""
+"""Time for which the columns of a rank stay after its end, so that a subscriber at 1 Hz or after a reconnect receives
+the last values."""
 
 ATTEST_SECONDS = 2.0
-"""A process that claims a gang and that nothing attests is asked about again for so long: its shim may be about to
-write its rank file, and a rank under a made-up name is worse than one that is registered two seconds late."""
+"""Time for which attestation of a process that claims a gang is retried. Its shim may be about to write the rank file,
+and a rank under an unattested name is worse than a rank that registers two seconds late."""
 
 MAX_OPEN_COLLECTIVES = 256
 MAX_STEPS_IN_FLIGHT = 64
-"""Bounds on what one rank may have begun and not ended; the oldest is forgotten."""
+"""Maximum number of open collectives and steps of one rank; the oldest is dropped."""
 
 MAX_REMEMBERED_REFUSALS = 256
 
 LOG_AGAIN_NS = 600_000_000_000
-"""A tenant's refusals for one reason are logged once in ten minutes; each is counted."""
+"""Refusals of a tenant for one reason are logged once in ten minutes. Each refusal is counted."""
 
 ATTESTED = ("pod-", "slurm-")
-"""Names of gangs that only a control group gives begin so: who claims one must be of it."""
+"""Prefixes of gang names that come only from control groups. A process that claims such a name must belong to it."""
 
 _NAME_MARKS = " !#$%&()*+,-./:;=?@[]^_{|}~"
 
@@ -72,10 +73,10 @@ _WRAP = 2**64 - 1
 
 
 class Progress:
-    """One rank's records, folded (pure).
+    """Progress of one rank, folded from its records. Pure.
 
-    Times are of the host's monotonic clock, totals in nanoseconds. Records stamped before `since_ns` only say what the
-    rank is inside of: they were counted by the agent that ran before this one, or by none.
+    Times are those of the host's monotonic clock, totals in nanoseconds. Records from before `since_ns` only update the
+    open step and collectives, and are not counted: a previous agent may have counted them.
     """
 
     def __init__(self, member: Member, since_ns: int) -> None:
@@ -97,7 +98,7 @@ class Progress:
         self._entered_in: OrderedDict[int, int] = OrderedDict()
 
     def fold(self, record: RingRecord) -> StepRecord | None:
-        """Take one record; gives the step that it finishes."""
+        """Fold one record and return the step that it finishes, if any."""
         counted = record.time_ns >= self._since_ns
         if record.kind == STEP_BEGUN:
             self._begins = True
@@ -121,7 +122,7 @@ class Progress:
         return None
 
     def _finish(self, record: RingRecord, counted: bool) -> StepRecord | None:
-        # Where steps are timed on a GPU, the end of one is told after the next has begun.
+        # If steps are timed on a GPU, the end of a step is reported after the next has begun.
         if self._open_step is not None and self._open_step[0] == record.number:
             self._open_step = None
         collectives = self._entered_in.pop(record.number, 0)
@@ -147,7 +148,7 @@ class Progress:
         )
 
     def inside(self) -> list[OpenRecord]:
-        """What is open: at most one step, and of the collectives the one that was entered first."""
+        """Return the open records: at most one step, and the collective that was entered first."""
         found: list[OpenRecord] = []
         if self._open_step is not None:
             found.append(OpenRecord(self.member, "step", *self._open_step))
@@ -157,7 +158,7 @@ class Progress:
         return found
 
     def totals(self) -> tuple[int | None, ...]:
-        """Values of RANK_COUNTERS, None where the rank's newest step did not tell it. They wrap at 2^64."""
+        """Return the values of RANK_COUNTERS, None if the newest step did not report them. They wrap at 2^64."""
         return (
             self.steps & _WRAP,
             self.step_ns & _WRAP,
@@ -169,49 +170,50 @@ class Progress:
 
 
 def judge(claim: Claim, identity: Identity) -> Member:
-    """The member that a process is whom the machine attests; the claim fills in what is not attested.
+    """Return the rank of an attested process. Values that are not attested come from the claim.
 
-    Raises ReporterError where the claim contradicts what is attested, and where neither tells the rank.
+    Raise ReporterError if the claim contradicts the attested identity, or if neither contains the rank.
     """
     gang = claim.gang
     if identity.source == "slurm" and gang is not None and gang.isdecimal():
-        gang = f"slurm-{gang}"  # SLURM_JOB_ID; the attested name may also have the step
+        gang = f"slurm-{gang}"  # SLURM_JOB_ID; the attested name may also contain the step
         agrees = identity.gang == gang or identity.gang.startswith(f"{gang}.")
     elif identity.source == "local" or (gang is not None and gang.startswith(ATTESTED)):
         agrees = gang is None or gang == identity.gang
     else:
-        # A pod's uid is nothing that a process in it would claim: what it calls itself is of no account.
+        # A process in a pod does not know the pod's uid: ignore its claimed name.
         agrees = True
     if not agrees:
-        raise ReporterError(f"claims gang {claim.gang}, and is of {identity.gang}", "identity")
+        raise ReporterError(f"claims gang {claim.gang}, but belongs to {identity.gang}", "identity")
     for word, claimed, attested in (
         ("attempt", claim.attempt, identity.attempt),
         ("rank", claim.rank, identity.rank),
     ):
         if claimed is not None and attested is not None and claimed != attested:
-            raise ReporterError(f"claims {word} {claimed} of {identity.gang}, and is {word} {attested}", "identity")
+            raise ReporterError(f"claims {word} {claimed} of {identity.gang}, but is {word} {attested}", "identity")
     rank = identity.rank if identity.rank is not None else claim.rank
     if rank is None:
-        raise ReporterError(f"of {identity.gang}, and nothing tells which rank: set RANK", "identity")
+        raise ReporterError(f"belongs to {identity.gang}, but its rank is unknown: set RANK", "identity")
     attempt = identity.attempt if identity.attempt is not None else claim.attempt
     return Member(identity.gang, attempt or 0, rank)
 
 
 def usable_name(name: str, most: int) -> str:
-    """The name that an unattested process gives to its gang, which becomes a label and part of pages and logs.
+    """Return the gang name of an unattested process, which becomes a label and appears on pages and in logs.
 
-    Raises ReporterError where it is longer than `most` characters, or has others than letters and digits of any script
-    and ``_NAME_MARKS``: no characters without width, none that turn the text around, no spaces at the ends.
+    Raise ReporterError if it is longer than `most` characters, or has characters other than letters and digits of any
+    script and ``_NAME_MARKS``. This excludes zero-width and bidirectional control characters. Spaces at the ends are
+    refused too.
     """
     if len(name) > most:
         raise ReporterError(
-            f"a gang's name of {len(name)} characters; {most} are allowed (step_quotas.name_length): shorten "
+            f"the gang name has {len(name)} characters, at most {most} are allowed (step_quotas.name_length): shorten "
             "GANGWATCH_JOB",
             "name",
         )
     if not all(unicodedata.category(one)[0] in "LMN" or one in _NAME_MARKS for one in name) or name != name.strip():
         raise ReporterError(
-            f"the gang's name {name!a} has characters other than letters, digits and {_NAME_MARKS!r}: change "
+            f"the gang name {name!a} has characters other than letters, digits and {_NAME_MARKS!r}: change "
             "GANGWATCH_JOB",
             "name",
         )
@@ -219,9 +221,9 @@ def usable_name(name: str, most: int) -> str:
 
 
 class StepCollector:
-    """The collector of step rings; listens on `socket_path` from its making until ``close``.
+    """Collector of step rings. It listens on `socket_path` from its construction until ``close``.
 
-    Raises SourceError where the socket's path cannot be used, or another living agent listens there.
+    Raise SourceError if the socket's path cannot be used or another live agent listens there.
     """
 
     name = "steps"
@@ -237,7 +239,7 @@ class StepCollector:
         pods: str | None = None,
         quotas: Quotas | None = None,
     ) -> None:
-        """pods: the kubelet's folder of them; None: none have doors. quotas: what each tenant may use."""
+        """pods: the kubelet's folder of pods, None for no pod sockets. quotas: limits of each tenant."""
         self.interval_seconds = interval_seconds
         self._attribution = attribution
         self._clock = clock or SystemClock()
@@ -248,22 +250,22 @@ class StepCollector:
         self._gone_ns: dict[Member, int] = {}
         self._unread: dict[Registered, int] = {}
         self._record_ns = FIRST_RECORD_NS
-        self._pieces = 0  # of this run
+        self._pieces = 0  # pieces read in this run
         self._malformed = 0
         self._lost = 0
         self._remembered: OrderedDict[tuple[Peer, str], None] = OrderedDict()
         self._logged_ns: OrderedDict[tuple[Tenant, str], int] = OrderedDict()
-        self._lock = threading.Lock()  # over _records and _inside: never held while anything is read
+        self._lock = threading.Lock()  # guards _records and _inside; never held during a read
         self._records: dict[Tenant, deque[StepRecord]] = {}
         self._events: deque[EventRecord] = deque(maxlen=MAX_REMEMBERED_REFUSALS)
         self._inside: list[OpenRecord] = []
         self._columns = StepColumns()
-        doors = None if pods is None else PodDoors(pods)
+        pod_sockets = None if pods is None else PodDoors(pods)
         self._socket = StepSocket(
             socket_path,
             self._admit,
             message_seconds,
-            doors,
+            pod_sockets,
             self._quotas,
             attribution.tenant_of_peer,
             self._confirm,
@@ -271,21 +273,21 @@ class StepCollector:
 
     @property
     def idle(self) -> bool:
-        """Whether no rank has reported."""
+        """True if no rank has reported."""
         return not self._progress
 
     def collect(self) -> Block:
-        """Read every ring once. The block is a new one where a rank has come or gone."""
+        """Read every ring once. Return a new block if a rank was added or removed."""
         registered = self._socket.registered()
-        # Whether one has closed is asked before the reading, so that nothing is written after the last one.
+        # Check for closed reporters before reading, so that the last read of a ring gets all of its records.
         closed = {reporter for reporter in registered if reporter.closed}
         living = {reporter.member for reporter in registered if reporter not in closed}
         for reporter in registered:
             self._follow(reporter, registered)
         began_ns = time.thread_time_ns()
-        looked_at = self._read_all(registered, closed)
-        self._learn_cost(looked_at, time.thread_time_ns() - began_ns)
-        self._let_go(living, self._clock.monotonic_ns())
+        records_read = self._read_all(registered, closed)
+        self._learn_cost(records_read, time.thread_time_ns() - began_ns)
+        self._forget_ended(living, self._clock.monotonic_ns())
         events = self._refusals(self._clock.monotonic_ns())
         inside = [
             open_record
@@ -300,7 +302,7 @@ class StepCollector:
         return self._fill(len(living))
 
     def take_records(self) -> list[Record]:
-        """Finished steps and refusals since the last call, and what each rank was inside of at the newest reading."""
+        """Return finished steps and refusals since the last call, and the open records of the last run."""
         with self._lock:
             taken: list[Record] = [record for records in self._records.values() for record in records]
             taken.extend(self._events)
@@ -311,20 +313,20 @@ class StepCollector:
         return taken
 
     def close(self) -> None:
-        """Stop listening. Reporters keep their rings, and look for the agent that comes next."""
+        """Stop listening. Reporters keep their rings and reconnect to the next agent."""
         self._socket.close()
 
     # --- registrations (the socket's thread) ---
 
     def _admit(self, peer: Peer, claim: Claim, waited_seconds: float) -> Admission | None:
-        """Whose the process is; None while its rank file may still be on its way. Raises ReporterError."""
-        # The kernel's word was given when the process connected. Where that one has ended since, another may have got
-        # its number, and must not be taken for the one that holds the other end.
+        """Return the rank and tenant of a process, or None to retry later. Raise ReporterError to refuse it."""
+        # The kernel reports the pid of the process that connected. If that process has ended, its pid may belong to
+        # another process, which must not be mistaken for it.
         began_ns = self._attribution.started_ns(peer.pid)
         connected_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - round(waited_seconds * 1e9)
         if began_ns is not None and began_ns > connected_ns + TICK_NS:
             raise ReporterError(
-                f"process {peer.pid} began after it connected: the one that connected has ended", "identity"
+                f"process {peer.pid} started after the connection: the process that connected has ended", "identity"
             )
         elsewhere = self._attribution.elsewhere(peer.pid)
         if elsewhere is not None:
@@ -334,13 +336,13 @@ class StepCollector:
             return Admission(judge(claim, identity), identity.tenant())
         if claim.gang is not None and waited_seconds < ATTEST_SECONDS:
             return None
-        # Nothing attests it: it may report, under a name that no attested gang can have.
+        # An unattested process may report, under a name that no attested gang can have.
         name = str(peer.pid) if claim.gang is None else usable_name(claim.gang, self._quotas.name_length)
         member = Member(f"uid-{peer.uid}/{name}", claim.attempt or 0, claim.rank or 0)
         return Admission(member, self._attribution.user_of_peer(peer))
 
     def _confirm(self, registered: Registered) -> None:
-        """A reporter is registered: where no file says so, its process is the rank that it reports."""
+        """Record the rank of a registered reporter for attested processes without a rank file."""
         member = registered.member
         if registered.tenant.attested:
             self._attribution.register(member.gang, member.attempt, member.rank, registered.peer.pid)
@@ -348,7 +350,7 @@ class StepCollector:
     # --- one run ---
 
     def _follow(self, reporter: Registered, registered: list[Registered]) -> None:
-        """Have a place for what the reporter's ring tells. Of a tenant's ranks that have gone, the oldest make room."""
+        """Create the reporter's progress. At the tenant's limit, drop its oldest ended ranks."""
         member, tenant = reporter.member, reporter.tenant
         progress = self._progress.get(member)
         if progress is None:
@@ -362,20 +364,21 @@ class StepCollector:
         progress.place = reporter.place
 
     def _read_all(self, registered: list[Registered], closed: set[Registered]) -> int:
-        """Fold what is new in the rings, as far as a run's budget goes; returns how many records it has looked at.
+        """Fold new records of the rings within the budget of a run. Return the number of records read.
 
-        Tenants share the budget, and the rings of each share its part: who writes little gets all of it read.
+        The budget is shared fairly among tenants, and each part among the tenant's rings. Rings with few records are
+        read completely.
         """
         fresh: dict[Tenant, list[tuple[Registered, int]]] = {}
         for reporter in registered:
             wanted = reporter.ring.fresh()
             if reporter in closed:
-                # Its writer may go on for ever: no more is read than the ring could hold when the connection closed.
+                # The writer may continue forever: read at most one full ring after the connection closed.
                 wanted = min(wanted, self._unread.setdefault(reporter, reporter.ring.slots))
             if wanted:
                 fresh.setdefault(reporter.tenant, []).append((reporter, wanted))
             elif reporter in closed:
-                self._let_ring_go(reporter)
+                self._forget_ring(reporter)
         self._pieces = 0
         tenants = list(fresh)
         parts = fair_shares([sum(wanted for _, wanted in fresh[tenant]) for tenant in tenants], self._budget())
@@ -386,20 +389,20 @@ class StepCollector:
                 if reporter in closed:
                     self._unread[reporter] -= share
                     if share == wanted:
-                        self._let_ring_go(reporter)
+                        self._forget_ring(reporter)
         return sum(parts)
 
     def _budget(self) -> int:
-        """How many records a run may look at, by what one has cost lately."""
+        """Return the maximum number of records for a run, from the recent cost of a record."""
         affordable = READING_SHARE * self.interval_seconds * 1e9 / self._record_ns
         return int(min(max(affordable, FEWEST_RECORDS), MOST_RECORDS))
 
     def _learn_cost(self, records: int, processor_ns: int) -> None:
-        """Take a run into account that was long enough to tell what a record costs."""
+        """Update the cost of a record from a run with enough records."""
         if records >= FEWEST_RECORDS // 2:
             self._record_ns += (processor_ns / records - self._record_ns) / 4
 
-    def _let_ring_go(self, reporter: Registered) -> None:
+    def _forget_ring(self, reporter: Registered) -> None:
         self._unread.pop(reporter, None)
         self._socket.forget(reporter)
 
@@ -427,7 +430,7 @@ class StepCollector:
         self._lost += ring.lost - lost
 
     def _keep_within(self, most: int) -> None:
-        """Drop the oldest records of the tenants that have most of them. The lock is held."""
+        """Drop the oldest records of the tenants with the most records. The caller holds the lock."""
         kept = list(self._records.values())
         for records, share in zip(kept, fair_shares([len(records) for records in kept], max(0, most)), strict=True):
             self._drop_oldest(records, share)
@@ -437,8 +440,8 @@ class StepCollector:
             records.popleft()
             self._lost += 1
 
-    def _let_go(self, living: set[Member], now_ns: int) -> None:
-        """Forget ranks that have been gone for LINGER_NS."""
+    def _forget_ended(self, living: set[Member], now_ns: int) -> None:
+        """Remove ranks that ended LINGER_NS ago."""
         for member in list(self._progress):
             if member in living:
                 self._gone_ns.pop(member, None)
@@ -458,13 +461,13 @@ class StepCollector:
         if len(self._logged_ns) > MAX_REMEMBERED_REFUSALS:
             self._logged_ns.popitem(last=False)
         _log.warning(
-            "step reporter refused: tenant=%s reason=%s process=%d uid=%d: %s (more of this tenant for this reason are "
-            "counted in %s only)",
+            "step reporter refused: tenant=%s reason=%s process=%d uid=%d: %s (further refusals of this tenant and "
+            "reason are only counted in %s)",
             *(refusal.tenant, refusal.label, *refusal.peer, refusal.reason, REFUSED),
         )
 
     def _refusals(self, now_ns: int) -> list[EventRecord]:
-        """An event for each new refusal; a client that tries again and again makes one."""
+        """Return one event for each new refusal. Repeated attempts of one client make one event."""
         events: list[EventRecord] = []
         while self._socket.refusals:
             refusal = self._socket.refusals.popleft()
