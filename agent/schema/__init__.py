@@ -1,1 +1,1 @@
-"""The words that every room shares: metrics, frames, records, errors, clocks. Standard library, numpy, msgspec."""
+"""Data types shared by all packages: metrics, frames, records, errors, clocks. Needs only numpy and msgspec."""

@@ -1,6 +1,6 @@
-"""When a certificate ends, read from its PEM file. Pure; no cryptography: nothing is verified here, only told.
+"""Parser of the validity period in a PEM certificate file. Pure, without cryptography: it verifies nothing.
 
-X.509 (RFC 5280 section 4.1) in DER (X.690): of a certificate's first field the fifth or sixth field, its validity. A
+X.509 (RFC 5280 section 4.1) in DER (X.690): the validity is the fourth or fifth field of a certificate's first field. A
 library for it would cost the agent a fifth of its memory.
 """
 
@@ -18,60 +18,60 @@ _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----",
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
 MOST_BYTES = 1 << 20
-"""Of a file of certificates; a chain of a few takes ten thousand."""
+"""Maximum size of a certificate file; a chain of a few certificates has about 10 kB."""
 
 
 def validity(pem: bytes) -> tuple[float, float]:
-    """Begin and end of the first certificate in a PEM file, in seconds since the epoch.
+    """Return begin and end of validity of the first certificate in a PEM file, in seconds since the epoch.
 
-    Raises ConfigError for what is no certificate.
+    Raise ConfigError if the file has no valid certificate.
     """
     found = _PEM.search(pem[:MOST_BYTES])
     if found is None:
-        raise ConfigError("no certificate in PEM")
+        raise ConfigError("no PEM certificate")
     try:
         der = base64.b64decode(b"".join(found[1].split()), validate=True)
         certificate = _content(der, _SEQUENCE)
         fields = list(_fields(_content(certificate, _SEQUENCE)))
-        # An optional version, then serial number, algorithm, issuer, validity.
+        # Fields: an optional version, serial number, algorithm, issuer, validity.
         at = 4 if fields[0][0] == _VERSION else 3
         tag, body = fields[at]
         times = list(_fields(body))
         if tag != _SEQUENCE or len(times) != 2:
-            raise ValueError("no validity where it should stand")
+            raise ValueError("no validity at its position")
         return _seconds(*times[0]), _seconds(*times[1])
     except (ValueError, IndexError, binascii.Error) as error:
-        raise ConfigError(f"a certificate that can't be read: {error}") from None
+        raise ConfigError(f"the certificate cannot be parsed: {error}") from None
 
 
 def _content(data: bytes, wanted: int) -> bytes:
     tag, body = next(_fields(data), (0, b""))
     if tag != wanted:
-        raise ValueError(f"a field of the kind {tag:#x}, not {wanted:#x}")
+        raise ValueError(f"field with tag {tag:#x}, expected {wanted:#x}")
     return body
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each field, in order. Raises ValueError where one is longer than what it is in."""
+    """Yield tag and content of each field. Raise ValueError if a field is longer than its container."""
     at = 0
     while at < len(data):
         tag, length, at = data[at], data[at + 1], at + 2
         if length & 0x80:
             count = length & 0x7F
             if not 1 <= count <= 4:
-                raise ValueError("a length of no form that DER has")
+                raise ValueError("invalid DER length")
             length, at = int.from_bytes(data[at : at + count], "big"), at + count
         if at + length > len(data):
-            raise ValueError("it is cut off")
+            raise ValueError("the data is truncated")
         yield tag, data[at : at + length]
         at += length
 
 
 def _seconds(tag: int, text: bytes) -> float:
-    """Of a UTCTime (YYMMDDHHMMSSZ; before 2050) or GeneralizedTime (YYYYMMDDHHMMSSZ)."""
+    """Convert a UTCTime (YYMMDDHHMMSSZ; before 2050) or GeneralizedTime (YYYYMMDDHHMMSSZ) to seconds."""
     if tag not in (_UTC_TIME, _GENERALIZED_TIME):
-        raise ValueError(f"a time of the kind {tag:#x}")
-    told = text.decode("ascii")
+        raise ValueError(f"time with unknown tag {tag:#x}")
+    time = text.decode("ascii")
     if tag == _UTC_TIME:
-        told = ("19" if told[:2] >= "50" else "20") + told  # RFC 5280 section 4.1.2.5.1
-    return datetime.strptime(told, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        time = ("19" if time[:2] >= "50" else "20") + time  # RFC 5280 section 4.1.2.5.1
+    return datetime.strptime(time, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()

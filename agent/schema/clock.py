@@ -1,7 +1,6 @@
-"""Two clocks, named apart: monotonic for rates and ages, wall for labels and plans.
+"""Monotonic clock for rates and ages, and wall clock for labels and schedules.
 
-Code that decides takes instants as arguments; code at the edge takes a ``Clock``, so that tests and simulation bring
-their own.
+Decision code takes times as arguments. Other code takes a ``Clock``, which tests and the simulation replace.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of both times, in integer nanoseconds."""
+    """Source of monotonic and wall time, in integer nanoseconds."""
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since an arbitrary start of this boot; never falls. Same clock for every process of a host."""
+        """Return nanoseconds since an arbitrary time of this boot. Never decreases; the same for all host processes."""
         ...
 
     def wall_ns(self) -> int:
-        """Nanoseconds since the Unix epoch; may step either way."""
+        """Return nanoseconds since the Unix epoch. May jump forward or back."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks (CLOCK_MONOTONIC and CLOCK_REALTIME, clock_gettime(2))."""
+    """The machine's clocks (CLOCK_MONOTONIC and CLOCK_REALTIME, clock_gettime(2))."""
 
     __slots__ = ()
 
@@ -35,7 +34,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; both times start where the caller says."""
+    """Clock that moves only by ``advance``; both start times are parameters."""
 
     __slots__ = ("_monotonic_ns", "_wall_ns")
 
@@ -50,8 +49,8 @@ class ManualClock:
         return self._wall_ns
 
     def advance(self, seconds: float) -> None:
-        """Move both times forward. Raises ValueError for a negative distance."""
+        """Move both times forward. Raise ValueError for a negative duration."""
         if seconds < 0:
-            raise ValueError(f"a clock is not moved back: {seconds} s")
+            raise ValueError(f"cannot move a clock back: {seconds} s")
         self._monotonic_ns += round(seconds * 1e9)
         self._wall_ns += round(seconds * 1e9)

@@ -1,56 +1,56 @@
-"""The error tree.
+"""Exception hierarchy.
 
 ::
 
-    GangwatchError                 everything of ours; its text names what is wrong and where
-    ├── ConfigError                a configuration file or a command-line value
-    ├── FrameError                 bytes that are no frame, layout or record of ours
-    │   └── VersionError           a wire version that this build does not speak
-    ├── SourceError                the machine did not give what was asked (a file, a driver call)
-    │   └── UnsupportedError       ... and never will on this machine: do not ask again
-    ├── ReporterError              what a training process sent over the step socket or wrote in its ring
-    ├── SubmissionError            a job that cannot be accepted as it stands
-    ├── StoreError                 the journal could not be written or read
-    │   └── NewerStoreError        a newer release wrote it, and only that one can read it
-    ├── TraceError                 a job trace or topology file that is not what it was said to be
-    ├── DashboardError             a dashboard or rule that names what nobody publishes, or can't be built
-    ├── StateFolderBusyError       another controller or supervisor holds the state folder
-    └── BackendError               the execution backend could not do or tell something
+    GangwatchError                 base class; the message names the problem and its location
+    ├── ConfigError                invalid configuration file or command-line value
+    ├── FrameError                 bytes that are not a frame, layout or record
+    │   └── VersionError           wire version that this build does not support
+    ├── SourceError                failed read of a file or driver call
+    │   └── UnsupportedError       ... that will never succeed on this machine: do not retry
+    ├── ReporterError              invalid message on the step socket, or invalid ring
+    ├── SubmissionError            job that cannot be accepted
+    ├── StoreError                 failed write or read of the journal
+    │   └── NewerStoreError        journal of a newer release, which only that release can read
+    ├── TraceError                 invalid job trace or topology file
+    ├── DashboardError             dashboard or rule that cannot be built, or names an unknown metric
+    ├── StateFolderBusyError       state folder in use by another controller or supervisor
+    └── BackendError               failed action or query of the execution backend
 
-What the outside does wrong becomes one of these or a failure metric. Bugs are not wrapped: they propagate.
+Errors of the environment become one of these or a failure metric. Bugs are not wrapped: they propagate.
 """
 
 from __future__ import annotations
 
 
 class GangwatchError(Exception):
-    """Root of the tree. The message is written for the operator who reads it."""
+    """Base class of all errors. The message is written for operators."""
 
 
 class ConfigError(GangwatchError):
-    """A configuration value is unknown, missing or wrong; names file, key and reason."""
+    """Unknown, missing or invalid configuration value. The message names file, key and reason."""
 
 
 class FrameError(GangwatchError):
-    """A message is no frame, layout or record of ours; names the field."""
+    """Message that is not a valid frame, layout or record. The message names the field."""
 
 
 class VersionError(FrameError):
-    """A message is of a wire version that is not this build's or its neighbour."""
+    """Message of a wire version that differs from this build's by more than one."""
 
 
 class SourceError(GangwatchError):
-    """The machine did not give what was asked; names the file or call."""
+    """Failed read of a file or driver call, which the message names."""
 
 
 class UnsupportedError(SourceError):
-    """This machine never gives what was asked (no such file, no such hardware): asking again is pointless."""
+    """Read that can never succeed on this machine (no such file, no such hardware): do not retry."""
 
 
 class ReporterError(GangwatchError):
-    """A training process registered, sent or wrote something that the agent refuses.
+    """Registration, message or ring of a training process that the agent refuses.
 
-    reason: one of REFUSAL_REASONS, the label under which the refusal is counted.
+    reason: one of REFUSAL_REASONS, the label value of the refusal counter.
     """
 
     def __init__(self, message: str, reason: str = "malformed") -> None:
@@ -59,42 +59,42 @@ class ReporterError(GangwatchError):
 
 
 REFUSAL_REASONS = (
-    "malformed",  # no message of ours: its length, its JSON, its fields, its version
-    "ring",  # the descriptor is no sealed ring of a permitted size
-    "descriptors",  # more descriptors than one, or too many open
-    "timeout",  # connected, and sent no whole message in time
-    "identity",  # claims to be whom the machine says that it is not
-    "name",  # a name too long or with characters that no label may have
-    "quota",  # the tenant has as many reporters or connections as it may have
+    "malformed",  # invalid message: length, JSON, fields or version
+    "ring",  # the descriptor is not a sealed ring of a permitted size
+    "descriptors",  # more than one descriptor, or too many open
+    "timeout",  # connected without sending a complete message in time
+    "identity",  # claims an identity that contradicts the attested one
+    "name",  # name too long or with characters that are not allowed in labels
+    "quota",  # the tenant is at its limit of reporters or connections
     "rate",  # the tenant registers too often
-    "full",  # the node has no slot left for this kind of reporter
+    "full",  # the node has no free slot for this kind of reporter
 )
-"""Why registrations are refused: all values of the label `reason`."""
+"""Reasons of refused registrations: all values of the label `reason`."""
 
 
 class SubmissionError(GangwatchError):
-    """A job cannot be accepted; says what would be."""
+    """Job that cannot be accepted. The message says what would be accepted."""
 
 
 class StoreError(GangwatchError):
-    """The journal could not be written or read; what was to be recorded has not happened."""
+    """Failed write or read of the journal. The event of a failed write has not taken effect."""
 
 
 class NewerStoreError(StoreError):
-    """The journal contains what only a newer release can read; names that release. Nothing was changed."""
+    """Journal that only a newer release can read, which the message names. Nothing was changed."""
 
 
 class TraceError(GangwatchError):
-    """A file of jobs, nodes or faults for a simulation can't be read; names file, line and column."""
+    """Unreadable file of jobs, nodes or faults for a simulation. The message names file, line and column."""
 
 
 class DashboardError(GangwatchError):
-    """A dashboard or rule cannot be built; names it, and what in it is wrong."""
+    """Dashboard or rule that cannot be built. The message names it and the reason."""
 
 
 class StateFolderBusyError(GangwatchError):
-    """Another process holds this state folder; names it."""
+    """State folder in use by another process, which the message names."""
 
 
 class BackendError(GangwatchError):
-    """The backend could not carry out or observe something; names the action or job."""
+    """Failed action or query of the backend. The message names the action or job."""

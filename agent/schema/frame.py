@@ -1,12 +1,12 @@
-"""Layout, Frame, and records; their wire form is in ``agent.schema.wire``.
+"""Layouts, frames and records. Their wire form is in ``agent.schema.wire``.
 
-A ``Frame`` is everything one agent knows at one moment: two arrays of numbers and a bounded list of records. What the
-numbers mean stands in a ``Layout``, which travels only when it changes; the frame carries its id. Counters are integers
-(a float64 is no longer exact to the byte after 5.6 h at 450 GB/s) and each column says its width, so that a wrap can be
-told from a reset. Absent is NaN for a gauge and a cleared validity bit for a counter; it is never zero.
+A ``Frame`` contains all values of an agent at one time: arrays of gauges and counters, and a bounded list of records. A
+``Layout`` describes the columns and is sent only when it changes; the frame contains its id. Counters are integers,
+since a float64 is not exact to the byte after 5.6 h at 450 GB/s. Each column has a width, so that readers can
+distinguish a wrap from a reset. An absent value is NaN for a gauge, a cleared validity bit for a counter, never zero.
 
-Every tier (a collector at one interval) has its own sample time: a ten-second counter in a one-second frame must
-not give the rates 0, 0, ..., 10x.
+Every tier (a collector with its interval) has its own sample time. Otherwise a ten-second counter in one-second frames
+would give the rates 0, 0, ..., 10x.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from agent.schema.errors import FrameError
 
 MAX_RECORDS = 4096
-"""Most records in one frame; what does not fit is dropped oldest first, and the gap shows in ``record_seq``."""
+"""Maximum records in one frame. The oldest are dropped, which leaves a gap in ``record_seq``."""
 
 GaugeArray = npt.NDArray[np.float64]
 CounterArray = npt.NDArray[np.uint64]
@@ -36,27 +36,26 @@ TimeArray = npt.NDArray[np.int64]
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=False, gc=False):
-    """One series of a node: a metric of the catalogue and the labels that single it out.
-
-    ``labels`` are sorted pairs without ``node``; ``tier`` is the index into ``Layout.tiers``; ``width`` is a
-    counter's width in bits (32 or 64) and has no meaning for a gauge.
-    """
+    """One series of a node: a metric of the catalogue and its labels."""
 
     metric: str
     labels: tuple[tuple[str, str], ...] = ()
+    """Sorted pairs without ``node``."""
     tier: int = 0
+    """Index into ``Layout.tiers``."""
     width: int = 64
+    """Width of a counter in bits, 32 or 64; meaningless for a gauge."""
 
 
 class Tier(msgspec.Struct, frozen=True, gc=False):
-    """A collector at one interval: its columns are sampled together and share one sample time."""
+    """A collector with its interval. Its columns are sampled together and share one sample time."""
 
     name: str
     interval_seconds: float
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """What the columns of a frame mean. ``layout_id`` is the digest of the rest: equal content, equal id."""
+    """Description of a frame's columns. ``layout_id`` is the digest of the content: equal content has an equal id."""
 
     layout_id: str
     node: str
@@ -66,19 +65,19 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """How many tiers, gauges and counters a frame has."""
+        """Number of tiers, gauges and counters of a frame."""
         return len(self.tiers), len(self.gauges), len(self.counters)
 
     def whole(self) -> Layout:
-        """Itself."""
+        """Return the layout itself."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """A layout put away: what frames are checked against, and the rest as compressed bytes.
+    """Compressed layout, with the fields that are needed to check frames.
 
-    Of a node of eight GPUs it takes 4 kB where the layout takes 150; a reader of 10,000 nodes needs each layout once.
+    For a node of eight GPUs it takes 4 kB instead of 150. A reader of 10,000 nodes needs each full layout only once.
     """
 
     layout_id: str
@@ -87,7 +86,7 @@ class PackedLayout:
     packed: bytes
 
     def whole(self) -> Layout:
-        """The layout itself."""
+        """Return the uncompressed layout."""
         return msgspec.msgpack.decode(zlib.decompress(self.packed), type=Layout)
 
 
@@ -95,13 +94,13 @@ AnyLayout = Layout | PackedLayout
 
 
 def pack(layout: Layout) -> PackedLayout:
-    """Put a layout away."""
+    """Compress a layout."""
     packed = zlib.compress(msgspec.msgpack.encode(layout), 3)
     return PackedLayout(layout.layout_id, layout.node, layout.sizes, packed)
 
 
 def make_layout(node: str, tiers: Iterable[Tier], gauges: Iterable[Column], counters: Iterable[Column]) -> Layout:
-    """Build a layout and derive its id (16 hexadecimal digits of BLAKE2b over its content)."""
+    """Make a layout and compute its id (16 hexadecimal digits of BLAKE2b over its content)."""
     body = (node, tuple(tiers), tuple(gauges), tuple(counters))
     digest = hashlib.blake2b(msgspec.msgpack.encode(body), digest_size=8).hexdigest()
     return Layout(digest, *body)
@@ -111,7 +110,7 @@ def make_layout(node: str, tiers: Iterable[Tier], gauges: Iterable[Column], coun
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One rank of one attempt of a gang: whose step, entry or exit a record tells of."""
+    """One rank of one attempt of a gang, to which a record belongs."""
 
     gang: str
     attempt: int
@@ -119,40 +118,41 @@ class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepRecord(msgspec.Struct, frozen=True, tag="step", gc=False):
-    """A finished training step of one rank.
-
-    ``start_ns`` is the host's monotonic clock; ``wait_ns`` is the time spent waiting in collectives, None where the
-    reporter could not measure it (unknown is not zero); ``tokens`` and ``squares`` (the sum of the squared lengths of
-    its sequences) None where not reported; ``collectives`` the number of collectives entered during the step.
-    """
+    """Finished training step of one rank."""
 
     member: Member
     step: int
     start_ns: int
+    """Host's monotonic clock."""
     duration_ns: int
     wait_ns: int | None = None
+    """Time spent waiting in collectives; None if the reporter could not measure it (unknown is not zero)."""
     tokens: int | None = None
+    """None if not reported."""
     collectives: int = 0
+    """Collectives entered during the step."""
     squares: int | None = None
+    """Sum of the squared lengths of the step's sequences; None if not reported."""
 
 
 class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
-    """What a rank is inside of at the frame's time: a step begun and not ended, or a collective entered and not left.
+    """Open step or collective of a rank at the frame's time.
 
-    One a rank and kind and frame, so that a rank that never arrives is seen while it hangs. ``number`` is the step's
-    or the collective's number, ``since_ns`` its beginning on the host's monotonic clock.
+    Each frame has at most one per rank and kind, so that a hang is visible while it lasts.
     """
 
     member: Member
     what: Literal["step", "collective"]
     number: int
+    """Number of the step or collective."""
     since_ns: int
+    """Its start on the host's monotonic clock."""
 
 
 class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):
-    """Something that happened once and is no column: an XID, a link change, a refused reporter.
+    """Single event, such as an XID, a link change or a refused reporter.
 
-    ``kind`` is a word of the catalogue's event list, ``entity`` names the device or rank it happened to.
+    ``kind`` is the type of the event, ``entity`` the affected device, rank or process.
     """
 
     kind: str
@@ -168,42 +168,42 @@ Record = StepRecord | OpenRecord | EventRecord
 
 
 class Frame(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Everything an agent knows at one moment.
-
-    seq: rises by one a frame from 1 at the agent's start; (boot_id, agent_id, seq) is unique.
-    boot_id: the host's /proc/sys/kernel/random/boot_id: nodes with one boot_id share one machine and one clock.
-    agent_id: changes with every start of the agent.
-    wall_ns, monotonic_ns: when the frame was put together.
-    tier_ns: int64 [tiers], monotonic sample time of each tier, 0 where it has never succeeded.
-    gauges: float64 [gauge columns], NaN where absent.
-    counters: uint64 [counter columns]; counters_valid: bool [counter columns], False where absent.
-    record_seq: sequence number of the first record; a reader that saw up to n expects n + 1.
-    """
+    """All values of an agent at one time."""
 
     node: str
     boot_id: str
+    """The host's /proc/sys/kernel/random/boot_id. Nodes with the same boot_id share one machine and one clock."""
     agent_id: str
+    """Changes with every start of the agent."""
     seq: int
+    """Starts at 1 with the agent and increases by 1 per frame; (boot_id, agent_id, seq) is unique."""
     layout_id: str
     wall_ns: int
+    """Time at which the frame was assembled."""
     monotonic_ns: int
+    """The same time by the monotonic clock."""
     tier_ns: TimeArray
+    """int64 [tiers], monotonic sample time of each tier; 0 if it has never succeeded."""
     gauges: GaugeArray
+    """float64 [gauge columns], NaN if absent."""
     counters: CounterArray
+    """uint64 [counter columns]."""
     counters_valid: ValidArray
+    """bool [counter columns], False if absent."""
     record_seq: int = 0
+    """Sequence number of the first record. A reader that has received up to n expects n + 1."""
     records: tuple[Record, ...] = ()
 
 
 def check_fits(layout: AnyLayout, frame: Frame) -> None:
     """Raise FrameError unless the frame's arrays have the layout's lengths and the frame names this layout."""
     if frame.layout_id != layout.layout_id:
-        raise FrameError(f"frame {frame.seq} of {frame.node}: layout {frame.layout_id}, not {layout.layout_id}")
+        raise FrameError(f"frame {frame.seq} of {frame.node}: layout {frame.layout_id}, expected {layout.layout_id}")
     sizes = len(frame.tier_ns), len(frame.gauges), len(frame.counters)
     if sizes != layout.sizes:
         for field, have, want in zip(("tier_ns", "gauges", "counters"), sizes, layout.sizes, strict=True):
             if have != want:
-                raise FrameError(f"frame {frame.seq} of {frame.node}: {have} {field}, its layout has {want}")
+                raise FrameError(f"frame {frame.seq} of {frame.node}: {have} {field}, expected {want} by its layout")
 
 
 # --- selection -------------------------------------------------------------------------------------------------------
@@ -211,20 +211,18 @@ def check_fits(layout: AnyLayout, frame: Frame) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The columns that a subscriber asked for, prepared for one layout.
-
-    counter_starts: where counters are summed, the place in `counter_index` at which the parts of each sum begin; None
-    where nothing is summed. tier_index: the tiers that the selected columns are of; None for all.
-    """
+    """Columns requested by a subscriber, prepared for one layout."""
 
     layout: Layout
     gauge_index: npt.NDArray[np.intp]
     counter_index: npt.NDArray[np.intp]
     counter_starts: npt.NDArray[np.intp] | None = None
+    """Start of the parts of each sum in `counter_index`, if counters are summed; otherwise None."""
     tier_index: npt.NDArray[np.intp] | None = None
+    """Tiers of the selected columns; None for all."""
 
     def apply(self, frame: Frame) -> Frame:
-        """The frame with only the selected columns; records stay whole. A sum of which a part is absent is absent."""
+        """Return the frame with the selected columns and all records. A sum with an absent part is absent."""
         counters, valid = frame.counters[self.counter_index], frame.counters_valid[self.counter_index]
         if self.counter_starts is not None and len(counters):
             counters = np.add.reduceat(counters, self.counter_starts)
@@ -247,7 +245,7 @@ class Selection:
 
 
 def select(layout: Layout, metrics: Sequence[str]) -> Selection:
-    """Prepare a selection by metric name; a name ending in ``*`` selects by prefix. No names select everything."""
+    """Make a selection by metric name. A name ending in ``*`` selects by prefix. An empty list selects everything."""
 
     def wanted(name: str) -> bool:
         return not metrics or any(

@@ -1,7 +1,7 @@
-"""How near a GPU and a NIC are: by the PCI bridges between them, and by the NUMA nodes that they hang on. Pure.
+"""Distance between GPUs and NICs, from the PCI bridges between them and their NUMA nodes. Pure.
 
-A device's place is its path below /sys/devices: a host bridge (pci0000:15), then bridges, then the device itself. Two
-devices are as near as what their paths share is far down. The words are those of ``nvidia-smi topo -m``.
+The position of a device is its path below /sys/devices: a host bridge (pci0000:15), bridges, and the device. The longer
+the common prefix of two paths, the nearer the devices. The terms are those of ``nvidia-smi topo -m``.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from enum import IntEnum
 
 
 class Distance(IntEnum):
-    """From the nearest to the farthest; what crosses the processors' link is slowest."""
+    """Distance classes, nearest first. Traffic over the link between processors is slowest."""
 
     PIX = 1  # at most one PCIe switch between them
     PXB = 2  # several PCIe switches, no host bridge
     PHB = 3  # the host bridge of a NUMA node
     NODE = 4  # several host bridges of one NUMA node
-    SYS = 5  # the link between NUMA nodes, or nobody knows
+    SYS = 5  # the link between NUMA nodes, or unknown
 
 
 _HOST_BRIDGE = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
 
 BELOW_ONE_SWITCH = 2
-"""Components that a device is below what it shares where one switch lies between: the switch's port, and itself."""
+"""Path components below the shared bridge if one switch is between the devices: the switch's port and the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """A device and its place. path: components from the host bridge to the device. numa_node: None where unknown."""
+    """A PCI device. path: components from the host bridge to the device. numa_node: None if unknown."""
 
     address: str
     path: tuple[str, ...]
@@ -38,7 +38,7 @@ class PciDevice:
 
 
 def path_of(real_path: str) -> tuple[str, ...]:
-    """The components from the host bridge on of a device's real path in sysfs; empty where there is no host bridge."""
+    """Return the components from the host bridge on of a real path in sysfs; empty without a host bridge."""
     components = real_path.split("/")
     for position, component in enumerate(components):
         if _HOST_BRIDGE.match(component):
@@ -47,7 +47,7 @@ def path_of(real_path: str) -> tuple[str, ...]:
 
 
 def distance(one: PciDevice, other: PciDevice) -> Distance:
-    """How near the two are. Devices without a place in the PCI hierarchy, or on unknown NUMA nodes, are SYS."""
+    """Return the distance of two devices; SYS if a PCI path or NUMA node is unknown."""
     shared = 0
     for left, right in zip(one.path, other.path, strict=False):
         if left != right:
@@ -63,16 +63,16 @@ def distance(one: PciDevice, other: PciDevice) -> Distance:
 
 
 def switch_of(device: PciDevice) -> str:
-    """Address of the PCIe switch (its upstream port) that the device hangs below; empty where there is none.
+    """Return the address of the upstream port of the device's PCIe switch; empty if there is none.
 
-    Between a root port and the device a switch shows as two bridges; of several switches the nearest counts.
+    A switch appears as two bridges between a root port and the device. Of several switches the nearest is returned.
     """
     return device.path[-1 - BELOW_ONE_SWITCH] if len(device.path) > 2 + BELOW_ONE_SWITCH else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """A GPU and the NIC beside it. number: the rail's, counted by the NICs' addresses from 0."""
+    """A GPU and its nearest NIC. number: rail number from 0, in the order of NIC addresses."""
 
     gpu: PciDevice
     nic: PciDevice
@@ -81,9 +81,9 @@ class Rail:
 
 
 def rails(gpus: Sequence[PciDevice], nics: Sequence[PciDevice]) -> tuple[Rail, ...]:
-    """Each GPU's NIC, in the order of the GPUs' addresses: the nearest, and of those equally near the least taken.
+    """Assign a NIC to each GPU in the order of GPU addresses: the nearest, then the one with the fewest GPUs.
 
-    NICs that no GPU gets, for storage as a rule, are on no rail. Without a NIC there is none.
+    NICs without a GPU, which are usually for storage, have no rail. Without NICs the result is empty.
     """
     if not nics:
         return ()

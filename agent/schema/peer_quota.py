@@ -1,8 +1,8 @@
-"""Places that peers share: connections and streams, of which no peer may take so many that others find none. Pure.
+"""Fair sharing of a limited number of places, such as connections and streams, among peers. Pure.
 
-The rule is max-min fairness. A peer that asks for less than its share gets it; where all places are taken, the peer
-with the most gives one up to a peer with fewer. What it gives up is what is worth the least: a connection that has
-said nothing yet before one that is being answered, and of equals the oldest.
+The rule is max-min fairness. A peer that requests less than its share gets it. If all places are taken, the peer with
+the most places loses one to a peer with fewer. It loses its least valuable place: an idle connection before one with a
+request in progress, and the oldest of equals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Holder = TypeVar("_Holder", bound=Hashable)
 
 
 class NoPlaceError(GangwatchError):
-    """All places are taken by holders that are worth as much."""
+    """All places are taken by holders of equal or higher worth."""
 
 
 @dataclass(slots=True)
@@ -28,12 +28,12 @@ class _Place:
 
 
 class Places(Generic[_Holder]):
-    """Which peer holds which places. Not locked: the owner calls it from one thread, or under a lock of its own."""
+    """Places and their holders by peer. Not thread-safe: call it from one thread or under a lock."""
 
     def __init__(self, most: int, most_each: int, *, worth_own: int = 0, worth_others: int = 0, least_s: float = 0.0):
-        """most: places in all. most_each: of one peer. worth_own, worth_others: the most that a place may be worth that
-        makes room for another of the same peer, or of another peer. least_s: seconds that a holder keeps its place
-        before it has to make room."""
+        """most: total number of places. most_each: maximum per peer. worth_own, worth_others: maximum worth of a place
+        that is taken away for the same peer, or for another peer. least_s: minimum time in seconds that a holder keeps
+        its place."""
         self.most = most
         self.most_each = most_each
         self._worth_own = worth_own
@@ -52,24 +52,24 @@ class Places(Generic[_Holder]):
         return holder in self._places
 
     def held(self, peer: str) -> int:
-        """How many places the peer holds."""
+        """Return the number of places that the peer holds."""
         return len(self._of_peer.get(peer, ()))
 
     def peers(self) -> int:
-        """How many peers hold a place."""
+        """Return the number of peers that hold a place."""
         return len(self._of_peer)
 
     def take(self, peer: str, holder: _Holder, now_s: float, worth: int = 0) -> _Holder | None:
-        """Give the holder a place; the holder that had to make room for it, or None.
+        """Give the holder a place, and return the holder that lost its place for it, or None.
 
-        now_s: monotonic seconds. Raises NoPlaceError where none can be had.
+        now_s: monotonic seconds. Raise NoPlaceError if no place is available.
         """
         displaced: _Holder | None = None
         own = self.held(peer)
         if own >= self.most_each:
             displaced = self._least(peer, self._worth_own, now_s)
             if displaced is None:
-                raise NoPlaceError(f"{own} are open already from where this comes")
+                raise NoPlaceError(f"this peer already has {own} open")
         elif len(self._places) >= self.most:
             most, largest = max((len(holders), name) for name, holders in self._of_peer.items())
             if most > own + 1:
@@ -77,7 +77,7 @@ class Places(Generic[_Holder]):
             if displaced is None and own:
                 displaced = self._least(peer, self._worth_own, now_s)
             if displaced is None:
-                raise NoPlaceError(f"{len(self._places)} are open already")
+                raise NoPlaceError(f"all {len(self._places)} places are taken")
         if displaced is not None:
             self.drop(displaced)
         self._places[holder] = _Place(peer, now_s, worth)
@@ -85,8 +85,7 @@ class Places(Generic[_Holder]):
         return displaced
 
     def value(self, holder: _Holder, worth: int) -> None:
-        """Say what the holder's place is worth from now on. Of those that are worth as much, the one of which that was
-        said the longest ago makes room first."""
+        """Set the worth of the holder's place. Of places with equal worth, the one set longest ago is lost first."""
         place = self._places.get(holder)
         if place is not None and place.worth != worth:
             place.worth = worth
@@ -95,7 +94,7 @@ class Places(Generic[_Holder]):
             holders[holder] = None
 
     def drop(self, holder: _Holder) -> None:
-        """The holder needs its place no longer; nothing where it had none."""
+        """Free the holder's place, if it has one."""
         place = self._places.pop(holder, None)
         if place is not None:
             holders = self._of_peer[place.peer]
@@ -104,9 +103,9 @@ class Places(Generic[_Holder]):
                 del self._of_peer[place.peer]
 
     def least(self, now_s: float, idle: int) -> _Holder | None:
-        """The holder that would make room for another peer's: of the peer with the most; None where none would.
+        """Return the holder that would lose its place to another peer, or None. It is one of the largest peer.
 
-        idle: what a place is worth at most that also the only one of its peer gives up.
+        idle: maximum worth of a place that a peer loses even if it is its only one.
         """
         if not self._of_peer:
             return None
@@ -114,10 +113,10 @@ class Places(Generic[_Holder]):
         return self._least(largest, self._worth_others if most > 1 else idle, now_s)
 
     def _least(self, peer: str, most_worth: int, now_s: float) -> _Holder | None:
-        """Of the peer's holders the one to make room, the oldest of those that are worth the least; None: none has."""
+        """Return the oldest of the peer's least valuable holders, or None if all must keep their places."""
         found: _Holder | None = None
         least = most_worth + 1
-        for holder in self._of_peer.get(peer, ()):  # in the order in which they came, or changed their worth
+        for holder in self._of_peer.get(peer, ()):  # in the order of arrival or of the last change of worth
             place = self._places[holder]
             if place.worth < least and now_s - place.since_s >= self._least_s:
                 found, least = holder, place.worth

@@ -1,4 +1,4 @@
-"""What the kernel says of a process, as the numbers of ``gangwatch_rank_process_state`` (proc_pid_stat(5), field 3)."""
+"""Process states, as the values of ``gangwatch_rank_process_state`` (proc_pid_stat(5), field 3)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from enum import IntEnum
 
 
 class ProcessState(IntEnum):
-    """Of a rank: its worst process's. A higher number is not worse; the numbers are stable and part of the metric."""
+    """State of a rank's processes. The numbers are not a severity; they are part of the metric and do not change."""
 
     GONE = 0  # the main process has ended
-    RUNNING = 1  # runs, is runnable, or sleeps and can be woken
-    UNINTERRUPTIBLE = 2  # D: waits in the kernel, for a disk as a rule, and no signal reaches it
+    RUNNING = 1  # running, runnable or in interruptible sleep
+    UNINTERRUPTIBLE = 2  # D: waits in the kernel, usually for a disk, and does not receive signals
     STOPPED = 3  # T: stopped by a signal (SIGSTOP)
     TRACED = 4  # t: stopped by a debugger
     ZOMBIE = 5  # Z: the main process has ended, and its parent has not waited for it
 
 
 OF_LETTER = {"D": ProcessState.UNINTERRUPTIBLE, "T": ProcessState.STOPPED, "t": ProcessState.TRACED}
-"""Letters of field 3 that stand for more than RUNNING, of a process that has not ended."""
+"""Letters of field 3 that mean another state than RUNNING, for a process that has not ended."""

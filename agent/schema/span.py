@@ -1,4 +1,4 @@
-"""Spans: what took how long, and what led to it, in the words of OpenTelemetry's data model.
+"""Spans of traces, in the terms of OpenTelemetry's data model.
 
 https://opentelemetry.io/docs/specs/otel/trace/api/: a trace is a tree of spans; a link points into another trace.
 """
@@ -12,7 +12,7 @@ Attributes = tuple[tuple[str, str | int | float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Another trace's span that this one waited for, or follows from. trace_id: 16 bytes; span_id: 8."""
+    """Reference to a span of another trace that caused this one. trace_id: 16 bytes; span_id: 8."""
 
     trace_id: bytes
     span_id: bytes
@@ -21,7 +21,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class SpanEvent:
-    """Something that happened at one instant of a span."""
+    """Event at one time of a span."""
 
     wall_ns: int
     name: str
@@ -30,7 +30,7 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span that has ended. parent_id: b'' for a trace's root. failed: in words, '' where it did not fail."""
+    """Finished span. parent_id: b'' for the root of a trace. failed: error text, '' on success."""
 
     trace_id: bytes
     span_id: bytes

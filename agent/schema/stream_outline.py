@@ -1,8 +1,8 @@
-"""Outline: what the messages of one stream have in common, so that the next need not be taken apart word by word.
+"""Outline of a stream's messages, which makes decoding of similar messages fast.
 
-An agent's frames differ in their numbers: names, lengths and most of the head stand at the same places second after
-second. Such a message is cut at the known places in one call, and the bytes between are compared with those of the
-message before. Whatever is not as before is no message of this outline, and is read like one never seen.
+Consecutive frames of an agent differ in their numbers only; names, lengths and most of the header are at the same
+offsets. Such a message is split at the known offsets in one call, and the constant bytes are compared with those of the
+previous message. A message that differs in a constant part does not match and is decoded in full.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 import msgspec
 
 _encode = msgspec.msgpack.Encoder().encode
-_struct = lru_cache(1024)(struct.Struct)  # thousands of streams are cut at the same places
+_struct = lru_cache(1024)(struct.Struct)  # thousands of streams share the same offsets
 
 _INTEGERS = {0: "B", 1: "B", 2: "H", 4: "I", 8: "Q"}
-"""Bytes that follow a number's type -> how struct reads them; none follow a number that is its own type's byte."""
+"""Number of bytes after the type byte of an integer -> struct format; 0 if the type byte is the integer itself."""
 
 _MOST_ALONE = 0x7F
-"""Largest number that is written without a type before it (msgpack specification, positive fixint)."""
+"""Largest integer that is encoded without a type byte (msgpack specification, positive fixint)."""
 
 
 class Outline:
-    """One way of writing a map. size: bytes before the value of its last key, of which nothing is said."""
+    """Outline of an encoded map. size: bytes before the value of the last key, which may be anything."""
 
     __slots__ = ("_alone", "_cut", "_fixed", "size")
 
@@ -36,7 +36,7 @@ class Outline:
         self.size = self._cut.size
 
     def read(self, message: bytes) -> tuple[Any, ...] | None:
-        """What may differ, in its order; None for a message that differs in more."""
+        """Return the varying values in order; None if the message differs in a constant part."""
         if len(message) < self.size:
             return None
         parts = self._cut.unpack_from(message)
@@ -50,10 +50,10 @@ class Outline:
 
 
 def outline(message: bytes, keys: Sequence[str], values: Sequence[object], varying: frozenset[str]) -> Outline | None:
-    """The outline of a map with these keys and values, of which those of `varying` (numbers and byte strings) may
-    differ from message to message; None where one of these numbers is negative.
+    """Return the outline of a map with these keys and values; None if a varying number is negative.
 
-    The message is what msgspec makes of them: whoever wrote it otherwise has no outline.
+    varying: keys whose values (numbers and byte strings) may differ between messages. message: the map as encoded by
+    msgspec. A map that was encoded differently has no outline.
     """
     form, alone, place = [">"], [], 0
     at, begun = 1 if len(keys) < 16 else 3, 0

@@ -1,8 +1,8 @@
-"""The wire form of layouts and frames.
+"""Wire format of layouts and frames.
 
-A message is a msgpack map ``{"v": version, "k": "layout" | "frame", ...}``, arrays as little-endian bytes; on a stream
-each message follows its length as four bytes, big-endian. A reader takes its own version and the neighbouring ones,
-whose unknown fields it ignores.
+A message is a msgpack map ``{"v": version, "k": "layout" | "frame", ...}`` with arrays as little-endian bytes. On a
+stream, each message follows its length as four bytes, big-endian. A reader accepts its own version, one older and one
+newer, and ignores unknown fields of the other versions.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record, make_layout
 from agent.schema.stream_outline import Outline, outline
 
 WIRE_VERSION = 1
-"""Version of the wire form that this build writes."""
+"""Version of the wire format that this build writes."""
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""A longer message is refused unread: 100,000 columns of 9 bytes with their records stay far below it."""
+"""Maximum message length. A longer message is refused unread; 100,000 columns of 9 bytes with records are far below."""
 
 
 class _WireFrame(msgspec.Struct):
@@ -43,7 +43,7 @@ class _WireFrame(msgspec.Struct):
 
 
 class _ReadFrame(_WireFrame):
-    """A frame as it is read: the records apart, since they often are what they were a frame ago."""
+    """Frame with undecoded records, since they are often identical to those of the previous frame."""
 
     records: msgspec.Raw  # type: ignore[assignment]
 
@@ -63,7 +63,7 @@ _FIELDS = _WireFrame.__struct_fields__
 _VARYING = frozenset(
     ("seq", "wall_ns", "monotonic_ns", "tier_ns", "gauges", "counters", "counters_valid", "record_seq")
 )
-"""What differs from frame to frame, before the records."""
+"""Fields before the records that differ between frames."""
 
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(_ReadFrame)
@@ -75,12 +75,12 @@ _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode_layout(layout: Layout) -> bytes:
-    """The wire form of a layout (one message, without its length prefix)."""
+    """Encode a layout as one message without its length prefix."""
     return _encoder.encode(_WireLayout(WIRE_VERSION, "layout", layout))
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The wire form of a frame (one message, without its length prefix)."""
+    """Encode a frame as one message without its length prefix."""
     return _encoder.encode(
         _WireFrame(
             WIRE_VERSION,
@@ -103,18 +103,21 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 def decode(message: bytes) -> Layout | Frame:
-    """The layout or frame in one message.
+    """Decode the layout or frame in one message.
 
-    Raises VersionError for a wire version that is neither ours nor a neighbour's, FrameError (naming the field) for
-    anything else that is not a message of ours.
+    Raise VersionError for a wire version that differs by more than one, and FrameError (naming the field) for anything
+    else that is not a valid message.
     """
     return Decoder().decode(message)
 
 
 class Decoder:
-    """Reads the messages of one stream. Records that are, byte for byte, those of the frame before are the same
-    objects: what ranks are inside of changes a few times a step, and is told each second. Arrays can't be written to:
-    they are the message's own bytes, or the frame's before."""
+    """Decoder of the messages of one stream.
+
+    If the bytes of the records equal those of the previous frame, the same objects are returned: open steps and
+    collectives change a few times per step, but are sent every second. Arrays are read-only, since they share the bytes
+    of the message or are those of the previous frame.
+    """
 
     __slots__ = ("_frame_before", "_outline", "_raw_records", "_records", "_valid", "_valid_bits")
 
@@ -127,9 +130,9 @@ class Decoder:
         self._frame_before: tuple[str, str, str, str] = ("", "", "", "")
 
     def decode(self, message: bytes) -> Layout | Frame:
-        """As the function ``decode``."""
+        """Decode one message, as the function ``decode`` does."""
         if self._outline is not None and (parts := self._outline.read(message)) is not None:
-            return self._as_before(message[self._outline.size :], *parts)  # what nearly every message is
+            return self._as_before(message[self._outline.size :], *parts)  # the common case
         self._outline = None
         try:
             wire = _frame_decoder.decode(message)
@@ -155,7 +158,7 @@ class Decoder:
         counters_valid: bytes,
         record_seq: int,
     ) -> Frame:
-        """A frame whose names and lengths are those of the one before."""
+        """Make a frame with the names and lengths of the previous one."""
         node, boot_id, agent_id, layout_id = self._frame_before
         if raw_records != self._raw_records:
             self._read_records(raw_records)
@@ -181,11 +184,11 @@ class Decoder:
         try:
             envelope = _envelope_decoder.decode(message)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise FrameError(f"not a message of ours ({len(message)} bytes): {error}") from None
+            raise FrameError(f"not a gangwatch message ({len(message)} bytes): {error}") from None
         if abs(envelope.v - WIRE_VERSION) > 1:
             raise VersionError(
-                f"wire version {envelope.v}; this build speaks {WIRE_VERSION} and its neighbours: "
-                "upgrade the older side one minor version at a time"
+                f"wire version {envelope.v} is not supported: this build supports {WIRE_VERSION - 1} to "
+                f"{WIRE_VERSION + 1}: upgrade the older side one minor version at a time"
             )
         try:
             if envelope.k == "layout":
@@ -205,12 +208,11 @@ class Decoder:
             records = self._records
         else:
             records, missing = _of_neighbour(raw)
-            # Their numbers then no longer say which is which, so record_seq counts from the first that is kept: a
-            # reader sees the missing ones as a gap, which they are.
+            # The dropped records may be anywhere, so record_seq is advanced by their number: a reader sees a gap.
             record_seq += missing
         count = len(wire.counters) // 8
         if len(wire.counters_valid) != (count + 7) // 8:
-            raise FrameError(f"counters_valid: {len(wire.counters_valid)} bytes for {count} counters")
+            raise FrameError(f"counters_valid: {len(wire.counters_valid)} bytes do not match {count} counters")
         if wire.counters_valid != self._valid_bits or count != len(self._valid):
             self._read_valid(wire.counters_valid, count)
         return Frame(
@@ -249,12 +251,12 @@ _I8, _F8, _U8 = np.dtype("<i8"), np.dtype("<f8"), np.dtype("<u8")
 
 def _array(raw: bytes, dtype: np.dtype[Any], field: str) -> npt.NDArray[Any]:
     if len(raw) % 8:
-        raise FrameError(f"{field}: {len(raw)} bytes are no whole number of 8-byte values")
+        raise FrameError(f"{field}: {len(raw)} bytes, expected a multiple of 8")
     return np.frombuffer(raw, dtype)
 
 
 def _of_neighbour(raw: bytes) -> tuple[tuple[Record, ...], int]:
-    """Of another version's records those that this version knows, and how many it doesn't."""
+    """Return the records of another version that this version can decode, and the number of the others."""
     every = _raw_records_decoder.decode(raw)
     if len(every) > MAX_RECORDS:
         raise FrameError(f"records: {len(every)}, at most {MAX_RECORDS}")
@@ -274,22 +276,22 @@ def _checked_layout(layout: Layout, version: int) -> Layout:
                 raise FrameError(f"layout {kind}[{index}] {column.metric}: tier {column.tier} of {len(layout.tiers)}")
             if column.width not in (32, 64):
                 raise FrameError(f"layout {kind}[{index}] {column.metric}: width {column.width}, expected 32 or 64")
-    # Another version's digest is over fields that are not known here.
+    # The digest of another version includes unknown fields and cannot be checked.
     digest = make_layout(layout.node, layout.tiers, layout.gauges, layout.counters).layout_id
     if version == WIRE_VERSION and digest != layout.layout_id:
-        raise FrameError(f"layout {layout.layout_id}: its id is not the digest of its content")
+        raise FrameError(f"layout {layout.layout_id}: the id is not the digest of the content")
     return layout
 
 
 def with_length(message: bytes) -> bytes:
-    """The message as it stands on a stream: its length in four bytes, big-endian, then itself."""
+    """Return the message with its length prefix of four bytes, big-endian."""
     return len(message).to_bytes(4, "big") + message
 
 
 class MessageSplitter:
-    """Cuts a byte stream into messages. Feed it what arrives; it gives what is complete.
+    """Splitter of a byte stream into messages.
 
-    Raises FrameError for a length over `most_bytes`: the stream cannot be resynchronised after that.
+    ``feed`` raises FrameError for a length over `most_bytes`. The stream cannot be resynchronised afterwards.
     """
 
     __slots__ = ("_buffer", "_most_bytes")
@@ -300,11 +302,11 @@ class MessageSplitter:
 
     @property
     def pending(self) -> bool:
-        """Whether a part of a message has come."""
+        """True if an incomplete message is buffered."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """All messages that `data` completes, in order."""
+        """Add received bytes and return all messages that are now complete, in order."""
         self._buffer += data
         messages: list[bytes] = []
         start = 0

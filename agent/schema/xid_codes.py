@@ -1,9 +1,9 @@
-"""XIDs: the driver's numbered reports of what went wrong on a GPU, what each means, and what NVIDIA says to do first.
+"""Table of XIDs, the driver's numbered GPU errors, with meaning and NVIDIA's first action.
 
 Codes, names and actions are those of NVIDIA's catalogue for Ampere and newer
 (https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, columns Code, Mnemonic and Resolution Bucket
-(Immediate Action)); the meanings are ours. Codes that the catalogue calls unused are not in the table. Where the
-catalogue gives no bucket the action is empty: nobody has said what to do, which is not the same as nothing.
+(Immediate Action)). The meanings are by gangwatch. Codes that the catalogue calls unused are not in the table. If the
+catalogue has no bucket, the action is empty: the action is unknown, which does not mean that none is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Xid(NamedTuple):
-    """One row. action: NVIDIA's bucket, '' where it names none; meaning: one line for the operator."""
+    """One XID. action: NVIDIA's bucket, '' if there is none; meaning: one line for the operator."""
 
     code: int
     name: str
@@ -145,9 +145,9 @@ _ROWS = (
 )  # fmt: skip
 
 XIDS: dict[int, Xid] = {row.code: row for row in _ROWS}
-"""The table by code."""
+"""XIDs by code."""
 
 
 def describe(code: int) -> Xid:
-    """What is known of the code; one that is not in the catalogue has an empty action."""
+    """Return the XID of the code. A code that is not in the catalogue has an empty action."""
     return XIDS.get(code) or Xid(code, f"XID_{code}", "Not in NVIDIA's public catalogue", "")

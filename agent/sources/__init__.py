@@ -1,1 +1,1 @@
-"""All that touches the machine: files under /proc and /sys, the driver's library, rings. Roots are parameters."""
+"""Access to the machine: files under /proc and /sys, the driver's library, rings. Root paths are parameters."""

@@ -1,8 +1,8 @@
-"""Many kernel files of one number each, read together into an array.
+"""Reader of many kernel files with one number each into an array.
 
-The descriptors are kept where the files are read every second: a pread costs a fifth of open, read and close. Each file
-fails for itself: one that has no number for us is remembered and left alone for a while, because asking a device for
-what it has not got may cost a firmware command and a line in the kernel's log each time.
+Files that are read every second stay open: a pread costs a fifth of open, read and close. Each file fails separately. A
+file without a number is skipped for some time, because reading an unsupported value may cost a firmware command and a
+line in the kernel log each time.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ import os
 from collections.abc import Sequence
 
 _MOST_BYTES = 32
-"""2^64 - 1 has 20 digits; a line end follows."""
+"""Size of one read. 2^64 - 1 has 20 digits, followed by a line end."""
 
 _NO_ANSWER = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO, errno.EACCES, errno.EPERM})
-"""What a file that will not answer the next time either says. Others (ENODEV, ENOENT) say that the device is gone: it
-may be back at the next run, and asking costs a failed open."""
+"""Errors of files that will also fail at the next run. Other errors (ENODEV, ENOENT) mean that the device was removed:
+it may be back at the next run, and a retry costs only a failed open."""
 
 
 def parse_number(data: bytes) -> int:
-    """A file of one decimal number. Raises ValueError for anything else ('N/A (no PMA)' is what some say)."""
+    """Parse a file with one decimal number. Raise ValueError for anything else, such as 'N/A (no PMA)'."""
     digits = data.strip()
-    # int() alone would take signs, underscores and other scripts' digits, none of which a kernel writes.
+    # int() accepts signs, underscores and digits of other scripts, which the kernel does not write.
     if not digits.isdigit():
-        raise ValueError(f"{data[:_MOST_BYTES]!r} is no number")
+        raise ValueError(f"{data[:_MOST_BYTES]!r} is not a number")
     return int(digits)
 
 
 def _error(data: bytes) -> OSError | ValueError:
-    """What a reading without a number means: an empty one that the file is going, any other that it has none."""
+    """Return the error for content without a number. Empty content means that the device is being removed."""
     return ValueError("no number") if data else OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
 
 class CounterFiles:
-    """Reads files into consecutive cells.
+    """Files that are read into consecutive cells.
 
-    keep: hold the descriptors. A slow tier does not: a node with 16 NICs has a thousand of its files, and a process
-    may have 1,024 descriptors. retry_runs: for how many runs a file that gives no number is left alone.
-    first: files that are read before the others at every run, and whose values are not wanted.
+    keep: keep the descriptors open. The slow tier does not: a node with 16 NICs has a thousand such files, and a
+    process may have only 1,024 descriptors. retry_runs: number of runs for which a file without a number is skipped.
+    first: files that are read before the others at every run, and whose values are ignored.
     """
 
     __slots__ = ("_descriptors", "_first", "_keep", "_paths", "_retry_runs", "_skips", "_texts")
@@ -56,10 +56,10 @@ class CounterFiles:
         return len(self._paths)
 
     def read_into(self, cells: memoryview, valid: memoryview) -> int:
-        """Set cells[i] for each file i that gives a number, and valid[i] to whether it does. Returns how many do.
+        """Set cells[i] to the number in file i, and valid[i] to whether there is one. Return the count of valid files.
 
-        cells: format 'L' or 'Q', at least as long as there are files. valid: format '?'. The same
-        cells at every call: what a file said the last time is not written again.
+        cells: format 'L' or 'Q', at least one cell per file. valid: format '?'. Pass the same cells at every call,
+        since unchanged values are not written again.
         """
         for path in self._first:
             self._read_once(path)
@@ -72,10 +72,10 @@ class CounterFiles:
                 continue
             try:
                 data = pread(descriptor, _MOST_BYTES, 0)
-                if data == texts[index]:  # most counters count errors, of which there was none
+                if data == texts[index]:  # the common case: most counters are of errors and do not change
                     valid[index] = True
                     good += 1
-                elif data.strip().isdigit():  # parse_number, without the call
+                elif data.strip().isdigit():  # parse_number, inlined
                     cells[index] = int(data)
                     valid[index] = True
                     texts[index] = data
@@ -89,11 +89,11 @@ class CounterFiles:
         return good
 
     def unreadable(self) -> int:
-        """Files that are left alone at present because they gave no number."""
+        """Return the number of files that are skipped for now because they returned no number."""
         return sum(skips > 0 for skips in self._skips)
 
     def close(self) -> None:
-        """Give the descriptors back; a later read opens the files again."""
+        """Close the descriptors. A later read opens the files again."""
         for index in range(len(self._descriptors)):
             self._close(index)
 

@@ -1,6 +1,6 @@
-"""Reading small kernel files: once, or again and again through a kept descriptor.
+"""Readers of small kernel files: once, or repeatedly through an open descriptor.
 
-A pread on a kept descriptor costs a fifth of open, read and close, and the kernel renders the file anew at offset 0.
+A pread on an open descriptor costs a fifth of open, read and close. At offset 0 the kernel generates the content again.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 from agent.schema.errors import SourceError, UnsupportedError
 
 _CHUNK_BYTES = 65536
-"""One read takes a whole small file; seq_file(5) gives at least a page a read, so long ones take several."""
+"""Size of one read, enough for small files. seq_file(5) returns at least a page per read: long files need several."""
 
 _SWITCHED_OFF = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def read_file(path: str) -> bytes:
-    """The whole file. Raises OSError: what a missing file means, the caller knows."""
+    """Return the content of the file. Raise OSError on failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = os.read(descriptor, _CHUNK_BYTES)
@@ -31,20 +31,20 @@ def read_file(path: str) -> bytes:
 
 
 MOST_DIGITS = 20
-"""Of 2^64 - 1."""
+"""Number of digits of 2^64 - 1."""
 
 
 def whole(digits: bytes) -> int:
-    """A count as the kernel writes it. Raises ValueError for anything else: int() alone takes signs and underscores."""
+    """Parse a count in the kernel's form. Raise ValueError for anything else; int() accepts signs and underscores."""
     if not digits.isdigit() or len(digits) > MOST_DIGITS:
-        raise ValueError(f"{digits[:40]!r} is no count")
+        raise ValueError(f"{digits[:40]!r} is not a count")
     return int(digits)
 
 
 class KeptFile:
-    """A kernel file that is read once a tick through one descriptor.
+    """Kernel file that is read repeatedly through one descriptor.
 
-    Opened at the first read. A failed read closes it, so that the next one opens it anew.
+    The first read opens it. A failed read closes it, and the next read opens it again.
     """
 
     __slots__ = ("_descriptor", "path")
@@ -54,10 +54,10 @@ class KeptFile:
         self._descriptor = -1
 
     def read(self) -> bytes:
-        """The file's present content.
+        """Return the current content of the file.
 
-        Raises UnsupportedError where there is no such file or the kernel has the feature switched off (EOPNOTSUPP, as
-        pressure-stall files give under psi=0), SourceError where it cannot be read.
+        Raise UnsupportedError if the file does not exist or the feature is switched off in the kernel (EOPNOTSUPP, as
+        for pressure-stall files with psi=0), SourceError if it cannot be read.
         """
         try:
             if self._descriptor < 0:
@@ -65,7 +65,7 @@ class KeptFile:
             data = os.pread(self._descriptor, _CHUNK_BYTES, 0)
             if not data:
                 return data
-            # The end of a kernel file is known only by an empty read: a seq_file stops short at a page's end.
+            # Only an empty read marks the end of a kernel file: a seq_file may stop at the end of a page.
             while more := os.pread(self._descriptor, _CHUNK_BYTES, len(data)):
                 data += more
             return data

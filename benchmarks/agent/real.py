@@ -45,7 +45,7 @@ def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, F
     present = {column.metric for column, value in zip(layout.gauges, frame.gauges, strict=True) if not np.isnan(value)}
     present |= {column.metric for column, valid in zip(layout.counters, frame.counters_valid, strict=True) if valid}
     if not any(name.startswith("gangwatch_gpu_") for name in present):
-        raise RuntimeError("no GPU answers here: python -m benchmarks.agent measures on the fake")
+        raise RuntimeError("no GPU responds here: python -m benchmarks.agent measures on the fake")
     families = ("gangwatch_gpu_", "gangwatch_nvlink_", "gangwatch_c2c_", "gangwatch_fabric_")
     absent = sorted(name for name in BY_NAME if name.startswith(families) and name not in present)
     table: dict[str, Figures] = {

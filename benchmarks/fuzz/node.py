@@ -145,7 +145,7 @@ def parse_ring(data: bytes) -> str:
         try:
             ring = _Overtaken.of_descriptor(given, 512)
         except ReporterError as error:
-            early = ("no memory file", "not sealed", " bytes, which is no ring")
+            early = ("not a memory file", "not sealed", " bytes, expected a ring")
             return REFUSED_FIRST if any(words in str(error) for words in early) else REFUSED
         progress = Progress(Member("g", 0, 0), 0)
         found = 0
@@ -428,13 +428,13 @@ def _receive(connection: _Connection, closer: Closer) -> bool:
     except BlockingIOError:
         return False
     if connection.registered is not None:
-        connection.hear_places()
-    elif connection.understand():
+        connection.update_place()
+    elif connection.parse_registration():
         claim, ring = connection.claim, connection.ring
         assert claim is not None and ring is not None
         member = judge(claim, Identity("g", 1, None, "local"))
         connection.registered = Registered(connection.peer, claim, Admission(member, connection.tenant), ring)
-        connection.hear_places()
+        connection.update_place()
     return True
 
 

@@ -286,7 +286,7 @@ def test_a_node_that_shares_the_machine_tells_of_its_own_gpus_only(nvml_library:
 
 def test_without_a_gpu_there_is_nothing_to_collect(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.set_gpus(0)
-    with pytest.raises(UnsupportedError, match="no GPU answers"):
+    with pytest.raises(UnsupportedError, match="no GPU responds"):
         NvmlCollector(str(nvml_library)).collect()
 
 

@@ -224,7 +224,7 @@ def test_records_are_numbered_and_what_does_not_fit_leaves_a_gap(clock: ManualCl
 
 
 def test_two_collectors_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="one name"):
+    with pytest.raises(ValueError, match="the same name"):
         Node("n0", [Told("a"), Told("a")])
 
 

@@ -273,11 +273,11 @@ def test_a_sealed_file_of_the_right_size_is_a_ring() -> None:
         (WHOLE, 0, None, "not sealed"),
         (WHOLE, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL, None, "not sealed"),
         (0, SEALS, b"", "0 bytes"),
-        (64 + 64 * 1024 * 1024, SEALS, None, "no ring of 256 to 65536"),
-        (WHOLE + 64, SEALS, None, "no ring of ours"),
+        (64 + 64 * 1024 * 1024, SEALS, None, "a ring of 256 to 65536"),
+        (WHOLE + 64, SEALS, None, "not a step ring"),
         (WHOLE, SEALS, struct.pack("<8sII", b"GWRING99", 64, SLOTS), "layout 99"),
-        (WHOLE, SEALS, struct.pack("<8sII", b"GWRING01", 32, SLOTS), "no ring of ours"),
-        (64 + 300 * 64, SEALS, struct.pack("<8sII", b"GWRING01", 64, 300), "no ring of ours"),
+        (WHOLE, SEALS, struct.pack("<8sII", b"GWRING01", 32, SLOTS), "not a step ring"),
+        (64 + 300 * 64, SEALS, struct.pack("<8sII", b"GWRING01", 64, 300), "not a step ring"),
     ],
 )
 def test_no_other_file_is_read(size: int, seals: int, header: bytes | None, said: str) -> None:
@@ -292,7 +292,7 @@ def test_no_other_file_is_read(size: int, seals: int, header: bytes | None, said
 def test_a_file_that_is_no_memory_file_is_refused() -> None:
     descriptor = os.open("/proc/self/stat", os.O_RDONLY)
     try:
-        with pytest.raises(ReporterError, match="no memory file"):
+        with pytest.raises(ReporterError, match="not a memory file"):
             Ring.of_descriptor(descriptor)
     finally:
         os.close(descriptor)

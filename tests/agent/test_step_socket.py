@@ -188,8 +188,8 @@ def test_a_message_may_come_in_pieces_and_the_descriptor_with_the_first(listenin
         (claim(gang="a\nb"), "gang"),
         (claim(gang="a\n"), "gang"),
         (claim(gang="g"), "without a memory file"),
-        (b"\x00\x00", "no whole registration within 0.3 s"),
-        (message(b"{")[:4], "no whole registration within 0.3 s"),
+        (b"\x00\x00", "no complete registration within 0.3 s"),
+        (message(b"{")[:4], "no complete registration within 0.3 s"),
     ],
 )
 def test_garbage_is_refused_counted_and_told(sent: bytes, said: str, listening: StepSocket, path: str) -> None:
@@ -216,7 +216,7 @@ def test_the_silent_do_not_keep_others_waiting(listening: StepSocket, path: str)
     with register(path) as client:
         assert answer(client) == {"ok": True}
     for each in silent:
-        assert "no whole registration" in str(answer(each)["error"])
+        assert "no complete registration" in str(answer(each)["error"])
         each.close()
 
 
@@ -232,13 +232,13 @@ def test_descriptors_are_never_kept_open(path: str) -> None:
         # Both ends of the connection, and the ring's.
         wait_until(lambda: open_descriptors() == listens + 3, "extra descriptors stay open")
         send(client, b"\0", descriptors)
-        assert "more than one descriptor" in str(answer(client)["error"])
+        assert "too many descriptors" in str(answer(client)["error"])
     for first, second in ((descriptors, []), (descriptors[:1], descriptors[:1]), (descriptors[:1], descriptors)):
         with connect(path) as client:
             send(client, claim(gang="h")[:3], first)
             if second:
                 send(client, claim(gang="h")[3:], second)
-            assert "more than one descriptor" in str(answer(client)["error"])
+            assert "too many descriptors" in str(answer(client)["error"])
     with connect(path) as client:
         send(client, b"garbage!", descriptors[:1])
         answer(client)
@@ -301,7 +301,7 @@ def test_more_than_it_holds_are_refused(path: str) -> None:
         for client in clients:
             assert answer(client) == {"ok": True}
         with register(path, 2) as client:
-            assert "2 processes report on this node, which is the most allowed" in str(answer(client)["error"])
+            assert "2 processes report on this node, the maximum" in str(answer(client)["error"])
         for client in clients:
             client.close()
     finally:
@@ -314,7 +314,7 @@ def test_a_second_agent_is_refused_and_a_dead_ones_socket_replaced(path: str) ->
         dead.bind(path)
     listening = StepSocket(path, admit_all)
     try:
-        with pytest.raises(SourceError, match="another agent listens"):
+        with pytest.raises(SourceError, match="another agent is listening"):
             StepSocket(path, admit_all)
         with register(path) as client:
             assert answer(client) == {"ok": True}

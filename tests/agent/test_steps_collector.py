@@ -259,12 +259,12 @@ def test_a_claim_that_contradicts_what_is_attested_is_refused_once_in_the_record
     write_rank_file(bench.ranks)
     for _ in range(2):
         reporter = bench.reporter(GANGWATCH_JOB="j-000001", RANK="4")
-        assert reporter.status == "refused: claims rank 4 of j-000001, and is rank 3"
+        assert reporter.status == "refused: claims rank 4 of j-000001, but is rank 3"
     block = bench.collector.collect()
     (event,) = bench.collector.take_records()
     assert isinstance(event, EventRecord)
     assert (event.kind, event.entity) == ("reporter-refused", f"process {os.getpid()}")
-    assert event.detail["reason"] == "claims rank 4 of j-000001, and is rank 3"
+    assert event.detail["reason"] == "claims rank 4 of j-000001, but is rank 3"
     (refused,) = (
         int(block.counters[index])
         for index, column in enumerate(block.counter_columns)
@@ -317,11 +317,11 @@ def test_a_second_agent_is_refused(bench: Bench) -> None:
             Member("slurm-12.0", 4, 5),
         ),
         (Claim(1, gang="x", rank=0), Identity("pod-u", None, None, "kubernetes"), Member("pod-u", 0, 0)),
-        (Claim(1, gang="j-2"), Identity("j-1", 2, 3, "local"), "claims gang j-2, and is of j-1"),
-        (Claim(1, attempt=1), Identity("j-1", 2, 3, "local"), "claims attempt 1 of j-1, and is attempt 2"),
+        (Claim(1, gang="j-2"), Identity("j-1", 2, 3, "local"), "claims gang j-2, but belongs to j-1"),
+        (Claim(1, attempt=1), Identity("j-1", 2, 3, "local"), "claims attempt 1 of j-1, but is attempt 2"),
         (Claim(1, gang="13", rank=1), Identity("slurm-12.0", None, None, "slurm"), "claims gang 13"),
         (Claim(1, gang="1", rank=1), Identity("slurm-12.0", None, None, "slurm"), "claims gang 1,"),
-        (Claim(1), Identity("j-1", 2, None, "local"), "nothing tells which rank"),
+        (Claim(1), Identity("j-1", 2, None, "local"), "its rank is unknown"),
         (Claim(1, gang="pod-u", rank=0), Identity("pod-u", None, None, "kubernetes"), Member("pod-u", 0, 0)),
         (Claim(1, gang="pod-v", rank=0), Identity("pod-u", None, None, "kubernetes"), "claims gang pod-v"),
         (Claim(1, gang="slurm-12", rank=0), Identity("pod-u", None, None, "kubernetes"), "claims gang slurm-12"),
@@ -402,7 +402,7 @@ def test_a_process_that_got_the_number_of_the_one_that_connected_is_not_taken_fo
         assert bench.collector._admit(peer, claim, 0.0) == (SELF, Tenant("job", "j-000001")), (
             "it could have connected now"
         )
-        with pytest.raises(ReporterError, match="began after it connected"):
+        with pytest.raises(ReporterError, match="started after the connection"):
             bench.collector._admit(peer, claim, 3600.0)
         victim.communicate(b"\n")
 

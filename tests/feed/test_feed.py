@@ -166,10 +166,10 @@ SHORT = with_length(
 @pytest.mark.parametrize(
     ("garbage", "complaint"),
     [
-        (with_length(b"\x00garbage"), "not a message of ours"),
+        (with_length(b"\x00garbage"), "not a gangwatch message"),
         (b"\xff\xff\xff\xff", "message of 4294967295 bytes"),
         (b"HTTP/1.1 200 OK\r\n", "bytes, at most"),
-        (with_length(b"\x91" * 100_000), "not a message of ours"),
+        (with_length(b"\x91" * 100_000), "not a gangwatch message"),
         (WRONG_NODE, "the stream of 'n0' contains a message of 'n9'"),
         (FRAME_FIRST, "comes before any layout"),
         (with_length(encode_layout(layout_of("n0"))) + SHORT, "0 gauges, its layout has 1"),

@@ -149,13 +149,13 @@ def huge_pages() -> int:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (pipe, "no memory file"),
-        (lambda: socket.socket(socket.AF_UNIX).detach(), "no memory file"),
-        (lambda: os.eventfd(0), "no memory file"),
-        (lambda: os.open("/proc/self/mem", os.O_RDONLY), "no memory file"),
-        (lambda: os.open("/", os.O_RDONLY), "no memory file"),
+        (pipe, "not a memory file"),
+        (lambda: socket.socket(socket.AF_UNIX).detach(), "not a memory file"),
+        (lambda: os.eventfd(0), "not a memory file"),
+        (lambda: os.open("/proc/self/mem", os.O_RDONLY), "not a memory file"),
+        (lambda: os.open("/", os.O_RDONLY), "not a memory file"),
         (unsealed_file, "not sealed"),
-        (reopened(os.O_PATH), "no memory file"),
+        (reopened(os.O_PATH), "not a memory file"),
         (reopened(os.O_WRONLY), "for writing only"),
         (huge_pages, "no ring"),
     ],
@@ -190,7 +190,7 @@ def test_whatever_else_a_readable_descriptor_is_opened_for_does_not_matter(flags
 
 def test_a_ring_larger_than_the_tenant_may_have_is_refused() -> None:
     descriptor = ring_file(1024)
-    with pytest.raises(ReporterError, match="1024 slots; this agent takes at most 512") as refused:
+    with pytest.raises(ReporterError, match="1024 slots; this agent accepts at most 512") as refused:
         Ring.of_descriptor(descriptor, 512)
     assert refused.value.reason == "ring"
     os.close(descriptor)

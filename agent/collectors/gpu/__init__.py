@@ -1,4 +1,4 @@
 """Collectors of GPUs, through NVML.
 
-Start at ``nvml_collector.py``, which finds the GPUs and makes the collectors of each.
+Start at ``nvml_collector.py``, which finds the GPUs and creates the collectors of each GPU.
 """

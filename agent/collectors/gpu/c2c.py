@@ -1,6 +1,6 @@
-"""C2C: the links between a GPU and the processor on the same module (Grace Hopper and its successors).
+"""C2C links between a GPU and the CPU on the same module (Grace Hopper and its successors).
 
-State, speed and errors of each link at the slow tier; what they carry, all links together, from GPM.
+State, speed and errors of each link are read in the slow tier; the traffic of all links together comes from GPM.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ LINK_COUNT = 170
 """NVML_FI_DEV_C2C_LINK_COUNT."""
 
 MOST_LINKS = 64
-"""Far more than any module has (10): a count beyond is no count."""
+"""Upper bound of a plausible count; modules have 10."""
 
 _ERRORS = (("interrupt", 231), ("replay", 232), ("replay_back_to_back", 233))
 """NVML_FI_DEV_C2C_LINK_ERROR_*."""
 
 _TRAFFIC = (("transmit_raw", 100), ("receive_raw", 101), ("transmit", 102), ("receive", 103))
-"""NVML_GPM_METRIC_C2C_*: with the links' own overhead, and without."""
+"""NVML_GPM_METRIC_C2C_*: with and without protocol overhead."""
 
 
 def link_count(device: Device) -> int:
-    """How many C2C links the GPU has; 0 where it has none. Raises GpuLostError, LibraryDeadError."""
+    """Return the number of the GPU's C2C links. Raise GpuLostError or LibraryDeadError."""
     return min(field_number(device, LINK_COUNT) or 0, MOST_LINKS)
 
 
 def slow_fields(device: Device) -> Iterator[Wanted]:
-    """State, speed and errors of every link; nothing where the GPU has none. Raises GpuLostError, LibraryDeadError."""
+    """Yield state, speed and errors of every link. Raise GpuLostError or LibraryDeadError."""
     count = link_count(device)
     if count:
         yield gauge(series("gangwatch_c2c_links", device), Source(LINK_COUNT))
@@ -45,7 +45,7 @@ def slow_fields(device: Device) -> Iterator[Wanted]:
 
 
 def gpm_columns(device: Device) -> Iterator[GpmColumn]:
-    """What the links carry; nothing where the GPU has none. Raises GpuLostError, LibraryDeadError."""
+    """Yield the traffic of the links, if there are any. Raise GpuLostError or LibraryDeadError."""
     if not link_count(device):
         return
     for direction, metric in _TRAFFIC:

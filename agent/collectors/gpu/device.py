@@ -1,7 +1,7 @@
-"""A collector of one GPU: made of parts, each of which knows one way of asking the driver.
+"""Collector of one GPU, which consists of parts. Each part uses one kind of driver call.
 
-What a GPU does not tell has no column. A GPU that is lost fails its own collectors and no others; a library that is
-dead fails them all until the parent (agent/collectors/gpu/nvml_collector.py) has opened another.
+Values that the GPU does not support have no columns. A lost GPU affects only its own collectors. A dead library makes
+all of them fail until the parent (agent/collectors/gpu/nvml_collector.py) has reopened it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from agent.sources.nvml.nvml import Device, Query, Values
 
 
 def series(metric: str, device: Device, **labels: str) -> Column:
-    """A column of this GPU's."""
+    """Return a column of this GPU."""
     return Column(metric, tuple(sorted({"gpu": device.uuid, **labels}.items())))
 
 
 LANE = "nvml"
-"""The driver serialises its callers: its collectors share one thread."""
+"""Lane of all GPU collectors: the driver serialises its callers, so they share one thread."""
 
 
 class Part(Protocol):
-    """Some columns of one GPU, and how they are read."""
+    """Some columns of one GPU and the code that reads them."""
 
     @property
     def gauges(self) -> Sequence[Column]: ...
@@ -34,16 +34,16 @@ class Part(Protocol):
     def counters(self) -> Sequence[Column]: ...
 
     def place(self, values: Values) -> None:
-        """Where the values go from now on: as many as ``gauges`` and ``counters``."""
+        """Set the destination of the values, with the lengths of ``gauges`` and ``counters``."""
         ...
 
     def read(self) -> None:
-        """Set what can be read now; the rest is absent already. Raises GpuLostError, LibraryDeadError."""
+        """Read the values; they are absent before. Raise GpuLostError or LibraryDeadError."""
         ...
 
 
 class SingleCall:
-    """A call that gives a few values. values: takes them out of the call's structures; NaN is absent."""
+    """A call that returns a few values. values: reads them from the call's structures; NaN means absent."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SingleCall:
         gauges: Iterable[Column] = (),
         counters: Iterable[Column] = (),
     ) -> None:
-        """Asks once, so that what never answers has no columns. values are the gauges', then the counters'."""
+        """Make the call once; it has no columns if the GPU does not support it. values: gauges, then counters."""
         self._query = query
         self._values = values
         query.ask()
@@ -64,7 +64,7 @@ class SingleCall:
         return not self._query.gone
 
     def place(self, values: Values) -> None:
-        # Setting an item of a memoryview costs a tenth of what numpy takes for a short sequence.
+        # Setting an item of a memoryview costs a tenth of numpy's time for a short sequence.
         self._gauge_cells: Any = values.gauges.data  # typeshed knows memoryviews of integers only
         self._counter_cells: Any = values.counters.data
         self._valid_cells = values.counters_valid.data
@@ -83,10 +83,10 @@ class SingleCall:
 
 
 class DeviceCollector:
-    """Reads one GPU's parts, one after another, into one block.
+    """Collector that reads the parts of one GPU, one after another, into one block.
 
-    make: makes the parts, asking the GPU what it answers; called by the first run, in the lane's thread. A part whose
-    columns are others after a run than before has the block made anew.
+    make: makes the parts and finds out what the GPU supports. The first run calls it in the lane's thread. If the
+    columns of a part change during a run, a new block is made.
     """
 
     lane = LANE
@@ -111,7 +111,7 @@ class DeviceCollector:
     def collect(self) -> Block:
         device = self.device
         if device.library.dead:
-            raise SourceError("NVML: the library is dead; it is opened anew by the next run of its parent")
+            raise SourceError("NVML: the library is dead; collector nvml reopens it at its next run")
         with device.library.using():
             device.check_present()
             if self._parts is None:
@@ -127,7 +127,7 @@ class DeviceCollector:
         return self._block
 
     def _make_parts(self) -> Sequence[Part]:
-        """All parts; where one can't be made, those before it are given back."""
+        """Make all parts. If one fails, close those before it."""
         parts: list[Part] = []
         try:
             for part in self._make(self.device):
@@ -144,7 +144,7 @@ class DeviceCollector:
         return False
 
     def _lay_out(self, parts: Sequence[Part]) -> None:
-        """Make a block of all parts' columns, and give each part its piece of it."""
+        """Make a block of the columns of all parts, and give each part its slice."""
         self._shape = [(part.gauges, part.counters) for part in parts]
         block = Block(
             (column for part in parts for column in part.gauges),
@@ -164,14 +164,14 @@ class DeviceCollector:
         self._block = block
 
     def release(self) -> None:
-        """Give back what the parts hold; the library is the parent's."""
+        """Close the parts. The parent closes the library."""
         self.close()
 
     def acquire(self) -> None:
-        """The parent opens the library again, and makes new collectors of it."""
+        """Do nothing: the parent reopens the library and makes new collectors."""
 
     def close(self) -> None:
-        """Give back what the parts hold."""
+        """Close the parts."""
         self._give_back(self._parts or ())
         self._parts = None
 

@@ -1,7 +1,7 @@
-"""What moves every second on one GPU: utilisation, memory, power, heat, the clock, profiling, NVLink's bytes.
+"""Fast tier of one GPU, read every second: utilisation, memory, power, temperature, clock, profiling, NVLink bytes.
 
-One batch of fields and a dozen single calls; those that the GPU does not answer are found out at the first run and have
-no columns. ``nvmlDeviceGetPcieThroughput`` is not among them: it measures for 20 ms while it holds the driver's lock.
+It makes one batch call for fields and a dozen single calls. The first run finds out which of them the GPU supports; the
+others have no columns. ``nvmlDeviceGetPcieThroughput`` is not used: it measures for 20 ms and holds the driver's lock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ THROTTLE_REASONS = (
     ("board_limit", 0x200),
     ("reliability", 0x400),
 )
-"""Bits of nvmlClocksEventReason* under the names that DCGM's ``clock_event`` label has, and the two that it has not."""
+"""Bits of nvmlClocksEventReason*, named as in DCGM's ``clock_event`` label, and two that DCGM lacks."""
 
 THROTTLE_TIMES = (
     ("power_cap", 74),
@@ -50,11 +50,11 @@ THROTTLE_TIMES = (
     ("hw_thermal", 270),
     ("hw_power_brake", 271),
 )
-"""Fields that count nanoseconds below the wanted clock, by reason (NVML_FI_DEV_CLOCKS_EVENT_REASON_* and
+"""Fields that count nanoseconds below the requested clock, by reason (NVML_FI_DEV_CLOCKS_EVENT_REASON_* and
 NVML_FI_DEV_PERF_POLICY_*)."""
 
 SM_CLOCK = 1
-"""nvmlClockType_t of the clock that training stands on; the others are of the slow tier."""
+"""nvmlClockType_t of the clock that matters most to training; the others are in the slow tier."""
 
 PIPES = (
     ("integer", 4),
@@ -66,16 +66,16 @@ PIPES = (
     ("fp32", 12),
     ("fp16", 13),
 )
-"""GPM metrics of single pipes; any tensor pipe has a metric of its own."""
+"""GPM metrics of single pipes; the activity of any tensor pipe is a separate metric."""
 
 
 def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """The fields of the fast tier."""
-    # 185 is the mean of a second (Ampere and newer, but for GA100); 186 is what there is elsewhere.
+    """Yield the fields of the fast tier."""
+    # 185 is the mean over 1 s (Ampere and newer except GA100); other GPUs have only 186.
     yield gauge(series("gangwatch_gpu_power_watts", device), Source(185, MILLI), Source(186, MILLI))
     yield gauge(series("gangwatch_gpu_power_instant_watts", device), Source(186, MILLI))
     yield gauge(series("gangwatch_gpu_module_power_watts", device), Source(186, MILLI, 1))
-    # With a fraction of a degree, where the driver is new enough.
+    # Newer drivers report fractions of a degree.
     yield gauge(series(TEMPERATURE, device), Source(308))
     yield gauge(series("gangwatch_gpu_memory_temperature_celsius", device), Source(82))
     yield counter(series("gangwatch_gpu_energy_joules_total", device), Source(83), Source(191))
@@ -85,7 +85,7 @@ def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
 
 
 def _calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Call]]:
-    """Utilisation, memory, the clock, why it is low. temperature: the die's as well, by the newest call there is."""
+    """Yield the calls for utilisation, memory, clock, throttle reasons, and the die's temperature if `temperature`."""
     yield Call(
         "nvmlDeviceGetUtilizationRates",
         Utilization,
@@ -111,7 +111,7 @@ def _calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Cal
     bits = tuple(bit for _, bit in THROTTLE_REASONS)
     yield (
         Call("nvmlDeviceGetCurrentClocksEventReasons", c_ulonglong, columns, bits=bits),
-        # The name that drivers before 535 have for it.
+        # The name in drivers before 535.
         Call("nvmlDeviceGetCurrentClocksThrottleReasons", c_ulonglong, columns, bits=bits),
     )
     if temperature:
@@ -123,7 +123,10 @@ def _calls(device: Device, temperature: bool) -> Iterator[Call | tuple[Call, Cal
 
 
 def gpm_columns(device: Device, links: int) -> list[GpmColumn]:
-    """Profiling of the whole GPU (nvmlGpmMetricId_t). links: its NVLinks. Raises GpuLostError, LibraryDeadError."""
+    """Return the profiling columns of the whole GPU (nvmlGpmMetricId_t). links: number of its NVLinks.
+
+    Raise GpuLostError or LibraryDeadError.
+    """
     columns = [
         GpmColumn(1, series("gangwatch_gpu_graphics_engine_active_ratio", device), PERCENT),
         GpmColumn(2, series("gangwatch_gpu_sm_active_ratio", device), PERCENT),
@@ -150,16 +153,16 @@ def gpm_columns(device: Device, links: int) -> list[GpmColumn]:
 
 
 def pcie_bytes(device: Device) -> Iterator[Wanted]:
-    """PCIe's byte counters, for GPUs without GPM; in 32 bits they would turn many times between two runs."""
+    """Yield the PCIe byte counters, for GPUs without GPM. 32-bit ones are skipped: they wrap several times per run."""
     for direction, field in (("transmit", 197), ("receive", 198)):
         column = series(f"gangwatch_gpu_pcie_{direction}_bytes_total", device)
         yield counter(column, Source(field), wide_only=True)
 
 
 def fast_parts(device: Device) -> Iterator[Part]:
-    """Everything of the fast tier. Raises GpuLostError, LibraryDeadError."""
+    """Yield all parts of the fast tier. Raise GpuLostError or LibraryDeadError."""
     links = nvlink.link_count(device)
-    # First, since it holds buffers of the driver's: what comes after may find the GPU lost.
+    # First, so that its driver buffers are freed if a later part finds the GPU lost.
     gpm = Gpm(device, gpm_columns(device, links))
     yield gpm
     fields = list(fast_fields(device, links))
@@ -167,8 +170,8 @@ def fast_parts(device: Device) -> Iterator[Part]:
         fields.extend(pcie_bytes(device))
     batch = FieldBatch(device, fields)
     yield batch
-    told = any(column.metric == TEMPERATURE for column in batch.gauges)
-    yield CallBatch(device, _calls(device, temperature=not told))
+    has_temperature = any(column.metric == TEMPERATURE for column in batch.gauges)
+    yield CallBatch(device, _calls(device, temperature=not has_temperature))
     yield UtilizationSamples(device)
 
 

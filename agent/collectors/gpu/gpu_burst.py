@@ -1,8 +1,8 @@
-"""Ten times a second on one GPU: what a second's reading or a minute's scrape would miss.
+"""Burst sampling of one GPU at 10 Hz, for changes that slower sampling misses.
 
-Each run asks for power and the NVLinks' totals in one call and for the driver's own utilisation samples. Published are
-the minimum, mean and maximum of the newest window of one frame interval, so that whichever run a frame takes tells of
-the whole time since the frame before; and the time above a threshold as a counter, which no slow scrape can lose.
+Each run reads power and the NVLink totals in one call, and the driver's utilisation samples. It publishes the minimum,
+mean and maximum over the last frame interval, so that every frame covers the whole time since the previous frame. It
+also publishes the time above a threshold as a counter, which a slow scrape does not miss.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ INTERVAL_SECONDS = 0.1
 POWER_INSTANT, POWER_LIMIT, SPEED, TRANSMITTED, RECEIVED = 186, 190, 164, 138, 139
 
 HIGH_SHARE = 0.9
-"""Above this share of the GPU's power limit, of its links' speed, or of the time, a sample counts as high."""
+"""Share of the power limit, of the link speed, or of the time above which a sample counts as high."""
 
 
 class Window:
-    """Samples of one quantity over the newest window, and the time that they were high since the start."""
+    """Samples of one quantity over the last window, and the total time above the threshold."""
 
     __slots__ = ("_held_ns", "_samples", "_seconds", "high_ns", "threshold")
 
     def __init__(self, seconds: float, threshold: float) -> None:
-        """threshold: NaN where it is not known; nothing counts as high then."""
+        """threshold: NaN if not known; no sample counts as high then."""
         self.threshold = threshold
         self.high_ns = 0
         self._seconds = seconds
         self._samples: deque[tuple[int, float]] = deque()
 
     def add(self, now_ns: int, value: float, held_ns: int) -> None:
-        """One sample, which held for the time before it."""
+        """Add a sample, which applies to the time before it."""
         self._samples.append((now_ns, value))
         if value > self.threshold:
             self.high_ns += held_ns
 
     def statistics(self, now_ns: int) -> tuple[float, float, float]:
-        """Minimum, mean, maximum of the samples in the window that ends now; NaN where it has none."""
+        """Return minimum, mean and maximum of the samples in the window that ends now; NaN if there are none."""
         oldest_ns = now_ns - round(self._seconds * 1e9)
         while self._samples and self._samples[0][0] <= oldest_ns:
             self._samples.popleft()
@@ -57,10 +57,10 @@ class Window:
 
 
 class Bursts:
-    """The windows of one GPU: power, utilisation, NVLink in both directions."""
+    """Windows of one GPU: power, utilisation, NVLink in both directions."""
 
     def __init__(self, device: Device, window_seconds: float) -> None:
-        """Raises GpuLostError, LibraryDeadError."""
+        """Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self._links = nvlink.link_count(device)
         wanted = [(POWER_INSTANT, 0), (POWER_LIMIT, 0), (SPEED, 0)]
@@ -128,7 +128,7 @@ class Bursts:
                 counters_valid[index] = True
 
     def _add_rate(self, field: int, kibibytes: int, timestamp_us: int, now_ns: int, held_ns: int) -> None:
-        """A total of KiB as a rate since the sample before, by the driver's own time stamps."""
+        """Add the rate since the previous sample from a total in KiB and the driver's timestamps."""
         before = self._before.get(field)
         self._before[field] = (kibibytes, timestamp_us)
         if before is None or kibibytes < before[0] or timestamp_us <= before[1]:
@@ -145,7 +145,7 @@ def _entries(wanted: Sequence[tuple[int, int]]) -> Array[FieldValue]:
 
 
 def _ask(device: Device, entries: Array[FieldValue], count: int) -> None:
-    """Ask once. Raises GpuLostError, LibraryDeadError."""
+    """Read the fields once. Raise GpuLostError or LibraryDeadError."""
     Query(device, "nvmlDeviceGetFieldValues", count, byref(entries)).ask()
 
 

@@ -1,7 +1,7 @@
-"""The processes on one GPU: memory and, where the driver tells it, each one's own use of the GPU.
+"""Collector of the processes on one GPU: memory and, if the driver reports it, the GPU use of each process.
 
-Where several processes take turns on one GPU each gets its own share: the GPU's total is never given to all of them.
-The set of processes is the set of series; it is bounded, and what was left out is counted.
+If several processes share a GPU, each gets its own share; the GPU's total is never assigned to all of them. The number
+of processes with series is limited, and the others are counted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from agent.sources.nvml.nvml_processes import ProcessLister, ProcessUse
 INTERVAL_SECONDS = 15.0
 
 MOST_PROCESSES = 64
-"""Series for so many processes a GPU, those of most memory first: more is no training job's."""
+"""Maximum processes with series per GPU, those with the most memory first. A training job has fewer."""
 
 _SHARES = ("sm", "memory", "encoder", "decoder")
 
 
 class GpuProcessCollector:
-    """Publishes one GPU's processes, and tells the inventory of them.
+    """Collector of one GPU's processes, which also updates the inventory.
 
-    tell: called with this GPU's processes after each run.
+    report: called with this GPU's processes after each run.
     """
 
     lane = LANE
@@ -35,7 +35,7 @@ class GpuProcessCollector:
     def __init__(
         self,
         device: Device,
-        tell: Callable[[str, tuple[GpuProcess, ...]], None],
+        report: Callable[[str, tuple[GpuProcess, ...]], None],
         phase: float = 0.0,
         interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
@@ -43,7 +43,7 @@ class GpuProcessCollector:
         self.interval_seconds = interval_seconds
         self.phase = phase
         self._device = device
-        self._tell = tell
+        self._report = report
         self._lister: ProcessLister | None = None
         self._shown: list[tuple[int, str, bool]] | None = None
         self._block = Block()
@@ -51,25 +51,25 @@ class GpuProcessCollector:
     def collect(self) -> Block:
         device = self._device
         if device.library.dead:
-            raise SourceError("NVML: the library is dead; it is opened anew by the next run of its parent")
+            raise SourceError("NVML: the library is dead; collector nvml reopens it at its next run")
         with device.library.using():
             device.check_present()
             if self._lister is None:
                 self._lister = ProcessLister(device)
             uses = self._lister.read()
         if uses is None:
-            raise UnsupportedError(f"GPU {device.uuid}: the driver lists no processes")
-        self._tell(device.uuid, tuple(GpuProcess(use.pid, device.uuid, use.mig) for use in uses))
+            raise UnsupportedError(f"GPU {device.uuid}: the driver does not list processes")
+        self._report(device.uuid, tuple(GpuProcess(use.pid, device.uuid, use.mig) for use in uses))
         shown = sorted(uses[:MOST_PROCESSES], key=lambda use: (use.mig, use.pid))
-        identities = [(use.pid, use.mig, self._lister.tells_shares) for use in shown]
+        identities = [(use.pid, use.mig, self._lister.has_shares) for use in shown]
         if identities != self._shown:
             self._shown = identities
-            self._block = Block(self._columns(shown, self._lister.tells_shares))
+            self._block = Block(self._columns(shown, self._lister.has_shares))
         self._fill(shown, len(uses))
         return self._block
 
     def _columns(self, shown: list[ProcessUse], with_shares: bool) -> list[Column]:
-        """The number of processes, those left out, and for each process its memory and, if told, its shares."""
+        """Return the columns: number of processes, number omitted, and memory and shares of each process."""
         device = self._device
         columns = [series("gangwatch_gpu_processes", device), series("gangwatch_gpu_processes_not_shown", device)]
         for use in shown:
@@ -90,11 +90,11 @@ class GpuProcessCollector:
         self._block.gauges[:] = [float("nan") if value is None else value for value in values]
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the collector holds no resources."""
 
     def acquire(self) -> None:
-        """The parent makes new collectors."""
+        """Do nothing: the parent makes new collectors."""
 
     def close(self) -> None:
-        """The GPU's processes are not known any more."""
-        self._tell(self._device.uuid, ())
+        """Remove the GPU's processes from the inventory."""
+        self._report(self._device.uuid, ())

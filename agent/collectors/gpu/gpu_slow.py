@@ -1,7 +1,7 @@
-"""What changes seldom on one GPU, or says little of training: limits, errors, retired memory, PCIe, NVLink's state and
-errors, the fabric, the performance state, the video engines.
+"""Slow tier of one GPU: limits, errors, retired memory, PCIe, NVLink, fabric, performance state, video engines.
 
-Read every ten seconds: hundreds of registers, some of which the driver reads over slow paths.
+These values change rarely or matter little to training. They are read every ten seconds, because they are hundreds of
+registers, some with slow access.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from agent.sources.nvml.nvml_interface import Bar1, Margin, RemapHistogram, Sram
 INTERVAL_SECONDS = 10.0
 
 CLOCKS = (("graphics", 0), ("memory", 2), ("video", 3))
-"""nvmlClockType_t: the graphics clock goes with the SM clock, which is read every second, the memory's hardly moves,
-and few train with the video engines."""
+"""nvmlClockType_t. The graphics clock follows the SM clock, which is in the fast tier. The memory clock hardly changes,
+and few jobs use the video engines."""
 
 ENGINES = ("encoder", "decoder")
 
 POWER_LIMITS = (("min", 187), ("max", 188), ("default", 189), ("current", 190), ("requested", 192))
 
 TEMPERATURE_LIMITS = (("shutdown", 193), ("slowdown", 194), ("memory_max", 195), ("gpu_max", 196))
-"""T.Limit: degrees of margin at which each comes (Ada and newer)."""
+"""T.Limit: margin in degrees at which each limit takes effect (Ada and newer)."""
 
 TEMPERATURE_THRESHOLDS = (("shutdown", 0), ("slowdown", 1), ("memory_max", 2), ("gpu_max", 3))
-"""nvmlTemperatureThresholds_t: the same in degrees of temperature, on older GPUs."""
+"""nvmlTemperatureThresholds_t: the same limits as temperatures, on older GPUs."""
 
 _ECC_TOTALS = (("corrected", 3, 5), ("uncorrected", 4, 6))
 """severity, field since the driver was loaded, field since the board was made."""
@@ -64,17 +64,17 @@ RECOVERY_ACTIONS = (
 
 PCIE_LANE_BITS_PER_SECOND = {1: 2.5e9 * 0.8, 2: 5e9 * 0.8, 3: 8e9 * 128 / 130, 4: 16e9 * 128 / 130,
                              5: 32e9 * 128 / 130, 6: 64e9 * 242 / 256}  # fmt: skip
-"""By generation: transfers a second and lane, less the line code (PCIe 1-2: 8b/10b, 3-5: 128b/130b, 6: the flit's
-242 of 256 bytes)."""
+"""Bits per second and lane by generation, without the line code (PCIe 1-2: 8b/10b, 3-5: 128b/130b, 6: 242 of the 256
+bytes of a flit)."""
 
 
 def recovery_states(action: int) -> list[float]:
-    """1 for the action that the GPU needs, 0 for the others."""
+    """Return 1 for the action that the GPU needs, 0 for the others."""
     return [float(number == action) for number in range(len(RECOVERY_ACTIONS))]
 
 
 def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """The fields of the slow tier."""
+    """Yield the fields of the slow tier."""
     yield gauge(series("gangwatch_gpu_ecc_enabled", device), Source(1))
     yield gauge(series("gangwatch_gpu_ecc_pending", device), Source(2))
     for severity, since_load, since_made in _ECC_TOTALS:
@@ -131,7 +131,7 @@ def _margin(device: Device) -> SingleCall:
 
 
 def _number(device: Device, symbol: str, column: Column, factor: float = 1.0, *before: c_uint) -> SingleCall:
-    """A call whose last argument takes one unsigned number."""
+    """Return a call that writes one unsigned number to its last argument."""
     number = c_uint()
     return SingleCall(Query(device, symbol, *before, byref(number)), lambda: (number.value * factor,), [column])
 
@@ -192,7 +192,7 @@ def _performance_state(device: Device) -> SingleCall:
 
 
 class PcieLink:
-    """Generation and width, now and at most, and the share of the possible rate that the link now has."""
+    """Current and maximum generation and width of the link, and its rate relative to the maximum."""
 
     _ASKED = (
         ("gangwatch_gpu_pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
@@ -202,15 +202,15 @@ class PcieLink:
     )
 
     def __init__(self, device: Device) -> None:
-        """Raises GpuLostError, LibraryDeadError."""
+        """Raise GpuLostError or LibraryDeadError."""
         self._numbers = [c_uint() for _ in self._ASKED]
         self._queries = [
             Query(device, symbol, byref(number)) for (_, symbol), number in zip(self._ASKED, self._numbers, strict=True)
         ]
         asked = [query.ask() for query in self._queries]
-        told = not any(query.gone for query in self._queries) or any(asked)
+        supported = not any(query.gone for query in self._queries) or any(asked)
         columns = [series(metric, device) for metric, _ in self._ASKED]
-        self.gauges = (*columns, series("gangwatch_gpu_pcie_link_ratio", device)) if told else ()
+        self.gauges = (*columns, series("gangwatch_gpu_pcie_link_ratio", device)) if supported else ()
         self.counters: tuple[Column, ...] = ()
 
     def place(self, values: Values) -> None:
@@ -229,12 +229,12 @@ class PcieLink:
 
 
 def _lane_rate(generation: float) -> float:
-    """Bits a second on one lane; NaN for a generation that is absent or not known."""
+    """Return bits per second on one lane; NaN if the generation is absent or unknown."""
     return math.nan if math.isnan(generation) else PCIE_LANE_BITS_PER_SECOND.get(int(generation), math.nan)
 
 
 def slow_parts(device: Device) -> Sequence[Part]:
-    """Everything of the slow tier. Raises GpuLostError, LibraryDeadError."""
+    """Return all parts of the slow tier. Raise GpuLostError or LibraryDeadError."""
     batch = FieldBatch(device, slow_fields(device, nvlink.link_count(device)))
     limits = "gangwatch_gpu_temperature_margin_limit_celsius"
     sums = nvlink.ErrorSums(device, batch)

@@ -1,4 +1,4 @@
-"""How the node's GPUs are connected to one another: asked once, published for as long as the GPUs are the same."""
+"""Collector of the connections between the node's GPUs. It queries each GPU once, since connections do not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTERVAL_SECONDS = 30.0
 
 
 class GpuTopologyCollector:
-    """NVLinks and their remote ends, peers, NUMA nodes. A GPU that is lost is asked again at the next run."""
+    """Collector of NVLinks and their remote ends, peers and NUMA nodes. It retries a lost GPU at the next run."""
 
     name = "gpu-topology"
     lane = LANE
@@ -23,29 +23,29 @@ class GpuTopologyCollector:
     def __init__(self, devices: tuple[Device, ...], interval_seconds: float = INTERVAL_SECONDS) -> None:
         self.interval_seconds = interval_seconds
         self._devices = devices
-        self._told: dict[str, list[tuple[Column, float]]] = {}
+        self._found: dict[str, list[tuple[Column, float]]] = {}
         self._block = Block()
 
     def collect(self) -> Block:
-        missing = [device for device in self._devices if device.uuid not in self._told]
+        missing = [device for device in self._devices if device.uuid not in self._found]
         if not missing:
             return self._block
         if missing[0].library.dead:
-            raise SourceError("NVML: the library is dead; it is opened anew by the next run of its parent")
+            raise SourceError("NVML: the library is dead; collector nvml reopens it at its next run")
         for device in missing:
             try:
                 with device.library.using():
                     device.check_present()
-                    self._told[device.uuid] = self._ask(device)
+                    self._found[device.uuid] = self._query(device)
             except GpuLostError:
                 continue
-        columns = [pair for device in self._devices for pair in self._told.get(device.uuid, ())]
+        columns = [pair for device in self._devices for pair in self._found.get(device.uuid, ())]
         self._block = Block(column for column, _ in columns)
         self._block.gauges[:] = [value for _, value in columns]
         return self._block
 
-    def _ask(self, device: Device) -> list[tuple[Column, float]]:
-        """The columns of one GPU and their values. Raises GpuLostError, LibraryDeadError."""
+    def _query(self, device: Device) -> list[tuple[Column, float]]:
+        """Return the columns of one GPU and their values. Raise GpuLostError or LibraryDeadError."""
         uuids = {other.pci_address: other.uuid for other in self._devices}
         found: list[tuple[Column, float]] = []
         count = nvlink.link_count(device)
@@ -66,18 +66,18 @@ class GpuTopologyCollector:
             )
             found.append((column, 1.0))
         for peer in peers(device, self._devices):
-            nvlink_told = {None: "", True: "yes", False: "no"}[peer.nvlink]
+            connected = {None: "", True: "yes", False: "no"}[peer.nvlink]
             column = series(
-                "gangwatch_gpu_peer_info", device, ancestor=peer.ancestor, nvlink=nvlink_told, peer=peer.device.uuid
+                "gangwatch_gpu_peer_info", device, ancestor=peer.ancestor, nvlink=connected, peer=peer.device.uuid
             )
             found.append((column, 1.0))
         return found
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the collector holds no resources."""
 
     def acquire(self) -> None:
-        """The parent makes new collectors."""
+        """Do nothing: the parent makes new collectors."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the collector holds no resources."""

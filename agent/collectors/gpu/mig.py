@@ -1,6 +1,6 @@
-"""MIG: each instance of one GPU, with its memory and its own share of the profiling counters.
+"""Collector of the MIG instances of one GPU: memory and profiling counters.
 
-The driver gives no utilisation for a GPU whose MIG is on, and none for instances; GPM says how busy each is.
+The driver reports no utilisation for a GPU with MIG on, and none for instances. GPM reports the activity of each.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _profiling(device: Device, instance: Instance) -> list[GpmColumn]:
 
 
 def mig_parts(device: Device) -> Iterator[Part]:
-    """Everything of every instance. Raises GpuLostError, LibraryDeadError."""
+    """Yield the parts of all instances. Raise GpuLostError or LibraryDeadError."""
     for instance in device.instances:
         yield _memory(device, instance)
         yield Gpm(device, _profiling(device, instance), instance.gpu_instance)

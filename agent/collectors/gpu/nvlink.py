@@ -1,9 +1,9 @@
-"""NVLink, link by link: the bytes that programs sent at every run of the fast tier; the rest at the slow one.
+"""Fields of each NVLink: bytes sent in the fast tier, all others in the slow tier.
 
-Which counters there are depends on the generation: up to NVLink 4 replays, recoveries and CRC errors of the data link
-layer, from NVLink 5 on packets, symbol errors, forward error correction and bit error ratios, some of them by lane.
-Every candidate is tried on every link, and what the GPU answers is kept (nvml.h, field ids 32-59, 91, 96-119, 138-168,
-201-250 and 289-295). What nvidia-smi prints of CRC errors a lane before NVLink 5 is not in NVML's interface.
+The counters depend on the generation. Up to NVLink 4 there are replays, recoveries and CRC errors of the data link
+layer; from NVLink 5 on packets, symbol errors, forward error correction and bit error ratios, some of them by lane.
+Every field is tried on every link, and supported ones are kept (nvml.h, field ids 32-59, 91, 96-119, 138-168, 201-250
+and 289-295). NVML does not have the CRC errors by lane that nvidia-smi prints for NVLink before version 5.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from agent.sources.nvml.nvml_fields import FieldBatch, Source, Wanted, counter, 
 from agent.sources.nvml.nvml_interface import SUCCESS, FieldValue
 
 LINK_COUNT = 91
-"""NVML_FI_DEV_NVLINK_LINK_COUNT; the header's NVML_NVLINK_MAX_LINKS differs by its version."""
+"""NVML_FI_DEV_NVLINK_LINK_COUNT; NVML_NVLINK_MAX_LINKS depends on the version of the header."""
 
 MOST_LINKS = 72
-"""NVML_GPM_METRIC_NVLINK_L71 is the highest link that nvml.h 13.5 knows."""
+"""NVML_GPM_METRIC_NVLINK_L71 is the highest link in nvml.h 13.5."""
 
 DATA_SENT = 138
 """NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX."""
@@ -43,28 +43,28 @@ _ERRORS = {
     "transmit_discard": 212,
     "effective": 219,
 }
-"""Error kinds, and the fields that give them, whose scope is the link."""
+"""Error kinds and their fields, whose scope is the link."""
 
 _NUMBERED = {"crc_flit": (32, 96), "crc_data": (39, 102), "replay": (46, 108), "recovery": (53, 114)}
-"""Up to Ampere a field for each link, without a scope: those of link 0 and of link 6
-(NVML_FI_DEV_NVLINK_*_ERROR_COUNT_L0 to L11). nvml.h calls them lanes; its list of changes says that from Hopper on 161
-to 163 replace them "with scope as link ID". The totals beside them (38, 45, 52, 59) are of all links at any scope."""
+"""Up to Ampere, error kinds with a field for each link and no scope: the fields of link 0 and of link 6
+(NVML_FI_DEV_NVLINK_*_ERROR_COUNT_L0 to L11). nvml.h calls the links lanes. According to its list of changes, 161 to 163
+replace them from Hopper on "with scope as link ID". The totals (38, 45, 52, 59) are of all links for any scope."""
 
 _ECC_FIRST, _ECC_LINKS = 148, 12
-"""NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L0 to L11: a field for each link, of NVLink 3."""
+"""NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_L0 to L11: a field for each link of NVLink 3."""
 
 FEC_FIRST, FEC_BINS = 235, 16
-"""NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 to 15: codewords by the number of symbols that had to be corrected."""
+"""NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0 to 15: codewords by number of corrected symbols."""
 
 
 def bit_error_ratio(packed: int) -> tuple[float]:
-    """The ratio that a BER field packs: mantissa in bits 8-11, exponent in bits 0-7 (nvml.h,
-    NVML_NVLINK_ERROR_COUNTER_BER_GET), meaning mantissa x 10^-exponent."""
+    """Decode a BER field: mantissa x 10^-exponent, with the mantissa in bits 8-11 and the exponent in bits 0-7 (nvml.h,
+    NVML_NVLINK_ERROR_COUNTER_BER_GET)."""
     return ((packed >> 8 & 0xF) * 10.0 ** -(packed & 0xFF),)
 
 
 def _sources(kind: str, link: int) -> Iterator[Source]:
-    """The fields that give this kind of error on the link: the newer first."""
+    """Yield the fields of this kind of error on the link, the newer first."""
     if kind in _ERRORS:
         yield Source(_ERRORS[kind], 1, link)
     if kind in _NUMBERED and link < 12:
@@ -73,14 +73,14 @@ def _sources(kind: str, link: int) -> Iterator[Source]:
 
 
 def link_count(device: Device) -> int:
-    """How many NVLinks the GPU has; 0 where it has none. Raises GpuLostError, LibraryDeadError."""
+    """Return the number of the GPU's NVLinks. Raise GpuLostError or LibraryDeadError."""
     return min(field_number(device, LINK_COUNT) or 0, MOST_LINKS)
 
 
-def tells_data(device: Device) -> bool:
-    """Whether the links count what programs sent, apart from the links' own overhead (up to NVLink 4).
+def has_payload_counters(device: Device) -> bool:
+    """Return whether the links count payload bytes without protocol overhead (up to NVLink 4).
 
-    Raises GpuLostError, LibraryDeadError.
+    Raise GpuLostError or LibraryDeadError.
     """
     entry = FieldValue(field=DATA_SENT)
     code = device.library.call("nvmlDeviceGetFieldValues", device.handle, 1, byref(entry))
@@ -91,7 +91,7 @@ def tells_data(device: Device) -> bool:
 
 TRANSMIT = ("transmit", DATA_SENT, 140, 202)
 RECEIVE = ("receive", 139, 141, 204)
-"""Directions, and the fields of programs' bytes, and of all bytes up to NVLink 4 and from NVLink 5 on."""
+"""Direction, field of payload bytes, field of all bytes up to NVLink 4, field of all bytes from NVLink 5 on."""
 
 
 def _data_fields(device: Device, links: int, direction: str, data: int, *_: int) -> Iterator[Wanted]:
@@ -107,21 +107,20 @@ def _raw_fields(device: Device, links: int, direction: str, _: int, raw: int, ne
 
 
 def fast_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """Bytes sent: what programs sent, or where that is not told what the links carried. What one end receives another
-    has sent, and a GPU's received bytes are among the profiling counters: link by link they are the slow tier's.
+    """Yield the bytes sent by each link: payload bytes, or all bytes if payload is not counted.
 
-    Raises GpuLostError, LibraryDeadError.
+    Received bytes by link are in the slow tier: the remote end counts them as sent, and the profiling counters have
+    those of the GPU. Raise GpuLostError or LibraryDeadError.
     """
-    yield from (_data_fields if links and tells_data(device) else _raw_fields)(device, links, *TRANSMIT)
+    yield from (_data_fields if links and has_payload_counters(device) else _raw_fields)(device, links, *TRANSMIT)
 
 
 def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
-    """Bytes received, state, speed, every kind of error, and what the links carried with their own overhead where
-    programs' bytes are told as well: a second of both would say little more than one.
+    """Yield bytes received, state, speed, all errors, and all bytes if the fast tier has payload bytes.
 
-    Raises GpuLostError, LibraryDeadError.
+    Raise GpuLostError or LibraryDeadError.
     """
-    if links and tells_data(device):
+    if links and has_payload_counters(device):
         yield from _data_fields(device, links, *RECEIVE)
         yield from _raw_fields(device, links, *TRANSMIT)
     yield from _raw_fields(device, links, *RECEIVE)
@@ -172,10 +171,10 @@ def slow_fields(device: Device, links: int) -> Iterator[Wanted]:
 
 
 class ErrorSums:
-    """The errors of all links of one GPU, kind by kind: links by the dozen are more series than most want.
+    """Sums of the errors of all links of one GPU by kind, for users who do not want series of each link.
 
-    Made of what the batch read just before, so that it stands after it among the parts. A kind is absent while one of
-    its links is: a sum without it would look like a counter that began anew.
+    Uses the values that the batch has just read, so it must follow the batch in the list of parts. A sum is absent if
+    one of its links is absent; otherwise it would look like a counter reset.
     """
 
     gauges: tuple[Column, ...] = ()

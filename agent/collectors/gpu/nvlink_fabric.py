@@ -1,4 +1,4 @@
-"""The NVLink fabric as one GPU sees it: registration, health, and which partition it is in.
+"""NVLink fabric state of one GPU: registration, health and partition.
 
 nvmlDeviceGetGpuFabricInfoV, version 3 of its structure or 2 where the driver is older; Hopper and newer.
 """
@@ -25,7 +25,7 @@ _FLAGS = (
     ("no_partition", 12, 2),
     ("manager_disconnected", 14, 2),
 )
-"""aspect, position of its two bits in the health mask, and their value where something is wrong; 0: not told
+"""aspect, position of its two bits in the health mask, and their value for a fault; 0: not reported
 (NVML_GPU_FABRIC_HEALTH_MASK_*)."""
 
 _CONFIGURATION_SHIFT, _CONFIGURATION_BITS = 8, 0xF
@@ -35,12 +35,12 @@ SUMMARIES = ("", "healthy", "unhealthy", "limited_capacity")
 
 
 class FabricState:
-    """The fabric's columns of one GPU; none where the GPU has no fabric."""
+    """Fabric columns of one GPU; empty if the GPU has no fabric."""
 
     counters: tuple[Column, ...] = ()
 
     def __init__(self, device: Device) -> None:
-        """Raises GpuLostError, LibraryDeadError."""
+        """Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self.gauges: tuple[Column, ...] = ()
         for form in (FabricV3, FabricV2):
@@ -55,7 +55,7 @@ class FabricState:
         self._columns()
 
     def _identify(self) -> tuple[str, str]:
-        """The cluster's UUID and the clique's number; both empty until registration is complete."""
+        """Return the cluster's UUID and the clique's number; both are empty until registration is complete."""
         fabric = self._fabric
         if self._query.gone or fabric.state != COMPLETED:
             return "", ""
@@ -89,18 +89,18 @@ class FabricState:
         if identity != self._identity or bool(self.gauges) != bool(fabric.state):
             self._identity = identity
             self._columns()
-            return  # the columns are others now: laid out anew, and read once more
+            return  # the columns have changed: the collector makes a new block and reads again
         if not self.gauges:
             return
         values: list[float] = [1.0]
         values.extend(float(fabric.state == number) for number in range(1, len(STATES)))
-        # The header: to be looked at only once registration is complete.
+        # nvml.h: the status is valid only once registration is complete.
         values.append(float(fabric.status) if fabric.state == COMPLETED else float("nan"))
         for _, shift, wrong in _FLAGS:
             flag = fabric.health >> shift & 0x3
             values.append(float(flag == wrong) if flag else float("nan"))
         configuration = fabric.health >> _CONFIGURATION_SHIFT & _CONFIGURATION_BITS
-        # 1 is right; from 2 on each number is a mistake of its own.
+        # 1 means correct; each number from 2 on is a different error.
         values.append(float(configuration if configuration > 1 else 0) if configuration else float("nan"))
         if isinstance(fabric, FabricV3):
             summary = fabric.summary

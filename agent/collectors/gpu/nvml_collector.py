@@ -1,8 +1,8 @@
-"""The driver's library as a collector: which GPUs there are, and the collectors that read each of them.
+"""Parent collector of the GPUs: it opens NVML, finds the GPUs and makes the collectors of each.
 
-Every ten seconds it looks whether the GPUs, their MIG instances or the driver itself are others than before. What is
-new gets new collectors, since handles of before are dead; what is lost keeps its collectors, which say so; a library
-that is dead is closed and opened anew, which succeeds once the driver is back.
+Every second it checks whether the GPUs, their MIG instances or the driver have changed. New or changed GPUs get new
+collectors, since old handles are invalid. Lost GPUs keep their collectors, which report the loss. A dead library is
+closed and reopened, which succeeds once the driver is back.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
 INTERVAL_SECONDS = 10.0
 
 INSTANTS: tuple[float, ...] = (0.25, 0.75)
-"""Where in the fast tier's interval the GPUs are read, every other one at each; frames are made at 0. All at once would
-keep whoever waits for the driver's lock waiting longest. Each at an instant of its own costs a wake-up each, and waking
-up costs more than reading (``python -m benchmarks.nvml --live 10``, with and without ``--spread``)."""
+"""Phases of the fast tier at which GPUs are read, with half of the GPUs at each; frames are made at 0. Reading all GPUs
+at once would block other users of the driver's lock for longest. A phase per GPU would cost a wake-up each, which is
+more than the read (``python -m benchmarks.nvml --live 10``, with and without ``--spread``)."""
 
 BURST_INSTANT = 0.5
-"""At 10 Hz all GPUs share their instants, of which two are the fast tier's: a burst is one call or two for each."""
+"""Phase of burst sampling. At 10 Hz all GPUs are read at the same times, since a read is only one or two calls."""
 
 
 class NvmlCollector:
-    """Keeps the library open and the collectors of its GPUs as they should be.
+    """Collector that owns the library and makes the collectors of its GPUs.
 
-    library: path of an NVML to load instead of the system's. It is loaded by the first run, in the lane's thread: a
-    driver that hangs in its initialisation hangs nobody else. devices: UUIDs of the node's GPUs where several nodes
-    share the machine; () for all. interval_seconds: the fast tier's. burst: whether each GPU is also read ten times a
-    second. xids, inventory: where events go, and what the GPUs are called. load: what opens the library.
+    library: path of an NVML to load instead of the system's. The first run loads it in the lane's thread, so that a
+    driver that hangs in its initialisation blocks no other thread. devices: UUIDs of the node's GPUs if several nodes
+    share the machine; () for all. interval_seconds: interval of the fast tier. burst: whether each GPU is also read at
+    10 Hz. xids: receives events. inventory: receives the names of the GPUs. load: opens the library.
     """
 
     name = "nvml"
@@ -83,17 +83,17 @@ class NvmlCollector:
         self._laid_out: object = None
         self._found = False
 
-    # --- the node's side ---------------------------------------------------------------------------------------------
+    # --- called by the node ------------------------------------------------------------------------------------------
 
     def collect(self) -> Block:
         if self._library is not None and self._library.dead:
-            # The driver is being reloaded, or has failed: begin anew.
+            # The driver is being reloaded or has failed: reopen the library.
             self.close()
         if self._library is None:
             self._open()
         assert self._library is not None
         with self._library.using():
-            self._look(self._library)
+            self._find_changes(self._library)
         self._watch(self._library)
         return self._publish()
 
@@ -104,17 +104,17 @@ class NvmlCollector:
         self.close()
 
     def acquire(self) -> None:
-        """The next run opens the library again."""
+        """Do nothing: the next run opens the library again."""
 
     def close(self) -> None:
-        """Let go of the driver, and of all that was found by it."""
+        """Close the library, all members and the watcher."""
         if self._watcher is not None:
             self._watcher.stop()
             self._watcher = None
         if self._library is not None:
             if not self._library.busy:
-                # Their buffers are the library's, and are given back while it is there to take them; a call that has
-                # not returned may still write into them.
+                # Members free buffers of the library, so close them first. If a call has not returned, it may still
+                # write into the buffers.
                 for member in self.members():
                     member.close()
             self._library.close()
@@ -126,21 +126,21 @@ class NvmlCollector:
         self._processes.clear()
         self._inventory.processes = ()
 
-    # --- what there is -----------------------------------------------------------------------------------------------
+    # --- inventory ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         try:
             library = self._load(self._path)
         except UnsupportedError as error:
             if self._found:
-                # There were GPUs: the driver is being reloaded or has failed, which is no reason to stop asking.
+                # There were GPUs before: the driver is being reloaded or has failed. Retry.
                 raise SourceError(str(error)) from None
             raise
         self._library = library
         self._driver = library.text("nvmlSystemGetDriverVersion")
 
-    def _look(self, library: Library) -> None:
-        """Compare what there is with what there was. Raises LibraryDeadError, UnsupportedError where no GPU is."""
+    def _find_changes(self, library: Library) -> None:
+        """Find new and changed GPUs. Raise LibraryDeadError, or UnsupportedError if there is no GPU."""
         found = [
             device
             for device in find_devices(library, self._clock, self._devices.values())
@@ -148,7 +148,7 @@ class NvmlCollector:
         ]
         if not found and not self._found:
             self.close()
-            raise UnsupportedError("NVML: no GPU answers")
+            raise UnsupportedError("NVML: no GPU responds")
         self._found = True
         before = set(self._devices)
         changed = False
@@ -164,17 +164,17 @@ class NvmlCollector:
         self._present = {device.uuid for device in found}
         if changed:
             self._topology = (GpuTopologyCollector(tuple(self._devices.values())),)
-            self._tell_inventory()
+            self._update_inventory()
             if self._watcher is not None and before != set(self._devices):
                 self._watcher.stop()
                 self._watcher = None
 
     def _make_members(self, device: Device) -> tuple[Collector, ...]:
-        """The GPU's collectors, each at its own place in the tick."""
+        """Make the collectors of a GPU, with the phase of each."""
         place = list(self._devices).index(device.uuid)
 
         def phase(interval_seconds: float) -> float:
-            """The instant of the GPU's group in each second, at which its slower collectors are run as well."""
+            """Return the phase of the GPU's group, at which its slower collectors run too."""
             turn, group = divmod(place, len(INSTANTS))
             return (turn + INSTANTS[group]) * self._fast_seconds / interval_seconds % 1
 
@@ -182,7 +182,7 @@ class NvmlCollector:
         members: list[Collector] = [
             fast_collector(device, self._fast_seconds, fast),
             slow_collector(device, phase(gpu_slow.INTERVAL_SECONDS)),
-            GpuProcessCollector(device, self._tell_processes, phase(gpu_processes.INTERVAL_SECONDS)),
+            GpuProcessCollector(device, self._update_processes, phase(gpu_processes.INTERVAL_SECONDS)),
         ]
         if device.instances:
             members.append(mig_collector(device, self._fast_seconds, fast))
@@ -191,7 +191,7 @@ class NvmlCollector:
         return tuple(members)
 
     def _watch(self, library: Library) -> None:
-        """Have the events watched, for the handles that there are now."""
+        """Start a watcher of events for the current handles, if none is running."""
         if self._watcher is not None and not self._watcher.alive:
             self._watcher = None
         if self._watcher is None:
@@ -199,19 +199,19 @@ class NvmlCollector:
             self._watcher.start()
 
     def _take_event(self, event: GpuEvent) -> None:
-        """Called in the watcher's thread."""
+        """Add an event to the XIDs. Called in the watcher's thread."""
         if event.kind == "xid":
             self._xids.add(event.device.pci_address, event.code, event.time_ns, "nvml")
         else:
             self._xids.note(event.device.pci_address, event.kind, event.time_ns)
 
-    # --- what others are told ----------------------------------------------------------------------------------------
+    # --- output ------------------------------------------------------------------------------------------------------
 
-    def _tell_processes(self, gpu: str, processes: tuple[GpuProcess, ...]) -> None:
+    def _update_processes(self, gpu: str, processes: tuple[GpuProcess, ...]) -> None:
         self._processes[gpu] = processes
         self._inventory.processes = tuple(one for each in list(self._processes.values()) for one in each)
 
-    def _tell_inventory(self) -> None:
+    def _update_inventory(self) -> None:
         self._inventory.gpus = tuple(
             GpuDevice(
                 device.uuid,
@@ -239,7 +239,7 @@ class NvmlCollector:
         return self._block
 
     def _columns(self, devices: Sequence[Device]) -> list[Column]:
-        """Whether each GPU answers; what each is; what each MIG instance is."""
+        """Return the columns: up of each GPU, then info of each GPU and of its MIG instances."""
         columns = [series("gangwatch_gpu_up", device) for device in devices]
         for device in devices:
             columns.append(
@@ -271,7 +271,7 @@ class NvmlCollector:
 
 
 def _same(known: Device, found: Device) -> bool:
-    """Whether the collectors of the known device can go on."""
+    """Return whether the collectors of the known device can still be used."""
 
     def identity(device: Device) -> object:
         return (device.handle.value, device.pci_address, device.index, device.mig,

@@ -1,7 +1,7 @@
-"""Utilisation over a few seconds, from the samples that the driver keeps (nvmlDeviceGetSamples).
+"""Utilisation over a few seconds, from the samples kept by the driver (nvmlDeviceGetSamples).
 
-The driver samples several times a second on its own. A single reading a second misses what lies between; the samples
-since they were last fetched give the minimum, mean and maximum of all that time.
+The driver samples several times per second. One read per second misses the values between. The samples since the last
+fetch give the minimum, mean and maximum of the whole time.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ GPU_UTILIZATION = 1
 _KIND = c_uint(GPU_UTILIZATION)
 
 ROOM = 256
-"""Samples in one call; drivers keep about a hundred."""
+"""Maximum samples in one call; drivers keep about a hundred."""
 
 _SAMPLE = np.dtype({"names": ["timestamp", "value"], "formats": ["<u8", "<u4"], "offsets": [0, 8], "itemsize": 16})
-"""A sample as numpy sees it; utilisation is an unsigned int in percent."""
+"""A sample as a numpy type; utilisation is an unsigned int in percent."""
 
 STATISTICS = ("min", "mean", "max")
 
 FETCH_RUNS = 4
-"""Samples are fetched at one run in so many, each GPU's at another: a sample covers a sixth of a second to one (nvml.h
-on nvmlUtilization_t), so that ROOM holds far more than four seconds of them; and nobody reads a window of one second
-that is scraped every fifteen."""
+"""Samples are fetched every fourth run, at a different run for each GPU. A sample covers 1/6 s to 1 s (nvml.h on
+nvmlUtilization_t), so ROOM is enough for much more than four seconds. With a scrape every 15 s, a window of one second
+would be of no use."""
 
 
 class UtilizationSamples:
     """Minimum, mean and maximum of the driver's utilisation samples of the last FETCH_RUNS runs."""
 
     def __init__(self, device: Device) -> None:
-        """Raises GpuLostError, LibraryDeadError."""
+        """Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self._function = device.library.function("nvmlDeviceGetSamples")
         self._newest_us = c_ulonglong(0)
@@ -51,7 +51,7 @@ class UtilizationSamples:
         self._runs_left = 0
         self._next_runs = FETCH_RUNS - device.index % FETCH_RUNS
         self._window: tuple[float, ...] = ()
-        # What the driver has kept from before is no part of the first window.
+        # Discard older samples of the driver: they are not part of the first window.
         self.take()
         self.gauges: tuple[Column, ...] = tuple(
             series("gangwatch_gpu_utilization_window_ratio", device, statistic=statistic)
@@ -62,7 +62,7 @@ class UtilizationSamples:
         self._values = values.gauges
 
     def take(self) -> list[float]:
-        """Utilisation, 0 to 1, of each sample since the last call. Raises GpuLostError, LibraryDeadError."""
+        """Return the utilisation, 0 to 1, of each sample since the last call. Raise GpuLostError, LibraryDeadError."""
         if self._function is None:
             return []
         self._count.value = ROOM
@@ -80,7 +80,7 @@ class UtilizationSamples:
             return []
         count = min(self._count.value, ROOM)
         times_us = self._times[:count]
-        # A slot of the driver's ring that was never filled has no time.
+        # An unused slot of the driver's ring has time 0.
         percents = self._percents[:count][times_us > self._newest_us.value].tolist()
         if percents:
             self._newest_us.value = int(times_us.max())

@@ -1,7 +1,7 @@
-"""XIDs, told by the driver's events and by the kernel's log: counted once, dated, and kept as records.
+"""XIDs from driver events and from the kernel log, counted once each, with a time and a record.
 
-A gauge of the newest XID alone is sticky: it says neither when nor how often. Here each occurrence is a record with a
-number of its own, and the counters say how many there were; the same occurrence told by both sources counts once.
+A gauge of the last XID says neither when nor how often XIDs occurred. Here each occurrence is a record with its own
+number, and counters give the totals. An occurrence that both sources report is counted once.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from agent.schema.xid_codes import describe
 Origin = Literal["nvml", "kernel_log"]
 
 SAME_OCCURRENCE_NS = 30_000_000_000
-"""Both sources tell of one occurrence within this time: the log's stamp is the instant itself, the event arrives when
-the watching thread gets to run, which a driver under distress has been seen to put off for seconds."""
+"""Maximum time between the reports of one occurrence by both sources. The log has the exact time. The event arrives
+when the watcher thread runs, which a failing driver was seen to delay by seconds."""
 
 MOST_RECORDS = 1024
-"""Records kept until the node takes them; a storm loses the oldest, and their sequence numbers show that."""
+"""Maximum records kept until the node takes them. The oldest are dropped, which the sequence numbers show."""
 
 MOST_SERIES = 512
-"""Most (GPU, code) pairs counted apart; a node has 8 or 16 GPUs and a bad day a dozen codes."""
+"""Maximum (GPU, code) pairs with a counter. A node has 8 or 16 GPUs, and rarely more than a dozen codes."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """One code on one GPU. untold: for each source the times that the other has not confirmed yet, oldest first."""
+    """One code on one GPU. unconfirmed: for each source the times not yet reported by the other, oldest first."""
 
     total: int = 0
     newest_ns: int = 0
-    untold: dict[Origin, deque[int]] = field(
+    unconfirmed: dict[Origin, deque[int]] = field(
         default_factory=lambda: {"nvml": deque(maxlen=256), "kernel_log": deque(maxlen=256)}
     )
 
 
 class Snapshot(NamedTuple):
-    """What a ledger holds. changes: rises whenever a GPU, a code or an event is new, or a GPU gets its UUID.
-
-    gpus: UUIDs, addresses where none is known, of all GPUs named or told of, sorted.
-    counts: (GPU, code, occurrences, newest wall time in ns), sorted. events: (GPU, event, occurrences), sorted.
-    """
+    """Content of a ledger."""
 
     changes: int
+    """Increases when a GPU, code or event is new, or when the UUID of a GPU becomes known."""
     gpus: tuple[str, ...]
+    """UUIDs of all known GPUs, or addresses where the UUID is not known, sorted."""
     counts: tuple[tuple[str, int, int, int], ...]
+    """(GPU, code, occurrences, newest wall time in ns), sorted."""
     events: tuple[tuple[str, str, int], ...]
+    """(GPU, event, occurrences), sorted."""
 
 
 def _function(pci_address: str) -> str:
-    """The address of the GPU's function 0: the kernel log leaves '.0' away."""
+    """Return the address with the function number, since the kernel log omits '.0'."""
     address = pci_address.lower()
     return address if "." in address else f"{address}.0"
 
 
 class XidLedger:
-    """All XIDs of this node since the agent's start, or as far back as the kernel's log reaches.
+    """All XIDs of this node since the oldest message in the kernel log. Thread-safe.
 
-    May be used from several threads. GPUs are known by their PCI address, as the kernel writes it (0000:3b:00.0); the
-    kernel's log names no other, and a GPU that has fallen off the bus cannot be asked its UUID any more.
+    GPUs are identified by PCI address in the kernel's form (0000:3b:00.0). The kernel log has no other identifier, and
+    the UUID of a GPU that has fallen off the bus cannot be read.
 
-    dropped: XIDs and events that found no room. news: rises with everything that changes what ``newest`` gives.
+    dropped: XIDs and events over the limit. news: increases with every change of the result of ``newest``.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class XidLedger:
         self._changes = 0
 
     def name_gpu(self, gpu_pci_address: str, uuid: str) -> None:
-        """Say which GPU is at the address; from then on its series and records carry the UUID."""
+        """Set the UUID of the GPU at the address, for its series and for later records."""
         with self._lock:
             address = _function(gpu_pci_address)
             if self._uuids.get(address) != uuid:
@@ -89,10 +89,10 @@ class XidLedger:
                 self.news += 1
 
     def add(self, gpu_pci_address: str, code: int, time_ns: int, origin: Origin, message: str = "") -> bool:
-        """One XID as one source tells of it; True where it is new, False where the other source told of it already.
+        """Add an XID reported by one source. Return True if it is new, False if the other source has reported it.
 
-        time_ns: wall clock, nanoseconds since the epoch. message: the log's own words, for the record.
-        Two of one source are always two occurrences; one of each within SAME_OCCURRENCE_NS is one.
+        time_ns: wall clock, nanoseconds since the epoch. message: text of the log, for the record. Two reports of one
+        source are two occurrences. Reports of both sources within SAME_OCCURRENCE_NS are one.
         """
         other: Origin = "kernel_log" if origin == "nvml" else "nvml"
         address = _function(gpu_pci_address)
@@ -104,15 +104,15 @@ class XidLedger:
                     return False
                 count = self._counts[address, code] = _Count()
                 self._changes += 1
-            waiting = count.untold[other]
+            waiting = count.unconfirmed[other]
             while waiting and time_ns - waiting[0] > SAME_OCCURRENCE_NS:
                 waiting.popleft()
             if waiting and abs(time_ns - waiting[0]) <= SAME_OCCURRENCE_NS:
                 waiting.popleft()
                 return False
-            mine = count.untold[origin]
+            mine = count.unconfirmed[origin]
             while mine and time_ns - mine[0] > SAME_OCCURRENCE_NS:
-                mine.popleft()  # the other source will not tell of it any more
+                mine.popleft()  # too old to be reported by the other source
             mine.append(time_ns)
             count.total += 1
             self.news += 1
@@ -122,7 +122,7 @@ class XidLedger:
             return True
 
     def note(self, gpu_pci_address: str, event: str, time_ns: int) -> None:
-        """Something that the driver told of a GPU and that is no XID."""
+        """Add a driver event other than an XID."""
         address = _function(gpu_pci_address)
         with self._lock:
             if (address, event) not in self._events:
@@ -151,14 +151,14 @@ class XidLedger:
         return EventRecord("xid", self._uuids.get(address, address), time_ns, detail)
 
     def take_records(self) -> list[Record]:
-        """The records since the last call, oldest first."""
+        """Return the records since the last call, oldest first."""
         with self._lock:
             taken = list(self._records)
             self._records.clear()
         return taken
 
     def newest(self) -> Snapshot:
-        """Everything counted so far, as of one instant."""
+        """Return all counts, consistent at one time."""
         with self._lock:
             addresses = {*self._uuids, *(address for address, _ in [*self._counts, *self._events])}
             return Snapshot(
@@ -180,13 +180,13 @@ class XidLedger:
 
 
 class XidCollector:
-    """Publishes what the ledger holds; it reads nothing itself, so that no driver can hold it up."""
+    """Collector that publishes the ledger. It calls no driver, so no driver can block it."""
 
     name = "xid"
     lane = "host"
 
     def __init__(self, ledger: XidLedger, interval_seconds: float = 1.0, *, driver_present: bool = True) -> None:
-        """Raises UnsupportedError where the machine has no NVIDIA driver (driver_present is False)."""
+        """Raise UnsupportedError if the machine has no NVIDIA driver (driver_present is False)."""
         if not driver_present:
             raise UnsupportedError("xid: no NVIDIA driver on this machine")
         self.interval_seconds = interval_seconds
@@ -217,7 +217,7 @@ class XidCollector:
 
     @staticmethod
     def _lay_out(newest: Snapshot) -> Block:
-        """Gauges: newest time of each (GPU, code). Counters: those of each (GPU, code), all of each GPU, events."""
+        """Make the block. Gauges: newest time by (GPU, code). Counters: by (GPU, code), by GPU, by event."""
         labels = [(("code", str(code)), ("gpu", uuid)) for uuid, code, _, _ in newest.counts]
         return Block(
             [Column("gangwatch_gpu_xid_newest_timestamp_seconds", pair) for pair in labels],
@@ -235,4 +235,4 @@ class XidCollector:
         return self._ledger.take_records()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the collector holds no resources."""

@@ -1,8 +1,8 @@
-"""What a network driver's own statistics mean: pause, discards, errors of the wire and of PCIe, under one name each.
+"""Mapping of network driver statistics to metrics: pause, discards, and errors of the wire and of PCIe.
 
 Names are those of mlx5 (Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst; en_stats.c), of
-bnxt_en (bnxt_ethtool.c) and of ice (ice_ethtool.c). A driver has hundreds more, most of them a queue's: those are no
-part of a NIC's health, and are left to ``ethtool -S``.
+bnxt_en (bnxt_ethtool.c) and of ice (ice_ethtool.c). Drivers have hundreds more, most of them per queue. They do not
+describe the health of a NIC and are not published; see ``ethtool -S``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NAMED: dict[str, Meaning] = {
         f"tx_pause_storm_{severity}_events": _metric("pause_storm_events", ("severity", severity))
         for severity in ("warning", "error")
     },
-    # Pause of the whole link, as ice names it.
+    # Pause of the whole link (ice).
     "rx_xoff.nic": _metric("pause_frames", ("direction", "receive"), ("priority", "global")),
     "tx_xoff.nic": _metric("pause_frames", ("direction", "transmit"), ("priority", "global")),
     # PCIe. mlx5 reads these as 32 bits, but the overflow as 64 (pcie_perf_stats_desc, pcie_perf_stats_desc64).
@@ -127,7 +127,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Meaning]], ...
 
 
 def ethtool_counter(name: str) -> Meaning | None:
-    """What a driver's statistic is; None for one that is not published."""
+    """Return the meaning of a driver's statistic; None if it is not published."""
     if (meaning := _NAMED.get(name)) is not None:
         return meaning
     for pattern, of_match in _PATTERNS:

@@ -1,9 +1,8 @@
-"""RDMA devices: port counters, hardware counters of every driver, the ports' state.
+"""Collectors of RDMA devices: port counters, hardware counters of every driver, port states.
 
-What tells of congestion, loss and volume is read every interval, through descriptors that are kept or in one netlink
-message a port; what changes seldom, every ten seconds. One collector looks every 15 s which devices there are, and has
-a few collectors for each of them: a device that is gone, stuck or half broken costs its own series, and is back when it
-is back.
+Counters of congestion, loss and volume are read every interval, through open descriptors or with one netlink message
+per port. Values that change rarely are read every 15 s. A parent collector lists the devices every 15 s and has a few
+collectors for each device. So a device that is removed, stuck or faulty affects only its own series.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _STATES = (
 
 
 class FileCounters:
-    """Counters of one device, each in a file of its own that is kept open."""
+    """Collector of counters of one device, each in its own file that stays open."""
 
     lane = LANE
 
@@ -54,9 +53,9 @@ class FileCounters:
         self._valid = self._block.counters_valid.data
 
     def collect(self) -> Block:
-        """Raises SourceError where no file can be read, as when the device is gone."""
+        """Raise SourceError if no file is readable, for example because the device was removed."""
         if not self._files.read_into(self._cells, self._valid) and self._files.unreadable() < len(self._files):
-            raise SourceError(f"{self.name}: none of its {len(self._files)} counter files can be read")
+            raise SourceError(f"{self.name}: none of its {len(self._files)} counter files is readable")
         return self._block
 
     def unreadable(self) -> int:
@@ -68,9 +67,9 @@ class FileCounters:
 
 
 class SlowCounters:
-    """What changes seldom: the ports' state and rate, levels, and the counters that are not read every interval.
+    """Collector of values that change rarely: port states and rates, gauges, and counters of the slow tier.
 
-    first: files that are read before the others for their driver's sake.
+    first: files that must be read before the others because of their driver.
     """
 
     lane = LANE
@@ -97,7 +96,7 @@ class SlowCounters:
         self._valid = self._block.counters_valid.data
 
     def collect(self) -> Block:
-        """Raises SourceError where neither a counter nor a state can be read."""
+        """Raise SourceError if neither a counter nor a state is readable."""
         block = self._block
         block.clear()
         good = self._files.read_into(self._cells, self._valid)
@@ -108,11 +107,11 @@ class SlowCounters:
         for position, folder in enumerate(self._ports):
             good += self._set_state(len(self._levels) + position * len(_STATES), folder)
         if not good and (self._ports or len(self._files)):
-            raise SourceError(f"{self.name}: neither counters nor a port's state can be read")
+            raise SourceError(f"{self.name}: neither counters nor the state of a port are readable")
         return block
 
     def _set_state(self, at: int, folder: str) -> int:
-        """Set one port's state and rate; how many of its files made sense."""
+        """Set the state and rate of one port, and return how many of its files are valid."""
         good = 0
         for index, file in enumerate(("state", "phys_state")):
             try:
@@ -139,7 +138,7 @@ class SlowCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """One device's collectors. index: by which netlink knows it, None where it is not asked."""
+    """Collectors of one device. index: its netlink index, None if netlink is not used."""
 
     device: RdmaDevice
     index: int | None
@@ -158,11 +157,11 @@ class _Members:
 
 
 class RdmaCollector:
-    """Finds the RDMA devices, and makes the collectors of each.
+    """Parent collector that finds the RDMA devices and makes the collectors of each.
 
-    excluded: patterns of device names and PCI addresses that are not read. netlink: makes what asks the kernel for
-    counters; None where the tree is not the running kernel's. ethtool: makes what tells network drivers' statistics.
-    foreign: the devices of containers; None where they are not looked for.
+    excluded: patterns of device names and PCI addresses that are not read. netlink: opens a netlink connection, None if
+    the tree is not that of the running kernel. ethtool: makes a source of network driver statistics. foreign: devices
+    of containers, None if they are not read.
     """
 
     name = "rdma"
@@ -191,7 +190,7 @@ class RdmaCollector:
 
     @classmethod
     def of(cls, sys_root: str, interval_seconds: float, excluded: Sequence[str] = ()) -> RdmaCollector:
-        """Reads `sys_root`, and asks the kernel as well where that is the running one's."""
+        """Make a collector of `sys_root` that also uses netlink and ethtool if the tree is the running kernel's."""
         if is_kernel_tree(sys_root):
             return cls(
                 *(sys_root, interval_seconds),
@@ -226,7 +225,7 @@ class RdmaCollector:
         return block
 
     def members(self) -> tuple[Collector, ...]:
-        """The collectors of all devices, the same objects as long as a device is what it was."""
+        """Return the collectors of all devices, the same objects as long as a device is unchanged."""
         own = (collector for one in self._members.values() for collector in one.collectors())
         return (*own, *(self._foreign.members() if self._foreign is not None else ()))
 
@@ -240,11 +239,11 @@ class RdmaCollector:
         try:
             return self._netlink.devices()
         except UnsupportedError as error:
-            log.info("hardware counters are read from files: %s", error)
+            log.info("RDMA hardware counters are read from files, because netlink is not supported: %s", error)
             self._netlink.close()
             self._netlink = None
         except SourceError as error:
-            log.warning("hardware counters are read from files for now: %s", error)
+            log.warning("RDMA hardware counters are read from files for now, because netlink failed: %s", error)
         return {}
 
     def _member(self, device: RdmaDevice, index: int | None) -> _Members:
@@ -263,14 +262,14 @@ class RdmaCollector:
             try:
                 collector = NetlinkCounters(device, index, fast, naming, self._make_netlink(), self._fast_seconds)
             except SourceError as error:
-                log.info("hardware counters of %s are read from files: %s", device.name, error)
+                log.info("RDMA hardware counters of %s are read from files: %s", device.name, error)
                 naming = Naming(device)
                 for port in device.ports:
                     naming.port_counters(port)
         by_message = isinstance(collector, NetlinkCounters)
         hardware = [one for port in device.ports for one in naming.hardware_files(port)]
         if by_message:
-            # The message tells them all; the lifespan is no counter, and stands in a file alone.
+            # The message contains all counters. The lifespan is not a counter and is only in a file.
             hardware = [one for one in hardware if one.column.metric == "gangwatch_rdma_statistics_lifespan_seconds"]
         fast += [one for one in hardware if is_fast(one.meaning)]
         slow += [one for one in hardware if not is_fast(one.meaning)]
@@ -292,7 +291,7 @@ class RdmaCollector:
 
     @staticmethod
     def _lay_out(members: Sequence[_Members], of_containers: Sequence[str]) -> Block:
-        """Gauges: four about all, the unreadable files of each device, then the info series."""
+        """Make the block: four gauges of totals, the unreadable files of each device, then the info series."""
         gauges = [
             Column("gangwatch_rdma_devices"),
             Column("gangwatch_rdma_devices_excluded"),
@@ -341,7 +340,7 @@ class RdmaCollector:
 
 
 def _first_files(device: RdmaDevice) -> list[str]:
-    """The files that a slow reading begins with, where the driver wants it so."""
+    """Return the files that the driver requires to be read first in the slow tier."""
     if device.driver not in MLX5 and not device.name.startswith("mlx5"):
         return []
     return [

@@ -1,8 +1,8 @@
-"""What the counter files of an RDMA device mean: each driver's word for a thing, and the catalogue's one name for it.
+"""Mapping of the RDMA drivers' counter names to the metrics of the catalogue.
 
 Names are those of the drivers in Linux 4.12 to 6.18: mlx5_ib (drivers/infiniband/hw/mlx5/counters.c), bnxt_re
-(hw_counters.c; from 6.13 on it uses mlx5's words), irdma (verbs.c, generations 1 to 3), efa (efa_verbs.c), rxe
-(rxe_hw_counters.c) and ionic. What stands in no table here is published under its driver's own name: nothing is lost.
+(hw_counters.c; from 6.13 on with mlx5's names), irdma (verbs.c, generations 1 to 3), efa (efa_verbs.c), rxe
+(rxe_hw_counters.c) and ionic. Other counters are published under their driver's name, so none is lost.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Meaning(NamedTuple):
-    """The series that a counter file is: a metric, labels beside device and port, and how it is to be read.
-
-    gauge: a level, not a count. width: of a counter, in bits. scale: a gauge's factor to the base unit.
-    """
+    """Series of a counter file."""
 
     metric: str
     labels: Labels = ()
+    """Labels other than device and port."""
     gauge: bool = False
     width: int = 64
+    """Width of a counter in bits."""
     scale: float = 1.0
+    """Factor of a gauge to the base unit."""
 
 
 PORT_COUNTERS = {
@@ -49,7 +49,7 @@ PORT_COUNTERS = {
     "excessive_buffer_overrun_errors": "buffer_overrun_errors",
     "VL15_dropped": "vl15_dropped",
 }
-"""Files of ports/*/counters (drivers/infiniband/core/sysfs.c), each a metric gangwatch_rdma_port_*_total."""
+"""Files of ports/*/counters (drivers/infiniband/core/sysfs.c) and their metrics gangwatch_rdma_port_*_total."""
 
 _SAME_THING = {
     # Congestion.
@@ -100,7 +100,7 @@ _SAME_THING = {
         "req_rx_rnr_retry_err",
     ),
     "rnr_naks_sent": ("send_rnr_err", "RNR_sent"),
-    # A queue pair that breaks.
+    # Queue-pair failures.
     "transport_retries_exceeded": (
         "req_transport_retries_exceeded",
         "max_retry_exceeded",
@@ -133,7 +133,7 @@ _SAME_THING = {
     "receive_packets": ("rx_pkts", "rdma_rx_packets", "rcvd_pkts", "rx_rdma_ucast_pkts"),
     "transmit_packets": ("tx_pkts", "rdma_tx_packets", "sent_pkts", "tx_rdma_ucast_pkts"),
 }
-"""Metric gangwatch_rdma_*_total: every driver's word for it."""
+"""Metric gangwatch_rdma_*_total: its name in each driver."""
 
 _LABELLED: dict[str, Meaning] = {
     file: Meaning("gangwatch_rdma_operation_bytes_total", (("operation", operation), ("side", side)))
@@ -153,7 +153,7 @@ _LABELLED: dict[str, Meaning] = {
 _LIFESPAN = Meaning("gangwatch_rdma_statistics_lifespan_seconds", gauge=True, scale=1e-3)
 
 _OPEN = "active_"
-"""bnxt_re counts open objects among its counters: levels, which fall as they are closed."""
+"""Prefix of gauges among the counters of bnxt_re: numbers of open objects."""
 
 _MLX5_NARROW = frozenset(
     {
@@ -165,13 +165,13 @@ _MLX5_NARROW = frozenset(
         "roce_adp_retrans_to", "roce_slow_restart", "roce_slow_restart_cnps", "roce_slow_restart_trans",
     }
 )  # fmt: skip
-"""mlx5's q-counters, which the device gives as 32 bits (mlx5_ib_query_q_counters); its others have 64."""
+"""q-counters of mlx5, which have 32 bits (mlx5_ib_query_q_counters); its other counters have 64."""
 
 MLX5 = frozenset({"mlx5", "mlx5_core", "mlx5_ib"})
 
 FIRST = "rx_write_requests"
-"""mlx5 asks the device for all counters at once where the first is read, and answers the rest from that for 10 ms;
-a read of another refreshes nothing and is a firmware command of its own (hw_stat_port_show, lifespan)."""
+"""When this counter is read, mlx5 queries all counters of the device and serves the others from memory for 10 ms. A
+read of another counter does not refresh the rest and is a separate firmware command (hw_stat_port_show, lifespan)."""
 
 _FAST_PORT = frozenset(
     f"gangwatch_rdma_port_{name}_total"
@@ -186,8 +186,8 @@ _FAST = _FAST_PORT | frozenset(
         "rnr_naks_received", "receive_bytes", "transmit_bytes",
     )
 )  # fmt: skip
-"""What is read every second: bytes, and what tells of congestion and loss while a step waits for it. Packets, requests
-and what breaks a connection tell as much after some seconds."""
+"""Metrics that are read every second: bytes, and counters of congestion and loss. For packets, requests and connection
+failures a longer interval is sufficient."""
 
 _BY_FILE: dict[str, Meaning] = {
     file: Meaning(f"gangwatch_rdma_{name}_total") for name, files in _SAME_THING.items() for file in files
@@ -195,18 +195,18 @@ _BY_FILE: dict[str, Meaning] = {
 
 
 def port_counter(file: str) -> Meaning:
-    """What a file of ports/*/counters is; under its own name where it is in no table."""
+    """Return the meaning of a file of ports/*/counters; under its own name if it is in no table."""
     name = PORT_COUNTERS.get(file)
     return own_name(file) if name is None else Meaning(f"gangwatch_rdma_port_{name}_total")
 
 
 def hardware_counter(driver: str, file: str) -> Meaning:
-    """What a hardware counter of the driver is; under its own name where it is in no table."""
+    """Return the meaning of a hardware counter of the driver; under its own name if it is in no table."""
     if file == "lifespan":
         return _LIFESPAN
     if file.startswith(_OPEN):
         return Meaning("gangwatch_rdma_resources", (("resource", file.removeprefix(_OPEN)),), gauge=True)
-    # irdma's newest words have spaces in some kernels and underscores in others.
+    # irdma's newest names have spaces in some kernels and underscores in others.
     meaning = _BY_FILE.get(file.replace(" ", "_")) or own_name(file)
     if driver in MLX5 and file.removeprefix("vport_") in _MLX5_NARROW:
         return meaning._replace(width=32)
@@ -214,10 +214,10 @@ def hardware_counter(driver: str, file: str) -> Meaning:
 
 
 def own_name(file: str) -> Meaning:
-    """The counter under the name that its driver gives it."""
+    """Return the counter under its driver's name."""
     return Meaning("gangwatch_rdma_hw_counters_total", (("counter", file),))
 
 
 def is_fast(meaning: Meaning) -> bool:
-    """Whether the series tells of congestion, loss or volume as it happens, and is worth a read a second."""
+    """Return whether the series is read every second."""
     return meaning.metric in _FAST

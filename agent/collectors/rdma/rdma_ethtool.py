@@ -1,4 +1,4 @@
-"""Pause frames, discards and errors of the wire: what an RDMA device's network driver counts, every ten seconds."""
+"""Collector of an RDMA device's network driver statistics: pause frames, discards and physical errors."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from agent.sources.rdma.infiniband import RdmaDevice
 
 
 class _Port(NamedTuple):
-    """One port's statistics: which of them are published, and where they stand in the block from there on.
-
-    counters: places in the driver's list. gauges: place and factor of each level.
-    """
+    """Published statistics of one port and their indices in the block."""
 
     netdev: str
     names: tuple[str, ...]
+    """All names in the driver's list."""
     counter_at: int
+    """Index of the first counter in the block."""
     counters: npt.NDArray[np.intp]
+    """Positions of the counters in the driver's list."""
     gauge_at: int
+    """Index of the first gauge in the block."""
     gauges: tuple[tuple[int, float], ...]
+    """Position in the driver's list and factor of each gauge."""
 
 
 class EthtoolCounters:
-    """Reads the statistics of each port's netdev; a port without one has none."""
+    """Collector of the statistics of each port's netdev. A port without a netdev has none."""
 
     lane = NETLINK_LANE
 
@@ -45,8 +47,8 @@ class EthtoolCounters:
         self._block = Block()
 
     def collect(self) -> Block:
-        """Raises UnsupportedError where none of the netdevs has statistics, SourceError where none could be asked."""
-        told: dict[str, tuple[tuple[str, ...], npt.NDArray[np.uint64]]] = {}
+        """Raise UnsupportedError if no netdev has statistics, SourceError if none could be read."""
+        found: dict[str, tuple[tuple[str, ...], npt.NDArray[np.uint64]]] = {}
         errors: list[SourceError] = []
         for _, netdev in self._netdevs:
             try:
@@ -54,23 +56,23 @@ class EthtoolCounters:
             except SourceError as error:
                 errors.append(error)
                 continue
-            told[netdev] = (statistics.names, statistics.values.copy())
-        if not told:
+            found[netdev] = (statistics.names, statistics.values.copy())
+        if not found:
             failed = [error for error in errors if not isinstance(error, UnsupportedError)]
             if failed or not self._ports:
                 raise (failed or errors)[0]
-            # They had statistics before: a driver that is being loaded again is no reason never to ask again.
+            # The netdevs had statistics before, so the driver is probably being reloaded: retry.
             raise SourceError(str(errors[0]))
-        if any(port.netdev in told and told[port.netdev][0] is not port.names for port in self._ports) or not (
+        if any(port.netdev in found and found[port.netdev][0] is not port.names for port in self._ports) or not (
             self._ports
         ):
-            self._lay_out({netdev: names for netdev, (names, _) in told.items()})
+            self._lay_out({netdev: names for netdev, (names, _) in found.items()})
         block = self._block
         block.clear()
         for port in self._ports:
-            if port.netdev not in told:
+            if port.netdev not in found:
                 continue
-            values = told[port.netdev][1]
+            values = found[port.netdev][1]
             end = port.counter_at + len(port.counters)
             block.counters[port.counter_at : end] = values[port.counters]
             block.counters_valid[port.counter_at : end] = True
@@ -79,7 +81,7 @@ class EthtoolCounters:
         return block
 
     def _lay_out(self, names_of: dict[str, tuple[str, ...]]) -> None:
-        """Make the block for the names that the drivers have now; a netdev that did not answer keeps its columns."""
+        """Make the block for the drivers' current names. A netdev that did not respond keeps its columns."""
         before = {port.netdev: port.names for port in self._ports}
         counters: list[Column] = []
         gauges: list[Column] = []

@@ -1,9 +1,9 @@
-"""RDMA devices that were given to containers, where the subsystem's namespace mode is exclusive.
+"""Collectors of RDMA devices in containers, if the RDMA subsystem's namespace mode is exclusive.
 
-There /sys shows the host no more of such a device, and its netlink answers in the container's namespace only: each
-question is asked from inside, through a socket that is closed again, since an open one would keep the namespace alive,
-and the device in it, when the container has ended. What is had so are the hardware counters. In the shared mode, the
-default, every device is the host's and nothing here does anything.
+In that mode, /sys of the host does not show devices of containers, and netlink returns them only in the container's
+namespace. So each query uses a socket that is opened in that namespace and then closed: an open socket would keep the
+namespace and its device alive after the end of the container. Only hardware counters are available this way. In the
+shared mode, which is the default, all devices belong to the host, and this module does nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from agent.sources.rdma.netlink import RdmaNetlink, ToldDevice, connect
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 5.0
-"""Each question makes a thread, 0.1 ms: seldomer than the host's own counters."""
+"""Longer than the interval of the host's counters, because each query starts a thread (0.1 ms)."""
 
 MOST_NAMESPACES = 64
-"""Pods with a NIC of their own on one node: as many as it has virtual functions for."""
+"""Maximum number of namespaces: pods with their own NIC, of which a node has at most one per virtual function."""
 
 Enter = Callable[[str, int, Callable[[], socket.socket]], socket.socket]
 
@@ -35,7 +35,7 @@ class ForeignCounters(NetlinkCounters):
     """Hardware counters of one device in another namespace."""
 
     def __init__(self, device: RdmaDevice, index: int, netlink: RdmaNetlink) -> None:
-        """Raises SourceError where it does not answer."""
+        """Raise SourceError if the device does not respond."""
         try:
             super().__init__(device, index, (), Naming(device), netlink, INTERVAL_SECONDS)
         finally:
@@ -49,9 +49,9 @@ class ForeignCounters(NetlinkCounters):
 
 
 class ForeignDevices:
-    """The devices of other namespaces, and their collectors.
+    """Devices in other namespaces and their collectors.
 
-    find: a way into each namespace (``net_namespaces``). enter, connector: for tests without namespaces.
+    find: lists a path to each namespace (``net_namespaces``). enter, connector: replaced in tests without namespaces.
     """
 
     def __init__(
@@ -67,27 +67,27 @@ class ForeignDevices:
         self.unreadable = 0
 
     def look(self, host: RdmaNetlink) -> None:
-        """Find out again what there is. host: our own namespace's end."""
+        """Update the list of devices. host: netlink connection in the agent's own namespace."""
         try:
             self.exclusive = host.exclusive()
         except SourceError:
-            self.exclusive = False  # a kernel from before there were two modes
+            self.exclusive = False  # an old kernel without the exclusive mode
         before, self._known, self.unreadable = self._known, {}, 0
         self._ways = self._find() if self.exclusive else {}
         for inode in list(self._ways)[:MOST_NAMESPACES]:
             try:
-                self._look_into(inode, before)
+                self._add_devices(inode, before)
             except SourceError as error:
                 self.unreadable += 1
-                log.info("RDMA devices of a container: %s", error)
+                log.info("cannot read the RDMA devices of a container's network namespace: %s", error)
 
-    def _look_into(self, inode: int, before: dict[tuple[int, ToldDevice], ForeignCounters]) -> None:
+    def _add_devices(self, inode: int, before: dict[tuple[int, ToldDevice], ForeignCounters]) -> None:
         netlink = RdmaNetlink(lambda: self._enter(self._ways[inode], inode, self._connector))
         try:
-            told = netlink.list_devices()
+            devices = netlink.list_devices()
         finally:
             netlink.close()
-        for one in told:
+        for one in devices:
             known = before.get((inode, one))
             if known is None or known.failures >= NetlinkCounters.FAILURES:
                 asked = RdmaNetlink(lambda: self._enter(self._ways[inode], inode, self._connector))
@@ -95,15 +95,15 @@ class ForeignDevices:
             self._known[inode, one] = known
 
     def members(self) -> tuple[ForeignCounters, ...]:
-        """The same objects as long as a device is where it was."""
+        """Return the collectors, the same objects as long as a device stays in its namespace."""
         return tuple(self._known.values())
 
     def names(self) -> tuple[str, ...]:
         return tuple(one.name for _, one in self._known)
 
 
-def _device(told: ToldDevice) -> RdmaDevice:
-    """What netlink tells of a device; the rest is in a /sys that is not the host's."""
-    ports = tuple(Port(str(number), "", "", (), ()) for number in range(1, told.ports + 1))
-    driver = told.name.partition("_")[0]
-    return RdmaDevice(told.name, "", driver, "", "", "", told.firmware_version, "", "", (), ports)
+def _device(found: ToldDevice) -> RdmaDevice:
+    """Convert a device reported by netlink. Its other attributes are in a /sys that the host does not see."""
+    ports = tuple(Port(str(number), "", "", (), ()) for number in range(1, found.ports + 1))
+    driver = found.name.partition("_")[0]
+    return RdmaDevice(found.name, "", driver, "", "", "", found.firmware_version, "", "", (), ports)

@@ -1,4 +1,4 @@
-"""Hardware counters of an RDMA device in one netlink message a port, and the port counters that only files tell."""
+"""Collector of an RDMA device's hardware counters (one netlink message per port) and of port counters in files."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from agent.sources.rdma.netlink import RdmaNetlink, Shape
 
 
 class _Answer(NamedTuple):
-    """What one port's answer is made of.
-
-    counters: places in the answer of those that are counts; they stand in the block from `at` on, in this order.
-    gauges: place in the answer, gauge column and factor of each level.
-    """
+    """Structure of the response of one port."""
 
     shape: Shape
     at: int
+    """Index of the first counter in the block."""
     counters: npt.NDArray[np.intp]
+    """Positions of the counters in the response, in block order."""
     gauges: tuple[tuple[int, int, float], ...]
+    """Position in the response, gauge column and factor of each gauge."""
 
 
 class NetlinkCounters:
-    """Asks each port of a device every interval.
+    """Collector that queries each port of a device at every run.
 
-    failures: runs in a row that failed. After FAILURES the device's collectors are made anew, which finds out what
-    answers now: an index is another one once the driver has been loaded again.
+    failures: consecutive failed runs. After FAILURES of them the device's collectors are made again, because the index
+    of a device changes when its driver is reloaded.
     """
 
     lane = NETLINK_LANE
@@ -49,8 +48,10 @@ class NetlinkCounters:
         netlink: RdmaNetlink,
         interval_seconds: float,
     ) -> None:
-        """series: counters of files, read beside. Asks once: raises UnsupportedError or SourceError where the device
-        does not answer."""
+        """Query the device once. Raise UnsupportedError or SourceError if it does not respond.
+
+        series: counters that are also read, from files.
+        """
         self.name = f"rdma/{device.name}"
         self.interval_seconds = interval_seconds
         self.failures = 0
@@ -67,7 +68,7 @@ class NetlinkCounters:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Ask each port, and make the block: counters of files first, then each port's in its answer's order."""
+        """Query each port and make the block: counters of files, then those of each port in response order."""
         counters = list(self._file_columns)
         gauges: list[Column] = []
         self._answers = []
@@ -96,22 +97,22 @@ class NetlinkCounters:
 
     def collect(self) -> Block:
         try:
-            told = self._ask()
-            if told is None:
-                # The driver has other counters than before: optional ones were switched on or off.
+            responses = self._query()
+            if responses is None:
+                # The driver's counters changed: optional ones were switched on or off.
                 self._lay_out()
-                told = self._ask()
-                if told is None:
-                    raise SourceError("the driver's counters changed between two answers")
+                responses = self._query()
+                if responses is None:
+                    raise SourceError("the driver's counters changed between two responses")
         except SourceError as error:
             self.failures += 1
-            # It has answered before: that it does not now is no reason never to ask again.
+            # The device responded before, so an UnsupportedError is not permanent: convert it and retry.
             raise SourceError(f"{self.name}: {error}") from None
         self.failures = 0
         block = self._block
         block.clear()
         self._files.read_into(self._cells, self._valid)
-        for answer, values in zip(self._answers, told, strict=True):
+        for answer, values in zip(self._answers, responses, strict=True):
             end = answer.at + len(answer.counters)
             block.counters[answer.at : end] = np.array(values, np.uint64)[answer.counters]
             block.counters_valid[answer.at : end] = True
@@ -119,18 +120,18 @@ class NetlinkCounters:
                 block.set_gauge(gauge, values[place] * scale)
         return block
 
-    def _ask(self) -> list[tuple[int, ...]] | None:
-        """Each port's values; None where an answer is not of the shape that it had."""
-        told: list[tuple[int, ...]] = []
+    def _query(self) -> list[tuple[int, ...]] | None:
+        """Return the values of each port; None if the structure of a response has changed."""
+        responses: list[tuple[int, ...]] = []
         for port, answer in zip(self._ports, self._answers, strict=True):
             values = answer.shape.values(self._netlink.buffer, self._netlink.statistics(self._index, int(port)))
             if values is None:
                 return None
-            told.append(values)
-        return told
+            responses.append(values)
+        return responses
 
     def unreadable(self) -> int:
-        """Counter files that are left alone at present because they gave no number."""
+        """Return the number of counter files that are skipped for now because they returned no number."""
         return self._files.unreadable()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which series the counters of an RDMA device are: each its own, whatever a driver calls them."""
+"""Mapping of the counters of an RDMA device to unique series, independent of the driver's names."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from agent.sources.rdma.infiniband import Port, RdmaDevice
 
 LANE = "sysfs"
 NETLINK_LANE = "netlink"
-"""Lanes of what reads files, and of what asks through sockets, where the kernel may hold a lock for long."""
+"""Lanes of collectors that read files, and of those that use sockets, where the kernel may hold a lock for long."""
 
 SLOW_SECONDS = 15.0
 
 RETRY_SECONDS = 600.0
-"""A file that gave no number is asked again after ten minutes: asking may cost a line in the kernel's log each time
-(node_exporter issue 3434: the log filled up)."""
+"""Time after which a file without a number is read again. Each read may write a line to the kernel log (node_exporter
+issue 3434: the log filled up)."""
 
 
 class Series(NamedTuple):
-    """One counter and the series that it is; path is empty where it is not read from a file."""
+    """One counter and its series. path: its file, '' if it is not read from a file."""
 
     path: str
     column: Column
@@ -34,33 +34,33 @@ def column_of(meaning: Meaning, device: str, port: str) -> Column:
 
 
 class Naming:
-    """Gives each counter of one device its series, no two the same one."""
+    """Mapping of the counters of one device to unique series."""
 
     def __init__(self, device: RdmaDevice) -> None:
         self._device = device
-        # Where sysfs does not tell the driver, the device's name begins with its word (mlx5_0).
+        # If sysfs does not name the driver, take it from the prefix of the device name (mlx5_0).
         self._driver = device.driver or device.name.partition("_")[0]
         self._taken: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
 
     def port_counters(self, port: Port) -> list[Series]:
-        """Those of ports/N/counters."""
+        """Return the series of ports/N/counters."""
         folder = f"{self._device.path}/ports/{port.number}/counters"
         return [self._series(f"{folder}/{file}", file, port_counter(file), port.number) for file in port.counters]
 
     def hardware_files(self, port: Port) -> list[Series]:
-        """Those of ports/N/hw_counters."""
+        """Return the series of ports/N/hw_counters."""
         folder = f"{self._device.path}/ports/{port.number}/hw_counters"
-        # The one that makes mlx5 ask its device comes before those that are then answered from memory.
+        # Read FIRST before the others: it makes mlx5 query the device, and the others are then served from memory.
         ordered = sorted(port.hardware_counters, key=lambda file: file != FIRST)
         return [self._hardware(f"{folder}/{file}", file, port.number) for file in ordered]
 
     def device_files(self) -> list[Series]:
-        """Those of the device's own hw_counters; their port is ''."""
+        """Return the series of the device's own hw_counters; their port is ''."""
         folder = f"{self._device.path}/hw_counters"
         return [self._hardware(f"{folder}/{file}", file, "") for file in self._device.hardware_counters]
 
     def hardware(self, names: Iterable[str], port: str) -> list[Series]:
-        """Counters that the kernel tells by name."""
+        """Return the series of counters that netlink reports by name."""
         return [self._hardware("", name, port) for name in names]
 
     def _hardware(self, path: str, file: str, port: str) -> Series:
@@ -69,7 +69,7 @@ class Naming:
     def _series(self, path: str, file: str, meaning: Meaning, port: str) -> Series:
         column = column_of(meaning, self._device.name, port)
         if (column.metric, column.labels) in self._taken:
-            # Two of one meaning, as where a driver has both an old name and a new one.
+            # Two counters have the same meaning, for example if a driver has an old and a new name.
             meaning = own_name(file)._replace(width=meaning.width)
             column = column_of(meaning, self._device.name, port)
         self._taken.add((column.metric, column.labels))

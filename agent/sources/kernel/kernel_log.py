@@ -1,7 +1,8 @@
-"""The kernel's log, record by record, from the oldest that it still has: /dev/kmsg.
+"""Reader of the kernel log, /dev/kmsg, from its oldest record.
 
-Form of a record: Documentation/ABI/testing/dev-kmsg of the kernel. Each read gives one record whole; a reader that was
-overtaken is told so (EPIPE) and goes on with the oldest that is left. A recorded log is a file of the same lines.
+The format is in Documentation/ABI/testing/dev-kmsg of the kernel. Each read returns one complete record. If unread
+records were overwritten, read fails with EPIPE and continues with the oldest record. A recorded log is a file of the
+same lines.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import NamedTuple
 from agent.schema.errors import SourceError, UnsupportedError
 
 RECORD_BYTES = 16384
-"""A record with its prefix and dictionary is at most 8 KiB (CONSOLE_EXT_LOG_MAX); a shorter buffer gives EINVAL."""
+"""Buffer size. A record with prefix and dictionary has at most 8 KiB (CONSOLE_EXT_LOG_MAX); a short buffer gives
+EINVAL."""
 
 _KERNEL = 0
-"""Facility of what the kernel itself says. A process that writes to /dev/kmsg is given another (devkmsg_write)."""
+"""Facility of the kernel's own messages. Messages that processes write to /dev/kmsg have another (devkmsg_write)."""
 
 
 class LogRecord(NamedTuple):
-    """One record. level: 0 emergency to 7 debug. microseconds: since the boot, by the kernel's own clock."""
+    """One record. level: 0 emergency to 7 debug. microseconds: since boot, by the kernel's log clock."""
 
     facility: int
     level: int
@@ -34,23 +36,23 @@ class LogRecord(NamedTuple):
 
 
 def parse_record(line: bytes) -> LogRecord:
-    """One record without its dictionary lines. Raises SourceError for bytes that are not of its form."""
+    """Parse one record without its dictionary lines. Raise SourceError if it is malformed."""
     prefix, semicolon, text = line.partition(b";")
     fields = prefix.split(b",")
     if not semicolon or len(fields) < 3 or not all(field.isdigit() and len(field) <= 20 for field in fields[:3]):
-        raise SourceError(f"kernel log: {line[:80]!r} is no record")
+        raise SourceError(f"kernel log: {line[:80]!r} is not a valid record")
     priority, sequence, microseconds = (int(field) for field in fields[:3])
     return LogRecord(priority >> 3, priority & 7, sequence, microseconds, text.decode("utf-8", "replace"))
 
 
 class KernelLog:
-    """Reads the log from its beginning, and then what is added to it. Never waits.
+    """Non-blocking reader of the log from its oldest record on.
 
-    lost: records that were overwritten before they were read. malformed: lines that are no records.
+    lost: records that were overwritten before they were read. malformed: invalid lines.
     """
 
     def __init__(self, path: str) -> None:
-        """Raises UnsupportedError where there is no such log, or no right to read it."""
+        """Raise UnsupportedError if the log does not exist or may not be read."""
         self.lost = 0
         self.malformed = 0
         self._path = path
@@ -59,12 +61,12 @@ class KernelLog:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except PermissionError:
-            raise UnsupportedError(f"{path}: needs the capability SYSLOG (kernel.dmesg_restrict is 1)") from None
+            raise UnsupportedError(f"{path}: requires the capability SYSLOG (kernel.dmesg_restrict is 1)") from None
         except OSError as error:
             raise UnsupportedError(f"{path}: {error.strerror}") from None
 
     def read(self, most: int) -> list[LogRecord]:
-        """The next records, at most about so many. Raises SourceError where the log cannot be read."""
+        """Return the next records, about `most` at most. Raise SourceError if the log cannot be read."""
         records: list[LogRecord] = []
         while len(records) < most:
             try:
@@ -73,10 +75,10 @@ class KernelLog:
                 break
             except OSError as error:
                 if error.errno == errno.EPIPE:
-                    continue  # overtaken; how many were lost shows in the next record's number
+                    continue  # records were overwritten; the next sequence number shows how many
                 raise SourceError(f"{self._path}: {error.strerror}") from None
             if not data:
-                break  # the end of a recorded log, for now
+                break  # the current end of a recorded log
             self._split(data, records)
         return records
 
@@ -92,7 +94,7 @@ class KernelLog:
             self._rest = b""
         for line in lines:
             if not line or line.startswith(b" "):
-                continue  # the dictionary: what it says of the device stands in the text too
+                continue  # the dictionary: the text contains the device too
             try:
                 record = parse_record(line)
             except SourceError:

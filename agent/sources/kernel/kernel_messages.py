@@ -1,7 +1,7 @@
-"""What the kernel's messages mean to a training node: GPUs, NICs, PCIe, memory, hung tasks, storage that stalls.
+"""Parser of kernel messages that matter to training: GPUs, NICs, PCIe, memory, hung tasks, stalled storage.
 
-Wordings are those of Linux 5.4 to 6.18 (mm/oom_kill.c, kernel/hung_task.c, drivers/pci/pcie/aer.c and dpc.c, mlx5, bnxt
-and ice, fs/nfs, net/sunrpc) and of NVIDIA's driver 470 to 580. A message of none of these is none of our business.
+The patterns match Linux 5.4 to 6.18 (mm/oom_kill.c, kernel/hung_task.c, drivers/pci/pcie/aer.c and dpc.c, mlx5, bnxt
+and ice, fs/nfs, net/sunrpc) and NVIDIA's driver 470 to 580. Other messages are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NETWORK_DRIVER = r"(?P<driver>mlx5_core|mlx4_en|bnxt_en|ice|efa|ionic|i40e)"
 
 
 class Event(NamedTuple):
-    """What a message tells of. entity: a PCI address, a device, a process or a server; detail: what else it says."""
+    """Event in a message. entity: a PCI address, device, process or server; detail: other values in the message."""
 
     kind: str
     entity: str
@@ -102,14 +102,14 @@ _PATTERNS: tuple[_Pattern, ...] = (
 KINDS = tuple(dict.fromkeys(pattern.kind for pattern in _PATTERNS))
 
 MOST_READ = 1024
-"""The kernel's own limit for a message (PRINTKRB_RECORD_MAX): of what is longer, the rest is not looked through."""
+"""Maximum characters of a message that are parsed: the kernel's own limit (PRINTKRB_RECORD_MAX)."""
 
 MOST_TEXT = 512
-"""Of a message, in a record; the rest is in the log itself."""
+"""Maximum characters of a message in a record."""
 
 
 def parse_message(text: str) -> Event | None:
-    """What a message tells of; None for one that is none of the above."""
+    """Return the event in a message; None if it matches no pattern."""
     text = text[:MOST_READ]
     for pattern in _PATTERNS:
         match = pattern.expression.search(text)
@@ -124,7 +124,7 @@ def parse_message(text: str) -> Event | None:
 
 
 def pci_address(text: str) -> str:
-    """As sysfs writes it: lower case, four digits of domain (the driver writes eight), and a function."""
+    """Convert to the form of sysfs: lower case, four digits of domain (the driver has eight), and a function."""
     domain, _, rest = text.lower().partition(":")
     address = f"{int(domain, 16):04x}:{rest}"
     return address if "." in rest else f"{address}.0"

@@ -1,10 +1,10 @@
-"""NVML, the driver's library, loaded without any binding between: the hot path is a prepared call through ctypes.
+"""NVML, the driver's library, called directly through ctypes without a binding library.
 
-A value that this GPU or driver does not have is asked for once and then left alone. A GPU that has fallen off the bus
-is asked again only now and then, since every call on it may take the driver's lock for long. A symbol that is missing
-is a value that this driver does not have. What the codes mean: agent/sources/nvml/nvml_interface.py.
+A value that this GPU or driver does not support is queried once and then skipped. A missing symbol counts as such a
+value. A GPU that has fallen off the bus is retried rarely, since each call on it may hold the driver's lock for long.
+For return codes see agent/sources/nvml/nvml_interface.py.
 
-Calls may come from several threads; the library serialises them itself.
+Calls from several threads are allowed; the library serialises them.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from agent.sources.nvml.nvml_interface import (
 LIBRARY = "libnvidia-ml.so.1"
 
 RETRY_LOST_SECONDS = 30.0
-"""A lost GPU is left alone for so long between attempts."""
+"""Time between attempts to use a lost GPU."""
 
 _TEXT_BYTES = 96
-"""NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE, the longest texts that are asked for."""
+"""NVML_DEVICE_UUID_V2_BUFFER_SIZE and NVML_DEVICE_NAME_V2_BUFFER_SIZE, the longest texts that are read."""
 
 
 class GpuLostError(SourceError):
-    """This GPU has fallen off the bus or needs a reset; the others are well."""
+    """This GPU has fallen off the bus or needs a reset. Other GPUs are not affected."""
 
 
 class LibraryDeadError(SourceError):
-    """The driver is gone, or another than this library is for; nothing answers until it is loaded anew."""
+    """The driver is unloaded or does not match this library. All calls fail until the library is reloaded."""
 
 
 def pci_address(bus_id: str) -> str:
-    """NVML's bus id as the kernel writes it: '00000000:3B:00.0' -> '0000:3b:00.0'."""
+    """Convert NVML's bus id to the kernel's form: '00000000:3B:00.0' -> '0000:3b:00.0'."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
 class Library:
-    """The library, loaded and initialised. ``close`` gives the driver back and, where nothing is inside of it, unloads.
+    """The loaded and initialised library. ``close`` releases the driver, and unloads the library if no call is running.
 
-    dead: set by the first call that says so, and by ``close``; whoever owns the library then opens another.
+    dead: set by ``close`` and by a call that reports it. The owner of the library then opens another.
     """
 
     def __init__(self, path: str | None = None) -> None:
-        """path: what to load instead of the system's libnvidia-ml.so.1.
+        """path: library to load instead of the system's libnvidia-ml.so.1.
 
-        Raises UnsupportedError where there is no library or driver, SourceError where it fails otherwise.
+        Raise UnsupportedError if there is no library or driver, SourceError for other failures.
         """
         try:
             self._library: ctypes.CDLL | None = ctypes.CDLL(path or LIBRARY)
@@ -82,7 +82,7 @@ class Library:
         start = self.function("nvmlInit_v2")
         if start is None:
             self._unload()
-            raise UnsupportedError(f"NVML: {path or LIBRARY} has no nvmlInit_v2: it is no NVML")
+            raise UnsupportedError(f"NVML: {path or LIBRARY} has no nvmlInit_v2 and is not an NVML library")
         code = start()
         if code != SUCCESS:
             self._unload()
@@ -90,7 +90,7 @@ class Library:
             raise kind(f"NVML: nvmlInit: {code_text(code)}")
 
     def function(self, symbol: str) -> Callable[..., int] | None:
-        """The symbol, as a function that gives NVML's code; None where this driver has none of that name."""
+        """Return the function of the symbol, which returns NVML's code; None if this driver does not have it."""
         if self._library is None:
             raise LibraryDeadError("NVML: the library is closed")
         try:
@@ -101,30 +101,30 @@ class Library:
         return found
 
     def call(self, symbol: str, *arguments: Any) -> int:
-        """Call once, for what is asked rarely; 13 (FUNCTION_NOT_FOUND) where the symbol is missing."""
+        """Call a symbol that is used rarely. Return 13 (FUNCTION_NOT_FOUND) if it is missing."""
         function = self.function(symbol)
         return 13 if function is None else function(*arguments)
 
     def text(self, symbol: str, *before: Any) -> str:
-        """The text that the call writes into a buffer; '' where this driver or GPU has none."""
+        """Return the text that the call writes into a buffer; '' if this driver or GPU does not support it."""
         buffer = (c_char * _TEXT_BYTES)()
         code = self.call(symbol, *before, buffer, c_uint(_TEXT_BYTES))
         self.check(code, symbol)
         return buffer.value.decode("utf-8", "replace") if code == SUCCESS else ""
 
     def check(self, code: int, what: str) -> None:
-        """Raise LibraryDeadError where the code says so."""
+        """Raise LibraryDeadError if the code means that the library is dead."""
         if code in DEAD:
             self.dead = True
             raise LibraryDeadError(f"NVML: {what}: {code_text(code)}")
 
     @property
     def missing(self) -> frozenset[str]:
-        """Symbols that were asked for and are not in this driver's library."""
+        """Symbols that were requested and are missing in this driver's library."""
         return frozenset(self._missing)
 
     def using(self) -> Library:
-        """Calls are made inside ``with``; the library is not unloaded meanwhile."""
+        """Return a context manager for calls. The library is not unloaded inside ``with``."""
         return self
 
     def __enter__(self) -> None:
@@ -137,19 +137,19 @@ class Library:
 
     @property
     def busy(self) -> bool:
-        """Whether a call has not returned."""
+        """Whether a call is running."""
         with self._lock:
             return self._inside > 0
 
     @property
     def closed(self) -> bool:
-        """Whether it can be asked nothing any more: of one that is only dead, what is its own can still be freed."""
+        """Whether ``close`` was called. Buffers can still be freed in a dead library that is not closed."""
         return self._library is None
 
     def close(self) -> None:
-        """Let go of the driver; an open handle would block a GPU's reset and the driver's unloading.
+        """Release the driver, since an open handle blocks the reset of a GPU and unloading of the driver.
 
-        A call that has not returned keeps the library mapped: unmapping it would take the code away under its feet.
+        The library stays mapped while a call is running in it.
         """
         if self._library is None:
             return
@@ -163,7 +163,7 @@ class Library:
             self._unload()
 
     def _unload(self) -> None:
-        """Unmap the library, so that the next one loaded is the one on disk: a new driver brings a new library."""
+        """Unmap the library, so that the next load uses the file on disk: a new driver has a new library."""
         if self._library is not None:
             _ctypes.dlclose(self._library._handle)
             self._library = None
@@ -171,26 +171,25 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One MIG compute instance. profile: as in '1g.10gb'.
-
-    profile_id, placement: nvidia-smi's number of the GPU instance's profile and its first slice of memory, by which
-    resource claims name it; None where the driver does not tell, as it does nobody but root.
-    """
+    """One MIG compute instance."""
 
     uuid: str
     profile: str
+    """Such as '1g.10gb'."""
     gpu_instance: int
     compute_instance: int
     handle: c_void_p
     profile_id: int | None = None
+    """nvidia-smi's number of the GPU instance's profile, used in resource claims; None without root."""
     placement: int | None = None
+    """First memory slice of the GPU instance, used in resource claims; None without root."""
 
 
 @dataclass(slots=True)
 class Device:
-    """One GPU, and whether it answers. The UUID is its identity: an index changes when another GPU fails.
+    """One GPU and its state. The UUID identifies it, since the index changes when another GPU fails.
 
-    minor: N of /dev/nvidiaN, None where it is not told. mig: None where the GPU has no MIG.
+    minor: N of /dev/nvidiaN, None if not known. mig: whether MIG is on, None if the GPU does not support it.
     """
 
     library: Library
@@ -208,14 +207,17 @@ class Device:
     lost_until_ns: int | None = None
 
     def check_present(self) -> None:
-        """Raise GpuLostError while the GPU is left alone; the first call after that shows whether it is back."""
+        """Raise GpuLostError if the GPU is lost and the retry time has not passed."""
         if self.lost_until_ns is not None:
             if self.clock.monotonic_ns() < self.lost_until_ns:
                 raise GpuLostError(f"GPU {self.uuid} at {self.pci_address} is lost")
             self.lost_until_ns = None
 
     def judge(self, code: int, what: str) -> bool:
-        """Whether the code means never; raises where it is about the GPU or the library as a whole."""
+        """Return whether the code means that the value is not supported.
+
+        Raise GpuLostError or LibraryDeadError if it is about the GPU or library as a whole.
+        """
         if code in LOST:
             self.lost_until_ns = self.clock.monotonic_ns() + round(RETRY_LOST_SECONDS * 1e9)
             raise GpuLostError(f"GPU {self.uuid} at {self.pci_address}: {what}: {code_text(code)}")
@@ -224,7 +226,7 @@ class Device:
 
 
 class Values(NamedTuple):
-    """Where the values of some columns go: views of the arrays of a block. All is absent there before a read."""
+    """Destination of the values of some columns: views of the arrays of a block. All are absent before a read."""
 
     gauges: GaugeArray
     counters: CounterArray
@@ -237,8 +239,8 @@ _Array = TypeVar("_Array", bound="np.ndarray[Any, Any]")
 
 
 def one_copy(array: _Array) -> _Array:
-    """An array of these values that all who want them share, and nobody writes: a node's GPUs are of one model, and
-    what the first one's reading brought into the processor's cache is there for the next.
+    """Return a shared read-only array with these values. The GPUs of a node are usually of one model, so the array is
+    still in the CPU's cache when the next GPU is read.
     """
     array.flags.writeable = False
     found: _Array = _copies.setdefault((array.dtype.str, array.tobytes()), array)
@@ -246,12 +248,12 @@ def one_copy(array: _Array) -> _Array:
 
 
 class Query:
-    """One prepared call on a device. Not asked again once it is known that the answer is never."""
+    """One prepared call on a device. It is not made again once it is known to be unsupported."""
 
     __slots__ = ("_arguments", "_device", "_function", "symbol")
 
     def __init__(self, device: Device, symbol: str, *arguments: Any, handle: c_void_p | None = None) -> None:
-        """handle: of one of the device's MIG instances, where it is about that."""
+        """handle: of a MIG instance of the device, if the call is for an instance."""
         self.symbol = symbol
         self._device = device
         self._function = device.library.function(symbol)
@@ -262,7 +264,7 @@ class Query:
         return self._function is None
 
     def ask(self) -> bool:
-        """Whether the call answered just now. Raises GpuLostError, LibraryDeadError."""
+        """Make the call and return whether it succeeded. Raise GpuLostError or LibraryDeadError."""
         function = self._function
         if function is None:
             return False
@@ -285,10 +287,10 @@ def _number(library: Library, symbol: str, handle: c_void_p) -> int | None:
 
 
 def find_devices(library: Library, clock: Clock | None = None, known: Iterable[Device] = ()) -> tuple[Device, ...]:
-    """The GPUs that tell who they are now, in the driver's order; one that is lost is not among them.
+    """Return the GPUs that respond, in the driver's order, without lost ones.
 
-    known: those of the last time; where a GPU does not tell its MIG instances this time, they are taken to be as then.
-    Raises LibraryDeadError, or SourceError where they cannot even be counted.
+    known: GPUs of the previous call. If the MIG instances of a GPU cannot be read now, the previous ones are kept.
+    Raise LibraryDeadError, or SourceError if the GPUs cannot be counted.
     """
     count = c_uint()
     code = library.call("nvmlDeviceGetCount_v2", byref(count))
@@ -320,7 +322,7 @@ def find_devices(library: Library, clock: Clock | None = None, known: Iterable[D
 
 
 def describe_device(device: Device) -> None:
-    """Fill in what does not change while the driver is loaded: model, minor number, serial, VBIOS."""
+    """Set the attributes that do not change while the driver is loaded: model, minor number, serial, VBIOS."""
     library, handle = device.library, device.handle
     device.model = library.text("nvmlDeviceGetName", handle)
     device.serial = library.text("nvmlDeviceGetSerial", handle)
@@ -329,7 +331,7 @@ def describe_device(device: Device) -> None:
 
 
 def _find_instances(device: Device, before: Device | None) -> None:
-    """Fill in whether MIG is switched on, and the instances that are configured. Raises GpuLostError."""
+    """Set whether MIG is on, and the configured instances. Raise GpuLostError."""
     library = device.library
     current, pending, most = c_uint(), c_uint(), c_uint()
     code = library.call("nvmlDeviceGetMigMode", device.handle, byref(current), byref(pending))
@@ -345,7 +347,7 @@ def _find_instances(device: Device, before: Device | None) -> None:
         handle = c_void_p()
         code = library.call("nvmlDeviceGetMigDeviceHandleByIndex", device.handle, c_uint(index), byref(handle))
         if code != SUCCESS:
-            if code != NOT_FOUND:  # which is an empty slot
+            if code != NOT_FOUND:  # NOT_FOUND means an empty slot
                 device.judge(code, "nvmlDeviceGetMigDeviceHandleByIndex")
             continue
         uuid = library.text("nvmlDeviceGetUUID", handle)
@@ -358,7 +360,7 @@ def _find_instances(device: Device, before: Device | None) -> None:
 
 
 def _placement(device: Device, gpu_instance: int) -> tuple[int | None, int | None]:
-    """The number of the GPU instance's profile, and its first slice of memory. Raises GpuLostError."""
+    """Return the profile number and first memory slice of the GPU instance. Raise GpuLostError."""
     handle, info = c_void_p(), GpuInstanceInfo()
     library = device.library
     code = library.call("nvmlDeviceGetGpuInstanceById", device.handle, c_uint(gpu_instance), byref(handle))
@@ -371,7 +373,7 @@ def _placement(device: Device, gpu_instance: int) -> tuple[int | None, int | Non
 
 
 def _profile(library: Library, handle: c_void_p) -> str:
-    """The instance's profile: the end of its name, or made of its attributes as the driver makes it."""
+    """Return the instance's profile: the end of its name, or built from its attributes like the driver does."""
     name = library.text("nvmlDeviceGetName", handle)
     _, found, profile = name.partition(" MIG ")
     if found:
@@ -388,10 +390,10 @@ def _profile(library: Library, handle: c_void_p) -> str:
 def growing_list(
     function: Callable[..., int], entry: Any, *before: Any, after: tuple[Any, ...] = ()
 ) -> tuple[int, Any]:
-    """Call for a list whose length is not known: (code, the entries as a sliceable array).
+    """Call a function that writes a list of unknown length. Return (code, entries as a sliceable array).
 
-    The call's arguments are `before`, a pointer to the length, the array, `after`. Where the list outgrew the room it
-    says so and is asked once more with twice what it wanted; a list that grows faster than that is cut.
+    The arguments of the call are `before`, a pointer to the length, the array, `after`. If the array is too short, the
+    call is repeated with twice the required length, three times at most.
     """
     room = 32
     for _ in range(3):

@@ -1,7 +1,7 @@
-"""Calls of one GPU that each write a few numbers, made one after another and taken out together.
+"""Batch of calls on one GPU that each return a few numbers.
 
-What is asked every second must not cost by the value: the answers of all calls lie side by side in one piece of memory,
-and numpy takes the numbers of a kind out of it at once.
+To keep the cost per value low, the results of all calls are in one memory area, and numpy copies all numbers of one
+size at once.
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ _Answer = type[ctypes.Structure] | type[c_uint] | type[c_ulonglong]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call, which writes `answer` behind the handle and `before`.
-
-    numbers: where in the answer each column's number stands: a field's name, or '' for all of it. factor: from its unit
-    to the columns'. bits: of an answer that is one number, a column for each of them instead, 1 where it is set.
-    """
+    """One call. Its arguments are the handle, `before`, and a pointer to `answer`."""
 
     symbol: str
     answer: _Answer
     columns: tuple[Column, ...]
     numbers: tuple[str, ...] = ("",)
+    """Field of the answer for each column; '' for the whole answer."""
     factor: float = 1.0
+    """From the unit of the number to that of the column."""
     bits: tuple[int, ...] = ()
+    """For an answer that is a bit mask: the bit of each column, whose value is 1 if it is set."""
     before: tuple[Any, ...] = ()
 
     def places(self) -> list[tuple[int, int]]:
-        """Offset and size of each number in the answer, in bytes."""
+        """Return offset and size of each number in the answer, in bytes."""
         fields = [getattr(self.answer, name) if name else None for name in self.numbers]
         return [(0, ctypes.sizeof(self.answer)) if one is None else (one.offset, one.size) for one in fields]
 
 
 class CallBatch:
-    """The calls that a GPU answers. ``gauges`` are their columns: of four-byte numbers, of eight-byte ones, of bits."""
+    """Calls that a GPU supports. ``gauges`` are the columns of 4-byte numbers, then 8-byte numbers, then bits."""
 
     counters: tuple[Column, ...] = ()
 
     def __init__(self, device: Device, calls: Iterable[Call | tuple[Call, Call]]) -> None:
-        """Asks each once; what never answers has no columns. Of two, the second is taken where there is no first.
+        """Make each call once; unsupported calls have no columns. Of a pair, the second is the fallback of the first.
 
-        Raises GpuLostError, LibraryDeadError.
+        Raise GpuLostError or LibraryDeadError.
         """
         self._device = device
         taken: list[Call] = []
@@ -81,7 +80,7 @@ class CallBatch:
             for (offset, width), column in zip(call.places(), call.columns, strict=True):
                 (wide if width == 8 else narrow).append(((start + offset) // width, call.factor, column))
         self.gauges: tuple[Column, ...] = tuple(column for *_, column in (*narrow, *wide, *flags))
-        # Signed: a temperature may be below zero, and nothing else of four bytes comes near 2^31.
+        # Signed, since a temperature may be negative, and no other 4-byte value comes near 2^31.
         self._narrow, self._wide = np.frombuffer(memory, np.int32), np.frombuffer(memory, np.uint64)
         self._narrow_at = one_copy(np.array([at for at, *_ in narrow], np.intp))
         self._wide_at = one_copy(np.array([at for at, *_ in wide], np.intp))
@@ -112,7 +111,7 @@ class CallBatch:
                     self._gauges[index] = math.nan
 
     def _failed(self, position: int, code: int) -> Call:
-        """Take note of a call that did not answer, and leave it alone if it never will; which it is."""
+        """Return the call that failed. If it is unsupported, do not make it again."""
         call = self._asked[position]
         if self._device.judge(code, call.symbol):
             self._calls[position] = (_never_again(code), ())
@@ -120,7 +119,7 @@ class CallBatch:
 
 
 def _answers(device: Device, call: Call) -> bool:
-    """Whether the GPU answers the call, or may do so later. Raises GpuLostError, LibraryDeadError."""
+    """Return whether the GPU supports the call, perhaps later. Raise GpuLostError or LibraryDeadError."""
     function = device.library.function(call.symbol)
     if function is None:
         return False
@@ -129,6 +128,6 @@ def _answers(device: Device, call: Call) -> bool:
 
 
 def _never_again(code: int) -> Callable[..., int]:
-    """Instead of a call that is known never to be answered: its code, without asking."""
+    """Return a replacement for an unsupported call, which returns its code."""
     assert code in NEVER
     return lambda: code

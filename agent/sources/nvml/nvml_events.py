@@ -1,7 +1,7 @@
-"""The driver's events: XIDs above all, waited for in a thread of its own, with one event set for all GPUs.
+"""Watcher of driver events, mainly XIDs, in its own thread with one event set for all GPUs.
 
-A wait gives the interpreter's lock away, so that nothing else is held up. Only what each GPU supports is registered:
-one unsupported bit would refuse them all.
+The wait releases the interpreter lock, so it blocks no other thread. Only events that a GPU supports are registered,
+since one unsupported bit makes the whole registration fail.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ EVENTS = {
     0x4000: "gpu_unavailable",
     0x8000: "recovery_action_changed",
 }
-"""nvmlEventType* that are told of. Clock and power-state changes come by the thousand, single corrected errors are
+"""nvmlEventType* that are reported. Clock and power-state changes are too frequent, and single corrected errors are
 counted elsewhere."""
 
 WAIT_MILLISECONDS = 1000
-"""How long one wait lasts at most: the thread notices so late that it is to end."""
+"""Maximum duration of one wait, and so the delay until the thread notices a stop."""
 
 BACK_OFF_SECONDS = 10.0
-"""After an error the set is made anew, so much later: a lost GPU makes every wait fail at once."""
+"""Delay before a new event set is made after an error: with a lost GPU every wait fails at once."""
 
 STOP_SECONDS = 2.0
 
 
 class GpuEvent(NamedTuple):
-    """One event. kind: a word of EVENTS; code: the XID, 0 otherwise; gpu_instance: None where it is not of one."""
+    """One event. kind: a value of EVENTS; code: the XID, otherwise 0; gpu_instance: None if it is of no instance."""
 
     device: Device
     kind: str
@@ -56,19 +56,19 @@ class GpuEvent(NamedTuple):
 
 
 class EventWatcher:
-    """Waits for the events of a library's GPUs, and calls `tell` with each, in its own thread."""
+    """Thread that waits for the events of a library's GPUs and calls `report` with each."""
 
     def __init__(
         self,
         library: Library,
         devices: Sequence[Device],
-        tell: Callable[[GpuEvent], None],
+        report: Callable[[GpuEvent], None],
         clock: Clock | None = None,
         back_off_seconds: float = BACK_OFF_SECONDS,
     ) -> None:
         self._library = library
         self._devices = tuple(devices)
-        self._tell = tell
+        self._report = report
         self._clock = clock or SystemClock()
         self._back_off_seconds = back_off_seconds
         self._stopping = threading.Event()
@@ -82,7 +82,7 @@ class EventWatcher:
         self._thread.start()
 
     def stop(self) -> bool:
-        """Let the thread end; whether it did. One that is stuck in the driver is left behind."""
+        """Stop the thread and return whether it ended. A thread that is stuck in the driver is abandoned."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(STOP_SECONDS)
@@ -94,17 +94,17 @@ class EventWatcher:
                 with self._library.using():
                     code = self._watch()
             except SourceError as error:
-                log.info("events of the GPUs: %s", error)
+                log.info("watching GPU events ended: %s", error)
                 return
             if code in DEAD:
                 self._library.dead = True
                 return
             if code != SUCCESS:
-                log.info("events of the GPUs: %s: watching anew in %g s", code_text(code), self._back_off_seconds)
+                log.info("watching GPU events failed: %s: retrying in %g s", code_text(code), self._back_off_seconds)
                 self._stopping.wait(self._back_off_seconds)
 
     def _watch(self) -> int:
-        """Make a set, wait on it until told to stop or until it fails: NVML's code. Raises LibraryDeadError."""
+        """Make an event set, wait on it until a stop or failure, and return NVML's code. Raise LibraryDeadError."""
         library = self._library
         wait = library.function("nvmlEventSetWait_v2")
         events = c_void_p()
@@ -129,7 +129,7 @@ class EventWatcher:
                 library.call("nvmlEventSetFree", events)
 
     def _register(self, device: Device, events: c_void_p) -> bool:
-        """Add the GPU to the set; whether it has any events to tell of."""
+        """Add the GPU to the set, and return whether it supports any events."""
         supported = c_ulonglong()
         library = self._library
         if library.call("nvmlDeviceGetSupportedEventTypes", device.handle, byref(supported)) != SUCCESS:
@@ -146,4 +146,4 @@ class EventWatcher:
         instance = None if data.gpu_instance == 0xFFFF_FFFF else int(data.gpu_instance)
         kind = EVENTS.get(data.event_type, f"event_{data.event_type:#x}")
         code = int(data.event_data) if data.event_type == XID else 0
-        self._tell(GpuEvent(device, kind, code, self._clock.wall_ns(), instance))
+        self._report(GpuEvent(device, kind, code, self._clock.wall_ns(), instance))

@@ -1,7 +1,7 @@
 """GPM: the profiling counters of Hopper and newer, as means between two samples.
 
-The driver refreshes them every 100 ms (nvml.h, nvmlGpmSampleGet); two samples closer than that say nothing. The buffers
-are allocated once and swapped. Older GPUs have no GPM.
+The driver refreshes them every 100 ms (nvml.h, nvmlGpmSampleGet), so samples must be at least that far apart. The
+buffers are allocated once and swapped. Older GPUs have no GPM.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ _METRIC = np.dtype(
         "itemsize": ctypes.sizeof(GpmMetric),
     }
 )
-"""A metric of a request as numpy sees it."""
+"""A metric of a request as a numpy type."""
 
 
 class GpmColumn(NamedTuple):
-    """One metric and its gauge. factor: percent or MiB/s to the column's unit. total: a counter of the rate's integral,
-    in the rate's unit times seconds; the windows follow one another without a gap, so that nothing is left out."""
+    """One metric and its columns."""
 
     metric: int
     gauge: Column
     factor: float
+    """From percent or MiB/s to the unit of the column."""
     total: Column | None = None
+    """Counter of the rate's integral, in the rate's unit times seconds. The windows have no gaps, so it is complete."""
 
 
 class Gpm:
-    """GPM of one GPU, or of one GPU instance of it. ``gauges``, ``counters``: the columns that it gives."""
+    """GPM of one GPU or of one of its GPU instances. ``gauges``, ``counters``: the supported columns."""
 
     def __init__(self, device: Device, columns: Sequence[GpmColumn], gpu_instance: int | None = None) -> None:
-        """Takes the first sample. Raises GpuLostError, LibraryDeadError."""
+        """Take the first sample. Raise GpuLostError or LibraryDeadError."""
         self.gauges: tuple[Column, ...] = ()
         self.counters: tuple[Column, ...] = ()
         self._device = device
@@ -99,7 +100,7 @@ class Gpm:
         self._gauge_values, self._counter_values, self._counter_valid = values
 
     def read(self) -> None:
-        """The means since the last read; absent at the first and where too little time has passed."""
+        """Set the means since the last read. They are absent at the first read and if too little time has passed."""
         if not self._samples or self._get is None:
             return
         before_ns = self._taken_ns
@@ -136,10 +137,10 @@ class Gpm:
                 self._counter_valid[counter] = True
 
     def _sample(self, at: int) -> bool:
-        """Take a sample into one of the two buffers, which then is the newest."""
+        """Take a sample into one of the two buffers and make it the newest."""
         now_ns = self._device.clock.monotonic_ns()
         if not self._take[at].ask():
-            # Which window the next one would close is not known any more.
+            # The start of the next window is not known any more.
             self._taken_ns = None
             return False
         self._newest, self._taken_ns = at, now_ns
@@ -159,7 +160,7 @@ class Gpm:
             self._request.metrics[index].metric = column.metric
 
     def close(self) -> None:
-        """Free the buffers; without them nothing is read."""
+        """Free the buffers. Later reads do nothing."""
         for sample in self._samples:
             self._device.library.call("nvmlGpmSampleFree", sample)
         self._samples = []

@@ -1,8 +1,8 @@
-"""Who computes on a GPU: the driver's list of processes, and each one's own share of the GPU.
+"""The driver's list of processes on a GPU, and the share of the GPU that each uses.
 
-Both calls hold the driver's lock for long on busy machines (a poller that asked every second was seen to hold it ten
-seconds of every fifteen): they are for every fifteen seconds or more. Pids are those of the agent's own pid namespace,
-or 0 and missing where it does not share the host's.
+Both calls hold the driver's lock for a long time on busy machines (a poller with an interval of 1 s was seen to hold it
+10 s of every 15). Make them at most every 15 s. Pids are those of the agent's pid namespace; they are 0 or missing if
+the agent does not share the host's.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ LISTS = (
 
 @dataclass(slots=True)
 class ProcessUse:
-    """One process on one GPU or MIG instance. None: the driver does not tell. Shares are 0 to 1, of this process alone.
+    """One process on one GPU or MIG instance. Shares are 0 to 1, of this process only; None if not reported.
 
-    mig: the instance's UUID, '' for the whole GPU.
+    mig: UUID of the instance, '' for the whole GPU.
     """
 
     pid: int
@@ -37,7 +37,7 @@ class ProcessUse:
 
 
 class ProcessLister:
-    """Lists the processes of one GPU, of its instances where MIG is on."""
+    """List of the processes on one GPU, or on its instances if MIG is on."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -46,12 +46,15 @@ class ProcessLister:
         self._seen_us = 0
 
     @property
-    def tells_shares(self) -> bool:
-        """Whether the driver tells how much of the GPU each process uses; never of MIG instances."""
+    def has_shares(self) -> bool:
+        """Whether the driver reports the GPU use of each process; never for MIG instances."""
         return self._shares is not None and not self._device.instances
 
     def read(self) -> list[ProcessUse] | None:
-        """All processes by falling memory; None where the driver never tells. Raises GpuLostError, LibraryDeadError."""
+        """Return all processes, those with the most memory first; None if the driver does not support it.
+
+        Raise GpuLostError or LibraryDeadError.
+        """
         found: dict[tuple[int, str], ProcessUse] = {}
         if self._device.instances:
             for instance in self._device.instances:
@@ -75,7 +78,7 @@ class ProcessLister:
             for entry in entries:
                 use = found.setdefault((entry.pid, mig), ProcessUse(entry.pid, mig))
                 if entry.memory != NOT_AVAILABLE:
-                    # A process that computes and draws stands in two lists with the same memory.
+                    # A process with compute and graphics work is in two lists with the same memory.
                     use.memory_bytes = max(use.memory_bytes or 0, entry.memory)
 
     def _add_shares(self, found: dict[tuple[int, str], ProcessUse]) -> None:
@@ -85,7 +88,7 @@ class ProcessLister:
             self._shares_first, ProcessSample, self._device.handle, after=(c_ulonglong(self._seen_us),)
         )
         if code == NOT_FOUND:
-            # Nobody used the GPU since the last look: that is zero, not unknown.
+            # No process has used the GPU since the last call: the shares are zero, not unknown.
             samples = []
         elif code != SUCCESS:
             if self._device.judge(code, "nvmlDeviceGetProcessUtilization"):
@@ -106,11 +109,11 @@ class ProcessLister:
         self._seen_us = max((sample.timestamp for sample in newest.values()), default=self._seen_us)
 
     def _shares_first(self, handle: c_void_p, count: object, entries: object, seen: c_ulonglong) -> int:
-        """nvmlDeviceGetProcessUtilization takes the array before its length."""
+        """Call nvmlDeviceGetProcessUtilization, which takes the array before its length."""
         assert self._shares is not None
         return self._shares(handle, entries, count, seen)
 
 
 def _share(percent: int) -> float | None:
-    """Percent as a share; None for what no process can have (drivers give such values while a process starts)."""
+    """Convert percent to a share; None for impossible values, which drivers return while a process starts."""
     return percent / 100 if percent <= 100 else None

@@ -1,4 +1,4 @@
-"""What a driver answers and what each answer costs: for `gangwatch check` and for measurements on real GPUs."""
+"""Survey of the calls that a driver supports and their cost, for `gangwatch check` and measurements on real GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.sources.nvml.nvml_interface import FieldValue, code_text
 
 @dataclass(slots=True)
 class CallCost:
-    """All calls of one symbol. codes: how often each was given."""
+    """Cost of all calls of one symbol. codes: count of each return code."""
 
     calls: int = 0
     total_ns: int = 0
@@ -27,7 +27,7 @@ class CallCost:
 
 
 class TimedLibrary(Library):
-    """A library that measures every call. Measuring costs about a microsecond a call itself."""
+    """Library that measures every call. The measurement costs about 1 µs per call."""
 
     def __init__(self, path: str | None = None) -> None:
         self.costs: dict[str, CallCost] = {}
@@ -55,7 +55,7 @@ class TimedLibrary(Library):
 
 @dataclass(frozen=True, slots=True)
 class FieldAnswer:
-    """What a GPU says to one field, asked by itself."""
+    """Response of a GPU to one field in a separate call."""
 
     field: int
     code: int
@@ -68,7 +68,7 @@ class FieldAnswer:
 
 
 def ask_fields(device: Device, fields: Iterable[int], scope: int = 0) -> list[FieldAnswer]:
-    """Ask each field by itself, so that each one's cost is seen. A call that fails as a whole counts as the field's."""
+    """Query each field in a separate call to measure its cost. The error of a failed call counts as the field's."""
     answers: list[FieldAnswer] = []
     entry = FieldValue()
     for number in sorted(set(fields)):

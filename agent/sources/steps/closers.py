@@ -1,12 +1,12 @@
-"""Closing descriptors that come from strangers, in threads that may wait for it.
+"""Background threads that close descriptors received from untrusted processes.
 
-``close`` can block for as long as the other party likes: on a TCP socket with SO_LINGER and unsent data (socket(7)), on
-a file of FUSE, whose server must answer FLUSH, or of NFS. A stranger can make any of them ours to close: attached to a
-message (SCM_RIGHTS), or left unread in the queue of the connection itself, which the kernel empties at its close.
+``close`` can block for as long as the peer wants: on a TCP socket with SO_LINGER and unsent data (socket(7)), on a FUSE
+file, whose server must answer FLUSH, or on an NFS file. A client can send such a descriptor with a message (SCM_RIGHTS)
+or leave it in the queue of the connection, which the kernel empties when the connection is closed.
 
-So a worker closes them, one at a time, tenant by tenant. A wait that signals can end (a lingering socket) is ended
-after KICK_SECONDS by a signal to the worker. One that they cannot (a FUSE server that does not answer) keeps its
-worker; the tenant's other descriptors wait behind it, and a new worker goes on for all other tenants.
+So a worker thread closes them, one at a time, with tenants in rotation. After KICK_SECONDS a signal interrupts a close
+that signals can interrupt (a lingering socket). A close that they cannot interrupt (a FUSE server that does not
+respond) keeps its worker. The tenant's other descriptors wait for it, and a new worker serves the other tenants.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ from collections import OrderedDict, deque
 from agent.sources.steps.tenants import Tenant
 
 KICK_SECONDS = 0.002
-"""A close that takes longer is interrupted; it takes some microseconds where nobody is to be waited for."""
+"""Duration after which a close is interrupted. A close that does not block takes some microseconds."""
 
 STUCK_SECONDS = 0.25
-"""A close that is not over by then, whatever signals it got, has lost us a thread until the other party lets go."""
+"""Duration after which a close counts as stuck. Its thread is lost until the peer releases it."""
 
 IDLE_SECONDS = 5.0
-"""A worker that has nothing to close for so long ends: most of the time there is none."""
+"""Idle time after which a worker ends. Most of the time there is no worker."""
 
 MAX_WORKERS = 32
-"""Threads, those that are stuck included: one is lost per tenant at most."""
+"""Maximum number of threads, including stuck ones. Each tenant can block at most one."""
 
 _KICK = signal.SIGURG
-"""Ignored by default, so that nothing ends where no handler could be installed (threads must be the first to ask)."""
+"""A signal that is ignored by default, so it does no harm without a handler."""
 
 
 def _handle_kick(_number: int, _frame: object) -> None:
-    """Nothing: the signal's only purpose is to end a system call."""
+    """Do nothing: the signal only interrupts a system call."""
 
 
 def allow_kicks() -> None:
-    """Let signals end a close that waits. It takes the main thread; elsewhere, or where SIGURG has another handler,
-    such a close is waited for by a thread of its own."""
+    """Install the handler, so that signals interrupt a blocked close.
+
+    This is possible only in the main thread and if SIGURG has no other handler. Otherwise a blocked close counts as
+    stuck.
+    """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(_KICK) in (
         signal.SIG_DFL,
         signal.SIG_IGN,
@@ -50,7 +53,7 @@ def allow_kicks() -> None:
 
 
 class _Worker:
-    """One thread. `closing`: whose descriptor it closes now, and since when (monotonic seconds)."""
+    """One thread. `closing`: tenant of the descriptor that it is closing, and start time (monotonic seconds)."""
 
     def __init__(self, closer: Closer, number: int) -> None:
         self.closing: tuple[Tenant, float] | None = None
@@ -59,7 +62,7 @@ class _Worker:
 
 
 class Closer:
-    """Closes descriptors in the background, in turn for each tenant. ``put`` and ``look_after`` never wait."""
+    """Background closing of descriptors, with tenants in rotation. ``put`` and ``look_after`` do not block."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,7 +75,7 @@ class Closer:
         self._worker: _Worker | None = None
 
     def put(self, descriptor: int, tenant: Tenant) -> None:
-        """Have the descriptor closed; it is not the caller's any more."""
+        """Close the descriptor in the background. The caller must not use it any more."""
         with self._changed:
             self._queues.setdefault(tenant, deque()).append(descriptor)
             if self._worker is None:
@@ -80,14 +83,14 @@ class Closer:
             self._changed.notify()
 
     def waiting(self) -> int:
-        """Descriptors to be closed, without those of tenants that are stuck."""
+        """Return the number of descriptors to close, without those of stuck tenants."""
         with self._changed:
             worker = self._worker
             queued = sum(len(queue) for tenant, queue in self._queues.items() if tenant not in self._stuck)
             return queued + (worker is not None and worker.closing is not None)
 
     def has(self, tenant: Tenant) -> bool:
-        """Whether a descriptor of this tenant is still to be closed."""
+        """Return whether a descriptor of this tenant is not closed yet."""
         with self._changed:
             worker = self._worker
             return (
@@ -97,11 +100,11 @@ class Closer:
             )
 
     def stuck_tenants(self) -> frozenset[Tenant]:
-        """Those of whom a descriptor cannot be closed until the other party lets go."""
+        """Return the tenants with a descriptor that cannot be closed until its peer releases it."""
         return self._stuck_tenants
 
     def look_after(self) -> bool:
-        """End waits that last too long; whether it has to be called again soon (within KICK_SECONDS)."""
+        """Interrupt a close that takes too long. Return whether to call this again within KICK_SECONDS."""
         worker = self._worker
         if worker is None or (closing := worker.closing) is None:
             return False
@@ -119,7 +122,7 @@ class Closer:
         return True
 
     def close(self, seconds: float) -> None:
-        """Close what waits, for at most so long; what then still waits is left to the process's end."""
+        """Close the remaining descriptors for at most `seconds`. The end of the process closes the others."""
         deadline = time.monotonic() + seconds
         while self.waiting() > 0 and time.monotonic() < deadline:
             self.look_after()
@@ -151,17 +154,17 @@ class Closer:
             try:
                 os.close(descriptor)
             except OSError:
-                pass  # closed all the same, except EBADF, which a wrong caller would get
+                pass  # closed despite the error; EBADF would be a bug of the caller
             with self._changed:
                 worker.closing = None
                 if worker.abandoned and not self._queues.get(tenant):
-                    # The tenant has let go, and nothing of it is left: the others have another worker.
+                    # The tenant is no longer stuck and has no descriptors left. Another worker serves the others.
                     self._stuck.pop(tenant, None)
                     self._stuck_tenants = frozenset(self._stuck)
                     return
 
     def _next(self, worker: _Worker) -> tuple[Tenant, int] | None:
-        """The next descriptor for this worker: of the tenant that it is stuck with, or of all who are not stuck."""
+        """Return the next descriptor for this worker: of its stuck tenant, or else of any tenant that is not stuck."""
         for tenant, queue in self._queues.items():
             if (self._stuck.get(tenant) is worker) if worker.abandoned else tenant not in self._stuck:
                 descriptor = queue.popleft()

@@ -1,11 +1,11 @@
-"""A way to the step socket for pods that may mount nothing of the host: a door in a volume of their own.
+"""Step sockets in volumes of pods, for pods that may not mount host folders.
 
 A pod of the baseline Pod Security Standard may have an emptyDir, which the kubelet keeps below its own folder
-(pods/UID/volumes/kubernetes.io~empty-dir/NAME, pkg/kubelet/kubelet_getters.go). Where one is called `gangwatch`, the
-agent listens in it. Who comes in is attested as everywhere: the kernel says which process connected, its control group
-says which pod that is of. So a door opens nothing for anybody but a way to say one's own steps.
+(pods/UID/volumes/kubernetes.io~empty-dir/NAME, pkg/kubelet/kubelet_getters.go). If one is called `gangwatch`, the agent
+listens in it. Processes are attested as on the host socket: the kernel reports the process that connected, and its
+control group names its pod. So the socket only allows processes to report their own steps.
 
-The folder belongs to the pod, which may do there what it likes, at any moment: no name in it is followed.
+The folder belongs to the pod, which may change it at any time. So no symbolic link in it is followed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 VOLUME = "gangwatch"
 DOOR = "agent.sock"
 LOOK_SECONDS = 2.0
-"""Between two looks for pods that have come or gone; a reporter tries again for longer (gangwatch/steps.py)."""
+"""Interval of scans for added and removed pods. A reporter retries for longer (gangwatch/steps.py)."""
 
 MOST_DOORS = 1024
-"""More than a kubelet runs pods: 110 unless it is told otherwise."""
+"""Maximum number of pod sockets, more than the pods of a kubelet (110 by default)."""
 
 _EMPTY_DIRS = "volumes/kubernetes.io~empty-dir"
 
@@ -34,14 +34,14 @@ class _Door:
 
 
 class PodDoors:
-    """The doors of all pods below `folder`, a kubelet's `pods`. Of one thread; ``close`` takes them away."""
+    """Sockets of all pods below `folder`, a kubelet's `pods`. Not thread-safe."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._doors: dict[str, _Door] = {}
 
     def look(self) -> tuple[list[socket.socket], list[socket.socket]]:
-        """Listeners that are new, and such as lead nowhere any more: these are to be closed by whoever has them."""
+        """Scan the pods. Return new listeners, and listeners of removed pods, which the caller must close."""
         try:
             pods = sorted(os.listdir(self._folder))[:MOST_DOORS]
         except OSError:
@@ -64,13 +64,13 @@ class PodDoors:
                 door = self._doors[pod] = _open(folder)
                 opened.append(door.listener)
             except OSError:
-                continue  # a pod's own doing, or it is going: tried again at the next look
+                continue  # the pod is ending or changed the folder: retried at the next scan
             finally:
                 os.close(folder)
         return opened, gone
 
     def close(self) -> Iterable[socket.socket]:
-        """All that are open, closed; their files stay until the next agent or the pod's end."""
+        """Close all listeners and yield them. Their files stay until the next agent or the end of the pod."""
         for door in self._doors.values():
             door.listener.close()
             yield door.listener
@@ -78,20 +78,20 @@ class PodDoors:
 
 
 def _open(folder: int) -> _Door:
-    """Listen in the folder. Raises OSError."""
+    """Listen in the folder. Raise OSError on failure."""
     try:
         os.unlink(DOOR, dir_fd=folder)
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(f"/proc/self/fd/{folder}/{DOOR}")  # the whole path is longer than a socket's may be
-        # What lies there by now need not be what was bound: it is held first, and looked at, and then opened to all.
+        listener.bind(f"/proc/self/fd/{folder}/{DOOR}")  # the full path exceeds the limit of a socket path
+        # The pod may have replaced the file: open it, check it, and only then change its mode.
         held = os.open(DOOR, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
             status = os.fstat(held)
             if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-                raise OSError("it was replaced")
+                raise OSError("the socket file was replaced")
             os.chmod(f"/proc/self/fd/{held}", 0o666)
         finally:
             os.close(held)
@@ -104,7 +104,7 @@ def _open(folder: int) -> _Door:
 
 
 def _inode(folder: int) -> int:
-    """Of what lies at the door now; 0 where nothing does."""
+    """Return the inode of the socket file in the folder; 0 if there is none."""
     try:
         return os.stat(DOOR, dir_fd=folder, follow_symlinks=False).st_ino
     except OSError:

@@ -1,13 +1,13 @@
-"""Readers of the rings in which training processes write their step records.
+"""Readers of the rings to which training processes write their step records.
 
-``gangwatch/steps.py`` describes the memory file, and why its writers take no lock. The reader trusts nothing in it: the
-file must be sealed at its full size, every value of a record must be possible, and what is not is counted and skipped.
-The work of one reading is bounded, whatever a ring contains.
+``gangwatch/steps.py`` describes the memory file and its lock-free writers. The reader does not trust its content. The
+file must be sealed at its full size, and records with impossible values are counted and skipped. The work of one read
+is bounded, whatever a ring contains.
 
 The file is read with ``pread`` and never mapped. A load from a mapped hole allocates the page, and the kernel charges
-it to the control group of the process that loads: a reporter with sparse files could fill the agent's memory limit.
-``pread`` of a hole gives zeros and allocates nothing (mm/shmem.c, shmem_file_read_iter). It also needs no seal against
-SIGBUS, and the reporter may punch holes at any time (fallocate(2); F_SEAL_SHRINK does not forbid it).
+it to the control group of the reading process: a reporter with sparse files could fill the agent's memory limit.
+``pread`` of a hole returns zeros and allocates nothing (mm/shmem.c, shmem_file_read_iter). It also cannot cause SIGBUS,
+although the reporter may punch holes at any time (fallocate(2); F_SEAL_SHRINK does not forbid it).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ SLOT_BYTES = 64
 MIN_SLOTS, MAX_SLOTS = 256, 65536
 
 MAX_NUMBER = 2**53
-"""Greatest number and token count: beyond it JSON's readers disagree about integers (RFC 8259, 6)."""
+"""Maximum number and token count. JSON parsers disagree about larger integers (RFC 8259, 6)."""
 
 FASTEST_RECORD_NS = 100
-"""No writer is faster: CPython needs four times as long for one record. A count that rose faster is no count."""
+"""Minimum time of a writer per record; CPython needs four times as long. A count that increased faster is invalid."""
 
 FUTURE_NS = 1_000_000_000
-"""A record may be stamped this much after the reading began; both clocks are one, so more is a lie."""
+"""Maximum time by which a record's time may be after the start of the read. Both use the same clock."""
 
 CHUNK_SLOTS = 1024
-"""One pread takes at most 64 KiB: that bounds the reader's buffer, and the time in which a writer can overtake it."""
+"""Slots per pread, 64 KiB. It bounds the reader's buffer, and the time in which a writer can overtake the reader."""
 
 LATE_RECORDS = 64
-"""So many records before the newest may still be in the making: as many threads as could report at once."""
+"""Number of records before the newest that may be incomplete: the maximum of threads that report at once."""
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _HEADER = struct.Struct("<8sII")
@@ -51,17 +51,20 @@ _SLOT = struct.Struct("<QBBHIqqqqqQ")
 
 
 class RingRecord(NamedTuple):
-    """One record that is possible. duration_ns: of an end or exit, else 0; wait_ns, tokens, squares (the sum of the
-    squared lengths of what the rank was given): None where unknown."""
+    """One valid record."""
 
     kind: int
     number: int
     time_ns: int
     duration_ns: int
+    """Duration for an end of a step or collective, else 0."""
     wait_ns: int | None
+    """None if unknown."""
     tokens: int | None
+    """None if unknown."""
     abandoned: bool
     squares: int | None = None
+    """Sum of the squared lengths of the rank's sequences; None if unknown."""
 
 
 def _possible(
@@ -75,7 +78,7 @@ def _possible(
     tokens: int,
     now_ns: int,
 ) -> RingRecord | None:
-    """The record, None where a value in it cannot be. `now_ns` is CLOCK_MONOTONIC, which began with this boot."""
+    """Return the record, or None if a value is impossible. `now_ns` is CLOCK_MONOTONIC, which starts at boot."""
     if not (0 <= number <= MAX_NUMBER and 0 < time_ns <= now_ns + FUTURE_NS and 0 <= duration_ns <= time_ns):
         return None
     if kind == STEP_ENDED:
@@ -95,14 +98,14 @@ def _possible(
 
 
 class Ring:
-    """The agent's view of one reporter's memory file.
+    """Reader of one reporter's memory file.
 
-    The first reading also gives what the ring still holds from before; ``lost`` counts records that were overwritten
-    before they were read, ``malformed`` those that were torn or impossible, and counts that could not be.
+    The first read also returns older records that are still in the ring. ``lost`` counts records that were overwritten
+    before they were read, ``malformed`` counts incomplete or impossible records and impossible record counts.
     """
 
     def __init__(self, descriptor: int, slots: int) -> None:
-        """Take over the descriptor of a memory file that ``of_descriptor`` would accept."""
+        """Take ownership of the descriptor of a memory file that ``of_descriptor`` accepts."""
         self.slots = slots
         self.lost = 0
         self.malformed = 0
@@ -113,39 +116,39 @@ class Ring:
 
     @classmethod
     def of_descriptor(cls, descriptor: int, most_slots: int = MAX_SLOTS) -> Self:
-        """Check the memory file and keep a descriptor of it; the one that is given stays the caller's.
+        """Check the memory file and duplicate its descriptor. The caller keeps the given descriptor.
 
-        Raises ReporterError where it is no memory file, cannot be read, is not sealed, has more than `most_slots`
-        slots, or has not the size that its header says.
+        Raise ReporterError if it is not a memory file, is not readable, is not sealed, has more than `most_slots`
+        slots, or does not have the size in its header.
         """
         try:
-            # Only tmpfs and hugetlbfs know seals: a pipe, a socket or a file of FUSE or NFS, any of which could block
-            # the reader, ends here (and does so without a call into its file system).
+            # Only tmpfs and hugetlbfs have seals. A pipe, a socket, or a file of FUSE or NFS could block the reader: it
+            # fails here, without a call into its file system.
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
             flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
             size = os.fstat(descriptor).st_size
         except OSError as error:
             raise _refused(
-                f"the descriptor is no memory file ({error.strerror}): send what memfd_create returned"
+                f"the descriptor is not a memory file ({error.strerror}): send the descriptor of memfd_create"
             ) from None
         if flags & os.O_ACCMODE == os.O_WRONLY:
-            raise _refused("the memory file is open for writing only: send a descriptor that can be read")
+            raise _refused("the memory file is open for writing only: send a readable descriptor")
         if seals & _SEALS != _SEALS:
             raise _refused(
                 f"the memory file is not sealed against changes of size (seals {seals:#x}): add F_SEAL_SHRINK, "
                 "F_SEAL_GROW and F_SEAL_SEAL before sending it"
             )
         if not HEADER_BYTES + MIN_SLOTS * SLOT_BYTES <= size <= HEADER_BYTES + MAX_SLOTS * SLOT_BYTES:
-            raise _refused(f"the memory file has {size} bytes, which is no ring of {MIN_SLOTS} to {MAX_SLOTS} slots")
+            raise _refused(f"the memory file has {size} bytes, expected a ring of {MIN_SLOTS} to {MAX_SLOTS} slots")
         try:
             header = os.pread(descriptor, _HEADER.size, 0)
         except OSError as error:
             raise _refused(f"the memory file cannot be read: {error.strerror}") from None
-        # The owner can still change the header; what is checked here is kept, and never read again.
+        # The owner can still change the header: keep the checked values and do not read them again.
         magic, slot_bytes, slots = _HEADER.unpack(header)
         if magic[:6] == MAGIC[:6] and magic != MAGIC and magic[6:].isdigit():
             raise _refused(
-                f"a step ring of layout {int(magic[6:])}; this agent reads layout {int(MAGIC[6:])}: upgrade gangwatch "
+                f"step ring of layout {int(magic[6:])}; this agent supports layout {int(MAGIC[6:])}: upgrade gangwatch "
                 "on the node, or gangwatch-steps in the job, whichever is older"
             )
         if (
@@ -154,50 +157,50 @@ class Ring:
             or slots & (slots - 1)
             or size != HEADER_BYTES + slots * SLOT_BYTES
         ):
-            raise _refused(f"no ring of ours: magic {magic!r}, {slots} slots of {slot_bytes}, {size} bytes")
+            raise _refused(f"not a step ring: magic {magic!r}, {slots} slots of {slot_bytes}, {size} bytes")
         if slots > most_slots:
-            raise _refused(f"a ring of {slots} slots; this agent takes at most {most_slots} here: use a smaller ring")
+            raise _refused(f"ring of {slots} slots; this agent accepts at most {most_slots}: use a smaller ring")
         return cls(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0), slots)
 
     def close(self) -> None:
-        """Give the descriptor back; nothing is read after it."""
+        """Close the descriptor. The ring cannot be read afterwards."""
         os.close(self._descriptor)
         self._descriptor = -1
 
     def fresh(self) -> int:
-        """How many records a reading would look at, as the writer counts: 0 to the number of slots. Raises nothing."""
+        """Return the number of unread records by the writer's count: 0 to the number of slots. Never raises."""
         try:
             written = self._count()
         except OSError:
             return 1
         if self._position is None or written < self._position:
-            return max(1, min(written, self.slots))  # the first reading, or a count that fell: ``read`` judges them
+            return max(1, min(written, self.slots))  # the first read, or a decreased count: ``read`` handles both
         return min(written - self._position, self.slots)
 
     def read(self, now_ns: int, limit: int = MAX_SLOTS) -> list[RingRecord]:
-        """The records since the last reading, oldest first; at most `limit` are looked at. Raises nothing."""
+        """Return the valid records since the last read, oldest first; read at most `limit`. Never raises."""
         records: list[RingRecord] = []
         try:
             self._read(now_ns, limit, records)
         except OSError:
-            # A page that the memory controller lost or the swap device cannot give back (EIO).
+            # A page is lost because of a memory error, or cannot be read back from swap (EIO).
             self.malformed += 1
         return records
 
     def _read(self, now_ns: int, limit: int, records: list[RingRecord]) -> None:
         written = self._count()
-        window = self.slots - 1  # the oldest slot may be in the writer's hands at this moment
-        elapsed_ns = now_ns - self._read_ns  # at the first reading: since boot
+        window = self.slots - 1  # the writer may be overwriting the oldest slot
+        elapsed_ns = now_ns - self._read_ns  # at the first read: since boot
         self._read_ns = now_ns
         first = self._position is None
         position = 0 if self._position is None else self._position
         if not 0 <= written - position <= window:
-            # The kernel copies the eight bytes of the count, and may do so byte by byte while they change (rep movsb):
-            # what is unusual is read once more, since a torn count does not repeat.
+            # The kernel may copy the count byte by byte while it changes (rep movsb): read an unusual count again,
+            # since a torn count does not repeat.
             written = self._count()
         fresh = written - position
         if fresh <= 0:
-            # A thread that was held up between comparing the count and storing it may set it back a little.
+            # A thread that was paused between comparing and storing the count may decrease it a little.
             impossible = fresh < -LATE_RECORDS
             self.malformed += impossible
             self._position = written if impossible else position
@@ -215,7 +218,7 @@ class Ring:
             slots = self._copy(position, min(end, position + CHUNK_SLOTS))
             newest = self._count()
             if newest < written:
-                # The first reading of the count was torn, or a thread has set it back: what lies beyond is not written.
+                # The first count was torn, or a thread decreased it: records beyond the new count are not written.
                 written = newest
                 end = max(position, min(end, written))
             reached = self._decode(slots[: (end - position) * SLOT_BYTES], position, written, newest, now_ns, records)
@@ -228,9 +231,9 @@ class Ring:
     def _decode(
         self, slots: bytes, position: int, written: int, newest: int, now_ns: int, records: list[RingRecord]
     ) -> int:
-        """Append the records in `slots`, the first of which has index `position`; returns where to go on reading.
+        """Append the records in `slots`, which start at index `position`, and return the next index to read.
 
-        newest: the count after they were copied. What the writer reached meanwhile it may have overwritten.
+        newest: the count after the copy. The writer may have overwritten slots that it has reached since.
         """
         safe = newest - (self.slots - 1)
         for index, fields in enumerate(_SLOT.iter_unpack(slots), position):
@@ -240,7 +243,7 @@ class Ring:
                 if index < safe or (ahead > 0 and sequence == again and ahead % self.slots == 0):
                     self.lost += 1
                 elif index != self._stalled_at and index >= written - LATE_RECORDS:
-                    # A thread that took its number has not written yet, or its stores are not visible here yet.
+                    # A thread has taken its number but not written its record, or its stores are not visible yet.
                     self._stalled_at = index
                     return index
                 else:
@@ -255,12 +258,12 @@ class Ring:
         return position + len(slots) // SLOT_BYTES
 
     def _count(self) -> int:
-        """The writer's count of records. Raises OSError."""
+        """Return the writer's count of records. Raise OSError on failure."""
         count: int = _COUNT.unpack(os.pread(self._descriptor, _COUNT.size, _COUNT_OFFSET))[0]
         return count
 
     def _copy(self, start: int, end: int) -> bytes:
-        """A copy of the slots of records `start` to `end` (fewer than there are slots). Raises OSError."""
+        """Copy the slots of records `start` to `end` (fewer than all slots). Raise OSError on failure."""
         first, last = start % self.slots, end % self.slots
         if first < last or start == end:
             return self._bytes(first, end - start)
@@ -269,7 +272,7 @@ class Ring:
     def _bytes(self, first: int, slots: int) -> bytes:
         data = os.pread(self._descriptor, slots * SLOT_BYTES, HEADER_BYTES + first * SLOT_BYTES)
         if len(data) < slots * SLOT_BYTES:
-            # The kernel stops at a page that it cannot read; the file itself is sealed at its size.
+            # The read stopped at an unreadable page; the file is sealed at its size.
             raise OSError(errno.EIO, "a page of the ring cannot be read")
         return data
 

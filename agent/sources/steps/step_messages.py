@@ -1,7 +1,6 @@
-"""The messages that training processes send over the step socket, and who sends them. Pure.
+"""Messages that training processes send over the step socket. Pure.
 
-``gangwatch/steps.py`` describes them. All of it is the sender's word: what is believed is decided in
-agent/collectors/steps/steps.py.
+``gangwatch/steps.py`` describes them. Their content is not trusted: agent/collectors/steps/steps.py verifies it.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from agent.schema.errors import ReporterError
 MAX_MESSAGE_BYTES = 4096
 
 LENGTH_BYTES = 4
-"""Of the big-endian length before each message."""
+"""Size of the big-endian length before each message."""
 
 
 class Peer(NamedTuple):
-    """Who is at the other end, by the kernel's word (SO_PEERCRED). pid is 0 where it is in a foreign namespace."""
+    """Process at the other end, from the kernel (SO_PEERCRED). pid is 0 if it is in an unrelated pid namespace."""
 
     pid: int
     uid: int
@@ -33,7 +32,7 @@ _Coordinate = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a rank says that it stands in its job's parallel layout: indices in its groups, None where not known."""
+    """Reported position of a rank in the job's parallel layout: its index in each group, None if not known."""
 
     data: _Coordinate | None = None
     stage: _Coordinate | None = None
@@ -42,7 +41,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a registering process says of itself. Fields that a later version adds are ignored."""
+    """Identity that a registering process claims. Fields of later versions are ignored."""
 
     v: int
     gang: _Word | None = None
@@ -54,7 +53,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class _Later(msgspec.Struct, frozen=True):
-    """What a registered process says when it knows more."""
+    """Later update of a registered process."""
 
     v: int
     place: Place
@@ -67,9 +66,9 @@ _later = msgspec.json.Decoder(_Later)
 
 
 def take_message(received: bytearray) -> bytes | None:
-    """The first whole message in `received`, without its length and taken out of it; None where it is not whole yet.
+    """Remove and return the first message in `received`, without its length; None if it is incomplete.
 
-    Raises ReporterError where it is longer than any message may be.
+    Raise ReporterError if it is too long.
     """
     if len(received) < LENGTH_BYTES:
         return None
@@ -84,22 +83,22 @@ def take_message(received: bytearray) -> bytes | None:
 
 
 def parse_claim(message: bytes) -> Claim:
-    """The claim in a message (without its length). Raises ReporterError, saying what is wrong."""
+    """Parse the claim in a message (without its length). Raise ReporterError if it is invalid."""
     try:
         claim = _claims.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReporterError(f"registration: {error}") from None
     if claim.v != 1:
-        raise ReporterError(f"registration of version {claim.v}; this agent speaks 1: {_UPGRADE}")
+        raise ReporterError(f"registration of version {claim.v}; this agent supports version 1: {_UPGRADE}")
     return claim
 
 
 def parse_place(message: bytes) -> Place:
-    """The place in a later message (without its length). Raises ReporterError, saying what is wrong."""
+    """Parse the position in a later message (without its length). Raise ReporterError if it is invalid."""
     try:
-        told = _later.decode(message)
+        update = _later.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReporterError(f"place: {error}") from None
-    if told.v != 1:
-        raise ReporterError(f"place of version {told.v}; this agent speaks 1: {_UPGRADE}")
-    return told.place
+    if update.v != 1:
+        raise ReporterError(f"place of version {update.v}; this agent supports version 1: {_UPGRADE}")
+    return update.place

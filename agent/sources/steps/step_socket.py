@@ -1,15 +1,15 @@
-"""The unix socket on which training processes register with the node's agent.
+"""Unix socket on which training processes register with the node's agent.
 
-``gangwatch/steps.py`` describes the messages. Who a client is, the kernel says (SO_PEERCRED) and ``admit`` judges; what
-its tenant may use, the accounts say (agent/sources/steps/tenants.py).
+``gangwatch/steps.py`` describes the messages. The kernel reports the peer's pid and user (SO_PEERCRED), ``admit``
+decides its identity, and the accounts limit each tenant (agent/sources/steps/tenants.py).
 
-One thread serves every connection, and no client can hold it up:
+One thread serves all connections, and no client can block it:
 
-- It never waits for a client: sockets do not block, and whatever could block at its close is closed by other threads
-  (agent/sources/steps/closers.py).
-- It serves the tenant first that has used the least of it in the present second.
-- It uses no more than BUSY_SHARE of a processor once BUSY_BURST_SECONDS are used up, since the agent's own limit
-  (a CPU quota) would otherwise delay its frames.
+- It never waits for a client. Sockets are non-blocking, and descriptors whose close may block are closed by other
+  threads (agent/sources/steps/closers.py).
+- It serves the tenant first that has used the least CPU time in the current second.
+- It uses at most BUSY_SHARE of a CPU once BUSY_BURST_SECONDS are used up. Otherwise the agent's CPU quota would delay
+  its frames.
 """
 
 from __future__ import annotations
@@ -40,42 +40,43 @@ from agent.sources.steps.tenants import Accounts, Quotas, Tenant
 
 MAX_REFUSALS = 256
 MAX_PLACES = 16
-"""A rank knows its place once its job has made its groups; every change of it lays the node's columns out anew."""
+"""Maximum number of positions that a reporter may send. A rank knows its position in the parallel layout once its job
+has created its process groups. Every change makes a new layout of the node's columns."""
 
 MESSAGE_SECONDS = 5.0
-"""A client that has not sent its whole message by then is shown out."""
+"""Time in which a client must send its complete registration."""
 
 ASK_AGAIN_SECONDS, LAST_ASK_AGAIN_SECONDS = 0.1, 0.5
-"""After how long a registration that cannot be judged yet is put to ``admit`` again: doubled from the first to the
-last."""
+"""Minimum and maximum delay before ``admit`` is called again for an undecided registration; doubled each time."""
 
 BUSY_SHARE, BUSY_BURST_SECONDS, SLICE_SECONDS = 0.08, 0.1, 0.0005
-"""Processor time for all clients: on average, at once (300 registrations), and the least that is worth a wake-up."""
+"""CPU time for all clients: average share, burst (300 registrations), and minimum that is worth a wake-up."""
 
 MAX_REST_SECONDS = 0.05
-"""The longest sleep at a time: a stop is noticed within it."""
+"""Maximum duration of one sleep, so that a stop is noticed in time."""
 
 ACCEPTS_A_PASS = 16
-"""Connections taken from one listener before all others get their turn."""
+"""Maximum connections accepted from one listener before the others are served."""
 
 MAX_CLOSING = 256
-"""So many connections may wait to be closed; the socket accepts none meanwhile."""
+"""Maximum number of connections waiting to be closed. At the limit the socket accepts no connections."""
 
 MAX_STUCK_USERS = 8
-"""Once descriptors of so many unattested users cannot be closed, no unattested process may send any."""
+"""Number of unattested users with a descriptor that cannot be closed, at which all unattested processes are refused."""
 
 MAX_REFUSAL_CHARACTERS = 500
 
 _MAX_DESCRIPTORS = 253
-"""SCM_MAX_FD of unix(7): no message brings more, so that the kernel closes none in this thread, which could block."""
+"""SCM_MAX_FD of unix(7), the maximum per message. With room for all, the kernel closes none in this thread, which could
+block."""
 
 
 _OURS = Tenant("user", "")
-"""On whose account listeners are closed: no peer has an empty user id."""
+"""Tenant for which listeners are closed: no peer has an empty user id."""
 
 
 class Refusal(NamedTuple):
-    """A registration that was refused: in words, and by which of REFUSAL_REASONS."""
+    """Refused registration. reason: error text; label: one of REFUSAL_REASONS."""
 
     peer: Peer
     reason: str
@@ -84,16 +85,16 @@ class Refusal(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Whose steps a process reports, and on whose account."""
+    """Rank whose steps a process reports, and the tenant that is charged."""
 
     member: Member
     tenant: Tenant
 
 
 class Registered:
-    """One reporter that was admitted. ``closed`` turns true when its connection ends; its ring is readable still.
+    """Admitted reporter. ``closed`` becomes True when its connection ends; its ring is still readable.
 
-    place: what it said last of where `member` stands: of no other, whoever it names.
+    place: last reported position of `member` in the job's parallel layout.
     """
 
     __slots__ = ("claim", "closed", "member", "peer", "place", "ring", "tenant")
@@ -108,18 +109,17 @@ class Registered:
 
 
 Admit = Callable[[Peer, Claim, float], Admission | None]
-"""Judges a registration: whose it is, None to be asked again (the third argument: for how many seconds it has waited).
-
-Raises ReporterError to refuse it. Called from the socket's thread."""
+"""Decision on a registration: rank and tenant, or None to retry later. The third argument is the time in seconds since
+the connection. Raises ReporterError to refuse it. Called in the socket's thread."""
 
 
 def tenant_of_user(peer: Peer) -> Tenant:
-    """The tenant where nothing but the user id is known."""
+    """Return the tenant of a peer of which only the user id is known."""
     return Tenant("user", str(peer.uid))
 
 
 class _Connection:
-    """One client: its message as far as it came, then its registration."""
+    """One client connection: the received part of its message, and later its registration."""
 
     __slots__ = (
         "ask_at",
@@ -149,9 +149,8 @@ class _Connection:
         self.places = 0
 
     def receive(self, closer: Closer) -> bool:
-        """Take what has come; False at the end of the stream. A descriptor that is no ring goes to the closer.
-
-        Raises ReporterError for what nobody may send.
+        """Receive available data; return False at the end of the stream. Give a descriptor that is not a ring to the
+        closer. Raise ReporterError for data that no client may send.
         """
         data, ancillary, flags, _ = self.socket.recvmsg(
             MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
@@ -164,27 +163,27 @@ class _Connection:
             self._take_ring(list(descriptors), closer)
         self.message += data
         if len(self.message) > 2 * MAX_MESSAGE_BYTES:
-            raise ReporterError(f"{len(self.message)} bytes and no end of a message: at most {MAX_MESSAGE_BYTES}")
+            raise ReporterError(f"incomplete message of {len(self.message)} bytes, at most {MAX_MESSAGE_BYTES}")
         return bool(data)
 
     def _take_ring(self, descriptors: list[int], closer: Closer) -> None:
-        """Keep the one descriptor that a registration brings. Raises ReporterError."""
+        """Keep the one descriptor of a registration. Raise ReporterError for any other."""
         if len(descriptors) == 1 and self.ring is None and self.registered is None:
             try:
                 self.ring = Ring.of_descriptor(descriptors[0])
             except ReporterError:
                 closer.put(descriptors[0], self.tenant)
                 raise
-            os.close(descriptors[0])  # a memory file: to close it waits for nobody
+            os.close(descriptors[0])  # closing a memory file does not block
             return
         for descriptor in descriptors:
             closer.put(descriptor, self.tenant)
         raise ReporterError(
-            "more than one descriptor: send one, of the memory file, and only with the registration", "descriptors"
+            "too many descriptors: send exactly one, of the memory file, with the registration", "descriptors"
         )
 
-    def understand(self) -> bool:
-        """Whether the claim is here, and a ring with it. Raises ReporterError."""
+    def parse_registration(self) -> bool:
+        """Return whether the registration is complete: claim and ring. Raise ReporterError if it is invalid."""
         if self.claim is None:
             message = take_message(self.message)
             if message is None:
@@ -195,19 +194,19 @@ class _Connection:
             self.claim = claim
         return True
 
-    def hear_places(self) -> None:
-        """Take what the registered one said since. Raises ReporterError."""
+    def update_place(self) -> None:
+        """Parse the position updates of a registered reporter. Raise ReporterError if one is invalid."""
         while self.registered is not None and (message := take_message(self.message)) is not None:
             self.places += 1
             if self.places > MAX_PLACES:
-                raise ReporterError(f"it has told its place {MAX_PLACES} times")
+                raise ReporterError(f"more than {MAX_PLACES} updates of its place")
             self.registered.place = parse_place(message)
 
 
 def _answer(client: socket.socket, refusal: str | None) -> None:
-    """Tell the client; one that does not listen is its own loss."""
-    said = {"ok": True} if refusal is None else {"ok": False, "error": refusal}
-    body = msgspec.json.encode(said)
+    """Send the result to the client. Ignore a client that does not read it."""
+    response = {"ok": True} if refusal is None else {"ok": False, "error": refusal}
+    body = msgspec.json.encode(response)
     try:
         client.send(len(body).to_bytes(4, "big") + body, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
@@ -215,13 +214,13 @@ def _answer(client: socket.socket, refusal: str | None) -> None:
 
 
 def _printable(text: str) -> str:
-    """The text as a log or page may show it, whatever a client wrote into it."""
+    """Return the text shortened and without unprintable characters, since it may contain input of a client."""
     shown = text if len(text) <= MAX_REFUSAL_CHARACTERS else f"{text[:MAX_REFUSAL_CHARACTERS]}..."
     return shown if shown.isprintable() else "".join(one if one.isprintable() else "?" for one in shown)
 
 
 class _Pace:
-    """How much processor time the thread may use now: BUSY_SHARE of the time that passes, at most a burst of it."""
+    """Budget of the thread's CPU time: BUSY_SHARE of elapsed time, up to a burst."""
 
     def __init__(self) -> None:
         self._left = BUSY_BURST_SECONDS
@@ -237,19 +236,17 @@ class _Pace:
         return self._left <= 0.0
 
     def rest_seconds(self) -> float:
-        """How long to sleep until a slice's worth is there; 0 where some is left."""
+        """Return the time to sleep until a slice is available; 0 if some budget is left."""
         self.spend(0.0)
         return max(0.0, (SLICE_SECONDS - self._left) / BUSY_SHARE) if self._left <= 0.0 else 0.0
 
 
 class StepSocket:
-    """Listens for reporters at `path`, in a folder that only this user can enter, until ``close``; and at the doors of
-    pods, where there are such.
+    """Listener for reporters at `path` and at the sockets of pods, until ``close``.
 
-    admit: judges each registration. tenant_of: whose account a new connection is on, before anything is read from it.
-    confirm: is called with each reporter once it is registered; it and the others are called from the socket's thread.
-    refused: refusals by reason. Raises SourceError where the path cannot be used, and where another living agent
-    listens on it.
+    admit: decides on each registration. tenant_of: returns the tenant of a new connection before anything is read.
+    confirm: is called with each registered reporter. All are called in the socket's thread. refused: refusals by
+    reason. Raise SourceError if the path cannot be used or another live agent listens on it.
     """
 
     def __init__(
@@ -265,7 +262,7 @@ class StepSocket:
         self.refused = dict.fromkeys(REFUSAL_REASONS, 0)
         self.refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self._doors = doors
-        self._look_at_doors = 0.0  # when next, by the monotonic clock
+        self._scan_doors_at = 0.0  # next scan for pods, monotonic seconds
         self._path = path
         self._admit = admit
         self._tenant_of = tenant_of
@@ -273,12 +270,12 @@ class StepSocket:
         self._message_seconds = message_seconds
         self._accounts = Accounts(quotas or Quotas())
         self._settle_at = 0.0
-        self._pending: dict[_Connection, None] = {}  # have not registered yet; oldest first
-        self._undecided: dict[_Connection, None] = {}  # of them those that ``admit`` is to be asked about again
+        self._pending: dict[_Connection, None] = {}  # not registered yet, oldest first
+        self._undecided: dict[_Connection, None] = {}  # pending connections for which ``admit`` must be called again
         self._reporting: dict[Member, _Connection] = {}
         self._registered: dict[Registered, None] = {}
         self._forgotten: deque[Tenant] = deque()
-        self._lock = threading.Lock()  # over _registered
+        self._lock = threading.Lock()  # guards _registered
         self._lock_file = _hold(path)
         try:
             self._listener = _listen(path)
@@ -297,19 +294,19 @@ class StepSocket:
         self._thread.start()
 
     def registered(self) -> list[Registered]:
-        """Everyone admitted and not forgotten, in the order of their coming."""
+        """Return all admitted reporters that are not forgotten, in order of registration."""
         with self._lock:
             return list(self._registered)
 
     def forget(self, registered: Registered) -> None:
-        """Close the ring of one whose connection has closed. Only who reads the rings may call it."""
+        """Close the ring of a reporter whose connection has closed. Only the reader of the rings may call it."""
         with self._lock:
             del self._registered[registered]
         registered.ring.close()
         self._forgotten.append(registered.tenant)
 
     def close(self) -> None:
-        """Stop listening, close every connection and ring, remove the socket. Reporters will look for a successor."""
+        """Stop listening, close all connections and rings, and remove the socket. Reporters reconnect later."""
         self._stopping = True
         self._wake.send(b"x")
         self._thread.join()
@@ -337,7 +334,7 @@ class StepSocket:
         pace = _Pace()
         spent = time.thread_time()
         while not self._stopping:
-            events = self._selector.select(self._next_look_seconds())
+            events = self._selector.select(self._timeout_seconds())
             now = time.monotonic()
             if now >= self._settle_at:
                 self._settle_at = now + 1.0
@@ -361,10 +358,10 @@ class StepSocket:
                 self._accounts.spend(connection.tenant, spent - before, now)
                 if pace.used_up:
                     break
-            self._show_out(now)
-            if self._doors is not None and now >= self._look_at_doors:
-                self._look_at_doors = now + LOOK_SECONDS
-                self._look_for_doors(self._doors)
+            self._refuse_late(now)
+            if self._doors is not None and now >= self._scan_doors_at:
+                self._scan_doors_at = now + LOOK_SECONDS
+                self._scan_doors(self._doors)
             before, spent = spent, time.thread_time()
             pace.spend(spent - before)
             if waits:
@@ -373,23 +370,23 @@ class StepSocket:
                 time.sleep(min(rest_seconds, MAX_REST_SECONDS))
 
     def _turn(self, connection: _Connection) -> tuple[float, float]:
-        """What orders those who wait to be served: who has used least, and of one tenant who came first."""
+        """Return the sort key for serving: tenants with the least CPU time first, then older connections first."""
         return self._accounts.spent(connection.tenant), connection.begun
 
-    def _next_look_seconds(self) -> float | None:
-        """How long nothing needs to be done of itself: forever where everyone is registered, and no pod may come."""
+    def _timeout_seconds(self) -> float | None:
+        """Return the time until the next timed task; None if there is none."""
         now = time.monotonic()
-        looks = [] if self._doors is None else [self._look_at_doors - now]
-        looks.extend(connection.ask_at - now for connection in self._undecided)
+        delays = [] if self._doors is None else [self._scan_doors_at - now]
+        delays.extend(connection.ask_at - now for connection in self._undecided)
         oldest = next((connection for connection in self._pending if connection not in self._undecided), None)
         if oldest is not None:
-            looks.append(oldest.begun + self._message_seconds - now)
+            delays.append(oldest.begun + self._message_seconds - now)
         if self._sockets.waiting() or self._descriptors.waiting():
-            looks.append(KICK_SECONDS)
-        return max(0.0, min(looks)) if looks else None
+            delays.append(KICK_SECONDS)
+        return max(0.0, min(delays)) if delays else None
 
-    def _look_for_doors(self, doors: PodDoors) -> None:
-        """Pods have come or gone."""
+    def _scan_doors(self, doors: PodDoors) -> None:
+        """Open and close the sockets of pods that were added or removed."""
         opened, gone = doors.look()
         for listener in gone:
             self._selector.unregister(listener)
@@ -398,14 +395,14 @@ class StepSocket:
             self._selector.register(listener, selectors.EVENT_READ)
 
     def _accept(self, listener: socket.socket, now: float) -> None:
-        """Take up to ACCEPTS_A_PASS connections."""
+        """Accept up to ACCEPTS_A_PASS connections."""
         for _ in range(ACCEPTS_A_PASS):
             try:
                 accepted, _ = listener.accept()
             except (BlockingIOError, ConnectionError, InterruptedError):
                 return
             except OSError as error:
-                # Out of descriptors: the connection stays in the backlog and the selector would spin on it.
+                # Out of descriptors: the connection stays in the backlog, and the selector would spin without a pause.
                 peer = Peer(0, 0)
                 self._count_refusal(peer, Tenant("user", ""), f"accept: {error.strerror}", "descriptors", now)
                 time.sleep(ASK_AGAIN_SECONDS)
@@ -427,31 +424,31 @@ class StepSocket:
             self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _check_stuck(self, tenant: Tenant) -> None:
-        """Raise ReporterError where this tenant may send nothing, since what it sent cannot be closed."""
+        """Raise ReporterError if this tenant is refused because its descriptors cannot be closed."""
         stuck = self._descriptors.stuck_tenants()
         if tenant in stuck:
             raise ReporterError(
                 f"{tenant} has sent a descriptor that cannot be closed (of a FUSE or NFS file whose server does not "
-                "answer): end that server, and send a memory file",
+                "respond): stop that server, and send a memory file",
                 "descriptors",
             )
         if not tenant.attested and sum(not one.attested for one in stuck) >= MAX_STUCK_USERS:
-            raise ReporterError("descriptors of other users cannot be closed: try again later", "full")
+            raise ReporterError("too many users have descriptors that cannot be closed: try again later", "full")
 
     def _attend(self, connection: _Connection, now: float) -> bool:
-        """Take what a client has sent, or judge it once more; False where it has to be left for a moment."""
+        """Receive data of a client, or decide on it again; return False if it must be retried shortly."""
         try:
             if connection in self._undecided and connection.ask_at <= now:
                 self._judge(connection, now)
                 return True
             self._check_stuck(connection.tenant)
             if self._descriptors.has(connection.tenant):
-                return False  # one message with descriptors at a time, of each tenant
+                return False  # one message with descriptors at a time for each tenant
             if not connection.receive(self._descriptors):
                 self._drop(connection)
             elif connection.registered is not None:
-                connection.hear_places()
-            elif connection not in self._undecided and connection.understand():
+                connection.update_place()
+            elif connection not in self._undecided and connection.parse_registration():
                 self._judge(connection, now)
         except BlockingIOError:
             pass
@@ -464,7 +461,7 @@ class StepSocket:
         return True
 
     def _judge(self, connection: _Connection, now: float) -> None:
-        """Put a complete registration to ``admit``. Raises GangwatchError."""
+        """Decide on a complete registration with ``admit``. Raise GangwatchError to refuse it."""
         claim, ring = connection.claim, connection.ring
         assert claim is not None and ring is not None
         admission = self._admit(connection.peer, claim, now - connection.begun)
@@ -477,7 +474,7 @@ class StepSocket:
         member = admission.member
         if (other := self._reporting.get(member)) is not None:
             raise ReporterError(
-                f"rank {member.rank} of {member.gang} is reported by process {other.peer.pid} already", "identity"
+                f"rank {member.rank} of {member.gang} is already reported by process {other.peer.pid}", "identity"
             )
         self._accounts.register(admission.tenant, ring.slots, now)
         self._undecided.pop(connection, None)
@@ -490,10 +487,10 @@ class StepSocket:
         if self._confirm is not None:
             self._confirm(registered)
         _answer(connection.socket, None)
-        connection.hear_places()
+        connection.update_place()
 
-    def _show_out(self, now: float) -> None:
-        """Refuse those that have not sent a whole registration in time."""
+    def _refuse_late(self, now: float) -> None:
+        """Refuse connections without a complete registration in time."""
         late: list[_Connection] = []
         for connection in self._pending:
             if now - connection.begun < self._message_seconds:
@@ -501,7 +498,7 @@ class StepSocket:
             if connection not in self._undecided:
                 late.append(connection)
         for connection in late:
-            self._refuse(connection, f"no whole registration within {self._message_seconds:g} s", "timeout", now)
+            self._refuse(connection, f"no complete registration within {self._message_seconds:g} s", "timeout", now)
 
     def _refuse(self, connection: _Connection, reason: str, label: str, now: float) -> None:
         self._count_refusal(connection.peer, connection.tenant, reason, label, now)
@@ -514,7 +511,7 @@ class StepSocket:
             self.refusals.append(Refusal(peer, _printable(reason), label, tenant))
 
     def _close_socket(self, client: socket.socket, tenant: Tenant) -> None:
-        """Close a connection: at once where nothing in its queue could make that wait, since nothing more can come."""
+        """Close a connection: in this thread if its queue is empty, so that closing cannot block."""
         unread = array.array("i", [1])
         try:
             client.shutdown(socket.SHUT_RDWR)
@@ -544,19 +541,20 @@ class StepSocket:
 
 
 _ENTERED_BY_ALL = 0o011
-"""Of a folder that others may enter only: whose processes register there, the kernel and the control groups attest."""
+"""Mode bits of a folder that others may enter but not list or change. The kernel and control groups attest their
+processes."""
 
 
 def _hold(path: str) -> int:
-    """Descriptor of the lock that makes its holder the only agent at this path; the folder is made, or checked."""
+    """Make or check the folder, and return the descriptor of the lock of the only agent at this path."""
     folder = os.path.dirname(path) or "."
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         owner = os.stat(folder)
         if owner.st_uid != os.geteuid() or stat.S_IMODE(owner.st_mode) & 0o077 not in (0, _ENTERED_BY_ALL):
             raise SourceError(
-                f"{folder}: must belong to this user and be closed to others (chmod 0700), or be one that all may "
-                "enter and nobody else may list or change (chmod 0711), where ranks of other users are to report"
+                f"{folder}: the folder must belong to this user with mode 0700, or with mode 0711 if ranks of other "
+                "users report to this agent: run chmod"
             )
         descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -565,12 +563,12 @@ def _hold(path: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise SourceError(f"{path}: another agent listens here") from None
+        raise SourceError(f"{path}: another agent is listening on this socket") from None
     return descriptor
 
 
 def _listen(path: str) -> socket.socket:
-    """The listening socket; one that a dead agent left behind is replaced."""
+    """Return the listening socket. Replace the socket file of a dead agent."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:

@@ -1,8 +1,8 @@
-"""Tenants of a node, and what each may take of the step socket. Pure: time is an argument.
+"""Tenants of a node, and the limits of each on the step socket. Pure: time is an argument.
 
-A tenant is whom the machine attests: a pod, a job of Slurm or of the local backend, or else the user whose process
-nothing attests. Anybody can start processes and make connections; nobody can choose the pod, job or user that the
-kernel names. So every limit is per tenant, and one tenant's flood uses up no other tenant's share.
+A tenant is an attested pod, an attested job of Slurm or of the local backend, or else the user of an unattested
+process. Users can start many processes and connections, but cannot choose the pod, job or user that the kernel reports.
+So all limits are per tenant, and a flood from one tenant does not affect the share of another.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Literal, NamedTuple
 from agent.schema.errors import ReporterError
 
 MAX_RING_SLOTS = 65536
-"""Most slots of any ring, whatever the quotas say: rings.py reads no larger one."""
+"""Maximum slots of a ring, independent of the quotas: rings.py refuses larger ones."""
 
 
 class Tenant(NamedTuple):
-    """kind: 'pod' and 'job' are attested by the machine; 'user' is the kernel's user id of an unattested process."""
+    """Owner of processes on the node, to which limits apply."""
 
     kind: Literal["pod", "job", "user"]
+    """'pod' and 'job' are attested by the machine; 'user' is the user id of an unattested process."""
     name: str
 
     @property
@@ -34,56 +35,55 @@ class Tenant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Limits of a node's step socket (section [step_quotas] of the configuration).
-
-    reporters: of all tenants together. reporters_unattested: of all unattested processes together; the rest of
-    `reporters` is reserved for attested ranks. reporters_per_pod, reporters_per_job, reporters_per_user: of one tenant.
-    registrations_per_second: of one tenant, on average; it may first make twice as many at once as it may have
-    reporters. ring_slots, ring_slots_unattested: of one ring. name_length: characters in the name that an unattested
-    process gives to its gang.
-    """
+    """Limits of a node's step socket (section [step_quotas] of the configuration)."""
 
     reporters: int = 1024
+    """All tenants together."""
     reporters_unattested: int = 256
+    """All unattested processes together. The rest of `reporters` is reserved for attested ranks."""
     reporters_per_pod: int = 64
     reporters_per_job: int = 256
     reporters_per_user: int = 16
     registrations_per_second: float = 4.0
+    """Average rate of one tenant. The burst is twice its limit of reporters."""
     ring_slots: int = MAX_RING_SLOTS
+    """Maximum slots of one ring."""
     ring_slots_unattested: int = 16384
+    """Maximum slots of one ring of an unattested process."""
     name_length: int = 128
+    """Maximum characters in the gang name of an unattested process."""
 
     def reporters_of(self, tenant: Tenant) -> int:
-        """Most reporters of this tenant."""
+        """Return the maximum number of reporters of this tenant."""
         if tenant.kind == "pod":
             return self.reporters_per_pod
         return self.reporters_per_job if tenant.kind == "job" else self.reporters_per_user
 
     def slots_of(self, tenant: Tenant) -> int:
-        """Most slots of a ring of this tenant."""
+        """Return the maximum slots of a ring of this tenant."""
         return self.ring_slots if tenant.attested else self.ring_slots_unattested
 
 
 CONNECTIONS_A_TENANT = 128
 CONNECTIONS_UNATTESTED = 256
 CONNECTIONS = 512
-"""Most connections that have not registered yet: of one tenant, of all unattested ones, and of all. A job's ranks start
-together, and each is registered within milliseconds; the rest try again within a second."""
+"""Maximum unregistered connections of one tenant, of all unattested processes, and in total. The ranks of a job start
+together, and each registers within milliseconds; refused ones retry within a second."""
 
 CONNECTING_BURST = 512
 CONNECTING_PER_SECOND = 32.0
-"""Connections that one tenant may open at once, and on average. What is more is refused before anything is read."""
+"""Burst and average rate of a tenant's new connections. Connections above it are refused before anything is read."""
 
 REFUSALS_BURST = 8
 REFUSALS_PER_SECOND = 8 / 60
-"""Refusals of one tenant that are reported in words, beside being counted: at once, and on average."""
+"""Burst and average rate of a tenant's refusals that are reported with their reason. All refusals are counted."""
 
 FORGET_SECONDS = 60.0
-"""A tenant without connections is forgotten after this time, which is longer than its allowances take to fill up."""
+"""Time after which a tenant without connections is removed. It is longer than its token buckets take to fill."""
 
 
 class Allowance:
-    """A token bucket: `burst` at once, `rate` a second on average."""
+    """Token bucket: `burst` at once, `rate` per second on average."""
 
     __slots__ = ("_at", "_level")
 
@@ -92,7 +92,7 @@ class Allowance:
         self._at = 0.0
 
     def take(self, now: float, rate: float, burst: float) -> float:
-        """Take one and return 0.0, or take nothing and return the seconds after which there is one."""
+        """Take a token and return 0.0, or return the seconds until the next token."""
         level = burst if self._level is None else min(burst, self._level + (now - self._at) * rate)
         self._at = now
         if level < 1.0:
@@ -102,13 +102,13 @@ class Allowance:
         return 0.0
 
     def is_full(self, now: float, rate: float, burst: float) -> bool:
-        """Whether it is as if nothing had ever been taken."""
+        """Return whether the bucket is full."""
         return self._level is None or self._level + (now - self._at) * rate >= burst
 
 
 @dataclass(slots=True)
 class _Account:
-    """What one tenant uses now."""
+    """Current usage of one tenant."""
 
     connections: int = 0
     reporters: int = 0
@@ -121,10 +121,10 @@ class _Account:
 
 
 class Accounts:
-    """Who uses what of one step socket; says what is still allowed. Of one thread.
+    """Usage of one step socket by tenant, and enforcement of the limits. Not thread-safe.
 
-    Connections are accounted to the tenant that they seem to be of when they come; reporters to the one that is
-    attested. `now` is any clock's, in seconds.
+    Connections are charged to the tenant known at connect time, reporters to the attested tenant. `now` is in seconds
+    of any clock.
     """
 
     def __init__(self, quotas: Quotas) -> None:
@@ -137,73 +137,74 @@ class Accounts:
         return len(self._accounts)
 
     def connect(self, tenant: Tenant, now: float) -> None:
-        """Account for a new connection, which ``disconnect`` or ``register`` ends. Raises ReporterError."""
+        """Account for a new connection until ``disconnect``. Raise ReporterError if a limit is reached."""
         account = self._account(tenant, now)
         wait_seconds = account.connecting.take(now, CONNECTING_PER_SECOND, CONNECTING_BURST)
         if wait_seconds:
             raise ReporterError(
-                f"{tenant} opens more than {CONNECTING_PER_SECOND:g} connections a second: keep one open for each "
+                f"{tenant} opens more than {CONNECTING_PER_SECOND:g} connections per second: keep one open for each "
                 f"process, and try again in {math.ceil(wait_seconds)} s",
                 "rate",
             )
         if account.connections >= CONNECTIONS_A_TENANT:
             raise ReporterError(
-                f"{tenant} has {account.connections} connections that have not registered, which is the most allowed: "
-                "send the registration, or close them",
+                f"{tenant} has {account.connections} unregistered connections, the maximum: send the registration, or "
+                "close them",
                 "quota",
             )
         if not tenant.attested and self._connections[False] >= CONNECTIONS_UNATTESTED:
             raise ReporterError(
-                f"{CONNECTIONS_UNATTESTED} connections of unattested processes have not registered: try again later",
+                f"unattested processes have {CONNECTIONS_UNATTESTED} unregistered connections, the maximum: try again "
+                "later",
                 "full",
             )
         if sum(self._connections.values()) >= CONNECTIONS:
-            raise ReporterError(f"{CONNECTIONS} connections have not registered: try again later", "full")
+            raise ReporterError(f"{CONNECTIONS} connections are unregistered, the maximum: try again later", "full")
         account.connections += 1
         self._connections[tenant.attested] += 1
 
     def disconnect(self, tenant: Tenant) -> None:
-        """A connection that ``connect`` has accounted for has ended, or has registered."""
+        """Account for the end or the registration of a connection."""
         self._accounts[tenant].connections -= 1
         self._connections[tenant.attested] -= 1
 
     def register(self, tenant: Tenant, ring_slots: int, now: float) -> None:
-        """Account for a reporter, which ``close`` and ``forget`` end. Raises ReporterError."""
+        """Account for a reporter until ``close`` and ``forget``. Raise ReporterError if a limit is reached."""
         quotas = self.quotas
         account = self._account(tenant, now)
         most = quotas.reporters_of(tenant)
         if ring_slots > quotas.slots_of(tenant):
             key = "ring_slots" if tenant.attested else "ring_slots_unattested"
             raise ReporterError(
-                f"a ring of {ring_slots} slots; {tenant} may use {quotas.slots_of(tenant)} (step_quotas.{key}): use a "
-                "smaller ring",
+                f"ring of {ring_slots} slots; {tenant} may use at most {quotas.slots_of(tenant)} (step_quotas.{key}): "
+                "use a smaller ring",
                 "ring",
             )
         if account.reporters >= most or account.closed >= most:
             remedy = "" if tenant.attested else "start them in a job or pod, "
             raise ReporterError(
-                f"{tenant} has {account.reporters} step reporters, which is the most allowed "
-                f"(step_quotas.reporters_per_{tenant.kind}): close some, {remedy}or have the limit raised",
+                f"{tenant} has {account.reporters} step reporters, the maximum "
+                f"(step_quotas.reporters_per_{tenant.kind}): close some, {remedy}or ask for a higher limit",
                 "quota",
             )
         if not tenant.attested and self._reporters[False] >= quotas.reporters_unattested:
             raise ReporterError(
-                f"{quotas.reporters_unattested} unattested processes report on this node, which is the most allowed "
+                f"{quotas.reporters_unattested} unattested processes report on this node, the maximum "
                 "(step_quotas.reporters_unattested); the other slots are reserved for attested ranks: start this "
                 "process in a pod or job, or try again later",
                 "full",
             )
         if sum(self._reporters.values()) >= quotas.reporters:
             raise ReporterError(
-                f"{quotas.reporters} processes report on this node, which is the most allowed (step_quotas.reporters): "
-                "try again later, or have the limit raised",
+                f"{quotas.reporters} processes report on this node, the maximum (step_quotas.reporters): try again "
+                "later, or ask for a higher limit",
                 "full",
             )
         rate = quotas.registrations_per_second
         wait_seconds = account.registering.take(now, rate, 2 * most)
         if wait_seconds:
             raise ReporterError(
-                f"{tenant} registers more than {rate:g} times a second (step_quotas.registrations_per_second): keep "
+                f"{tenant} registers more than {rate:g} times per second (step_quotas.registrations_per_second): keep "
                 f"connections open, and try again in {math.ceil(wait_seconds)} s",
                 "rate",
             )
@@ -211,31 +212,31 @@ class Accounts:
         self._reporters[tenant.attested] += 1
 
     def close(self, tenant: Tenant) -> None:
-        """A reporter's connection has ended; its ring may hold records that are not read yet."""
+        """Account for the end of a reporter's connection. Its ring may still contain unread records."""
         account = self._accounts[tenant]
         account.reporters -= 1
         account.closed += 1
         self._reporters[tenant.attested] -= 1
 
     def forget(self, tenant: Tenant) -> None:
-        """The ring of a closed reporter has been read to its end."""
+        """Account for the complete reading of a closed reporter's ring."""
         self._accounts[tenant].closed -= 1
 
     def may_report_refusal(self, tenant: Tenant, now: float) -> bool:
-        """Whether another refusal of this tenant is reported in words; all are counted."""
+        """Return whether to report another refusal of this tenant with its reason. All refusals are counted."""
         return not self._account(tenant, now).refusals.take(now, REFUSALS_PER_SECOND, REFUSALS_BURST)
 
     def spend(self, tenant: Tenant, processor_seconds: float, now: float) -> None:
-        """Processor time was used for this tenant."""
+        """Add CPU time used for this tenant."""
         self._account(tenant, now).processor_seconds += processor_seconds
 
     def spent(self, tenant: Tenant) -> float:
-        """Processor seconds used for this tenant since the newest ``settle``: who used least is served first."""
+        """Return the CPU seconds used for this tenant since the last ``settle``."""
         account = self._accounts.get(tenant)
         return 0.0 if account is None else account.processor_seconds
 
     def settle(self, now: float) -> None:
-        """Begin a new second of ``spent``; forget tenants that have used nothing for FORGET_SECONDS."""
+        """Reset ``spent`` of all tenants, and remove tenants that were idle for FORGET_SECONDS."""
         idle = now - FORGET_SECONDS
         for tenant, account in list(self._accounts.items()):
             account.processor_seconds = 0.0
@@ -251,9 +252,9 @@ class Accounts:
 
 
 def fair_shares(wanted: Sequence[int], budget: int) -> list[int]:
-    """How much of `budget` each gets: what it wants, or an equal part of what the more modest leave (max-min fair).
+    """Divide `budget` by max-min fairness and return the shares.
 
-    Who wants no more than budget / len(wanted) gets all of it, whatever the others want.
+    A request of at most budget / len(wanted) is met in full. Larger requests share the rest equally.
     """
     shares = [0] * len(wanted)
     left = budget
