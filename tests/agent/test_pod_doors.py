@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from agent.sources.steps.pod_sockets import DOOR, PodDoors
+from agent.sources.steps.pod_sockets import DOOR, PodSockets
 from gangwatch.state_folder import StateFolder
 
 UIDS = ("11111111-2222-3333-4444-555555555555", "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee")
@@ -58,7 +58,7 @@ def close(listeners: list[socket.socket]) -> int:
 
 
 def test_a_pod_with_the_volume_has_a_door_that_any_user_may_use_for_as_long_as_it_lives(short: Path) -> None:
-    doors = PodDoors(str(short))
+    doors = PodSockets(str(short))
     folder = volume(short, UIDS[0])
     volume(short, UIDS[1], "cache")
     opened, gone = doors.look()
@@ -78,7 +78,7 @@ def test_what_a_pod_does_to_its_door_is_mended_and_no_link_of_its_is_followed(sh
     secret.chmod(0o600)
     folder = volume(pods, UIDS[0])
     (folder / DOOR).symlink_to(secret)
-    doors = PodDoors(str(pods))
+    doors = PodSockets(str(pods))
     first, _ = doors.look()
     assert len(first) == 1 and stat.S_ISSOCK((folder / DOOR).lstat().st_mode)
     (folder / DOOR).unlink()
@@ -99,7 +99,7 @@ def test_what_a_pod_does_to_its_door_is_mended_and_no_link_of_its_is_followed(sh
 
 
 def test_no_folder_of_pods_is_no_trouble(tmp_path: Path) -> None:
-    assert PodDoors(str(tmp_path / "absent")).look() == ([], [])
+    assert PodSockets(str(tmp_path / "absent")).look() == ([], [])
 
 
 # --- an agent at work ------------------------------------------------------------------------------------------------

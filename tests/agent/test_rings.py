@@ -306,7 +306,7 @@ def test_a_ring_of_another_layout_says_which_and_what_to_upgrade(magic: bytes, s
         os.pwrite(descriptor, struct.pack("<8sII", magic, 64, SLOTS), 0)
         os.ftruncate(descriptor, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        with pytest.raises(ReporterError, match=rf"{said}.*reads layout 1: upgrade"):
+        with pytest.raises(ReporterError, match=rf"{said}.*supports layout 1: upgrade"):
             Ring.of_descriptor(descriptor)
     finally:
         os.close(descriptor)

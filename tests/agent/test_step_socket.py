@@ -333,7 +333,7 @@ def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir(mode=0o755)
     open_to_all.chmod(0o755)
-    with pytest.raises(SourceError, match="closed to others"):
+    with pytest.raises(SourceError, match="mode 0700"):
         StepSocket(str(open_to_all / "n.sock"), admit_all)
     open_to_all.chmod(0o711)  # others may enter it, and neither list nor change it
     listening = StepSocket(str(open_to_all / "n.sock"), admit_all)

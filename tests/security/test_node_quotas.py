@@ -703,7 +703,7 @@ def test_connections_that_wait_are_bounded_for_each_tenant_for_the_unattested_an
     pods = [connect_all(accounts, Tenant("pod", str(number)), 200) for number in range(5)]
     assert pods == [128, 128, 0, 0, 0] and sum(users + pods) == tenants.CONNECTIONS
     accounts.disconnect(Tenant("pod", "0"))
-    with pytest.raises(ReporterError, match="unattested processes have .* unregistered"):
+    with pytest.raises(ReporterError, match=r"unattested processes have .* unregistered"):
         accounts.connect(Tenant("user", "7"), 0.0)
     accounts.connect(Tenant("job", "a"), 0.0)
 
@@ -714,7 +714,7 @@ def test_rings_that_are_still_to_be_read_count_for_whom_they_are_of() -> None:
     for _ in range(3):
         accounts.register(tenant, 256, 0.0)
         accounts.close(tenant)
-    with pytest.raises(ReporterError, match="the most allowed"):
+    with pytest.raises(ReporterError, match="the maximum"):
         accounts.register(tenant, 256, 1.0)
     accounts.forget(tenant)
     accounts.register(tenant, 256, 2.0)

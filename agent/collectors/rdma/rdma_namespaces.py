@@ -18,7 +18,7 @@ from agent.collectors.rdma.rdma_series import Naming
 from agent.schema.errors import SourceError
 from agent.sources.rdma import network_namespaces
 from agent.sources.rdma.infiniband import Port, RdmaDevice
-from agent.sources.rdma.netlink import RdmaNetlink, ToldDevice, connect
+from agent.sources.rdma.netlink import NetlinkDevice, RdmaNetlink, connect
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class ForeignDevices:
     ) -> None:
         self._find, self._enter, self._connector = find, enter, connector
         self._ways: dict[int, str] = {}
-        self._known: dict[tuple[int, ToldDevice], ForeignCounters] = {}
+        self._known: dict[tuple[int, NetlinkDevice], ForeignCounters] = {}
         self.exclusive = False
         self.unreadable = 0
 
@@ -81,7 +81,7 @@ class ForeignDevices:
                 self.unreadable += 1
                 log.info("cannot read the RDMA devices of a container's network namespace: %s", error)
 
-    def _add_devices(self, inode: int, before: dict[tuple[int, ToldDevice], ForeignCounters]) -> None:
+    def _add_devices(self, inode: int, before: dict[tuple[int, NetlinkDevice], ForeignCounters]) -> None:
         netlink = RdmaNetlink(lambda: self._enter(self._ways[inode], inode, self._connector))
         try:
             devices = netlink.list_devices()
@@ -102,7 +102,7 @@ class ForeignDevices:
         return tuple(one.name for _, one in self._known)
 
 
-def _device(found: ToldDevice) -> RdmaDevice:
+def _device(found: NetlinkDevice) -> RdmaDevice:
     """Convert a device reported by netlink. Its other attributes are in a /sys that the host does not see."""
     ports = tuple(Port(str(number), "", "", (), ()) for number in range(1, found.ports + 1))
     driver = found.name.partition("_")[0]

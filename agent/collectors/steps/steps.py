@@ -19,7 +19,7 @@ from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import REFUSAL_REASONS, ReporterError
 from agent.schema.frame import MAX_RECORDS, EventRecord, Member, OpenRecord, Record, StepRecord
 from agent.sources.proc.proc import TICK_NS
-from agent.sources.steps.pod_sockets import PodDoors
+from agent.sources.steps.pod_sockets import PodSockets
 from agent.sources.steps.rings import COLLECTIVE_ENTERED, COLLECTIVE_LEFT, STEP_BEGUN, STEP_ENDED, RingRecord
 from agent.sources.steps.step_messages import Claim, Peer, Place
 from agent.sources.steps.step_socket import MESSAGE_SECONDS, Admission, Refusal, Registered, StepSocket
@@ -260,7 +260,7 @@ class StepCollector:
         self._events: deque[EventRecord] = deque(maxlen=MAX_REMEMBERED_REFUSALS)
         self._inside: list[OpenRecord] = []
         self._columns = StepColumns()
-        pod_sockets = None if pods is None else PodDoors(pods)
+        pod_sockets = None if pods is None else PodSockets(pods)
         self._socket = StepSocket(
             socket_path,
             self._admit,

@@ -24,8 +24,8 @@ from agent.sources.kubelet.pod_resources import SOCKET, Pod, parse_allocatable, 
 SERVICE = "/v1.PodResourcesLister/"
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-"""As other readers of this socket allow (gRPC's default of 4 MiB is too little for nodes of many processors and
-pods); the kubelet's own limit for one of its answers is of that size."""
+"""Maximum size of a response, which is also the kubelet's limit. gRPC's default of 4 MiB is too little for nodes with
+many CPUs and pods."""
 
 DEADLINE_SECONDS = 2.0
 
@@ -57,7 +57,7 @@ _CODES = {
 
 
 class Kubelet:
-    """Asks one kubelet. Every call raises SourceError, naming the socket, where there is no answer in time."""
+    """Client of one kubelet. Every call raises SourceError, which names the socket, if it gets no response in time."""
 
     def __init__(self, path: str = SOCKET, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         self.path = path
@@ -65,22 +65,23 @@ class Kubelet:
         self._listed: tuple[bytes, tuple[Pod, ...]] = (b"", ())
 
     def list(self) -> tuple[Pod, ...]:
-        """Every pod of the node that holds anything; the same object where the answer is the same."""
+        """Return all pods of the node with resources; the same object if the response is unchanged."""
         answer = self._call("List")
         if answer != self._listed[0]:
             self._listed = (answer, self._parsed(parse_list, "List", answer))
         return self._listed[1]
 
     def allocatable(self) -> tuple[tuple[str, str], ...]:
-        """(resource name, device id) of every device that the node has to give. Since Kubernetes 1.23."""
+        """Return (resource name, device id) of every allocatable device of the node. Needs Kubernetes 1.23."""
         return self._parsed(parse_allocatable, "GetAllocatableResources", self._call("GetAllocatableResources"))
 
     def get(self, namespace: str, name: str) -> Pod | None:
-        """One pod; None where the answer holds none. Since Kubernetes 1.27 behind a gate, UnsupportedError before."""
+        """Return one pod; None if the response has none. Needs Kubernetes 1.27 and a feature gate, or raises
+        UnsupportedError."""
         pod, space = name.encode(), namespace.encode()
         if max(len(pod), len(space)) > 253:
-            # A DNS subdomain (RFC 1123) is no longer; it also keeps each length below within two bytes.
-            raise ValueError(f"{namespace}/{name} is no pod's name")
+            # The limit of a DNS subdomain (RFC 1123). It also ensures that lengths fit in two bytes.
+            raise ValueError(f"{namespace}/{name} is not a valid pod name")
         request = b"\x0a" + _length(pod) + pod + b"\x12" + _length(space) + space
         pods = self._parsed(parse_list, "Get", self._call("Get", request))
         return pods[0] if pods else None
@@ -102,22 +103,22 @@ class Kubelet:
             except SourceError as error:
                 raise type(error)(f"{self.path}: {method}: {error}") from None
             except TimeoutError:
-                raise SourceError(f"{self.path}: {method}: no answer within {self._deadline_seconds:g} s") from None
+                raise SourceError(f"{self.path}: {method}: no response within {self._deadline_seconds:g} s") from None
             except OSError as error:
                 raise SourceError(f"{self.path}: {method}: {error.strerror or error}") from None
             except (h2.exceptions.H2Error, ValueError) as error:
-                # ValueError: hpack and h2 raise it for some octets that no peer should send.
+                # hpack and h2 raise ValueError for some invalid bytes.
                 raise SourceError(f"{self.path}: {method}: {type(error).__name__}: {error}") from None
 
 
 def _length(content: bytes) -> bytes:
-    """The length of a short delimited field, as a varint of one or two bytes."""
+    """Encode the length of a short delimited field as a varint of one or two bytes."""
     size = len(content)
     return bytes([size]) if size < 0x80 else bytes([size & 0x7F | 0x80, size >> 7])
 
 
 class _Call:
-    """One unary call on a connection of its own."""
+    """One unary gRPC call on its own connection."""
 
     def __init__(self, connection: socket.socket, path: str, deadline_seconds: float) -> None:
         self._socket = connection
@@ -130,7 +131,7 @@ class _Call:
         self._ended = False
 
     def run(self, request: bytes, deadline: float) -> bytes:
-        """Send the request and read the answer's message. Raises SourceError, and whatever the socket or h2 raises."""
+        """Send the request and return the response message. Raise SourceError, and exceptions of socket and h2."""
         self._h2.initiate_connection()
         self._h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES})
         self._h2.increment_flow_control_window(_WINDOW_BYTES)
@@ -146,12 +147,12 @@ class _Call:
             self._socket.settimeout(left)
             data = self._socket.recv(_READ_BYTES)
             if not data:
-                raise SourceError("the connection was closed before the answer's end")
+                raise SourceError("the connection was closed before the end of the response")
             for event in self._h2.receive_data(data):
-                self._hear(event, stream)
+                self._handle(event, stream)
         return self._answer()
 
-    def _hear(self, event: h2.events.Event, stream: int) -> None:
+    def _handle(self, event: h2.events.Event, stream: int) -> None:
         if isinstance(event, h2.events.ConnectionTerminated):
             raise SourceError(f"the connection was terminated (HTTP/2 error {event.error_code})")
         if getattr(event, "stream_id", None) != stream:
@@ -159,7 +160,7 @@ class _Call:
         if isinstance(event, h2.events.DataReceived):
             self._body += event.data
             if len(self._body) > MAX_ANSWER_BYTES + 5:
-                raise SourceError(f"an answer of over {MAX_ANSWER_BYTES} bytes")
+                raise SourceError(f"response of over {MAX_ANSWER_BYTES} bytes")
             if event.flow_controlled_length:
                 self._h2.acknowledge_received_data(event.flow_controlled_length, stream)
         elif isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
@@ -176,17 +177,17 @@ class _Call:
             self._ended = True
 
     def _answer(self) -> bytes:
-        """The one message in the body, once the call has succeeded."""
+        """Return the message in the body of a successful call."""
         if self._status != _OK:
             status = "no status" if self._status is None else _CODES.get(self._status, f"status {self._status}")
             error = f"{status}: {self._message}" if self._message else status
             raise UnsupportedError(error) if self._status == _UNIMPLEMENTED else SourceError(error)
         body = self._body
         if len(body) < 5:
-            raise SourceError(f"an answer of {len(body)} bytes, and no message")
+            raise SourceError(f"response of {len(body)} bytes without a message")
         if body[0]:
-            raise SourceError("a compressed answer, which was not asked for")
+            raise SourceError("unexpected compressed response")
         length = int.from_bytes(body[1:5], "big")
         if length != len(body) - 5:
-            raise SourceError(f"a message of {length} bytes in an answer of {len(body)}")
+            raise SourceError(f"message of {length} bytes in a response of {len(body)} bytes")
         return bytes(body[5:])

@@ -1,4 +1,4 @@
-"""Pods' names by their uids, from the folder in which the kubelet keeps their logs: it needs no API server.
+"""Names of pods by uid, from the kubelet's folder of logs, without the API server.
 
 ``/var/log/pods/NAMESPACE_NAME_UID`` (pkg/kubelet/kuberuntime, BuildPodLogsDirectory); a static pod's uid is a hash.
 """
@@ -11,16 +11,16 @@ import re
 FOLDER = "/var/log/pods"
 
 MAX_PODS = 4096
-"""A node runs 110 pods by default, 250 or 500 at most; folders of ended ones linger until they are collected."""
+"""Maximum pods to read. A node runs 110 pods by default and at most 500; folders of ended pods remain for some time."""
 
 _ENTRY = re.compile(
     r"([a-z0-9][a-z0-9-]{0,62})_([a-z0-9][a-z0-9.-]{0,252})_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})\Z"
 )
-"""Neither namespaces (DNS labels) nor pods' names (DNS subdomains) hold an underscore."""
+"""Namespaces (DNS labels) and pod names (DNS subdomains) do not contain an underscore."""
 
 
 def pods_by_uid(folder: str = FOLDER) -> dict[str, tuple[str, str]]:
-    """(namespace, name) by uid; {} where there is no such folder."""
+    """Return (namespace, name) by uid; {} if there is no such folder."""
     found: dict[str, tuple[str, str]] = {}
     try:
         with os.scandir(folder) as entries:

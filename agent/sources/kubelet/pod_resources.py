@@ -1,7 +1,7 @@
-"""The kubelet's pod-resources messages: which container holds which devices.
+"""Parser of the kubelet's pod-resources messages, which list the devices of each container.
 
-Messages: ``k8s.io/kubelet/pkg/apis/podresources/v1/api.proto``. Only what names a device is taken; processors and
-memory are skipped unread. ``class_name`` (field 1 of DynamicResource) was removed in Kubernetes 1.31.
+Messages: ``k8s.io/kubelet/pkg/apis/podresources/v1/api.proto``. Only device names are read; CPUs and memory are
+skipped. ``class_name`` (field 1 of DynamicResource) was removed in Kubernetes 1.31.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from agent.schema.errors import SourceError
 from agent.sources.kubelet.protobuf_reader import demand, fields, text
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
-"""Where every kubelet since 1.15 listens (kubernetes.io, "Device Plugins": "Monitoring device plugin resources")."""
+"""Socket of every kubelet since 1.15 (kubernetes.io, "Device Plugins": "Monitoring device plugin resources")."""
 
 MAX_DEVICES = 65536
-"""More devices than this in one answer are refused: a node has hundreds, with replicas thousands, and an empty id costs
-two bytes on the wire and forty in memory."""
+"""Maximum devices in one response. A node has hundreds, or thousands with replicas. The limit protects memory: an empty
+id takes two bytes on the wire and forty in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device of a resource claim (dynamic resource allocation). `cdi` are names of the container device interface."""
+    """Device of a resource claim (dynamic resource allocation). `cdi`: names in the container device interface."""
 
     driver: str
     pool: str
@@ -32,7 +32,7 @@ class ClaimedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container. devices: (resource name, device id) as the device plugin gave them."""
+    """One container. devices: (resource name, device id) from the device plugin."""
 
     name: str
     devices: tuple[tuple[str, str], ...] = ()
@@ -41,7 +41,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod, without its uid, which these messages do not tell."""
+    """One pod. These messages do not contain its uid."""
 
     namespace: str
     name: str
@@ -61,7 +61,7 @@ class _Count:
 
 
 def parse_list(data: bytes) -> tuple[Pod, ...]:
-    """A ListPodResourcesResponse, or the like of GetPodResourcesResponse: pods in field 1. Raises SourceError."""
+    """Parse ListPodResourcesResponse or GetPodResourcesResponse: pods in field 1. Raise SourceError if malformed."""
     count = _Count()
     pods: list[Pod] = []
     for number, wire, start, end in fields(data):
@@ -73,7 +73,7 @@ def parse_list(data: bytes) -> tuple[Pod, ...]:
 
 
 def parse_allocatable(data: bytes) -> tuple[tuple[str, str], ...]:
-    """An AllocatableResourcesResponse: (resource name, device id) of every device that there is. Raises SourceError."""
+    """Parse AllocatableResourcesResponse: (resource name, device id) of all devices. Raise SourceError if malformed."""
     count = _Count()
     devices: list[tuple[str, str]] = []
     for number, wire, start, end in fields(data):
@@ -115,7 +115,7 @@ def _container(data: bytes, at: int, stop: int, count: _Count) -> Container:
 
 
 def _devices(data: bytes, at: int, stop: int, count: _Count) -> list[tuple[str, str]]:
-    """A ContainerDevices message: one resource, several ids."""
+    """Parse a ContainerDevices message: one resource, several ids."""
     resource = ""
     ids: list[str] = []
     for number, wire, start, end in fields(data, at, stop):
@@ -128,7 +128,7 @@ def _devices(data: bytes, at: int, stop: int, count: _Count) -> list[tuple[str, 
 
 
 def _claim(data: bytes, at: int, stop: int, count: _Count) -> list[ClaimedDevice]:
-    """A DynamicResource message: one claim, several devices."""
+    """Parse a DynamicResource message: one claim, several devices."""
     claim = ""
     found: list[tuple[str, str, str, tuple[str, ...]]] = []
     for number, wire, start, end in fields(data, at, stop):
@@ -142,7 +142,7 @@ def _claim(data: bytes, at: int, stop: int, count: _Count) -> list[ClaimedDevice
 
 
 def _claimed(data: bytes, at: int, stop: int, count: _Count) -> tuple[str, str, str, tuple[str, ...]]:
-    """A ClaimResource message: driver, pool, device, and the device's names in the container device interface."""
+    """Parse a ClaimResource message: driver, pool, device, and names in the container device interface."""
     words = {2: "", 3: "", 4: ""}
     cdi: list[str] = []
     for number, wire, start, end in fields(data, at, stop):

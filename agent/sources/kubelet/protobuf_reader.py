@@ -1,7 +1,7 @@
-"""Reading protocol buffers' wire format, strictly: enough for a handful of messages, without a schema compiler.
+"""Strict reader of the protocol buffers wire format, for a few messages without a schema compiler.
 
-Format: https://protobuf.dev/programming-guides/encoding/. Groups (deprecated before proto3) are refused, a field that
-is not asked for is skipped, and whatever does not add up raises: a message is read whole or not at all.
+Format: https://protobuf.dev/programming-guides/encoding/. Groups (deprecated before proto3) are refused, and unknown
+fields are skipped. A message with any error is refused as a whole.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FIXED32 = 5
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 
 MAX_VARINT_BYTES = 10
-"""Ten groups of seven bits hold 64."""
+"""Ten groups of seven bits can encode 64 bits."""
 
 MAX_FIELD_NUMBER = (1 << 29) - 1
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The varint at `at` and where it ends. Raises SourceError."""
+    """Return the varint at `at` and its end. Raise SourceError if it is malformed."""
     value = shift = 0
     for position in range(at, min(end, at + MAX_VARINT_BYTES)):
         byte = data[position]
@@ -38,9 +38,9 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int]]:
-    """Each field of the message in ``data[at:end]``, in order: (number, wire type, start, end of its content).
+    """Yield (number, wire type, start, end of content) of each field of the message in ``data[at:end]``.
 
-    A varint's content is its value, and stands in the third place; the fourth is 0 then. Raises SourceError.
+    For a varint, the third item is its value and the fourth is 0. Raise SourceError if the message is malformed.
     """
     end = len(data) if end is None else end
     while at < end:
@@ -59,21 +59,21 @@ def fields(data: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[i
         else:
             raise SourceError(f"protocol buffer: wire type {wire} of field {number} before byte {at}")
         if length > end - at:
-            raise SourceError(f"protocol buffer: field {number} of {length} bytes, and {end - at} are left")
+            raise SourceError(f"protocol buffer: field {number} of {length} bytes, but only {end - at} are left")
         yield number, wire, at, at + length
         at += length
 
 
 def text(data: bytes, number: int, wire: int, start: int, end: int) -> str:
-    """The content of a string field. Raises SourceError where it is none, or not UTF-8."""
+    """Return the content of a string field. Raise SourceError if it is not a string or not UTF-8."""
     demand(number, wire)
     try:
         return data[start:end].decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SourceError(f"protocol buffer: field {number} is no UTF-8: {error.reason}") from None
+        raise SourceError(f"protocol buffer: field {number} is not UTF-8: {error.reason}") from None
 
 
 def demand(number: int, wire: int) -> None:
-    """Raise SourceError unless the field is a delimited one (a string, bytes, or a message)."""
+    """Raise SourceError unless the field is delimited (a string, bytes, or a message)."""
     if wire != DELIMITED:
         raise SourceError(f"protocol buffer: field {number} of wire type {wire}, expected {DELIMITED}")

@@ -1,9 +1,8 @@
-"""Many fields of one GPU in one driver call (nvmlDeviceGetFieldValues), straight into columns.
+"""Batch reading of many fields of one GPU in one driver call (nvmlDeviceGetFieldValues).
 
-Which fields a GPU answers is found out once, when the batch is made; from then on a run is one call on a reused array
-and a few vectorised copies. Each entry's own code and value type are honoured (the header promises neither that all
-fields succeed together nor that a field keeps its type): a field that turns out never to answer is dropped, one that
-fails for a moment is absent for that moment.
+The constructor finds out which fields the GPU supports. A run is then one call on a reused array and a few vectorised
+copies. Each entry has its own return code and value type, which may change at any run. A field that turns out to be
+unsupported is dropped; a field that fails temporarily is absent in that run.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from agent.sources.nvml.nvml import Device, Query, Values, one_copy
 from agent.sources.nvml.nvml_interface import NEVER, SUCCESS, FieldValue
 
 CALL_FIELDS = 128
-"""Most fields in one call: a call holds the driver's lock, and hundreds of NVLink registers take their time."""
+"""Maximum fields in one call. A call holds the driver's lock, and reading hundreds of NVLink registers takes long."""
 
 PROBES = 2
-"""A field that fails for a moment when it is probed is asked so often before it is kept on trust."""
+"""Number of attempts to probe a field that fails temporarily. After these it is kept without confirmation."""
 
 _DOUBLE, _UNSIGNED, _SIGNED, _SHORT, _SIGNED_LONG = 0, 1, 5, 6, 4
 _TYPES = 7
@@ -40,7 +39,7 @@ _SIGNS = np.zeros(_TYPES, np.uint64)
 _SIGNS[_SIGNED] = 1 << 31
 _SIGNS[_SIGNED_LONG] = 1 << 63
 _WIDTHS = {_UNSIGNED: 32, _SIGNED: 32, _SHORT: 32}
-"""NVML value types: bits that hold the value, its sign bit, and how wide a counter of that type is taken to be."""
+"""By NVML value type: mask of the value, sign bit, and width of a counter of that type."""
 
 _ENTRY = np.dtype(
     {
@@ -51,12 +50,12 @@ _ENTRY = np.dtype(
         "itemsize": ctypes.sizeof(FieldValue),
     }
 )  # fmt: skip
-"""An entry as numpy sees it. state: value type and code, which lie side by side, as one number: one comparison says
-that every entry answered, and in the type that it had the last time."""
+"""An entry as a numpy type. state: the adjacent value type and code as one number, so that one comparison checks that
+all entries succeeded with unchanged types."""
 
 
 class Source(NamedTuple):
-    """One way to have a value. factor: from the field's unit to the column's; a whole number for a counter."""
+    """One field that can provide a value. factor: from its unit to that of the column; an integer for a counter."""
 
     field: int
     factor: float = 1.0
@@ -65,17 +64,17 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a field is to fill.
-
-    columns: one, or as many as `decode` gives values. sources: the first that the GPU answers is used.
-    decode: of a gauge that is no plain number: the raw integer -> the columns' values. wide_only: see `counter`.
-    """
+    """Requested value and its columns."""
 
     columns: tuple[Column, ...]
+    """One column, or one for each value of `decode`."""
     sources: tuple[Source, ...]
+    """The first that the GPU supports is used."""
     counter: bool = False
     decode: Callable[[int], Sequence[float]] | None = None
+    """Converts the raw integer of an encoded gauge to the values of the columns."""
     wide_only: bool = False
+    """See `counter`."""
 
 
 def gauge(column: Column, *sources: Source) -> Wanted:
@@ -83,7 +82,7 @@ def gauge(column: Column, *sources: Source) -> Wanted:
 
 
 def counter(column: Column, *sources: Source, wide_only: bool = False) -> Wanted:
-    """wide_only: not at all where the driver gives it in 32 bits that turn too fast to be followed."""
+    """Request a counter. wide_only: skip it if the driver returns 32 bits, which would wrap too often."""
     return Wanted((column,), sources, counter=True, wide_only=wide_only)
 
 
@@ -92,9 +91,9 @@ def decoded(columns: Iterable[Column], decode: Callable[[int], Sequence[float]],
 
 
 def field_number(device: Device, field: int, scope: int = 0) -> int | None:
-    """One field that is a 32-bit number, asked by itself; None where it is not told, for now or for good.
+    """Read one field that is a 32-bit number; None if it is unsupported or fails.
 
-    Raises GpuLostError, LibraryDeadError.
+    Raise GpuLostError or LibraryDeadError.
     """
     entry = FieldValue(field=field, scope=scope)
     code = device.library.call("nvmlDeviceGetFieldValues", device.handle, 1, ctypes.byref(entry)) or entry.code
@@ -111,10 +110,10 @@ class _Entry(NamedTuple):
 
 
 class FieldBatch:
-    """The fields of one GPU that it answers, read together. ``gauges`` and ``counters`` are their columns."""
+    """Supported fields of one GPU, read together. ``gauges`` and ``counters`` are their columns."""
 
     def __init__(self, device: Device, wanted: Iterable[Wanted]) -> None:
-        """Asks each field once. Raises GpuLostError, LibraryDeadError."""
+        """Probe each field. Raise GpuLostError or LibraryDeadError."""
         self._device = device
         self.gauges: list[Column] = []
         self.counters: list[Column] = []
@@ -135,18 +134,18 @@ class FieldBatch:
         self._compile()
 
     def place(self, values: Values) -> None:
-        """Where the values go: as many as ``gauges`` and ``counters``."""
+        """Set the destination of the values, with the lengths of ``gauges`` and ``counters``."""
         self._gauge_values, self._counter_values, self._counter_valid = values
 
     def read(self) -> None:
-        """Ask, and fill in what was answered; the rest stays as it is. Raises GpuLostError, LibraryDeadError."""
+        """Read the fields and set the values of successful ones. Raise GpuLostError or LibraryDeadError."""
         for call in self._calls:
             if not call.ask():
                 return
         if self._states.tobytes() == self._usual_states:
             self._fill(None)
             return
-        # Not every entry answered, or one is of another type now.
+        # An entry failed or has another type now.
         codes = self._view["code"]
         if codes.any() and self._drop(codes):
             self.read()
@@ -155,11 +154,11 @@ class FieldBatch:
         self._fill(codes == SUCCESS)
 
     def newest_counters(self) -> tuple[CounterArray, ValidArray]:
-        """What the newest read gave, by the order of ``counters``: where it was placed."""
+        """Return the destination arrays with the counters of the last read, in the order of ``counters``."""
         return self._counter_values, self._counter_valid
 
     def _fill(self, answered: ValidArray | None) -> None:
-        """Copy the values out. answered: which of the entries did; None for all."""
+        """Copy the values to their destination. answered: which entries succeeded; None for all."""
         if self._gauge_count:
             whole = self._gauge_raw & self._gauge_mask
             if self._gauge_signed:
@@ -183,7 +182,7 @@ class FieldBatch:
             self._gauge_values[at : at + len(wanted.columns)] = decoded_values
 
     def _masked_counts(self) -> CounterArray:
-        """Counters of which some are narrower than 64 bits, or signed."""
+        """Return the counters if some are narrower than 64 bits or signed."""
         whole = self._counter_raw & self._counter_mask
         counts: CounterArray = ((whole ^ self._counter_sign) - self._counter_sign) * self._counter_factor
         return counts
@@ -191,7 +190,7 @@ class FieldBatch:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _compile(self) -> None:
-        """Lay the array out anew for the entries that there are: gauges, counters, those that are decoded."""
+        """Make the array for the current entries: gauges, then counters, then decoded ones."""
         entries = sorted(self._entries, key=lambda entry: (entry.wanted.decode is not None, entry.wanted.counter))
         self._entries = entries
         self._array = (FieldValue * max(1, len(entries)))()
@@ -214,7 +213,7 @@ class FieldBatch:
         self._take_types()
 
     def _take_types(self) -> None:
-        """Prepare for the value types that the entries have now."""
+        """Prepare for the current value types of the entries."""
         types = self._view["value_type"]
         self._usual_states = types.astype(np.uint64).tobytes()
         known = np.minimum(types, _TYPES - 1)
@@ -228,7 +227,7 @@ class FieldBatch:
         self._doubles = bool(self._gauge_is_double.any())
 
     def _drop(self, codes: npt.NDArray[np.int32]) -> bool:
-        """Look at the entries that did not answer, and drop those that never will; whether there were any."""
+        """Drop failed entries that are unsupported, and return whether there were any."""
         never = {
             int(position)
             for position in np.flatnonzero(codes != SUCCESS)
@@ -241,14 +240,14 @@ class FieldBatch:
 
 
 def _slice(positions: list[int]) -> slice | npt.NDArray[np.intp]:
-    """The positions as a slice where they follow one another, which numpy copies several times faster."""
+    """Return the positions as a slice if they are consecutive, which numpy copies several times faster."""
     if positions and positions == list(range(positions[0], positions[0] + len(positions))):
         return slice(positions[0], positions[0] + len(positions))
     return np.array(positions, np.intp)
 
 
 def _calls(device: Device, array: ctypes.Array[FieldValue], count: int) -> list[Query]:
-    """Prepared calls for all of the array, CALL_FIELDS at a time."""
+    """Prepare calls for the whole array, CALL_FIELDS at a time."""
     size = ctypes.sizeof(FieldValue)
     return [
         Query(
@@ -262,7 +261,7 @@ def _calls(device: Device, array: ctypes.Array[FieldValue], count: int) -> list[
 
 
 def _probe(device: Device, wanted: Sequence[Wanted]) -> list[tuple[Wanted, Source, int]]:
-    """Each wanted with the first source that the GPU answers, or may answer later, and its value type."""
+    """Return each requested value with its first source that the GPU supports, perhaps later, and its value type."""
     asked = [(one, source) for one in wanted for source in one.sources]
     if not asked:
         return []

@@ -1,7 +1,7 @@
-"""What NVML's calls take and give: structures, codes, value types.
+"""Structures, return codes and value types of NVML calls.
 
 Layouts and numbers are those of nvml.h (12.9 and 13.5); tests/agent/test_nvml_interface.py compares them with the
-vendor's own bindings. A structure that carries a version says its size in the low bits and its version from bit 24 on.
+vendor's bindings. The version field of a structure contains its size in the low bits and its version from bit 24 on.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ INSUFFICIENT_SIZE = 7
 TIMEOUT = 10
 
 NEVER = frozenset({2, 3, 4, 13, 25})
-"""INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH: so for the life of
-the handle, and of this process, whose rights don't change."""
+"""INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH: permanent for the
+handle and for this process, whose permissions do not change."""
 
 LOST = frozenset({15, 16, 28})
-"""GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND: this GPU answers nothing until it is reset."""
+"""GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND: all calls on this GPU fail until it is reset."""
 
 DEAD = frozenset({1, 9, 18})
-"""UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH: the library as it is loaded answers nothing any more."""
+"""UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH: all calls fail until the library is reloaded."""
 
 ABSENT_DRIVER = frozenset({9, 12})
-"""DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND: what nvmlInit says where there is no driver."""
+"""DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND: results of nvmlInit without a driver."""
 
 ALL_LINKS = 0xFFFFFFFF
-"""As a field's scope: the sum of all NVLinks."""
+"""Scope of a field: the sum of all NVLinks."""
 
 NOT_AVAILABLE = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE of an unsigned 64-bit value."""
 
 WHOLE_GPU = 0xFFFFFFFF
-"""As a process's or event's instance: not in a MIG instance."""
+"""Instance of a process or event that is not in a MIG instance."""
 
 CODES = {
     1: "Uninitialized", 2: "Invalid Argument", 3: "Not Supported", 4: "No Permission", 6: "Not Found",
@@ -47,12 +47,12 @@ CODES = {
 
 
 def code_text(code: int) -> str:
-    """The code in nvml.h's words and as a number, for errors."""
+    """Return the code as a name of nvml.h and as a number, for error messages."""
     return f"{CODES.get(code, 'error')} ({code})"
 
 
 class Versioned(Structure):
-    """A structure whose first word is its version."""
+    """Structure with its version as the first word."""
 
     number: ClassVar[int] = 1
 
@@ -103,7 +103,7 @@ class Pci(Structure):
 
 
 class FieldValue(Structure):
-    """value: a union of eight bytes, here as unsigned; value_type says what it holds."""
+    """value: a union of eight bytes, here as unsigned; value_type is its type."""
 
     _fields_: ClassVar[Any] = [
         ("field", c_uint),
@@ -141,7 +141,7 @@ class SramErrors(Versioned):
 
 
 class RemapHistogram(Structure):
-    """Banks of device memory by how many of their spare rows are left."""
+    """Banks of device memory by remaining spare rows."""
 
     _fields_: ClassVar[Any] = [
         ("max", c_uint),
@@ -153,7 +153,7 @@ class RemapHistogram(Structure):
 
 
 class ProcessInfo(Structure):
-    """The v2 and v3 calls' form."""
+    """Structure of the v2 and v3 calls."""
 
     _fields_: ClassVar[Any] = [
         ("pid", c_uint),
@@ -241,8 +241,8 @@ class GpmMetric(Structure):
 
 
 GPM_METRICS = 477
-"""Room for metrics in a request (NVML_GPM_METRIC_MAX of 13.5, the largest so far; a driver touches only as many as it
-is asked for)."""
+"""Capacity of a request in metrics (NVML_GPM_METRIC_MAX of 13.5, the largest so far; a driver accesses only the
+requested number)."""
 
 
 class GpmRequest(Structure):

@@ -1,4 +1,4 @@
-"""How the GPUs of a machine are connected: NVLinks and what is at their other ends, PCIe, NUMA. Asked once."""
+"""Connections of the GPUs of a machine: NVLinks and their remote ends, PCIe, NUMA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent.sources.nvml.nvml import Device, pci_address
 from agent.sources.nvml.nvml_interface import SUCCESS, FieldValue, Pci
 
 ANCESTORS = {0: "internal", 10: "single_switch", 20: "switches", 30: "host_bridge", 40: "numa_node", 50: "system"}
-"""nvmlGpuTopologyLevel_t: the nearest thing that two GPUs hang on together."""
+"""nvmlGpuTopologyLevel_t: the nearest common ancestor of two GPUs."""
 
 REMOTE_KINDS = {0: "gpu", 1: "npu", 2: "switch"}
 """nvmlIntNvLinkDeviceType_t; 0xFF is unknown."""
@@ -26,7 +26,7 @@ _VERSION, _REMOTE_LINK = 166, 146
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One NVLink and its other end. '' is what the driver does not tell."""
+    """One NVLink and its remote end. Strings are '' if the driver does not report them."""
 
     number: int
     version: str
@@ -37,7 +37,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another GPU. nvlink: whether the two reach one another over NVLink, directly or through switches."""
+    """Another GPU. nvlink: whether NVLink connects the two GPUs, directly or through switches."""
 
     device: Device
     ancestor: str
@@ -45,7 +45,7 @@ class Peer:
 
 
 def _ask(device: Device, symbol: str, *arguments: object) -> bool:
-    """Call once: whether it answered. Raises GpuLostError, LibraryDeadError."""
+    """Make a call and return whether it succeeded. Raise GpuLostError or LibraryDeadError."""
     code = device.library.call(symbol, device.handle, *arguments)
     if code != SUCCESS:
         device.judge(code, symbol)
@@ -53,7 +53,7 @@ def _ask(device: Device, symbol: str, *arguments: object) -> bool:
 
 
 def links(device: Device, count: int) -> tuple[Link, ...]:
-    """The GPU's NVLinks. Raises GpuLostError, LibraryDeadError."""
+    """Return the NVLinks of the GPU. Raise GpuLostError or LibraryDeadError."""
     if not count:
         return ()
     array = (FieldValue * (2 * count))()
@@ -67,14 +67,14 @@ def links(device: Device, count: int) -> tuple[Link, ...]:
         version, remote = array[2 * link], array[2 * link + 1]
         number = int(version.value) & 0xFFFF_FFFF
         kind, pci = c_uint(), Pci()
-        told = _ask(device, "nvmlDeviceGetNvLinkRemoteDeviceType", c_uint(link), byref(kind))
+        known = _ask(device, "nvmlDeviceGetNvLinkRemoteDeviceType", c_uint(link), byref(kind))
         placed = _ask(device, "nvmlDeviceGetNvLinkRemotePciInfo_v2", c_uint(link), byref(pci))
         bus_id = pci.bus_id.decode("ascii", "replace")
         found.append(
             Link(
                 link,
                 LINK_VERSIONS.get(number, str(number)) if version.code == SUCCESS else "",
-                REMOTE_KINDS.get(kind.value, "") if told else "",
+                REMOTE_KINDS.get(kind.value, "") if known else "",
                 pci_address(bus_id) if placed and ":" in bus_id else "",
                 str(int(remote.value) & 0xFFFF_FFFF) if remote.code == SUCCESS else "",
             )
@@ -83,7 +83,7 @@ def links(device: Device, count: int) -> tuple[Link, ...]:
 
 
 def peers(device: Device, others: tuple[Device, ...]) -> tuple[Peer, ...]:
-    """How near the other GPUs are. Raises GpuLostError, LibraryDeadError."""
+    """Return the connections to the other GPUs. Raise GpuLostError or LibraryDeadError."""
     found: list[Peer] = []
     for other in others:
         if other.uuid == device.uuid:
@@ -98,7 +98,7 @@ def peers(device: Device, others: tuple[Device, ...]) -> tuple[Peer, ...]:
 
 
 def numa_node(device: Device) -> int | None:
-    """The GPU's NUMA node; None where the driver does not tell. Raises GpuLostError, LibraryDeadError."""
+    """Return the GPU's NUMA node; None if the driver does not report it. Raise GpuLostError or LibraryDeadError."""
     node = c_uint()
     if not _ask(device, "nvmlDeviceGetNumaNodeId", byref(node)) or node.value == 0xFFFF_FFFF:
         return None

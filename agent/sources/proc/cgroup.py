@@ -1,8 +1,8 @@
-"""Whose a process is, by the path of its control group: a pod's container, a Slurm job's step and task.
+"""Owner of a process by its control group path: a pod's container, or a Slurm job's step and task.
 
-Whoever may create control groups decides what the path says. That is the kubelet and slurmstepd, as root; and, below
-its own slice, any user with a systemd session (delegation): such a path is believed no word. Inside a container or a
-job, what stands further out counts before what stands further in.
+The creator of a control group chooses its name. The kubelet and slurmstepd create them as root. A user with a systemd
+session may also create them below the user's slice (delegation), so such paths are not trusted. In nested paths, the
+outer group takes precedence over the inner one.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _SLURM = re.compile(
 _POD = re.compile(
     r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
 )
-"""Pod uid in every kubelet layout: cgroupfs with dashes, systemd slices with underscores, static pods as one hash."""
+"""Pod uid in all kubelet layouts: with dashes (cgroupfs), with underscores (systemd), as a hash (static pods)."""
 
 _CONTAINER = re.compile(r"([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 
 _DELEGATED = re.compile(r"/user\.slice/|/user-\d+\.slice/|/user@\d+\.service/")
-"""Below these a user makes control groups of any name (systemd's user managers, rootless containers)."""
+"""Groups below which users can create control groups with any name (systemd's user managers, rootless containers)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a control group's path attests; "" and None where it tells nothing.
+    """Values attested by a control group path; "" or None if not contained.
 
-    pod: uid, with dashes where it is a UUID. container: its runtime's 64-digit id.
+    pod: uid, with dashes if it is a UUID. container: 64-digit id of the runtime.
     """
 
     pod: str = ""
@@ -43,13 +43,14 @@ class Membership:
 
 
 def parse_cgroup(text: str) -> Membership | None:
-    """What the text of /proc/PID/cgroup attests; None for neither a pod nor a Slurm job.
+    """Parse the text of /proc/PID/cgroup; None if it names neither a pod nor a Slurm job.
 
-    A Slurm job inside a pod (Slurm run on Kubernetes) is both; a pod's path inside a Slurm job is the job's own doing.
+    A Slurm job inside a pod (Slurm on Kubernetes) is both. A pod path inside a Slurm job was created by the job and is
+    ignored.
     """
-    # The kernel allows every character in a control group's name but the line end: "\u2028" in one is no new line.
+    # Names of control groups may contain any character but the line end: "\u2028" does not start a new line.
     for line in text.split("\n"):
-        # hierarchy:controllers:path; a path may hold colons.
+        # hierarchy:controllers:path; a path may contain colons.
         path = line.split(":", 2)[-1]
         slurm = _SLURM.search(path)
         pod = _POD.search(path)
@@ -74,10 +75,10 @@ _USER_SLICE = re.compile(r"(?:/\.\.)*/user\.slice/user-(\d{1,10})\.slice(?:/|\Z)
 
 
 def user_of_cgroup(text: str) -> int | None:
-    """The user whose login session or manager the process is of, by the text of /proc/PID/cgroup; None where of none.
+    """Return the user of the process's login session or manager from the text of /proc/PID/cgroup; None if none.
 
-    Only systemd makes control groups directly below user.slice. Processes that a user runs under other ids (a user
-    namespace with subordinate ids, subuid(5)) stay below the user's own slice, and nobody can leave it by himself.
+    Only systemd creates control groups directly below user.slice. Processes with other ids of the user (a user
+    namespace with subordinate ids, subuid(5)) stay below the user's slice and cannot leave it without privileges.
     """
     for line in text.split("\n"):
         if (match := _USER_SLICE.match(line.split(":", 2)[-1])) is not None:

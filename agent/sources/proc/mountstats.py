@@ -1,4 +1,4 @@
-"""/proc/PID/mountstats: what each NFS mount asked of its server, and how long it took.
+"""Parser of /proc/PID/mountstats: operations of each NFS mount and their times.
 
 Form: fs/nfs/super.c (nfs_show_stats) and net/sunrpc/stats.c (rpc_clnt_show_stats) of the kernel; times in milliseconds.
 """
@@ -11,7 +11,7 @@ from agent.schema.errors import SourceError
 
 
 class Operation(NamedTuple):
-    """One line of the per-operation statistics. transmissions: more than operations where some were sent again."""
+    """One line of the per-operation statistics. transmissions: includes retransmissions."""
 
     operations: int
     transmissions: int
@@ -22,7 +22,7 @@ class Operation(NamedTuple):
 
 
 class NfsMount(NamedTuple):
-    """One mount. export: server:/path. operations: by the protocol's word for them (READ, GETATTR)."""
+    """One mount. export: server:/path. operations: by name in the protocol (READ, GETATTR)."""
 
     export: str
     mount: str
@@ -32,9 +32,9 @@ class NfsMount(NamedTuple):
 
 
 def parse_mountstats(data: bytes) -> list[NfsMount]:
-    """The NFS mounts, in the file's order; of several on one mount point the last, which is the one that is seen.
+    """Return the NFS mounts in file order. Of several mounts on one mount point, return the last, which is visible.
 
-    Raises SourceError for lines that are not of the form.
+    Raise SourceError for malformed lines.
     """
     mounts: dict[str, NfsMount] = {}
     mount: NfsMount | None = None
@@ -60,7 +60,7 @@ def parse_mountstats(data: bytes) -> list[NfsMount]:
 
 
 def _parse_device(line: bytes) -> NfsMount | None:
-    """The first line of a mount; None where it is not NFS, or tells no statistics."""
+    """Parse the first line of a mount; None if it is not NFS or has no statistics."""
     device, separator, rest = line.removeprefix(b"device ").partition(b" mounted on ")
     path, _, kind = rest.rpartition(b" with fstype ")
     words = kind.split()
@@ -70,7 +70,7 @@ def _parse_device(line: bytes) -> NfsMount | None:
 
 
 def _text(escaped: bytes) -> str:
-    r"""As the user wrote it: the kernel writes blanks, tabs, line ends and backslashes as \ooo (seq_escape)."""
+    r"""Unescape a string. The kernel writes blanks, tabs, line ends and backslashes as \ooo (seq_escape)."""
     text = escaped.decode("utf-8", "replace")
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, character)

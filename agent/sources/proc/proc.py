@@ -1,8 +1,8 @@
-"""/proc of the machine and of its processes: pure parsers of each file, and the few readers that processes need.
+"""Pure parsers of files in /proc of the machine and of processes, and a few readers for processes.
 
 Formats: proc(5) and Documentation/filesystems/proc.rst, Documentation/admin-guide/iostats.rst and
-Documentation/accounting/psi.rst of the kernel. Parsers take the file's bytes and raise SourceError, naming the file,
-for bytes that are not of its form.
+Documentation/accounting/psi.rst of the kernel. Parsers take the content of the file and raise SourceError, which names
+the file, if it is malformed.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from agent.schema.errors import SourceError
 from agent.sources.files import MOST_DIGITS, read_file, whole
 
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-"""USER_HZ, the unit of ticks in /proc (100 on every Linux that people run)."""
+"""Nanoseconds per tick in /proc: USER_HZ is 100 on all common Linux systems."""
 
 TICK_NS = 1_000_000_000 // CLOCK_TICKS_PER_SECOND
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 SECTOR_BYTES = 512
-"""Unit of /proc/diskstats, whatever the device's own sector is (Documentation/admin-guide/iostats.rst)."""
+"""Unit of /proc/diskstats, independent of the device's sector size (Documentation/admin-guide/iostats.rst)."""
 
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-"""Modes of /proc/stat in its order. Guest time is already contained in user and nice, so that these add up."""
+"""Modes of /proc/stat in file order. Guest time is omitted, since user and nice already include it."""
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
 class CpuTimes(NamedTuple):
-    """/proc/stat: ticks of all processors together by CPU_MODES (fewer on old kernels), and processors online."""
+    """/proc/stat: ticks of all CPUs together by CPU_MODES (fewer on old kernels), and number of CPUs online."""
 
     ticks: tuple[int, ...]
     processors: int
@@ -55,7 +55,7 @@ def parse_stat(data: bytes) -> CpuTimes:
 
 
 class Scheduler(NamedTuple):
-    """/proc/stat: context switches since the boot, and tasks that run or wait for a disk now."""
+    """/proc/stat: context switches since boot, and tasks that are running or blocked on I/O."""
 
     context_switches: int
     running: int
@@ -72,7 +72,7 @@ def parse_scheduler(data: bytes) -> Scheduler:
 
 
 class Paging(NamedTuple):
-    """/proc/vmstat: page faults that waited for a disk, and tasks killed for want of memory (None before 4.13)."""
+    """/proc/vmstat: page faults with disk I/O, and out-of-memory kills (None before Linux 4.13)."""
 
     major_faults: int
     kills: int | None
@@ -85,7 +85,7 @@ def parse_vmstat(data: bytes) -> Paging:
 
 
 def _line_number(data: bytes, key: bytes, file: str) -> int:
-    """The number after a key at a line's beginning."""
+    """Return the number after a key at the start of a line."""
     start = data.find(b"\n" + key)
     if start < 0:
         raise SourceError(f"{file}: no {key.decode().strip()}")
@@ -98,7 +98,7 @@ def _line_number(data: bytes, key: bytes, file: str) -> int:
 
 
 def parse_loadavg(data: bytes) -> float:
-    """/proc/loadavg: the load average over one minute."""
+    """Return the load average over one minute from /proc/loadavg."""
     try:
         return float(data.split(b" ", 1)[0])
     except ValueError:
@@ -106,14 +106,14 @@ def parse_loadavg(data: bytes) -> float:
 
 
 class Memory(NamedTuple):
-    """/proc/meminfo in bytes; available is None on kernels before 3.14."""
+    """Values of /proc/meminfo in bytes; available is None before Linux 3.14."""
 
     total_bytes: int
     available_bytes: int | None
 
 
 def parse_meminfo(data: bytes) -> Memory:
-    """/proc/meminfo (its kB are 1024 bytes)."""
+    """Parse /proc/meminfo, whose kB are 1024 bytes."""
     total = _meminfo_bytes(data, b"MemTotal:")
     if total is None:
         raise SourceError("/proc/meminfo: no MemTotal")
@@ -136,14 +136,14 @@ def _meminfo_bytes(data: bytes, key: bytes) -> int | None:
 
 
 class Pressure(NamedTuple):
-    """/proc/pressure/*: totals in microseconds; full is None where the kernel does not tell it (cpu before 5.13)."""
+    """/proc/pressure/*: totals in microseconds; full is None if not reported (cpu before Linux 5.13)."""
 
     some_us: int
     full_us: int | None
 
 
 def parse_pressure(data: bytes) -> Pressure:
-    """/proc/pressure/{cpu,memory,io}."""
+    """Parse /proc/pressure/{cpu,memory,io}."""
     some: int | None = None
     full: int | None = None
     for line in data.split(b"\n"):
@@ -166,7 +166,7 @@ def parse_pressure(data: bytes) -> Pressure:
 class Disk(NamedTuple):
     """One line of /proc/diskstats. Milliseconds are the kernel's unsigned ints: they wrap at 2^32.
 
-    read_ms, write_ms: what requests waited, together; io_ms: time with a request under way; in_flight: requests now.
+    read_ms, write_ms: total time of requests; io_ms: time with a request in progress; in_flight: current requests.
     """
 
     name: str
@@ -181,12 +181,12 @@ class Disk(NamedTuple):
 
 
 def parse_diskstats(data: bytes) -> list[Disk]:
-    """/proc/diskstats: every block device and partition, in the file's order."""
+    """Parse /proc/diskstats: every block device and partition in file order."""
     disks: list[Disk] = []
     for line in data.split(b"\n"):
         words = line.split()
         if len(words) < 14:
-            # Partitions had four fields before kernel 2.6.25; they are not asked for.
+            # Skip partitions of kernels before 2.6.25, which have four fields.
             continue
         try:
             disks.append(
@@ -218,12 +218,12 @@ class Interface(NamedTuple):
 
 
 def parse_net_dev(data: bytes) -> list[Interface]:
-    """/proc/net/dev: every interface of the network namespace, in the file's order."""
+    """Parse /proc/net/dev: every interface of the network namespace in file order."""
     interfaces: list[Interface] = []
     for line in data.split(b"\n")[2:]:
         if not line:
             continue
-        # Aliases hold a colon of their own, and old kernels put no space after the name's: split at the last.
+        # Names of aliases contain a colon, and old kernels write no space after the name: split at the last colon.
         name, _, rest = line.rpartition(b":")
         words = rest.split()
         try:
@@ -239,7 +239,7 @@ def parse_net_dev(data: bytes) -> list[Interface]:
 
 
 class ProcessStat(NamedTuple):
-    """What we use of /proc/PID/stat. pid and start_time (ticks since boot) together identify a process."""
+    """Used fields of /proc/PID/stat. pid and start_time (ticks since boot) together identify a process."""
 
     pid: int
     state: str
@@ -250,7 +250,7 @@ class ProcessStat(NamedTuple):
 
 
 def parse_process_stat(data: bytes) -> ProcessStat:
-    """/proc/PID/stat. The name in parentheses may hold anything, parentheses and line ends too."""
+    """Parse /proc/PID/stat. The name in parentheses may contain any character, including parentheses and line ends."""
     close = data.rfind(b")")
     words = data[close + 2 :].split()
     try:
@@ -268,7 +268,7 @@ def parse_process_stat(data: bytes) -> ProcessStat:
 
 
 def parse_statm(data: bytes) -> int:
-    """/proc/PID/statm: resident memory in bytes (the figure in stat is the kernel's quick estimate)."""
+    """Return the resident memory in bytes from /proc/PID/statm. The value in stat is only an estimate."""
     try:
         return whole(data.split()[1]) * PAGE_BYTES
     except (ValueError, IndexError):
@@ -276,14 +276,14 @@ def parse_statm(data: bytes) -> int:
 
 
 class SchedStat(NamedTuple):
-    """/proc/PID/task/TID/schedstat: time on a processor, time runnable and waiting for one."""
+    """/proc/PID/task/TID/schedstat: time running, and time runnable and waiting for a CPU."""
 
     run_ns: int
     wait_ns: int
 
 
 def parse_schedstat(data: bytes) -> SchedStat:
-    """/proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst)."""
+    """Parse /proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst)."""
     words = data.split()
     try:
         return SchedStat(whole(words[0]), whole(words[1]))
@@ -292,7 +292,7 @@ def parse_schedstat(data: bytes) -> SchedStat:
 
 
 class ProcessIO(NamedTuple):
-    """/proc/PID/io: bytes that went to or came from storage, for all threads ever and all children waited for."""
+    """/proc/PID/io: bytes to and from storage of all threads so far and of all children that were waited for."""
 
     read_bytes: int
     written_bytes: int
@@ -316,7 +316,7 @@ def parse_process_io(data: bytes) -> ProcessIO:
 
 
 def read_process_stat(proc_root: str, pid: int) -> ProcessStat | None:
-    """The process's stat, None where there is no such process (any more)."""
+    """Return the stat of the process; None if it does not exist or has ended."""
     try:
         return parse_process_stat(read_file(f"{proc_root}/{pid}/stat"))
     except OSError:
@@ -324,7 +324,7 @@ def read_process_stat(proc_root: str, pid: int) -> ProcessStat | None:
 
 
 def threads_of(proc_root: str, pid: int) -> list[str]:
-    """Names of the process's entries in /proc/PID/task; empty where it is gone."""
+    """Return the names in /proc/PID/task; empty if the process has ended."""
     try:
         return os.listdir(f"{proc_root}/{pid}/task")
     except OSError:
@@ -332,10 +332,9 @@ def threads_of(proc_root: str, pid: int) -> list[str]:
 
 
 def children_of(proc_root: str, pid: int, threads: list[str]) -> list[int] | None:
-    """Children of the process's threads; None where this kernel has no ``children`` file (CONFIG_PROC_CHILDREN).
+    """Return the children of the process's threads; None if the kernel has no ``children`` file (CONFIG_PROC_CHILDREN).
 
-    Each thread lists the children that it forked itself. A thread that ends between the listing and this read has
-    handed its children to another.
+    Each thread lists only the children that it forked. If a thread ends before this read, another has its children.
     """
     found: list[int] = []
     for thread in threads:
@@ -350,7 +349,7 @@ def children_of(proc_root: str, pid: int, threads: list[str]) -> list[int] | Non
 
 
 def children_by_parent(proc_root: str) -> dict[int, list[int]]:
-    """Every process's children, by reading every process's stat: what to do where ``children`` files are missing."""
+    """Return the children of every process by reading all stat files, for kernels without ``children`` files."""
     children: dict[int, list[int]] = {}
     for name in os.listdir(proc_root):
         if name.isdecimal() and (stat := read_process_stat(proc_root, int(name))) is not None:
@@ -359,7 +358,7 @@ def children_by_parent(proc_root: str) -> dict[int, list[int]]:
 
 
 def read_boot_id(proc_root: str) -> str:
-    """The boot's random id (/proc/sys/kernel/random/boot_id). Raises SourceError where it cannot be read."""
+    """Return the random id of this boot (/proc/sys/kernel/random/boot_id). Raise SourceError if it is not readable."""
     path = f"{proc_root}/sys/kernel/random/boot_id"
     try:
         return read_file(path).decode("ascii").strip()

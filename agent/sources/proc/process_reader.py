@@ -1,7 +1,7 @@
-"""One process and its threads, read again and again through kept descriptors.
+"""Repeated reading of a process and its threads through open descriptors.
 
-A kept descriptor under /proc/PID names that very process or thread: once it has ended every read fails with ESRCH,
-whoever gets its number afterwards.
+An open descriptor under /proc/PID always refers to the same process or thread. After its end every read fails with
+ESRCH, even if another process gets the same pid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent.sources.proc.proc import (
 
 
 class DescriptorBudget:
-    """How many descriptors may be kept: threads beyond that are read by opening their file each time."""
+    """Limit on open descriptors. The files of further threads are opened for each read."""
 
     __slots__ = ("left",)
 
@@ -30,7 +30,7 @@ class DescriptorBudget:
 
 
 class KeptThread:
-    """One thread's schedstat: a kept descriptor (or none, beyond the budget) and the newest values."""
+    """schedstat of one thread: an open descriptor (none beyond the budget) and the last values."""
 
     __slots__ = ("_budget", "_descriptor", "_path", "run_ns", "wait_ns")
 
@@ -45,11 +45,11 @@ class KeptThread:
             budget.left -= 1
 
     def advance(self) -> tuple[int, int]:
-        """Nanoseconds run and waited since the last call. Raises OSError where the thread has ended."""
+        """Return nanoseconds run and waited since the last call. Raise OSError if the thread has ended."""
         data = os.pread(self._descriptor, 128, 0) if self._descriptor >= 0 else read_file(self._path)
         run_ns, wait_ns = parse_schedstat(data)
         if run_ns < self.run_ns or wait_ns < self.wait_ns:
-            # Without a kept descriptor another thread may have got the number: all of its time is new.
+            # Without an open descriptor this may be another thread with the same id: all of its time is new.
             self.run_ns = self.wait_ns = 0
         ran, waited = run_ns - self.run_ns, wait_ns - self.wait_ns
         self.run_ns, self.wait_ns = run_ns, wait_ns
@@ -63,7 +63,7 @@ class KeptThread:
 
 
 class KeptProcess:
-    """One process of a rank. Its kept descriptors name this very process, whoever gets its number afterwards."""
+    """One process of a rank. Its open descriptors refer to this process even if another gets the same pid."""
 
     __slots__ = (
         "_budget",
@@ -80,7 +80,7 @@ class KeptProcess:
     )
 
     def __init__(self, proc_root: str, pid: int, budget: DescriptorBudget) -> None:
-        """Raises OSError where the process is gone."""
+        """Raise OSError if the process has ended."""
         self.proc_root = proc_root
         self.pid = pid
         self.block_io_ticks = 0
@@ -99,28 +99,28 @@ class KeptProcess:
         try:
             self._io = os.open(f"{self._folder}/io", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            # Another user's process without the privilege to trace it: everything else of it can be read.
+            # Process of another user without permission to trace it. The other files are readable.
             pass
 
     def stat(self) -> ProcessStat | None:
-        """The newest stat; None once the process has ended and was waited for."""
+        """Return the current stat; None once the process has ended and its parent has waited for it."""
         try:
             return parse_process_stat(os.pread(self._stat, 4096, 0))
         except OSError:
             return None
 
     def resident_bytes(self) -> int:
-        """Resident memory now, 0 for a process that has given it back in ending."""
+        """Return the resident memory; 0 if the process has ended."""
         try:
             return parse_statm(os.pread(self._statm, 256, 0))
         except OSError:
             return 0
 
     def advance_threads(self, count: int) -> tuple[int, int, bool]:
-        """Nanoseconds all threads ran and waited since the last call, and whether any of them could be read.
+        """Return nanoseconds that all threads ran and waited since the last call, and whether any was readable.
 
-        `count` is the number of threads that stat tells: they are listed anew only where it differs from those known,
-        or where one of those has ended.
+        count: number of threads in stat. Threads are listed again only if it differs from the number of known threads
+        or a known thread has ended.
         """
         ran = waited = 0
         ended: list[str] = []
@@ -153,13 +153,13 @@ class KeptProcess:
         return ran, waited, bool(self.threads)
 
     def advance_io(self) -> tuple[int, int] | None:
-        """Bytes read and written since the last call; None where they may not be read."""
+        """Return bytes read and written since the last call; None if access is denied."""
         if self._io < 0:
             return None
         try:
             newest = parse_process_io(os.pread(self._io, 4096, 0))
         except OSError as error:
-            # ESRCH: it ended since its stat was read, and what it did last goes to the process that waits for it.
+            # ESRCH: it ended after its stat was read. Its last bytes are added to the parent that waits for it.
             return (0, 0) if error.errno == errno.ESRCH else None
         read = newest.read_bytes - self.read_bytes
         written = newest.written_bytes - self.written_bytes

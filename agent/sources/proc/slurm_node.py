@@ -1,6 +1,6 @@
-"""What Slurm leaves on a node besides control groups: its step daemons, the environment of tasks, and job files.
+"""Data of Slurm on a node other than control groups: step daemons, the environment of tasks, and job files.
 
-An environment is what its process says of itself: it names no job here, only the rank inside a job that is attested.
+An environment is not trusted: it only gives the rank inside an attested job, never the job.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import re
 from agent.sources.files import read_file
 
 MAX_ENVIRONMENT_BYTES = 1 << 18
-"""As much of an environment is read: where it is longer, what we look for stands before it or is not found."""
+"""Maximum bytes of an environment that are read. Variables after it are not found."""
 
 _STEP_DAEMON = re.compile(rb"slurmstepd: \[(\d+)\.([0-9A-Za-z_]+)\]")
-"""The title that slurmstepd gives its process: ``slurmstepd: [JOB.STEP]`` (slurmstepd.c, init_setproctitle)."""
+"""Process title of slurmstepd: ``slurmstepd: [JOB.STEP]`` (slurmstepd.c, init_setproctitle)."""
 
 _DEVICE_FILE = re.compile(r"(?:GPU-|MIG-)?[0-9A-Za-z/._-]{1,120}\Z")
 
@@ -24,11 +24,11 @@ MAX_JOBS_A_FILE = 64
 RANK = ("RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 ATTEMPT = ("GANGWATCH_ATTEMPT", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 JOB = ("SLURM_JOB_ID",)
-"""The names under which launchers tell a process, the first that is there counts; gangwatch/steps.py has the same."""
+"""Environment variables set by launchers; the first that is set is used. gangwatch/steps.py has the same list."""
 
 
 def read_environment(proc_root: str, pid: int) -> dict[str, str]:
-    """The numbers under RANK, ATTEMPT and JOB that the process was started with; {} where it may not be read."""
+    """Return the values of RANK, ATTEMPT and JOB in the process's initial environment; {} if it is not readable."""
     try:
         descriptor = os.open(f"{proc_root}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -48,7 +48,7 @@ _WANTED = {name.encode(): name for name in (*RANK, *ATTEMPT, *JOB)}
 
 
 def parse_environment(data: bytes) -> dict[str, str]:
-    """The wanted names of a NUL-separated environment whose values are numbers. Of a name twice, the first counts."""
+    """Parse a NUL-separated environment and return wanted variables with numeric values; the first of duplicates."""
     found: dict[str, str] = {}
     for entry in data.split(b"\0"):
         key, _, value = entry.partition(b"=")
@@ -59,9 +59,9 @@ def parse_environment(data: bytes) -> dict[str, str]:
 
 
 def step_of_daemon(proc_root: str, pid: int, trusted_uid: int = 0) -> tuple[str, str] | None:
-    """Job and step, where the process is a slurmstepd of root's; None for any other.
+    """Return job and step if the process is a slurmstepd of root; None for any other.
 
-    Only processes of `trusted_uid` are believed: anybody may give a process of his own any title.
+    Only processes of `trusted_uid` are accepted, since users can set any title for their own processes.
     """
     folder = f"{proc_root}/{pid}"
     try:
@@ -74,11 +74,11 @@ def step_of_daemon(proc_root: str, pid: int, trusted_uid: int = 0) -> tuple[str,
 
 
 def read_job_files(folder: str) -> tuple[tuple[str, str], ...]:
-    """(GPU, job) of every file in dcgm-exporter's job mapping folder, sorted; a prolog writes them, an epilog removes.
+    """Return (GPU, job) of every file in dcgm-exporter's job mapping folder, sorted.
 
-    A file is named by a GPU (index, ``INDEX.GPU-INSTANCE`` or UUID) and holds job ids, one a line
-    (dcgm-exporter's README, "--hpc-job-mapping-dir"). One that is not of that form is left out. Raises OSError where
-    the folder cannot be listed.
+    A Slurm prolog writes these files, and an epilog removes them. The name of a file is a GPU (index,
+    ``INDEX.GPU-INSTANCE`` or UUID), and each line is a job id (dcgm-exporter's README, "--hpc-job-mapping-dir").
+    Malformed files are ignored. Raise OSError if the folder cannot be listed.
     """
     found: list[tuple[str, str]] = []
     for name in sorted(os.listdir(folder))[:MAX_JOB_FILES]:
@@ -88,7 +88,7 @@ def read_job_files(folder: str) -> tuple[tuple[str, str], ...]:
             lines = read_file(f"{folder}/{name}").decode("utf-8").split("\n")
         except (OSError, UnicodeDecodeError):
             continue
-        # Some prologs write the user's id after the job's.
+        # Some prologs write the user id after the job id.
         jobs = [line.split()[0] for line in lines[:MAX_JOBS_A_FILE] if line.strip()]
         found.extend((name, job) for job in jobs if len(job) <= 64 and job.isprintable())
     return tuple(found)

@@ -1,8 +1,8 @@
-"""A network driver's own statistics (``ethtool -S``): by system call from the kernel, or from a recorded text.
+"""Statistics of a network driver (``ethtool -S``), read with a system call or from a recorded text.
 
 The call is ioctl(2) SIOCETHTOOL with the commands GSSET_INFO, GSTRINGS and GSTATS of include/uapi/linux/ethtool.h. The
-names are asked for each time, because a driver changes them with its configuration (mlx5 lists the priorities that have
-flow control) and may well keep their number.
+names are read each time, because a driver may change them with its configuration without a change of their number (mlx5
+lists the priorities with flow control).
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ _STRINGS = struct.Struct("=III")  # cmd, string_set, len
 _STATISTICS = struct.Struct("=II")  # cmd, n_stats
 
 MOST_STATISTICS = 65536
-"""Room for so many. The kernel writes as many as the driver has at that moment, whatever the caller made room for, and
-a driver has some more for each queue (mlx5: 40 for each of at most a few hundred)."""
+"""Capacity of the buffer. The kernel writes all statistics of the driver, even if the caller's buffer is too small.
+Drivers have some per queue (mlx5: 40 for each of up to a few hundred queues)."""
 
 _BUFFER_BYTES = _STRINGS.size + MOST_STATISTICS * NAME_BYTES
 
 EthtoolCall = Callable[[str, memoryview], None]
-"""SIOCETHTOOL on an interface with a command's buffer, which is both the command and its answer. Raises OSError."""
+"""SIOCETHTOOL on an interface. The buffer contains the command and then its result. Raises OSError on failure."""
 
 Values = npt.NDArray[np.uint64]
 
 
 class Statistics(NamedTuple):
-    """What a driver told. names: the same object as the last time unless they changed. values: uint64, one each."""
+    """Statistics of a driver. names: the same object as before unless they changed. values: uint64, one for each."""
 
     names: tuple[str, ...]
     values: Values
 
 
 class StatisticsSource(Protocol):
-    """Where a driver's statistics come from."""
+    """Source of driver statistics."""
 
     def read(self, interface: str) -> Statistics:
-        """Raises UnsupportedError where the interface has none, SourceError where it cannot be asked."""
+        """Read the statistics. Raise UnsupportedError if there are none, SourceError for other failures."""
         ...
 
     def close(self) -> None: ...
@@ -68,7 +68,7 @@ class StatisticsSource(Protocol):
 
 
 class SystemCall:
-    """The kernel's EthtoolCall. Raises SourceError where no socket can be had to ask it through."""
+    """EthtoolCall of the kernel. Raise SourceError if no socket can be opened."""
 
     def __init__(self) -> None:
         try:
@@ -85,9 +85,9 @@ class SystemCall:
 
 
 def parse_names(data: bytes | memoryview, count: int) -> tuple[str, ...]:
-    """Names of ETH_GSTRING_LEN bytes each, padded with zeros. Raises SourceError where there is less than that."""
+    """Parse names of ETH_GSTRING_LEN bytes each, padded with zeros. Raise SourceError if the data is too short."""
     if len(data) < count * NAME_BYTES:
-        raise SourceError(f"ethtool: {len(data)} bytes for {count} names of {NAME_BYTES}")
+        raise SourceError(f"ethtool: {len(data)} bytes are too short for {count} names of {NAME_BYTES} bytes")
     raw = bytes(data[: count * NAME_BYTES])
     return tuple(
         raw[at : at + NAME_BYTES].split(b"\0", 1)[0].decode("utf-8", "replace") for at in range(0, len(raw), NAME_BYTES)
@@ -95,27 +95,27 @@ def parse_names(data: bytes | memoryview, count: int) -> tuple[str, ...]:
 
 
 class Ethtool:
-    """Asks drivers for their statistics. `call`: what the kernel is asked through; its own where None is given."""
+    """Source of statistics from drivers. `call`: replaces the system call in tests."""
 
     def __init__(self, call: EthtoolCall | None = None) -> None:
         self._call = call
         self._own: SystemCall | None = None
-        # Pages that the kernel never writes to cost nothing.
+        # Pages that the kernel does not write are not allocated.
         self._memory = mmap.mmap(-1, _BUFFER_BYTES)
         self._buffer = memoryview(self._memory)
         self._raw_names: dict[str, bytes] = {}
         self._names: dict[str, tuple[str, ...]] = {}
 
     def read(self, interface: str) -> Statistics:
-        """The interface's statistics; the values stand until the next call."""
+        """Return the statistics of the interface. The values are valid until the next call."""
         count = self._count(interface)
         names = self._read_names(interface, count)
         _STATISTICS.pack_into(self._buffer, 0, GET_STATISTICS, count)
-        self._ask(interface)
-        _, told = _STATISTICS.unpack_from(self._buffer, 0)
-        if told != len(names):
-            raise SourceError(f"ethtool {interface}: {told} statistics with {len(names)} names")
-        return Statistics(names, np.frombuffer(self._buffer, np.uint64, told, _STATISTICS.size))
+        self._query(interface)
+        _, returned = _STATISTICS.unpack_from(self._buffer, 0)
+        if returned != len(names):
+            raise SourceError(f"ethtool {interface}: {returned} statistics with {len(names)} names")
+        return Statistics(names, np.frombuffer(self._buffer, np.uint64, returned, _STATISTICS.size))
 
     def close(self) -> None:
         if self._own is not None:
@@ -124,7 +124,7 @@ class Ethtool:
 
     def _count(self, interface: str) -> int:
         _SET_INFO.pack_into(self._buffer, 0, GET_SET_INFO, 0, 1 << STATISTICS_SET, 0)
-        self._ask(interface)
+        self._query(interface)
         _, _, mask, count = _SET_INFO.unpack_from(self._buffer, 0)
         if not mask or not count:
             raise UnsupportedError(f"ethtool {interface}: the driver has no statistics")
@@ -134,17 +134,17 @@ class Ethtool:
 
     def _read_names(self, interface: str, count: int) -> tuple[str, ...]:
         _STRINGS.pack_into(self._buffer, 0, GET_STRINGS, STATISTICS_SET, count)
-        self._ask(interface)
-        _, _, told = _STRINGS.unpack_from(self._buffer, 0)
-        if told > MOST_STATISTICS:
-            raise SourceError(f"ethtool {interface}: {told} names, at most {MOST_STATISTICS}")
-        raw = bytes(self._buffer[_STRINGS.size : _STRINGS.size + told * NAME_BYTES])
+        self._query(interface)
+        _, _, returned = _STRINGS.unpack_from(self._buffer, 0)
+        if returned > MOST_STATISTICS:
+            raise SourceError(f"ethtool {interface}: {returned} names, at most {MOST_STATISTICS}")
+        raw = bytes(self._buffer[_STRINGS.size : _STRINGS.size + returned * NAME_BYTES])
         if raw != self._raw_names.get(interface):
-            self._names[interface] = parse_names(raw, told)
+            self._names[interface] = parse_names(raw, returned)
             self._raw_names[interface] = raw
         return self._names[interface]
 
-    def _ask(self, interface: str) -> None:
+    def _query(self, interface: str) -> None:
         call = self._call
         if call is None:
             call = self._own = self._own or SystemCall()
@@ -160,11 +160,11 @@ class Ethtool:
 # --- from a recording ------------------------------------------------------------------------------------------------
 
 RECORDED = "ethtool_statistics"
-"""In a recorded sysfs, beside an interface's own files: what ``ethtool -S`` printed of it."""
+"""File in an interface's folder of a recorded sysfs: the output of ``ethtool -S``."""
 
 
 def parse_recorded(data: bytes) -> dict[str, int]:
-    """The output of ``ethtool -S``. Raises SourceError for a line that is not of its form."""
+    """Parse the output of ``ethtool -S``. Raise SourceError for a malformed line."""
     found: dict[str, int] = {}
     for line in data.split(b"\n"):
         name, colon, value = line.rpartition(b":")
@@ -172,12 +172,12 @@ def parse_recorded(data: bytes) -> dict[str, int]:
         if colon and digits.isdigit() and len(digits) <= 20 and name.strip() and int(digits) < 1 << 64:
             found[name.strip().decode("utf-8", "replace")] = int(digits)
         elif line.strip() and digits:
-            raise SourceError(f"ethtool: {line[:80]!r} is no statistic")
+            raise SourceError(f"ethtool: {line[:80]!r} is not a statistic")
     return found
 
 
 class RecordedEthtool:
-    """Statistics that were written to files of a recorded or synthesised sysfs, which has no kernel to ask."""
+    """Source of statistics from files of a recorded or synthesised sysfs."""
 
     def __init__(self, sys_root: str) -> None:
         self._sys_root = sys_root
@@ -197,4 +197,4 @@ class RecordedEthtool:
         return Statistics(self._names[interface], np.array(list(recorded.values()), np.uint64))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the source holds no resources."""

@@ -1,10 +1,10 @@
-"""/sys/class/infiniband: which RDMA devices there are, what they are, and which counters they have.
+"""RDMA devices in /sys/class/infiniband, their attributes and counters.
 
 Formats: Documentation/ABI/stable/sysfs-class-infiniband and drivers/infiniband/core/sysfs.c of the kernel.
 
-In the RDMA subsystem's shared network-namespace mode every device is here; in the exclusive mode one that was given to
-a container is not (agent/collectors/rdma/rdma_namespaces.py). A virtual function has the counters of its own traffic;
-those of the physical port are its physical function's.
+In the RDMA subsystem's shared network-namespace mode all devices are here. In the exclusive mode devices of containers
+are not (agent/collectors/rdma/rdma_namespaces.py). A virtual function counts its own traffic; the counters of the
+physical port are those of the physical function.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from fnmatch import fnmatchcase
 from agent.sources.sysfs.sysfs import is_number, names_in, pci_address_of, read_text
 
 SWITCH_MANAGEMENT = b"SW_MNG"
-"""In the vital product data of the ConnectX functions through which NVLink switches are managed on HGX B200 and B300:
-they are no NICs of the node, and reading their counters floods the kernel's log with firmware errors
-(NVIDIA Fabric Manager's start script finds them so)."""
+"""Mark in the vital product data of ConnectX functions that manage NVLink switches on HGX B200 and B300. They are not
+NICs of the node, and reading their counters floods the kernel log with firmware errors (NVIDIA Fabric Manager's start
+script uses the same mark)."""
 
 _VPD_BYTES = 4096
 
 _INFINIBAND_CLASS = "0x0207"
-"""PCI class of an InfiniBand controller: NVLink switches' management functions are such."""
+"""PCI class of an InfiniBand controller, which the management functions of NVLink switches have."""
 
 _REPRESENTOR = re.compile(r"^(c\d+)?pf\d+(vf|sf)\d+$")
-"""phys_port_name of the netdevs that stand for a switch-mode NIC's virtual functions."""
+"""phys_port_name of the netdevs that represent virtual functions of a NIC in switch mode."""
 
 
 _NETDEV = re.compile(r"^(?!\.{1,2}$)[!-.0-9;-~]{1,15}$", re.ASCII)
-"""What a network interface may be called (dev_valid_name, IFNAMSIZ); it becomes part of paths."""
+"""Valid names of network interfaces (dev_valid_name, IFNAMSIZ); checked because they become part of paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One port. counters, hardware_counters: names of files, in the order in which they are to be read."""
+    """One port. counters, hardware_counters: file names in reading order."""
 
     number: str
     link_layer: str
@@ -48,10 +48,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class RdmaDevice:
-    """One device; texts are empty where the kernel does not tell.
+    """One device. Strings are empty if the kernel does not report the value.
 
-    physical_function: PCI address of the physical function where this is a virtual one. hardware_counters: files of
-    the device's own hw_counters folder (EFA and mlx5 in switch mode have one besides the ports').
+    physical_function: PCI address of the physical function of a virtual function. hardware_counters: files of the
+    device's own hw_counters folder (EFA and mlx5 in switch mode have one in addition to those of the ports).
     """
 
     name: str
@@ -68,13 +68,13 @@ class RdmaDevice:
 
 
 class DeviceFinder:
-    """Lists the devices, again and again. What was found out of one is kept as long as it is the same object in sysfs.
+    """Repeated listing of the devices. Attributes of a device are cached while it is the same object in sysfs.
 
-    excluded: patterns (fnmatch) of device names and PCI addresses that are not to be read.
+    excluded: patterns (fnmatch) of device names and PCI addresses that are not read.
     """
 
     _THOROUGH = 16
-    """Every so many times, everything is read anew: firmware may change under a device that stays."""
+    """Number of calls after which the cache is dropped: the firmware of a device may change."""
 
     def __init__(self, sys_root: str, excluded: Sequence[str] = ()) -> None:
         self._folder = f"{sys_root}/class/infiniband"
@@ -83,7 +83,7 @@ class DeviceFinder:
         self._times = 0
 
     def find(self) -> tuple[list[RdmaDevice], list[str]]:
-        """The devices that are to be read, by name, and the names of those that are not."""
+        """Return the devices to read, sorted by name, and the names of the others."""
         self._times += 1
         if self._times % self._THOROUGH == 0:
             self._known.clear()
@@ -91,7 +91,7 @@ class DeviceFinder:
         for name in names_in(self._folder):
             identity = self._identity(name)
             before = self._known.get(name)
-            known[name] = before if before is not None and before[0] == identity else (identity, self._look(name))
+            known[name] = before if before is not None and before[0] == identity else (identity, self._read(name))
         self._known = known
         return (
             [device for _, device in known.values() if device is not None],
@@ -99,7 +99,7 @@ class DeviceFinder:
         )
 
     def _identity(self, name: str) -> object:
-        """What changes where a device was replaced, a port's netdev renamed or the tree replaced."""
+        """Return a value that changes if the device or tree is replaced or the netdev of a port is renamed."""
         try:
             link = os.readlink(f"{self._folder}/{name}")
         except OSError:
@@ -114,8 +114,8 @@ class DeviceFinder:
             return None
         return (link, status.st_dev, status.st_ino, tuple(changed))
 
-    def _look(self, name: str) -> RdmaDevice | None:
-        """What the device is; None where it is not to be read."""
+    def _read(self, name: str) -> RdmaDevice | None:
+        """Read the attributes of the device; None if it is excluded."""
         device = os.path.realpath(f"{self._folder}/{name}/device")
         address = pci_address_of(device)
         if any(fnmatchcase(name, pattern) or fnmatchcase(address, pattern) for pattern in self._excluded):
@@ -163,7 +163,7 @@ def _known(numa_node: str) -> str:
 
 def _port(path: str, number: str, netdevs: Mapping[str, str]) -> Port:
     folder = f"{path}/ports/{number}"
-    # The first entry of the GID table names the port's netdev; an empty one answers EINVAL.
+    # The first entry of the GID table names the port's netdev; reading an empty one fails with EINVAL.
     netdev = read_text(f"{folder}/gid_attrs/ndevs/0")
     if not _NETDEV.match(netdev):
         netdev = netdevs.get(number, "")
@@ -177,7 +177,7 @@ def _port(path: str, number: str, netdevs: Mapping[str, str]) -> Port:
 
 
 def _netdevs(device: str) -> dict[str, str]:
-    """The netdev of each port by the port's number: dev_port counts from 0, ports from 1."""
+    """Return the netdev of each port by port number. dev_port starts at 0, port numbers at 1."""
     found: dict[str, str] = {}
     for name in names_in(f"{device}/net"):
         if _REPRESENTOR.match(read_text(f"{device}/net/{name}/phys_port_name")):
@@ -191,10 +191,10 @@ def _netdevs(device: str) -> dict[str, str]:
 
 
 def parse_state(text: str) -> int:
-    """'4: ACTIVE' or '5: LinkUp': the number. Raises ValueError for anything else."""
+    """Return the number in '4: ACTIVE' or '5: LinkUp'. Raise ValueError for anything else."""
     number, colon, _ = text.partition(":")
     if not colon or not is_number(number):
-        raise ValueError(f"{text[:40]!r} is no port state")
+        raise ValueError(f"{text[:40]!r} is not a port state")
     return int(number)
 
 
@@ -202,8 +202,8 @@ _RATE = re.compile(r"^(\d{1,6}(?:\.\d{1,3})?) Gb/sec(?: \((\d{1,3})X\b.*\))?\s*$
 
 
 def parse_rate(text: str) -> tuple[float, int | None]:
-    """'400 Gb/sec (4X NDR)': bytes a second, and lanes where they are told. Raises ValueError for anything else."""
+    """Parse '400 Gb/sec (4X NDR)': bytes per second, and lanes or None. Raise ValueError for anything else."""
     match = _RATE.match(text)
     if match is None:
-        raise ValueError(f"{text[:40]!r} is no port rate")
+        raise ValueError(f"{text[:40]!r} is not a port rate")
     return float(match[1]) * 1e9 / 8, None if match[2] is None else int(match[2])

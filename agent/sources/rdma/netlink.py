@@ -1,8 +1,8 @@
-"""RDMA netlink: all hardware counters of a port in one message, where sysfs costs a read for each.
+"""RDMA netlink client, which reads all hardware counters of a port in one message; sysfs needs a read for each.
 
 Messages are those of include/uapi/rdma/rdma_netlink.h, NETLINK_RDMA's client 5 (nldev), commands GET and STAT_GET
-(Linux 5.3 and newer); framing is that of netlink(7). A port's answer has the same names in the same places every time,
-so that they are looked for once: from then on one unpack takes all values, and checks that the names still are there.
+(Linux 5.3 and newer); framing is that of netlink(7). The response of a port normally has the same names at the same
+offsets every time. So names are parsed once; later, one unpack reads all values and checks that names are unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from agent.schema.errors import SourceError, UnsupportedError
 
 NETLINK_RDMA = 20
-_CLIENT = 5 << 10  # RDMA_NL_NLDEV; the operation stands in the ten bits below
+_CLIENT = 5 << 10  # RDMA_NL_NLDEV; the operation is in the lower ten bits
 DEVICE_GET = _CLIENT | 1
 SYSTEM_GET = _CLIENT | 6
 STATISTICS_GET = _CLIENT | 17
@@ -39,7 +39,7 @@ ERROR = 2
 DONE = 3
 
 _TYPE_MASK = 0x3FFF
-"""NLA_F_NESTED and NLA_F_NET_BYTEORDER are in the two bits above."""
+"""The two higher bits are NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
 
 HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
@@ -48,18 +48,18 @@ _U32 = struct.Struct("=I")
 _INT = struct.Struct("=i")
 
 BUFFER_BYTES = 65536
-"""The kernel makes an answer in one page (NLMSG_DEFAULT_SIZE), and a dump in parts of at most 32 KiB."""
+"""Buffer size. The kernel returns a response in one page (NLMSG_DEFAULT_SIZE), and a dump in parts of up to 32 KiB."""
 
 TIMEOUT_SECONDS = 2.0
 _MOST_STRAY = 64
-"""Answers to requests that were given up on, read before the one that is waited for."""
+"""Maximum number of late responses to earlier requests that are skipped."""
 
 
 # --- codec -----------------------------------------------------------------------------------------------------------
 
 
 class Message(NamedTuple):
-    """One netlink message in a buffer: its header, and where its payload begins and ends."""
+    """Header of one netlink message in a buffer, with begin and end of its payload."""
 
     kind: int
     flags: int
@@ -69,28 +69,28 @@ class Message(NamedTuple):
 
 
 def request(kind: int, flags: int, sequence: int, *attributes: tuple[int, int]) -> bytes:
-    """A request with 32-bit attributes."""
+    """Encode a request with 32-bit attributes."""
     body = b"".join(_ATTRIBUTE.pack(8, name) + _U32.pack(value) for name, value in attributes)
     return HEADER.pack(HEADER.size + len(body), kind, flags | REQUEST, sequence, 0) + body
 
 
 def messages(data: bytes | bytearray | memoryview, length: int) -> Iterator[Message]:
-    """The messages in the first `length` bytes. Raises SourceError where one is longer than what is left."""
+    """Yield the messages in the first `length` bytes. Raise SourceError if one is longer than the rest."""
     at = 0
     while length - at >= HEADER.size:
         size, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
         if size < HEADER.size or size > length - at:
-            raise SourceError(f"RDMA netlink: a message of {size} bytes where {length - at} are left")
+            raise SourceError(f"RDMA netlink: message of {size} bytes with only {length - at} bytes left")
         yield Message(kind, flags, sequence, at + HEADER.size, at + size)
         at += (size + 3) & ~3
 
 
 def attributes(data: bytes | bytearray | memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(type, begin, end) of each attribute's payload. Raises SourceError where one is longer than what is left."""
+    """Yield (type, begin, end) of each attribute's payload. Raise SourceError if one is longer than the rest."""
     while end - begin >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(data, begin)
         if size < _ATTRIBUTE.size or size > end - begin:
-            raise SourceError(f"RDMA netlink: an attribute of {size} bytes where {end - begin} are left")
+            raise SourceError(f"RDMA netlink: attribute of {size} bytes with only {end - begin} bytes left")
         yield kind & _TYPE_MASK, begin + _ATTRIBUTE.size, begin + size
         begin += (size + 3) & ~3
 
@@ -99,8 +99,8 @@ def _text(data: bytes | bytearray | memoryview, begin: int, end: int) -> str:
     return bytes(data[begin:end]).split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-class ToldDevice(NamedTuple):
-    """One device of the GET dump. number: its index; ports: how many it has, which are counted from 1."""
+class NetlinkDevice(NamedTuple):
+    """One device of the GET dump. number: its index; ports: number of its ports, which are numbered from 1."""
 
     name: str
     number: int
@@ -109,11 +109,11 @@ class ToldDevice(NamedTuple):
 
 
 MOST_PORTS = 16
-"""Far more than any device has: a count beyond is no count."""
+"""Upper bound of a plausible number of ports."""
 
 
-def parse_device(data: bytes | bytearray | memoryview, message: Message) -> ToldDevice | None:
-    """The device that one message of the GET dump is about; None where it lacks a name or an index."""
+def parse_device(data: bytes | bytearray | memoryview, message: Message) -> NetlinkDevice | None:
+    """Parse the device in one message of the GET dump; None if name or index is missing."""
     name, firmware_version = "", ""
     index: int | None = None
     ports = 1
@@ -126,11 +126,11 @@ def parse_device(data: bytes | bytearray | memoryview, message: Message) -> Told
             ports = min(_U32.unpack_from(data, begin)[0], MOST_PORTS)
         elif kind == FIRMWARE_VERSION:
             firmware_version = _text(data, begin, end)
-    return ToldDevice(name, index, ports, firmware_version) if name and index is not None else None
+    return NetlinkDevice(name, index, ports, firmware_version) if name and index is not None else None
 
 
 def parse_namespace_mode(data: bytes | bytearray | memoryview, message: Message) -> bool | None:
-    """Whether a SYS_GET answer says that each device is of one namespace alone; None where it says nothing of it."""
+    """Return whether a SYS_GET response reports the exclusive namespace mode; None if it does not contain the mode."""
     for kind, begin, end in attributes(data, message.begin, message.end):
         if kind == NAMESPACE_MODE and end > begin:
             return data[begin] == 0
@@ -138,7 +138,7 @@ def parse_namespace_mode(data: bytes | bytearray | memoryview, message: Message)
 
 
 def parse_statistics(data: bytes | bytearray | memoryview, message: Message) -> list[tuple[str, int]]:
-    """Each counter of a STAT_GET answer: its name, and where in the buffer its 64-bit value stands."""
+    """Return the name of each counter in a STAT_GET response and the offset of its 64-bit value in the buffer."""
     found: list[tuple[str, int]] = []
     for kind, begin, end in attributes(data, message.begin, message.end):
         if kind != COUNTERS:
@@ -159,9 +159,9 @@ def parse_statistics(data: bytes | bytearray | memoryview, message: Message) -> 
 
 
 class Shape:
-    """One port's answer as it was the first time: its length, and which bytes are values and which never change.
+    """Structure of the response of one port: its length, and the offsets of values and of constant bytes.
 
-    names: of the counters, in the answer's order. Raises SourceError where the buffer holds no such answer.
+    names: names of the counters in the order of the response. Raise SourceError if the buffer has no such response.
     """
 
     __slots__ = ("_constant", "_length", "_struct", "names")
@@ -170,10 +170,10 @@ class Shape:
         answer = next(messages(data, length), None)
         counters = [] if answer is None else parse_statistics(data, answer)
         if not counters:
-            raise SourceError("RDMA netlink: an answer without counters")
+            raise SourceError("RDMA netlink: response without counters")
         self.names = tuple(name for name, _ in counters)
         self._length = length
-        # The header holds the sequence number, which the reader has looked at.
+        # Skip the header: the reader has checked its sequence number.
         form = [f"={HEADER.size}x"]
         at = HEADER.size
         for _, value in counters:
@@ -184,7 +184,7 @@ class Shape:
         self._constant = self._struct.unpack_from(data)[0::2]
 
     def values(self, data: bytes | bytearray | memoryview, length: int) -> tuple[int, ...] | None:
-        """The counters' values; None where this answer is of another shape."""
+        """Return the values of the counters; None if the response has another structure."""
         if length != self._length:
             return None
         fields = self._struct.unpack_from(data)
@@ -195,7 +195,7 @@ class Shape:
 
 
 def connect() -> socket.socket:
-    """A socket to this kernel's RDMA subsystem. Raises UnsupportedError where it has none."""
+    """Open a socket to the kernel's RDMA subsystem. Raise UnsupportedError if there is none."""
     try:
         opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_RDMA)
     except OSError as error:
@@ -205,9 +205,9 @@ def connect() -> socket.socket:
 
 
 class RdmaNetlink:
-    """Asks for devices and statistics, one request at a time. `connector` opens the socket, at the first request.
+    """Client for devices and statistics, with one request at a time. `connector` opens the socket at the first request.
 
-    ``buffer`` holds the newest answer; it is written over by the next one.
+    ``buffer`` contains the last response. The next one overwrites it.
     """
 
     def __init__(self, connector: Callable[[], socket.socket] = connect) -> None:
@@ -217,13 +217,13 @@ class RdmaNetlink:
         self._sequence = 0
 
     def devices(self) -> dict[str, int]:
-        """Index of each RDMA device by name. Raises UnsupportedError where this kernel does not answer."""
+        """Return the index of each RDMA device by name. Raise UnsupportedError if the kernel does not support it."""
         return {device.name: device.number for device in self.list_devices()}
 
-    def list_devices(self) -> tuple[ToldDevice, ...]:
-        """The RDMA devices of the socket's namespace. Raises as ``devices``."""
+    def list_devices(self) -> tuple[NetlinkDevice, ...]:
+        """Return the RDMA devices of the socket's namespace. Raise as ``devices``."""
         self._send(DEVICE_GET, DUMP)
-        found: list[ToldDevice] = []
+        found: list[NetlinkDevice] = []
         while True:
             length = self._receive()
             for message in messages(self.buffer, length):
@@ -238,28 +238,27 @@ class RdmaNetlink:
                     return tuple(found)
 
     def exclusive(self) -> bool:
-        """Whether a device that is given to a network namespace leaves the host's (Linux 5.3 and newer).
+        """Return whether the namespace mode is exclusive: devices of other namespaces are not visible on the host.
 
-        Raises UnsupportedError where this kernel does not tell, SourceError for any other failure.
+        Needs Linux 5.3. Raise UnsupportedError if the kernel does not report the mode, SourceError for other failures.
         """
         self._send(SYSTEM_GET, 0)
         answer = self._answer(SYSTEM_GET)[1]
         mode = parse_namespace_mode(self.buffer, answer)
         if mode is None:
-            raise UnsupportedError("RDMA netlink: the kernel tells no namespace mode")
+            raise UnsupportedError("RDMA netlink: the kernel does not report the namespace mode")
         return mode
 
     def statistics(self, device_index: int, port: int) -> int:
-        """Have one port's counters in ``buffer``; the answer's length.
+        """Read the counters of one port into ``buffer`` and return the length of the response.
 
-        Raises UnsupportedError where the device has none to tell (EINVAL, EOPNOTSUPP), SourceError for any other
-        failure.
+        Raise UnsupportedError if the device has no counters (EINVAL, EOPNOTSUPP), SourceError for other failures.
         """
         self._send(STATISTICS_GET, 0, (DEVICE_INDEX, device_index), (PORT_INDEX, port))
         return self._answer(STATISTICS_GET)[0]
 
     def _answer(self, expected: int) -> tuple[int, Message]:
-        """The answer to the newest request, in ``buffer``: its length and header."""
+        """Receive the response to the last request into ``buffer``; return its length and header."""
         for _ in range(_MOST_STRAY):
             length = self._receive()
             answer = next(messages(self.buffer, length), None)
@@ -267,7 +266,7 @@ class RdmaNetlink:
                 continue
             self._check(answer, expected)
             return length, answer
-        raise SourceError(f"RDMA netlink: {_MOST_STRAY} answers to other requests")
+        raise SourceError(f"RDMA netlink: received {_MOST_STRAY} responses to other requests")
 
     def close(self) -> None:
         if self._socket is not None:
@@ -284,7 +283,7 @@ class RdmaNetlink:
         except OSError as error:
             self.close()
             if error.errno == errno.ECONNREFUSED:
-                # Nobody listens at this kernel's end: the RDMA core is a module that is not loaded.
+                # The kernel module of the RDMA core is not loaded.
                 raise UnsupportedError(f"RDMA netlink: {error.strerror}") from None
             raise SourceError(f"RDMA netlink: {error}") from None
 
@@ -297,7 +296,7 @@ class RdmaNetlink:
             raise SourceError(f"RDMA netlink: {error}") from None
         if length < HEADER.size:
             self.close()
-            raise SourceError(f"RDMA netlink: an answer of {length} bytes")
+            raise SourceError(f"RDMA netlink: response of only {length} bytes")
         return length
 
     def _check(self, message: Message, expected: int) -> None:
@@ -309,4 +308,4 @@ class RdmaNetlink:
             if code in (errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
                 raise UnsupportedError(text)
             raise SourceError(text)
-        raise SourceError(f"RDMA netlink: an answer of type {message.kind}, expected {expected}")
+        raise SourceError(f"RDMA netlink: response of type {message.kind}, expected {expected}")

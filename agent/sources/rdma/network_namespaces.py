@@ -1,7 +1,7 @@
-"""Network namespaces of other processes, and how to do one thing inside of one.
+"""Network namespaces of other processes, and execution of a function in one.
 
-setns(2) changes the namespace of the calling thread alone: a thread is made for it, and ends with it. Entering needs
-CAP_SYS_ADMIN, and seeing which process has which namespace CAP_SYS_PTRACE and the host's process namespace.
+setns(2) changes the namespace of the calling thread only, so a thread is started for each call. Entering a namespace
+needs CAP_SYS_ADMIN. Listing the namespaces of processes needs CAP_SYS_PTRACE and the host's pid namespace.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ _Made = TypeVar("_Made")
 
 
 def net_namespaces(proc_root: str = "/proc") -> dict[int, str]:
-    """A way into each network namespace that is not our own, by its inode: the file of the oldest process that has it.
-
-    Costs a stat a process: for what is asked rarely.
+    """Return a path to each network namespace other than the agent's, by inode: the file of its process with the lowest
+    pid. This costs a stat per process, so call it rarely.
     """
     try:
         own = os.stat(f"{proc_root}/self/ns/net").st_ino
@@ -35,15 +34,15 @@ def net_namespaces(proc_root: str = "/proc") -> dict[int, str]:
         try:
             found.setdefault(os.stat(path).st_ino, path)
         except OSError:
-            continue  # it has ended, or is not ours to look at
+            continue  # the process has ended, or access is denied
     found.pop(own, None)
     return found
 
 
 def inside(path: str, inode: int, make: Callable[[], _Made]) -> _Made:
-    """What `make` gives when it is called in the namespace of that file; it is called in a thread of its own.
+    """Call `make` in the namespace of that file, in a new thread, and return its result.
 
-    Raises SourceError where the namespace can't be entered or is another one by now, and whatever `make` raises.
+    Raise SourceError if the namespace cannot be entered or has changed, and any exception of `make`.
     """
     made: list[_Made] = []
     failed: list[BaseException] = []
@@ -53,7 +52,7 @@ def inside(path: str, inode: int, make: Callable[[], _Made]) -> _Made:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 if os.fstat(descriptor).st_ino != inode:
-                    raise SourceError(f"{path}: another namespace than before")
+                    raise SourceError(f"{path}: the namespace has changed")
                 if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
                     code = ctypes.get_errno()
                     raise SourceError(f"{path}: {os.strerror(code)}; entering a namespace needs CAP_SYS_ADMIN")

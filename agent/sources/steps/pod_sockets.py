@@ -33,7 +33,7 @@ class _Door:
     inode: int
 
 
-class PodDoors:
+class PodSockets:
     """Sockets of all pods below `folder`, a kubelet's `pods`. Not thread-safe."""
 
     def __init__(self, folder: str) -> None:

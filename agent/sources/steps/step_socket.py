@@ -33,7 +33,7 @@ import msgspec
 from agent.schema.errors import REFUSAL_REASONS, GangwatchError, ReporterError, SourceError
 from agent.schema.frame import Member
 from agent.sources.steps.closers import KICK_SECONDS, Closer, allow_kicks
-from agent.sources.steps.pod_sockets import LOOK_SECONDS, PodDoors
+from agent.sources.steps.pod_sockets import LOOK_SECONDS, PodSockets
 from agent.sources.steps.rings import Ring
 from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Claim, Peer, parse_claim, parse_place, take_message
 from agent.sources.steps.tenants import Accounts, Quotas, Tenant
@@ -254,7 +254,7 @@ class StepSocket:
         path: str,
         admit: Admit,
         message_seconds: float = MESSAGE_SECONDS,
-        doors: PodDoors | None = None,
+        doors: PodSockets | None = None,
         quotas: Quotas | None = None,
         tenant_of: Callable[[Peer], Tenant] = tenant_of_user,
         confirm: Callable[[Registered], None] | None = None,
@@ -385,7 +385,7 @@ class StepSocket:
             delays.append(KICK_SECONDS)
         return max(0.0, min(delays)) if delays else None
 
-    def _scan_doors(self, doors: PodDoors) -> None:
+    def _scan_doors(self, doors: PodSockets) -> None:
         """Open and close the sockets of pods that were added or removed."""
         opened, gone = doors.look()
         for listener in gone:

@@ -1,4 +1,4 @@
-"""/sys/bus/pci: the node's GPUs and NICs, where they are, how they are linked, and what AER has counted of them.
+"""GPUs and NICs in /sys/bus/pci: position, link and AER error counts.
 
 Formats: Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_stats of the kernel.
 """
@@ -29,7 +29,7 @@ AER_FILES = {
 
 
 class Function(NamedTuple):
-    """A PCI function. folder: its real path. kind: 'gpu' or 'nic'. driver: empty where none is bound."""
+    """A PCI function. folder: its real path. kind: 'gpu' or 'nic'. driver: empty if none is bound."""
 
     device: PciDevice
     folder: str
@@ -39,10 +39,10 @@ class Function(NamedTuple):
 
 
 class FunctionFinder:
-    """Lists the GPUs and NICs, again and again; while the bus has the same devices, they are not looked at anew."""
+    """Repeated listing of GPUs and NICs. The result is cached while the set of devices is the same."""
 
     _THOROUGH = 16
-    """Every so many times they are: a driver may have been bound to a device that was there before."""
+    """Number of calls after which the cache is dropped: a driver may have been bound to a device."""
 
     def __init__(self, sys_root: str) -> None:
         self._folder = f"{sys_root}/bus/pci/devices"
@@ -51,15 +51,15 @@ class FunctionFinder:
         self._times = 0
 
     def find(self) -> list[Function]:
-        """By address, in the same order every time. A device that goes while it is looked at is left out."""
+        """Return the functions sorted by address, without devices that are removed meanwhile."""
         self._times += 1
         addresses = names_in(self._folder)
         if addresses != self._addresses or self._times % self._THOROUGH == 0:
             self._addresses = addresses
-            self._functions = [one for address in addresses if (one := self._look(address)) is not None]
+            self._functions = [one for address in addresses if (one := self._read(address)) is not None]
         return self._functions
 
-    def _look(self, address: str) -> Function | None:
+    def _read(self, address: str) -> Function | None:
         pci_class = read_text(f"{self._folder}/{address}/class")
         if pci_class.startswith(_GPU_CLASSES) and read_text(f"{self._folder}/{address}/vendor") == NVIDIA:
             kind = "gpu"
@@ -71,7 +71,7 @@ class FunctionFinder:
         node = read_text(f"{real}/numa_node")
         driver = f"{real}/driver"
         return Function(
-            # -1 is what the kernel writes where the firmware does not tell.
+            # The kernel writes -1 if the firmware does not report it.
             PciDevice(address, path_of(real), int(node) if is_number(node) else None),
             real,
             kind,
@@ -83,19 +83,19 @@ class FunctionFinder:
 _SPEED = re.compile(r"^(\d{1,3}(?:\.\d)?) GT/s(?: PCIe)?$", re.ASCII)
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-"""Transfers a second of each PCI Express generation."""
+"""PCI Express generation by gigatransfers per second."""
 
 
 def parse_generation(text: str) -> int | None:
-    """'32.0 GT/s PCIe': the generation; None for 'Unknown', which is what a device says that is off the bus.
+    """Return the generation of '32.0 GT/s PCIe'; None for 'Unknown', the value of a device that is off the bus.
 
-    Raises ValueError for anything else.
+    Raise ValueError for anything else.
     """
     if text in ("Unknown", "Unknown speed"):
         return None
     match = _SPEED.match(text)
     if match is None or float(match[1]) not in GENERATIONS:
-        raise ValueError(f"{text[:40]!r} is no link speed")
+        raise ValueError(f"{text[:40]!r} is not a link speed")
     return GENERATIONS[float(match[1])]
 
 
@@ -103,17 +103,17 @@ MOST_LANES = 32
 
 
 def parse_width(text: str) -> int | None:
-    """'16': lanes; None where the device tells none (0, or 63 and 255 of one that is off the bus)."""
+    """Return the lanes of '16'; None for invalid values (0, or 63 and 255 of a device that is off the bus)."""
     if not is_number(text):
-        raise ValueError(f"{text[:40]!r} is no link width")
+        raise ValueError(f"{text[:40]!r} is not a link width")
     lanes = int(text)
     return lanes if 0 < lanes <= MOST_LANES else None
 
 
 def parse_aer(data: bytes) -> dict[str, int]:
-    """aer_dev_*: how often each error was reported, by the kernel's word for it; the total is not one of them.
+    """Parse aer_dev_*: the count of each error by the kernel's name, without the total.
 
-    Raises SourceError for a line that is not of the form.
+    Raise SourceError for a malformed line.
     """
     counts: dict[str, int] = {}
     for line in data.split(b"\n"):
@@ -121,7 +121,7 @@ def parse_aer(data: bytes) -> dict[str, int]:
             continue
         name, _, count = line.rpartition(b" ")
         if not name or not count.isdigit():
-            raise SourceError(f"aer: {line[:60]!r} is no count")
+            raise SourceError(f"aer: {line[:60]!r} is not a count")
         text = name.decode("utf-8", "replace").strip()
         if not text.startswith("TOTAL_ERR_"):
             counts[text] = int(count)

@@ -1,4 +1,4 @@
-"""/sys of the machine: small readers that several families share, and which block devices are whole disks."""
+"""Shared readers of small files in /sys, and the list of whole disks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from agent.sources.files import read_file
 
 _NOT_DISKS = ("loop", "ram", "zram", "fd")
-"""Block devices that hold other files, memory, or floppies: nothing that a training job waits for as a disk."""
+"""Name prefixes of block devices that are not disks: loop devices, memory and floppies."""
 
 
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
@@ -17,7 +17,7 @@ _PCI_ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 
 
 def whole_disks(sys_root: str) -> frozenset[str] | None:
-    """Names of the disks in /sys/block, where partitions never stand; None where there is no such folder."""
+    """Return the names of the disks in /sys/block, which has no partitions; None if there is no such folder."""
     try:
         with os.scandir(f"{sys_root}/block") as entries:
             names = [entry.name for entry in entries]
@@ -27,7 +27,7 @@ def whole_disks(sys_root: str) -> frozenset[str] | None:
 
 
 def read_text(path: str) -> str:
-    """A short file without the white space around it; empty where it is absent or cannot be read."""
+    """Return the content of a short file without surrounding white space; empty if it cannot be read."""
     try:
         return read_file(path).decode("utf-8", "replace").strip()
     except OSError:
@@ -35,12 +35,12 @@ def read_text(path: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is a number of at most 64 bits, as the kernel writes one."""
+    """Return whether the text is an unsigned number of at most 64 bits in the kernel's form."""
     return text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64
 
 
 def names_in(folder: str) -> list[str]:
-    """Names in a folder, sorted as people number things (eth2 before eth10); none where there is no such folder."""
+    """Return the names in a folder in natural order (eth2 before eth10); empty if there is no such folder."""
     try:
         return sorted(os.listdir(folder), key=_numbered)
     except OSError:
@@ -52,13 +52,13 @@ def _numbered(name: str) -> list[tuple[int, str]]:
 
 
 def pci_address_of(path: str) -> str:
-    """The PCI address that a path in /sys/devices ends with (0000:3b:00.0); empty where it is no PCI device's."""
+    """Return the PCI address at the end of a path in /sys/devices (0000:3b:00.0); empty for other devices."""
     name = os.path.basename(path)
     return name if _PCI_ADDRESS.match(name) else ""
 
 
 def is_kernel_tree(sys_root: str) -> bool:
-    """Whether this is a running kernel's sysfs: only then do its interfaces answer system calls as well."""
+    """Return whether this is the sysfs of the running kernel, so that system calls apply to its devices too."""
     root = os.path.realpath(sys_root)
     try:
         mounts = read_file("/proc/self/mountinfo").decode("utf-8", "surrogateescape")
