@@ -77,7 +77,7 @@ def test_allocatable_devices_and_one_pod(client: Kubelet, fake: FakeKubelet) -> 
     assert client.allocatable() == tuple(fake.allocatable)
     assert client.get("inference", "slice") == PODS[1]
     assert client.get("inference", "x" * 200) is None
-    with pytest.raises(ValueError, match="no pod's name"):
+    with pytest.raises(ValueError, match="not a valid pod name"):
         client.get("inference", "x" * 254)
 
 
@@ -97,7 +97,7 @@ def test_a_kubelet_that_hangs_costs_the_deadline(fake: FakeKubelet) -> None:
     client = Kubelet(fake.path, 0.2)
     fake.hanging.set()
     # Who notices first, it or we, differs from run to run.
-    with pytest.raises(SourceError, match=r"no answer within 0.2 s|deadline exceeded"):
+    with pytest.raises(SourceError, match=r"no response within 0.2 s|deadline exceeded"):
         client.list()
     fake.hanging.clear()
     assert Kubelet(fake.path, 10.0).list() == PODS
@@ -241,9 +241,9 @@ def test_a_damaged_answer_is_refused_or_read_as_far_as_it_says(written: tuple[Po
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"\x0a\x05abc", "5 bytes, and 3 are left"),
-        (b"\x0d\x00\x00", "4 bytes, and 2 are left"),
-        (b"\x09\x00", "8 bytes, and 1 are left"),
+        (b"\x0a\x05abc", "5 bytes, but only 3 are left"),
+        (b"\x0d\x00\x00", "4 bytes, but only 2 are left"),
+        (b"\x09\x00", "8 bytes, but only 1 are left"),
         (b"\x02\x00", "field number 0"),
         (b"\x0b", "wire type 3"),
         (b"\x0f", "wire type 7"),
@@ -251,7 +251,7 @@ def test_a_damaged_answer_is_refused_or_read_as_far_as_it_says(written: tuple[Po
         (b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", "over 64 bits"),
         (b"\x80\x80\x80\x80\x10\x00", "field number 536870912"),
         (b"\x08\x01", "field 1 of wire type 0"),
-        (b"\x0a\x03\x0a\x01\xff", "no UTF-8"),
+        (b"\x0a\x03\x0a\x01\xff", "not UTF-8"),
     ],
 )
 def test_what_does_not_add_up_is_refused(data: bytes, why: str) -> None:

@@ -172,7 +172,7 @@ SHORT = with_length(
         (with_length(b"\x91" * 100_000), "not a gangwatch message"),
         (WRONG_NODE, "the stream of 'n0' contains a message of 'n9'"),
         (FRAME_FIRST, "comes before any layout"),
-        (with_length(encode_layout(layout_of("n0"))) + SHORT, "0 gauges, its layout has 1"),
+        (with_length(encode_layout(layout_of("n0"))) + SHORT, "0 gauges, expected 1 by its layout"),
     ],
 )
 def test_garbage_is_counted_and_the_stream_opened_again(tmp_path: Path, garbage: bytes, complaint: str) -> None:

@@ -24,7 +24,7 @@ DIGITS = "9" * 5000
 
 
 def test_digits_without_end_are_no_number() -> None:
-    with pytest.raises(SourceError, match="is no statistic"):
+    with pytest.raises(SourceError, match="is not a statistic"):
         ethtool.parse_recorded(f"rx: {DIGITS}\n".encode())
     with pytest.raises(SourceError, match="not a valid record"):
         kernel_log.parse_record(f"4,{DIGITS},1,-;x".encode())

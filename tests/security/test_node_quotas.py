@@ -136,7 +136,7 @@ def test_a_user_without_a_job_gets_sixteen_reporters_and_is_told_the_limit(
         assert said[:16] == [""] * 16
         for one in said[16:]:
             assert "has 16 step reporters, the maximum (step_quotas.reporters_per_user)" in one
-            assert "have the limit raised" in one
+            assert "ask for a higher limit" in one
         assert bench.refused() == {"quota": 8}
         assert sum(bench.gangs().values()) == 16
     logged = [one.getMessage() for one in caplog.records if "step reporter refused" in one.getMessage()]
@@ -295,7 +295,7 @@ def test_who_registers_too_often_waits_and_the_others_do_not(make: Callable[...,
         assert bench.register(turn) == ""
         bench.leave()
         bench.collector.collect()
-    assert "registers more than 0.01 times a second" in bench.register(9)
+    assert "registers more than 0.01 times per second" in bench.register(9)
     assert "try again in " in bench.register(9)
     bench.be_pod(PODS[1])
     assert bench.register(0) == ""
@@ -329,7 +329,7 @@ def test_a_flood_of_connections_is_refused_before_anything_is_read(
     for _ in range(60):
         connect(bench.path).close()
     client = connect(bench.path)
-    assert "opens more than 0.1 connections a second" in answer(client)
+    assert "opens more than 0.1 connections per second" in answer(client)
     client.close()
     bench.be_pod(PODS[0])
     assert bench.register(0) == ""
@@ -413,7 +413,7 @@ def test_a_file_of_a_hung_fuse_server_bars_its_sender_and_nobody_else(
         bench.be("/")
         own = Tenant("user", str(os.getuid()))
         wait_until(lambda: own in bench.collector._socket._descriptors.stuck_tenants(), "it is not noticed")
-        assert "end that server, and send a memory file" in bench.register(1)
+        assert "stop that server, and send a memory file" in bench.register(1)
         bench.be_pod(PODS[1])
         assert bench.register(0) == ""
         assert bench.collector.collect() is not None

@@ -157,7 +157,7 @@ def huge_pages() -> int:
         (unsealed_file, "not sealed"),
         (reopened(os.O_PATH), "not a memory file"),
         (reopened(os.O_WRONLY), "for writing only"),
-        (huge_pages, "no ring"),
+        (huge_pages, "not a step ring"),
     ],
     ids=["pipe", "socket", "eventfd", "proc", "folder", "tmpfs", "O_PATH", "O_WRONLY", "huge pages"],
 )

@@ -1,7 +1,7 @@
-"""The kubelet, asked over its pod-resources socket: gRPC on HTTP/2, by h2, within a deadline.
+"""Client of the kubelet's pod-resources socket: gRPC on HTTP/2 with h2 and a deadline.
 
-A connection is made for each call: a kubelet is asked every ten seconds, and one that has restarted meanwhile is then
-no case of its own. gRPC over HTTP/2: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+Each call opens a connection. Calls are rare (every ten seconds), and a restart of the kubelet needs no special handling
+this way. gRPC over HTTP/2: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Kubelet:
             raise SourceError(f"{self.path}: {method}: {error}") from None
 
     def _call(self, method: str, request: bytes = b"") -> bytes:
-        """One unary call: the answer's message. Raises SourceError, UnsupportedError for an unimplemented method."""
+        """Make a unary call and return the response message. Raise UnsupportedError for an unimplemented method,
+        SourceError for other failures."""
         deadline = time.monotonic() + self._deadline_seconds
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:

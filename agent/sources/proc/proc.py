@@ -14,7 +14,7 @@ from agent.schema.errors import SourceError
 from agent.sources.files import MOST_DIGITS, read_file, whole
 
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-"""Nanoseconds per tick in /proc: USER_HZ is 100 on all common Linux systems."""
+"""Ticks in /proc per second (USER_HZ), 100 on all common Linux systems."""
 
 TICK_NS = 1_000_000_000 // CLOCK_TICKS_PER_SECOND
 
