@@ -14,7 +14,7 @@ from agent.schema.clock import ManualClock
 from agent.schema.frame import Column, check_fits
 from agent.schema.frame import Frame as WholeFrame
 from agent.self_usage import Cost
-from tests.agent.told import COUNTER, GAUGE, Told, value
+from tests.agent.scripted_collectors import COUNTER, GAUGE, ScriptedCollector, value
 
 SECOND = 1_000_000_000
 OWN = Own(1, Cost(0, None, None, 1), 0, False)
@@ -31,7 +31,7 @@ def shown(assembly: Assembly, runners: list[Runner], now_ns: int, metric: str, *
 @pytest.mark.parametrize("interval_seconds", [0.1, 1.0, 10.0])
 def test_a_run_that_does_not_return_shows_within_two_frames(interval_seconds: float) -> None:
     clock = ManualClock()
-    runner = Runner(Told(interval_seconds=interval_seconds), clock)
+    runner = Runner(ScriptedCollector(interval_seconds=interval_seconds), clock)
     assembly = Assembly("n0", 1.0, "boot", "1")
     runner.run_once()
     # The next run begins just after a frame was made, and does not return.
@@ -51,7 +51,7 @@ def test_a_run_that_does_not_return_shows_within_two_frames(interval_seconds: fl
 
 def test_a_frames_arrays_are_its_own() -> None:
     clock = ManualClock()
-    runner = Runner(Told(), clock)
+    runner = Runner(ScriptedCollector(), clock)
     assembly = Assembly("n0", 1.0, "boot", "1")
     runner.run_once()
     first = assembly.frame([runner], 0, OWN)
@@ -77,7 +77,7 @@ def test_a_frame_costs_nothing_a_column() -> None:
         runners = []
         for number in range(30):
             block = Block([Column(GAUGE.metric, (("device", f"{number}-{column}"),)) for column in range(columns)])
-            runners.append(Runner(Told(str(number), lambda told: told.block, block=block), clock))
+            runners.append(Runner(ScriptedCollector(str(number), lambda told: told.block, block=block), clock))
         assembly = Assembly("n0", 1.0, "boot", "1")
         best = float("inf")
         for _ in range(30):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.told import wait_until
+from tests.agent.scripted_collectors import wait_until
 from tests.agent.training_node import MOST_RUNS_UNSEEN, TrainingNode, hurry, threads_of
 from tests.fakes.nvml.control import GPU_IS_LOST, SUCCESS, FakeNvml
 

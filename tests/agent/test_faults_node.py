@@ -17,7 +17,7 @@ from exporter.push import push
 from exporter.push.push import PushTarget
 from tests import needs
 from tests.agent.rates_of_frames import Rates
-from tests.agent.told import wait_until
+from tests.agent.scripted_collectors import wait_until
 from tests.agent.training_node import INTERVAL_SECONDS, MOST_RUNS_UNSEEN, TrainingNode, hurry, threads_of
 from tests.fakes.nvml.control import FakeNvml
 from tests.fakes.sysfs.tree import write_number

@@ -14,7 +14,18 @@ from agent.schema.clock import ManualClock
 from agent.schema.errors import UnsupportedError
 from agent.schema.frame import EventRecord, check_fits
 from agent.worker_thread import HAND_OVER_SECONDS, MOST_ABANDONED
-from tests.agent.told import COUNTER, Finder, Hang, Holder, Recorder, Told, device, shown, value, wait_until
+from tests.agent.scripted_collectors import (
+    COUNTER,
+    Finder,
+    Hang,
+    Holder,
+    Recorder,
+    ScriptedCollector,
+    device,
+    shown,
+    value,
+    wait_until,
+)
 
 INTERVAL = 0.05
 
@@ -24,7 +35,7 @@ def started() -> Iterator[Callable[..., Node]]:
     """Starts nodes of the given collectors, and stops them at the end."""
     nodes: list[Node] = []
 
-    def start(*collectors: Told) -> Node:
+    def start(*collectors: ScriptedCollector) -> Node:
         node = Node("n0", collectors, interval_seconds=INTERVAL)
         nodes.append(node)
         node.start()
@@ -40,7 +51,7 @@ def success(node: Node, name: str) -> float | int | None:
 
 
 def test_a_lane_is_one_thread_and_each_keeps_its_interval(started: Callable[..., Node]) -> None:
-    fast = Told("fast", lane="one", interval_seconds=INTERVAL)
+    fast = ScriptedCollector("fast", lane="one", interval_seconds=INTERVAL)
     slow = device("slow", lane="one", interval_seconds=10 * INTERVAL)
     alone = device("alone", interval_seconds=INTERVAL)
     started(fast, slow, alone)
@@ -57,7 +68,7 @@ def test_a_phase_spreads_collectors_of_one_lane() -> None:
     clock = ManualClock(monotonic_ns=7_000_000_000)
     runners = []
     for position in range(4):
-        told = Told(str(position), lane="gpus")
+        told = ScriptedCollector(str(position), lane="gpus")
         told.phase = position / 4  # type: ignore[attr-defined]
         runner = Runner(told, clock)
         runner.schedule(7_000_000_000, 0, 1_000_000_000)
@@ -79,7 +90,7 @@ def test_a_slow_collector_runs_at_once_and_then_at_its_own_place() -> None:
     from agent.runner import Runner
 
     clock = ManualClock()
-    told = Told(interval_seconds=10.0)
+    told = ScriptedCollector(interval_seconds=10.0)
     runner = Runner(told, clock)
     runner.schedule(0, 4_200_000_000, 1_000_000_000)
     assert runner.due_ns == 200_000_000
@@ -96,7 +107,7 @@ def test_a_slow_collector_runs_at_once_and_then_at_its_own_place() -> None:
 
 def test_the_lanes_others_go_on_and_the_stuck_one_comes_back(started: Callable[..., Node]) -> None:
     hang = Hang()
-    stuck = Told("stuck", hang.act, lane="driver", interval_seconds=INTERVAL)
+    stuck = ScriptedCollector("stuck", hang.act, lane="driver", interval_seconds=INTERVAL)
     other = device("other", lane="driver", interval_seconds=INTERVAL)
     node = started(stuck, other)
     try:
@@ -127,7 +138,7 @@ def test_where_all_hang_the_threads_are_bounded() -> None:
     clock = ManualClock()
     hang = Hang(from_run=1)
     lane = Lane("driver", "test/driver", clock, lambda runner: None)
-    every = [Told(str(number), hang.act, lane="driver") for number in range(MOST_ABANDONED + 3)]
+    every = [ScriptedCollector(str(number), hang.act, lane="driver") for number in range(MOST_ABANDONED + 3)]
     lane.start()
     for told in every:
         lane.add(Runner(told, clock))
@@ -148,7 +159,7 @@ def test_where_all_hang_the_threads_are_bounded() -> None:
 
 def test_what_is_stuck_alone_in_its_lane_keeps_it(started: Callable[..., Node]) -> None:
     hang = Hang()
-    stuck = Told("stuck", hang.act, interval_seconds=INTERVAL)
+    stuck = ScriptedCollector("stuck", hang.act, interval_seconds=INTERVAL)
     node = started(stuck)
     try:
         wait_until(lambda: shown(node, "gangwatch_collector_stuck", collector="stuck") == 1)
@@ -165,7 +176,7 @@ def test_what_is_stuck_alone_in_its_lane_keeps_it(started: Callable[..., Node]) 
 def test_members_come_and_go_with_their_columns() -> None:
     clock = ManualClock()
     finder = Finder()
-    node = Node("n0", [finder, Told("last")], clock)
+    node = Node("n0", [finder, ScriptedCollector("last")], clock)
     first, second = device("sda1"), device("sdb1")
     node.tick()
     finder.found = (first, second)
@@ -194,7 +205,7 @@ def test_a_member_may_have_members_and_all_go_with_the_parent() -> None:
     node = Node("n0", [outer], ManualClock())
     assert [tier.name for tier in node.tick()[0].tiers] == ["node", "outer", "inner", "leaf"]
 
-    def taken_out(told: Told) -> object:
+    def taken_out(told: ScriptedCollector) -> object:
         raise UnsupportedError("no such bus")
 
     outer.act = taken_out  # type: ignore[assignment]
@@ -241,7 +252,7 @@ def test_a_member_that_is_taken_away_while_it_is_stuck_is_closed_when_its_call_r
 ) -> None:
     hang = Hang()
     finder = Finder(interval_seconds=INTERVAL, lane="driver")
-    stuck = Told("stuck", hang.act, lane="driver", interval_seconds=INTERVAL)
+    stuck = ScriptedCollector("stuck", hang.act, lane="driver", interval_seconds=INTERVAL)
     finder.found = (stuck,)
     node = started(finder)
     try:
@@ -313,11 +324,11 @@ def test_a_collector_that_costs_too_much_is_slowed_and_recovers() -> None:
     clock = ManualClock()
     cost = 0.8
 
-    def slow(told: Told) -> object:
+    def slow(told: ScriptedCollector) -> object:
         clock.advance(cost)
         return told.block
 
-    node = Node("n0", [Told("slow", slow)], clock)  # type: ignore[arg-type]
+    node = Node("n0", [ScriptedCollector("slow", slow)], clock)  # type: ignore[arg-type]
     intervals = []
     for _ in range(OVER_BUDGET_RUNS + 1):
         clock.advance(0.2)
@@ -336,11 +347,11 @@ def test_a_collector_that_costs_too_much_is_slowed_and_recovers() -> None:
 
 
 def test_the_agent_tells_its_own_cost() -> None:
-    def burn(told: Told) -> object:
+    def burn(told: ScriptedCollector) -> object:
         sum(range(200_000))
         return told.block
 
-    node = Node("n0", [Told("burning", burn)], ManualClock())  # type: ignore[arg-type]
+    node = Node("n0", [ScriptedCollector("burning", burn)], ManualClock())  # type: ignore[arg-type]
     newest = node.tick()
     spent = value(newest, "gangwatch_collector_cpu_seconds_total", collector="burning")
     altogether = value(newest, "gangwatch_agent_cpu_seconds_total")
@@ -358,7 +369,7 @@ def test_the_agent_tells_its_own_cost() -> None:
 def test_a_clock_that_jumps_costs_one_frame(started: Callable[..., Node]) -> None:
     """A machine that was suspended with its monotonic clock running, and a wall clock that was set back."""
     clock = ManualClock()
-    told = Told()
+    told = ScriptedCollector()
     node = Node("n0", [told], clock)
     node.tick()
     clock.advance(3600)

@@ -20,7 +20,7 @@ from agent.schema.catalog import BY_NAME
 from agent.schema.clock import ManualClock
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import MAX_RECORDS, Column, EventRecord, Frame, Layout, check_fits
-from tests.agent.told import COUNTER, GAUGE, Recorder, Told, fail, value, wait_until
+from tests.agent.scripted_collectors import COUNTER, GAUGE, Recorder, ScriptedCollector, fail, value, wait_until
 
 
 def event(number: int) -> EventRecord:
@@ -48,7 +48,7 @@ def started() -> Iterator[Callable[[Node], Node]]:
 
 
 def test_a_frame_holds_what_the_collectors_gave(clock: ManualClock) -> None:
-    first, second = Told("first"), Told("second")
+    first, second = ScriptedCollector("first"), ScriptedCollector("second")
     second.block = Block([Column("gangwatch_host_cpus")], [])
     second.act = lambda told: told.block
     node = Node("n0", [first, second], clock, version="9.9.9")
@@ -78,7 +78,10 @@ def test_a_frame_holds_what_the_collectors_gave(clock: ManualClock) -> None:
 
 
 def test_only_what_is_due_is_run_where_that_is_asked(clock: ManualClock) -> None:
-    fast, slow = Told("fast"), Told("slow", interval_seconds=10.0, block=Block([Column("gangwatch_host_cpus")]))
+    fast, slow = (
+        ScriptedCollector("fast"),
+        ScriptedCollector("slow", interval_seconds=10.0, block=Block([Column("gangwatch_host_cpus")])),
+    )
     slow.act = lambda told: told.block
     node = Node("n0", [fast, slow], clock)
     for _ in range(20):
@@ -88,7 +91,7 @@ def test_only_what_is_due_is_run_where_that_is_asked(clock: ManualClock) -> None
 
 
 def test_an_idle_collector_is_run_half_as_often_and_is_not_stale(clock: ManualClock) -> None:
-    sampling = Told("sampling", interval_seconds=0.5)
+    sampling = ScriptedCollector("sampling", interval_seconds=0.5)
     node = Node("n0", [sampling], clock)
     runs: list[int] = []
     for idle in (False, True, False):
@@ -103,11 +106,11 @@ def test_an_idle_collector_is_run_half_as_often_and_is_not_stale(clock: ManualCl
 
 
 def test_a_tiers_time_is_from_before_the_read(clock: ManualClock) -> None:
-    def slow(told: Told) -> Block:
+    def slow(told: ScriptedCollector) -> Block:
         clock.advance(0.25)
         return told.block
 
-    node = Node("n0", [Told("slow", slow)], clock)
+    node = Node("n0", [ScriptedCollector("slow", slow)], clock)
     began_ns = clock.monotonic_ns()
     newest = node.tick()
     assert newest[1].tier_ns.tolist() == [began_ns + 250_000_000, began_ns]
@@ -118,7 +121,7 @@ def test_a_tiers_time_is_from_before_the_read(clock: ManualClock) -> None:
 def test_a_failing_collector_stops_no_other_and_goes_stale(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good, bad = Told("good"), Told("bad")
+    good, bad = ScriptedCollector("good"), ScriptedCollector("bad")
     bad.block = Block([Column("gangwatch_host_cpus")], [Column("gangwatch_agent_frames_total")])
     bad.block.set_gauge(0, 2.0)
     bad.act = lambda told: told.block
@@ -148,19 +151,19 @@ def test_a_failing_collector_stops_no_other_and_goes_stale(
 
 
 def test_a_bug_in_a_collector_is_its_own(clock: ManualClock) -> None:
-    def broken(told: Told) -> Block:
+    def broken(told: ScriptedCollector) -> Block:
         raise ZeroDivisionError("a bug")
 
-    newest = Node("n0", [Told("broken", broken), Told("good")], clock).tick()
+    newest = Node("n0", [ScriptedCollector("broken", broken), ScriptedCollector("good")], clock).tick()
     assert value(newest, "gangwatch_collector_failures_total", collector="broken") == 1
     assert value(newest, "gangwatch_collector_success", collector="good") == 1
 
 
 def test_an_error_is_logged_once_and_again_after_a_while(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(told: Told) -> Block:
+    def broken(told: ScriptedCollector) -> Block:
         raise SourceError("/proc/stat: gone" if told.runs != 3 else "/proc/stat: another")
 
-    node = Node("n0", [Told("broken", broken)], clock)
+    node = Node("n0", [ScriptedCollector("broken", broken)], clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             node.tick()
@@ -171,12 +174,12 @@ def test_an_error_is_logged_once_and_again_after_a_while(clock: ManualClock, cap
 
 
 def test_a_collector_that_the_machine_has_nothing_for_is_not_listed(clock: ManualClock) -> None:
-    def unsupported(told: Told) -> Block:
+    def unsupported(told: ScriptedCollector) -> Block:
         if told.runs > 1:
             raise UnsupportedError("the GPU was taken out")
         return told.block
 
-    node = Node("n0", [Told("absent", unsupported), Told("good")], clock)
+    node = Node("n0", [ScriptedCollector("absent", unsupported), ScriptedCollector("good")], clock)
     before, _ = node.tick()
     assert "absent" in [tier.name for tier in before.tiers]
     newest = node.tick()
@@ -188,7 +191,7 @@ def test_a_collector_that_the_machine_has_nothing_for_is_not_listed(clock: Manua
 
 
 def test_a_new_block_makes_a_new_layout_and_the_same_block_does_not(clock: ManualClock) -> None:
-    told = Told()
+    told = ScriptedCollector()
     node = Node("n0", [told], clock)
     first, _ = node.tick()
     assert node.tick()[0] is first
@@ -199,7 +202,7 @@ def test_a_new_block_makes_a_new_layout_and_the_same_block_does_not(clock: Manua
 
 
 def test_a_frame_does_not_change_when_its_collector_goes_on(clock: ManualClock) -> None:
-    node = Node("n0", [Told()], clock)
+    node = Node("n0", [ScriptedCollector()], clock)
     before = node.tick()
     node.tick()
     assert value(before, GAUGE.metric) == 1
@@ -208,8 +211,8 @@ def test_a_frame_does_not_change_when_its_collector_goes_on(clock: ManualClock) 
 
 def test_records_are_numbered_and_what_does_not_fit_leaves_a_gap(clock: ManualClock) -> None:
     recorder = Recorder()
-    assert isinstance(recorder, RecordSource) and not isinstance(Told(), RecordSource)
-    node = Node("n0", [Told(), recorder], clock)
+    assert isinstance(recorder, RecordSource) and not isinstance(ScriptedCollector(), RecordSource)
+    node = Node("n0", [ScriptedCollector(), recorder], clock)
     recorder.waiting = [event(1), event(2)]
     frame = node.tick()[1]
     assert (frame.record_seq, frame.records) == (1, (event(1), event(2)))
@@ -225,7 +228,7 @@ def test_records_are_numbered_and_what_does_not_fit_leaves_a_gap(clock: ManualCl
 
 def test_two_collectors_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="the same name"):
-        Node("n0", [Told("a"), Told("a")])
+        Node("n0", [ScriptedCollector("a"), ScriptedCollector("a")])
 
 
 # --- by itself -------------------------------------------------------------------------------------------------------
@@ -241,7 +244,7 @@ def test_frames_do_not_drift_and_missed_ones_are_skipped() -> None:
 
 
 def test_a_started_node_makes_frames_until_it_is_stopped(started: Callable[[Node], Node]) -> None:
-    told = Told()
+    told = ScriptedCollector()
     told.interval_seconds = 0.02
     node = Node("n0", [told], interval_seconds=0.02)
     with node.subscribe() as subscription:
@@ -262,13 +265,13 @@ def test_a_started_node_makes_frames_until_it_is_stopped(started: Callable[[Node
 def test_a_stuck_collector_is_stale_awaited_by_nobody_and_left_behind(started: Callable[[Node], Node]) -> None:
     release = threading.Event()
 
-    def stuck_later(told: Told) -> Block:
+    def stuck_later(told: ScriptedCollector) -> Block:
         if told.runs > 1:
             release.wait(60)
         told.block.set_gauge(0, 1.0)
         return told.block
 
-    stuck, good = Told("stuck", stuck_later), Told("good")
+    stuck, good = ScriptedCollector("stuck", stuck_later), ScriptedCollector("good")
     stuck.interval_seconds = good.interval_seconds = 0.05
     good.block = Block([Column("gangwatch_host_cpus")], [COUNTER])
     node = started(Node("n0", [stuck, good], interval_seconds=0.05))
@@ -295,7 +298,7 @@ def test_a_stuck_collector_is_stale_awaited_by_nobody_and_left_behind(started: C
 
 
 def test_a_slow_subscriber_loses_the_oldest_and_blocks_nobody(clock: ManualClock) -> None:
-    node = Node("n0", [Told()], clock)
+    node = Node("n0", [ScriptedCollector()], clock)
     slow, fast = node.subscribe(most=2), node.subscribe(most=100)
     for _ in range(5):
         node.tick()

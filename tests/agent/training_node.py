@@ -32,7 +32,7 @@ from agent.sources.nvml import nvml as nvml_source
 from exporter.prometheus.exposition import EVERYTHING
 from exporter.publisher import Publisher
 from exporter.push.push import PushTarget
-from tests.agent.told import shown, value, wait_until
+from tests.agent.scripted_collectors import shown, value, wait_until
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.nvml.control import FakeNvml
 from tests.fakes.sysfs.tree import Tree, build

@@ -1,4 +1,4 @@
-"""Collectors that do what a test tells them to, and questions to a frame."""
+"""Collectors scripted by a test, and helpers that read a frame."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ GAUGE = Column("gangwatch_host_load1")
 COUNTER = Column("gangwatch_host_disk_read_bytes_total", (("device", "sda"),))
 
 
-class Told:
-    """A collector that does what the test tells it to. By default it counts its runs in a gauge and a counter."""
+class ScriptedCollector:
+    """Collector that runs a function of the test. By default it counts its runs in a gauge and a counter."""
 
     def __init__(
         self,
         name: str = "told",
-        act: Callable[[Told], Block] | None = None,
+        act: Callable[[ScriptedCollector], Block] | None = None,
         *,
         lane: str | None = None,
         interval_seconds: float = 1.0,
@@ -51,7 +51,7 @@ class Told:
         self.threads.add(threading.get_ident())
 
 
-class Recorder(Told):
+class Recorder(ScriptedCollector):
     """A collector that has records too."""
 
     def __init__(self, name: str = "recorder") -> None:
@@ -63,7 +63,7 @@ class Recorder(Told):
         return taken
 
 
-class Holder(Told):
+class Holder(ScriptedCollector):
     """A collector that holds a device."""
 
     held = True
@@ -76,7 +76,7 @@ class Holder(Told):
         self.held = True
 
 
-class Finder(Told):
+class Finder(ScriptedCollector):
     """A collector that finds others: those in ``found``."""
 
     def __init__(self, name: str = "finder", **arguments: float | str) -> None:
@@ -87,29 +87,29 @@ class Finder(Told):
         return self.found
 
 
-def device(name: str, **arguments: float | str) -> Told:
+def device(name: str, **arguments: float | str) -> ScriptedCollector:
     """A collector whose series no other has."""
     block = Block([], [Column(COUNTER.metric, (("device", name),))])
 
-    def count(told: Told) -> Block:
+    def count(told: ScriptedCollector) -> Block:
         block.set_counter(0, told.runs)
         return block
 
-    return Told(name, count, block=block, **arguments)  # type: ignore[arg-type]
+    return ScriptedCollector(name, count, block=block, **arguments)  # type: ignore[arg-type]
 
 
-def fail(told: Told) -> Block:
+def fail(told: ScriptedCollector) -> Block:
     raise SourceError(f"run {told.runs}")
 
 
 class Hang:
-    """A call that does not return until it is let go; ``act`` is a ``Told``'s."""
+    """A call that does not return until it is let go; ``act`` is a ``ScriptedCollector``'s."""
 
     def __init__(self, from_run: int = 2) -> None:
         self.let_go = threading.Event()
         self.from_run = from_run
 
-    def act(self, told: Told) -> Block:
+    def act(self, told: ScriptedCollector) -> Block:
         if told.runs >= self.from_run and not self.let_go.wait(60):
             raise AssertionError("nobody let the hanging call go")
         if told.block.counter_columns:
