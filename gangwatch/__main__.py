@@ -6,7 +6,7 @@ from gangwatch.own_modules import ForeignModuleError, guard
 
 
 def main() -> None:
-    """Run the command line and exit with its code. Nothing else is imported before the import path is guarded."""
+    """Run the command line and exit with its code. Guard the import path before importing anything else."""
     try:
         guard()
     except ForeignModuleError as error:

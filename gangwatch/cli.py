@@ -1,6 +1,6 @@
 """`gangwatch`: the command line.
 
-Exit codes: 0 done, 1 failed or refused, 2 wrong usage, 3 nothing runs that could answer.
+Exit codes: 0 done, 1 failed or refused, 2 wrong usage, 3 no controller is running.
 """
 
 from __future__ import annotations
@@ -21,40 +21,55 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("gangwatch.commands.lifecycle:down", "Stop everything, running jobs included."),
     "submit": ("gangwatch.commands.jobs:submit", "Submit a gang of processes."),
     "jobs": ("gangwatch.commands.jobs:jobs", "List jobs, or show one: state, time, reason."),
-    "logs": ("gangwatch.commands.jobs:logs", "Show what a job's ranks wrote."),
-    "cancel": ("gangwatch.commands.jobs:cancel", "Stop jobs for good."),
-    "explain": ("gangwatch.commands.reasons:explain", "Say why a job waits, and for what."),
-    "story": ("gangwatch.commands.reasons:story", "Tell what happened to a job or node, and why."),
+    "logs": ("gangwatch.commands.jobs:logs", "Show the output of a job's ranks."),
+    "cancel": ("gangwatch.commands.jobs:cancel", "Stop jobs; they are not restarted."),
+    "explain": ("gangwatch.commands.reasons:explain", "Explain why a job is pending, and what it waits for."),
+    "story": ("gangwatch.commands.reasons:story", "Show what happened to a job or node, and why."),
     "verdict": ("gangwatch.commands.reasons:verdict", "List, confirm or reject verdicts."),
     "nodes": ("gangwatch.commands.cluster:nodes", "List nodes, their slots and states."),
-    "queue": ("gangwatch.commands.cluster:queue", "List the jobs that wait, and for what."),
+    "queue": ("gangwatch.commands.cluster:queue", "List pending jobs, and what each waits for."),
     "top": ("gangwatch.commands.top:top", "Show the cluster live in the terminal."),
-    "node": ("gangwatch.commands.cluster:node", "Release, quarantine, maintain, drain or remove a node."),
-    "freeze": ("gangwatch.commands.cluster:freeze", "Stop all actions at once; running jobs go on."),
+    "node": ("gangwatch.commands.cluster:node", "Release, quarantine, drain or remove a node."),
+    "freeze": ("gangwatch.commands.cluster:freeze", "Stop all actions at once; running jobs continue."),
     "thaw": ("gangwatch.commands.cluster:thaw", "Allow actions again."),
-    "detect": ("gangwatch.commands.detect:detect", "Say who held up recorded jobs, and why."),
-    "simulate": ("gangwatch.commands.simulate:simulate", "Run the scheduler over a trace of jobs by a virtual clock."),
-    "replay": ("gangwatch.commands.replay:replay", "Take the journal's decisions again, offline."),
-    "backup": ("gangwatch.commands.backup:backup", "Copy the journal, whole and checked, while it is written."),
-    "support-bundle": ("gangwatch.commands.support_bundle:support_bundle", "Pack what a bug report needs, no secrets."),
-    "dashboards": ("gangwatch.commands.dashboards:dashboards", "Write Grafana dashboards, rules and alerts."),
-    "slurm": ("gangwatch.commands.slurm:slurm", "Beside Slurm: submit a job that may be moved, report what was done."),
-    "check": ("gangwatch.commands.machine:check", "Say what this machine offers and what is missing."),
-    "demo": ("gangwatch.demo.command:demo", "Show a real straggler found and moved away from, on this machine."),
-    "config": ("gangwatch.commands.configuration:config", "Show the effective configuration, or what is wrong in it."),
-    "reload": ("gangwatch.commands.configuration:reload", "Let the controller take over a changed configuration."),
-    "token": ("gangwatch.commands.token:token", "Make, list and revoke tokens with roles."),
-    "whoami": ("gangwatch.commands.token:whoami", "Say whom the controller takes you for."),
+    "detect": ("gangwatch.commands.detect:detect", "Find stragglers and their causes in recorded steps."),
+    "simulate": ("gangwatch.commands.simulate:simulate", "Run the scheduler over a trace of jobs, on a virtual clock."),
+    "replay": ("gangwatch.commands.replay:replay", "Replay the journal's decisions offline and compare them."),
+    "backup": ("gangwatch.commands.backup:backup", "Copy the journal while it is in use, and verify the copy."),
+    "support-bundle": (
+        "gangwatch.commands.support_bundle:support_bundle",
+        "Pack the files for a bug report, without secrets.",
+    ),
+    "dashboards": ("gangwatch.commands.dashboards:dashboards", "Write Grafana dashboards, recording rules and alerts."),
+    "slurm": (
+        "gangwatch.commands.slurm:slurm",
+        "With Slurm: submit restartable jobs, hold and release jobs, report actions.",
+    ),
+    "check": ("gangwatch.commands.machine:check", "Check this machine or cluster: what works and what is missing."),
+    "demo": (
+        "gangwatch.demo.command:demo",
+        "Watch gangwatch detect a real straggler and move the job, on this machine.",
+    ),
+    "config": ("gangwatch.commands.configuration:config", "Show the effective configuration, or its first error."),
+    "reload": ("gangwatch.commands.configuration:reload", "Make the controller read its configuration again."),
+    "token": ("gangwatch.commands.token:token", "Create, list and revoke tokens with roles."),
+    "whoami": ("gangwatch.commands.token:whoami", "Show your user and role at the controller."),
     "agent": ("gangwatch.commands.lifecycle:agent", "Run one node's agent in the foreground."),
     "controller": ("gangwatch.commands.lifecycle:controller", "Run the controller in the foreground."),
-    "certificates": ("gangwatch.commands.certificates:certificates", "One certificate a node: issue, renew, revoke."),
-    "kubernetes": ("gangwatch.commands.kubernetes:kubernetes", "Schedule a Kubernetes cluster, or advise who does."),
+    "certificates": (
+        "gangwatch.commands.certificates:certificates",
+        "Issue, renew and revoke one certificate per node.",
+    ),
+    "kubernetes": (
+        "gangwatch.commands.kubernetes:kubernetes",
+        "Schedule a Kubernetes cluster, or advise its scheduler.",
+    ),
 }
-"""Every command: where it is, and its line in the overview. A command's module is imported when it is called."""
+"""Import path and one-line help of each command. A command's module is imported only when the command is called."""
 
 
 class CommandTable(click.Group):
-    """A group over COMMANDS that imports only the command that was asked for."""
+    """Click group over COMMANDS that imports only the requested command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -91,9 +106,16 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
 
 
 @click.group(cls=CommandTable, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
 def cli() -> None:
-    """Telemetry for GPU training clusters that schedules.
+    """Telemetry and gang scheduling for GPU training clusters.
 
     \b
     Example:
@@ -102,7 +124,7 @@ def cli() -> None:
       gangwatch jobs
       gangwatch down
 
-    Exit codes: 0 done; 1 failed or refused; 2 wrong usage; 3 nothing runs that could answer.
+    Exit codes: 0 done; 1 failed or refused; 2 wrong usage; 3 no controller is running.
     """
 
 
@@ -112,7 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; its exit code. What is wrong outside is one line on standard error; bugs propagate."""
+    """Run the command line and return its exit code.
+
+    Expected errors print one line on standard error; bugs propagate as exceptions.
+    """
     try:
         code = cli.main(arguments, "gangwatch", standalone_mode=False)
     except click.ClickException as error:

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from gangwatch.commands.kubernetes_controller import Publishing, begin_anew
+from gangwatch.commands.kubernetes_controller import Publishing, rebuild_journal
 from scheduler_feedback.backends.kubernetes import KubernetesBackend, from_kubeconfig
 from scheduler_feedback.controller.controller import Controller
 from scheduler_feedback.core.events import Event, VerdictJudged
@@ -32,7 +32,7 @@ def main(kubeconfig: Path, folder: Path) -> None:
     backend = KubernetesBackend(from_kubeconfig(kubeconfig))
     backend.start()
     try:
-        begin_anew(folder, backend, policy)
+        rebuild_journal(folder, backend, policy)
         with Controller(folder, backend, policy, detectors=()) as controller:
             publishing = Publishing(backend, controller, lambda: True)
             print("ready", flush=True)

@@ -1,1 +1,1 @@
-"""The commands of `gangwatch`, by theme. Each module imports what is heavy only when a command of it runs."""
+"""The commands of `gangwatch`, grouped by theme. Each module imports heavy dependencies only when its command runs."""

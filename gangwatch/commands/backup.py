@@ -1,4 +1,4 @@
-"""Command that copies the journal: backup."""
+"""The command `backup`: copies the journal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from gangwatch.state_folder import StateFolder
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
 @json_option
 def backup(state: StateFolder, target: Path, as_json: bool) -> None:
-    """Copy the journal to FILE, whether or not a controller runs: one moment of it, checked before it bears its name.
+    """Copy the journal to FILE, whether or not a controller is running. The copy is consistent and is verified before
+    it gets its final name.
 
-    To go back to it: `gangwatch down`, put FILE in the place of store.sqlite in the state folder, `gangwatch up`. The
-    token and the logs are no part of it.
+    To restore: `gangwatch down`, replace store.sqlite in the state folder with FILE, `gangwatch up`. The backup does
+    not include the token and the logs.
 
     \b
     Example:
@@ -32,4 +33,4 @@ def backup(state: StateFolder, target: Path, as_json: bool) -> None:
             {"file": str(copied.path), "bytes": copied.size_bytes, "cycle": copied.cycle, "cycles": copied.cycles}
         )
     else:
-        say(f"{copied.path}: {copied.size_bytes} bytes, up to cycle {copied.cycle}; sound")
+        say(f"{copied.path}: {copied.size_bytes} bytes, up to cycle {copied.cycle}; verified")

@@ -1,4 +1,4 @@
-"""Certificates without Kubernetes: an authority in a folder that issues, renews and revokes one certificate a node."""
+"""Commands for certificates without Kubernetes: an authority in a folder issues one certificate per node."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _folder_option(command: Command) -> Command:
         default=Path("/etc/gangwatch/certificates"),
         show_default=True,
         metavar="DIR",
-        help="Of the authority.",
+        help="Folder of the authority.",
     )(command)
 
 
 def _who_options(command: Command) -> Command:
     for option in (
         click.option(
-            "--client", "clients", multiple=True, metavar="NAME", help="Who reads metrics, such as prometheus."
+            "--client", "clients", multiple=True, metavar="NAME", help="Client that reads metrics, such as prometheus."
         ),
         click.option("--controller", is_flag=True, help="The controller."),
         click.argument("nodes", nargs=-1, metavar="[NODES]..."),
@@ -47,10 +47,10 @@ def _days_option(days: float | None, text: str) -> Callable[[Command], Command]:
 
 @click.group()
 def certificates() -> None:
-    """One certificate a node: make an authority, issue, renew and revoke. On Kubernetes the chart does this.
+    """Create an authority; issue, renew and revoke one certificate per node. On Kubernetes the chart does this.
 
-    The controller takes frames from an agent only if its certificate is made out to the node; an agent gives frames to
-    the controller's certificate alone. docs/how-to/certificates.md has all of it.
+    The controller accepts frames from an agent only if the agent's certificate names its node. An agent sends frames
+    only to the controller's certificate. See docs/how-to/certificates.md.
 
     \b
     Examples:
@@ -63,9 +63,9 @@ def certificates() -> None:
 
 @certificates.command()
 @_folder_option
-@_days_option(3650, "How long it lasts.")
+@_days_option(3650, "Validity of the authority.")
 def authority(folder: Path, days: float) -> None:
-    """Make the authority that signs all certificates. Its key stays in the folder.
+    """Create the authority that signs all certificates. Its key stays in the folder.
 
     \b
     Example:
@@ -73,15 +73,15 @@ def authority(folder: Path, days: float) -> None:
     """
     made = _of(folder).make(int(days))
     click.echo(
-        f"{folder}/authority.crt: valid until {made.not_after:%Y-%m-%d}. Back up authority.key; keep it off nodes."
+        f"{folder}/authority.crt: valid until {made.not_after:%Y-%m-%d}. Back up authority.key; keep it off the nodes."
     )
 
 
 @certificates.command()
 @_folder_option
 @_who_options
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A DNS name or address to be in it, too.")
-@_days_option(90, "How long it lasts.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Additional DNS name or address in it.")
+@_days_option(90, "Validity of the certificate.")
 def issue(
     folder: Path,
     nodes: tuple[str, ...],
@@ -92,7 +92,7 @@ def issue(
 ) -> None:
     """Issue certificates, with new keys. NODES: names or host lists, such as 'gpu[001-512]'.
 
-    A node's folder, nodes/NODE, is what is to be copied there. --host adds what scrapers reach it by.
+    Copy the folder nodes/NODE to each node. --host adds a name that scrapers use.
 
     \b
     Examples:
@@ -102,15 +102,15 @@ def issue(
     """
     kept = _of(folder)
     for kind, name in _chosen(nodes, controller, clients):
-        # Whoever scrapes the agent reaches it by its node's name, as a rule.
+        # Scrapers usually address the agent by its node's name.
         also = hosts or ((name,) if kind == "node" else ())
-        _tell(kept.issue(kind, name, also, days))
+        _report(kept.issue(kind, name, also, days))
 
 
 @certificates.command()
 @_folder_option
-@_days_option(90, "How long it lasts.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A DNS name or address to be in it, too.")
+@_days_option(90, "Validity of the certificate.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Additional DNS name or address in it.")
 @click.argument("node")
 @click.argument("request", type=click.Path(dir_okay=False, path_type=Path, exists=True))
 def sign(folder: Path, node: str, request: Path, hosts: tuple[str, ...], days: float) -> None:
@@ -122,18 +122,23 @@ def sign(folder: Path, node: str, request: Path, hosts: tuple[str, ...], days: f
         -subj /CN=gpu001 -addext subjectAltName=DNS:gpu001 -keyout tls.key -out gpu001.csr
       gangwatch certificates sign gpu001 gpu001.csr
     """
-    _tell(_of(folder).issue("node", node, hosts or (node,), days, request.read_bytes()))
+    _report(_of(folder).issue("node", node, hosts or (node,), days, request.read_bytes()))
 
 
 @certificates.command()
 @_folder_option
-@_days_option(None, "How long the new ones last. Default: as long as the old ones.")
-@click.option("--left", type=click.FloatRange(0, 1), default=1 / 3, help="Share of its life left. Default: a third.")
-@click.option("--all", "everything", is_flag=True, help="Whatever is left of them.")
+@_days_option(None, "Validity of the new certificates. Default: that of the old ones.")
+@click.option(
+    "--left",
+    type=click.FloatRange(0, 1),
+    default=1 / 3,
+    help="Renew below this remaining share of the lifetime. Default: a third.",
+)
+@click.option("--all", "everything", is_flag=True, help="Renew all, whatever remains of their lifetime.")
 def renew(folder: Path, left: float, days: float | None, everything: bool) -> None:
-    """Renew the certificates of which less than a third is left. For a timer: it does nothing while none is due.
+    """Renew the certificates that have less than a third of their lifetime left. Run it from a timer.
 
-    Copy the folders to their nodes again; daemons take new files over by themselves, within seconds.
+    Copy the folders to their nodes afterwards; daemons load new files within seconds.
 
     \b
     Example:
@@ -141,9 +146,9 @@ def renew(folder: Path, left: float, days: float | None, everything: bool) -> No
     """
     renewed, failed = _of(folder).renew(left, days, everything)
     for entry in renewed:
-        _tell(entry)
+        _report(entry)
     if not renewed and not failed:
-        say("none is due")
+        say("no certificate is due")
     if failed:
         raise GangwatchError("; ".join(failed))
 
@@ -151,12 +156,12 @@ def renew(folder: Path, left: float, days: float | None, everything: bool) -> No
 @certificates.command()
 @_folder_option
 @_who_options
-@click.option("--reason", default="", callback=plain, metavar="TEXT", help="For whoever is refused because of it.")
+@click.option("--reason", default="", callback=plain, metavar="TEXT", help="Shown to a refused client.")
 def revoke(folder: Path, nodes: tuple[str, ...], controller: bool, clients: tuple[str, ...], reason: str) -> None:
-    """Revoke all certificates that a node, the controller or a client has until now, and issue no new one.
+    """Revoke all certificates issued so far to a node, the controller or a client, and issue no new ones.
 
-    Copy revoked.json to the controller (feed.revoked_file) and, where the controller's was revoked, to the agents
-    (agent.revoked_file). Open streams end as soon as the file is read: within ten seconds.
+    Copy revoked.json to the controller (feed.revoked_file). If you revoked the controller's certificate, also copy it
+    to the agents (agent.revoked_file). Open streams are closed within ten seconds of the copy.
 
     \b
     Example:
@@ -172,7 +177,7 @@ def revoke(folder: Path, nodes: tuple[str, ...], controller: bool, clients: tupl
 @_folder_option
 @_who_options
 def admit(folder: Path, nodes: tuple[str, ...], controller: bool, clients: tuple[str, ...]) -> None:
-    """Let what was revoked have new certificates. The old ones stay revoked.
+    """Allow new certificates for a revoked node, controller or client. The old certificates stay revoked.
 
     \b
     Example:
@@ -188,7 +193,7 @@ def admit(folder: Path, nodes: tuple[str, ...], controller: bool, clients: tuple
 @_folder_option
 @json_option
 def list_(folder: Path, as_json: bool) -> None:
-    """List all certificates, when they end, and which are revoked. Exit code 1 where one has ended.
+    """List all certificates with expiry and revocation. The exit code is 1 if one has expired.
 
     \b
     Example:
@@ -202,7 +207,7 @@ def list_(folder: Path, as_json: bool) -> None:
         width = max(len(_words(entry.kind, entry.name)) for entry in entries)
         for entry in entries:
             days = entry.left_seconds(now) / 86400
-            state = f"revoked: {entry.revoked}" if entry.revoked else "ended" if days < 0 else f"{days:.0f} days left"
+            state = f"revoked: {entry.revoked}" if entry.revoked else "expired" if days < 0 else f"{days:.0f} days left"
             click.echo(f"{_words(entry.kind, entry.name):{width}}  {entry.issued.not_after:%Y-%m-%d}  {state}")
     if any(entry.left_seconds(now) < 0 and not entry.revoked for entry in entries):
         raise SystemExit(1)
@@ -215,7 +220,7 @@ def _of(folder: Path) -> AuthorityFolder:
 
 
 def _chosen(nodes: Iterable[str], controller: bool, clients: Iterable[str]) -> list[tuple[str, str]]:
-    """(kind, name) of all that is named. Raises UsageError where nothing is."""
+    """Return (kind, name) of each selected certificate. Raises UsageError if none is selected."""
     from scheduler_feedback.backends.slurm.parsing.hostlist import expand
 
     found = [("controller", "")] if controller else []
@@ -234,5 +239,5 @@ def _words(kind: str, name: str) -> str:
     return f"{kind} {name}".rstrip()
 
 
-def _tell(entry: Entry) -> None:
+def _report(entry: Entry) -> None:
     click.echo(f"{_words(entry.kind, entry.name)}: {entry.path.parent}, until {entry.issued.not_after:%Y-%m-%d}")

@@ -1,4 +1,4 @@
-"""What a Kubernetes cluster offers to gangwatch, and what is missing: the answers of `gangwatch check --kubernetes`."""
+"""Checks of a Kubernetes cluster for `gangwatch check --kubernetes`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
 from scheduler_feedback.backends.kubernetes.published.advice import RULES
 
 OLDEST = (1, 30)
-"""The chart's kubeVersion."""
+"""Oldest supported Kubernetes version; equals the chart's kubeVersion."""
 
 _NAMED = 3
-"""Most names in a sentence."""
+"""Maximum number of names listed in a sentence."""
 
 _T = TypeVar("_T")
 Right = tuple[str, str, str]
@@ -60,7 +60,7 @@ RIGHTS: tuple[Right, ...] = (
     *(("batch", "jobs", verb) for verb in ("get", "list", "patch")),
     ("policy", "poddisruptionbudgets", "list"),
 )
-"""What a controller that schedules needs cluster-wide; an advisor needs less."""
+"""Cluster-wide permissions of a scheduling controller; an advisor needs fewer."""
 
 
 SIGNING: tuple[Right, ...] = (
@@ -70,14 +70,14 @@ SIGNING: tuple[Right, ...] = (
     ("certificates.k8s.io", "signers", "approve"),
     ("certificates.k8s.io", "signers", "sign"),
 )
-"""What it needs to give each agent a certificate of its own; where another signs, less."""
+"""Permissions to issue a certificate to each agent; fewer are needed if another signer signs."""
 
 WAITING_SECONDS = 300.0
-"""A controller decides a request within seconds."""
+"""Age at which a pending certificate request is reported; a controller decides within seconds."""
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """The whole answer."""
+    """Result of all checks of a cluster."""
 
     server: str
     version: str
@@ -117,7 +117,7 @@ class _Schema(Part):
 
 
 def survey(access: Access, namespace: str, release: str) -> Survey:
-    """Look at the cluster. Raises BackendError where its API server can't be reached, or tells not even its version."""
+    """Check the cluster. Raises BackendError if the API server can't be reached or does not return its version."""
     return asyncio.run(_survey(access, namespace, release))
 
 
@@ -130,7 +130,7 @@ async def _survey(access: Access, namespace: str, release: str) -> Survey:
             nodes = (await client.get("/api/v1/nodes", msgspec.json.Decoder(_Nodes))).items
             pods = (await client.get("/api/v1/pods", msgspec.json.Decoder(_Pods))).items
         except RefusedError as error:
-            findings.append(Finding("view", "missing", str(error), "ask as who may list nodes and pods"))
+            findings.append(Finding("view", "missing", str(error), "use a kubeconfig that may list nodes and pods"))
         if nodes is not None and pods is not None:
             findings += cluster_findings(nodes, pods)
         findings.append(await _controller(client, namespace, release))
@@ -152,7 +152,7 @@ def _version(version: _Version) -> Finding:
 
 
 def cluster_findings(nodes: Iterable[Node], pods: Iterable[Pod], labels: TopologyLabels | None = None) -> list[Finding]:
-    """What nodes and pods tell."""
+    """Return the findings from nodes and pods."""
     pods = list(pods)
     with_gpus = [node for node in nodes if resource_of(node)]
     found = [_gpus(with_gpus)]
@@ -163,15 +163,20 @@ def cluster_findings(nodes: Iterable[Node], pods: Iterable[Pod], labels: Topolog
 
 def _gpus(nodes: list[Node]) -> Finding:
     if not nodes:
-        remedy = "install NVIDIA's GPU operator or device plugin: it shows nvidia.com/gpu as a resource of nodes"
-        return Finding("gpus", "missing", "no node offers a GPU, so there is nothing to place gangs on", remedy)
+        remedy = "install NVIDIA's GPU operator or device plugin: it adds nvidia.com/gpu to the nodes' resources"
+        return Finding("gpus", "missing", "no node has a GPU, so gangs can't be placed", remedy)
     kinds: Counter[str] = Counter()
     for node in nodes:
         kinds[resource_of(node)] += allocatable_of(node)[resource_of(node)]
     unready = [node.metadata.name for node in nodes if not is_ready(node)]
     detail = f"{', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))} on {len(nodes)} nodes"
     if unready:
-        return Finding("gpus", "limited", f"{detail}; not ready: {_names(unready)}", "see what their kubelets say")
+        return Finding(
+            "gpus",
+            "limited",
+            f"{detail}; not ready: {_names(unready)}",
+            "see `kubectl describe node` and the kubelets' logs",
+        )
     return Finding("gpus", "found", detail)
 
 
@@ -184,8 +189,8 @@ def _topology(nodes: list[Node], labels: TopologyLabels) -> Finding:
         return Finding(
             "topology",
             "missing",
-            "no GPU node says where it stands, so gangs are placed without regard to the wires",
-            f"label the nodes ({keys}), or name your own labels in controller.topology",
+            "no GPU node has a topology label, so placement ignores the network topology",
+            f"label the nodes ({keys}), or set your own label keys in controller.topology",
         )
     partly = [level for level, count in said.items() if 0 < count < len(nodes)]
     detail = f"{', '.join(known)} of {len(nodes)} nodes is known"
@@ -199,7 +204,7 @@ def _agents(nodes: list[Node], pods: list[Pod]) -> Finding:
     without = [node.metadata.name for node in nodes if node.metadata.name not in there]
     if len(without) == len(nodes):
         remedy = "helm install gangwatch deploy/helm/gangwatch (docs/how-to/kubernetes.md)"
-        return Finding("agents", "missing", "no GPU node has an agent, so nothing is measured", remedy)
+        return Finding("agents", "missing", "no GPU node runs an agent, so nothing is measured", remedy)
     detail = f"an agent runs on {len(nodes) - len(without)} of {len(nodes)} GPU nodes"
     if without:
         remedy = (
@@ -210,16 +215,17 @@ def _agents(nodes: list[Node], pods: list[Pod]) -> Finding:
 
 
 def _schedulers(pods: list[Pod]) -> Finding:
-    """Who places pods with GPUs."""
+    """Return which schedulers place pods with GPUs."""
     by = Counter(pod.spec.scheduler_name for pod in pods if not pod.over and slots_of(pod))
     others = {name: count for name, count in by.items() if name != SCHEDULER}
     said = ", ".join(f"{name} {count}" for name, count in sorted(by.items())) or "none"
     if others and SCHEDULER in by:
-        remedy = "two schedulers that place on the same nodes take slots from each other: give each its own nodes"
+        remedy = "two schedulers on the same nodes compete for the same slots: give each scheduler its own nodes"
         return Finding("schedulers", "limited", f"pods with GPUs by scheduler: {said}", remedy)
     if others:
         remedy = (
-            "controller.mode=advise has the nodes marked for it; schedulerName: gangwatch in pods lets us place them"
+            "controller.mode=advise marks nodes for the other scheduler; pods with schedulerName: gangwatch are "
+            "placed by gangwatch"
         )
         return Finding("schedulers", "limited", f"pods with GPUs by scheduler: {said}", remedy)
     return Finding("schedulers", "found", f"pods with GPUs by scheduler: {said}")
@@ -231,20 +237,19 @@ def _schedulers(pods: list[Pod]) -> Finding:
 async def _controller(client: Client, namespace: str, release: str) -> Finding:
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{release}"
     lease = await _find(client, path, msgspec.json.Decoder(Lease))
-    remedy = (
-        f"see kubectl --namespace {namespace} get deployment {release}-controller; --namespace and --lease name others"
-    )
+    remedy = f"see kubectl --namespace {namespace} get deployment {release}-controller; "
+        "--namespace and --release select another release"
     if isinstance(lease, str):
-        return Finding("controller", "missing", lease or f"lease {namespace}/{release} was never taken", remedy)
+        return Finding("controller", "missing", lease or f"lease {namespace}/{release} does not exist", remedy)
     holder = lease.spec.holder_identity
     age_seconds = (datetime.now(UTC).timestamp() * 1e9 - wall_ns(lease.spec.renew_time or "")) / 1e9
     if not holder or age_seconds > LEASE_SECONDS:
-        return Finding("controller", "missing", f"nobody has led for {age_seconds:.0f} s", remedy)
+        return Finding("controller", "missing", f"no controller has led for {age_seconds:.0f} s", remedy)
     return Finding("controller", "found", f"{holder} leads")
 
 
 async def _rights(client: Client, namespace: str, release: str) -> list[Finding]:
-    """Whether the chart's service account may do all that scheduling takes."""
+    """Check whether the chart's service account has all permissions that scheduling needs."""
     user = f"system:serviceaccount:{namespace}:{release}-controller"
     lacking = []
     for group, resource, verb in RIGHTS:
@@ -258,42 +263,46 @@ async def _rights(client: Client, namespace: str, release: str) -> list[Finding]
         try:
             answer = await client.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
         except RefusedError as error:
-            return [Finding("rights", "limited", f"not known: {error}", "ask as an administrator")]
+            return [Finding("rights", "limited", f"unknown: {error}", "run the check as an administrator")]
         if not msgspec.json.decode(answer, type=_Review).status.get("allowed"):
             lacking.append(f"{verb} {resource}")
     if not lacking:
-        return [Finding("rights", "found", f"{user} may do all that scheduling takes")]
+        return [Finding("rights", "found", f"{user} has all permissions for scheduling")]
     if len(lacking) == len(RIGHTS):
-        return [Finding("rights", "missing", f"{user} may do nothing here", "install the chart")]
+        return [Finding("rights", "missing", f"{user} has no permissions", "install the chart")]
     if {"create pods/binding", "create pods/eviction"} <= set(lacking) and "patch nodes" not in lacking:
         return [
-            Finding("rights", "limited", f"{user} may advise, not schedule", "controller.mode=schedule, if it is to")
+            Finding(
+                "rights", "limited", f"{user} may advise but not schedule", "to schedule, set controller.mode=schedule"
+            )
         ]
-    remedy = "the ClusterRole is not the chart's: upgrade the release"
+    remedy = "the ClusterRole differs from the chart's: upgrade the release"
     return [Finding("rights", "limited", f"{user} may not {_names(lacking)}", remedy)]
 
 
 async def _certificates(client: Client, namespace: str, release: str) -> Finding:
-    """How the agents' requests stand, and when the controller's own certificate ends."""
-    remedy = "docs/how-to/certificates.md, When something is wrong"
+    """Check the agents' certificate requests and the expiry of the controller's certificate."""
+    remedy = "see docs/how-to/certificates.md, When something is wrong"
     secret = await _find(client, f"/api/v1/namespaces/{namespace}/secrets/{release}-tls", msgspec.json.Decoder(_Secret))
-    words = "the controller's is not known: its secret may not be read, or is named otherwise"
+    words = "the controller's expiry is unknown: its secret can't be read or has another name"
     if not isinstance(secret, str):
         try:
             _, ends = validity(base64.b64decode((secret.data or {}).get("tls.crt", "")))
         except (ConfigError, ValueError) as error:
             return Finding("certificates", "missing", f"secret {release}-tls: {error}", remedy)
-        words = f"the controller's ends on {datetime.fromtimestamp(ends, UTC):%Y-%m-%d}"
+        words = f"the controller's expires on {datetime.fromtimestamp(ends, UTC):%Y-%m-%d}"
         if ends - time.time() < SOON_SECONDS:
-            return Finding("certificates", "limited", words, f"see the CronJob {release}-renewal, or who issues it")
+            return Finding("certificates", "limited", words, f"check the CronJob {release}-renewal or your issuer")
     try:
         requests = (await client.get(REQUESTS, msgspec.json.Decoder(_Requests))).items
     except RefusedError as error:
-        return Finding("certificates", "limited", f"{words}; requests of agents: {error}", "ask as who may list them")
+        return Finding(
+            "certificates", "limited", f"{words}; requests of agents: {error}", "use a kubeconfig that may list them"
+        )
     account = f"system:serviceaccount:{namespace}:{release}-agent"
     asked = [one for one in requests if one.spec.username == account]
     if not asked and secret == "":
-        detail = f"neither secret {release}-tls nor a request of an agent: there is no chart, or tls.mode is plain"
+        detail = f"no secret {release}-tls and no agent requests: the chart is not installed, or tls.mode is plain"
         return Finding("certificates", "missing", detail, "install the chart with tls.mode generated")
     denied = [one for one in asked if one.has("Denied") or one.has("Failed")]
     now_ns = datetime.now(UTC).timestamp() * 1e9
@@ -306,36 +315,37 @@ async def _certificates(client: Client, namespace: str, release: str) -> Finding
     ]
     if waiting:
         named = _names([one.metadata.name for one in waiting])
-        detail = f"{words}; {len(waiting)} requests of agents wait: {named}"
-        return Finding("certificates", "missing", detail, f"a controller approves them; {remedy}")
+        detail = f"{words}; {len(waiting)} agent requests are pending: {named}"
+        return Finding("certificates", "missing", detail, f"the controller must approve them; {remedy}")
     if denied:
         said = next((one.message for one in denied[-1].status.conditions or () if one.message), "")
-        detail = f"{words}; {len(denied)} requests of agents were denied, the last: {said}"
+        detail = f"{words}; {len(denied)} agent requests were denied, the last: {said}"
         return Finding("certificates", "limited", detail, remedy)
-    return Finding("certificates", "found", f"{words}; no request of an agent waits")
+    return Finding("certificates", "found", f"{words}; no agent request is pending")
 
 
 async def _kinds(client: Client) -> list[Finding]:
-    """Kinds of objects that parts of gangwatch need."""
+    """Check the resource kinds that optional parts of gangwatch need."""
     found = [await _pod_groups(client)]
     for name, path, means, remedy in (
         (
             "queues",
             "/apis/gangwatch.io/v1alpha1/queues",
-            "queues are those of the configuration alone",
+            "only queues of the configuration file exist",
             "kubectl apply --filename deploy/helm/gangwatch/crds/queues.yaml",
         ),
         (
             "prometheus-operator",
             "/apis/monitoring.coreos.com/v1/podmonitors",
-            "podMonitor and prometheusRule of the chart can't be switched on",
+            "the chart's podMonitor and prometheusRule can't be enabled",
             "install the Prometheus operator, or scrape the agents' service yourself",
         ),
         (
             "device-taints",
             RULES,
-            "an advisor can taint nodes, not single GPUs",
-            "the API server's --feature-gates=DRADeviceTaintRules=true --runtime-config=resource.k8s.io/v1beta2=true",
+            "an advisor can taint nodes but not single GPUs",
+            "start the API server with --feature-gates=DRADeviceTaintRules=true "
+            "--runtime-config=resource.k8s.io/v1beta2=true",
         ),
     ):
         answer = await _find(client, f"{path}?limit=1", msgspec.json.Decoder())
@@ -355,14 +365,14 @@ async def _pod_groups(client: Client) -> Finding:
         return Finding(
             "pod-groups",
             "limited",
-            "the definition is coscheduling's own, whose groups have no conditions: why a gang waits stands in events",
-            "kubectl apply --filename deploy/helm/gangwatch/crds/podgroups.yaml, which adds them",
+            "the definition is that of coscheduling, without conditions: only events say why a gang is pending",
+            "kubectl apply --filename deploy/helm/gangwatch/crds/podgroups.yaml adds conditions",
         )
     return Finding("pod-groups", "found", "served, with conditions")
 
 
 async def _find(client: Client, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | str:
-    """The object; '' where it is not there, and the server's words where it may not be seen."""
+    """Return the object; '' if it does not exist; the server's message if access is denied."""
     try:
         return await client.get(path, decoder)
     except RefusedError as error:
@@ -375,7 +385,7 @@ def _names(names: list[str]) -> str:
 
 
 def in_words(found: Survey, echo: Callable[[str], None]) -> None:
-    """A line a finding, and below it what would bring what is missing."""
+    """Print one line per finding, followed by its remedy."""
     echo(f"{found.server}: Kubernetes {found.version}, {found.nodes} nodes, {found.pods} pods")
     for finding in found.findings:
         echo(f"  {finding.name:<20} {finding.state:<8} {finding.detail}")

@@ -22,14 +22,14 @@ from gangwatch.commands.options import (
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 POLL_SECONDS = 0.5
-"""Between two looks at a node that is being drained."""
+"""Interval between two polls of a node that is being drained."""
 
 
 @click.command()
 @state_option
 @json_option
 def nodes(state: StateFolder, as_json: bool) -> None:
-    """List nodes: slots, who is on them, state and why.
+    """List nodes: slots, the jobs on them, state and reason.
 
     \b
     Example:
@@ -48,10 +48,10 @@ def nodes(state: StateFolder, as_json: bool) -> None:
 @state_option
 @json_option
 def queue(state: StateFolder, as_json: bool) -> None:
-    """List the jobs that wait, first the first, with the reason and the expected start of each; and draw the cluster.
+    """List pending jobs in scheduling order, with the reason and expected start of each, and draw the cluster.
 
-    The drawing has a line a node and a sign a slot: who holds it, what is kept for the first in the queue ('+'), and
-    who went ahead of it meanwhile.
+    The drawing has one line per node and one character per slot. It shows which job holds the slot, which slots are
+    reserved for the head of the queue ('+'), and which jobs were backfilled ahead of it.
 
     \b
     Example:
@@ -71,27 +71,27 @@ def queue(state: StateFolder, as_json: bool) -> None:
 @state_option
 @click.argument("action", type=click.Choice(["release", "quarantine", "maintenance", "remove"]))
 @click.argument("node")
-@click.option("--reason", default="", callback=plain, help="Kept in the node's story.")
+@click.option("--reason", default="", callback=plain, help="Recorded in the node's story.")
 @click.option(
     "--drain", is_flag=True, help="With maintenance: move restartable jobs away, and wait until the node is empty."
 )
-@click.option(
-    "--timeout", callback=duration, metavar="DURATION", help="With --drain: the longest wait. Default: no limit."
-)
+@click.option("--timeout", callback=duration, metavar="DURATION", help="With --drain: longest wait. Default: no limit.")
 @json_option
 def node(
     state: StateFolder, action: str, node: str, reason: str, drain: bool, timeout: float | None, as_json: bool
 ) -> int:
-    """Release NODE, put it in quarantine, take it out for maintenance, or remove it for good.
+    """Release NODE, put it into quarantine or maintenance, or remove it.
 
-    Quarantine takes nothing new and ends by a probe; maintenance ends only by `release`. Running jobs are left alone,
-    and listed. With --drain, each restartable job is stopped (it saves first) and goes on elsewhere, or waits where
-    there is no room; jobs that are not restartable stay until they end. The command then waits until nothing runs on
-    the node. Ctrl-C ends the wait alone: the node stays in maintenance and restartable jobs still leave it.
+    A node in quarantine or maintenance starts no new jobs. A probe that passes ends quarantine; only `release` ends
+    maintenance. Running jobs continue, and the command lists them.
 
-    `remove` forgets a node that is gone. A node that still reports, or that a job holds slots of, is refused.
+    With --drain, gangwatch stops each restartable job (the job saves first) and restarts it on other nodes, or queues
+    it if there is no room. Other jobs run to their end. The command waits until the node is empty. Ctrl-C ends only
+    the wait: the node stays in maintenance and the drain continues.
 
-    Exit codes: 0 done; with --drain, 0 once the node is empty; 1 refused, or the timeout has passed.
+    `remove` deletes a node that no longer exists. It is refused if the node still reports or a job holds its slots.
+
+    Exit codes: 0 done (with --drain: the node is empty); 1 refused or timed out.
 
     \b
     Example:
@@ -100,7 +100,7 @@ def node(
       gangwatch node remove node-7 --reason "sold"
     """
     if action != "maintenance" and (drain or timeout is not None):
-        raise click.UsageError(f"--drain and --timeout belong to maintenance, not to {action}")
+        raise click.UsageError(f"--drain and --timeout apply to maintenance, not to {action}")
     if timeout is not None and not drain:
         raise click.UsageError("--timeout needs --drain")
     client = client_of(state)
@@ -122,9 +122,9 @@ def node(
 
 
 def _wait_until_empty(client: Client, path: str, node: str, left: dict[str, Any], timeout: float | None) -> bool:
-    """Wait until no job holds slots of the node, and say each change; whether that came before the timeout.
+    """Wait until no job holds slots of the node, print each change, and return whether the node is empty.
 
-    False too where somebody releases the node meanwhile.
+    Return False after the timeout, or if a user releases the node.
     """
     until_s = None if timeout is None else time.monotonic() + timeout
     held = ""
@@ -138,7 +138,7 @@ def _wait_until_empty(client: Client, path: str, node: str, left: dict[str, Any]
             say(f"{node}: not empty after {timeout:g} s; it stays in maintenance")
             return False
         time.sleep(POLL_SECONDS)
-        left = _read_patiently(client, path, left)
+        left = _read_with_retry(client, path, left)
         if not left["draining"]:
             say(f"{node} is no longer being drained: it is {left['state']}")
             return False
@@ -157,12 +157,12 @@ def _why_nothing_moves(left: dict[str, Any]) -> str:
     if left["frozen"] and any(job["movable"] for job in left["jobs"]):
         return "actions are frozen: nothing is moved until `gangwatch thaw`"
     if left["mode"] == "observe" and any(job["movable"] for job in left["jobs"]):
-        return "mode observe: nothing is moved; jobs leave the node as they end"
+        return "mode observe: nothing is moved; the node is empty once its jobs have ended"
     return ""
 
 
-def _read_patiently(client: Client, path: str, before: dict[str, Any]) -> dict[str, Any]:
-    """What is left on the node; while the controller is being restarted, what was known before."""
+def _read_with_retry(client: Client, path: str, before: dict[str, Any]) -> dict[str, Any]:
+    """Return the jobs that remain on the node; return `before` while the supervisor restarts the controller."""
     try:
         left: dict[str, Any] = client.get(path)
     except (NotRunningError, RefusedError) as error:
@@ -176,9 +176,9 @@ def _read_patiently(client: Client, path: str, before: dict[str, Any]) -> dict[s
 @click.command()
 @state_option
 def freeze(state: StateFolder) -> None:
-    """Stop all actions within a second: nothing is started, moved or stopped until `thaw`. Survives restarts.
+    """Stop all actions within a second: gangwatch starts, moves and stops nothing until `thaw`. Survives restarts.
 
-    Running jobs go on; verdicts are still found and decisions still logged. Only your own `cancel` still acts.
+    Running jobs continue. Detection continues, and decisions are still logged. `cancel` still works.
 
     \b
     Example:
@@ -187,7 +187,7 @@ def freeze(state: StateFolder) -> None:
     answer = client_of(state).post("/api/freeze", {"by": user_name()})
     if warning := answer.get("warning"):
         say(f"warning: {warning}")
-    say("frozen: running jobs go on, nothing is started, moved or stopped")
+    say("frozen: running jobs continue; nothing is started, moved or stopped until `gangwatch thaw`")
 
 
 @click.command()
@@ -200,4 +200,4 @@ def thaw(state: StateFolder) -> None:
       gangwatch thaw
     """
     client_of(state).post("/api/thaw", {"by": user_name()})
-    say("thawed")
+    say("thawed: actions are allowed again")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @config_option
 @json_option
 def config(state: StateFolder, config_file: Path | None, as_json: bool) -> None:
-    """Show the effective configuration as TOML, and what it would change in the controller that runs.
+    """Show the effective configuration as TOML, and how it differs from that of the running controller.
 
-    A wrong file is refused with file, key and reason. Nothing is changed.
+    An invalid file is reported with file, key and reason. Nothing is changed.
 
     \b
     Example:
@@ -35,7 +35,7 @@ def config(state: StateFolder, config_file: Path | None, as_json: bool) -> None:
 
 
 def show(state: StateFolder, effective: Config, as_json: bool) -> None:
-    """Print the configuration, and on standard error what it would change; nothing is done."""
+    """Print the configuration, and on standard error its changes; apply nothing."""
     from gangwatch.configuration.config_file import as_toml, changes, flatten
     from gangwatch.configuration.in_force import read_in_force
     from gangwatch.configuration.notices import notices
@@ -64,7 +64,7 @@ def show(state: StateFolder, effective: Config, as_json: bool) -> None:
 
 
 def say_notices(effective: Config) -> None:
-    """What the configuration asks for and will not get, a line of standard error each."""
+    """Print on standard error each setting that has no effect, one per line."""
     from gangwatch.configuration.notices import notices
 
     for notice in notices(effective.policy):
@@ -72,11 +72,11 @@ def say_notices(effective: Config) -> None:
 
 
 def say_changes(different: list[Change], word: str) -> None:
-    """Each key on a line of standard error, with what it takes to apply it."""
+    """Print each changed key on standard error, with how to apply it."""
     if not different:
         say(f"# nothing {word}")
     for one in different:
-        note = "needs `gangwatch down --keep-jobs` and `gangwatch up`" if one.restart else "by a reload"
+        note = "needs `gangwatch down --keep-jobs` and `gangwatch up`" if one.restart else "applied by a reload"
         done = f"not {word}" if one.restart and word == "changed" else word
         say(f"# {done}: {one.key}: {one.before!r} -> {one.after!r}, {note}")
 
@@ -84,13 +84,13 @@ def say_changes(different: list[Change], word: str) -> None:
 @click.command()
 @state_option
 @config_option
-@click.option("--check-config", is_flag=True, help="Only say what would change.")
+@click.option("--check-config", is_flag=True, help="Only show what would change.")
 @json_option
 def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_json: bool) -> None:
-    """Let the running controller read its configuration again (the same as SIGHUP to it).
+    """Make the running controller read its configuration again (the same as sending it SIGHUP).
 
-    A wrong file is refused and the old configuration stays in force. The mode and the policy are taken over at once;
-    what needs new processes is said.
+    An invalid file is rejected and the old configuration stays active. The mode and the policy change at once; the
+    command lists the settings that need a restart.
 
     \b
     Example:
@@ -106,7 +106,9 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
         raise NotRunningError(why_no_controller(state))
     file = Path(in_force.file) if in_force.file else None
     if config_file is not None and config_file != file:
-        raise GangwatchError(f"the controller was started with {file or 'no file'}: it can't change to {config_file}")
+        raise GangwatchError(
+            f"the controller was started with {file or 'no file'}: `reload` can't switch it to {config_file}"
+        )
     wanted = in_force.read_again()
     different = changes(in_force.config, wanted)
     if check_config:

@@ -1,4 +1,4 @@
-"""Commands that write dashboards, rules and what shows them: dashboards build, dashboards provision."""
+"""Commands that write dashboards, rules and provisioning files: dashboards build, dashboards provision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def dashboards() -> None:
-    """Write Grafana dashboards, recording rules and alerts, and the configuration that shows them.
+    """Write Grafana dashboards, recording rules, alerts, and the configuration to serve them.
 
     \b
     Example:
@@ -31,11 +31,12 @@ def dashboards() -> None:
 @click.argument("folder", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
 @json_option
 def build(folder: Path, as_json: bool) -> None:
-    """Write all dashboards as Grafana's JSON, and all rules, to OUT.
+    """Write all dashboards (Grafana JSON) and all rules to OUT.
 
-    dashboards/FOLDER/NAME.json are what Grafana imports or a side-car mounts; rules/recording.yml and rules/alerts.yml
-    go into Prometheus's rule_files; rules/prometheus-rule.yml is both as an object of its operator. A name that no
-    agent and no controller publishes fails the build. What is the same already is left as it is.
+    Import dashboards/FOLDER/NAME.json into Grafana, or mount them with a side-car. Add rules/recording.yml and
+    rules/alerts.yml to Prometheus's rule_files; rules/prometheus-rule.yml holds both for the Prometheus operator. The
+    build fails if a query uses a metric that neither agents nor the controller export. Unchanged files are not
+    rewritten.
 
     \b
     Example:
@@ -52,30 +53,30 @@ def build(folder: Path, as_json: bool) -> None:
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path, resolve_path=True))
 @state_option
 @click.option(
-    "--cluster", default="local", show_default=True, metavar="NAME", help="Its name, a label of every series."
+    "--cluster", default="local", show_default=True, metavar="NAME", help="Cluster name; a label of every series."
 )
 @click.option(
-    "--prometheus", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="Where Grafana finds it."
+    "--prometheus", default="http://127.0.0.1:9090", show_default=True, metavar="URL", help="Prometheus for Grafana."
 )
 @click.option(
     "--alertmanager",
     default="127.0.0.1:9093",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where Prometheus finds it.",
+    help="Alertmanager for Prometheus.",
 )
 @click.option(
-    "--webhook", default="http://127.0.0.1:9095/", show_default=True, metavar="URL", help="Who is told of alerts."
+    "--webhook", default="http://127.0.0.1:9095/", show_default=True, metavar="URL", help="Receiver of alerts."
 )
 @json_option
 def provision(
     folder: Path, state: StateFolder, cluster: str, prometheus: str, alertmanager: str, webhook: str, as_json: bool
 ) -> None:
-    """Write to DIR all that Grafana, Prometheus and Alertmanager need to show this machine's `gangwatch up`.
+    """Write to DIR all files that Grafana, Prometheus and Alertmanager need to monitor this machine's `gangwatch up`.
 
-    Beside what `build` writes: Grafana's provisioning tree (data source, folders, dashboards), Prometheus's
-    configuration with the agents and the controller that run now as targets, and Alertmanager's with inhibitions.
-    Run it again when agents have come or gone, or have another port: Prometheus takes the targets over by itself.
+    In addition to the files of `build`: Grafana's provisioning tree (data source, folders, dashboards), Prometheus's
+    configuration with the running agents and controller as targets, and Alertmanager's with inhibitions. Run it again
+    when agents or ports change; Prometheus reloads the targets automatically.
 
     \b
     Example:
@@ -97,11 +98,9 @@ def provision(
 
 def _require_sdk() -> None:
     try:
-        import grafana_foundation_sdk  # noqa: F401 - whether it is there
+        import grafana_foundation_sdk  # noqa: F401 - is it installed?
     except ImportError:
-        raise DashboardError(
-            "dashboards are built with grafana-foundation-sdk: pip install 'gangwatch[dashboards]'"
-        ) from None
+        raise DashboardError("grafana-foundation-sdk is not installed: pip install 'gangwatch[dashboards]'") from None
 
 
 def _target(url: str, node: str = "") -> Target:
@@ -120,4 +119,4 @@ def _write(folder: Path, files: Files, as_json: bool) -> None:
         return
     for name in written:
         click.echo(f"wrote {folder / name}")
-    say(f"{len(every)} files, {len(every) - len(written)} of them as they were")
+    say(f"{len(every)} files, {len(every) - len(written)} of them unchanged")

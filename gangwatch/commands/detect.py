@@ -1,4 +1,4 @@
-"""`gangwatch detect`: verdicts on recorded steps, with no daemon."""
+"""The command `gangwatch detect`: verdicts on recorded steps, without a daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMAT_NAMES = ("bytedance", "pai", "jsonl", "frames")
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option(
-    "--format", "format_name", type=click.Choice(FORMAT_NAMES), help="Format of the files. Default: told from each."
+    "--format", "format_name", type=click.Choice(FORMAT_NAMES), help="Format of the files. Default: detected per file."
 )
 @click.option(
     "--html",
@@ -33,10 +33,10 @@ FORMAT_NAMES = ("bytedance", "pai", "jsonl", "frames")
 )
 @json_option
 def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | None, as_json: bool) -> None:
-    """Say who held up recorded jobs, and why: stragglers, imbalance, the workload, or unknown.
+    """Find the ranks that slowed down recorded jobs, and why: straggler, imbalance, workload or unknown.
 
-    Each FILE is read as a stream: a verdict uses nothing later than the step at which it is told. Formats: ByteDance's
-    step traces (Parquet), Alibaba PAI's mini-batch times (CSV), JSON lines, and recorded frames.
+    Each FILE is read as a stream: a verdict uses no data later than its detection step. Formats: ByteDance's step
+    traces (Parquet), Alibaba PAI's mini-batch times (CSV), JSON lines, and recorded frames.
 
     \b
     Example:
@@ -54,7 +54,7 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
             reports.append(report)
             documents.append(document(report, path))
     if not reports:
-        raise TraceError(f"{files[0]}: no job in it")
+        raise TraceError(f"{files[0]}: the file contains no job")
     if html_file is not None:
         from gangwatch.display import heat_map_page
 
@@ -72,14 +72,14 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
 
 
 def document(report: JobReport, path: Path) -> dict[str, Any]:
-    """What --json prints of one job."""
+    """Return the document that --json prints for one job."""
 
-    told: list[Verdict] = [*report.verdicts, *report.unknown]
-    told.sort(key=lambda verdict: verdict.detected_step)
+    verdicts: list[Verdict] = [*report.verdicts, *report.unknown]
+    verdicts.sort(key=lambda verdict: verdict.detected_step)
     return {
         "file": str(path),
         "name": report.name,
-        "verdicts": [_verdict(report, verdict) for verdict in told],
+        "verdicts": [_verdict(report, verdict) for verdict in verdicts],
         "job": {
             "slowdown": _number(report.slowdown),
             "step_seconds": _number(report.step_seconds),
@@ -102,7 +102,7 @@ def _verdict(report: JobReport, verdict: Verdict) -> dict[str, Any]:
         return values.pop() if len(values) == 1 else None
 
     rank = None if verdict.rank < 0 else verdict.rank
-    # A recording without nodes: the readers name a node after each rank.
+    # In a recording without nodes, the readers derive a node name from each rank.
     unnamed = verdict.node in (f"rank-{verdict.rank}", f"worker-{verdict.rank}")
     words = sentence(replace(verdict, node="") if unnamed else verdict)
     return {
@@ -138,7 +138,7 @@ def _evidence(item: Evidence) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no word for what is not a number."""
+    """Return None for infinities and NaN, which JSON can't represent."""
     return value if math.isfinite(value) else None
 
 
@@ -156,13 +156,13 @@ def _show(report: JobReport, found: dict[str, Any]) -> None:
     if job["step_seconds"] is not None:
         without, slowdown = job["without_suspects_seconds"], job["slowdown"]
         words = f"  mean step {job['step_seconds']:.4g} s"
-        words += "" if slowdown is None else f", {slowdown:.3g} times what it would be were all peers alike"
+        words += "" if slowdown is None else f", {slowdown:.3g} times the step time with equal peers"
         words += "" if without is None else f"; {without:.4g} s without the suspects"
         click.echo(words)
     for line in heat_map.terminal(report):
         click.echo("  " + "".join(text if colour is None else click.style(text, fg=colour) for text, colour in line))
     if not found["verdicts"]:
-        click.echo("  no verdict: the detectors found nobody who holds the job up")
+        click.echo("  no verdict: no detector found a slow rank")
     word = "worker" if report.worker else "rank"
     for verdict in found["verdicts"]:
         who = "the job" if verdict["rank"] is None else f"{word} {verdict['rank']}"

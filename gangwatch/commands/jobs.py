@@ -33,16 +33,16 @@ from scheduler_feedback.core.job import JobKind, JobState
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 POLL_SECONDS = 0.25
-"""Between two looks at a job that is followed: a person sees no delay, the controller no load."""
+"""Interval between two polls of a followed job: short for a person, light for the controller."""
 
 _NEVER_PASSED_ON = re.compile(
     r"GANGWATCH_.*|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
 )
-"""Ours, and what the backend sets itself: a job submitted from within a job must not take its parent's place."""
+"""Variables of gangwatch and of the backend: a job that a job submits must not inherit its parent's rank or address."""
 
 
 def submitters_environment() -> dict[str, str]:
-    """This process's environment, as far as a job is given it: what is not UTF-8 can't be part of a submission."""
+    """Return the part of this process's environment that a job inherits. Values that are not UTF-8 are left out."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -61,26 +61,26 @@ def _is_text(value: str) -> bool:
 def _signal_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
     if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
-        raise click.BadParameter(f"{value!r} is no signal that a program can answer")
+        raise click.BadParameter(f"{value!r} is not a signal that a program can handle")
     return name
 
 
 # Options end at the command: `submit python -c ...` needs no `--`, though it reads better with it.
 @click.command(context_settings={"allow_interspersed_args": False})
 @state_option
-@click.option("--name", callback=plain, help="What the job is called. Default: its script (train for python train.py).")
+@click.option("--name", callback=plain, help="Name of the job. Default: its script (train for python train.py).")
 @click.option(
-    "--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes, one a slot: all or none."
+    "--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes, one per slot; all start or none."
 )
 @click.option(
     "--time-limit",
     callback=duration,
     metavar="DURATION",
-    help="Your estimate of the whole run: 10m, 2h, 1:00:00, 2-00:00:00.",
+    help="Your estimate of the whole run time: 10m, 2h, 1:00:00, 2-00:00:00.",
 )
-@click.option("--restartable", is_flag=True, help="The job resumes from its own checkpoint: it may be moved.")
+@click.option("--restartable", is_flag=True, help="The job resumes from its own checkpoint, so it may be moved.")
 @click.option(
-    "--checkpoint-signal", default="SIGTERM", show_default=True, callback=_signal_name, help="Makes it save and exit."
+    "--checkpoint-signal", default="SIGTERM", show_default=True, callback=_signal_name, help="Signal to save and exit."
 )
 @click.option(
     "--grace",
@@ -88,7 +88,7 @@ def _signal_name(_context: click.Context, _parameter: click.Parameter, value: st
     show_default=True,
     callback=duration,
     metavar="DURATION",
-    help="Between that signal and SIGKILL.",
+    help="Time between that signal and SIGKILL.",
 )
 @click.option(
     "--restart-cost",
@@ -96,26 +96,24 @@ def _signal_name(_context: click.Context, _parameter: click.Parameter, value: st
     show_default=True,
     callback=duration,
     metavar="DURATION",
-    help="Your estimate of load and warm-up after a restart.",
+    help="Your estimate of loading and warm-up after a restart.",
 )
-@click.option(
-    "--max-retries", type=click.IntRange(0), default=0, show_default=True, help="New attempts after failures."
-)
+@click.option("--max-retries", type=click.IntRange(0), default=0, show_default=True, help="Retries after failures.")
 @click.option(
     "--env",
     "given_environment",
     multiple=True,
     callback=environment,
     metavar="NAME=VALUE",
-    help="Set for the job; may be repeated.",
+    help="Environment variable of the job; repeatable.",
 )
 @click.option(
     "--chdir",
     type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
     metavar="DIR",
-    help="Where the job runs. Default: here.",
+    help="Working directory of the job. Default: the current one.",
 )
-@click.option("--queue", default="default", show_default=True, callback=plain, help="The queue that it waits in.")
+@click.option("--queue", default="default", show_default=True, callback=plain, help="Queue of the job.")
 @shape_options
 @click.option("--wait", is_flag=True, help="Follow the job to its end; exit with 0 only if it completed.")
 @json_option
@@ -138,10 +136,10 @@ def submit(
     as_json: bool,
     command: tuple[str, ...],
 ) -> int:
-    """Submit COMMAND as a gang: all its ranks start together, or none. Prints the job's id.
+    """Submit COMMAND as a gang: all its ranks start together, or none starts. Prints the job id.
 
-    The job runs with your environment (PATH and the rest), from the current folder, without a shell. Each rank finds
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun gives them.
+    The job runs with your environment, in the current directory, without a shell. Each rank has RANK, WORLD_SIZE,
+    LOCAL_RANK, MASTER_ADDR and MASTER_PORT in its environment, as with torchrun.
 
     \b
     Example:
@@ -183,7 +181,7 @@ def submit(
 
 
 def _over(shape: dict[str, Any], specification: dict[str, Any]) -> dict[str, Any]:
-    """The specification with the shape's fields; of those that both name, what was given on the command line."""
+    """Merge the shape's fields into the specification; options on the command line take precedence."""
     context = click.get_current_context()
     options = {
         "ranks": "ranks", "queue": "queue", "time_limit_seconds": "time_limit", "name": "name",
@@ -195,7 +193,7 @@ def _over(shape: dict[str, Any], specification: dict[str, Any]) -> dict[str, Any
         for field, option in options.items()
         if context.get_parameter_source(option) is not ParameterSource.DEFAULT
     }
-    # Who names the signal or the command that makes it save has declared that it can be stopped and started again.
+    # A checkpoint signal or command declares that the job can be stopped and restarted.
     saves = "checkpoint_signal" in given or specification["restartable"] or shape.get("restartable", False)
     saves = saves or bool(shape.get("checkpoint_command"))
     if "ranks" not in given and "ranks" not in shape and shape.get("groups"):
@@ -212,10 +210,10 @@ def _over(shape: dict[str, Any], specification: dict[str, Any]) -> dict[str, Any
 
 
 def _follow(client: Client, job_id: str) -> dict[str, Any]:
-    """Say each change of the job's state until it has ended."""
+    """Print each change of the job's state until the job ends; return its last document."""
     seen = None
     while True:
-        job = _ask_patiently(client, job_id)
+        job = _get_with_retry(client, job_id)
         now = (job["state"], job["attempt"])
         if now != seen:
             say(f"{job_id} {job['state']}" + (f", attempt {job['attempt']}" if job["attempt"] else ""))
@@ -225,8 +223,8 @@ def _follow(client: Client, job_id: str) -> dict[str, Any]:
         time.sleep(POLL_SECONDS)
 
 
-def _ask_patiently(client: Client, job_id: str) -> dict[str, Any]:
-    """The job; a controller that is being restarted meanwhile is waited for, as long as a supervisor lives."""
+def _get_with_retry(client: Client, job_id: str) -> dict[str, Any]:
+    """Return the job; retry while the supervisor restarts the controller."""
     while True:
         try:
             job: dict[str, Any] = client.get(f"/api/jobs/{job_id}")
@@ -241,15 +239,15 @@ def _ask_patiently(client: Client, job_id: str) -> dict[str, Any]:
 
 @click.command()
 @state_option
-@click.option("--active", is_flag=True, help="Only jobs that have not ended; the table's default.")
+@click.option("--active", is_flag=True, help="Only jobs that have not ended (the default of the table).")
 @click.option("--ended", is_flag=True, help="Only jobs that have ended.")
-@click.option("--all", "every", is_flag=True, help="Jobs that have ended too; the default with --json.")
+@click.option("--all", "every", is_flag=True, help="Ended jobs too (the default with --json).")
 @click.option(
     "--in-state",
     "states",
     multiple=True,
     type=click.Choice([known.value for known in JobState]),
-    help="Only jobs in this state; may be repeated.",
+    help="Only jobs in this state; repeatable.",
 )
 @click.option("--user", default="", metavar="NAME", help="Only jobs of this user.")
 @click.option("--queue", default="", metavar="NAME", help="Only jobs in this queue.")
@@ -266,13 +264,14 @@ def jobs(
     as_json: bool,
     jobs: tuple[str, ...],
 ) -> None:
-    """List jobs: user, queue, state, run time, and why a job waits, is slow or has ended. With JOB, all about that job.
+    """List jobs: user, queue, state, run time, and the reason why a job is pending, slow or ended. With JOB, show all
+    details of that job.
 
-    The table leaves out jobs that have ended, unless --ended, --all or --in-state asks for them. JOB may be an array.
+    The table omits ended jobs unless you pass --ended, --all or --in-state. JOB may be an array.
 
-    With --json: a list of {job, name, user, queue, state, attempt, size, ranks, verdicts, reason, ...}; a rank is
-    {rank, node, slot, pid, start_time, exit_code}, start_time in clock ticks since boot, null where not known; a
-    verdict that no longer holds is standing: false.
+    With --json: a list of {job, name, user, queue, state, attempt, size, ranks, verdicts, reason, ...}. A rank is
+    {rank, node, slot, pid, start_time, exit_code}; start_time is in clock ticks since boot, or null if unknown. A
+    verdict with standing: false is no longer active.
 
     \b
     Example:
@@ -281,11 +280,11 @@ def jobs(
       gangwatch jobs --ended --json
     """
     if sum((active, ended, every)) > 1:
-        raise click.UsageError("of --active, --ended and --all, at most one")
+        raise click.UsageError("use at most one of --active, --ended and --all")
     client = client_of(state)
     if jobs:
         if active or ended or every or states or user or queue:
-            raise click.UsageError("with JOB there is nothing to filter")
+            raise click.UsageError("JOB can't be combined with a filter option")
         found = [document for job in jobs for document in _of(client, job)]
     else:
         wanted = (
@@ -310,11 +309,11 @@ def jobs(
         and not (ended or every or states)
         and (over := _listed(client, {one for one in JobState if one.ended}, user, queue))
     ):
-        say(f"{len(over)} ended: `gangwatch jobs --ended` lists them")
+        say(f"{len(over)} ended jobs are not shown: `gangwatch jobs --ended` lists them")
 
 
 def _listed(client: Client, states: set[JobState], user: str, queue: str) -> list[dict[str, Any]]:
-    """Users' jobs in one of the states; our own probes are left out, `nodes` and the node's story report them."""
+    """Return the users' jobs in one of the states. Probe jobs are left out: `nodes` and the node's story show them."""
     if not states:
         return []
     query = {"state": ",".join(sorted(states)), "user": user, "queue": queue}
@@ -323,9 +322,9 @@ def _listed(client: Client, states: set[JobState], user: str, queue: str) -> lis
 
 
 def _of(client: Client, job: str) -> list[dict[str, Any]]:
-    """The job, or the members of the array of that id."""
+    """Return the job with this id, or the members of the array with this id."""
     if JOB_ID.fullmatch(job) is None:
-        raise click.BadParameter(f"{job!r} is no job id", param_hint="JOB")
+        raise click.BadParameter(f"{job!r} is not a job id", param_hint="JOB")
     try:
         return [client.get(f"/api/jobs/{job}")]
     except RefusedError as error:
@@ -338,16 +337,16 @@ def _of(client: Client, job: str) -> list[dict[str, Any]]:
 @click.command()
 @state_option
 @click.argument("job")
-@click.option("--rank", type=click.IntRange(0), help="Only this rank. Default: every rank, each line with its number.")
-@click.option("--attempt", type=click.IntRange(1), help="Default: the newest.")
+@click.option("--rank", type=click.IntRange(0), help="Only this rank. Default: all ranks, each line with its rank.")
+@click.option("--attempt", type=click.IntRange(1), help="Default: the latest.")
 @click.option("--tail", "tail_lines", type=click.IntRange(0), metavar="N", help="Only the last N lines of each rank.")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing until the job ends.")
 def logs(
     state: StateFolder, job: str, rank: int | None, attempt: int | None, tail_lines: int | None, follow: bool
 ) -> None:
-    """Show what the ranks of JOB wrote on standard output and standard error.
+    """Show the standard output and standard error of the ranks of JOB.
 
-    Reads the files in the state folder: needs no controller.
+    Reads the files in the state folder; no controller is needed.
 
     \b
     Example:
@@ -356,7 +355,7 @@ def logs(
     from gangwatch.support.rank_logs import RankLogs
 
     if JOB_ID.fullmatch(job) is None:
-        raise click.BadParameter(f"{job!r} is no job id", param_hint="JOB")
+        raise click.BadParameter(f"{job!r} is not a job id", param_hint="JOB")
     reader = RankLogs(state, job, attempt, rank)
     if not follow:
         reader.require_any()
@@ -372,14 +371,14 @@ def logs(
 
 
 def _has_ended(state: StateFolder, job: str) -> bool:
-    return JobState(_ask_patiently(client_of(state), job)["state"]).ended
+    return JobState(_get_with_retry(client_of(state), job)["state"]).ended
 
 
 @click.command()
 @state_option
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def cancel(state: StateFolder, jobs: tuple[str, ...]) -> int:
-    """Stop each JOB for good: its checkpoint signal, its grace, then everything that it started is killed.
+    """Stop each JOB: send its checkpoint signal, wait for its grace period, then kill all its processes.
 
     \b
     Example:
@@ -389,7 +388,7 @@ def cancel(state: StateFolder, jobs: tuple[str, ...]) -> int:
     refused = 0
     for job in jobs:
         if JOB_ID.fullmatch(job) is None:
-            raise click.BadParameter(f"{job!r} is no job id", param_hint="JOB")
+            raise click.BadParameter(f"{job!r} is not a job id", param_hint="JOB")
         try:
             client.post(f"/api/jobs/{job}/cancel", {"by": user_name()})
         except RefusedError as error:

@@ -1,4 +1,4 @@
-"""Commands for a Kubernetes cluster: its controller, and the removal of all that it wrote."""
+"""Commands for a Kubernetes cluster: controller, uninstall and certificates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def kubernetes() -> None:
-    """Schedule a Kubernetes cluster's gangs, or advise the scheduler that does.
+    """Schedule a Kubernetes cluster's gangs, or advise its scheduler.
 
     \b
     Examples:
@@ -27,14 +27,14 @@ def kubernetes() -> None:
 
 
 def access_of(kubeconfig: Path | None) -> Access:
-    """The kubeconfig's cluster, or the one that this pod runs in. Raises ConfigError where there is neither."""
+    """Return access to the kubeconfig's cluster, else to this pod's. Raises ConfigError if there is neither."""
     from scheduler_feedback.backends.kubernetes import from_kubeconfig, in_cluster
 
     if kubeconfig is not None:
         return from_kubeconfig(kubeconfig)
     access = in_cluster()
     if access is None:
-        raise ConfigError("this is no pod of a cluster: name a kubeconfig (--kubeconfig)")
+        raise ConfigError("not running in a pod: pass a kubeconfig with --kubeconfig")
     return access
 
 
@@ -43,7 +43,7 @@ kubeconfig_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="KUBECONFIG",
     metavar="FILE",
-    help="How the cluster is reached. Default: $KUBECONFIG, else the service account of the pod that this is.",
+    help="Access to the cluster. Default: $KUBECONFIG, else the service account of this pod.",
 )
 
 
@@ -51,35 +51,39 @@ kubeconfig_option = click.option(
 @state_option
 @config_option
 @kubeconfig_option
-@click.option("--advise", is_flag=True, help="Bind and evict nothing: only write what is found, for other schedulers.")
+@click.option("--advise", is_flag=True, help="Bind and evict nothing; only publish verdicts for other schedulers.")
 @click.option(
-    "--evict", is_flag=True, help="Quarantine's taint is NoExecute: it drives pods away. Default: NoSchedule."
+    "--evict", is_flag=True, help="Use NoExecute for the quarantine taint, which evicts pods. Default: NoSchedule."
 )
-@click.option("--device-taints", is_flag=True, help="With --advise: write DeviceTaintRules for single GPUs, too.")
-@click.option("--scheduler-name", default="gangwatch", show_default=True, help="schedulerName of the pods to place.")
-@click.option("--upstream-groups", is_flag=True, help="Schedule PodGroups of scheduling.k8s.io/v1beta1, too.")
-@click.option("--probe-image", metavar="IMAGE", help="Runs policy.probe_command on a node whose quarantine ends.")
+@click.option("--device-taints", is_flag=True, help="With --advise: also write DeviceTaintRules for single GPUs.")
+@click.option("--scheduler-name", default="gangwatch", show_default=True, help="schedulerName of the pods to schedule.")
+@click.option("--upstream-groups", is_flag=True, help="Also schedule PodGroups of scheduling.k8s.io/v1beta1.")
 @click.option(
-    "--namespace", metavar="NAME", help="Of the lease and probes. Default: the kubeconfig's, or the pod's own."
+    "--probe-image", metavar="IMAGE", help="Image that runs policy.probe_command on a node before its quarantine ends."
 )
 @click.option(
-    "--lease", default="gangwatch", show_default=True, help="Name of the lease by which one controller leads."
+    "--namespace", metavar="NAME", help="Namespace of the lease and probes. Default: the kubeconfig's or this pod's."
 )
+@click.option("--lease", default="gangwatch", show_default=True, help="Lease for leader election.")
 @click.option("--spine-label", default="topology.gangwatch.io/spine", show_default=True, metavar="KEY")
 @click.option("--rack-label", default="topology.gangwatch.io/rack", show_default=True, metavar="KEY")
 @click.option("--rail-label", default="topology.gangwatch.io/rail", show_default=True, metavar="KEY")
 @click.option("--island-label", default="nvidia.com/gpu.clique", show_default=True, metavar="KEY")
-@click.option("--port", type=click.IntRange(0, 65535), help="Of the API, on loopback. Default: controller.port.")
-@click.option("--listen", metavar="HOST:PORT", help="Instead of the port; off loopback it takes --web-config.")
+@click.option("--port", type=click.IntRange(0, 65535), help="API port on loopback. Default: controller.port.")
+@click.option("--listen", metavar="HOST:PORT", help="Address instead of --port; off loopback it needs --web-config.")
 @click.option("--web-config", metavar="FILE", help="TLS and users, in the exporter-toolkit's format.")
-@click.option("--agents-service", metavar="HOST", help="Headless service of the agents. Default: none are read.")
-@click.option("--agents-port", type=click.IntRange(1, 65535), default=9400, show_default=True, help="Theirs.")
-@click.option("--agents-plain", is_flag=True, help="They speak HTTP without TLS.")
-@click.option("--agents-account", metavar="NAME", help="Their service account: its certificate requests are approved.")
-@click.option("--signer", default="gangwatch.io/agent", show_default=True, help="Signer of their certificates.")
-@click.option("--signing-folder", metavar="DIR", help="With ca.crt and ca.key: sign them, too.")
-@click.option("--signing-days", type=click.IntRange(1, 825), default=90, show_default=True, help="How long they last.")
-@click.option("--revoked-file", metavar="FILE", help="List of revoked certificates: for these no new one is signed.")
+@click.option("--agents-service", metavar="HOST", help="Headless service of the agents. Default: read no agents.")
+@click.option(
+    "--agents-port", type=click.IntRange(1, 65535), default=9400, show_default=True, help="Port of the agents."
+)
+@click.option("--agents-plain", is_flag=True, help="The agents use HTTP without TLS.")
+@click.option("--agents-account", metavar="NAME", help="The agents' service account; approve its certificate requests.")
+@click.option("--signer", default="gangwatch.io/agent", show_default=True, help="Signer of the agents' certificates.")
+@click.option("--signing-folder", metavar="DIR", help="Folder with ca.crt and ca.key; also sign the certificates.")
+@click.option(
+    "--signing-days", type=click.IntRange(1, 825), default=90, show_default=True, help="Validity of the certificates."
+)
+@click.option("--revoked-file", metavar="FILE", help="List of revoked certificates; their nodes get no new ones.")
 def controller(
     state: StateFolder,
     config_file: Path | None,
@@ -108,10 +112,10 @@ def controller(
     signing_days: int,
     revoked_file: str | None,
 ) -> None:
-    """Run the cluster's controller in the foreground, until SIGTERM or until another leads.
+    """Run the cluster's controller in the foreground, until SIGTERM or until another controller leads.
 
-    Several may run: one leads, the others wait, and take over within 15 seconds of its end. All that matters stands in
-    the API's objects, so the state folder may be empty.
+    Several may run: one leads, and a stand-by takes over within 15 seconds of its end. All required state is in API
+    objects, so the state folder may be empty.
     """
     from dataclasses import replace
 
@@ -151,12 +155,12 @@ def controller(
 
 @kubernetes.command()
 @kubeconfig_option
-@click.option("--namespace", metavar="NAME", help="Of the lease. Default: the kubeconfig's, or the pod's own.")
+@click.option("--namespace", metavar="NAME", help="Namespace of the lease. Default: the kubeconfig's or this pod's.")
 @click.option("--lease", default="gangwatch", show_default=True, help="Name of the lease.")
 def uninstall(kubeconfig: Path | None, namespace: str | None, lease: str) -> None:
     """Remove every label, annotation, taint, condition and lease that a controller wrote, and resume suspended Jobs.
 
-    The controllers must have been stopped first: a running one would write them again.
+    Stop the controllers first: a running controller would write them again.
     """
     import asyncio
 
@@ -175,41 +179,51 @@ def uninstall(kubeconfig: Path | None, namespace: str | None, lease: str) -> Non
 
 @kubernetes.command(name="renew-certificate")
 @kubeconfig_option
-@click.option("--namespace", metavar="NAME", help="Of the secrets. Default: the kubeconfig's, or the pod's own.")
+@click.option("--namespace", metavar="NAME", help="Namespace of the secrets. Default: the kubeconfig's or this pod's.")
 @click.option("--authority", default="gangwatch-authority", show_default=True, help="Secret with ca.crt and ca.key.")
 @click.option("--secret", default="gangwatch-tls", show_default=True, help="Secret with tls.crt, tls.key and ca.crt.")
-@click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True, help="How long the new one lasts.")
 @click.option(
-    "--left", type=click.FloatRange(0, 1), default=0.34, show_default=True, help="Share of its life to be left."
+    "--days", type=click.IntRange(1, 825), default=90, show_default=True, help="Validity of the new certificate."
+)
+@click.option(
+    "--left",
+    type=click.FloatRange(0, 1),
+    default=0.34,
+    show_default=True,
+    help="Renew below this remaining share of its lifetime.",
 )
 def renew_certificate(
     kubeconfig: Path | None, namespace: str | None, authority: str, secret: str, days: int, left: float
 ) -> None:
-    """Replace the certificate of agents and controller where it runs out soon: the chart's CronJob, every day."""
+    """Replace the certificate of agents and controller if it expires soon. The chart's CronJob runs this every day."""
     import asyncio
 
     from gangwatch.commands.renew_certificate import renew
 
     access = access_of(kubeconfig)
     done = asyncio.run(renew(access, namespace or access.namespace, authority, secret, days, left))
-    click.echo(f"{'renewed' if done.renewed else 'kept'}: it lasts until {done.until:%Y-%m-%d %H:%M} UTC")
+    click.echo(f"{'renewed' if done.renewed else 'kept'}: valid until {done.until:%Y-%m-%d %H:%M} UTC")
 
 
 @kubernetes.command(name="certificate")
 @kubeconfig_option
 @click.option("--node", envvar="GANGWATCH_NODE", required=True, metavar="NAME", help="Default: $GANGWATCH_NODE.")
-@click.option("--signer", default="gangwatch.io/agent", show_default=True, help="Who signs it.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A DNS name to be in it, too; repeatable.")
+@click.option("--signer", default="gangwatch.io/agent", show_default=True, help="Signer of the certificate.")
 @click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="Where tls.crt and tls.key go."
+    "--host", "hosts", multiple=True, metavar="NAME", help="Additional DNS name in the certificate; repeatable."
+)
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for tls.crt and tls.key."
 )
 @click.option(
     "--authority",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="Certificate of who signs; copied there as ca.crt.",
+    help="Certificate of the signing authority; copied to the folder as ca.crt.",
 )
-@click.option("--wait", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds for the answer.")
+@click.option(
+    "--wait", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds to wait for the signature."
+)
 def certificate(
     kubeconfig: Path | None,
     node: str,
@@ -219,8 +233,8 @@ def certificate(
     authority: Path,
     wait: float,
 ) -> None:
-    """Ask the API server for a certificate of this node's agent, with a new key. The agent runs this by itself
-    (agent.certificate_command); the controller approves it where the pod that asks runs on that node.
+    """Request a certificate with a new key for this node's agent from the API server. The agent runs this command
+    (agent.certificate_command). The controller approves the request if the requesting pod runs on that node.
 
     \b
     Example:
@@ -236,30 +250,30 @@ def certificate(
 
 @kubernetes.command()
 @kubeconfig_option
-@click.option("--namespace", metavar="NAME", help="Of the release. Default: the kubeconfig's, or the pod's own.")
+@click.option("--namespace", metavar="NAME", help="Namespace of the release. Default: the kubeconfig's or this pod's.")
 @click.option("--release", default="gangwatch", show_default=True, help="The chart's release.")
-@click.option("--reason", default="", callback=plain, metavar="TEXT", help="For whoever is refused because of it.")
+@click.option("--reason", default="", callback=plain, metavar="TEXT", help="Shown to a refused client.")
 @click.argument("nodes", nargs=-1, required=True)
 def revoke(kubeconfig: Path | None, namespace: str | None, release: str, reason: str, nodes: tuple[str, ...]) -> None:
-    """Revoke the certificates that the agents of these nodes have until now, and sign no new one.
+    """Revoke all certificates issued so far to the agents of these nodes, and sign no new ones.
 
-    The controller ends their streams within two minutes: so long a kubelet takes to hand it the list.
+    The controller closes their streams within two minutes, the time a kubelet takes to update the mounted list.
 
     \b
     Example:
-      gangwatch kubernetes revoke gpu-7 --reason "somebody had root there" && kubectl cordon gpu-7
+      gangwatch kubernetes revoke gpu-7 --reason "root access by an intruder" && kubectl cordon gpu-7
     """
     _change_revocations(kubeconfig, namespace, release, nodes, reason)
 
 
 @kubernetes.command()
 @kubeconfig_option
-@click.option("--namespace", metavar="NAME", help="Of the release. Default: the kubeconfig's, or the pod's own.")
+@click.option("--namespace", metavar="NAME", help="Namespace of the release. Default: the kubeconfig's or this pod's.")
 @click.option("--release", default="gangwatch", show_default=True, help="The chart's release.")
 @click.argument("nodes", nargs=-1, required=True)
 def admit(kubeconfig: Path | None, namespace: str | None, release: str, nodes: tuple[str, ...]) -> None:
-    """Let the agents of these nodes have new certificates; the revoked ones stay so. Delete their pods afterwards: a
-    new pod asks for a new certificate at once.
+    """Allow new certificates for the agents of these nodes. Revoked certificates stay revoked. Delete the agents' pods
+    afterwards: a new pod requests a certificate at once.
 
     \b
     Example:
@@ -271,7 +285,7 @@ def admit(kubeconfig: Path | None, namespace: str | None, release: str, nodes: t
 def _change_revocations(
     kubeconfig: Path | None, namespace: str | None, release: str, nodes: tuple[str, ...], reason: str | None
 ) -> None:
-    """reason: None to admit."""
+    """Revoke or admit the nodes. reason: None admits."""
     import asyncio
 
     from gangwatch.certificates.cluster import change

@@ -1,4 +1,4 @@
-"""The cluster's controller put together: lease, backend, cycle and API; and what it starts from."""
+"""The Kubernetes controller: lease, backend, cycle and API, and its first state."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from scheduler_feedback.core.telemetry.fleet import Sample
 
 _WAIT_SECONDS = 0.5
-_WISH_SECONDS = 10.0
+_REQUEST_SECONDS = 10.0
 _CYCLES_AFTER = 50_000
-"""Objects made and not freed between two looks for cycles: a bound pod makes hundreds, and none that lasts."""
+"""Threshold of the garbage collector: binding a pod creates hundreds of short-lived objects and no cycles."""
 
 _STORE_FILES = ("store.sqlite", "store.sqlite-wal", "store.sqlite-shm")
 _log = logging.getLogger("gangwatch.kubernetes")
@@ -51,24 +51,23 @@ _log = logging.getLogger("gangwatch.kubernetes")
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """Certificates of agents. account: their service account's name. hosts: names that all of them have. folder: with
-    ca.crt and ca.key; None where another signs what is approved here. revoked: file of what is revoked."""
+    """Settings for the certificates of agents."""
 
     account: str
+    """Name of the agents' service account."""
     hosts: tuple[str, ...]
+    """DNS names that every certificate contains."""
     signer: str
     folder: str | None
+    """Folder with ca.crt and ca.key; None if another signer signs the approved requests."""
     days: int
     revoked: str | None
+    """File of revoked certificates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """advise: nothing is bound or evicted. agents: URL of an agent, with {} for its pod's dashed address; '': none.
-
-    evicts: quarantine's taint is NoExecute. device_taints: an advisor writes DeviceTaintRules. probe_image: what nodes
-    are measured with; '': they are not. upstream_groups: PodGroups of Kubernetes' own kind are scheduled, too.
-    """
+    """Settings of the Kubernetes controller."""
 
     access: Access
     namespace: str
@@ -76,18 +75,25 @@ class Settings:
     scheduler: str
     labels: TopologyLabels
     advise: bool = False
+    """Bind and evict nothing."""
     agents: str = ""
+    """URL of an agent, with {} for its pod's dashed address; '' reads no agents."""
     evicts: bool = False
+    """The quarantine taint is NoExecute."""
     device_taints: bool = False
+    """The advisor writes DeviceTaintRules."""
     probe_image: str = ""
+    """Image that measures nodes; '' measures none."""
     upstream_groups: bool = False
+    """Also schedule PodGroups of scheduling.k8s.io."""
     signing: Signing | None = None
 
 
 def run(state: StateFolder, config: Config, settings: Settings) -> None:
-    """Wait until we lead, then be the controller until SIGTERM, or until we lead no more.
+    """Wait for leadership, then run the controller until SIGTERM or until leadership is lost.
 
-    Raises GangwatchError where the cluster can't be reached or leadership was lost: what is started anew waits for it.
+    Raises GangwatchError if the cluster can't be reached or leadership was lost; a restarted process waits for it
+    again.
     """
     state.prepare()
     configure_logging(state, "controller")
@@ -103,7 +109,7 @@ def run(state: StateFolder, config: Config, settings: Settings) -> None:
     leadership.start()
     signer = _signer_of(settings)
     if signer is not None:
-        signer.start()  # whether we lead or not: certificates must be had while leaders change
+        signer.start()  # on every replica: certificates must be available while the leader changes
     try:
         if not _stand_by(config, leadership, ending):
             return
@@ -114,13 +120,13 @@ def run(state: StateFolder, config: Config, settings: Settings) -> None:
             signer.stop()
     if lost.is_set():
         raise GangwatchError(
-            f"lease {settings.namespace}/{settings.lease} was lost: another controller leads, or ours could not finish "
-            "its cycles"
+            f"lost lease {settings.namespace}/{settings.lease}: another controller leads, or this one could not finish "
+            "its cycles in time"
         )
 
 
 def _signer_of(settings: Settings) -> Signer | None:
-    """What approves and signs the agents' certificates; None where somebody else does."""
+    """Return the signer of the agents' certificates; None if another component signs them."""
     signing = settings.signing
     if signing is None:
         return None
@@ -132,11 +138,14 @@ def _signer_of(settings: Settings) -> Signer | None:
 
 
 def _stand_by(config: Config, leadership: Leadership, ending: threading.Event) -> bool:
-    """Until we lead, or it ends; whether we lead. Who leads at once answers nothing meanwhile."""
+    """Wait until this controller leads or is stopped; return whether it leads.
+
+    The stand-by endpoints are served only if the lease is not available at once.
+    """
     if leadership.wait(_WAIT_SECONDS):
         return True
     with standing_by(config) as url:
-        _log.info("another leads; standing by, metrics at %s/metrics", url)
+        _log.info("stand-by: another controller leads; metrics at %s/metrics", url)
         while not leadership.wait(_WAIT_SECONDS):
             if ending.is_set():
                 return False
@@ -166,12 +175,12 @@ def _lead(
             upstream=settings.upstream_groups,
         )
     backend.start()
-    gc.freeze()  # modules, and what the server holds, whose structs refer to nothing that refers back
+    gc.freeze()  # modules and the informer cache, whose structs are in no reference cycle
     gc.set_threshold(_CYCLES_AFTER)
     try:
         policy = _policy(config, settings, backend)
         if leadership.before != identity:
-            begin_anew(folder, backend, policy, kept=_kept(backend, settings))
+            rebuild_journal(folder, backend, policy, kept=_kept(backend, settings))
         _log.info("%s leads %s", identity, settings.access.url)
         _serve(folder, config, backend, policy, settings, leadership, lambda: ending.is_set() or lost.is_set(), signer)
     finally:
@@ -179,14 +188,14 @@ def _lead(
 
 
 def _policy(config: Config, settings: Settings, backend: KubernetesBackend | AdvisorBackend) -> Policy:
-    """The configuration's, with the cluster's queues, and without probes where nothing may measure."""
+    """Return the configured policy with the cluster's queues, and without probes if probes can't run."""
     with backend.world.lock:
         policy = with_queues(config.policy, backend.world.queues.values())
     return replace(policy, probe_command=()) if settings.advise or not settings.probe_image else policy
 
 
 def _memory(settings: Settings) -> tuple[str, str] | None:
-    """Namespace and name of the ConfigMap in which usage and run times are kept; an advisor has none."""
+    """Return the namespace and name of the ConfigMap for usage and run times; None for an advisor."""
     return None if settings.advise else (settings.namespace, memory_name(settings.lease))
 
 
@@ -198,24 +207,24 @@ def _kept(backend: KubernetesBackend | AdvisorBackend, settings: Settings) -> by
 
 
 class Queues:
-    """Follows the cluster's queues: a change counts from the next cycle on."""
+    """Follower of the cluster's Queue objects. A change takes effect in the next cycle."""
 
     def __init__(self, policy: Callable[[], Policy], version: Callable[[], int], controller: Controller) -> None:
         self._policy, self._version, self._controller = policy, version, controller
         self._followed = -1
 
     def follow(self) -> None:
-        """Have the cycle go by the queues as they are now, where they are others."""
+        """Send the current queues to the cycle if they changed."""
         from scheduler_feedback.core.events import PolicySet
 
         version = self._version()
         if version == self._followed:
             return
-        wished = self._controller.cycle.request(lambda _: PolicySet(self._policy(), "the cluster's queues"))
+        request = self._controller.cycle.request(lambda _: PolicySet(self._policy(), "the cluster's queues"))
         try:
-            wished.result(_WISH_SECONDS)
+            request.result(_REQUEST_SECONDS)
         except (GangwatchError, TimeoutError) as error:
-            _log.error("the cluster's queues: %s", error)
+            _log.error("could not apply the cluster's queues: %s", error)
         else:
             self._followed = version
 
@@ -230,7 +239,7 @@ def _serve(
     over: Callable[[], bool],
     signer: Signer | None = None,
 ) -> None:
-    """Be the controller, with its API and metrics, until it is over."""
+    """Run the controller with its API and metrics until `over` returns True."""
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -313,7 +322,7 @@ def _serve(
                     if settings.agents:
                         files.write(backend.world.agents())
                     queues.follow()
-                except Exception as error:  # this thread also sees that we lead no more: it must not end
+                except Exception as error:  # this thread also detects the loss of leadership: it must not end
                     controller.failures.report("feed", error, "the cluster's agents and queues")
 
         attending = threading.Thread(target=attend, name="attend", daemon=True)
@@ -330,15 +339,18 @@ def _serve(
 
 
 def naming(backend: KubernetesBackend | AdvisorBackend) -> RankNames:
-    """Says of the agents' frames which gangs their pods are of."""
+    """Return the map from the pods in agents' frames to their gangs."""
     return RankNames(backend.world.place_of, lambda: backend.world.places_version)
 
 
-def begin_anew(folder: Path, backend: KubernetesBackend | AdvisorBackend, policy: Policy, *, kept: bytes = b"") -> None:
-    """Set the folder's journal aside, and write one whose first state is what the API's objects say.
+def rebuild_journal(
+    folder: Path, backend: KubernetesBackend | AdvisorBackend, policy: Policy, *, kept: bytes = b""
+) -> None:
+    """Rename the folder's journal, and write a new one whose first state is built from the API objects.
 
-    To be done whenever somebody else may have led since this folder did: what it knows is no longer so. kept: what
-    queues have used and how long jobs ran, as it was kept; b'' where nothing was.
+    Required if another controller may have led since this folder was last used: its journal is then out of date.
+
+    kept: saved usage of queues and run times of jobs; b'' if none was saved.
     """
     from agent.schema.clock import SystemClock
     from scheduler_feedback.journal.store import Store
@@ -359,12 +371,14 @@ def begin_anew(folder: Path, backend: KubernetesBackend | AdvisorBackend, policy
         store.snapshot(state.cycle, now_ns, state, {}, list(state.jobs))
     finally:
         store.close()
-    _log.info("begun from the API's objects: %d nodes, %d gangs", len(state.nodes), len(state.jobs))
+    _log.info("rebuilt the state from the API objects: %d nodes, %d gangs", len(state.nodes), len(state.jobs))
 
 
 class Publishing:
-    """The publisher, at work in the backend's loop until it is stopped; and, with the namespace and name of a ConfigMap
-    for a memory, the keeper."""
+    """The publisher, as a task in the backend's event loop, and the keeper of the state ConfigMap.
+
+    memory: namespace and name of the ConfigMap; None runs no keeper.
+    """
 
     def __init__(
         self,
@@ -393,9 +407,10 @@ class Publishing:
 
 
 def _identity(folder: Path) -> str:
-    """A name that stays with the state folder: who finds his own in the lease may go on from his journal.
+    """Return the name that this state folder uses in the lease.
 
-    It is there whole or not at all: with half of one, or none, two might lead under the same name.
+    A controller that finds its own name in the lease may continue from its journal. The file is written atomically:
+    with a partial name, two controllers could lead under the same name.
     """
     path = folder / "identity"
     try:

@@ -1,4 +1,4 @@
-"""What a controller answers while another leads: that it is up, and does not lead."""
+"""HTTP endpoints of a stand-by controller, while another controller leads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from gangwatch.configuration.config_file import Config
 
 LEADS = "gangwatch_leads"
-"""1 of the controller that leads; 0 of one that stands by, so that its target is up and nobody is alarmed."""
+"""Metric: 1 on the leading controller, 0 on a stand-by. The stand-by's target is up, so no alert fires."""
 
 _STOP_SECONDS = 5.0
 
 
 @contextmanager
 def standing_by(config: Config) -> Iterator[str]:
-    """Answer /metrics where the controller will answer once it leads, and refuse all else with 503; the URL.
+    """Serve /metrics at the controller's address, answer other paths with 503, and yield the URL.
 
-    /healthz and /readyz are 200: one that stands by does its work, and a rolling update has to get past it.
-    Whoever may read the leader's metrics may read these. Raises ConfigError where the address can't be had.
+    /healthz and /readyz return 200: a stand-by is healthy, and a rolling update must be able to replace it. The access
+    rules are those of the leader's metrics. Raises ConfigError if the address can't be bound.
     """
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -38,7 +38,7 @@ def standing_by(config: Config) -> Iterator[str]:
     def probed(_request: Request) -> Response:
         return JSONResponse({"ready": True, "leads": False})
 
-    elsewhere = PlainTextResponse("this controller stands by: another leads, and answers\n", 503)
+    elsewhere = PlainTextResponse("this controller is a stand-by: send requests to the leader\n", 503)
     app = Starlette(routes=[
             Route("/metrics", metrics), Route("/healthz", probed), Route("/readyz", probed), Mount("/", elsewhere),
         ]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _options_again(
     nodes: int | None, slots: int | None, port: int | None, no_gpus: bool, listen: str | None, web_config: str | None
 ) -> tuple[str, ...]:
-    """The same options, for the supervisor and the controller to be started with."""
+    """Return the same options as command-line words, for the supervisor and the controller."""
     web = str(Path(web_config).absolute()) if web_config is not None else None
     pairs = (("--nodes", nodes), ("--slots", slots), ("--port", port), ("--listen", listen), ("--web-config", web))
     given = tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
@@ -38,9 +38,9 @@ def _options_again(
 @state_option
 @config_option
 @cluster_options
-@click.option("--foreground", is_flag=True, help="Stay, as the supervisor itself (systemd, containers).")
-@click.option("--check-config", is_flag=True, help="Only show the effective configuration and what it would change.")
-@click.option("--report-to", type=int, hidden=True, help="Descriptor that progress is written to.")
+@click.option("--foreground", is_flag=True, help="Run the supervisor in the foreground (systemd, containers).")
+@click.option("--check-config", is_flag=True, help="Only show the effective configuration and its changes.")
+@click.option("--report-to", type=int, hidden=True, help="File descriptor for progress reports.")
 @json_option
 def up(
     state: StateFolder,
@@ -56,18 +56,18 @@ def up(
     report_to: int | None,
     as_json: bool,
 ) -> None:
-    """Start an agent for every node, the controller, and a supervisor that restarts any of them.
+    """Start an agent for every node, the controller, and a supervisor that restarts them.
 
-    Without --nodes and --slots the machine is divided by its size. CPUs: 2 nodes, 4 from 16 processors on, 8 from 64
-    on, which share the processors, with at least 4 slots each. GPUs: a slot is a GPU; 2 nodes, 4 from 16 GPUs on, which
-    share them; a single GPU is one node.
+    Without --nodes and --slots, the size of the machine sets both. CPUs: 2 nodes, 4 from 16 processors on, 8 from 64
+    on; the nodes share the processors, with at least 4 slots each. GPUs: one slot per GPU; 2 nodes, 4 from 16 GPUs on;
+    a single GPU is one node.
 
-    Returns once all are ready. What already runs for the state folder is left running and taken over, so `up` after a
-    crash starts just what is missing. After all was killed, or a reboot, it restores the cluster of the last `up`:
-    nodes, slots, GPUs, port and configuration; options that are given now go over those, and `down` forgets them.
+    Returns once all daemons are ready. Daemons that already run for the state folder keep running, so `up` after a
+    crash starts only the missing ones. After a reboot it restores the cluster of the last `up`: nodes, slots, GPUs,
+    port and configuration. New options override the restored ones; `down` deletes them.
 
-    Everything listens on loopback only, unless the configuration or --listen says
-    otherwise; then there is TLS, and who asks has to prove who it is.
+    All daemons listen on loopback only, unless the configuration or --listen names another address. That requires TLS
+    and authentication.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def up(
     from gangwatch.supervisor import launcher
 
     options = _options_again(nodes, slots, port, no_gpus, listen, web_config)
-    # The supervisor of a detached start makes the same order again: it has been reported by then.
+    # A detached start runs this twice, here and in the supervisor; only the first call prints.
     order = launcher.make_order(state, config_file, options, _load_with, say if report_to is None else lambda _: None)
     if foreground:
         _stay(order, report_to)
@@ -99,7 +99,9 @@ def up(
     if running is None or controller is None:
         from gangwatch.supervisor.daemon_ends import why_no_controller
 
-        raise GangwatchError(f"it was ready and has ended since: {why_no_controller(state)}; see {state}/log")
+        raise GangwatchError(
+            f"the daemons were ready but have ended since: {why_no_controller(state)}; see {state}/log"
+        )
     if as_json:
         print_json(
             {
@@ -122,7 +124,7 @@ def up(
 
 
 def _load_with(file: Path | None, options: tuple[str, ...]) -> Config:
-    """The effective configuration of a file and the options of an `up`."""
+    """Return the effective configuration of a file and the options of an `up`."""
     from gangwatch.configuration.config_file import load
 
     context = up.make_context("up", list(options), resilient_parsing=True)
@@ -139,7 +141,7 @@ def _stay(order: object, report_to: int | None) -> None:
         launcher.run_in_foreground(
             order,
             reporter.progress if reporter else say,
-            reporter.ready if reporter else lambda: say("all ready"),
+            reporter.ready if reporter else lambda: say("all daemons are ready"),
         )
     except GangwatchError as error:
         if reporter is not None:
@@ -149,13 +151,12 @@ def _stay(order: object, report_to: int | None) -> None:
 
 @click.command()
 @state_option
-@click.option("--keep-jobs", is_flag=True, help="Only the daemons: jobs go on, and the next `up` finds them.")
+@click.option("--keep-jobs", is_flag=True, help="Stop only the daemons; jobs continue and the next `up` finds them.")
 @json_option
 def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
-    """Stop everything: running jobs (each with its grace for a checkpoint), controller, agents, supervisor.
+    """Stop everything: running jobs (each may save within its grace period), controller, agents and supervisor.
 
-    Also where some of these were killed before; afterwards no process of the state folder is left. Doing it again does
-    nothing.
+    Afterwards no process of the state folder remains, even if some daemons had been killed before. Safe to repeat.
 
     \b
     Example:
@@ -176,21 +177,27 @@ def down(state: StateFolder, keep_jobs: bool, as_json: bool) -> None:
 @state_option
 @config_option
 @click.option("--node", help="The node's name. Default: this host's.")
-@click.option("--slots", type=click.IntRange(1), help="Default: one a processor.")
-@click.option("--device", "devices", multiple=True, metavar="UUID", help="GPU of the next slot; may be repeated.")
-@click.option("--position", type=click.IntRange(0), default=0, help="Among this machine's nodes; added to the port.")
-@click.option("--listen", metavar="HOST:PORT", help="Off loopback this needs --web-config. Default: agent.port.")
+@click.option("--slots", type=click.IntRange(1), help="Default: one per processor.")
+@click.option("--device", "devices", multiple=True, metavar="UUID", help="GPU of the next slot; repeatable.")
+@click.option(
+    "--position", type=click.IntRange(0), default=0, help="Index among this machine's nodes; added to the port."
+)
+@click.option("--listen", metavar="HOST:PORT", help="Address; off loopback it needs --web-config. Default: agent.port.")
 @click.option("--web-config", metavar="FILE", help="TLS and passwords, in the exporter-toolkit's format.")
 @click.option("--nvml-library", metavar="FILE", help="Instead of the system's libnvidia-ml.so.1.")
 @click.option("--sysfs-root", metavar="DIR", help="Default: /sys.")
 @click.option("--proc-root", metavar="DIR", help="Default: /proc.")
-@click.option("--kubelet-socket", metavar="FILE", help="Of the kubelet's pod-resources; '' asks none.")
-@click.option("--kubelet-pods", metavar="DIR", help="The kubelet's folder of pods: their ranks report in an emptyDir.")
-@click.option("--step-folder", metavar="DIR", help="Made, for every user's ranks to report at its agent.sock.")
+@click.option("--kubelet-socket", metavar="FILE", help="The kubelet's pod-resources socket; '' disables it.")
+@click.option("--kubelet-pods", metavar="DIR", help="The kubelet's pods folder; ranks report in an emptyDir.")
+@click.option(
+    "--step-folder", metavar="DIR", help="Folder to create for agent.sock, where the ranks of all users report."
+)
 @click.option("--kernel-log", metavar="FILE", help="Default: /dev/kmsg.")
-@click.option("--job-files", metavar="DIR", help="Where a Slurm prolog writes which job has which GPU.")
-@click.option("--gpu-burst", is_flag=True, help="Read each GPU ten times a second, for extremes within the interval.")
-@click.option("--profile", type=click.Choice(("default", "full")), help="How much /metrics holds.")
+@click.option("--job-files", metavar="DIR", help="Folder where a Slurm prolog writes which job has which GPU.")
+@click.option(
+    "--gpu-burst", is_flag=True, help="Read each GPU ten times a second to catch extremes within an interval."
+)
+@click.option("--profile", type=click.Choice(("default", "full")), help="Metrics in /metrics.")
 @click.option(
     "--compatibility", multiple=True, metavar="NAMES", help="dcgm, node_exporter or rdma_exporter; repeatable."
 )
@@ -215,14 +222,14 @@ def agent(
     profile: str | None,
     compatibility: tuple[str, ...],
 ) -> None:
-    """Run one node's agent in the foreground, until SIGTERM. `gangwatch up` does this for every node; alone it needs
-    neither a controller nor anything else.
+    """Run one node's agent in the foreground, until SIGTERM. `gangwatch up` does this for every node. An agent also
+    runs alone, without a controller.
 
-    SIGHUP lets it read its configuration again. SIGUSR1 gives the GPUs back, so that they can be reset or the driver
-    unloaded; SIGUSR2 takes them again.
+    SIGHUP makes it read its configuration again. SIGUSR1 releases the GPUs, so that they can be reset or the driver
+    can be unloaded; SIGUSR2 opens them again.
 
-    What pods, jobs and users may take of its step socket is limited, each for itself: section [step_quotas] of
-    gangwatch.toml (docs/how-to/agent.md). What is refused is counted in gangwatch_step_reporters_refused_total.
+    Each pod, job and user has its own quota on the step socket: section [step_quotas] of gangwatch.toml
+    (docs/how-to/agent.md). gangwatch_step_reporters_refused_total counts refused reporters.
 
     \b
     Examples:
@@ -251,7 +258,7 @@ def agent(
     configuration = load(config_file, given)
     if devices and slots is not None and len(devices) != slots:
         raise click.BadParameter(f"{len(devices)} devices for {slots} slots", param_hint="--device")
-    # The GPUs are not counted here: a driver that hangs would keep the agent from saying so.
+    # Do not count the GPUs here: if the driver hangs, the agent could not report it.
     run_agent(
         state,
         configuration,
@@ -267,8 +274,8 @@ def agent(
 @state_option
 @config_option
 @cluster_options
-@click.option("--planned", hidden=True, help="The nodes, as JSON: from the supervisor.")
-@click.option("--check-config", is_flag=True, help="Only show the effective configuration and what it would change.")
+@click.option("--planned", hidden=True, help="The nodes as JSON, from the supervisor.")
+@click.option("--check-config", is_flag=True, help="Only show the effective configuration and its changes.")
 @json_option
 def controller(
     state: StateFolder,
@@ -285,8 +292,8 @@ def controller(
 ) -> None:
     """Run the controller in the foreground, until SIGTERM. `gangwatch up` does this.
 
-    SIGHUP lets it read its configuration again (`gangwatch reload`). A second controller of a state folder is refused.
-    Off loopback it answers over TLS only, whoever has the state folder's token or is named in the web configuration.
+    SIGHUP makes it read its configuration again (`gangwatch reload`). Only one controller can run per state folder.
+    Off loopback it serves only TLS, to holders of the state folder's token and users in the web configuration.
 
     \b
     Examples:

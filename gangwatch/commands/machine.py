@@ -1,4 +1,4 @@
-"""`gangwatch check`."""
+"""The command `gangwatch check`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 @click.option("--proc-root", metavar="DIR", help="Default: /proc.")
 @click.option("--kernel-log", metavar="FILE", help="Default: /dev/kmsg.")
 @click.option(
-    "--require", "required", multiple=True, metavar="NAME", help="Exit with 1 unless it is found; repeatable."
+    "--require", "required", multiple=True, metavar="NAME", help="Exit with 1 unless NAME is found; repeatable."
 )
-@click.option("--kubernetes", is_flag=True, help="Look at a cluster instead of this machine.")
+@click.option("--kubernetes", is_flag=True, help="Check a cluster instead of this machine.")
 @kubeconfig_option
-@click.option("--namespace", metavar="NAME", help="With --kubernetes: where gangwatch is. Default: the kubeconfig's.")
+@click.option(
+    "--namespace", metavar="NAME", help="With --kubernetes: gangwatch's namespace. Default: the kubeconfig's."
+)
 @click.option("--release", default="gangwatch", show_default=True, help="With --kubernetes: the chart's release.")
 @json_option
 def check(
@@ -46,11 +48,12 @@ def check(
     release: str,
     as_json: bool,
 ) -> None:
-    """Say what was found on this machine, which counters answer, what is missing, and which right, package or setting
-    brings it. With --kubernetes the same of a cluster: its GPUs, labels, agents, controller, rights and definitions.
+    """Show what gangwatch finds on this machine: which counters it can read, what is missing, and the permission,
+    package or setting that fixes it. With --kubernetes, check a cluster: its GPUs, labels, agents, controller,
+    permissions and resource definitions.
 
-    What is missing keeps nothing from running: gangwatch then measures less, or does the same otherwise. Exits with 0;
-    with --require NAME, with 1 where something of that name is limited or missing.
+    A missing item does not stop gangwatch: it measures less, or uses another way. The exit code is 0, or 1 if an item
+    given with --require is limited or missing.
 
     \b
     Examples:
@@ -92,14 +95,14 @@ def check(
             *certificate_health.findings(state, loaded),
         ),
     )
-    _known(required, found.findings)
+    _check_names(required, found.findings)
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
         from gangwatch.display import rendering
 
         rendering.machine(found)
-    _demand(required, found.findings)
+    _require(required, found.findings)
 
 
 def _check_cluster(
@@ -112,23 +115,23 @@ def _check_cluster(
 
     access = access_of(kubeconfig)
     found = survey(access, namespace or access.namespace, release)
-    _known(required, found.findings)
+    _check_names(required, found.findings)
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
         in_words(found, click.echo)
-    _demand(required, found.findings)
+    _require(required, found.findings)
 
 
-def _known(required: tuple[str, ...], findings: Iterable[Finding]) -> None:
-    """Raises BadParameter for a name that is nothing looked for."""
+def _check_names(required: tuple[str, ...], findings: Iterable[Finding]) -> None:
+    """Raise BadParameter for a name that no check has."""
     names = {finding.name for finding in findings}
     if unknown := [name for name in required if name not in names]:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(sorted(names))}", param_hint="--require")
+        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(sorted(names))}", param_hint="--require")
 
 
-def _demand(required: tuple[str, ...], findings: Iterable[Finding]) -> None:
-    """Raises GangwatchError where what is demanded is lacking."""
+def _require(required: tuple[str, ...], findings: Iterable[Finding]) -> None:
+    """Raise GangwatchError if a required item is not found."""
     states = {finding.name: finding.state for finding in findings}
     if lacking := [name for name in required if states[name] != "found"]:
         raise GangwatchError(f"required and not found: {', '.join(f'{name} ({states[name]})' for name in lacking)}")

@@ -1,4 +1,4 @@
-"""What several commands share: options, kinds of values, and how a document leaves."""
+"""Options, option callbacks and output functions that several commands share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    """Callback of an option whose value is 90, 90s, 10m or 2h: seconds."""
+    """Return the seconds of an option value such as 90, 90s, 10m or 2h (click callback)."""
     from gangwatch.configuration.config_file import parse_duration
 
     try:
@@ -29,7 +29,7 @@ def duration(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 
 def plain(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Callback of an option whose value is shown to people: no control or bidirectional characters."""
+    """Reject control and bidirectional characters in a value that people will read (click callback)."""
     from scheduler_feedback.core.plain_text import misleading
 
     if value is not None and (wrong := misleading(f"the {parameter.name}", value)) is not None:
@@ -38,7 +38,7 @@ def plain(_context: click.Context, parameter: click.Parameter, value: str | None
 
 
 def environment(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Callback of an option whose values are NAME=VALUE."""
+    """Return the NAME=VALUE pairs of a repeated option as a dict (click callback)."""
     pairs = {}
     for value in values:
         name, separator, content = value.partition("=")
@@ -53,7 +53,7 @@ def _as_state_folder(_context: click.Context, _parameter: click.Parameter, value
 
 
 def state_option(command: Command) -> Command:
-    """--state DIR, given to the command as a StateFolder."""
+    """Add --state DIR; the command receives a StateFolder."""
     return click.option(
         "--state",
         type=click.Path(file_okay=False, path_type=Path),
@@ -64,30 +64,30 @@ def state_option(command: Command) -> Command:
 
 
 def config_option(command: Command) -> Command:
-    """--config FILE, given to the command as an absolute path or None."""
+    """Add --config FILE; the command receives an absolute path or None."""
     return click.option(
         "--config",
         "config_file",
         type=click.Path(dir_okay=False, path_type=Path, resolve_path=True),
         metavar="FILE",
-        help="Configuration. Default: $GANGWATCH_CONFIG, else ~/.config/gangwatch/gangwatch.toml if it is there.",
+        help="Configuration. Default: $GANGWATCH_CONFIG, else ~/.config/gangwatch/gangwatch.toml if it exists.",
     )(command)
 
 
 def json_option(command: Command) -> Command:
-    """--json, given to the command as `as_json`."""
+    """Add --json; the command receives it as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
 
 
 def cluster_options(command: Command) -> Command:
-    """What `up` and `controller` take over the configuration."""
+    """Add the options of `up` and `controller` that override the configuration."""
     for option in (
         click.option("--web-config", metavar="FILE", help="TLS and passwords, in the exporter-toolkit's format."),
-        click.option("--listen", metavar="HOST:PORT", help="Of the controller; off loopback this needs --web-config."),
-        click.option("--no-gpus", is_flag=True, help="Slots of CPU, also where there are GPUs."),
-        click.option("--port", type=int, help="The controller's port on loopback; 0 takes a free one."),
-        click.option("--slots", type=int, help="Slots of each node. Default: its share of GPUs or processors."),
-        click.option("--nodes", type=int, help="Virtual nodes on this machine. Default: by its size."),
+        click.option("--listen", metavar="HOST:PORT", help="Controller address; off loopback it needs --web-config."),
+        click.option("--no-gpus", is_flag=True, help="Use CPU slots even if the machine has GPUs."),
+        click.option("--port", type=int, help="The controller's port on loopback; 0 picks a free one."),
+        click.option("--slots", type=int, help="Slots per node. Default: the node's share of GPUs or processors."),
+        click.option("--nodes", type=int, help="Virtual nodes on this machine. Default: from its size."),
     ):
         command = option(command)
     return command
@@ -101,7 +101,7 @@ def overrides(
     listen: str | None = None,
     web_config: str | None = None,
 ) -> dict[str, object]:
-    """Those options as configuration keys."""
+    """Return the values of `cluster_options` by configuration key."""
     return {
         "controller.listen": listen,
         "controller.web_config": str(Path(web_config).absolute()) if web_config is not None else None,
@@ -113,9 +113,9 @@ def overrides(
 
 
 def client_of(state: StateFolder) -> Client:
-    """Who asks the state folder's controller or, where none is named, the one that [client] names.
+    """Return a client of the state folder's controller, or of [client].url if no state folder was given.
 
-    Raises ConfigError for a configuration file that is wrong.
+    Raises ConfigError if the configuration file is invalid.
     """
     from gangwatch.client import Client, Remote
     from gangwatch.configuration.config_file import load
@@ -133,7 +133,7 @@ def client_of(state: StateFolder) -> Client:
 
 
 def user_name() -> str:
-    """Who asks: kept with what is asked for."""
+    """Return the name of the calling user, which is recorded with each request."""
     import getpass
 
     try:
@@ -143,10 +143,10 @@ def user_name() -> str:
 
 
 def print_json(document: Any) -> None:
-    """One document on standard output, on a line of its own."""
+    """Print one JSON document on standard output."""
     click.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def say(text: str) -> None:
-    """To the person, on standard error: standard output is for results."""
+    """Print a message on standard error; standard output is for results."""
     click.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""Commands that give reasons: explain, story, verdict."""
+"""Commands that explain decisions: explain, story, verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangwatch.state_folder import StateFolder
 @click.argument("job")
 @json_option
 def explain(state: StateFolder, job: str, as_json: bool) -> None:
-    """Say why JOB waits, what it waits for, when it is expected to start, and what would change that.
+    """Explain why JOB is pending, what it waits for, when it should start, and what would let it start sooner.
 
     \b
     Example:
@@ -36,7 +36,7 @@ def explain(state: StateFolder, job: str, as_json: bool) -> None:
 @click.argument("subject", metavar="JOB|node:NAME")
 @json_option
 def story(state: StateFolder, subject: str, as_json: bool) -> None:
-    """Tell what happened to a job, or to a node, and why: with evidence and the terms of each decision.
+    """Show what happened to a job or a node, and why, with the evidence and the cost terms of each decision.
 
     \b
     Example:
@@ -47,13 +47,13 @@ def story(state: StateFolder, subject: str, as_json: bool) -> None:
     path = (
         f"/api/nodes/{quote(name, safe='')}/story" if kind == "node" else f"/api/jobs/{quote(subject, safe='')}/story"
     )
-    told: list[dict[str, Any]] = client_of(state).get_all(path)
+    entries: list[dict[str, Any]] = client_of(state).get_all(path)
     if as_json:
-        print_json(told)
+        print_json(entries)
         return
     from gangwatch.display import rendering
 
-    rendering.story(told)
+    rendering.story(entries)
 
 
 @click.command()
@@ -62,7 +62,7 @@ def story(state: StateFolder, subject: str, as_json: bool) -> None:
 @click.argument("verdict_id", metavar="[ID]", required=False)
 @json_option
 def verdict(state: StateFolder, action: str, verdict_id: str | None, as_json: bool) -> None:
-    """List the verdicts, those that stand first, or judge one: confirm it, or reject it (its node is released).
+    """List verdicts, active ones first, or review one: confirm it, or reject it, which releases its node.
 
     \b
     Example:
@@ -77,7 +77,7 @@ def verdict(state: StateFolder, action: str, verdict_id: str | None, as_json: bo
         say(f"{verdict_id}: {action}ed")
         return
     if verdict_id is not None:
-        raise click.UsageError("list takes no verdict's id")
+        raise click.UsageError("list takes no verdict ID")
     listed: list[dict[str, Any]] = client.get_all("/api/verdicts")
     if as_json:
         print_json(listed)

@@ -1,7 +1,7 @@
-"""The certificate of the chart's agents and controller, made anew before it runs out.
+"""Renewal of the certificate that the chart's agents and controller share, before it expires.
 
-The authority that signs it stays, so whoever trusts it goes on to; who serves the certificate reads the new one when
-its file changes. openssl makes it: the image carries it, and no key is held longer than the command runs.
+The signing authority stays the same, so clients that trust it need no change. Servers read the new certificate when its
+file changes. openssl, which is in the image, creates it; the key is in memory only while the command runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Par
 
 _OPENSSL_SECONDS = 30
 _FORM = "%b %d %H:%M:%S %Y %Z"
-"""How openssl x509 -dates writes an instant."""
+"""Date format of openssl x509 -dates."""
 
 _CURVE = "P-256"
 
@@ -38,17 +38,19 @@ _secrets = msgspec.json.Decoder(_Secret)
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """until: when the certificate that is now in the secret ends. renewed: whether it is a new one."""
+    """Result of a renewal."""
 
     until: datetime
+    """Expiry of the certificate that is now in the secret."""
     renewed: bool
+    """Whether the certificate is a new one."""
 
 
 async def renew(access: Access, namespace: str, authority: str, secret: str, days: int, left: float) -> Renewed:
-    """Replace the secret's certificate where less than `left` of its life, as a share, remains.
+    """Replace the secret's certificate if less than `left`, a share of its lifetime, remains.
 
-    The new one is for the names of the old one, and of the secret's authority. Raises GangwatchError where openssl is
-    absent or refuses, BackendError where the API server does.
+    The new certificate has the same names and the same authority. Raises GangwatchError if openssl is missing or fails,
+    BackendError if the API server refuses.
     """
     path = f"/api/v1/namespaces/{namespace}/secrets"
     async with Client(access, agent="gangwatch-renewal") as client:
@@ -70,7 +72,7 @@ async def renew(access: Access, namespace: str, authority: str, secret: str, day
             }
             (folder / "tls.crt").write_bytes((folder / "new.crt").read_bytes())
             _, end = _life(folder)
-        # Only in place of the one that was looked at: another renewal, or an upgrade, may have been faster.
+        # Replace only the version read above: another renewal or an upgrade may have changed the secret meanwhile.
         version = present.metadata.resource_version
         await client.patch(f"{path}/{secret}", {"metadata": {"resourceVersion": version}, "data": data})
         return Renewed(end, True)
@@ -80,11 +82,11 @@ def _write(folder: Path, secret: _Secret, name: str) -> None:
     try:
         (folder / name).write_bytes(base64.b64decode((secret.data or {})[name], validate=True))
     except (KeyError, ValueError) as error:
-        raise GangwatchError(f"secret {secret.metadata.key}: no {name} that can be read: {error}") from error
+        raise GangwatchError(f"secret {secret.metadata.key}: {name} is missing or can't be decoded: {error}") from error
 
 
 def _life(folder: Path) -> tuple[datetime, datetime]:
-    """When tls.crt begins and ends."""
+    """Return the start and end of the validity of tls.crt."""
     text = _openssl(folder, "x509", "-in", "tls.crt", "-noout", "-startdate", "-enddate")
     found = dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
     begin, end = (datetime.strptime(found[key], _FORM).replace(tzinfo=UTC) for key in ("notBefore", "notAfter"))
@@ -92,11 +94,11 @@ def _life(folder: Path) -> tuple[datetime, datetime]:
 
 
 def _make(folder: Path, days: int) -> None:
-    """new.key and new.crt: for the names of tls.crt, signed by ca.key."""
-    told = _openssl(folder, "x509", "-in", "tls.crt", "-noout", "-ext", "subjectAltName")
-    names = next((line.strip() for line in told.split("\n") if "DNS:" in line or "IP" in line), "")
+    """Write new.key and new.crt, with the names of tls.crt and signed by ca.key."""
+    output = _openssl(folder, "x509", "-in", "tls.crt", "-noout", "-ext", "subjectAltName")
+    names = next((line.strip() for line in output.split("\n") if "DNS:" in line or "IP" in line), "")
     if not names:
-        raise GangwatchError("the certificate names nobody (no subjectAltName)")
+        raise GangwatchError("the certificate has no subjectAltName")
     first = names.split(",")[0].partition(":")[2].strip()
     (folder / "extensions").write_text(
         f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\nkeyUsage=critical,digitalSignature\n"
@@ -111,7 +113,7 @@ def _make(folder: Path, days: int) -> None:
 def _openssl(folder: Path, *arguments: str) -> str:
     program = shutil.which("openssl")
     if program is None:
-        raise GangwatchError("certificates are made by openssl, which is not installed here")
+        raise GangwatchError("openssl, which creates certificates, is not installed")
     try:
         done = subprocess.run(
             [program, *arguments], cwd=folder, capture_output=True, text=True, timeout=_OPENSSL_SECONDS, check=True
@@ -119,5 +121,5 @@ def _openssl(folder: Path, *arguments: str) -> str:
     except subprocess.CalledProcessError as error:
         raise GangwatchError(f"openssl {arguments[0]}: {error.stderr.strip()[-500:]}") from error
     except subprocess.TimeoutExpired as error:
-        raise GangwatchError(f"openssl {arguments[0]}: no end after {_OPENSSL_SECONDS} s") from error
+        raise GangwatchError(f"openssl {arguments[0]}: timed out after {_OPENSSL_SECONDS} s") from error
     return done.stdout

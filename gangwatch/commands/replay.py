@@ -1,4 +1,4 @@
-"""Command that decides the past again: replay."""
+"""The command `replay`: repeats recorded decisions offline and compares them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _instant(_context: click.Context, _parameter: click.Parameter, value: str | 
     try:
         return round(datetime.fromisoformat(value).timestamp() * 1e9)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no date and time; an example is '2026-11-21 10:30:00'") from None
+        raise click.BadParameter(f"{value!r} is not a date and time; an example is '2026-11-21 10:30:00'") from None
 
 
 @click.command()
@@ -35,16 +35,16 @@ def _instant(_context: click.Context, _parameter: click.Parameter, value: str | 
     "--journal",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A backup, or a simulation's journal. Default: that of the state folder.",
+    help="A backup or a simulation's journal. Default: the state folder's journal.",
 )
-@click.option("--job", metavar="JOB", help="Only what was decided about this job.")
-@click.option("--cycle", "cycle", type=click.IntRange(1), metavar="N", help="Only this cycle.")
-@click.option("--at", "at_ns", callback=_instant, metavar="TIME", help="Up to this time, and what stood then.")
+@click.option("--job", metavar="JOB", help="Show only decisions about this job.")
+@click.option("--cycle", "cycle", type=click.IntRange(1), metavar="N", help="Show only this cycle.")
+@click.option("--at", "at_ns", callback=_instant, metavar="TIME", help="Replay up to this time and show the jobs then.")
 @click.option(
     "--processes",
     type=click.IntRange(1),
     metavar="N",
-    help="Of a whole journal: parts at a time. Default: a processor each.",
+    help="Parallel processes for a whole journal. Default: one per processor.",
 )
 @json_option
 def replay(
@@ -56,11 +56,11 @@ def replay(
     processes: int | None,
     as_json: bool,
 ) -> int:
-    """Take the decisions of the journal again, offline, and say whether they are the same; nothing is touched.
+    """Replay the journal's decisions offline and compare them with the record. Nothing is changed.
 
-    Begins with the newest snapshot before what is asked for. With --job or --cycle it tells what was decided and why,
-    with --at who ran and who waited then. With none of them the whole journal, cut at its snapshots, in several
-    processes. Exits with 1 where any decision comes out otherwise than recorded.
+    The replay begins at the latest snapshot before the requested cycle or time. With --job or --cycle, print the
+    decisions and their reasons. With --at, print the jobs that ran and the jobs that were pending at that time. With
+    none of these, replay the whole journal in parallel, split at its snapshots. Exits with 1 if any decision differs.
 
     \b
     Example:
@@ -69,13 +69,13 @@ def replay(
     """
     reader = Reader(journal if journal is not None else state.path / "store.sqlite")
     if not reader.path.exists():
-        raise GangwatchError(f"{reader.path}: there is no journal")
-    told: list[dict[str, Any]] = []
+        raise GangwatchError(f"{reader.path}: no such journal")
+    decisions: list[dict[str, Any]] = []
 
     def take(row: JournalRow, outcome: Outcome, same: bool) -> None:
         asked_for = row.cycle == cycle if cycle is not None else job is not None
         if asked_for and (document := _decided(row, outcome, same, job)):
-            told.append(document)
+            decisions.append(document)
 
     began = time.perf_counter()
     if job is None and cycle is None and at_ns is None:
@@ -83,7 +83,7 @@ def replay(
     else:
         with reader.replaying(now_ns=at_ns, cycle=cycle, job=job) as loaded:
             replayed = replay_journal(loaded, take)
-    if not told and at_ns is None and (job is not None or cycle is not None):
+    if not decisions and at_ns is None and (job is not None or cycle is not None):
         raise GangwatchError(f"{reader.path}: {_unknown(job, cycle)}")
     document = {
         "journal": str(reader.path),
@@ -91,7 +91,7 @@ def replay(
         "events": replayed.events,
         "seconds": time.perf_counter() - began,
         "different": replayed.different,
-        "decisions": told,
+        "decisions": decisions,
     }
     if at_ns is not None:
         document["then"] = _then(replayed)
@@ -104,14 +104,14 @@ def replay(
 
 def _unknown(job: str | None, cycle: int | None) -> str:
     if cycle is not None:
-        return f"nothing is recorded of cycle {cycle}{f' about {job}' if job is not None else ''}"
-    return f"nothing is recorded of a job {job}"
+        return f"the journal has no record of cycle {cycle}{f' about {job}' if job is not None else ''}"
+    return f"the journal has no record of job {job}"
 
 
 def _decided(row: JournalRow, outcome: Outcome, same: bool, job: str | None) -> dict[str, Any] | None:
     actions = [printable(action) for action in outcome.actions if job is None or action.job_id == job]
     for action in actions:
-        action.pop("spec", None)  # the submission's own; it may hold an environment that is nobody's business here
+        action.pop("spec", None)  # part of the submission; it may hold a private environment
     entries = [printable(entry) for entry in outcome.entries if job is None or entry.subject == job]
     if not actions and not entries and job is not None:
         return None
@@ -143,13 +143,13 @@ def _print(document: dict[str, Any]) -> None:
     for one in document["decisions"]:
         rendering.story([{**entry, "detail": dict(entry["detail"])} for entry in one["told"]])
         if not one["as_recorded"]:
-            click.echo(f"cycle {one['cycle']} comes out otherwise than recorded")
+            click.echo(f"cycle {one['cycle']} differs from the record")
     then: dict[str, Sequence[dict[str, Any]]] = document.get("then", {})
     for one in then.get("running", ()):
-        click.echo(f"runs: {one['job']}, attempt {one['attempt']}, on {' '.join(one['nodes'])}")
+        click.echo(f"running: {one['job']}, attempt {one['attempt']}, on {' '.join(one['nodes'])}")
     for one in then.get("waiting", ()):
-        click.echo(f"waits: {one['job']}, {one['ranks']} ranks: {one['because']}")
+        click.echo(f"pending: {one['job']}, {one['ranks']} ranks: {one['because']}")
     click.echo(
         f"{document['cycles']} cycles with {document['events']} events in {document['seconds']:.1f} s; "
-        f"{document['different'] or 'none'} decided otherwise than recorded"
+        f"{document['different'] or 'none'} differ from the record"
     )

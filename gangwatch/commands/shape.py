@@ -1,4 +1,4 @@
-"""Options of `submit` that say what a gang is like, may become and waits for: each a field of the specification."""
+"""Options of `submit` for the shape, elasticity and dependencies of a gang; each is a field of the specification."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _array(_context: click.Context, _parameter: click.Parameter, value: str | No
         return None
     found = re.fullmatch(r"(\d+)(?:%(\d+))?", value)
     if found is None or int(found[1]) < 1 or found[2] == "0":
-        raise click.BadParameter(f"{value!r}: expected how many jobs, or JOBS%AT_ONCE (100, 100%8)")
+        raise click.BadParameter(f"{value!r}: expected JOBS or JOBS%AT_ONCE (100, 100%8)")
     return int(found[1]), int(found[2] or 0)
 
 
 def _arguments(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[str]:
-    """The words of a command line, quoted as in a shell; no shell ever sees them."""
+    """Split a command line at shell quoting rules; no shell runs it."""
     try:
         return [] if value is None else shlex.split(value)
     except ValueError as error:
@@ -79,10 +79,10 @@ def _job_file(_context: click.Context, _parameter: click.Parameter, value: Path 
 
 
 _OPTIONS = (
-    click.option("--min-ranks", type=click.IntRange(1), help="Elastic: runs with as few; RANKS is what it asks for."),
-    click.option("--max-ranks", type=click.IntRange(1), help="Elastic: gets as many while nobody waits."),
+    click.option("--min-ranks", type=click.IntRange(1), help="Elastic: fewest ranks; RANKS is the request."),
+    click.option("--max-ranks", type=click.IntRange(1), help="Elastic: most ranks, while no job is pending."),
     click.option(
-        "--array", callback=_array, metavar="N[%M]", help="So many jobs of this kind, each its own gang; M at once."
+        "--array", callback=_array, metavar="N[%M]", help="N jobs, each a gang of its own; at most M at once."
     ),
     click.option(
         "--group",
@@ -90,78 +90,80 @@ _OPTIONS = (
         multiple=True,
         callback=_groups,
         metavar="ROLE=RANKS[:same-node]",
-        help="Ranks of one role, in the order of ranks; may be repeated. Their commands: --job-file.",
+        help="Ranks of one role, in rank order; repeatable. Commands per role: --job-file.",
     ),
     click.option(
         "--after",
         multiple=True,
         callback=_after,
         metavar=f"JOB[:{_CONDITIONS}]",
-        help="Starts only once that job (or array) is so. Default: ok.",
+        help="Start only when that job or array meets the condition. Default: ok.",
     ),
-    click.option("--gpu-type", "gpu_types", multiple=True, metavar="TYPE", help="Runs on this type; may be repeated."),
+    click.option("--gpu-type", "gpu_types", multiple=True, metavar="TYPE", help="GPU type to run on; repeatable."),
     click.option(
         "--throughput",
         multiple=True,
         callback=_speeds,
         metavar="TYPE=SPEED",
-        help="Speed on a type, as a share of that on the type its time limit is for; may be repeated.",
+        help="Speed on a GPU type, relative to the type that the time limit assumes; repeatable.",
     ),
     click.option(
         "--checkpoint-interval",
         "checkpoint_interval_seconds",
         callback=duration,
         metavar="DURATION",
-        help="It saves on its own so often, and loses what came since.",
+        help="Interval of the job's own checkpoints. A stop loses the work since the last one.",
     ),
     click.option(
         "--checkpoint-cost",
         "checkpoint_cost_seconds",
         callback=duration,
         metavar="DURATION",
-        help="What a save takes.",
+        help="Time that one checkpoint takes.",
     ),
     click.option(
         "--checkpoint-command",
         "checkpoint_command",
         callback=_arguments,
         metavar="COMMAND",
-        help="Run beside rank 0, without a shell, before the job is moved; implies --restartable.",
+        help="Command to run on rank 0's node, without a shell, before a move; implies --restartable.",
     ),
     click.option(
         "--checkpoint-timeout",
         "checkpoint_timeout_seconds",
         callback=duration,
         metavar="DURATION",
-        help="The longest that is waited for it. Default: 60s.",
+        help="Longest wait for the checkpoint command. Default: 60s.",
     ),
-    click.option("--priority", type=int, help="Higher first, before anything else is looked at."),
-    click.option("--preemptible", is_flag=True, help="May be stopped for others; implies --restartable."),
+    click.option("--priority", type=int, help="Higher first; precedes every other order."),
+    click.option("--preemptible", is_flag=True, help="The job may be preempted; implies --restartable."),
     click.option(
         "--min-run",
         "min_run_seconds",
         callback=duration,
         metavar="DURATION",
-        help="Not stopped for others, nor resized, before it has run so long.",
+        help="Do not preempt or resize the job before it has run this long.",
     ),
-    click.option("--spread", is_flag=True, help="Over as many nodes as can be. Default: packed together."),
-    click.option("--level", "required_level", type=_LEVELS, help="All ranks inside one domain of this level, or wait."),
-    click.option("--prefer-level", "preferred_level", type=_LEVELS, help="The same, as far as it can be had."),
+    click.option("--spread", is_flag=True, help="Use as many nodes as possible. Default: as few as possible."),
+    click.option("--level", "required_level", type=_LEVELS, help="Require all ranks in one domain of this level."),
+    click.option("--prefer-level", "preferred_level", type=_LEVELS, help="Prefer one domain of this level."),
     click.option(
-        "--workload", callback=plain, help="What it trains, in a word: jobs alike are expected to run alike long."
+        "--workload",
+        callback=plain,
+        help="Name of the workload; run times are predicted from jobs of the same workload.",
     ),
     click.option(
         "--job-file",
         callback=_job_file,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="A JSON object of the specification's fields; what is given here goes before it.",
+        help="JSON object with fields of the specification; command-line options override it.",
     ),
 )
 
 
 def shape_options(command: _Command) -> _Command:
-    """All of them, given to the command as one dict, `shape`, of those fields that were given."""
+    """Add all options; the command receives one dict, `shape`, of the given fields."""
 
     @functools.wraps(command)
     def gathered(

@@ -1,4 +1,4 @@
-"""Command that simulates: simulate."""
+"""The command `simulate`: the scheduler over a trace of jobs."""
 
 from __future__ import annotations
 
@@ -35,34 +35,45 @@ from scheduler_feedback.sim.traces import TRACES
     required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The trace.",
+    help="Trace of jobs.",
 )
 @click.option(
-    "--format", "format_name", required=True, type=click.Choice([one.name for one in TRACES]), help="Its format."
+    "--format",
+    "format_name",
+    required=True,
+    type=click.Choice([one.name for one in TRACES]),
+    help="Format of the trace.",
 )
 @click.option("--nodes", "nodes_text", required=True, metavar="NxG|FILE", help="N nodes of G GPUs, or a topology file.")
 @click.option("--order", type=click.Choice([one.value for one in Order]), default="fair", show_default=True)
 @click.option("--backfill", type=click.Choice([one.value for one in Backfilling]), default="easy", show_default=True)
-@click.option("--load", default=1.0, show_default=True, metavar="FACTOR", help="Jobs arrive so many times as fast.")
-@click.option("--preempt", is_flag=True, help="Running gangs may be stopped for others; they resume later.")
-@click.option("--replan", type=float, metavar="SECONDS", help="Least time between two looks at what to preempt.")
+@click.option("--load", default=1.0, show_default=True, metavar="FACTOR", help="Jobs arrive FACTOR times as fast.")
+@click.option("--preempt", is_flag=True, help="Allow preemption; preempted gangs resume later.")
+@click.option("--replan", type=float, metavar="SECONDS", help="Shortest time between two preemption evaluations.")
 @click.option(
-    "--restart-cost", type=float, default=0.0, show_default=True, metavar="SECONDS", help="Lost by each restart."
+    "--restart-cost",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time that each restart loses.",
 )
-@click.option("--restartable", is_flag=True, help="Take every job to be one that may be stopped and started again.")
+@click.option("--restartable", is_flag=True, help="Treat every job as restartable.")
 @click.option(
     "--estimates",
     type=click.Choice([one.value for one in Estimates]),
     default="exact",
     show_default=True,
-    help="Where expected run times come from.",
+    help="Source of expected run times.",
 )
-@click.option("--preset", type=click.Choice([one.name for one in PRESETS]), help="The rules of published runs.")
-@click.option("--faults", metavar="PRESET|FILE", help="Nodes that become slow: a preset, or a file of them.")
+@click.option("--preset", type=click.Choice([one.name for one in PRESETS]), help="Rules of a published simulation.")
+@click.option("--faults", metavar="PRESET|FILE", help="Nodes that become slow: a preset or a file.")
 @click.option("--feedback", type=click.Choice(FEEDBACKS), default="off", show_default=True)
-@click.option("--seed", default=0, show_default=True, help="Of the faults and of the detector's errors.")
-@click.option("--journal", type=click.Path(path_type=Path), metavar="FILE", help="Keep every cycle, for `replay`.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="A page with the Gantt chart and queues.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the faults and of the detector's errors.")
+@click.option("--journal", type=click.Path(path_type=Path), metavar="FILE", help="Record every cycle, for `replay`.")
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the Gantt chart and queues."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 def simulate(
     jobs_file: Path,
@@ -84,7 +95,7 @@ def simulate(
     html: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the scheduler over a trace of jobs with a virtual clock: the same cycle that runs in production.
+    """Run the scheduler over a trace of jobs on a virtual clock, with the scheduling cycle of production.
 
     \b
     Example:
@@ -99,7 +110,7 @@ def simulate(
             raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=name)
     for name, file in (("--html", html), ("--journal", journal)):
         if file is not None and (wrong := _unwritable(file)):
-            raise click.BadParameter(f"{file}: {wrong}", param_hint=name)  # now, and not when all is done
+            raise click.BadParameter(f"{file}: {wrong}", param_hint=name)  # before the run, not after it
     base = FAIR_POLICY if order == Order.FAIR.value else Policy()
     policy = dataclasses.replace(
         base,
@@ -115,7 +126,7 @@ def simulate(
         jobs = (dataclasses.replace(job, spec=structs.replace(job.spec, restartable=True)) for job in trace.jobs)
         trace = dataclasses.replace(trace, jobs=tuple(jobs))
     if preset is not None and (given := _given("backfill", "replan", "restart_cost")):
-        note = f"{' and '.join(given)}: not taken, --preset {preset} sets what these would"
+        note = f"{' and '.join(given)}: ignored, --preset {preset} sets its own values"
         trace = dataclasses.replace(trace, notes=(*trace.notes, note))
     simulation = Simulation(
         trace=trace,
@@ -131,7 +142,7 @@ def simulate(
     )
     engine = simulation.engine(JournalFile(journal) if journal is not None else None)
     with collecting_rarely():
-        report = _watched(engine, as_json)
+        report = _run_with_progress(engine, as_json)
     if html is not None:
         with _showing(f"writing {html}", as_json):
             write_page(html, engine, report)
@@ -145,7 +156,7 @@ def simulate(
 
 
 def _given(*parameters: str) -> list[str]:
-    """Which of these the command line names, as it names them."""
+    """Return those of the options that are on the command line, as they are spelled there."""
     context = click.get_current_context()
     return [
         f"--{name.replace('_', '-')}"
@@ -155,9 +166,9 @@ def _given(*parameters: str) -> list[str]:
 
 
 def _unwritable(file: Path) -> str | None:
-    """Why no file of that name can be written; None where it can."""
+    """Return why the file can't be written; None if it can."""
     if file.is_dir():
-        return "is a folder"
+        return "it is a folder"
     if not file.absolute().parent.is_dir():
         return "its folder does not exist"
     if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
@@ -166,19 +177,19 @@ def _unwritable(file: Path) -> str | None:
 
 
 def _terminal(as_json: bool) -> Console | None:
-    """Standard error, where a person looks on: a terminal, and no document on its way to another program."""
+    """Return a console on standard error if it is a terminal; None if JSON goes to another program."""
     console = Console(stderr=True, markup=False)
     return console if console.is_terminal and (not as_json or sys.stdout.isatty()) else None
 
 
 def _showing(text: str, as_json: bool) -> AbstractContextManager[object]:
-    """Show what takes its time, where a person looks on."""
+    """Show a status line during a slow step, if there is a terminal."""
     console = _terminal(as_json)
     return console.status(Text(text)) if console is not None else nullcontext()
 
 
-def _watched(engine: Engine, as_json: bool) -> Report:
-    """Run it, with a bar where a person looks on."""
+def _run_with_progress(engine: Engine, as_json: bool) -> Report:
+    """Run the simulation, with a progress bar if there is a terminal."""
     console = _terminal(as_json)
     if console is None:
         return engine.run()

@@ -1,4 +1,4 @@
-"""Commands beside Slurm: slurm report, slurm submit, slurm hold, slurm release."""
+"""Commands for Slurm: slurm report, slurm submit, slurm hold, slurm release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangwatch.state_folder import StateFolder
 
 @click.group()
 def slurm() -> None:
-    """Submit to Slurm as a job that may be moved, and see what was done there, or would have been.
+    """Submit restartable jobs to Slurm, hold and release jobs, and report gangwatch's actions.
 
     \b
     Examples:
@@ -28,10 +28,12 @@ def slurm() -> None:
 
 @slurm.command()
 @state_option
-@click.option("--since", "hours", type=float, default=24.0, show_default=True, metavar="HOURS", help="How far back.")
+@click.option(
+    "--since", "hours", type=float, default=24.0, show_default=True, metavar="HOURS", help="Period to report."
+)
 @json_option
 def report(state: StateFolder, hours: float, as_json: bool) -> None:
-    """Say what was done in Slurm, or in `advise` would have been, and why.
+    """Show gangwatch's actions in Slurm with their reasons; in `advise`, the actions it would have taken.
 
     \b
     Examples:
@@ -64,22 +66,30 @@ def report(state: StateFolder, hours: float, as_json: bool) -> None:
         for fact in line.evidence[1:]:
             click.echo(f"                       {fact}")
     if not lines:
-        say(f"nothing in the last {hours:g} hours")
+        say(f"no actions in the last {hours:g} hours")
 
 
 @slurm.command(context_settings={"ignore_unknown_options": True})
-@click.option("--signal", "signal_name", default="", metavar="NAME", help="What makes it save: USR1. Default: none.")
-@click.option("--batch", is_flag=True, help="The signal is for the batch script, not for its steps.")
-@click.option("--grace", type=float, default=30.0, show_default=True, metavar="SECONDS", help="How long a save takes.")
-@click.option("--restart", type=float, default=30.0, show_default=True, metavar="SECONDS", help="What a start takes.")
-@click.option("--every", type=float, metavar="SECONDS", help="Between checkpoints, if it saves on its own alone.")
+@click.option(
+    "--signal",
+    "signal_name",
+    default="",
+    metavar="NAME",
+    help="Signal to save a checkpoint, such as USR1. Default: none.",
+)
+@click.option("--batch", is_flag=True, help="Send the signal to the batch script, not to its steps.")
+@click.option("--grace", type=float, default=30.0, show_default=True, metavar="SECONDS", help="Time that a save takes.")
+@click.option(
+    "--restart", type=float, default=30.0, show_default=True, metavar="SECONDS", help="Time that a start takes."
+)
+@click.option("--every", type=float, metavar="SECONDS", help="Checkpoint interval, if the job saves only on its own.")
 @click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED)
 def submit(
     signal_name: str, batch: bool, grace: float, restart: float, every: float | None, arguments: tuple[str, ...]
 ) -> None:
-    """Run sbatch with ARGUMENTS, and declare the job restartable: it may be requeued away from a bad node.
+    """Run sbatch with ARGUMENTS and declare the job restartable, so that gangwatch may requeue it off a bad node.
 
-    What stands after -- goes to sbatch as it is; the declaration is the job's comment, and --requeue.
+    The arguments after -- go to sbatch unchanged. The declaration is the job's comment plus --requeue.
 
     \b
     Example:
@@ -88,7 +98,7 @@ def submit(
     from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, comment_of, of_comment
 
     if any(word == "--comment" or word.startswith("--comment=") for word in arguments):
-        raise click.UsageError("the comment is where the declaration stands; leave --comment out")
+        raise click.UsageError("--comment is not allowed: gangwatch declares the job restartable in its comment")
     comment = comment_of(OptIn(True, signal_name.upper().removeprefix("SIG"), batch, grace, restart, every))
     if complaint := of_comment(comment).complaint:
         raise click.UsageError(complaint)
@@ -102,11 +112,11 @@ def submit(
 @slurm.command()
 @state_option
 @config_option
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@click.option("--reason", default="", metavar="TEXT", help="For the audit.")
+@click.option("--dry-run", is_flag=True, help="Only print the commands.")
+@click.option("--reason", default="", metavar="TEXT", help="Recorded in the audit log.")
 @click.argument("jobs", nargs=-1, required=True, type=int)
 def hold(state: StateFolder, config_file: Path | None, dry_run: bool, reason: str, jobs: tuple[int, ...]) -> None:
-    """Keep pending jobs from starting, with a line in the audit.
+    """Hold pending jobs (scontrol hold) and record it in the audit log.
 
     \b
     Example:
@@ -118,11 +128,11 @@ def hold(state: StateFolder, config_file: Path | None, dry_run: bool, reason: st
 @slurm.command()
 @state_option
 @config_option
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@click.option("--reason", default="", metavar="TEXT", help="For the audit.")
+@click.option("--dry-run", is_flag=True, help="Only print the commands.")
+@click.option("--reason", default="", metavar="TEXT", help="Recorded in the audit log.")
 @click.argument("jobs", nargs=-1, required=True, type=int)
 def release(state: StateFolder, config_file: Path | None, dry_run: bool, reason: str, jobs: tuple[int, ...]) -> None:
-    """Let held jobs start, with a line in the audit.
+    """Release held jobs (scontrol release) and record it in the audit log.
 
     \b
     Example:
@@ -134,7 +144,7 @@ def release(state: StateFolder, config_file: Path | None, dry_run: bool, reason:
 def _each(
     state: StateFolder, config_file: Path | None, word: str, jobs: tuple[int, ...], dry_run: bool, reason: str
 ) -> None:
-    """scontrol hold or release, for each of the jobs. Raises GangwatchError where one fails; the rest is done."""
+    """Run scontrol hold or release for each job. Raises GangwatchError if any failed, after trying all of them."""
     from agent.schema.clock import SystemClock
     from gangwatch.configuration.config_file import load
     from scheduler_feedback.backends.slurm.slurm_audit import Audit

@@ -1,4 +1,4 @@
-"""Command that packs what a bug report needs: support-bundle."""
+"""The command `support-bundle`: packs the files for a bug report."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from gangwatch.state_folder import StateFolder
 @click.command("support-bundle")
 @state_option
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.tar.gz")
-@click.option("--cycles", default=1000, show_default=True, type=click.IntRange(0), help="Of the journal's end.")
+@click.option(
+    "--cycles",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Number of latest journal cycles to include.",
+)
 @json_option
 def support_bundle(state: StateFolder, target: Path, cycles: int, as_json: bool) -> None:
     """Pack versions, configuration, the end of the journal, the daemons' logs and metrics into FILE.tar.gz.
 
-    No secret goes in: no token, no password, no job's environment, command line or folder, nothing that a job wrote.
-    What was packed is searched once more for every secret that this machine's gangwatch knows, and for whatever looks
-    like one (URLs with passwords, private keys, headers, tokens of known services).
+    The bundle contains no secrets: no tokens, no passwords, no environment, command line, folder or output of a job.
+    Before it is written, it is searched for every secret in this machine's gangwatch configuration, and for text that
+    looks like a secret (URLs with passwords, private keys, headers, tokens of known services).
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Commands for who may do what: token create, list, revoke, rotate; whoami."""
+"""Commands for access tokens: token create, list, revoke, rotate; whoami."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def _file_option(command: _Command) -> _Command:
-    """--file FILE, given to the command as a path or None."""
+    """Add --file FILE; the command receives a path or None."""
     return click.option(
         "--file",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Token file, for access.token_files or a Secret. Default: tokens.toml of the state folder.",
+        help="Token file, for access.token_files or a Secret. Default: tokens.toml in the state folder.",
     )(command)
 
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke tokens: each has a name, a user and a role. A running controller follows at once.
+    """Create, list and revoke tokens. Each token has a name, a user and a role. Changes apply at once.
 
     \b
-    viewer      reads; sees the command lines and logs of the own jobs
-    submitter   submits jobs, and cancels the own ones
-    operator    reads all but environments, acts on all jobs, nodes and verdicts, submits for others
+    viewer      reads; sees command lines and logs of the user's own jobs
+    submitter   also submits jobs and cancels the user's own jobs
+    operator    reads all but environments; acts on all jobs, nodes and verdicts; submits for other users
 
-    The file `token` in the state folder is an operator's. Hashes are kept in tokens.toml beside it.
+    The file `token` in the state folder holds an operator token. Hashes are stored in tokens.toml in the same folder.
 
     \b
     Example:
@@ -56,16 +56,18 @@ def token() -> None:
 @state_option
 @_file_option
 @click.argument("name", callback=plain)
-@click.option("--role", type=click.Choice(ROLE_WORDS), required=True, help="What it may do.")
-@click.option("--user", default="", callback=plain, help="Whose jobs are its own. Default: NAME.")
-@click.option("--expires", callback=duration, metavar="DURATION", help="From now: 12h, 90d. Default: never.")
+@click.option("--role", type=click.Choice(ROLE_WORDS), required=True, help="Permissions of the token.")
+@click.option("--user", default="", callback=plain, help="User of the token, who owns its jobs. Default: NAME.")
+@click.option(
+    "--expires", callback=duration, metavar="DURATION", help="Lifetime from now: 12h, 90d. Default: unlimited."
+)
 @json_option
 def create(
     state: StateFolder, file: Path | None, name: str, role: str, user: str, expires: float | None, as_json: bool
 ) -> None:
-    """Make a token called NAME and print it, this once: only its hash is kept.
+    """Create a token called NAME and print it. It is printed only once: only its hash is stored.
 
-    Give it to its user in a file of mode 0600, for `client.token_file`, or to be typed into the page's login.
+    Give it to its user in a file with mode 0600, for `client.token_file` or for the login of the page.
 
     \b
     Example:
@@ -79,15 +81,13 @@ def create(
     with _held(state, file) as path:
         entries = _read(path)
         if any(one.name == name for one in entries):
-            raise GangwatchError(
-                f"there is a token {name} already: `gangwatch token revoke {name}`, or use another name"
-            )
+            raise GangwatchError(f"token {name} already exists: `gangwatch token revoke {name}`, or use another name")
         _write(path, (*entries, entry))
     if as_json:
         print_json({**_document(entry), "token": made})
     else:
         click.echo(made)
-        say(f"{name}: {role}, jobs of {entry.owner}; shown this once")
+        say(f"{name}: {role}, jobs of {entry.owner}; the token is shown only once")
 
 
 @token.command(name="list")
@@ -95,7 +95,7 @@ def create(
 @_file_option
 @json_option
 def list_(state: StateFolder, file: Path | None, as_json: bool) -> None:
-    """List tokens by name; the tokens themselves are known to nobody.
+    """List tokens by name. The tokens themselves are not stored.
 
     \b
     Example:
@@ -115,7 +115,7 @@ def list_(state: StateFolder, file: Path | None, as_json: bool) -> None:
 @_file_option
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def revoke(state: StateFolder, file: Path | None, names: tuple[str, ...]) -> None:
-    """Revoke tokens: from the next request on they are refused, and logins by them have ended.
+    """Revoke tokens. The controller refuses them from the next request on and ends their logins.
 
     \b
     Example:
@@ -124,7 +124,7 @@ def revoke(state: StateFolder, file: Path | None, names: tuple[str, ...]) -> Non
     with _held(state, file) as path:
         entries = _read(path)
         if unknown := sorted(set(names) - {entry.name for entry in entries}):
-            raise GangwatchError(f"there is no token {unknown[0]}: `gangwatch token list`")
+            raise GangwatchError(f"token {unknown[0]} does not exist: see `gangwatch token list`")
         _write(path, [entry for entry in entries if entry.name not in names])
     for name in names:
         say(f"{name}: revoked")
@@ -133,7 +133,7 @@ def revoke(state: StateFolder, file: Path | None, names: tuple[str, ...]) -> Non
 @token.command()
 @state_option
 def rotate(state: StateFolder) -> None:
-    """Replace the state folder's own token. Copies of the old one are refused from the next request on.
+    """Replace the state folder's own token. The controller refuses the old one from the next request on.
 
     \b
     Example:
@@ -141,7 +141,7 @@ def rotate(state: StateFolder) -> None:
     """
     import secrets
 
-    state.token()  # there is one to replace
+    state.token()  # raises if there is no token to replace
     write_atomically(state.token_file, secrets.token_urlsafe(32).encode())
     say(f"{state.token_file}: replaced")
 
@@ -150,7 +150,7 @@ def rotate(state: StateFolder) -> None:
 @state_option
 @json_option
 def whoami(state: StateFolder, as_json: bool) -> None:
-    """Say whom the controller takes you for: user, role, and by what proof.
+    """Show your user and role at the controller, and how it authenticated you.
 
     \b
     Example:
@@ -165,7 +165,7 @@ def whoami(state: StateFolder, as_json: bool) -> None:
 
 @contextmanager
 def _held(state: StateFolder, file: Path | None) -> Iterator[Path]:
-    """The token file, which nobody else of us writes meanwhile."""
+    """Yield the token file, locked against other `gangwatch token` commands."""
     if file is not None:
         yield file
         return

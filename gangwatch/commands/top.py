@@ -1,4 +1,4 @@
-"""Command that shows the cluster live: top."""
+"""The command `top`: a live view of the cluster."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ PATH = "/api/overview"
 
 @click.command()
 @state_option
-@click.option("--once", is_flag=True, help="Show it once, and end.")
+@click.option("--once", is_flag=True, help="Print one screen and exit.")
 @click.option(
-    "--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between two updates."
 )
 @json_option
 def top(state: StateFolder, once: bool, interval: float, as_json: bool) -> None:
-    """Show jobs, queue, reservation, verdicts and ill nodes in the terminal, until `q` or Ctrl-C.
+    """Show jobs, queue, reservation, verdicts and unhealthy nodes in the terminal, until `q` or Ctrl-C.
 
-    It is the overview of the live page, which is at the controller's address. While no controller answers, what was
-    seen last stays, and says so.
+    The content is that of the overview page at the controller's address. While no controller responds, the last
+    content stays on the screen with a warning.
 
     \b
     Examples:
@@ -53,12 +53,12 @@ def top(state: StateFolder, once: bool, interval: float, as_json: bool) -> None:
         where.print(screen(document, where.width, None))
         return
     if not where.is_terminal:
-        raise click.UsageError("standard output is no terminal: --once or --json")
+        raise click.UsageError("standard output is not a terminal: use --once or --json")
     _live(client, document, interval)
 
 
 def _live(client: Client, document: dict[str, Any], interval_seconds: float) -> None:
-    """Draw until `q` or Ctrl-C."""
+    """Redraw until `q` or Ctrl-C."""
     from rich.live import Live
 
     from gangwatch.display.top_screen import console, screen
@@ -76,7 +76,7 @@ def _live(client: Client, document: dict[str, Any], interval_seconds: float) -> 
                 if wait.quits(max(due_s - time.monotonic(), 0.0)):
                     return
                 if time.monotonic() < due_s:
-                    continue  # the terminal has another size
+                    continue  # the terminal was resized
                 due_s = time.monotonic() + interval_seconds
                 try:
                     document, trouble = client.get(PATH), ""
@@ -87,13 +87,13 @@ def _live(client: Client, document: dict[str, Any], interval_seconds: float) -> 
 
 
 class _Waiter:
-    """Waits for a key, for the terminal to change its size, or for time to pass."""
+    """Wait for a key, a resize of the terminal, or a timeout."""
 
     def __init__(self, keys: int | None, resized: int) -> None:
         self._keys, self._resized = keys, resized
 
     def quits(self, seconds: float) -> bool:
-        """Whether `q` was pressed; False as soon as the size has changed, and when so many seconds have passed."""
+        """Return whether `q` was pressed; return False on a resize and after `seconds`."""
         sources = [self._resized, *([] if self._keys is None else [self._keys])]
         ready, _, _ = select.select(sources, [], [], seconds)
         if self._resized in ready:
@@ -108,7 +108,7 @@ class _Waiter:
 
 @contextmanager
 def _waiter() -> Iterator[_Waiter]:
-    """While it lasts, keys come one by one and are not shown, where standard input is a terminal."""
+    """Read keys one by one without echo, if standard input is a terminal; restore the terminal at exit."""
     import termios
     import tty
 

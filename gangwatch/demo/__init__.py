@@ -1,1 +1,1 @@
-"""`gangwatch demo`: a real straggler on this machine, found, moved away from, and backfilled behind."""
+"""`gangwatch demo`: on this machine, gangwatch detects a real straggler, moves the job and backfills its slots."""

@@ -1,4 +1,4 @@
-"""The account of a play: the report, put together from the journal, the agents' streams and a run without gangwatch."""
+"""The demo's report, computed from the journal, the agents' streams and a run without gangwatch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from scheduler_feedback.journal.replay import about, replay, start_times
 from scheduler_feedback.journal.store import Loaded, NumberedEntry, Store
 
 _WAY_BACK = {"probe": "a probe", "probation": "probation", "recovered": ""}
-"""Entries about a node on its way back, and how they are called."""
+"""Kinds of entries about a node's recovery, and their names in the summary."""
 
 
 class Account:
-    """Everything that the report is computed from, read once the stage is down.
+    """All input of the report, read after the cluster has been stopped.
 
-    uninterrupted: the result of the same training without gangwatch, None where it was not run.
+    uninterrupted: the result of the same training without gangwatch; None if it was not run.
     """
 
     def __init__(self, play: Play, steps: list[SeenStep], uninterrupted: dict[str, Any] | None) -> None:
@@ -48,7 +48,7 @@ class Account:
         ]
 
     def truth(self) -> Truth | None:
-        """What the disturbance recorded of itself; None where there was none."""
+        """Return what the disturbance process recorded; None if there was no disturbance."""
         target, lines = self.play.target, self.play.disturbance_lines
         if target is None:
             return None
@@ -57,7 +57,7 @@ class Account:
         return Truth(target["job"], target["rank"], target["node"], began, ended)
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """Every verdict in the journal, in order."""
+        """Return every verdict in the journal, in order."""
         return [
             {
                 "job": event.gang,
@@ -76,7 +76,7 @@ class Account:
         ]
 
     def migrations(self) -> list[dict[str, Any]]:
-        """Every decision to move a gang that was applied, with the terms of its cost test."""
+        """Return every applied decision to move a gang, with the terms of its cost test."""
         return [
             {"job": entry.subject, "wall_ns": entry.wall_ns, "text": entry.text, "terms": dict(entry.detail)}
             for entry in (numbered.entry for numbered in self.entries)
@@ -84,11 +84,11 @@ class Account:
         ]
 
     def started_ns(self, job_id: str) -> int | None:
-        """When the job's first start was decided."""
+        """Return the time of the decision to start the job for the first time."""
         return next((now for now, start in self.starts if start.job_id == job_id), None)
 
     def head_delay_seconds(self, head: str, backfilled: str) -> float | None:
-        """How much later the head started than in a replay of the same journal without the backfilled job."""
+        """Return how much later the head started than in a replay of the journal without the backfilled job."""
         _, outcomes = replay(
             self.journal.state or State(),
             ((row.now_ns, row.events) for row in self.journal.journal),
@@ -98,7 +98,7 @@ class Account:
         return None if really is None or without is None else (really - without) / 1e9
 
     def training(self) -> dict[str, Any]:
-        """Steps made, repeated, and whether the weights are those of the run without gangwatch."""
+        """Return steps made, steps repeated, and whether the weights equal those of the run without gangwatch."""
         gang = self.play.job_ids["training"]
         path = self.play.state_folder.parent / "training" / "result.json"
         result = json.loads(path.read_text()) if path.exists() else None
@@ -113,7 +113,7 @@ class Account:
         }
 
     def report(self) -> dict[str, Any]:
-        """The report; every field in the README's list, None where it was not seen."""
+        """Return the report; a value is None if it was not observed."""
         play, truth = self.play, self.truth()
         gang = play.job_ids["training"]
         verdicts = self.verdicts()
@@ -133,7 +133,7 @@ class Account:
         }
         if truth is None:
             counts = {"verdicts": len(verdicts), "migrations": len(moves)}
-            broken = [f"nothing was disturbed: {count} {what}" for what, count in counts.items() if count]
+            broken = [f"there was no disturbance, but {count} {what}" for what, count in counts.items() if count]
             return report | {"passed": not broken, "failures": broken}
 
         found = next((verdict for verdict in verdicts if is_true(verdict, truth)), None) or next(iter(verdicts), None)
@@ -172,7 +172,7 @@ class Account:
 
 
 def uninterrupted(play: Play) -> dict[str, Any]:
-    """Run the training again, with the same seed, without gangwatch, pause or interruption; its result."""
+    """Run the training again with the same seed, without gangwatch, pauses or interruption, and return its result."""
     folder = play.state_folder.parent / "uninterrupted"
     folder.mkdir(parents=True, exist_ok=True)
     return run_training(training_command(play.steps, play.seed, 0.0, folder), ranks=TRAINING_RANKS)

@@ -1,4 +1,4 @@
-"""The command, and the play from beginning to end."""
+"""The command `demo`, from start to report."""
 
 from __future__ import annotations
 
@@ -20,29 +20,40 @@ from gangwatch.demo.screen import Screen
 
 
 @click.command("demo")
-@click.option("--seconds", type=click.FloatRange(30, 3600), default=90.0, show_default=True, help="Length.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Which rank is disturbed, how, and the training.")
 @click.option(
-    "--report", "report_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the report (JSON)."
+    "--seconds", type=click.FloatRange(30, 3600), default=90.0, show_default=True, help="Approximate duration."
 )
-@click.option("--no-disturbance", is_flag=True, help="Disturb nothing: gangwatch must stay silent.")
-@click.option("--state", "folder", type=click.Path(file_okay=False, path_type=Path), help="Keep everything here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report on standard output.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the disturbance and of the training.")
+@click.option(
+    "--report",
+    "report_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the report as JSON to a file.",
+)
+@click.option("--no-disturbance", is_flag=True, help="Disturb nothing; gangwatch must report no verdict.")
+@click.option(
+    "--state",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Empty folder for all files, which are kept.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
 def demo(
     seconds: float, seed: int, report_path: Path | None, no_disturbance: bool, folder: Path | None, as_json: bool
 ) -> None:
-    """Four virtual nodes, three jobs and a fault, on this machine.
+    """Run a demo on this machine: four virtual nodes, three jobs and a fault.
 
-    Training runs; a process that gangwatch knows nothing of takes run time away from one of its ranks. The rank, the
-    node and the cause must be found from telemetry, the training moved, the hole backfilled without delaying the head
-    of the queue, and the node trusted again once the fault is over. Exits with 0 if every promise was kept, 1 if not.
+    A separate process, which gangwatch does not control, slows one rank of a training job. From telemetry alone,
+    gangwatch must detect the rank, the node and the cause, and move the job. It must backfill the freed slots without
+    delaying the head of the queue, and use the node again after the fault. The exit code is 0 if all checks passed,
+    1 if not.
 
     \b
     Example:
       gangwatch demo --seed 7 --report report.json
     """
     if report_path is not None and not report_path.parent.is_dir():
-        raise click.BadParameter(f"{report_path.parent} is no folder", param_hint="--report")
+        raise click.BadParameter(f"{report_path.parent} is not a folder", param_hint="--report")
     keep = folder is not None
     work = folder or Path(tempfile.mkdtemp(prefix="gangwatch-demo-"))
     if keep and work.exists() and any(work.iterdir()):
@@ -61,15 +72,15 @@ def demo(
     for line in summary(report):
         click.echo(line, err=as_json)
     for line in report["failures"]:
-        click.echo(f"NOT KEPT: {line}", err=True)
+        click.echo(f"FAILED: {line}", err=True)
     sys.exit(0 if report["passed"] else 1)
 
 
 def perform(work: Path, seed: int, schedule: Schedule, disturbed: bool) -> dict[str, Any]:
-    """Give the whole play in the folder `work` and return its report."""
+    """Run the whole demo in the folder `work` and return its report."""
     began = time.monotonic()
     with Screen() as screen:
-        screen.say("measuring a training step on this machine")
+        screen.say("measuring the step time on this machine")
         pace, step_seconds = measure_pace(work / "calibration", seed)
         conductor = Conductor(work, seed, schedule, screen.say)
         play: Play = conductor.play
@@ -77,7 +88,7 @@ def perform(work: Path, seed: int, schedule: Schedule, disturbed: bool) -> dict[
         play.steps = round(schedule.training_seconds(disturbed) / step_seconds)
         screen.watch(conductor)
         conductor.perform(disturbed)
-        screen.say("the same training once more, without gangwatch, to compare the weights")
+        screen.say("running the same training without gangwatch, to compare the final weights")
         account = Account(play, conductor.listener.steps(), uninterrupted(play))
         report = account.report()
     return report | {"seconds": time.monotonic() - began}

@@ -1,4 +1,4 @@
-"""The conductor: brings the stage up, submits, disturbs, waits for what must happen, and brings the stage down."""
+"""The demo's sequence: start a cluster, submit jobs, disturb one rank, wait for the reactions, stop everything."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ probation_seconds = 5
 
 
 class Conductor:
-    """One performance. ``perform`` returns the Play; whatever happens, nothing is left running."""
+    """One run of the demo. ``perform`` returns the Play and always stops everything that it started."""
 
     def __init__(self, folder: Path, seed: int, schedule: Schedule, say: Say) -> None:
         self.folder = folder
@@ -55,14 +55,14 @@ class Conductor:
         self.play = Play(folder / "state", seed)
         self.listener = Listener()
         self.client = Client(self.play.state_folder)
-        self.audience = Client(self.play.state_folder)  # the screen's own: a client serves one thread
+        self.audience = Client(self.play.state_folder)  # for the screen: a client is for one thread
         self._disturber: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
-    # --- the stage ---
+    # --- cluster ---
 
     def up(self) -> None:
-        """Four agents and a controller, as processes of their own, through the command that a user has."""
+        """Start four agents and a controller with `gangwatch up`."""
         configuration = self.folder / "gangwatch.toml"
         configuration.write_text(CONFIGURATION.format(nodes=NODES, slots=SLOTS, quarantine=self.schedule.after + 2))
         self._gangwatch("up", "--state", str(self.play.state_folder), "--config", str(configuration))
@@ -70,7 +70,7 @@ class Conductor:
             self.listener.listen(json.loads(path.read_text())["url"])
 
     def down(self) -> None:
-        """End the disturbance, every job, the agents and the controller."""
+        """Stop the disturbance, all jobs, the agents and the controller."""
         self.end_disturbance()
         self.listener.close()
         self._gangwatch("down", "--state", str(self.play.state_folder))
@@ -84,7 +84,7 @@ class Conductor:
     # --- jobs ---
 
     def submit(self, name: str, ranks: int, steps: int, time_limit: float, **more: Any) -> str:
-        """Submit a training job under this name; its id is kept in the play."""
+        """Submit a training job with this name, record its id in the play, and return the id."""
         work = self.folder / name
         work.mkdir(parents=True, exist_ok=True)
         specification = {
@@ -113,12 +113,12 @@ class Conductor:
         for row in self.client.get("/api/nodes"):
             if row["node"] == node:
                 return str(row["state"])
-        raise DemoError(f"node {node} has gone")
+        raise DemoError(f"the controller no longer lists node {node}")
 
     def wait_until(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
-        """Poll until the condition holds. Raises DemoError, naming what was waited for, after `seconds`."""
+        """Poll until the condition holds. Raises DemoError with `what` after `seconds`."""
         if not self.happened(condition, seconds):
-            raise DemoError(f"waited {seconds:.0f} s for this: {what}")
+            raise DemoError(f"timed out after {seconds:.0f} s, waiting until {what}")
 
     def happened(self, condition: Callable[[], bool], seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -129,14 +129,14 @@ class Conductor:
         return True
 
     def steps_done(self, name: str, attempt: int | None = None) -> int:
-        """Distinct steps of the job that the agents have told of."""
+        """Return the number of distinct steps of the job that the agents have reported."""
         gang = self.play.job_ids[name]
         return len({s.step for s in self.listener.steps() if s.gang == gang and attempt in (None, s.attempt)})
 
     # --- the fault ---
 
     def begin_disturbance(self) -> None:
-        """Start the process that takes run time from one rank of the training; which one is drawn from the seed."""
+        """Start the process that slows one rank of the training; the seed selects the rank."""
         training = self.job("training")
         rank = training["ranks"][self.play.seed % len(training["ranks"])]
         self.play.target = {"job": training["job"], "rank": rank["rank"], "node": rank["node"], "slot": rank["slot"]}
@@ -154,7 +154,7 @@ class Conductor:
             self.play.disturbance_lines.append(json.loads(line))
 
     def end_disturbance(self) -> None:
-        """End it if it runs; what it held is let go by itself."""
+        """Stop the disturbance if it runs; it continues its stopped processes before it exits."""
         if self._disturber is None:
             return
         self._disturber.send_signal(signal.SIGTERM)
@@ -165,17 +165,17 @@ class Conductor:
             self._disturber.stdout.close()
         self._disturber = None
 
-    # --- the acts ---
+    # --- sequence ---
 
     def perform(self, disturbed: bool) -> Play:
-        """The whole performance; the stage is down again when it returns or raises."""
+        """Run the whole sequence; everything is stopped when it returns or raises."""
         try:
             self.up()
             self._open()
             if disturbed:
                 self._fault()
             else:
-                self.say("nothing is disturbed: gangwatch must stay silent")
+                self.say("no disturbance: gangwatch must report no verdict")
                 time.sleep(self.schedule.after)
             self._close()
         finally:
@@ -183,9 +183,9 @@ class Conductor:
         return self.play
 
     def _open(self) -> None:
-        """Training and a filler run; a gang of six must wait; step times settle and are taken for comparison."""
+        """Start training and filler, queue a gang of six ranks, and measure undisturbed step times."""
         schedule, play = self.schedule, self.play
-        limit = 4 * play.steps * play.step_seconds  # as generous as users are
+        limit = 4 * play.steps * play.step_seconds  # users overestimate run times
         self.submit(
             "training", TRAINING_RANKS, play.steps, limit, restartable=True, restart_cost_seconds=3.0, grace_seconds=5.0
         )
@@ -193,45 +193,45 @@ class Conductor:
         self.submit("filler", 2, 1_000_000, limit)
         self.wait_until("the filler runs", lambda: self.state_of("filler") == "running", 30)
         self.submit("head", HEAD_RANKS, 20, 60.0)
-        self.say("training (4 ranks) and filler (2) run; head (6 ranks) waits for its turn")
+        self.say("training (4 ranks) and filler (2 ranks) are running; head (6 ranks) is pending")
         self.wait_until("the training makes steps", lambda: self.steps_done("training") > 3, 30)
         time.sleep(schedule.warm_up)
         play.steady_from_ns = time.time_ns()
         time.sleep(schedule.steady)
 
     def _fault(self) -> None:
-        """One rank loses run time; verdict, move, backfill; the fault ends, the node comes back."""
+        """Slow one rank; wait for verdict, move and backfill; end the fault and wait until the node is healthy."""
         schedule, play = self.schedule, self.play
         self.begin_disturbance()
         assert play.target is not None
-        self.say(f"a process unknown to gangwatch now takes run time from rank {play.target['rank']}")
+        self.say(f"a separate process now slows rank {play.target['rank']}")
         moved = self.happened(lambda: self.job("training")["attempt"] > 1, schedule.detect_at_most)
         if not moved:
-            self.say("no decision came; the play ends without one")
+            self.say("gangwatch did not move the job in time; the demo ends here")
             self.end_disturbance()
             return
-        self.say("the verdict stands, the training moves; short (2 ranks) is submitted into the hole")
+        self.say("gangwatch reported the rank and moves the training; now submitting short (2 ranks) to backfill")
         self.cancel("filler")
         self.submit("short", 2, self.steps_in(schedule.after + 6), schedule.after * 3)
-        self.wait_until("the training steps again", lambda: self.steps_done("training", 2) > 0, 40)
-        self.wait_until("short runs in the hole", lambda: self.state_of("short") in ("running", "completed"), 30)
+        self.wait_until("the training makes steps again", lambda: self.steps_done("training", 2) > 0, 40)
+        self.wait_until("short is backfilled", lambda: self.state_of("short") in ("running", "completed"), 30)
         time.sleep(2.0)
         play.after_from_ns = time.time_ns()
         time.sleep(schedule.after / 2)
-        self.say("the disturbance ends")
+        self.say("stopping the disturbance")
         self.end_disturbance()
         time.sleep(schedule.after / 2)
         play.after_until_ns = time.time_ns()
         node = play.target["node"]
         if self.happened(lambda: self.node_state(node) == "healthy", 60):
-            self.say(f"{node} passed its probe and its probation")
+            self.say(f"{node} passed its probe and its probation: healthy again")
 
     def steps_in(self, seconds: float) -> int:
-        """How many steps of the training fit in so many seconds, by the calibration."""
+        """Return how many steps of the training fit into `seconds`, by the calibration."""
         return max(10, round(seconds / self.play.step_seconds))
 
     def _close(self) -> None:
-        """The training runs to its end, and the head of the queue gets its turn."""
+        """Wait until the training and then the head of the queue have ended."""
         if self.state_of("filler") == "running":
             self.cancel("filler")
         self.wait_until("the training ends", lambda: self.state_of("training") in ENDED, 180)

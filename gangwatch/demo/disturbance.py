@@ -1,11 +1,11 @@
-"""The fault of the demonstration: a separate process that takes run time away from whatever runs in one slot.
+"""The demo's fault: a separate process that slows the processes in one slot.
 
-It stops and continues (SIGSTOP, SIGCONT) the processes of one slot of one node, found through the same rank files that
-agents read. The controller is not told. Standard library only; every act is a JSON line on standard output, so that the
-report can say when the fault began and ended.
+It stops and continues (SIGSTOP, SIGCONT) the processes of one slot of one node. It finds them through the rank files,
+as agents do, and does not contact the controller. It uses the standard library only, and prints each act as a JSON line
+on standard output; the report reads from them when the fault began and ended.
 
-Signals go through a pidfd, and the start time in the rank file is compared first: a process that merely inherited the
-number is never touched. Whatever was stopped is continued before the program ends, whichever way it ends but SIGKILL.
+Signals are sent through a pidfd, after a comparison with the start time in the rank file, so a process that reuses the
+pid is never signalled. Unless it is killed with SIGKILL, the program continues all stopped processes before it exits.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from types import FrameType
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How long a process is held and let go in turn, each drawn uniformly from its range; seconds."""
+    """Alternating stop and run times in seconds, each drawn uniformly from its range."""
 
     held: tuple[float, float] = (0.12, 0.32)
     free: tuple[float, float] = (0.10, 0.25)
 
     def pauses(self, source: random.Random) -> Iterator[tuple[float, float]]:
-        """Endless pairs of (held, free) seconds."""
+        """Yield endless pairs of (held, free) seconds."""
         while True:
             yield source.uniform(*self.held), source.uniform(*self.free)
 
 
 def start_time(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Clock ticks since boot at which the process started (field 22 of /proc/PID/stat); None where it is gone."""
+    """Return the process's start in clock ticks since boot (field 22 of /proc/PID/stat); None if it has exited."""
     try:
         text = (proc / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -47,20 +47,20 @@ def start_time(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 def processes_of(ranks_folder: Path, slot: int) -> list[tuple[int, int]]:
-    """(pid, start time) of every rank that stands in the slot now."""
+    """Return (pid, start time) of every rank in the slot."""
     found: list[tuple[int, int]] = []
     for path in sorted(ranks_folder.glob("*.json")):
         try:
             record = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):
-            continue  # removed or replaced while we looked: the next round sees it
+            continue  # removed or replaced during the read: the next round reads it
         if record.get("slot") == slot:
             found.append((int(record["pid"]), int(record["start_time"])))
     return found
 
 
 def send(pid: int, started: int, what: signal.Signals) -> bool:
-    """Send a signal to exactly this process; False where it is gone."""
+    """Send a signal to exactly this process; return False if it has exited."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -83,11 +83,11 @@ def say(act: str, **detail: object) -> None:
 
 
 class _EndedError(Exception):
-    """A signal asked the program to end."""
+    """Request to exit, raised by a signal handler."""
 
 
 def disturb(ranks_folder: Path, slot: int, seed: int, pattern: Pattern, seconds: float) -> None:
-    """Hold and release the slot's processes in turn for `seconds`, or until a signal ends it."""
+    """Alternately stop and continue the slot's processes for `seconds`, or until a signal arrives."""
     source = random.Random(seed)
     until = time.monotonic() + seconds
     held: list[tuple[int, int]] = []

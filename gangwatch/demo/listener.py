@@ -1,7 +1,7 @@
-"""What the audience sees: the agents' own frame streams, read by the demonstration beside the controller.
+"""Reader of the agents' frame streams, independent of the controller.
 
-The report's step times come from here, not from the controller: what it says of its own success is checked against the
-telemetry that anyone can subscribe to.
+The report takes its step times from here and not from the controller, so that gangwatch's success is checked against
+telemetry that any client can read.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from agent.schema.wire import MessageSplitter, decode
 
 @dataclass(frozen=True, slots=True)
 class SeenStep:
-    """One finished step of one rank; ended_wall_ns by the host's clock, duration and wait in seconds."""
+    """One finished step of one rank; durations in seconds."""
 
     gang: str
     attempt: int
     rank: int
     step: int
     ended_wall_ns: int
+    """End of the step by the host's clock."""
     duration_seconds: float
     wait_seconds: float | None
 
 
 class Listener:
-    """Reads the frame streams of several agents, a thread each, until closed."""
+    """Reader of the frame streams of several agents, with one thread per agent, until closed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,8 +60,8 @@ class Listener:
                     for message in splitter.feed(data):
                         self._take(decode(message))
             except (OSError, http.client.HTTPException, FrameError, AttributeError, ValueError):
-                # The agent restarted or the stream broke; AttributeError and ValueError are what http.client raises
-                # when close() below takes the socket away under a read.
+                # The agent restarted or the stream broke. http.client raises AttributeError or ValueError if close()
+                # below shuts down the socket during a read.
                 continue
             finally:
                 connection.close()
@@ -86,7 +87,7 @@ class Listener:
             self._steps += seen
 
     def steps(self) -> list[SeenStep]:
-        """Everything seen so far."""
+        """Return all steps received so far."""
         with self._lock:
             return list(self._steps)
 

@@ -1,11 +1,10 @@
-"""The play: four virtual nodes, three jobs and a fault, on this machine, with the real programs.
+"""The demo's scenario: four virtual nodes, three jobs and a fault, on this machine, with the real programs.
 
-It uses what a user has: `gangwatch up`, the API, the agents' streams. The disturbance is a process of its own, and the
-controller is told nothing of it.
+It uses only public interfaces: `gangwatch up`, the API and the agents' streams. The disturbance is a separate process
+that the controller has no information about.
 
-How long a step pauses is measured, not chosen: the machine's processors are shared by eight slots, and a step
-pauses (where a GPU would be computing) for just as long as keeps six ranks below ``LOAD`` of all processors. On a
-machine with processors enough it does not pause at all.
+Eight slots share the machine's processors. Each step therefore pauses, where a GPU would compute, just long enough to
+keep six ranks below ``LOAD`` of all processors. The pause is measured on the machine; with enough processors it is 0.
 """
 
 from __future__ import annotations
@@ -27,25 +26,26 @@ TRAINING_RANKS = 4
 HEAD_RANKS = 6
 RANKS_AT_ONCE = 6
 LOAD = 0.45
-"""Share of all processors that six ranks may take; agents, controller and the operating system need the rest."""
+"""Share of all processors for six ranks; agents, controller and operating system need the rest."""
 
 
 class DemoError(GangwatchError):
-    """The demonstration could not be given: says at which point and why."""
+    """Failure of the demo itself; the message says where and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Seconds of each part. `steady` is the undisturbed part that step times are compared with."""
+    """Duration of each part, in seconds."""
 
     warm_up: float
     steady: float
+    """Undisturbed part: the reference for step times."""
     detect_at_most: float
     after: float
 
     @classmethod
     def of(cls, seconds: float) -> Schedule:
-        """Divide the given length; the parts that the promises need are never shorter than these."""
+        """Divide the given duration into parts; each part has a minimum that the checks need."""
         return cls(
             warm_up=max(6.0, seconds * 0.08),
             steady=max(10.0, seconds * 0.14),
@@ -54,13 +54,13 @@ class Schedule:
         )
 
     def training_seconds(self, disturbed: bool) -> float:
-        """How long the training should run undisturbed so that every part finds it running."""
+        """Return how long the training must run, undisturbed, to be running in every part."""
         return self.warm_up + self.steady + self.after + (18.0 if disturbed else 2.0)
 
 
 @dataclass(slots=True)
 class Play:
-    """What happened, in the order it happened; wall times in ns."""
+    """Record of a run of the demo; wall times in ns."""
 
     state_folder: Path
     seed: int
@@ -76,7 +76,7 @@ class Play:
 
 
 def example(name: str) -> Path:
-    """Path of an example program: beside the checkout's packages, or shipped in the wheel. Raises DemoError."""
+    """Return the path of an example program, in the checkout or in the wheel. Raises DemoError if there is none."""
     package = Path(__file__).resolve().parent
     for candidate in (package.parents[1] / "examples" / name, package / name):
         if candidate.exists():
@@ -85,7 +85,7 @@ def example(name: str) -> Path:
 
 
 def training_command(steps: int, seed: int, pace_seconds: float, folder: Path) -> list[str]:
-    """The argument list of one training job whose checkpoint and result lie in `folder`."""
+    """Return the command of a training job with its checkpoint and result in `folder`."""
     return [
         sys.executable,
         str(example("train_dp.py")),
@@ -105,7 +105,7 @@ def training_command(steps: int, seed: int, pace_seconds: float, folder: Path) -
 
 
 def plain_environment() -> dict[str, str]:
-    """This process's environment without what a scheduler or reporter would read in it, one thread a process."""
+    """Return this process's environment without scheduler and reporter variables, with one thread per process."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -116,10 +116,10 @@ def plain_environment() -> dict[str, str]:
 
 
 def measure_pace(folder: Path, seed: int) -> tuple[float, float]:
-    """(seconds to pause in a step, expected seconds of a step), from one rank alone on this machine.
+    """Return (pause per step, expected step time) in seconds, measured with a single rank on this machine.
 
-    Six ranks that compute c seconds a step stay at LOAD of n processors when a step takes 6 c / (LOAD n). The
-    training's ranks compute at the same moment: of this time c is work, or 4 c / n where n is less than four.
+    Six ranks that compute c seconds per step use LOAD of n processors if a step takes 6 c / (LOAD n). The training's
+    ranks compute at the same time, so c of this time is work, or 4 c / n if n is less than four.
     """
     folder.mkdir(parents=True, exist_ok=True)
     compute = float(run_training(training_command(40, seed, 0.0, folder), ranks=1)["step_seconds"])

@@ -1,7 +1,7 @@
-"""The demonstration's report: what was asked, computed from what was seen. Pure.
+"""The demo's figures and checks, computed from observations. Pure functions.
 
-Every figure comes from one of three places that do not know of one another: the steps in the agents' streams, the
-controller's journal, and the disturbance's own record of when it began and ended.
+Every figure comes from one of three independent sources: the steps in the agents' streams, the controller's journal,
+and the times that the disturbance recorded for its begin and end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ DETECT_WITHIN_SECONDS = 15.0
 RUNNING_AGAIN_WITHIN_SECONDS = 10.0
 AFTER_WITHIN = 0.10
 HEAD_DELAY_WITHIN_SECONDS = 0.5
-"""The bounds that the demonstration promises (issue 2, 'Shown by', 1)."""
+"""The limits that the demo checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What the disturbance really did: which rank of which gang, on which node, and when (wall time, ns)."""
+    """Ground truth of the disturbance: rank, gang, node and time (wall time, ns)."""
 
     gang: str
     rank: int
@@ -32,7 +32,7 @@ class Truth:
 
 
 def per_step(steps: Iterable[SeenStep], gang: str, begin_ns: int, end_ns: int) -> list[float]:
-    """Duration of each of the gang's steps that ended in the window: the slowest rank's, in seconds, in step order."""
+    """Return the slowest rank's duration of each step that ended in the window, in seconds and in step order."""
     slowest: dict[tuple[int, int], float] = {}
     for step in steps:
         if step.gang == gang and begin_ns <= step.ended_wall_ns < end_ns:
@@ -42,7 +42,7 @@ def per_step(steps: Iterable[SeenStep], gang: str, begin_ns: int, end_ns: int) -
 
 
 def typical(durations: Sequence[float]) -> float | None:
-    """Mean of the middle half: what a step takes, whatever else the machine did in up to a quarter of the time."""
+    """Return the interquartile mean: the step time, unaffected by outliers in up to a quarter of the steps."""
     if not durations:
         return None
     ordered = sorted(durations)
@@ -51,18 +51,18 @@ def typical(durations: Sequence[float]) -> float | None:
 
 
 def steps_repeated(steps: Iterable[SeenStep], gang: str) -> int:
-    """How many steps were done more than once, over all attempts (by rank 0)."""
+    """Return how many steps rank 0 repeated, over all attempts."""
     done = [step.step for step in steps if step.gang == gang and step.rank == 0]
     return len(done) - len(set(done))
 
 
 def false_verdicts(verdicts: Iterable[dict[str, Any]], truth: Truth | None) -> list[dict[str, Any]]:
-    """Verdicts that name anything but the truth; all of them where nothing was disturbed."""
+    """Return the verdicts that differ from the truth; all of them if there was no disturbance."""
     return [verdict for verdict in verdicts if not is_true(verdict, truth)]
 
 
 def is_true(verdict: dict[str, Any], truth: Truth | None) -> bool:
-    """Whether a verdict names the gang, the rank and the node that were really disturbed, at a time it could know."""
+    """Return whether a verdict names the disturbed gang, rank and node, after the disturbance began."""
     return (
         truth is not None
         and verdict["job"] == truth.gang
@@ -73,14 +73,14 @@ def is_true(verdict: dict[str, Any], truth: Truth | None) -> bool:
 
 
 def failures(report: dict[str, Any]) -> list[str]:
-    """What in a report of the disturbed run breaks a promise, in words; empty where all are kept."""
+    """Return a sentence for each failed check of a disturbed run; empty if all passed."""
     broken: list[str] = []
     verdict = report["verdict"]
     if verdict is None:
-        reasons = "; ".join(report["abstentions"]) or "no detector said anything"
+        reasons = "; ".join(report["abstentions"]) or "no detector reported anything"
         return [f"no verdict: unknown ({reasons})"]
     if not verdict["correct"]:
-        broken.append(f"a verdict is wrong, nothing of the kind was disturbed: {verdict['sentence']}")
+        broken.append(f"wrong verdict, it does not match the disturbance: {verdict['sentence']}")
     if report["false_verdicts"]:
         broken.append(f"{report['false_verdicts']} false verdicts")
     broken += _over("seconds from disturbance to verdict", report["seconds_to_detect"], DETECT_WITHIN_SECONDS)
@@ -91,76 +91,73 @@ def failures(report: dict[str, Any]) -> list[str]:
     )
     before, after = report["step_seconds"]["before"], report["step_seconds"]["after"]
     if before is None or after is None:
-        broken.append("step times before and after could not be measured")
+        broken.append("the step times before and after could not be measured")
     elif abs(after / before - 1) > AFTER_WITHIN:
-        broken.append(f"step time after is {after / before:.2f} of before")
+        broken.append(f"the step time after the move is {after / before:.2f} times that before")
     backfilled = report["backfilled"]
     if backfilled is None:
-        broken.append("nothing was backfilled")
+        broken.append("no job was backfilled")
     else:
         broken += _over(
-            "seconds that the head was delayed", backfilled["head_delay_seconds"], HEAD_DELAY_WITHIN_SECONDS
+            "delay of the queue's head in seconds", backfilled["head_delay_seconds"], HEAD_DELAY_WITHIN_SECONDS
         )
     if report["training"]["weights_match_uninterrupted"] is not True:
         broken.append("the final weights differ from those of an uninterrupted run")
     back = report["reprobation_seconds"]
     if back is None:
-        broken.append("the node did not come back through probation")
+        broken.append("the node did not become healthy through probation")
     elif back < 0:
-        broken.append(f"the node was trusted again {-back:.1f} s before the disturbance had ended")
+        broken.append(f"the node was healthy again {-back:.1f} s before the disturbance ended")
     return broken
 
 
 def _over(what: str, value: float | None, bound: float) -> list[str]:
     if value is None:
-        return [f"{what}: not seen"]
-    return [f"{what}: {value:.1f}, at most {bound:g}"] if value > bound else []
+        return [f"{what}: not observed"]
+    return [f"{what}: {value:.1f}, the limit is {bound:g}"] if value > bound else []
 
 
 def summary(report: dict[str, Any]) -> list[str]:
-    """The report in sentences, for a person."""
+    """Return the report in sentences."""
     lines: list[str] = []
     if report["disturbed"] is None:
         lines.append(
-            f"Nothing was disturbed: {report['verdicts']} verdicts, {report['migrations']} migrations "
+            f"No disturbance: {report['verdicts']} verdicts, {report['migrations']} migrations "
             f"in {report['training']['steps']} steps."
         )
         return lines
     disturbed = report["disturbed"]
-    lines.append(
-        f"Rank {disturbed['rank']} of {disturbed['job']}, on {disturbed['node']}, was slowed by a process unknown "
-        "to gangwatch."
-    )
+    lines.append(f"A separate process slowed rank {disturbed['rank']} of {disturbed['job']} on {disturbed['node']}.")
     verdict = report["verdict"]
     if verdict is None:
-        lines.append(
-            "No verdict was reached: " + "; ".join(report["abstentions"] or ["no detector said anything"]) + "."
-        )
+        lines.append("No verdict: " + "; ".join(report["abstentions"] or ["no detector reported anything"]) + ".")
     else:
-        right = "which is right" if verdict["correct"] else "which is WRONG"
-        lines.append(f"After {report['seconds_to_detect']:.1f} s the verdict was: {verdict['sentence']}, {right}.")
+        right = "correct" if verdict["correct"] else "WRONG"
+        lines.append(f"Verdict after {report['seconds_to_detect']:.1f} s ({right}): {verdict['sentence']}.")
     if report["seconds_to_running_again"] is not None:
-        lines.append(f"The gang ran again, elsewhere, {report['seconds_to_running_again']:.1f} s after the verdict.")
+        lines.append(
+            f"{report['seconds_to_running_again']:.1f} s after the verdict, the gang was running again on other nodes."
+        )
     seconds = report["step_seconds"]
     if all(seconds[when] is not None for when in ("before", "during", "after")):
         lines.append(
-            f"A step took {seconds['before'] * 1000:.0f} ms before, {seconds['during'] * 1000:.0f} ms during, "
-            f"{seconds['after'] * 1000:.0f} ms after."
+            f"A step took {seconds['before'] * 1000:.0f} ms before, {seconds['during'] * 1000:.0f} ms during and "
+            f"{seconds['after'] * 1000:.0f} ms after the disturbance."
         )
     if report["backfilled"] is not None:
         lines.append(
-            f"{report['backfilled']['job']} ran in the hole meanwhile and delayed the head of the queue by "
+            f"{report['backfilled']['job']} was backfilled and delayed the head of the queue by "
             f"{report['backfilled']['head_delay_seconds']:.2f} s."
         )
     training = report["training"]
     same = "equal" if training["weights_match_uninterrupted"] else "DIFFER from"
     lines.append(
-        f"{training['steps']} steps, {training['steps_repeated']} of them done twice; the final weights {same} those "
-        "of an uninterrupted run."
+        f"The training made {training['steps']} steps and repeated {training['steps_repeated']}; its final weights "
+        f"{same} those of an uninterrupted run."
     )
     if report["reprobation_seconds"] is not None:
         lines.append(
-            f"The node was trusted again {report['reprobation_seconds']:.1f} s after the disturbance ended, by way of "
+            f"The node was healthy again {report['reprobation_seconds']:.1f} s after the disturbance ended, after "
             f"{' and '.join(report['trusted_by_way_of'])}."
         )
     return lines

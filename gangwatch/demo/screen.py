@@ -1,7 +1,7 @@
-"""What the audience sees live: nodes and slots, the step times of the training, and what was decided.
+"""Live screen of the demo: nodes and slots, step times of the training, and messages.
 
-On a terminal it is redrawn twice a second; elsewhere (a pipe, CI) what is said comes as lines. Everything goes to
-standard error: standard output is for the report.
+On a terminal the screen is redrawn twice a second; elsewhere (a pipe, CI) only the messages are printed, one per line.
+All output goes to standard error: standard output is for the report.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SHOWN_LINES = 8
 
 
 def sparkline(values: list[float], most: float) -> str:
-    """One bar a value, full height at `most`."""
+    """Return one bar per value, full height at `most`."""
     return "".join(_BARS[min(len(_BARS) - 1, int(value / most * len(_BARS)))] for value in values) if most > 0 else ""
 
 
 class Screen:
-    """A context manager; ``say`` may be called from any thread."""
+    """The screen, as a context manager. ``say`` may be called from any thread."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -63,7 +63,7 @@ class Screen:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Tell the audience what happens now."""
+        """Show a message with the elapsed time."""
         line = f"{time.monotonic() - self._began:6.1f} s  {text}"
         self._lines.append(line)
         if self._live is None:
@@ -71,7 +71,7 @@ class Screen:
             sys.stderr.flush()
 
     def watch(self, conductor: Conductor) -> None:
-        """Show this performance from now on."""
+        """Show the cluster of this run of the demo."""
         self._conductor = conductor
 
     def _paint(self) -> None:
@@ -88,7 +88,7 @@ class Screen:
             nodes = conductor.audience.get("/api/nodes")
             jobs = conductor.audience.get("/api/jobs?active=1")
         except (GangwatchError, OSError):
-            return Group(said)  # the controller is coming or going
+            return Group(said)  # the controller is starting or stopping
         return Group(self._cluster(nodes, jobs), self._steps(conductor), said)
 
     def _cluster(self, nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> Table:
@@ -106,7 +106,7 @@ class Screen:
             slots = [held.get((node["node"], slot), "·") for slot in range(2)]
             table.add_row(node["node"], Text(state, style=_COLOURS.get(state, "")), *slots)
         waiting = [f"{job['name']} ({job['state']})" for job in jobs if job["state"] == "pending"]
-        table.add_row("", Text("waiting", style="dim"), Text(", ".join(waiting) or "nobody", style="dim"), "")
+        table.add_row("", Text("pending", style="dim"), Text(", ".join(waiting) or "none", style="dim"), "")
         return table
 
     def _steps(self, conductor: Conductor) -> Panel:
@@ -115,5 +115,5 @@ class Screen:
         most = max([*durations, 1e-9])
         newest = f"{durations[-1] * 1000:.0f} ms" if durations else "none yet"
         return Panel(
-            Text(sparkline(durations, most)), title=f"training: seconds a step, newest {newest}", title_align="left"
+            Text(sparkline(durations, most)), title=f"training: step time, latest {newest}", title_align="left"
         )

@@ -1,7 +1,8 @@
-"""A rank x step heat map of a job's own times, in a terminal; heat_map_page.py makes a page of it.
+"""Heat map of a job's own times by rank and step, for a terminal; heat_map_page.py draws the same as a page.
 
-A cell is the rank's own time in a step over the median of its peers in that step: 1 keeps pace. Where own times are
-unknown, it is the step's time over the median step. Many cells are shown by the worst of those that fall together.
+The value of a cell is the rank's own time in a step divided by the median of its peers in that step; 1 is normal speed.
+If own times are unknown, it is the step time divided by the median step time. If several cells share a character, the
+worst is shown.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from scheduler_feedback.step_traces.judging import JobReport
 TERMINAL_ROWS, TERMINAL_COLUMNS = 40, 96
 SHADES = " ·░▒▓█"
 LIMITS = (1.05, 1.1, 1.25, 1.5, 2.0)
-"""A cell below the first is blank; each limit reached is one shade darker."""
+"""Lower limits of the shades; a cell below the first limit is blank."""
 
 COLOURS = (None, 250, 229, 221, 208, 196)
-"""Of the 256-colour palette, from grey over yellow to red, for each shade."""
+"""Colour of each shade, from the 256-colour palette: grey, yellow, red."""
 
 
 def ratios(report: JobReport) -> FloatArray:
-    """float64 [k, n]: each rank's own time over that of its peers; NaN where unknown."""
+    """Return each rank's own time divided by that of its peers, float64 [k, n]; NaN if unknown."""
     own = report.own_seconds
     if not np.isfinite(own).any():
         seconds = report.seconds
@@ -43,9 +44,11 @@ def ratios(report: JobReport) -> FloatArray:
 def reduced(
     cells: FloatArray, rows: int, columns: int, wanted: Collection[int] = ()
 ) -> tuple[FloatArray, list[int], list[int]]:
-    """[k steps, n ranks] -> [rows, columns] by rank and step: the worst ranks where there are too many (at their own
-    order), and the worst of the steps that share a column; with the ranks' and the steps' indices. wanted: indices of
-    ranks that are kept first."""
+    """Reduce [k steps, n ranks] to [rows, columns] by rank and step; also return the ranks' and steps' indices.
+
+    If there are too many ranks, the worst ones remain, in rank order. Of the steps that share a column, the worst
+    remains. wanted: indices of ranks to keep first.
+    """
     worst = np.nan_to_num(cells, nan=0.0)
     ranks = list(range(cells.shape[1]))
     if len(ranks) > rows:
@@ -59,7 +62,7 @@ def reduced(
 
 
 def terminal(report: JobReport) -> list[list[tuple[str, int | None]]]:
-    """Lines of (text, colour of the 256-colour palette or None), to be printed in a row."""
+    """Return lines, each a list of (text, colour of the 256-colour palette or None)."""
     if not len(report.number):
         return [[("no steps", None)]]
     shown, ranks, steps = reduced(ratios(report), TERMINAL_ROWS, TERMINAL_COLUMNS)
@@ -81,7 +84,7 @@ def terminal(report: JobReport) -> list[list[tuple[str, int | None]]]:
 
 
 def sentence(item: dict[str, Any]) -> str:
-    """One piece of evidence in words."""
+    """Return one piece of evidence as a sentence."""
     if item["value"] is None:
         return str(item["against"])
     words = f"{item['measure'].replace('_', ' ')} {amount(item['value'], item['unit'])}"
@@ -89,7 +92,7 @@ def sentence(item: dict[str, Any]) -> str:
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A value with its unit, as a person writes it: "510 ms", "1.32 s", "3.1 sigma"; "-" where it is not known."""
+    """Return a value with its unit for people: "510 ms", "1.32 s", "3.1 sigma"; "-" if unknown."""
     if value is None:
         return "-"
     if unit == "seconds":

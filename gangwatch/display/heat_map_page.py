@@ -1,4 +1,4 @@
-"""`gangwatch detect --html`: verdicts in sentences and a heat map with its axes, as one page that loads nothing."""
+"""Page of `gangwatch detect --html`: verdicts in sentences and a heat map, in one self-contained file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from scheduler_feedback.step_traces.judging import JobReport
 Document = dict[str, Any]
 
 ROWS, COLUMNS = 256, 1600
-"""Of a map: more ranks than a screen has rows of text, and more steps than it has pixels."""
+"""Maximum size of a map: more ranks than a screen has lines, and more steps than it has pixels."""
 
 _TEMPLATE = Path(__file__).with_name("heat_map_page.html")
 
 
 def page(reports: Sequence[JobReport], documents: Sequence[Document], title: str) -> str:
-    """One HTML page with everything in it: no request leaves it. documents: of the reports, commands/detect.py."""
+    """Return a self-contained HTML page. documents: those of the reports, from commands/detect.py."""
     sections = [_section(number, *pair) for number, pair in enumerate(zip(reports, documents, strict=True))]
     text = _TEMPLATE.read_text(encoding="utf-8").replace("{title}", html.escape(title))
     return text.replace("{sections}", "\n".join(sections))
@@ -32,7 +32,7 @@ def page(reports: Sequence[JobReport], documents: Sequence[Document], title: str
 def _section(number: int, report: JobReport, document: Document) -> str:
     verdicts = document["verdicts"]
     cards = "".join(_card(verdict) for verdict in verdicts)
-    none = "<p>No verdict: the detectors found nobody who holds the job up.</p>"
+    none = "<p>No verdict: no detector found a slow rank.</p>"
     notes = "".join(f"<p class=hint>{html.escape(note)}</p>" for note in document["notes"])
     picture = _picture(number, report, verdicts) if len(report.number) else "<p>The recording has no steps.</p>"
     return (
@@ -42,7 +42,7 @@ def _section(number: int, report: JobReport, document: Document) -> str:
 
 
 def _summary(document: Document, worker: bool) -> str:
-    """What the recording holds, and what the job lost, in sentences."""
+    """Return sentences about the size of the recording and the job's loss of time."""
     job = document["job"]
     who = "worker" if worker else "rank"
     said = [f"{_count(job['steps'], 'step')} of {_count(job['ranks'], who)}."]
@@ -80,7 +80,7 @@ def _evidence(item: Document) -> str:
 
 
 def _capital(text: str) -> str:
-    """With a capital letter, where it begins with a word of ours: a job's name stays as it is."""
+    """Capitalise a text that begins with "rank" or "worker"; a job's name stays unchanged."""
     return text[:1].upper() + text[1:] if text.startswith(("rank", "worker")) else text
 
 
@@ -101,14 +101,14 @@ def _picture(number: int, report: JobReport, verdicts: Sequence[Document]) -> st
         "last": int(report.number[-1]),
         "boxes": list(_boxes(verdicts, place, row_of, numbers)),
     }
-    worst = ", ".join(f"{word} {report.shape.ranks[rank]}" for rank in sorted(accused)) or "nobody"
-    label = f"Own time of each {word} and step over its peers'. Verdicts accuse {worst}."
+    worst = ", ".join(f"{word} {report.shape.ranks[rank]}" for rank in sorted(accused)) or f"no {word}"
+    label = f"Own time of each {word} and step, relative to its peers. The verdicts name {worst}."
     left_out = len(report.shape) - len(ranks)
     hints = [
         f"Each row is a {word}, each column {'a step' if len(steps) == len(report.number) else 'some steps'}: the"
-        f" {word}'s own time over the median of its peers'. A frame marks a verdict.",
-        f"{left_out:,} more {word}s are not drawn: these have the longest times." if left_out else "",
-        "Steps that share a column are drawn as the slowest of them." if len(steps) < len(report.number) else "",
+        f" {word}'s own time divided by the median of its peers. A frame marks a verdict.",
+        f"The {word}s with the longest times are drawn; {left_out:,} others are not." if left_out else "",
+        "If several steps share a column, the slowest is drawn." if len(steps) < len(report.number) else "",
     ]
     return (
         f"<h3>Every {word}, step by step</h3><p class=hint>{html.escape(' '.join(filter(None, hints)))}</p>"
@@ -120,13 +120,13 @@ def _picture(number: int, report: JobReport, verdicts: Sequence[Document]) -> st
 
 
 def _quantized(cells: Any) -> Any:
-    """uint8, hundredths of the peers' time; 0 where nothing is known, 255 for 2.55 times and more."""
+    """Return uint8 values in hundredths of the peers' time: 0 if unknown, 255 for 2.55 times and more."""
     return np.clip(np.rint(np.nan_to_num(cells) * 100), 0, 255).astype(np.uint8)
 
 
 def _name(report: JobReport, rank: int, word: str) -> str:
     node, number = report.shape.nodes[rank], report.shape.ranks[rank]
-    named = node not in ("", f"rank-{number}", f"worker-{number}")  # the readers' names for nodes that a file lacks
+    named = node not in ("", f"rank-{number}", f"worker-{number}")  # not a name that the readers made up
     return f"{word} {number}" + (f" · {node}" if named else "")
 
 
@@ -137,7 +137,7 @@ def _accused(verdict: Document) -> list[int]:
 def _boxes(
     verdicts: Iterable[Document], place: dict[int, int], row_of: dict[int, int], numbers: Sequence[int]
 ) -> Iterable[list[int]]:
-    """[first column, column behind the last, row] of each verdict and rank that it accuses."""
+    """Yield [first column, column after the last, row] for each rank of each verdict."""
     for verdict in verdicts:
         if verdict["first_step"] is None or verdict["last_step"] is None:
             continue
@@ -147,5 +147,5 @@ def _boxes(
 
 
 def _script(data: Document) -> str:
-    """JSON inside of a script: a name may hold '</script>'."""
+    """Return JSON that is safe inside a script element; a name may contain '</script>'."""
     return json.dumps(data).replace("<", "\\u003c")

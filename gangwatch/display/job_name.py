@@ -1,4 +1,4 @@
-"""What a job is called where its user gives no name: the program that it runs, not the interpreter that runs it."""
+"""Default name of a job: the program that it runs, not the interpreter."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*t?)?")
 _PYTHON_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-"""Options of python(1) that take the next argument."""
+"""Options of python(1) that take a value."""
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish"})
 _LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun", "uv", "poetry"}
 )
-"""Programs that run another, whose own options no list here could hold: the first script among the arguments is it."""
+"""Programs that run another program. Their options are too many to list: the first script argument is the program."""
 
 _LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _SCRIPT = re.compile(r".*\.(py|sh|bash)", re.DOTALL)
 _MOST = 200
-"""Characters that the controller takes."""
+"""Maximum length that the controller accepts, in characters."""
 
 
 def name_of(command: Sequence[str]) -> str:
@@ -58,7 +58,7 @@ def _of_python(words: list[str]) -> str:
         if word.startswith("-m") and len(word) > 2:
             return word[2:]
         if word == "-" or (word.startswith("-") and not word.startswith("--") and word[-1:] == "c"):
-            return ""  # the program is an argument or standard input: it has no name
+            return ""  # the program is an argument or standard input, without a name
         if word in _PYTHON_WITH_VALUE:
             words = words[1:]
         elif not word.startswith("-"):

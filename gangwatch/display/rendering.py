@@ -1,4 +1,4 @@
-"""How answers look to a person: tables and sentences on standard output. Programs read --json instead."""
+"""Tables and sentences for people, on standard output. Programs use --json instead."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _COLOURS = {
 
 
 _PIPED_COLUMNS = 10_000
-"""Where nobody's terminal sets the width: a table is as wide as what it holds, and programs get whole words."""
+"""Width if standard output is not a terminal: tables are as wide as their content, and words stay whole."""
 
 _NARROW_COLUMNS = 100
-"""Below it the findings of `check` are a list, and `jobs` leaves out user and queue: sentences need the room."""
+"""Below this width, `check` prints a list, and `jobs` omits user and queue to leave room for sentences."""
 
 
 def _console() -> Console:
-    # No markup: names and reasons hold square brackets of their own.
+    # No markup: names and reasons may contain square brackets.
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = _PIPED_COLUMNS
@@ -50,9 +50,9 @@ def _table(*columns: str) -> Table:
 
 
 def _print(console: Console, table: Table) -> None:
-    """Print the table. Where it is too wide, only its last column's sentences are wrapped, between words.
+    """Print the table. If it is too wide, wrap only the last column, between words.
 
-    Columns before it keep their words whole; on a terminal too narrow for that, lines run on into the next.
+    Words in the other columns stay whole; on a very narrow terminal, long lines continue on the next.
     """
     *first, last = table.columns
     for column in first:
@@ -64,7 +64,7 @@ def _print(console: Console, table: Table) -> None:
 
 
 def _row(table: Table, *cells: object) -> None:
-    # Text, not str: a table reads markup in a str whatever the console was told.
+    # Text, not str: a rich table parses markup in a str even if the console has it disabled.
     table.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in cells))
 
 
@@ -77,7 +77,7 @@ def _state(word: str) -> Text:
 
 
 def _places(ranks: Sequence[dict[str, Any]]) -> str:
-    """Ranks by node: node-0: 0-1; node-2: 2-3."""
+    """Return ranks by node: "node-0: 0-1; node-2: 2-3"."""
     by_node: dict[str, list[int]] = {}
     for rank in ranks:
         by_node.setdefault(_shown(rank["node"]), []).append(rank["rank"])
@@ -85,7 +85,7 @@ def _places(ranks: Sequence[dict[str, Any]]) -> str:
 
 
 def jobs(listed: Sequence[dict[str, Any]]) -> None:
-    """The table of `gangwatch jobs`."""
+    """Print the table of `gangwatch jobs`."""
     console = _console()
     if not listed:
         console.print("no jobs")
@@ -108,18 +108,18 @@ def jobs(listed: Sequence[dict[str, Any]]) -> None:
 
 
 def _reason(job: dict[str, Any]) -> str:
-    """Why the job waits, what slows it, or why it ended."""
+    """Return why the job is pending, what slows it, or why it ended."""
     if job["state"] == "pending":
         expected = job["expected_start_ns"]
-        told = expected is None or "expected to start" in job["waiting_because"]
-        when = "" if told else f"; expected to start at {_clock(expected)}"
+        included = expected is None or "expected to start" in job["waiting_because"]
+        when = "" if included else f"; expected to start at {_clock(expected)}"
         return f"{job['waiting_because']}{when}"
     active = "; ".join(verdict["short"] for verdict in job["verdicts"] if verdict["standing"])
     return active if job["state"] == "running" else job["reason"] or active
 
 
 def job_details(listed: Sequence[dict[str, Any]]) -> None:
-    """What `gangwatch jobs JOB` shows: everything about each job, a line a fact."""
+    """Print all details of each job for `gangwatch jobs JOB`, one fact per line."""
     console = _console()
     for position, job in enumerate(listed):
         if position:
@@ -135,12 +135,12 @@ def job_details(listed: Sequence[dict[str, Any]]) -> None:
             "started": _clock(job["started_ns"]) if job["started_ns"] is not None else "",
             "ended": _clock(job["ended_ns"]) if job["ended_ns"] is not None else "",
             "run time": span(job["run_seconds"]) if job["attempt"] else "",
-            "time limit": span(job["time_limit_seconds"]) if job["time_limit_seconds"] else "none given",
-            "restartable": "yes: it may be moved" if job["restartable"] else "no: it is never stopped or moved",
+            "time limit": span(job["time_limit_seconds"]) if job["time_limit_seconds"] else "not set",
+            "restartable": "yes: may be moved" if job["restartable"] else "no: never stopped or moved",
             "exit codes": _exit_codes(job["ranks"]),
             "folder": _own(job, "working_directory", job["working_directory"]),
             "command": _own(job, "command", shlex.join(job["command"])),
-            "saves by": _own(job, "checkpoint_command", shlex.join(job.get("checkpoint_command", ()))),
+            "saves with": _own(job, "checkpoint_command", shlex.join(job.get("checkpoint_command", ()))),
         }
         for name, text in facts.items():
             if text:
@@ -151,24 +151,26 @@ def job_details(listed: Sequence[dict[str, Any]]) -> None:
 
 
 def _own(job: dict[str, Any], field: str, text: str) -> str:
-    """A field that the job's user and operators see."""
+    """Return a field that only the job's user and operators may read, or a note."""
     hidden = field in job.get("hidden", ())
-    return "shown to its user and to operators: `gangwatch whoami` says who you are" if hidden else text
+    return (
+        "hidden: only the job's user and operators may read it (`gangwatch whoami` shows your role)" if hidden else text
+    )
 
 
 def _exit_codes(ranks: Sequence[dict[str, Any]]) -> str:
-    """Ranks by exit code: "0: 0-2; 143: 3"."""
+    """Return exit codes with their ranks, such as "0 of rank 0-2; 143 of rank 3"."""
     by_code: dict[int, list[int]] = {}
     for rank in ranks:
         if rank["exit_code"] is not None:
             by_code.setdefault(rank["exit_code"], []).append(rank["rank"])
     if len(by_code) == 1 and sum(map(len, by_code.values())) == len(ranks):
-        return f"{next(iter(by_code))} of every rank"
+        return f"{next(iter(by_code))} of all ranks"
     return "; ".join(f"{code} of rank {spans_of(numbers)}" for code, numbers in sorted(by_code.items()))
 
 
 def span(seconds: float) -> str:
-    """A length of time as Slurm and kubectl users read it: 0:42, 3:20, 2:05:00, 3-04:00:00."""
+    """Return a duration in Slurm's format: 0:42, 3:20, 2:05:00, 3-04:00:00."""
     whole = int(seconds)
     days, rest = divmod(whole, 86400)
     hours, minutes = divmod(rest // 60, 60)
@@ -178,7 +180,7 @@ def span(seconds: float) -> str:
 
 
 def tokens(listed: Sequence[dict[str, Any]]) -> None:
-    """The table of `gangwatch token list`."""
+    """Print the table of `gangwatch token list`."""
     table = _table("NAME", "USER", "ROLE", "CREATED", "EXPIRES")
     for one in listed:
         _row(table, one["name"], one["user"], one["role"], one.get("created", "-"), one.get("expires", "never"))
@@ -186,30 +188,30 @@ def tokens(listed: Sequence[dict[str, Any]]) -> None:
 
 
 def nodes(listed: Sequence[dict[str, Any]]) -> None:
-    """The table of `gangwatch nodes`."""
-    table = _table("NODE", "STATE", "TELEMETRY", "SLOTS", "FREE", "JOBS", "WHY")
+    """Print the table of `gangwatch nodes`."""
+    table = _table("NODE", "STATE", "TELEMETRY", "SLOTS", "FREE", "JOBS", "REASON")
     for node in listed:
         state = _state(node["state"] if node["present"] else "absent")
         on_it = ", ".join(f"{one['job']} ({one['ranks']})" for one in node["jobs"])
-        telemetry = (node.get("agent") or {"words": "–"})["words"]  # a controller of an older release says none
+        telemetry = (node.get("agent") or {"words": "–"})["words"]  # absent in older controllers
         _row(table, node["node"], state, telemetry, node["slots"], node["free"], on_it, node["reason"])
     _print(_console(), table)
 
 
 def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> None:
-    """What `gangwatch queue` shows: who waits, and the cluster around the reservation."""
+    """Print pending jobs and the cluster's slots for `gangwatch queue`."""
     console = _console()
     if waiting["frozen"]:
-        console.print(f"frozen{' by ' + waiting['frozen_by'] if waiting['frozen_by'] else ''}: nothing starts")
+        console.print(f"frozen{' by ' + waiting['frozen_by'] if waiting['frozen_by'] else ''}: no job starts")
     if waiting["waiting"]:
-        table = _table("JOB", "NAME", "RANKS", "EXPECTED", "WAITS BECAUSE")
+        table = _table("JOB", "NAME", "RANKS", "EXPECTED START", "REASON")
         for job in waiting["waiting"]:
             expected = None if job["expected_start_ns"] is None else _clock(job["expected_start_ns"])
             _row(table, job["job"], job["name"], job["size"], expected, job["waiting_because"])
         _print(console, table)
         console.print()
     else:
-        console.print("nobody waits")
+        console.print("no pending jobs")
     if not nodes:
         return
     for line in occupancy(waiting, nodes, active):
@@ -217,16 +219,17 @@ def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequ
 
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-"""Of the jobs in the drawing, in the order in which the nodes name them; more than these share '#'."""
+"""Letters of the jobs in the drawing, in the order of the nodes' lists; further jobs share '#'."""
 
 _MOST_LEGEND = 40
-"""Jobs that the legend explains."""
+"""Maximum number of jobs in the legend."""
 
 
 def occupancy(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> list[str]:
-    """The cluster, a line a node, a sign a slot: letters hold, '.' is free, '+' is free and kept, 'x' takes nothing.
+    """Return the cluster as one line per node and one character per slot, followed by a legend.
 
-    Neighbours that look alike are one line. The legend says of each job whether it went ahead of the reservation's.
+    A letter is a job, '.' a free slot, '+' a free slot that is reserved, 'x' a slot that can't be used. Equal
+    neighbours share a line. The legend marks the jobs that were backfilled ahead of the reservation.
     """
     letters = {
         name: LETTERS[number] if number < len(LETTERS) else "#"
@@ -262,7 +265,7 @@ def _slots(node: dict[str, Any], letters: dict[str, str], kept: int) -> str:
 def _node_note(node: dict[str, Any], kept: dict[str, int]) -> str:
     notes = [] if node["present"] and node["state"] == "healthy" else [node["state"] if node["present"] else "absent"]
     if node["node"] in kept:
-        notes.append(f"{kept[node['node']]} kept")
+        notes.append(f"{kept[node['node']]} reserved")
     return ", ".join(notes)
 
 
@@ -271,22 +274,22 @@ def _legend(waiting: dict[str, Any], letters: dict[str, str], active: Sequence[d
     if head is not None:
         since = waiting["reserved_from_ns"]
         slots = sum(waiting["reserved_nodes"].values())
-        yield f"+ kept for {head}: {slots} slots{'' if since is None else ' from ' + _clock(since)}"
+        yield f"+ reserved for {head}: {slots} slots{'' if since is None else ' from ' + _clock(since)}"
     submitted = {one["job"]: one["submitted_ns"] for one in (*waiting["waiting"], *active)}
     names = {one["job"]: one["name"] for one in active}
     for job, letter in list(letters.items())[:_MOST_LEGEND]:
         ahead = head is not None and submitted.get(job, 0) > submitted.get(head, 0)
         text = f"{letter} {job}" + (f" ({names[job]})" if names.get(job) else "")
-        yield text + (f", went ahead of {head}" if ahead else "")
+        yield text + (f", backfilled ahead of {head}" if ahead else "")
     if len(letters) > _MOST_LEGEND:
         yield f"{len(letters) - _MOST_LEGEND} more jobs"
 
 
 def verdicts(listed: Sequence[dict[str, Any]]) -> None:
-    """The table of `gangwatch verdict list`, each with its evidence."""
+    """Print the verdicts with their evidence for `gangwatch verdict list`."""
     console = _console()
     if not listed:
-        console.print("no verdict yet")
+        console.print("no verdicts yet")
     for verdict in listed:
         past = "" if verdict["standing"] else f" (until {_clock(verdict['until_ns'])}: {verdict['ended_because']})"
         console.print(f"{verdict['verdict_id']}  {verdict['sentence']}{past}")
@@ -297,12 +300,12 @@ def verdicts(listed: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def story(told: Sequence[dict[str, Any]]) -> None:
-    """One line an entry, its numbers under it."""
+def story(entries: Sequence[dict[str, Any]]) -> None:
+    """Print one line per entry, followed by its details."""
     console = _console()
-    if not told:
-        console.print("nothing has happened yet")
-    for entry in told:
+    if not entries:
+        console.print("no entries yet")
+    for entry in entries:
         not_applied = "" if entry.get("applied", True) else " (not applied)"
         console.print(f"{_clock(entry['wall_ns'])}  {entry['kind']:<12} {entry['text']}{not_applied}")
         detail = entry.get("detail") or {}
@@ -311,20 +314,20 @@ def story(told: Sequence[dict[str, Any]]) -> None:
 
 
 def explanation(explained: dict[str, Any]) -> None:
-    """What `gangwatch explain` says, in the controller's own words."""
+    """Print the controller's explanation for `gangwatch explain`."""
     console = _console()
     console.print(f"{explained['job_id']} is {explained['state']}: {explained['why']}")
     if explained.get("binds"):
-        console.print(f"what binds: {explained['binds']}")
+        console.print(f"limit: {explained['binds']}")
     if explained.get("expected_start_ns") is not None:
         between = explained.get("expected_start_range_ns")
         reach = "" if not between else f" (between {_clock(between[0])} and {_clock(between[1])})"
         console.print(f"expected start: {_clock(explained['expected_start_ns'])}{reach}")
     for title, items in (
-        ("it waits for", [_waits_for(one) for one in explained.get("waits_for", ())]),
-        ("slots kept for it", [f"{slot['node']} slot {slot['slot']}" for slot in explained.get("reservation", ())]),
-        ("not usable freely", [_blocker(one) for one in explained.get("blockers", ())]),
-        ("what would change it, the cheapest first", explained.get("what_would_change_it", ())),
+        ("waits for", [_waits_for(one) for one in explained.get("waits_for", ())]),
+        ("reserved slots", [f"{slot['node']} slot {slot['slot']}" for slot in explained.get("reservation", ())]),
+        ("nodes that can't be used", [_blocker(one) for one in explained.get("blockers", ())]),
+        ("what would start it sooner, cheapest first", explained.get("what_would_change_it", ())),
     ):
         if items:
             console.print(f"{title}:")
@@ -345,7 +348,7 @@ def _clock(wall_ns: int) -> str:
 
 
 def simulated(report: dict[str, Any]) -> None:
-    """The table of `gangwatch simulate`."""
+    """Print the tables of `gangwatch simulate`."""
     console = _console()
     for note in report["notes"]:
         console.print(note)
@@ -353,7 +356,7 @@ def simulated(report: dict[str, Any]) -> None:
         console.print(f"refused: job {_shown(one['job'])}: {one['reason']}")
     if len(report["refused"]) > 10:
         console.print(f"refused: {len(report['refused']) - 10} more")
-    table = _table("WHAT", "")
+    table = _table("MEASURE", "VALUE")
     for key, value in report.items():
         if isinstance(value, int | float) or value is None:
             _row(table, key, f"{value:.4g}" if isinstance(value, float) and abs(value) < 1e4 else _whole(value))
@@ -370,7 +373,7 @@ def _whole(value: float | None, digits: int = 0) -> str:
 
 
 def machine(found: Machine) -> None:
-    """The table of `gangwatch check`; where the terminal is narrow, a list."""
+    """Print the table of `gangwatch check`, or a list on a narrow terminal."""
     console = _console()
     console.print(f"{found.host}: {found.processors} processors, {len(found.gpus)} GPUs")
     for gpu in found.gpus:
@@ -378,21 +381,21 @@ def machine(found: Machine) -> None:
     if console.width < _NARROW_COLUMNS:
         for finding in found.findings:
             console.print(Text.assemble(f"{finding.name}: ", _state(finding.state)))
-            for text in filter(None, (finding.detail, f"to have it: {finding.remedy}" if finding.remedy else "")):
+            for text in filter(None, (finding.detail, f"remedy: {finding.remedy}" if finding.remedy else "")):
                 for line in textwrap.wrap(text, console.width - 4, break_long_words=False, break_on_hyphens=False):
                     console.print(f"    {line}")
         return
-    table = _table("WHAT", "", "DETAIL", "WHAT BRINGS IT")
+    table = _table("CHECK", "STATE", "DETAIL", "REMEDY")
     for finding in found.findings:
         _row(table, finding.name, _state(finding.state), finding.detail, finding.remedy)
     _print(console, table)
 
 
 def still_there(node: str, left: dict[str, Any]) -> list[str]:
-    """Sentences on the jobs that run on a node that takes nothing new."""
+    """Return lines about the jobs on a node that starts no new jobs."""
     if not left["jobs"]:
-        return [f"nothing runs on {node}"]
-    return [f"still on {node}:", *(f"    {_on_node(job)}" for job in left["jobs"])]
+        return [f"no jobs on {node}"]
+    return [f"jobs still on {node}:", *(f"    {_on_node(job)}" for job in left["jobs"])]
 
 
 def _on_node(job: dict[str, Any]) -> str:
@@ -401,5 +404,5 @@ def _on_node(job: dict[str, Any]) -> str:
     if job["moving"]:
         what = "is being stopped"
     else:
-        what = "can be moved" if job["movable"] else "is not restartable: it stays until it ends"
+        what = "can be moved" if job["movable"] else "is not restartable: it runs to its end here"
     return f"{job['job']} ({job['name']}{who}, {ranks}, {job['state']}) {what}"

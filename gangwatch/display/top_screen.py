@@ -1,7 +1,7 @@
-"""The screen of `gangwatch top`: the page's overview, drawn for a terminal of any size.
+"""Screen of `gangwatch top`: the overview page for a terminal of any size.
 
-Pure: a document of /api/overview and a size in, lines out. Sections that say the most come first, and each is cut to
-what is left of the screen, with a word on what was left out.
+Pure functions from a document of /api/overview and a size to lines. The most important sections come first. Each
+section is cut to the remaining height, with a line that counts the omitted rows.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rich.text import Text
 
 Document = dict[str, Any]
 Section = tuple[list[RenderableType], int]
-"""What is drawn, and how many lines it takes."""
+"""Content of a section, and its height in lines."""
 
 NARROW = 90
-"""Columns below which the lesser of them are left out."""
+"""Terminal width below which less important columns are omitted."""
 
-MOST_SILENT = 5
-"""Silent agents that are named; `gangwatch nodes` has all."""
+MAX_STALE_AGENTS = 5
+"""Maximum number of stale agents to name; `gangwatch nodes` lists all."""
 
 _CONTROLS = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
-"""Whatever a name holds, it moves no cursor."""
+"""Replaces control characters: a name must not move the cursor."""
 
 _STYLES = {
     **dict.fromkeys(("running", "healthy", "completed"), "green"),
@@ -38,7 +38,10 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright
 
 
 def screen(document: Document, width: int, height: int | None, trouble: str = "") -> RenderableType:
-    """All of it. height: in lines; None for as many as it takes. trouble: why it is not up to date, '' where it is."""
+    """Return the whole screen.
+
+    height: in lines; None for unlimited. trouble: why the content is out of date; '' if it is current.
+    """
     top = list(_header(document, trouble))
     left = None if height is None else height - len(top)
     parts: list[RenderableType] = list(top)
@@ -46,12 +49,12 @@ def screen(document: Document, width: int, height: int | None, trouble: str = ""
         ("Verdicts", _verdicts, document["verdicts_total"]),
         ("Running", _running, _held(document)),
         ("Queue and reservation", _timetable, len(document["timetable"]["rows"])),
-        ("Waiting", _waiting, document["waiting_total"]),
-        ("Nodes to look at", _nodes, len(document["troubled"])),
+        ("Pending", _waiting, document["waiting_total"]),
+        ("Unhealthy nodes", _nodes, len(document["troubled"])),
     )
     shown = [(title, draw) for title, draw, number in sections if number]
     for position, (title, draw) in enumerate(shown):
-        # Room for a title and two lines of each section that follows; what this one leaves, the next one has.
+        # Leave room for a title and two lines of each following section. The next section gets unused lines.
         rows = 1000 if left is None else left - 1 - 3 * (len(shown) - position - 1)
         if rows < 2:
             break
@@ -73,7 +76,7 @@ def _header(document: Document, trouble: str) -> Iterable[Text]:
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append("gangwatch", style="bold")
     line.append(f"  {_clock(document['now_ns'])}  slots {slots['used']}/{usable}  running {_held(document)}  ")
-    line.append(f"waiting {document['waiting_total']}  ")
+    line.append(f"pending {document['waiting_total']}  ")
     for name, number in nodes.items():
         if number:
             line.append(f"{number} {name}  ", style=_STYLES.get(name, ""))
@@ -84,22 +87,22 @@ def _header(document: Document, trouble: str) -> Iterable[Text]:
         by = f" by {document['frozen_by']}" if document["frozen_by"] else ""
         yield _text(f"frozen{by}: nothing is started, moved or stopped", "yellow")
     if document["mode"] == "observe":
-        yield _text("observing: what feedback decides is told and not done", "yellow")
+        yield _text("mode observe: decisions are logged, not applied", "yellow")
     for words in document.get("troubles", ()):
         yield _text(words, "red")
     if silent := document.get("silent_agents", ()):
-        yield _text(f"no telemetry from {', '.join(map(_silent, silent[:MOST_SILENT]))}{_more(silent)}", "red")
+        yield _text(f"no telemetry from {', '.join(map(_stale, silent[:MAX_STALE_AGENTS]))}{_more(silent)}", "red")
     if trouble:
         yield _text(trouble, "red")
 
 
-def _silent(agent: Document) -> str:
-    age = "not heard yet" if agent["age_seconds"] is None else f"silent for {_span(agent['age_seconds'])}"
+def _stale(agent: Document) -> str:
+    age = "none received yet" if agent["age_seconds"] is None else f"last received {_span(agent['age_seconds'])} ago"
     return f"{agent['node']} ({age})"
 
 
 def _more(silent: Sequence[Document]) -> str:
-    return f" and {len(silent) - MOST_SILENT} more" if len(silent) > MOST_SILENT else ""
+    return f" and {len(silent) - MAX_STALE_AGENTS} more" if len(silent) > MAX_STALE_AGENTS else ""
 
 
 def _verdicts(document: Document, _width: int, rows: int) -> Section:
@@ -116,7 +119,7 @@ def _verdicts(document: Document, _width: int, rows: int) -> Section:
 
 def _running(document: Document, width: int, rows: int) -> Section:
     wide = width >= NARROW
-    table = _table("JOB", "NAME", "STATE", "RANKS", "STEP", *(("RUNS FOR", "QUEUE") if wide else ()), "HELD UP BY")
+    table = _table("JOB", "NAME", "STATE", "RANKS", "STEP", *(("RUN TIME", "QUEUE") if wide else ()), "SLOWED BY")
     seconds = document["step_seconds"]
     jobs = document["running"][: max(rows - 2, 0)]
     for job in jobs:
@@ -132,7 +135,7 @@ def _running(document: Document, width: int, rows: int) -> Section:
 
 
 def _waiting(document: Document, width: int, rows: int) -> Section:
-    table = _table("JOB", "NAME", "RANKS", "EXPECTED", *(("WAITS BECAUSE",) if width >= NARROW else ()))
+    table = _table("JOB", "NAME", "RANKS", "EXPECTED", *(("REASON",) if width >= NARROW else ()))
     jobs = document["waiting"][: max(rows - 2, 0)]
     for job in jobs:
         at = job["expected_start_ns"]
@@ -143,7 +146,7 @@ def _waiting(document: Document, width: int, rows: int) -> Section:
 
 
 def _nodes(document: Document, width: int, rows: int) -> Section:
-    table = _table("NODE", "STATE", "WHY")
+    table = _table("NODE", "STATE", "REASON")
     nodes = document["troubled"][: max(rows - 2, 0)]
     for node in nodes:
         _row(table, node["node"], _text(node["state"], _STYLES.get(node["state"], "")), node["reason"])
@@ -156,7 +159,7 @@ _MARKS = {"held": "█", "ahead": "▒", "stopping": "░", "kept": "+"}
 
 
 def _timetable(document: Document, width: int, rows: int) -> Section:
-    """A line a node: who holds it until when (a slot's own lane is left to the page)."""
+    """Draw one line per node: the jobs that hold it, and until when. Only the page draws single slots."""
     drawn = document["timetable"]
     label = min(max((len(row["node"]) for row in drawn["rows"]), default=0), 16)
     columns = max(width - label - 2, 20)
@@ -191,13 +194,13 @@ def _legend(drawn: Document, left_out: int) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     if drawn["reserved_for"] is not None:
         at = drawn["reserved_from_ns"]
-        text.append(f"+ {drawn['reserved_slots']} slots kept for {drawn['reserved_for']}")
+        text.append(f"+ {drawn['reserved_slots']} slots reserved for {drawn['reserved_for']}")
         text.append(f"{'' if at is None else ' from ' + _clock(at)}  ")
     for job in sorted(drawn["names"]):
         if job != drawn["reserved_for"]:
             went = "▒" if job in drawn["ahead"] else "█"
             text.append(f"{went} ", style=_colour_of(job))
-            text.append(f"{job}{' went ahead' if job in drawn['ahead'] else ''}  ")
+            text.append(f"{job}{' backfilled' if job in drawn['ahead'] else ''}  ")
     if left_out > 0:
         text.append(f"{left_out} more nodes", style="dim")
     return text
@@ -219,7 +222,7 @@ def _text(value: object, style: str = "") -> Text:
     return Text(_safe(value), style=style, no_wrap=True, overflow="ellipsis")
 
 
-_WORDS = frozenset({"NAME", "QUEUE", "HELD UP BY", "WAITS BECAUSE", "WHY"})
+_WORDS = frozenset({"NAME", "QUEUE", "SLOWED BY", "REASON"})
 
 
 def _table(*columns: str) -> Table:
@@ -241,7 +244,7 @@ def _cut(lines: Sequence[RenderableType], rows: int, total: int) -> Section:
 
 
 def _tabled(table: Table, width: int, total: int) -> Section:
-    """A table, and a word on the rows that were left out. Where there is room, only words give way, never numbers."""
+    """Return a table with a count of the omitted rows. On a wide screen, only text columns are cut, never numbers."""
     for column in table.columns if width >= NARROW else ():
         if column.header not in _WORDS:
             column.min_width = max(len(str(cell)) for cell in (column.header, *column.cells))
@@ -268,5 +271,5 @@ def _clock(wall_ns: int) -> str:
 
 
 def console() -> Console:
-    """Where it is drawn; names are never read as markup."""
+    """Return a console that does not parse markup in names."""
     return Console(markup=False, highlight=False, emoji=False)

@@ -113,7 +113,7 @@ def test_each_promise_is_looked_at(path: tuple[str, ...], value: Any) -> None:
 
 
 def test_the_summary_says_when_a_verdict_was_wrong_or_missing() -> None:
-    assert any("which is right" in line for line in summary(KEPT))
+    assert any("(correct)" in line for line in summary(KEPT))
     assert any("WRONG" in line for line in summary(KEPT | {"verdict": verdict(correct=False)}))
     unknown = summary(KEPT | {"verdict": None, "abstentions": ["processors are shared"]})
     assert any("processors are shared" in line for line in unknown)

@@ -33,7 +33,7 @@ def test_a_table_for_people(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["check", "--state", str(tmp_path)], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "sealed memory" in result.stdout
-    assert "WHAT BRINGS IT" in result.stdout
+    assert "REMEDY" in result.stdout
 
 
 def test_an_empty_machine_misses_everything_and_says_what_brings_it(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_list_of_jobs(door: FrontDoor) -> None:
     for words in (
         f"job:         {ran}",
         "state:       failed",
-        "exit codes:  3 of every rank",
+        "exit codes:  3 of all ranks",
         "node-0: 0-1; node-1: 2-3",
     ):
         assert words in shown

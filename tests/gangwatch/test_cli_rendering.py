@@ -142,7 +142,7 @@ def test_queue(state: State, capsys: pytest.CaptureFixture[str]) -> None:
         documents.queue_document(state), documents.nodes_document(state), documents.jobs_document(state, active=True)
     )
     out = capsys.readouterr().out
-    assert out.startswith("frozen by ana: nothing starts\n")
+    assert out.startswith("frozen by ana: no job starts\n")
     assert "2027-01-1" in out
     assert "all actions are frozen by ana" in out
 
@@ -165,8 +165,8 @@ def test_the_cluster_is_drawn_around_the_reservation(state: State) -> None:
         "node-3                       [B++.]  2 kept",
         "node-4 ... node-6 (3 nodes)  [....]",
     ]
-    assert drawn[5].startswith("+ kept for j-000002: 4 slots from 2027-01-1")
-    assert drawn[6:] == ["A j-000001 (train [bold])", "B j-000003 (hole), went ahead of j-000002"]
+    assert drawn[5].startswith("+ reserved for j-000002: 4 slots from 2027-01-1")
+    assert drawn[6:] == ["A j-000001 (train [bold])", "B j-000003 (hole), backfilled ahead of j-000002"]
 
 
 def test_more_jobs_than_letters_are_drawn_all_the_same(state: State) -> None:

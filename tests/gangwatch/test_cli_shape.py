@@ -151,7 +151,7 @@ def test_an_array_is_cancelled_as_a_whole(door: FrontDoor) -> None:
     array = door.submit("--array", "6", "--grace", "1s", "--", *PYTHON, "import time; time.sleep(600)")
     wait_until(lambda: door.job(f"{array}.0")["state"] == "running", door.logs)
     explained = door.run("explain", array).stdout
-    assert "an array:" in explained and "what binds: slots" in explained
+    assert "an array:" in explained and "limit: slots" in explained
     door.run("cancel", array)
     for number in range(6):
         door.wait_for(f"{array}.{number}", "cancelled")

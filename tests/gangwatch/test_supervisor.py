@@ -263,7 +263,7 @@ def test_in_the_foreground_it_stays_and_stops_its_daemons_with_sigterm(door: Fro
     with door.start("up", "--foreground", "--nodes", "1", "--slots", "1", "--no-gpus", "--port", "0") as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if "all ready" in line:
+            if "all daemons are ready" in line:
                 break
         assert set(daemons(door)) and door.state.supervisor() is not None
         process.send_signal(signal.SIGTERM)

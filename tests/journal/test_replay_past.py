@@ -74,9 +74,9 @@ def test_the_command_prints_one_cycle_and_the_state_at_a_time(journal: Path) -> 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (["--job", "nobody"], "nothing is recorded of a job nobody"),
-        (["--cycle", "999999"], "nothing is recorded of cycle 999999"),
-        (["--cycle", "3", "--job", "nobody"], "nothing is recorded of cycle 3 about nobody"),
+        (["--job", "nobody"], "the journal has no record of job nobody"),
+        (["--cycle", "999999"], "the journal has no record of cycle 999999"),
+        (["--cycle", "3", "--job", "nobody"], "the journal has no record of cycle 3 about nobody"),
     ],
 )
 def test_an_unknown_job_or_cycle_is_an_error(journal: Path, asked: list[str], words: str) -> None:

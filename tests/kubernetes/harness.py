@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from gangwatch.commands.kubernetes_controller import Publishing, begin_anew, naming
+from gangwatch.commands.kubernetes_controller import Publishing, naming, rebuild_journal
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
 from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
@@ -306,7 +306,7 @@ def running(
             kept = b""
             if memory is not None:
                 kept = asyncio.run_coroutine_threadsafe(read(backend.client, *memory), backend.loop).result(30)
-            begin_anew(folder, backend, policy, kept=kept)
+            rebuild_journal(folder, backend, policy, kept=kept)
         detectors = None if watching else ()
         with Controller(
             folder, backend, policy, detectors=detectors, translate_frames=naming(backend), attest=backend.world.attest

@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from gangwatch.commands.kubernetes_controller import Publishing, begin_anew
+from gangwatch.commands.kubernetes_controller import Publishing, rebuild_journal
 from scheduler_feedback.backends.kubernetes import Access, AdvisorBackend
 from scheduler_feedback.backends.kubernetes.api_server.client import Client
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
@@ -146,7 +146,7 @@ def advising(plane: ControlPlane, folder: Path) -> Iterator[Advising]:
     backend.start()
     try:
         assert leadership.wait(30)
-        begin_anew(folder, backend, POLICY)
+        rebuild_journal(folder, backend, POLICY)
         with Controller(folder, backend, POLICY, detectors=()) as controller:
             publishing = Publishing(backend, controller, leadership.may_act, device_taints=True)
             try:
