@@ -1,4 +1,4 @@
-"""gangwatch: telemetry for GPU training clusters that schedules.
+"""gangwatch: telemetry and gang scheduling for GPU training clusters.
 
-This file is also shipped in the ``gangwatch-steps`` wheel, beside ``steps.py`` and ``torch.py``: it imports nothing.
+This file is also part of the ``gangwatch-steps`` wheel, with ``steps.py`` and ``torch.py``, so it imports nothing.
 """

@@ -1,4 +1,4 @@
-"""Access as it is configured: what of [access], [oidc] and [token_review] the controller authenticates by."""
+"""The controller's authentication and audit log from the sections [access], [oidc] and [token_review]."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def authentication_of(state: StateFolder, config: Config) -> Authentication:
-    """Who is let in by this configuration. Raises ConfigError naming the key, or the token file."""
+    """Return the authentication that is configured. Raises ConfigError with the key or the token file."""
     from scheduler_feedback.api.access.authentication import Authentication
     from scheduler_feedback.api.access.sessions import Sessions
     from scheduler_feedback.api.access.tokens import Tokens
@@ -39,7 +39,7 @@ def authentication_of(state: StateFolder, config: Config) -> Authentication:
 
 
 def audit_of(state: StateFolder, config: Config) -> Audit:
-    """Where it is written down who did what."""
+    """Return the audit log that is configured."""
     from scheduler_feedback.api.access.audit import Audit
 
     section = config.access
@@ -48,7 +48,7 @@ def audit_of(state: StateFolder, config: Config) -> Audit:
 
 
 def delegating(access: Authentication) -> Callable[[Request], bool]:
-    """For the web configuration's guard: whether the app behind it checks who makes a request."""
+    """Return a test for the web configuration: does the application itself authenticate this request?"""
     from scheduler_feedback.api.access.authentication import UNIX_PEER
 
     return lambda request: request.peer.startswith(UNIX_PEER) or access.proves(request.path, request.headers)
@@ -60,7 +60,7 @@ def _issuer(section: OidcSection) -> Issuer | None:
 
     if not section.issuer:
         if section.client_id or section.redirect_url or section.roles:
-            raise ConfigError("oidc.issuer: is missing, and other keys of [oidc] are set")
+            raise ConfigError("oidc.issuer: missing, although other keys of [oidc] are set")
         return None
     issuer = Issuer(
         section.issuer,
@@ -87,7 +87,7 @@ def _reviewing(section: TokenReviewSection) -> Reviewing | None:
 
     access = from_kubeconfig(_path(section.kubeconfig)) if section.kubeconfig is not None else in_cluster()
     if access is None:
-        raise ConfigError("token_review.kubeconfig: is missing, and this is no pod of a cluster")
+        raise ConfigError("token_review.kubeconfig: missing, and this process does not run in a pod")
     roles = {name: ROLES[role] for name, role in section.roles.items()}
     return Reviewing(access, section.audiences, roles, section.access_review)
 

@@ -1,4 +1,4 @@
-"""The command line's side of the controller's API: one request a call, standard library only."""
+"""Client of the controller's API for the command line: one request per call, standard library only."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from gangwatch.state_folder import NotRunningError, StateFolder
 from gangwatch.supervisor.daemon_ends import why_no_controller
 
 TIMEOUT_SECONDS = 15.0
-"""Longest wait for an answer: a submission waits for its journal entry, and a busy disk takes seconds over that."""
+"""Longest wait for a response: a submission waits for its journal entry, which takes seconds on a busy disk."""
 
 
 PAGE = 500
-"""Items of a list that are asked for at once."""
+"""Items per request of a list."""
 
 MOST_BUSY_SECONDS = 30.0
-"""A controller that says it is busy (429) is asked again for so long, as often as it allows."""
+"""Maximum duration of retries after 429 (too many requests), at the interval that the controller sets."""
 
 _MOST_WORDS = 200
 
 _NEXT = re.compile(r'<([^<>]+)>; rel="next"')
-"""A header Link that leads to a list's next page (RFC 8288), as the controller writes it."""
+"""Link header with the next page of a list (RFC 8288), in the controller's format."""
 
 
 class RefusedError(GangwatchError):
-    """The controller refused a request; the text is the controller's own. status: of HTTP. retry_seconds: after which
-    it may be asked again, where it is only busy (429)."""
+    """The controller refused a request; the text is the controller's.
+
+    status: HTTP status. retry_seconds: time to wait before a retry after 429.
+    """
 
     def __init__(self, status: int, reason: str, retry_seconds: float = 1.0) -> None:
         super().__init__(reason)
@@ -43,16 +45,20 @@ class RefusedError(GangwatchError):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A controller elsewhere. token_file: a copy of its state folder's token; None: without, for what needs none."""
+    """A controller outside of the state folder."""
 
     url: str
     token_file: Path | None
+    """Copy of the token of its state folder; None sends no token."""
     trust: Trust
 
 
 class Client:
-    """Asks the controller of one state folder, or `remote` instead. Finds it anew for each call, so that its restart is
-    no matter. trust: for a state folder's controller whose record names no certificate."""
+    """Client of the controller of one state folder, or of `remote`.
+
+    Each call reads the controller's record again, so the controller may restart. trust: used if the record names no
+    certificate.
+    """
 
     def __init__(
         self,
@@ -67,14 +73,14 @@ class Client:
         self.trust = trust or Trust()
 
     def get(self, path: str) -> Any:
-        """The JSON document at `path`.
+        """Return the JSON document at `path`.
 
-        Raises NotRunningError where no controller runs, RefusedError where it says no.
+        Raises NotRunningError if no controller is running, RefusedError if it refuses the request.
         """
         return self._ask("GET", path, None)[0]
 
     def get_all(self, path: str, field: str = "") -> Any:
-        """The list at `path`, or the document whose `field` is the list, read in pages. Raises as `get` does."""
+        """Return the whole list at `path`, or the document whose `field` is the list. Raises as `get` does."""
         document, following = self._ask("GET", f"{path}{'&' if '?' in path else '?'}limit={PAGE}", None)
         items = document[field] if field else document
         while following:
@@ -83,11 +89,11 @@ class Client:
         return document
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Send `body` and return the JSON answer. Raises as `get` does."""
+        """Send `body` and return the JSON response. Raises as `get` does."""
         return self._ask("POST", path, json.dumps(body or {}).encode())[0]
 
     def _ask(self, method: str, path: str, body: bytes | None) -> tuple[Any, str]:
-        """The answer, and the path of the list's next page ('' where there is none)."""
+        """Return the response and the path of the list's next page ('' if there is none)."""
         give_up_s = time.monotonic() + MOST_BUSY_SECONDS
         while True:
             try:
@@ -98,7 +104,7 @@ class Client:
                 time.sleep(error.retry_seconds)
 
     def text(self, path: str) -> str:
-        """The text at `path`, such as /metrics. Raises as `get` does."""
+        """Return the text at `path`, such as /metrics. Raises as `get` does."""
         response, content = self._exchange("GET", path, None, "text/plain")
         if response.status != 200:
             _answer(response.status, content, f"GET {path}", "")
@@ -125,13 +131,13 @@ class Client:
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise NotRunningError(f"{who} does not answer: {error or type(error).__name__}") from None
+            raise NotRunningError(f"{who} does not respond: {error or type(error).__name__}") from None
         finally:
             connection.close()
         return response, content
 
     def _find(self) -> tuple[Remote, str]:
-        """Where the controller is, and what to call it. Raises NotRunningError."""
+        """Return the controller's address and its description for messages. Raises NotRunningError."""
         if self.remote is not None:
             return self.remote, f"the controller at {self.remote.url}"
         record = self.state.controller()
@@ -146,7 +152,7 @@ def _token(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise GangwatchError(f"{file}: {error.strerror}: the controller's token can't be read") from None
+        raise GangwatchError(f"can't read the controller's token: {file}: {error.strerror}") from None
 
 
 def _answer(status: int, content: bytes, request: str, retry_after: str) -> Any:
@@ -158,7 +164,7 @@ def _answer(status: int, content: bytes, request: str, retry_after: str) -> Any:
         return answer
     reason = answer.get("error") if isinstance(answer, dict) else None
     if answer is None:
-        # The server's guard, before the API, says why in a line of text.
+        # The server's access check, in front of the API, responds with a line of text.
         reason = content[:_MOST_WORDS].decode(errors="replace").partition("\n")[0]
     retry_seconds = float(retry_after) if retry_after.isdecimal() else 1.0
-    raise RefusedError(status, str(reason) if reason else f"{request} was answered with {status}", retry_seconds)
+    raise RefusedError(status, str(reason) if reason else f"{request} failed with status {status}", retry_seconds)

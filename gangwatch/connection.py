@@ -1,4 +1,4 @@
-"""A connection to a daemon by its URL, over TLS where that says so; standard library only."""
+"""Connection to a daemon by its URL, with or without TLS; standard library only."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom of a server to believe, and what to show it.
-
-    certificate: the very one that the server has, as its record in the state folder names it: nothing else is
-    believed, and what names stand in it is no matter. ca_file: otherwise who vouches for it; None: the system's
-    authorities. cert_file, key_file: our own, where the server asks for one.
-    """
+    """TLS settings of a client: how to verify the server, and the client's own certificate."""
 
     certificate: Path | None = None
+    """The server's own certificate, from its record. No other is accepted; the names in it are ignored."""
     ca_file: Path | None = None
+    """Authorities that sign the server's certificate otherwise; None for the system's."""
     cert_file: Path | None = None
+    """The client's certificate, for a server that requires one."""
     key_file: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """What the connection is made with. Raises ConfigError naming the file that can't be used."""
-        import ssl  # two megabytes, and most commands speak to loopback without it
+        """Return the TLS context. Raises ConfigError with the file that can't be used."""
+        import ssl  # two megabytes, and most commands connect to loopback without TLS
 
         file = self.certificate or self.ca_file
         try:
             context = ssl.create_default_context(cafile=str(file) if file is not None else None)
             if self.certificate is not None:
-                # The server's own certificate is the anchor, also where an authority signed it.
+                # The server's own certificate is the trust anchor, even if an authority signed it.
                 context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
                 context.check_hostname = False
             if self.cert_file is not None:
@@ -49,7 +47,7 @@ class Trust:
 
 
 def connect(url: str, timeout_seconds: float, trust: Trust | None = None) -> http.client.HTTPConnection:
-    """A connection to the server at `url`, made with the first request. Raises ConfigError as ``Trust.context``."""
+    """Return a connection to the server at `url`; the first request opens it. Raises as ``Trust.context``."""
     address = urlsplit(url)
     host = address.hostname or ""
     if address.scheme != "https":

@@ -1,4 +1,4 @@
-"""The controller's /metrics: one source's bug costs that source's samples, one bad sample its family."""
+"""The controller's /metrics. A bug in a source omits only its samples; an invalid sample omits only its family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_feedback.part_failures import PartFailures
 
 
 def exposition(failures: PartFailures, sources: Sequence[Callable[[], Iterable[Sample]]]) -> str:
-    """The text of every source's samples. What can't be taken or written because of a bug is left out and reported."""
+    """Return the samples of all sources as text; leave out and report what fails because of a bug."""
     samples: list[Sample] = []
     for source in sources:
         try:
@@ -30,5 +30,5 @@ def exposition(failures: PartFailures, sources: Sequence[Callable[[], Iterable[S
 def _family(samples: list[Sample]) -> str:
     try:
         return expose_samples(samples)
-    except Exception:  # reported with the whole
+    except Exception:  # already reported above
         return ""

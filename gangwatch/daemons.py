@@ -1,4 +1,4 @@
-"""The daemons put together: an agent is a node's collectors behind a server, a controller the cycle behind its API."""
+"""Composition of the daemons: the agent (collectors and their server) and the controller (cycle and API)."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 SUBMIT_TO_SLURM = (
-    "Slurm queues and starts the jobs here: submit with `sbatch`, or with `gangwatch slurm submit`, which also "
-    "declares that the job may be moved"
+    "Slurm schedules the jobs of this cluster: submit with `sbatch`, or with `gangwatch slurm submit`, which also "
+    "declares the job restartable"
 )
 
 _CYCLES_AFTER = 20_000
-"""Objects made and not freed between two looks for cycles (gc.set_threshold). Next to nothing of an agent's makes any,
-and to look after every 700, as Python does by default, is a twentieth of its processor time."""
+"""Threshold of the garbage collector (gc.set_threshold). An agent creates almost no reference cycles, and Python's
+default of 700 objects costs a twentieth of its processor time."""
 
 _RECENT_NS = 60_000_000_000
-"""A supervisor starts a controller again within ten seconds: an end of longer ago is none that brought this start."""
+"""An end longer ago than this did not cause this start: a supervisor restarts a controller within ten seconds."""
 
 SWITCH_SECONDS = 0.0005
-"""How long a controller's thread keeps the interpreter while another waits for it (Python: 5 ms). The cycle's thread
-lets it go at each statement of SQLite's and each fsync: beside busy readers it would wait for it 5 ms each time."""
+"""Interpreter switch interval of the controller (Python's default: 5 ms). The cycle's thread releases the interpreter
+at each SQLite statement and fsync, and with busy readers would wait 5 ms each time to get it back."""
 
 CONTROLLER_DESCRIPTORS = 65_536
-"""One for each agent of the largest cluster (12,500), and connections of those who ask."""
+"""One per agent of the largest cluster (12,500), plus connections of clients."""
 
 AGENT_DESCRIPTORS = 16384
-"""Two for each step reporter of the largest quota in use (1,024), as many for those that come and go, and the files of
-processes and devices: 6,000 at most, and room."""
+"""Two per step reporter of the default quota (1,024), as many for reporters that come and go, and the files of
+processes and devices: at most 6,000, with reserve."""
 
 _M_ARENA_MAX = -8
 """malloc.h."""
@@ -74,9 +74,9 @@ _log = logging.getLogger("gangwatch.daemons")
 
 @contextmanager
 def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Let SIGTERM and SIGINT stop the server, also before it runs, and then let this process end by itself.
+    """Let SIGTERM and SIGINT stop the server, even before it runs; the process then ends normally.
 
-    While it serves, uvicorn takes the signals; afterwards it raises them again, for handlers such as these.
+    uvicorn handles the signals while it serves, and raises them again afterwards for handlers such as these.
     """
 
     def stop(_number: int, _frame: object) -> None:
@@ -105,16 +105,18 @@ def run_agent(
     position: int = 0,
     reload: Callable[[], Config] | None = None,
 ) -> None:
-    """Be the agent of one node until SIGTERM. devices: GPU UUIDs by slot, () for slots of CPU. position: of the node
-    among this machine's, which is added to the configured port. reload: reads the configuration again, for SIGHUP.
+    """Run the agent of one node until SIGTERM.
 
-    SIGUSR1 lets go of the GPUs, so that they can be reset or their driver unloaded; SIGUSR2 takes them again.
+    devices: GPU UUIDs by slot; () for CPU slots. position: index of the node on this machine, which is added to the
+    configured port. reload: reads the configuration again, on SIGHUP.
 
-    Raises StateFolderBusyError where the node has an agent already, GangwatchError where it can't start.
+    SIGUSR1 releases the GPUs, so that they can be reset or their driver can be unloaded; SIGUSR2 opens them again.
+
+    Raises StateFolderBusyError if the node already has an agent, GangwatchError if it can't start.
     """
     if NODE_NAME.fullmatch(node_name) is None:
-        raise GangwatchError(f"{node_name!r} is no node name")
-    # Blocked before there is any thread, and so in every one: the main thread alone takes them, by sigwait.
+        raise GangwatchError(f"{node_name!r} is not a valid node name")
+    # Block the signals before any thread starts, so in all threads: only the main thread receives them, by sigwait.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS | _ASKS)
     use_one_arena()
     state.prepare()
@@ -125,7 +127,7 @@ def run_agent(
 
 
 def allow_descriptors(most: int) -> None:
-    """Let this process open so many files, or as many as it may; the soft limit of most shells and units is 1,024."""
+    """Raise the limit of open files to `most`, or to the hard limit. The usual soft limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -133,9 +135,9 @@ def allow_descriptors(most: int) -> None:
 
 
 def use_one_arena() -> None:
-    """Have glibc keep one heap for all threads (mallopt(3)): one each would add a megabyte of fragments.
+    """Make glibc use one heap for all threads (mallopt(3)): one per thread would add a megabyte of fragments.
 
-    To be called before there are threads; other C libraries have no such heaps, and nothing is done.
+    Call it before threads start. Other C libraries have no such heaps; there it does nothing.
     """
     import ctypes
 
@@ -145,7 +147,7 @@ def use_one_arena() -> None:
 
 
 class _Agent:
-    """A node, what it is published by, and the signals that it takes."""
+    """A node with its publisher, and the handling of signals."""
 
     def __init__(
         self,
@@ -185,25 +187,25 @@ class _Agent:
         )
         collectors, left_out = make_collectors(machine)
         for reason in left_out:
-            _log.info("left out: %s", reason)
+            _log.info("collector not started: %s", reason)
         self._node = Node(node_name, collectors, interval_seconds=section.interval_seconds, proc_root=section.proc_root)
         host, port = self._address(position)
         web_config = Path(section.web_config) if section.web_config is not None else None
         self._renewal = _renewal_of(section, web_config, node_name)
         if self._renewal is not None and not self._renewal.first(lambda: bool(signal.sigpending() & _ENDS)):
-            raise GangwatchError("stopped before there was a certificate")
+            raise GangwatchError("stopped before a certificate was available")
         self._publisher = Publisher(
             self._node, host, port, web_config, settings_of(config), pushes_of(config), _readers_of(section, host)
         )
-        self._say_who_reads_frames()
+        self._warn_without_frame_readers()
 
-    def _say_who_reads_frames(self) -> None:
-        """Where nobody can: an agent that is scraped and has no controller is none's mistake."""
+    def _warn_without_frame_readers(self) -> None:
+        """Log a warning if no client can read frames. It is no error: an agent may only be scraped."""
         security = self._publisher.security
         if security is not None and not security.has_frame_readers:
             _log.warning(
-                "frames are given to nobody: %s verifies no client's certificate (client_ca_file, client_auth_type: "
-                "VerifyClientCertIfGiven), by which the controller would prove that it may read them",
+                "no client can read frames: %s does not verify client certificates, and the controller needs one to "
+                "read frames (set client_ca_file and client_auth_type: VerifyClientCertIfGiven)",
                 security.config.file,
             )
 
@@ -213,7 +215,7 @@ class _Agent:
             parse_listen(section.listen, "agent.listen") if section.listen is not None else (LOOPBACK, section.port)
         )
         if port and port + position > 65535:
-            raise ConfigError(f"agent.port {port}: none is left for this machine's node {position + 1}")
+            raise ConfigError(f"agent.port {port}: no port below 65536 is left for node {position + 1} of this machine")
         return host, port + position if port else 0
 
     def run(self) -> None:
@@ -239,7 +241,7 @@ class _Agent:
             write_atomically(self._state.agent_file(self._name), msgspec.json.encode(record))
             _log.info("node %s listens at %s", self._name, record.url)
             notify("READY=1", f"STATUS=node {self._name} at {record.url}")
-            gc.freeze()  # modules and what was made of the configuration stay to the end
+            gc.freeze()  # modules and configuration live until the end
             gc.set_threshold(_CYCLES_AFTER)
             self._take_signals()
         finally:
@@ -252,7 +254,7 @@ class _Agent:
         _log.info("node %s stopped", self._name)
 
     def _take_signals(self) -> None:
-        """Wait for signals, and do as each asks, until one that ends us."""
+        """Handle signals until one that ends the process."""
         heartbeat_seconds = watchdog_seconds()
         while True:
             if heartbeat_seconds is None:
@@ -260,7 +262,7 @@ class _Agent:
             else:
                 taken = signal.sigtimedwait(_ENDS | _ASKS, heartbeat_seconds)
                 if taken is None:
-                    # Only while frames are made: a node whose own thread is stuck is to be started anew.
+                    # Only while frames are made: an agent whose thread is stuck must be restarted.
                     if self._publisher.healthy():
                         notify("WATCHDOG=1")
                     continue
@@ -268,16 +270,16 @@ class _Agent:
             if number in _ENDS:
                 return
             if number == signal.SIGUSR1:
-                _log.info("letting go of the GPUs: they can be reset now (SIGUSR2 takes them again)")
+                _log.info("released the GPUs: they can be reset now (SIGUSR2 opens them again)")
                 self._node.release()
             elif number == signal.SIGUSR2:
-                _log.info("taking the GPUs again")
+                _log.info("opening the GPUs again")
                 self._node.acquire()
             else:
                 self._read_again()
 
     def _read_again(self) -> None:
-        """Take over what of a changed configuration can be; what is wrong is logged, and all stays as it was."""
+        """Apply the reloadable settings of a changed configuration. If it is invalid, log that and change nothing."""
         notify(*reloading())
         try:
             if self._reload is not None:
@@ -285,25 +287,25 @@ class _Agent:
                 self._publisher.use(settings_of(wanted), pushes_of(wanted))
                 for key in (change.key for change in changes(self._config, wanted)):
                     if key.startswith(("agent.", "cluster.")):
-                        _log.warning("%s has changed, which takes a new agent: not taken over", key)
+                        _log.warning("%s has changed but needs a restart of the agent: not applied", key)
             self._publisher.reload_web_config()
-            _log.info("configuration read again")
+            _log.info("configuration reloaded")
         except ConfigError as error:
-            _log.error("the configuration is not taken over: %s", error)
+            _log.error("invalid configuration, the old one stays active: %s", error)
         notify("READY=1")
 
 
 def _step_socket(section: AgentSection, state: StateFolder, node: str) -> Path:
-    """Where ranks report. Raises ConfigError for a folder that can't be the agent's own."""
+    """Return the path of the step socket. Raises ConfigError if the agent can't own its folder."""
     if section.step_folder is not None:
         if section.step_socket is not None:
-            raise ConfigError("agent.step_folder: step_socket is given, too: one of them says where ranks report")
+            raise ConfigError("agent.step_folder: agent.step_socket is also set; use only one of them")
         folder = Path(section.step_folder).absolute()
         try:
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.geteuid() or folder.is_symlink():
                 raise ConfigError(f"agent.step_folder: {folder}: belongs to another user")
-            folder.chmod(0o711)  # all may enter it, and nobody else may list or change it
+            folder.chmod(0o711)  # every user may enter it, but only the owner may list or change it
         except OSError as error:
             raise ConfigError(f"agent.step_folder: {folder}: {error.strerror}") from None
         return folder / "agent.sock"
@@ -312,7 +314,10 @@ def _step_socket(section: AgentSection, state: StateFolder, node: str) -> Path:
 
 
 def _readers_of(section: AgentSection, host: str) -> FrameReaders | None:
-    """Who may read frames over TLS; None: whoever may read metrics. Raises ConfigError for a list that is damaged."""
+    """Return the clients that may read frames over TLS; None if all readers of metrics may.
+
+    Raises ConfigError for a damaged revocation list.
+    """
     from exporter.security.frame_readers import FrameReaders
     from exporter.security.loopback import is_loopback
 
@@ -322,7 +327,7 @@ def _readers_of(section: AgentSection, host: str) -> FrameReaders | None:
 
 
 def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Renewal | None:
-    """What keeps the certificate new. Raises ConfigError where nothing says which certificate that is."""
+    """Return the renewal of the agent's certificate. Raises ConfigError if no certificate file is configured."""
     if not section.certificate_command:
         return None
     from exporter.security.web_config import certificate_path
@@ -330,12 +335,12 @@ def _renewal_of(section: AgentSection, web_config: Path | None, node: str) -> Re
 
     path = certificate_path(web_config) if web_config is not None else None
     if path is None:
-        raise ConfigError("agent.certificate_command: agent.web_config names no cert_file that it could make")
+        raise ConfigError("agent.certificate_command: agent.web_config has no cert_file for the command to write")
     return Renewal(section.certificate_command, path, node)
 
 
 def settings_of(config: Config) -> Settings:
-    """What the exporter is to publish."""
+    """Return the settings of the exposition."""
     from exporter.prometheus.exposition import Settings
 
     section = config.exporter
@@ -351,7 +356,7 @@ def settings_of(config: Config) -> Settings:
 
 
 def pushes_of(config: Config) -> dict[str, PushTarget]:
-    """Where the exporter is to push, by the sink's name."""
+    """Return the exporter's push targets by sink name."""
     from exporter.push.push import PushTarget
 
     return {
@@ -368,7 +373,7 @@ def pushes_of(config: Config) -> dict[str, PushTarget]:
 
 
 def otlp_push_of(config: Config, node: str) -> OtlpPush:
-    """What the controller pushes by OTLP. node: this host's name. Raises ConfigError."""
+    """Return the controller's OTLP push. node: this host's name. Raises ConfigError."""
     from gangwatch.otlp_push import OtlpPush
 
     metrics = pushes_of(config).get("otlp")
@@ -383,12 +388,11 @@ def otlp_push_of(config: Config, node: str) -> OtlpPush:
 def run_controller(
     state: StateFolder, config: Config, overrides: dict[str, int | str], planned: tuple[NodePlan, ...] | None = None
 ) -> None:
-    """Be the controller until SIGTERM; SIGHUP reads the configuration again.
+    """Run the controller until SIGTERM; SIGHUP reads the configuration again.
 
-    planned: the nodes; None: those that the configuration means on this machine. overrides: the command line's keys,
-    which go over the file at every reading. Raises StateFolderBusyError where the
-    folder has a controller, ConfigError where the port can't be had, StoreError where the journal can't be used, and
-    whatever bug ended one of its threads.
+    planned: the nodes; None plans them from the configuration. overrides: keys of the command line, which override the
+    file at every read. Raises StateFolderBusyError if the folder has a controller, ConfigError if the port can't be
+    bound, StoreError if the journal can't be used, and any exception that ended one of its threads.
     """
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -412,10 +416,10 @@ def run_controller(
     configure_logging(state, "controller")
     allow_descriptors(CONTROLLER_DESCRIPTORS)
     sys.setswitchinterval(SWITCH_SECONDS)
-    # Until the loop takes it, a reload asked for too early must not end us.
+    # Ignore SIGHUP until the event loop handles it: an early reload request must not end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if (other := state.controller()) is not None:
-        raise StateFolderBusyError(f"a controller (pid {other.pid}) already runs for {state}")
+        raise StateFolderBusyError(f"a controller (pid {other.pid}) is already running for {state}")
     configuration = _Configuration(state, config, overrides)
     slurm = slurm_backend(state, config) if config.slurm.enabled else None
     local = LocalBackend(state.path, [LocalNode(node.name, node.slots, node.devices) for node in nodes])
@@ -426,7 +430,7 @@ def run_controller(
 
     topology_file = config.controller.topology_file
     fabric = read_fabric(Path(topology_file)) if topology_file is not None else None
-    # The port first: where it can't be had, no cycle has begun and nothing was started.
+    # Bind the port first: if that fails, no cycle has run and nothing was started.
     host, port = config.controller.address()
     web_config = config.controller.web_config
     access = authentication_of(state, config)
@@ -447,7 +451,7 @@ def run_controller(
             fabric=fabric,
             attest=slurm.attest if slurm is not None else None,
             translate_events=slurm.heard if slurm is not None else None,
-            on_entries=push.told,
+            on_entries=push.add_entries,
             elsewhere=SUBMIT_TO_SLURM if slurm is not None else "",
             streams=(config.controller.streams, config.controller.streams_per_peer),
             access=access,
@@ -492,7 +496,7 @@ def run_controller(
 
 
 def limits_of(config: Config) -> Limits:
-    """How much of the controller's server each peer may have."""
+    """Return the limits per peer of the controller's server."""
     from exporter.serving.limits import Limits
 
     section = config.controller
@@ -504,7 +508,7 @@ def limits_of(config: Config) -> Limits:
 
 
 def _as_one_node(config: Config) -> Config:
-    """Of a controller that no supervisor started: its node is the one that `gangwatch agent` is by default."""
+    """Return the configuration with one node, the default node of `gangwatch agent`, unless nodes are configured."""
     cluster = config.cluster
     if cluster.nodes is not None or cluster.names is not None:
         return config
@@ -512,7 +516,7 @@ def _as_one_node(config: Config) -> Config:
 
 
 def slurm_backend(state: StateFolder, config: Config) -> SlurmBackend:
-    """What speaks to Slurm as the configuration says. Raises BackendError where its memory can't be read."""
+    """Return the Slurm backend as configured. Raises BackendError if its saved state can't be read."""
     from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend
 
     section = config.slurm
@@ -529,7 +533,7 @@ def slurm_backend(state: StateFolder, config: Config) -> SlurmBackend:
 
 
 def credentials_of(config: Config) -> Credentials | None:
-    """How the feed reaches agents over TLS; None for the system's authorities and nothing to show."""
+    """Return the feed's TLS credentials for agents; None for the system's authorities and no own certificate."""
     from scheduler_feedback.feed.credentials import Credentials
 
     section = config.feed
@@ -544,22 +548,22 @@ def credentials_of(config: Config) -> Credentials | None:
 
 
 class _Configuration:
-    """The configuration in force, and how it is read again."""
+    """The active configuration, and its reload."""
 
     def __init__(self, state: StateFolder, config: Config, overrides: dict[str, int | str]) -> None:
         self._state = state
         self._in_force = InForce(config.source, overrides, config)
 
     def write(self) -> None:
-        """Leave it for the command line, and log the settings of it that have no effect."""
-        from gangwatch.configuration.notices import notices  # the controller's alone: an agent need not load it
+        """Write the configuration for the command line, and log settings that have no effect."""
+        from gangwatch.configuration.notices import notices  # only the controller needs it, not the agent
 
         write_in_force(self._state, self._in_force)
         for notice in notices(self._in_force.config.policy):
             _log.warning("%s", notice)
 
     def reload(self) -> Policy:
-        """Read the file again and take over what can be. Raises ConfigError, and all stays as it was."""
+        """Read the file again and apply the reloadable settings. Raises ConfigError; then nothing changes."""
         self._in_force = self._in_force.reloaded()
         self.write()
         return self._in_force.config.policy

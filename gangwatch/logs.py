@@ -1,4 +1,4 @@
-"""Logs of the daemons: one line an event, key=value, in STATE/log/NAME.log, of bounded size."""
+"""Logs of the daemons: one key=value line per event, in STATE/log/NAME.log, with bounded size."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from logging.handlers import RotatingFileHandler
 from gangwatch.state_folder import StateFolder
 
 MOST_BYTES = 4 * 1024 * 1024
-"""Of one log file; one older is kept beside it. At a line a second of 150 bytes that is seven hours each."""
+"""Maximum size of a log file; one older file is kept. At one line of 150 bytes per second, a file holds seven hours."""
 
 
 class KeyValueFormatter(logging.Formatter):
-    """time=... level=... logger=... message="...", and trace="..." where there is one: always a single line."""
+    """Formatter of single lines: time=... level=... logger=... message="...", and trace="..." for exceptions."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -29,7 +29,7 @@ class KeyValueFormatter(logging.Formatter):
 
 
 def configure_logging(state: StateFolder, name: str) -> None:
-    """Send what this process logs to its file, and to a terminal where a person started it."""
+    """Send the log of this process to its file, and also to standard error if that is a terminal."""
     handlers: list[logging.Handler] = [
         RotatingFileHandler(state.log_file(name), maxBytes=MOST_BYTES, backupCount=1, encoding="utf-8")
     ]
@@ -39,5 +39,5 @@ def configure_logging(state: StateFolder, name: str) -> None:
         handler.setFormatter(KeyValueFormatter())
     logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
     logging.captureWarnings(True)
-    # Who asked for what is uvicorn's business at every request: only what goes wrong there is ours.
+    # uvicorn logs every request at INFO; keep only its warnings.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

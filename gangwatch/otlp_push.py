@@ -1,7 +1,7 @@
-"""What the controller pushes by OTLP: its own series, and each job's life as a trace.
+"""OTLP push of the controller: its own series, and each job's lifecycle as a trace.
 
-Nothing waits for it: the cycle puts its entries in a bounded queue, a thread here makes spans of them once a second,
-and an outbox (exporter/push/push.py) sends them. What is lost is counted, and harms nothing else.
+The push never blocks the cycle. The cycle appends its entries to a bounded queue, a thread here turns them into spans
+once a second, and an outbox (exporter/push/push.py) sends them. Lost entries are counted.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from scheduler_feedback.journal.store import NumberedEntry, Reader
 
 GATHER_SECONDS = 1.0
-"""Spans of so long go in one request."""
+"""Interval between two requests of spans."""
 
 MOST_ENTRIES = 65_536
-"""Entries that wait to be made spans of: minutes of a busy controller's."""
+"""Maximum number of queued entries: minutes of a busy controller."""
 
 MOST_BATCHES = 1000
-"""Requests of spans that wait while the receiver is away: a quarter of an hour in which something ends every second."""
+"""Maximum number of queued requests of spans: a quarter of an hour at one per second."""
 
 MOST_SPANS = 512
-"""In a request: what OpenTelemetry's own SDKs put in one (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)."""
+"""Maximum number of spans per request, as in OpenTelemetry's SDKs (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)."""
 
 ASK_SECONDS = 5.0
 
@@ -48,8 +48,8 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class Told(Protocol):
-    """What is pushed of a controller."""
+class PushedController(Protocol):
+    """The part of the controller that the push reads."""
 
     cycle: CycleThread
 
@@ -60,9 +60,10 @@ class Told(Protocol):
 
 
 class OtlpPush:
-    """Pushes until stopped. metrics, traces: where to; None: not at all. resource: attributes of this controller.
+    """The controller's push, until stopped.
 
-    Raises ConfigError for an endpoint or a file that can't be used.
+    metrics, traces: targets; None disables them. resource: attributes of this controller. Raises ConfigError for an
+    endpoint or a file that can't be used.
     """
 
     def __init__(self, metrics: PushTarget | None, traces: PushTarget | None, resource: dict[str, str]) -> None:
@@ -75,17 +76,17 @@ class OtlpPush:
         if traces is not None:
             self._spans = Outbox(spans, traces, spans.encode, MOST_BATCHES, "otlp", "traces_endpoint")
         self._entries: deque[NumberedEntry] = deque(maxlen=MOST_ENTRIES)
-        self._told = self._taken = 0
+        self._added = self._taken = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def told(self, entries: Sequence[NumberedEntry]) -> None:
-        """Entries of a cycle, on its thread. Never waits."""
+    def add_entries(self, entries: Sequence[NumberedEntry]) -> None:
+        """Queue the entries of a cycle, from the cycle's thread. Never blocks."""
         if self._spans is not None:
-            self._told += len(entries)
+            self._added += len(entries)
             self._entries.extend(entries)
 
-    def start(self, controller: Told) -> None:
+    def start(self, controller: PushedController) -> None:
         for outbox in (self._metrics, self._spans):
             if outbox is not None:
                 outbox.start()
@@ -93,7 +94,7 @@ class OtlpPush:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, once what has been told is on its way: what waits is sent as ``Outbox.stop`` does."""
+        """Stop after the queued entries have been turned into spans; ``Outbox.stop`` sends them."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(ASK_SECONDS)
@@ -102,20 +103,20 @@ class OtlpPush:
                 outbox.stop()
 
     def measures(self) -> Iterator[Sample]:
-        """Its own series."""
+        """Yield the metrics of the push itself."""
         if self._metrics is not None:
             yield from self._metrics.measures()
         if self._spans is not None:
-            lost = max(self._told - self._taken - len(self._entries), 0)
+            lost = max(self._added - self._taken - len(self._entries), 0)
             for name, labels, value in self._spans.measures():
                 is_lost = name == "gangwatch_push_dropped_total" and ("reason", "queue full") in labels
                 yield name, labels, value + lost if is_lost else value
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
-    def _run(self, controller: Told) -> None:
-        asking = _Asking(controller)
-        traces = Traces(asking.about, asking.earlier, asking.held_up_by)
+    def _run(self, controller: PushedController) -> None:
+        queries = _Queries(controller)
+        traces = Traces(queries.about, queries.earlier, queries.held_up_by)
         due_s = time.monotonic()
         stopping = False
         while not stopping:
@@ -126,8 +127,8 @@ class OtlpPush:
                     due_s = max(due_s + self._interval_seconds, time.monotonic())
                     self._metrics.put(scrape(time.time_ns(), [*controller.measures(), *self.measures()]))
             except Exception:
-                # A bug of ours in what people look at: the controller goes on, and so does the next round.
-                _log.exception("push otlp: a round was left out; it is a bug, please report it")
+                # A bug in the push must not stop the controller; the next round may work.
+                _log.exception("push otlp: a round failed and was skipped; this is a bug, please report it")
 
     def _fold(self, traces: Traces) -> None:
         ended: list[Span] = []
@@ -140,10 +141,10 @@ class OtlpPush:
                 self._spans.put(ended[first : first + MOST_SPANS])
 
 
-class _Asking:
-    """What traces ask of a controller. Nothing is known where it doesn't answer: it is stopping, or busy for long."""
+class _Queries:
+    """Queries of a controller for traces. The results are empty if it does not respond in time."""
 
-    def __init__(self, controller: Told) -> None:
+    def __init__(self, controller: PushedController) -> None:
         self._controller = controller
 
     def about(self, job_id: str) -> About | None:
@@ -164,7 +165,7 @@ class _Asking:
         try:
             entries = self._controller.store.entries_of(job_id)
         except GangwatchError as error:
-            _log.warning("push otlp: the trace of %s begins late: %s", job_id, error)
+            _log.warning("push otlp: the trace of %s lacks its earlier entries: %s", job_id, error)
             return ()
         return [numbered.entry for numbered in entries if numbered.entry_id < entry_id]
 

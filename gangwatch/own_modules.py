@@ -1,7 +1,7 @@
-"""Our own packages are loaded from beside this one, whatever else is called `agent` or `exporter`.
+"""Import guard: load gangwatch's packages from the folder of this package, whatever else is named `agent`.
 
-The program's packages have common names. A file of that name in the current folder, or another distribution that was
-installed over ours, would be imported instead. Standard library only, and nothing of ours: this runs before all else.
+Some of the packages have common names. A file of that name in the current folder, or another distribution that was
+installed over gangwatch, would be imported instead. This module runs first, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import sys
 PACKAGES = ("agent", "exporter", "scheduler_feedback", "dashboards")
 
 MARK = b'PART_OF = "gangwatch"'
-"""A line that the first module of each of our packages holds."""
+"""A line in the `__init__.py` of each of gangwatch's packages."""
 
-INSTALL = "install gangwatch again in an environment of its own, by `pipx install --force` or `uv tool install --force`"
+INSTALL = "install gangwatch again in a separate environment, with `pipx install --force` or `uv tool install --force`"
 
 
 class ForeignModuleError(Exception):
-    """A package of ours is missing, or something else is in its place. The text names the path and what to do."""
+    """A package of gangwatch is missing or replaced by another. The text names the path and the remedy."""
 
 
 def guard() -> None:
-    """Take the current folder off the import path and load our packages from beside this one.
+    """Remove the current folder from the import path and load gangwatch's packages from the folder of this package.
 
-    The current folder stays where it holds this very program (a checkout). Raises ForeignModuleError.
+    The current folder stays if it contains this program (a checkout). Raises ForeignModuleError.
     """
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     _leave_current_folder(home)
@@ -33,11 +33,11 @@ def guard() -> None:
 
 
 def _leave_current_folder(home: str) -> None:
-    """Drop what `python -m` and an empty or relative entry of PYTHONPATH add to the import path."""
+    """Remove the entries that `python -m` and empty or relative entries of PYTHONPATH add to the import path."""
     try:
         here = os.getcwd()
     except OSError:
-        return  # it was removed: nothing can be imported from it
+        return  # the folder was removed: nothing can be imported from it
     if os.path.realpath(here) == os.path.realpath(home):
         return
     first = 0 if sys.flags.safe_path else 1
@@ -60,11 +60,13 @@ def _load(name: str, home: str) -> None:
         with open(file, "rb") as source:
             ours = MARK in source.read()
     except OSError:
-        raise ForeignModuleError(f"{folder} is missing: gangwatch is installed in part only; {INSTALL}") from None
+        raise ForeignModuleError(
+            f"{folder} is missing: the installation of gangwatch is incomplete; {INSTALL}"
+        ) from None
     if not ours:
-        raise ForeignModuleError(f"{file} is not gangwatch's{_owner(name)}; {INSTALL}")
+        raise ForeignModuleError(f"{file} does not belong to gangwatch{_owner(name)}; {INSTALL}")
     if name not in sys.modules:
-        # Only while this package is imported, which imports nothing: what is installed here must not hide the
+        # Only during this import, of a package that imports nothing: packages in this folder must not hide the
         # standard library.
         sys.path.insert(0, home)
         try:
@@ -80,7 +82,7 @@ def _load(name: str, home: str) -> None:
 
 
 def _owner(name: str) -> str:
-    """Which other distribution has brought a package of that name, in words; '' where that is not known."""
+    """Return a clause that names the distribution which installed this package; '' if unknown."""
     from importlib.metadata import packages_distributions
 
     others = sorted(set(packages_distributions().get(name, ())) - {"gangwatch"})

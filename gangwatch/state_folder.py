@@ -1,4 +1,4 @@
-"""The state folder: where everything of one gangwatch on this machine stands, and who of it is alive.
+"""The state folder: all files of one gangwatch on this machine, and records of its live processes.
 
 ::
 
@@ -6,13 +6,13 @@
     lock                held by the controller        supervisor.lock   held by `gangwatch up`
     supervisor.json     the last `up`: what it runs   config.json       the configuration in force
     agents/NODE.json    each agent that listens       run/NODE.sock     each node's step socket
-    log/NAME.log        log of each daemon            log/NAME.err      what its newest start wrote on stderr
+    log/NAME.log        log of each daemon            log/NAME.err      stderr of its latest start
     jobs/, ranks/       the local backend's           store.sqlite      the journal
     tokens.toml         hashes of named tokens        audit/            who did what, one line of JSON a step
-    daemon-ends.json    how each daemon ended last, where nobody had asked for it
+    daemon-ends.json    the last unexpected end of each daemon
 
-A process is identified by pid and start time (field 22 of /proc/PID/stat, clock ticks since boot); a pid alone is
-reused and never proof of anything.
+A process is identified by pid and start time (field 22 of /proc/PID/stat, clock ticks since boot), because pids are
+reused.
 """
 
 from __future__ import annotations
@@ -33,86 +33,88 @@ from agent.schema.errors import GangwatchError, StateFolderBusyError
 
 
 class NotRunningError(GangwatchError):
-    """Nothing runs for this state folder that could answer."""
+    """No controller or agent is running for this state folder."""
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A process that announced itself in the state folder."""
+    """A process recorded in the state folder."""
 
     pid: int
     start_time: int
 
     def alive(self) -> bool:
-        """Whether this very process still runs; a zombie does not."""
+        """Return whether exactly this process still runs; a zombie does not count."""
         return start_time_of(self.pid) == self.start_time
 
     def signal(self, number: int) -> bool:
-        """Signal this very process; False where it is gone. Raises GangwatchError where it is not ours to signal."""
+        """Signal exactly this process; return False if it has ended. Raises GangwatchError without permission."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return False
         try:
-            # The descriptor pins the process before its start time is compared: a reused pid is never hit.
+            # The descriptor is opened before the start time is compared, so a reused pid is never signalled.
             if not self.alive():
                 return False
             signal.pidfd_send_signal(descriptor, number)
         except ProcessLookupError:
             return False
         except PermissionError:
-            raise GangwatchError(f"process {self.pid} belongs to somebody else: it can't be signalled") from None
+            raise GangwatchError(f"no permission to signal process {self.pid}: it belongs to another user") from None
         finally:
             os.close(descriptor)
         return True
 
 
 class ControllerRecord(ProcessRecord, frozen=True):
-    """controller.json: written when the controller listens. certificate: the file of the one it has, '' for no TLS."""
+    """controller.json: written when the controller listens."""
 
     url: str
     certificate: str = ""
+    """File of its certificate; '' without TLS."""
 
 
 class AgentRecord(ProcessRecord, frozen=True):
-    """agents/NODE.json: written when the node's agent listens. devices: GPU UUIDs by slot; machine: boot_id.
-
-    certificate: the file of the one it has, '' for no TLS.
-    """
+    """agents/NODE.json: written when the node's agent listens."""
 
     node: str
     url: str
     socket: str
     slots: int
     devices: tuple[str, ...] = ()
+    """GPU UUIDs by slot."""
     machine: str = ""
+    """The machine's boot_id."""
     certificate: str = ""
+    """File of its certificate; '' without TLS."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """A node that `gangwatch up` runs an agent for. devices: GPU UUIDs by slot, empty where slots are of CPU."""
+    """A node that `gangwatch up` runs an agent for."""
 
     name: str
     slots: int
     devices: tuple[str, ...] = ()
+    """GPU UUIDs by slot; empty for CPU slots."""
 
 
 class SupervisorRecord(ProcessRecord, frozen=True):
-    """supervisor.json: the supervisor and what it runs. Left behind by a killed one, for the next `up` and `down`.
-
-    port: as asked for, 0 for any. config: the file, '' for none. options: of `up`, as its command line had them.
-    daemons: the newest process of each, also while it does not listen yet. cluster: the effective configuration's
-    section of that name, as JSON, from which `nodes` were planned; '': not known.
-    """
+    """supervisor.json: the supervisor and its daemons. It remains after a kill, for the next `up` and `down`."""
 
     nodes: tuple[NodePlan, ...]
     port: int
+    """Requested port; 0 for any."""
     config: str = ""
+    """Configuration file; '' for none."""
     options: tuple[str, ...] = ()
+    """Options on the command line of `up`."""
     daemons: dict[str, ProcessRecord] = {}
+    """Latest process of each daemon, even if it does not listen yet."""
     cluster: str = ""
+    """The effective [cluster] section, as JSON, from which `nodes` were planned; '' if unknown."""
 
     def anything_alive(self) -> bool:
-        """Whether the supervisor or any of its daemons still runs."""
+        """Return whether the supervisor or any of its daemons still runs."""
         return self.alive() or any(record.alive() for record in self.daemons.values())
 
 
@@ -120,10 +122,10 @@ Record = TypeVar("Record")
 
 
 def start_time_of(pid: int) -> int | None:
-    """Start of a live process in clock ticks since boot; None where it is gone, or dead and not reaped."""
+    """Return the start of a live process in clock ticks since boot; None if it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The command name, in parentheses, may hold anything: fields are counted from its end.
+            # The command name, in parentheses, may contain any character: count the fields after it.
             fields = stat.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -131,26 +133,26 @@ def start_time_of(pid: int) -> int | None:
 
 
 def this_process() -> ProcessRecord:
-    """The record of the running process."""
+    """Return the record of the calling process."""
     start_time = start_time_of(os.getpid())
     assert start_time is not None, "a running process has a start time"
     return ProcessRecord(os.getpid(), start_time)
 
 
 def agent_name(node: str) -> str:
-    """The name of a node's agent among the daemons, and of its log."""
+    """Return the name of a node's agent as a daemon, and of its log."""
     return f"agent-{node}"
 
 
 def default_state_folder() -> Path:
-    """$GANGWATCH_STATE, else gangwatch in $XDG_STATE_HOME or ~/.local/state."""
+    """Return $GANGWATCH_STATE, else gangwatch in $XDG_STATE_HOME or ~/.local/state."""
     if named := os.environ.get("GANGWATCH_STATE"):
         return Path(named)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gangwatch"
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace the file in one step: a reader sees the old content or the new, never a part."""
+    """Replace the file atomically: a reader gets the old content or the new, never a part."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -163,7 +165,7 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 class StateFolder:
-    """Paths and records of one state folder. named: somebody said which, rather than leaving it to the default."""
+    """Paths and records of one state folder. named: whether the folder was given explicitly."""
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.named = path is not None or bool(os.environ.get("GANGWATCH_STATE"))
@@ -206,11 +208,11 @@ class StateFolder:
         return self.path / "log" / f"{name}.log"
 
     def error_file(self, name: str) -> Path:
-        """What the daemon's newest start wrote on stderr: the one line why it could not start, or a traceback."""
+        """Standard error of the daemon's latest start: the line why it could not start, or a traceback."""
         return self.path / "log" / f"{name}.err"
 
     def socket_path(self, node: str) -> Path:
-        """Where the node's step socket lies: in the state folder, or under /tmp where that path is too long."""
+        """Return the path of the node's step socket: in the state folder, or under /tmp if that path is too long."""
         from scheduler_feedback.backends.local.local_backend import step_socket
 
         return Path(step_socket(self.path, node))
@@ -218,7 +220,7 @@ class StateFolder:
     # --- making it ready ---------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Create the folder (0700), its parts and the token. Raises GangwatchError where that can't be done."""
+        """Create the folder (0700), its subfolders and the token. Raises GangwatchError if that fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             found = self.path.stat()
@@ -235,7 +237,7 @@ class StateFolder:
     def _make_token(self) -> None:
         if self.token_file.exists():
             return
-        # A link of a finished file: two that start at once agree on one token, and none reads half of it.
+        # Link a finished file: two processes that start at once use the same token, and none reads a partial one.
         temporary = self.path / f".token.{os.getpid()}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -250,26 +252,26 @@ class StateFolder:
             temporary.unlink()
 
     def token(self) -> str:
-        """The API's token. Raises NotRunningError where there is none yet, GangwatchError where it can't be read."""
+        """Return the API's token. Raises NotRunningError if there is none, GangwatchError if it can't be read."""
         try:
             return self.token_file.read_text().strip()
         except FileNotFoundError:
-            raise NotRunningError(f"no gangwatch has ever run for {self}: start one with `gangwatch up`") from None
+            raise NotRunningError(f"gangwatch has never run for {self}: start it with `gangwatch up`") from None
         except OSError as error:
             raise GangwatchError(f"{self.token_file}: {error.strerror}") from None
 
-    # --- who is there ------------------------------------------------------------------------------------------------
+    # --- live processes ----------------------------------------------------------------------------------------------
 
     def controller(self) -> ControllerRecord | None:
-        """The controller that is alive and listening, if there is one."""
+        """Return the controller that is alive and listening, if there is one."""
         return _alive(_read(self.controller_file, ControllerRecord))
 
     def agent(self, node: str) -> AgentRecord | None:
-        """The node's agent that is alive and listening, if there is one."""
+        """Return the node's agent that is alive and listening, if there is one."""
         return _alive(_read(self.agent_file(node), AgentRecord))
 
     def agents(self) -> dict[str, AgentRecord]:
-        """Every agent that is alive and listening, by node."""
+        """Return every agent that is alive and listening, by node."""
         return {
             path.stem: record
             for path in sorted((self.path / "agents").glob("*.json"))
@@ -277,23 +279,23 @@ class StateFolder:
         }
 
     def supervisor(self) -> SupervisorRecord | None:
-        """The supervisor that is alive, if there is one."""
+        """Return the live supervisor, if there is one."""
         return _alive(self.supervisor_left())
 
     def supervisor_left(self) -> SupervisorRecord | None:
-        """What the newest supervisor wrote, alive or not."""
+        """Return the record of the latest supervisor, alive or not."""
         return _read(self.supervisor_file, SupervisorRecord)
 
     @contextmanager
     def hold(self, name: str, what: str) -> Iterator[None]:
-        """Hold the lock file `name`, with this pid written in it. Raises StateFolderBusyError naming the holder."""
+        """Hold the lock file `name` and write this pid into it. Raises StateFolderBusyError with the holder's pid."""
         descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-                raise StateFolderBusyError(f"{what} (pid {holder}) already runs for {self}") from None
+                raise StateFolderBusyError(f"{what} (pid {holder}) is already running for {self}") from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
@@ -309,7 +311,7 @@ def _read(path: Path, kind: type[Record]) -> Record | None:
     except OSError as error:
         raise GangwatchError(f"{path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise GangwatchError(f"{path}: not a record of ours: {error}") from None
+        raise GangwatchError(f"{path}: not a record of gangwatch: {error}") from None
 
 
 AliveRecord = TypeVar("AliveRecord", bound=ProcessRecord)

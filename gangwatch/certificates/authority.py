@@ -1,7 +1,7 @@
-"""An authority: what it signs, for whom and for how long. Bytes in, bytes out; PEM everywhere.
+"""Certificate authority: keys, requests and certificates, as PEM bytes.
 
-Keys are ECDSA on P-256: every TLS library in use knows it, and a signature takes a fifth of a millisecond. Serial
-numbers are random (RFC 5280 section 4.1.2.2). A certificate begins a little before it is made, because clocks differ.
+Keys are ECDSA on P-256: all TLS libraries support it, and a signature takes a fifth of a millisecond. Serial numbers
+are random (RFC 5280 section 4.1.2.2). A certificate is valid from shortly before its creation, because clocks differ.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from agent.schema.errors import ConfigError
 from agent.schema.identity import CONTROLLER, node_of
 
 EARLY = timedelta(minutes=5)
-"""How much before it is made a certificate begins: a node's clock may be behind."""
+"""Start of validity before the creation of a certificate: a node's clock may be slow."""
 
 AUTHORITY_DAYS = 3650
 DAYS = 90
 LEAST_RSA_BITS = 2048
-"""Of a request's key (NIST SP 800-57 part 1, table 2: 112 bits of strength)."""
+"""Minimum size of a request's RSA key (NIST SP 800-57 part 1, table 2: 112 bits of strength)."""
 
-MOST_COMMON_NAME = 64
-"""Of the subject's common name (X.520, ub-common-name). It is for people: nothing is checked by it."""
+MAX_COMMON_NAME = 64
+"""Maximum length of the subject's common name (X.520, ub-common-name). It is for people and never checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate in PEM, and what it says."""
+    """A certificate in PEM, and its content."""
 
     certificate: bytes
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class Issued:
 
 
 def new_key() -> bytes:
-    """A new private key."""
+    """Return a new private key."""
     return _key_bytes(ec.generate_private_key(ec.SECP256R1()))
 
 
@@ -55,7 +55,7 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def new_request(key: bytes, names: Iterable[str]) -> bytes:
-    """A certificate signing request (PKCS#10) of the key's owner for these names."""
+    """Return a certificate signing request (PKCS#10) for these names, signed with the key."""
     wanted = tuple(names)
     builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(wanted[0]))
     builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in wanted]), critical=False)
@@ -63,8 +63,11 @@ def new_request(key: bytes, names: Iterable[str]) -> bytes:
 
 
 def requested(request: bytes) -> tuple[x509.CertificateSigningRequest, tuple[str, ...]]:
-    """A request and the names that it asks for. Raises ConfigError for one that is malformed, asks for anything else
-    than names and uses, or whose key is weak or not its sender's."""
+    """Return a request and its names.
+
+    Raises ConfigError if it is malformed, has other extensions than names and uses, has a weak key, or is not signed
+    with its key.
+    """
     try:
         found = x509.load_pem_x509_csr(request)
         signed = found.is_signature_valid
@@ -72,43 +75,43 @@ def requested(request: bytes) -> tuple[x509.CertificateSigningRequest, tuple[str
         key = found.public_key()
     except (ValueError, TypeError, InvalidSignature, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
         raise ConfigError(f"not a certificate signing request: {error}") from None
-    except Exception as error:  # of the library: what it can't decode it tells in many ways
+    except Exception as error:  # the library raises many types for undecodable input
         raise ConfigError(f"not a certificate signing request: {type(error).__name__}: {error}") from None
     if not signed:
-        raise ConfigError("the request is not signed by the key that it names")
+        raise ConfigError("the request is not signed with its own key")
     _check_key(key)
     names: tuple[str, ...] = ()
     for extension in extensions:
         if isinstance(extension.value, x509.SubjectAlternativeName):
             names = tuple(_text(name) for name in extension.value)
         elif not isinstance(extension.value, x509.KeyUsage | x509.ExtendedKeyUsage):
-            raise ConfigError(f"the request asks for {extension.oid.dotted_string}, which no agent needs")
+            raise ConfigError(f"the request has extension {extension.oid.dotted_string}, which no agent needs")
     if not names:
-        raise ConfigError("the request names nobody (no subjectAltName)")
+        raise ConfigError("the request has no subjectAltName")
     return found, names
 
 
 def _check_key(key: object) -> None:
     if isinstance(key, rsa.RSAPublicKey):
         if key.key_size < LEAST_RSA_BITS:
-            raise ConfigError(f"an RSA key of {key.key_size} bits; at least {LEAST_RSA_BITS}")
+            raise ConfigError(f"an RSA key of {key.key_size} bits is too short; use at least {LEAST_RSA_BITS}")
     elif isinstance(key, ec.EllipticCurvePublicKey):
         if not isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1):
-            raise ConfigError(f"a key on the curve {key.curve.name}; take P-256")
+            raise ConfigError(f"unsupported curve {key.curve.name}; use P-256")
     elif not isinstance(key, ed25519.Ed25519PublicKey):
-        raise ConfigError(f"a key of the kind {type(key).__name__}; take ECDSA on P-256")
+        raise ConfigError(f"unsupported key type {type(key).__name__}; use ECDSA on P-256")
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """What signs: its certificate and key, in PEM."""
+    """An authority: its certificate and key, in PEM."""
 
     certificate: bytes
     key: bytes
 
     @classmethod
     def make(cls, name: str = "gangwatch", days: int = AUTHORITY_DAYS, now: datetime | None = None) -> Authority:
-        """A new one."""
+        """Return a new authority."""
         now = datetime.now(UTC) if now is None else now
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(name)
@@ -135,10 +138,11 @@ class Authority:
         now: datetime | None = None,
         since: datetime | None = None,
     ) -> Issued:
-        """Sign a request. names: whom the certificate is made out to, whatever the request says. since: the earliest
-        instant at which it may begin: what was made before is revoked.
+        """Sign a request and return the certificate.
 
-        Raises ConfigError for a request that is malformed, and where the authority itself ends before it would.
+        names: the names in the certificate, regardless of the request. since: earliest start of validity; certificates
+        from before it are revoked. Raises ConfigError if the request is malformed, or if the authority would expire
+        before the certificate.
         """
         now = datetime.now(UTC) if now is None else now
         found, _ = requested(request)
@@ -146,8 +150,8 @@ class Authority:
         end = now + timedelta(days=days)
         if end > issuer.not_valid_after_utc:
             raise ConfigError(
-                f"the authority ends on {issuer.not_valid_after_utc:%Y-%m-%d}, before a certificate of {days:g} days: "
-                "make a new one, and let both be trusted while certificates are renewed"
+                f"the authority expires on {issuer.not_valid_after_utc:%Y-%m-%d}, before a certificate of {days:g} "
+                "days would: create a new authority, and trust both while certificates are renewed"
             )
         begin = now - EARLY if since is None else max(now - EARLY, since)
         wanted = tuple(names)
@@ -172,31 +176,31 @@ class Authority:
         return _certificate(self.certificate)
 
     def check(self) -> None:
-        """Raise ConfigError where the two do not belong together, or it is no authority."""
+        """Raise ConfigError if key and certificate do not match, or the certificate is not an authority's."""
         found = self._loaded()
         try:
             constraints = found.extensions.get_extension_for_class(x509.BasicConstraints).value
         except x509.ExtensionNotFound:
             constraints = x509.BasicConstraints(ca=False, path_length=None)
         if not constraints.ca:
-            raise ConfigError("the certificate is no authority's")
+            raise ConfigError("the certificate is not that of an authority")
         if _public(found.public_key()) != _public(_private(self.key).public_key()):
-            raise ConfigError("the key is not that of the authority's certificate")
+            raise ConfigError("the key does not match the authority's certificate")
 
 
 def read(certificate: bytes) -> Issued:
-    """What a certificate says. Raises ConfigError for one that is malformed."""
+    """Return the content of a certificate. Raises ConfigError if it is malformed."""
     found = _certificate(certificate)
     try:
-        told = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        names = tuple(_text(name) for name in told)
+        alternatives = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = tuple(_text(name) for name in alternatives)
     except x509.ExtensionNotFound:
         names = ()
     serial = f"{found.serial_number:x}"
     return Issued(certificate, names, serial, found.not_valid_before_utc, found.not_valid_after_utc)
 
 
-# --- the library's words ---------------------------------------------------------------------------------------------
+# --- conversions -----------------------------------------------------------------------------------------------------
 
 
 def _certificate(pem: bytes) -> x509.Certificate:
@@ -211,9 +215,9 @@ def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:
         found = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"not a private key in PEM: {error}") from None
-    # Helm's genCA makes RSA keys; both sign in the same words.
+    # Helm's genCA creates RSA keys; both types have the same `sign` call.
     if not isinstance(found, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
-        raise ConfigError(f"a key of the kind {type(found).__name__}; take ECDSA on P-256")
+        raise ConfigError(f"unsupported key type {type(found).__name__}; use ECDSA on P-256")
     return found  # type: ignore[return-value]
 
 
@@ -223,7 +227,7 @@ def _public(key: object) -> bytes:
 
 
 def _subject(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:MOST_COMMON_NAME])])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:MAX_COMMON_NAME])])
 
 
 def _general(name: str) -> x509.GeneralName:
@@ -236,7 +240,7 @@ def _general(name: str) -> x509.GeneralName:
 def _text(name: x509.GeneralName) -> str:
     if isinstance(name, x509.DNSName | x509.IPAddress):
         return str(name.value)
-    raise ConfigError(f"a name of the kind {type(name).__name__}: only DNS names and addresses are made out")
+    raise ConfigError(f"unsupported name type {type(name).__name__}: only DNS names and addresses are supported")
 
 
 def _issued_by(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
@@ -255,7 +259,7 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 
 def _uses(names: Iterable[str]) -> list[x509.ObjectIdentifier]:
-    """A node's certificate serves, a reader's asks; the controller does both."""
+    """Return the key uses: a node's certificate is for a server, a reader's for a client, the controller's for both."""
     wanted = tuple(names)
     if any(node_of(name) is not None for name in wanted):
         return [ExtendedKeyUsageOID.SERVER_AUTH]

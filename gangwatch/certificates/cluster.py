@@ -1,4 +1,4 @@
-"""What is revoked in a cluster: a ConfigMap beside the release, which the controller mounts."""
+"""Revocations of a Kubernetes cluster, in a ConfigMap of the release that the controller mounts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _maps = msgspec.json.Decoder(_ConfigMap)
 
 
 async def change(access: Access, namespace: str, release: str, nodes: Iterable[str], reason: str | None) -> list[str]:
-    """Revoke what the agents of these nodes have or, where `reason` is None, admit them again; a line a node.
+    """Revoke the certificates of these nodes' agents or, if `reason` is None, admit the nodes; return a line per node.
 
-    Raises ConfigError for a node that is not revoked and for a damaged list, BackendError where the API server refuses.
+    Raises ConfigError for a node that is not revoked and for a damaged list, BackendError if the API server refuses.
     """
     name = f"{release}-revoked"
     path = f"/api/v1/namespaces/{namespace}/configmaps"
@@ -39,21 +39,21 @@ async def change(access: Access, namespace: str, release: str, nodes: Iterable[s
                 raise
             present = None
         text = ((present.data or {}) if present is not None else {}).get(FILE, "")
-        known, told = read_revocations(text.encode(), f"ConfigMap {namespace}/{name}"), []
+        known, lines = read_revocations(text.encode(), f"ConfigMap {namespace}/{name}"), []
         before = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=1)
         for node in nodes:
             known = _changed(known, of_node(node), before, reason)
-            told.append(f"node {node}: {'may have a new certificate' if reason is None else 'revoked'}")
+            lines.append(f"node {node}: {'may have a new certificate' if reason is None else 'revoked'}")
         data = {FILE: known.encode().decode()}
         if present is None:
             labels = {"app.kubernetes.io/name": "gangwatch", "app.kubernetes.io/instance": release}
             made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}, "data": data}
             await client.create(path, made)
         else:
-            # Only in place of the one that was read: two who revoke at once must not undo each other.
+            # Replace only the version read above: two concurrent revocations must not undo each other.
             version = {"resourceVersion": present.metadata.resource_version}
             await client.patch(f"{path}/{name}", {"metadata": version, "data": data})
-    return told
+    return lines
 
 
 def _changed(known: Revocations, name: str, before: datetime, reason: str | None) -> Revocations:

@@ -3,15 +3,15 @@
 ::
 
     FOLDER/                    0700
-        authority.crt          whoever checks a certificate trusts this one
-        authority.key          0600; whoever has it can make any certificate: back it up, and keep it off the nodes
-        issued.jsonl           every certificate that was ever signed, one a line
-        revoked.json           what is revoked; goes to the controller and to the agents
+        authority.crt          trust anchor for all certificates
+        authority.key          0600; it can sign any certificate: back it up, and keep it off the nodes
+        issued.jsonl           every certificate ever signed, one per line
+        revoked.json           revocations, for the controller and the agents
         controller/            tls.crt tls.key ca.crt
         nodes/NODE/            tls.crt tls.key ca.crt
         clients/NAME/          tls.crt tls.key ca.crt
 
-Every file is replaced whole. A folder `nodes/NODE` is what is copied to that node, and nothing else of all this.
+Every file is replaced atomically. Copy only the folder `nodes/NODE` to that node.
 """
 
 from __future__ import annotations
@@ -33,26 +33,30 @@ from agent.schema.identity import CONTROLLER, Revocations, of_client, of_node, r
 from gangwatch.certificates.authority import DAYS, Authority, Issued, new_key, new_request, read
 
 LEFT = 1 / 3
-"""A certificate is renewed when less than this share of its life is left."""
+"""A certificate is renewed when less than this share of its lifetime is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A certificate in the folder. kind: 'authority', 'controller', 'node' or 'client'; name: of the node or client."""
+    """A certificate in the folder."""
 
     kind: str
+    """'authority', 'controller', 'node' or 'client'."""
     name: str
+    """Name of the node or client."""
     path: Path
     issued: Issued
     revoked: str = ""
+    """Reason or date of the revocation; '' if not revoked."""
     barred: bool = False
+    """Whether the name may have no new certificate."""
 
     def left_seconds(self, now: datetime) -> float:
-        """How long it is still valid; negative once it has ended."""
+        """Return the remaining validity; negative after expiry."""
         return (self.issued.not_after - now).total_seconds()
 
     def document(self, now: datetime) -> dict[str, Any]:
-        """For --json."""
+        """Return the document for --json."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -67,12 +71,12 @@ class Entry:
 
 
 def identity_of(kind: str, name: str) -> str:
-    """The name in the certificate. Raises ConfigError for a name that no certificate can have."""
+    """Return the name in the certificate. Raises ConfigError for an invalid name."""
     return CONTROLLER if kind == "controller" else of_node(name) if kind == "node" else of_client(name)
 
 
 class AuthorityFolder:
-    """The folder of one authority. Commands at the same time wait for one another."""
+    """The folder of one authority. A lock serialises concurrent commands."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,11 +84,11 @@ class AuthorityFolder:
     # --- making -------------------------------------------------------------------------------------------------------
 
     def make(self, days: int) -> Issued:
-        """Make the authority. Raises ConfigError where there is one: it must not be lost by a command run twice."""
+        """Create the authority. Raises ConfigError if there is one, so that a repeated command can't replace it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._alone():
             if self._certificate.exists() or self._key.exists():
-                raise ConfigError(f"{self.path}: there is an authority already; remove it by hand if it is to be lost")
+                raise ConfigError(f"{self.path}: an authority already exists; to replace it, delete its files first")
             authority = Authority.make(days=days)
             _write(self._key, authority.key, secret=True)
             _write(self._certificate, authority.certificate)
@@ -93,9 +97,9 @@ class AuthorityFolder:
     def issue(
         self, kind: str, name: str, hosts: Sequence[str] = (), days: float = DAYS, request: bytes | None = None
     ) -> Entry:
-        """Make a certificate, with a new key, or for the key of a request. hosts: more names and addresses in it.
+        """Issue a certificate with a new key, or for the key of a request. hosts: additional names and addresses.
 
-        Raises ConfigError where the name is barred, and as the authority does.
+        Raises ConfigError if the name is barred, and as ``Authority.issue``.
         """
         identity = identity_of(kind, name)
         with self._alone():
@@ -106,7 +110,7 @@ class AuthorityFolder:
     ) -> Entry:
         revocations = self.revocations()
         if revocations.bars(names[0]):
-            raise ConfigError(f"{names[0]} is revoked: `gangwatch certificates admit` lets it have a new certificate")
+            raise ConfigError(f"{names[0]} is revoked: `gangwatch certificates admit` allows a new certificate")
         folder = self._folder(kind, name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = new_key() if request is None else None
@@ -118,16 +122,16 @@ class AuthorityFolder:
         if key is not None:
             _write(folder / "tls.key", key, secret=True)
         else:
-            (folder / "tls.key").unlink(missing_ok=True)  # who asked has the key
+            (folder / "tls.key").unlink(missing_ok=True)  # the sender of the request has the key
         _write(folder / "tls.crt", issued.certificate)
         return Entry(kind, name, folder / "tls.crt", issued)
 
     def renew(
         self, left: float = LEFT, days: float | None = None, everything: bool = False
     ) -> tuple[list[Entry], list[str]]:
-        """Make those anew of which less than a share `left` of their life remains; and what could not be, with why.
+        """Renew certificates with less than a share `left` of their lifetime; return them, and errors of the others.
 
-        days: None: as long as before.
+        days: new lifetime; None keeps the old one.
         """
         renewed: list[Entry] = []
         failed: list[str] = []
@@ -139,7 +143,9 @@ class AuthorityFolder:
                 if entry.kind == "authority" or not due or entry.barred:
                     continue
                 if not (entry.path.parent / "tls.key").exists():
-                    failed.append(f"{entry.kind} {entry.name}: its key is not here; sign a new request of its owner")
+                    failed.append(
+                        f"{entry.kind} {entry.name}: its key is not in this folder; sign a new request from its owner"
+                    )
                     continue
                 lasts = life / timedelta(days=1) if days is None else days
                 try:
@@ -151,22 +157,22 @@ class AuthorityFolder:
     # --- revoking -----------------------------------------------------------------------------------------------------
 
     def revocations(self) -> Revocations:
-        """What is revoked. Raises ConfigError for a damaged file."""
+        """Return the revocations. Raises ConfigError for a damaged file."""
         try:
             return read_revocations(self._revoked.read_bytes(), str(self._revoked))
         except FileNotFoundError:
             return Revocations()
 
     def revoke(self, kind: str, name: str, reason: str) -> None:
-        """All certificates of this name that were made until now are refused, and no new one is made."""
+        """Revoke all certificates issued to this name so far, and bar new ones."""
         identity = identity_of(kind, name)
         with self._alone():
-            # One second on: a certificate that was made in this second is revoked too.
+            # Add one second, so that certificates issued in this second are revoked, too.
             before = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=1)
             _write(self._revoked, self.revocations().revoking(identity, before, reason).encode())
 
     def admit(self, kind: str, name: str) -> None:
-        """The name may have a new certificate; the revoked ones stay so. Raises ConfigError where none is revoked."""
+        """Allow new certificates for the name; old ones stay revoked. Raises ConfigError if it is not revoked."""
         identity = identity_of(kind, name)
         with self._alone():
             known = self.revocations()
@@ -177,7 +183,7 @@ class AuthorityFolder:
     # --- listing ------------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """All certificates in the folder. Raises ConfigError where one is damaged."""
+        """Return all certificates in the folder. Raises ConfigError if one is damaged."""
         found = [Entry("authority", "", self._certificate, read(self._read(self._certificate)))]
         revocations = self.revocations()
         places = [("controller", "", self.path / "controller")]
@@ -216,14 +222,16 @@ class AuthorityFolder:
         if kind == "controller":
             return self.path / "controller"
         if "/" in name or name in (".", ".."):
-            raise ConfigError(f"{kind} {name!r}: a folder can't have that name")
+            raise ConfigError(f"{kind} {name!r}: not a valid folder name")
         return self.path / f"{kind}s" / name
 
     def _authority(self) -> Authority:
         authority = Authority(self._read(self._certificate), self._read(self._key))
         mode = self._key.stat().st_mode & 0o077
         if mode:
-            raise ConfigError(f"{self._key}: others may read the authority's key: chmod 0600, and think who has it")
+            raise ConfigError(
+                f"{self._key}: other users can read the authority's key: chmod 0600, and check for copies"
+            )
         authority.check()
         return authority
 
@@ -232,7 +240,9 @@ class AuthorityFolder:
             return path.read_bytes()
         except FileNotFoundError:
             if path in (self._certificate, self._key):
-                raise ConfigError(f"{path}: no authority here: `gangwatch certificates authority` makes one") from None
+                raise ConfigError(
+                    f"{path}: no authority in this folder: create one with `gangwatch certificates authority`"
+                ) from None
             raise
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from None
@@ -259,7 +269,7 @@ class AuthorityFolder:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise ConfigError(
-                f"{self.path}: {error.strerror}; `gangwatch certificates authority` makes the folder"
+                f"{self.path}: {error.strerror}; `gangwatch certificates authority` creates the folder"
             ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -271,7 +281,7 @@ class AuthorityFolder:
 
 
 def _write(path: Path, content: bytes, secret: bool = False) -> None:
-    """Replace the file whole; it is on the disk before this returns."""
+    """Replace the file atomically and sync it to disk."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -286,8 +296,7 @@ def _write(path: Path, content: bytes, secret: bool = False) -> None:
 
 
 def write_pair(folder: Path, key: bytes, certificate: bytes, authority: bytes) -> None:
-    """Put a certificate with its key in a folder, as a daemon reads it: the key first, so that the two belong together
-    as soon as the certificate is new."""
+    """Write a certificate and its key into a folder, the key first, so that both match when a daemon reads them."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write(folder / "ca.crt", authority)
     _write(folder / "tls.key", key, secret=True)

@@ -1,7 +1,7 @@
-"""Keeps an agent's certificate new by a command of the configuration: at the start, and when a third of it is left.
+"""Renewal of an agent's certificate with a configured command: at start, and when a third of its lifetime is left.
 
-The command is a process of its own, so that no cryptography stays in the agent's memory. Whoever serves the certificate
-reads the new files by itself.
+The command is a separate process, so that no cryptography stays in the agent's memory. The server reads the new files
+when they change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Renewal:
-    """Runs `command` whenever the certificate in `path` is absent or due. node: its GANGWATCH_NODE."""
+    """Thread that runs `command` if the certificate in `path` is missing or due. node: value of GANGWATCH_NODE."""
 
     def __init__(self, command: Sequence[str], path: Path, node: str) -> None:
         self._command, self._path, self._node = tuple(command), path, node
@@ -36,15 +36,15 @@ class Renewal:
         self._thread = threading.Thread(target=self._run, name="certificate", daemon=True)
 
     def first(self, ended: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until there is a certificate that has not ended, which may take long: whoever signs it may be away.
+        """Wait until there is a valid certificate. This may take long, because the signer may be unavailable.
 
-        ended: whether to wait no longer. False where that came first.
+        ended: returns whether to stop waiting; then the result is False.
         """
         pause_seconds = FIRST_PAUSE_SECONDS
         while self.left() <= 0:
             if self._renew() and self.left() > 0:
                 break
-            again = time.monotonic() + pause_seconds * random.uniform(0.5, 1.0)  # of thousands of nodes not all at once
+            again = time.monotonic() + pause_seconds * random.uniform(0.5, 1.0)  # spread thousands of nodes
             while time.monotonic() < again:
                 if ended():
                     return False
@@ -59,7 +59,7 @@ class Renewal:
         self._ended.set()
 
     def left(self) -> float:
-        """Share of its life that the certificate has left; 0.0 where there is none, or none that can be read."""
+        """Return the remaining share of the certificate's lifetime; 0.0 if it is missing or unreadable."""
         try:
             begin, end = validity(self._path.read_bytes())
         except (OSError, ConfigError):
@@ -72,7 +72,7 @@ class Renewal:
                 self._renew()
 
     def _renew(self) -> bool:
-        """Run the command; whether it succeeded. What it prints where it fails is logged."""
+        """Run the command, log its output, and return whether it succeeded."""
         environment = {**os.environ, "GANGWATCH_NODE": self._node}
         try:
             done = subprocess.run(

@@ -1,8 +1,7 @@
-"""An agent's own certificate on Kubernetes: a key that is made here, and a request to the API server.
+"""Request of an agent's certificate on Kubernetes, with a key created here.
 
-The key never leaves the pod. Who asks, the API server knows by the pod's token; whether the request is granted, the
-controller decides (signer.py). The command is run by the agent itself (agent.certificate_command), at its start and
-when a third of the certificate's life is left.
+The key never leaves the pod. The API server authenticates the sender by the pod's token, and the controller decides
+(signer.py). The agent runs the command (agent.certificate_command) at start and when a third of the lifetime is left.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 10.0
 
 PENDING = "pending"
-"""Folder, below the certificate's, of a request that is not decided yet: its name and key. An agent that is started
-again waits for the same one: thousands of agents that wait for a controller must not fill the API server's store."""
+"""Subfolder with name and key of an undecided request. A restarted agent waits for the same request, so that thousands
+of agents without a controller do not fill the API server's store."""
 
 _requests = msgspec.json.Decoder(Request)
 
@@ -38,10 +37,10 @@ _requests = msgspec.json.Decoder(Request)
 async def obtain(
     access: Access, signer: str, node: str, hosts: tuple[str, ...], folder: Path, authority: Path, wait_seconds: float
 ) -> str:
-    """Put a new certificate, its key and the authority's certificate in the folder; words about it.
+    """Write a new certificate, its key and the authority's certificate into the folder; return a message.
 
-    authority: the file of the authority's certificate. Raises GangwatchError where the request is refused, or not
-    decided in time, and BackendError where the API server refuses it.
+    authority: file of the authority's certificate. Raises GangwatchError if the request is refused or not decided in
+    time, BackendError if the API server refuses it.
     """
     names = (of_node(node), *hosts)
     try:
@@ -52,7 +51,7 @@ async def obtain(
     async with Client(access, agent="gangwatch-agent") as client:
         name, key = _pending(pending)
         if name and await _find(client, name) is None:
-            name = ""  # the server forgets requests after a day
+            name = ""  # the server deletes requests after a day
         if not name:
             name, key = f"gangwatch-agent-{secrets.token_hex(8)}", new_key()
             await client.create(PATH, _body(name, signer, new_request(key, names)))
@@ -65,14 +64,14 @@ async def obtain(
     made = read(certificate)
     if names[0] not in made.names:
         shutil.rmtree(pending, ignore_errors=True)
-        raise GangwatchError(f"certificate request {name}: what was signed is not made out to {names[0]}")
+        raise GangwatchError(f"certificate request {name}: the signed certificate does not name {names[0]}")
     write_pair(folder, key, certificate, trusted)
     shutil.rmtree(pending, ignore_errors=True)
     return f"{names[0]}: serial {made.serial}, until {made.not_after:%Y-%m-%d}"
 
 
 class RefusalError(GangwatchError):
-    """The request was denied, or can't be signed: the same one will never be granted."""
+    """The request was denied or can't be signed; a retry of the same request is pointless."""
 
 
 def _body(name: str, signer: str, request: bytes) -> dict[str, object]:
@@ -89,7 +88,7 @@ def _body(name: str, signer: str, request: bytes) -> dict[str, object]:
 
 
 def _pending(folder: Path) -> tuple[str, bytes]:
-    """Name and key of the request that is under way; ('', b'') for none."""
+    """Return name and key of the pending request; ('', b'') for none."""
     try:
         return (folder / "name").read_text(encoding="ascii").strip(), (folder / "tls.key").read_bytes()
     except (OSError, UnicodeDecodeError):
@@ -105,7 +104,7 @@ def _keep(folder: Path, name: str, key: bytes) -> None:
 
 
 async def _find(client: Client, name: str) -> Request | None:
-    """The request; None where there is none. Raises UnreachableError."""
+    """Return the request; None if it does not exist. Raises UnreachableError."""
     try:
         return await client.get(f"{PATH}/{name}", _requests)
     except RefusedError as error:
@@ -123,7 +122,7 @@ async def _issued(client: Client, name: str, signer: str, wait_seconds: float) -
         try:
             found = await _find(client, name)
         except UnreachableError:
-            found = None  # asked again: the request itself is in the server's store
+            found = None  # retry: the server has stored the request
         if found is not None:
             for one in found.status.conditions or ():
                 if one.type in ("Denied", "Failed"):
@@ -132,5 +131,5 @@ async def _issued(client: Client, name: str, signer: str, wait_seconds: float) -
                 return base64.b64decode(found.status.certificate)
         if loop.time() >= until:
             approved = found is not None and found.has("Approved")
-            who = f"signer {signer} has not signed it" if approved else "nobody has approved it: does a controller run?"
-            raise GangwatchError(f"certificate request {name}: after {wait_seconds:.0f} s {who}")
+            why = f"signer {signer} has not signed it" if approved else "not approved yet: is a controller running?"
+            raise GangwatchError(f"certificate request {name}: timed out after {wait_seconds:.0f} s: {why}")

@@ -1,13 +1,12 @@
-"""Which certificate requests of the cluster's agents are approved, and signed where the authority is ours.
+"""Approval of the agents' certificate requests, and their signing if gangwatch has the authority.
 
-An agent's pod asks the API server (certificates.k8s.io/v1) for a certificate of a signer of our own. Who asked, the API
-server says: the pod's service account and, in the token's claims, the pod and the node that it runs on
+An agent's pod requests a certificate from the API server (certificates.k8s.io/v1), for gangwatch's own signer name. The
+API server attests the sender: the pod's service account and, from the token's claims, the pod and its node
 (https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#bound-service-account-tokens). A
-kubelet gets such tokens for pods of its own node alone, so whoever has root on a node can ask for that node's
-certificate and for no other.
+kubelet gets such tokens only for pods of its own node, so root on a node can request only that node's certificate.
 
-Another signer may do the signing (cert-manager: ``clusterissuers.cert-manager.io/NAME``). It makes the certificate out
-as it is asked for, so what is asked for is checked here before it is approved.
+Another signer may sign (cert-manager: ``clusterissuers.cert-manager.io/NAME``). It signs the request unchanged, so the
+request is checked here before its approval.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ PATH = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 NODE = "authentication.kubernetes.io/node-name"
 POD = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
-"""What the API server says of a token that is bound to a pod (k8s.io/apiserver, pkg/authentication/serviceaccount)."""
+"""Claims of a token that is bound to a pod (k8s.io/apiserver, pkg/authentication/serviceaccount)."""
 
 USES = frozenset({"server auth", "digital signature", "key encipherment"})
 
-MOST_AN_HOUR = 12
-"""Certificates of one node. An agent asks once in a month; one that asks all the time writes to the cluster's store."""
+MAX_PER_HOUR = 12
+"""Maximum number of certificates per node and hour. An agent normally needs one per month."""
 
 STALE_SECONDS = 3600.0
-"""A request that nobody has decided for so long is nobody's any more: its agent has asked again."""
+"""Undecided requests older than this are ignored: the agent has sent a new one."""
 
 _AGAIN_SECONDS = 30.0
 _log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class Spec(Part):
     expiration_seconds: int | None = None
 
     def said(self, key: str) -> str:
-        """What the API server says of who asked; '' where it says nothing, or not one thing."""
+        """Return an attribute of the sender from the API server; '' unless there is exactly one value."""
         found = (self.extra or {}).get(key, [])
         return found[0] if len(found) == 1 else ""
 
@@ -82,7 +81,7 @@ class Request(Part):
     status: CertificateStatus = msgspec.field(default_factory=CertificateStatus)
 
     def has(self, condition: str) -> bool:
-        """Whether it was approved ('Approved'), or denied ('Denied')."""
+        """Return whether the request has this condition ('Approved', 'Denied', 'Failed')."""
         return any(one.type == condition for one in self.status.conditions or ())
 
 
@@ -97,35 +96,39 @@ class Pod(Part):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Whose requests are answered. account: of the agents, 'NAMESPACE:NAME'. hosts: names that every agent's
-    certificate has as well, by which it is scraped. days: how long a certificate lasts."""
+    """Rules for the approval of requests."""
 
     account: str
+    """The agents' service account, 'NAMESPACE:NAME'."""
     hosts: tuple[str, ...]
+    """Additional names in every agent's certificate, for scrapes."""
     signer: str = SIGNER
     days: float = 90.0
+    """Validity of a certificate."""
 
     @property
     def ours(self) -> bool:
-        """Whether we sign, too."""
+        """Whether gangwatch also signs."""
         return self.signer == SIGNER
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """names: of the certificate, for an approval; refusal: why not, otherwise."""
+    """Decision about a request."""
 
     names: tuple[str, ...] = ()
+    """Names of the certificate, if approved."""
     refusal: str = ""
+    """Why it was refused; '' if approved."""
 
 
 def decide(request: Request, node: str, rules: Rules, revocations: Revocations) -> Decision:
-    """Decide one request. node: on which its sender runs, as the API server says; '' where it does not. Pure."""
+    """Decide one request. node: the sender's node according to the API server; '' if unknown. Pure."""
     spec = request.spec
     if spec.username != f"system:serviceaccount:{rules.account}":
         return Decision(refusal=f"{spec.username} is not the agents' service account")
     if not node:
-        return Decision(refusal="nothing says on which node its sender runs: its token is bound to no pod")
+        return Decision(refusal="the sender's node is unknown: its token is not bound to a pod")
     try:
         identity = of_node(node)
         _, names = requested(base64.b64decode(spec.request, validate=True))
@@ -133,27 +136,29 @@ def decide(request: Request, node: str, rules: Rules, revocations: Revocations) 
         return Decision(refusal=str(error))
     allowed = (identity, *rules.hosts)
     if identity not in names or not set(names) <= set(allowed):
-        return Decision(refusal=f"it asks for {', '.join(names)[:200]}; its sender runs on {node}")
+        return Decision(refusal=f"it requests the names {', '.join(names)[:200]}, but its sender runs on {node}")
     if not set(spec.usages or ()) <= USES:
-        return Decision(refusal=f"it asks for {', '.join(spec.usages or ())[:200]}; an agent's certificate only serves")
+        return Decision(
+            refusal=f"it requests the uses {', '.join(spec.usages or ())[:200]}, which an agent does not need"
+        )
     if revocations.bars(identity):
-        return Decision(refusal=f"{identity} is revoked; `gangwatch kubernetes admit {node}` ends that")
+        return Decision(refusal=f"{identity} is revoked; `gangwatch kubernetes admit {node}` allows new certificates")
     return Decision(allowed)
 
 
 @dataclass(slots=True)
 class Signer:
-    """Approves and signs, on a thread of its own, whether this controller leads or not: requests are decided alike by
-    all, and the API server takes the first decision.
+    """Thread that approves and signs requests, on the leader and on stand-bys.
 
-    authority: folder with ca.crt and ca.key, read for each certificate; None where another signs. revoked: the file of
-    revocations, None for none.
+    All controllers decide alike, and the API server accepts the first decision.
     """
 
     access: Access
     rules: Rules
     authority: Path | None = None
+    """Folder with ca.crt and ca.key, read for each certificate; None if another signer signs."""
     revoked: Path | None = None
+    """File of revocations; None for none."""
     clock: Callable[[], float] = time.monotonic
     signed: int = 0
     refused: int = 0
@@ -165,19 +170,19 @@ class Signer:
     _ended: asyncio.Event | None = None
 
     def start(self) -> None:
-        """Begin, on a thread of its own."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._main, name="signer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what was under way is done by another, or by this one when it is started again."""
+        """Stop the thread; another controller, or the next start, handles unfinished requests."""
         if self._loop is not None and self._ended is not None:
             self._loop.call_soon_threadsafe(self._ended.set)
         if self._thread is not None:
             self._thread.join(5.0)
 
     def measures(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Samples of the catalogue; from any thread."""
+        """Return samples of the metric catalogue. Thread-safe."""
         return [
             ("gangwatch_certificates_signed_total", (("outcome", "refused"),), float(self.refused)),
             ("gangwatch_certificates_signed_total", (("outcome", "signed"),), float(self.signed)),
@@ -188,22 +193,22 @@ class Signer:
             try:
                 asyncio.run(self._run())
                 return
-            except Exception as error:  # certificates that are there go on; an alarm comes long before they end
-                _log.critical("signing certificates failed, tried again in %.0f s", _AGAIN_SECONDS, exc_info=error)
+            except Exception as error:  # existing certificates stay valid, and an alert fires long before they expire
+                _log.critical("signing certificates failed, retrying in %.0f s", _AGAIN_SECONDS, exc_info=error)
                 time.sleep(_AGAIN_SECONDS)
 
     async def _run(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         async with Client(self.access, agent="gangwatch-signer") as client:
 
-            def told(_key: str, _before: Request | None, after: Request | None) -> None:
+            def changed(_key: str, _before: Request | None, after: Request | None) -> None:
                 if after is not None and after.metadata.name not in self._busy and self._open(after):
                     self._busy.add(after.metadata.name)
                     task = asyncio.get_running_loop().create_task(self._handle(client, after))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
 
-            watch = Watch(client, PATH, Request, told, {"fieldSelector": f"spec.signerName={self.rules.signer}"})
+            watch = Watch(client, PATH, Request, changed, {"fieldSelector": f"spec.signerName={self.rules.signer}"})
             following = asyncio.create_task(watch.run())
             ended = asyncio.create_task(self._ended.wait())
             try:
@@ -216,7 +221,7 @@ class Signer:
                 await asyncio.gather(following, ended, *self._tasks, return_exceptions=True)
 
     def _open(self, request: Request) -> bool:
-        """Whether there is something to be done about it."""
+        """Return whether the request needs a decision or a signature."""
         if (
             request.has("Denied")
             or request.has("Failed")
@@ -231,11 +236,11 @@ class Signer:
         try:
             await self._decide(client, request)
         except RefusedError as error:
-            if error.code not in (404, 409):  # it is gone, or another of us was faster
+            if error.code not in (404, 409):  # deleted, or another controller was faster
                 _log.error("certificate request %s: %s", name, error)
         except (BackendError, ConfigError) as error:
-            _log.error("certificate request %s is left until its agent asks again: %s", name, error)
-        except Exception as error:  # of one request: the others are decided
+            _log.error("certificate request %s failed, waiting for the agent's next request: %s", name, error)
+        except Exception as error:  # one failing request must not block the others
             _log.critical("certificate request %s: this is a bug, please report it", name, exc_info=error)
         finally:
             self._busy.discard(name)
@@ -246,7 +251,7 @@ class Signer:
         revocations = read_revocations(_bytes(self.revoked), str(self.revoked))
         decision = decide(request, node, self.rules, revocations)
         if not decision.refusal and not request.has("Approved") and not self._may(node):
-            decision = Decision(refusal=f"{node} has asked for more than {MOST_AN_HOUR} certificates in an hour")
+            decision = Decision(refusal=f"{node} has requested more than {MAX_PER_HOUR} certificates within an hour")
         if decision.refusal:
             self.refused += 1
             _log.warning("certificate request %s of %s refused: %s", name, request.spec.username, decision.refusal)
@@ -254,7 +259,7 @@ class Signer:
                 await _judge(client, request, Condition("Denied", "True", "Refused", decision.refusal))
             return
         if not request.has("Approved"):
-            why = f"its sender runs on {node}"
+            why = f"the sender runs on {node}"
             request = await _judge(client, request, Condition("Approved", "True", "AttestedByTheApiServer", why))
         if not self.rules.ours or self.authority is None:
             return
@@ -276,7 +281,7 @@ class Signer:
         _log.info("node=%s serial=%s: certificate signed until %s", node, issued.serial, f"{issued.not_after:%Y-%m-%d}")
 
     async def _node_of(self, client: Client, spec: Spec) -> str:
-        """The sender's node: as its token says or, before Kubernetes 1.30, by the pod that its token is bound to."""
+        """Return the sender's node: from its token or, before Kubernetes 1.30, from the pod of the token."""
         if node := spec.said(NODE):
             return node
         pod, uid = spec.said(POD), spec.said(POD_UID)
@@ -290,10 +295,10 @@ class Signer:
         return found.spec.node_name if found.metadata.uid == uid else ""
 
     def _may(self, node: str) -> bool:
-        """Count one more certificate of the node; False where it has had too many lately."""
+        """Count a certificate of the node; return False if it had too many recently."""
         now = self.clock()
-        made = self._made.setdefault(node, deque(maxlen=MOST_AN_HOUR))
-        if len(made) == MOST_AN_HOUR and now - made[0] < 3600.0:
+        made = self._made.setdefault(node, deque(maxlen=MAX_PER_HOUR))
+        if len(made) == MAX_PER_HOUR and now - made[0] < 3600.0:
             return False
         made.append(now)
         return True
@@ -305,12 +310,12 @@ _anything: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict)
 
 
 async def _present(client: Client, name: str) -> dict[str, Any]:
-    """The whole object, as it is to be written back."""
+    """Return the complete object, to write it back."""
     return await client.get(f"{PATH}/{name}", _anything)
 
 
 async def _judge(client: Client, request: Request, condition: Condition) -> Request:
-    """Write the decision; the request with it. The object is written back whole, at the version that was read."""
+    """Add the condition and return the updated request. The complete object is written at the version that was read."""
     document = await _present(client, request.metadata.name)
     document.setdefault("status", {}).setdefault("conditions", []).append(msgspec.to_builtins(condition))
     answer = await client.replace(f"{PATH}/{request.metadata.name}/approval", document)
@@ -318,7 +323,7 @@ async def _judge(client: Client, request: Request, condition: Condition) -> Requ
 
 
 def _age(request: Request) -> float:
-    """Seconds since it was made; 0 where that is not told."""
+    """Return the seconds since the request's creation; 0 if unknown."""
     try:
         made = datetime.fromisoformat(request.metadata.creation_timestamp)
     except ValueError:
@@ -327,7 +332,7 @@ def _age(request: Request) -> float:
 
 
 def _bytes(path: Path | None) -> bytes:
-    """A file's content; b'' where there is none. Raises ConfigError where it can't be read."""
+    """Return a file's content; b'' if it does not exist. Raises ConfigError if it can't be read."""
     if path is None:
         return b""
     try:

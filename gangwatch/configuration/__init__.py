@@ -1,4 +1,4 @@
-"""The configuration file: sections, checks, and what is in force.
+"""The configuration file: sections, checks, and the active configuration.
 
 Start at ``config_file.py``; a new key is a field in ``sections.py``.
 """

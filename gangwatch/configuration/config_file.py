@@ -1,7 +1,7 @@
-"""Configuration: one TOML file, checked key by key, with the command line's values over it.
+"""The configuration: one TOML file, checked key by key and overridden by the command line.
 
-A wrong file is refused whole, with file, key and reason; nothing is guessed. Durations are numbers of seconds or
-strings such as "90s", "10m", "2h".
+An invalid file is rejected as a whole, with file, key and reason. Durations are numbers of seconds or strings such as
+"90s", "10m", "2h".
 
 ::
 
@@ -71,10 +71,10 @@ from scheduler_feedback.core.plain_text import misleading
 from scheduler_feedback.core.state import Mode, Policy, Queue
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-"""A node's name becomes a label, a part of file names and of job ids: a single label of RFC 1123, or with '_'."""
+"""A node name is used in labels, file names and job ids: one label of RFC 1123, where '_' is also allowed."""
 
 RELOADABLE = frozenset({"controller.mode", "policy", "slurm.mode"})
-"""Keys, and sections, that a running controller takes over; every other needs new processes."""
+"""Keys and sections that a running controller reloads; all others need a restart."""
 
 _TYPE_WORDS = {
     "int": "a whole number",
@@ -101,7 +101,7 @@ _POLICY_DEFAULTS = {
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The effective configuration. source: the file it came from, '' for the defaults alone."""
+    """The effective configuration."""
 
     cluster: ClusterSection = ClusterSection()
     agent: AgentSection = AgentSection()
@@ -119,15 +119,16 @@ class Config(msgspec.Struct, frozen=True):
     slurm: SlurmSection = SlurmSection()
     store: StoreSection = StoreSection()
     source: str = ""
+    """File of the configuration; '' for the defaults."""
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in "90", "90s", "1.5h", "10m", "250ms", "2d", or as Slurm writes them: "30:00", "1:00:00", "2-00:00:00".
+    """Return the seconds of "90", "90s", "1.5h", "10m", "250ms", "2d", or of Slurm's "30:00", "1:00:00", "2-00:00:00".
 
-    Raises ValueError saying what is expected.
+    Raises ValueError with the expected formats.
     """
     if (clock := _CLOCK.fullmatch(text.strip())) is not None:
         days, *rest = clock.groups()
@@ -135,14 +136,14 @@ def parse_duration(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise ValueError(
-            f"{text[:60]!r} is no duration: expected seconds, a number with ms, s, m, h or d (90, 90s, 10m), or "
+            f"{text[:60]!r} is not a duration: expected seconds, a number with ms, s, m, h or d (90, 90s, 10m), or "
             "minutes:seconds, hours:minutes:seconds or days-hours:minutes:seconds (30:00, 1:00:00, 2-00:00:00)"
         )
     return float(found[1]) * _DURATION_UNITS[found[2] or ""]
 
 
 def _clock_seconds(days: str | None, *parts: str | None) -> float:
-    """Seconds of Slurm's forms (sbatch(1), --time): after days come hours, else the last part is seconds."""
+    """Return the seconds of Slurm's formats (sbatch(1), --time): hours follow days; without days, seconds come last."""
     numbers = [int(part) for part in parts if part is not None]
     if days is not None:
         hours, minutes, seconds = (*numbers, 0, 0)[:3]
@@ -152,7 +153,7 @@ def _clock_seconds(days: str | None, *parts: str | None) -> float:
 
 
 def default_file() -> Path | None:
-    """$GANGWATCH_CONFIG, else ~/.config/gangwatch/gangwatch.toml where that exists, else None."""
+    """Return $GANGWATCH_CONFIG, else ~/.config/gangwatch/gangwatch.toml if it exists, else None."""
     if named := os.environ.get("GANGWATCH_CONFIG"):
         return Path(named)
     usual = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gangwatch" / "gangwatch.toml"
@@ -160,9 +161,9 @@ def default_file() -> Path | None:
 
 
 def load(file: Path | None, overrides: Mapping[str, object] | None = None) -> Config:
-    """The configuration in `file` (None: `default_file`), with `overrides` ("cluster.nodes": 4; None is left out).
+    """Return the configuration in `file` (None: `default_file`) with `overrides` ("cluster.nodes": 4; None is none).
 
-    Raises ConfigError naming file, key and reason.
+    Raises ConfigError with file, key and reason.
     """
     file = file if file is not None else default_file()
     if file is None:
@@ -178,7 +179,7 @@ def load(file: Path | None, overrides: Mapping[str, object] | None = None) -> Co
 
 
 def load_defaults(overrides: Mapping[str, object] | None = None) -> Config:
-    """The defaults with `overrides`, whatever files there are. Raises ConfigError."""
+    """Return the defaults with `overrides`, without reading a file. Raises ConfigError."""
     return _with_overrides({}, _convert({}, ""), overrides)
 
 
@@ -210,7 +211,7 @@ def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
     if quotas.reporters_unattested >= quotas.reporters:
         raise ConfigError(
             f"{where}: step_quotas.reporters_unattested: {quotas.reporters_unattested} of step_quotas.reporters = "
-            f"{quotas.reporters} would leave no slot for attested ranks: expected less"
+            f"{quotas.reporters} leaves no slot for attested ranks: it must be less"
         )
     if config.client.url and not config.client.url.startswith(("http://", "https://")):
         raise ConfigError(f"{where}: client.url: expected https://HOST:PORT, not {config.client.url!r}")
@@ -227,9 +228,9 @@ def _section(kind: type[msgspec.Struct], values: dict[str, Any], name: str, wher
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
         key = re.split(r"[\[.`]", path)[0]
-        # msgspec says "Expected `int | null`, got `str`" or "Invalid enum value 'x'"; the value itself is ours to add.
+        # msgspec reports "Expected `int | null`, got `str`" or "Invalid enum value 'x'", without the value.
         if choices := getattr(get_type_hints(kind).get(key), "__args__", ()) if "enum" in reason else ():
-            listed = get_args(choices[0])  # of a list, whose only argument is its entries' choices
+            listed = get_args(choices[0])  # for a list, the choices of its entries
             reason = f"expected {'a list of ' if listed else ''}{' or '.join(map(repr, listed or choices))}"
         elif found := re.match(r"Expected `(\w+)[^`]*`( [<>=]+ [\d.]+)?", reason):
             reason = f"expected {_TYPE_WORDS.get(found[1], found[1])}{found[2] or ''}"
@@ -238,7 +239,7 @@ def _section(kind: type[msgspec.Struct], values: dict[str, Any], name: str, wher
 
 def _policy(values: dict[str, Any], where: str) -> Policy:
     if "mode" in values:
-        raise ConfigError(f"{where}: policy.mode: unknown key (the mode is controller.mode)")
+        raise ConfigError(f"{where}: policy.mode: unknown key (use controller.mode)")
     prepared = {key: _policy_value(key, value, f"{where}: policy.{key}") for key, value in values.items()}
     prepared.setdefault("probe_command", probe_command())
     policy = Policy(**prepared)
@@ -254,7 +255,7 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
 
 
 def probe_command() -> tuple[str, ...]:
-    """Our own probe of a node, in a bare interpreter: what is run where the configuration names no other."""
+    """Return gangwatch's own probe of a node, in a bare interpreter: the default of policy.probe_command."""
     from importlib.util import find_spec
 
     found = find_spec("scheduler_feedback.backends.local.slot_probe")
@@ -263,7 +264,7 @@ def probe_command() -> tuple[str, ...]:
 
 
 def _policy_value(key: str, value: object, name: str) -> Any:
-    """The value as the policy holds it: a number or a count by what its name says, all else by the field's type."""
+    """Return the value for the policy, checked by the field's name if it is a number, else by the field's type."""
     value = _prepared(key, value, tuple(_POLICY_DEFAULTS), name)
     default = _POLICY_DEFAULTS[key]
     if key == "queues" and isinstance(value, list):
@@ -294,7 +295,7 @@ def _policy_value(key: str, value: object, name: str) -> Any:
 
 
 def _check_queue_keys(queues: list[object], name: str) -> None:
-    """Raise ConfigError for a key that no queue has: msgspec passes over unknown fields of a dataclass."""
+    """Raise ConfigError for an unknown key of a queue: msgspec ignores unknown fields of a dataclass."""
     known = tuple(field.name for field in dataclass_fields(Queue))
     for index, queue in enumerate(queues):
         for key in queue if isinstance(queue, dict) else ():
@@ -303,15 +304,15 @@ def _check_queue_keys(queues: list[object], name: str) -> None:
 
 
 def _policy_range(key: str) -> tuple[float, float]:
-    """Least and greatest value of a policy's field, by what its name says it is."""
+    """Return the least and greatest value of a policy field, by the suffix of its name."""
     if key.endswith(("_fraction", "_confidence")):
         return 0.0, 1.0
-    # A limit of zero seconds would end or plan away every job at once.
+    # A limit of zero seconds would end every job at once.
     return (1.0 if key in ("default_time_limit_seconds", "start_timeout_seconds") else 0.0), math.inf
 
 
 def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> object:
-    """The value with a duration's text made a number. Raises ConfigError for an unknown key or an endless number."""
+    """Return the value, with a duration as a number. Raises ConfigError for an unknown key or an infinite number."""
     if key not in known:
         raise ConfigError(f"{name}: unknown key{_elsewhere(key) or _nearest(key, known)}")
     if isinstance(value, str) and key.endswith("_seconds"):
@@ -325,7 +326,7 @@ def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> obj
 
 
 def _elsewhere(key: str) -> str:
-    """Where a key belongs that is known in other sections; '' where it is known nowhere."""
+    """Return a hint to the sections that have this key; '' if none has it."""
     sections = [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__]
     sections += ["policy"] if key in _POLICY_DEFAULTS else []
     return f" (did you mean {' or '.join(f'{name}.{key}' for name in sections)}?)" if sections else ""
@@ -337,7 +338,7 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
         return f" (did you mean {near[0]}?)"
     from importlib.metadata import version
 
-    return f" (known are {', '.join(known)}; a newer gangwatch than this, {version('gangwatch')}, may know more)"
+    return f" (known keys: {', '.join(known)}; releases newer than {version('gangwatch')} may have more)"
 
 
 def _check_names(cluster: ClusterSection, where: str) -> None:
@@ -346,11 +347,11 @@ def _check_names(cluster: ClusterSection, where: str) -> None:
     for name in cluster.names:
         if NODE_NAME.fullmatch(name) is None:
             raise ConfigError(
-                f"{where}: cluster.names: {name!r} is no node name: letters, digits, '-' and '_', at most "
-                "63, a letter or digit first"
+                f"{where}: cluster.names: {name!r} is not a valid node name: use letters, digits, '-' and '_', at most "
+                "63 characters, a letter or digit first"
             )
     if len(set(cluster.names)) != len(cluster.names):
-        raise ConfigError(f"{where}: cluster.names: a name stands twice in {list(cluster.names)}")
+        raise ConfigError(f"{where}: cluster.names: duplicate name in {list(cluster.names)}")
     if cluster.nodes is not None and len(cluster.names) != cluster.nodes:
         raise ConfigError(f"{where}: cluster.names: {len(cluster.names)} names for cluster.nodes = {cluster.nodes}")
 
@@ -359,19 +360,19 @@ def _check_names(cluster: ClusterSection, where: str) -> None:
 
 
 LEAST_SLOTS = 4
-"""Of a node where nobody says otherwise and slots are of CPU: gangs of four start on a laptop too, if slowly."""
+"""Minimum default of CPU slots per node, so that gangs of four start even on a laptop."""
 
 _NODES_BY_SIZE = ((64, 8), (16, 4), (0, 2))
-"""(processors or GPUs from, virtual nodes). Two are the fewest between which a job can move."""
+"""(least processors or GPUs, virtual nodes). A job needs two nodes to move."""
 
 
 def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[str, ...]) -> tuple[NodePlan, ...]:
-    """The nodes to run on this machine. host: its name; processors: usable ones; gpus: UUIDs of its GPUs.
+    """Return the nodes to run on this machine. host: its name; processors: usable ones; gpus: UUIDs of its GPUs.
 
-    With GPUs, a slot is a GPU and each belongs to one node: neighbours in the driver's order share a node. Without,
-    slots are shares of CPU. What the configuration leaves open follows from the machine's size: several virtual nodes,
-    so that a job can move, and at least LEAST_SLOTS slots each, also on fewer processors. Raises ConfigError where
-    there are fewer GPUs than slots were asked for.
+    With GPUs, a slot is a GPU, and neighbours in the driver's order share a node. Without GPUs, slots are shares of
+    CPU. Values that the configuration does not set follow from the machine's size: several virtual nodes, so that a job
+    can move, with at least LEAST_SLOTS slots each, even on fewer processors. Raises ConfigError if there are fewer GPUs
+    than requested slots.
     """
     units = gpus if cluster.gpus else ()
     count = _count_nodes(cluster, processors, len(units))
@@ -391,7 +392,7 @@ def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[
         wanted = cluster.slots or 1
         raise ConfigError(
             f"cluster.slots: {count} nodes of {wanted} slots need {count * wanted} GPUs, "
-            f"this machine has {len(units)}; for slots of CPU set cluster.gpus = false (--no-gpus)"
+            f"this machine has {len(units)}; for CPU slots set cluster.gpus = false (--no-gpus)"
         )
     ends = [sum(sizes[: index + 1]) for index in range(count)]
     return tuple(
@@ -400,7 +401,7 @@ def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[
 
 
 def _count_nodes(cluster: ClusterSection, processors: int, gpus: int) -> int:
-    """Virtual nodes: as many as the configuration says, else by the number of GPUs, or of processors."""
+    """Return the number of virtual nodes: as configured, else by the number of GPUs or processors."""
     if cluster.nodes is not None:
         return cluster.nodes
     if cluster.names is not None:
@@ -408,29 +409,29 @@ def _count_nodes(cluster: ClusterSection, processors: int, gpus: int) -> int:
     size = gpus or processors
     usual = next(nodes for least, nodes in _NODES_BY_SIZE if size >= least)
     if gpus:
-        # A GPU is never in two nodes, so one GPU is one node.
+        # Nodes do not share a GPU, so one GPU is one node.
         return max(1, min(usual, gpus // (cluster.slots or 1)))
     return usual if cluster.slots is None else max(2, min(usual, processors // cluster.slots))
 
 
 def _shared_out(units: int, nodes: int) -> list[int]:
-    """Units by node, as evenly as can be; the first nodes have one more."""
+    """Distribute units evenly over the nodes; the first nodes get one more."""
     return [units // nodes + (index < units % nodes) for index in range(nodes)]
 
 
 def oversubscribed(nodes: Sequence[NodePlan], processors: int) -> str:
-    """One sentence where CPU slots are more than processors; '' where they are not, or slots are GPUs."""
+    """Return a warning if there are more CPU slots than processors; '' otherwise."""
     slots = sum(node.slots for node in nodes if not node.devices)
     if slots <= processors:
         return ""
     return (
-        f"{slots} slots share {processors} processor{'' if processors == 1 else 's'}: jobs that fill them slow each "
-        "other down; --nodes and --slots set other numbers"
+        f"{slots} slots share {processors} processor{'' if processors == 1 else 's'}: jobs that use all of them slow "
+        "each other down; change this with --nodes and --slots"
     )
 
 
 def node_name_of(host: str) -> str:
-    """The host's first label, with what a node's name can't hold left out."""
+    """Return the host's first label, without characters that a node name can't have."""
     name = re.sub(r"[^A-Za-z0-9_-]", "", host.split(".")[0])[:63].strip("_-")
     return name or "node-0"
 
@@ -439,7 +440,7 @@ def node_name_of(host: str) -> str:
 
 
 def flatten(config: Config) -> dict[str, object]:
-    """Every key with its value, as "section.key"; what is None is left out."""
+    """Return every key as "section.key" with its value; None is left out."""
     tree = msgspec.to_builtins(config)
     tree["policy"].pop("mode")
     return {
@@ -451,7 +452,7 @@ def flatten(config: Config) -> dict[str, object]:
 
 
 def as_toml(config: Config) -> str:
-    """The effective configuration as a file that `load` reads back to the same."""
+    """Return the effective configuration as TOML; `load` reads it back to an equal one."""
     lines: list[str] = []
     newest = ""
     for key, value in flatten(config).items():
@@ -464,27 +465,28 @@ def as_toml(config: Config) -> str:
 
 
 def _toml(value: object) -> str:
-    """A value in TOML: a string, number or boolean is written as in JSON; what is None in a table is left out."""
+    """Return a value in TOML: scalars as in JSON; None in a table is left out."""
     if isinstance(value, dict):
         pairs = (f"{_toml(key)} = {_toml(one)}" for key, one in value.items() if one is not None)
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    # Of the control characters that TOML forbids, JSON lets DEL stand.
+    # JSON does not escape DEL, which TOML forbids.
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One key that differs. restart: whether it takes new processes rather than a reload."""
+    """A key whose value differs."""
 
     key: str
     before: object
     after: object
     restart: bool
+    """Whether the change needs a restart, not just a reload."""
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """What would be different, key by key."""
+    """Return the keys that differ, with both values."""
     old, new = flatten(before), flatten(after)
     return [
         Change(key, old.get(key), new.get(key), not ({key, key.partition(".")[0]} & RELOADABLE))
@@ -494,7 +496,7 @@ def changes(before: Config, after: Config) -> list[Change]:
 
 
 def take_over(running: Config, wanted: Config) -> Config:
-    """`running` with what a reload can change in it."""
+    """Return `running` with the reloadable settings of `wanted`."""
     controller = msgspec.structs.replace(running.controller, mode=wanted.controller.mode)
     slurm = msgspec.structs.replace(running.slurm, mode=wanted.slurm.mode)
     return msgspec.structs.replace(running, controller=controller, policy=wanted.policy, slurm=slurm)

@@ -1,4 +1,4 @@
-"""The configuration that the controller works by, as it leaves it in config.json for the command line to read."""
+"""The controller's active configuration, which it writes to config.json for the command line."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from gangwatch.state_folder import StateFolder, write_atomically
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """file: that it was read from, '' for none. overrides: of the command line."""
+    """The active configuration, with the sources that a reload reads again."""
 
     file: str
+    """Configuration file; '' for none."""
     overrides: dict[str, int | bool | str]
+    """Keys set on the command line."""
     config: Config
 
     def read_again(self) -> Config:
-        """What the file and the command line say now. Raises ConfigError where the file is wrong."""
-        # No file means none: one that appears at the usual place later is not what this controller was started with.
+        """Return the configuration of the file and the command line now. Raises ConfigError if the file is invalid."""
+        # Without a file, do not read one that appears later at the default path.
         return load(Path(self.file), self.overrides) if self.file else load_defaults(self.overrides)
 
     def reloaded(self) -> InForce:
-        """The same, read anew: what a running controller can take over is new, the rest stays. Raises ConfigError."""
+        """Return this configuration with the reloadable settings read again. Raises ConfigError."""
         return InForce(self.file, self.overrides, take_over(self.config, self.read_again()))
 
 
 def read_in_force(state: StateFolder) -> InForce | None:
-    """What the newest controller wrote; None where none ever ran. Raises GangwatchError where it can't be read."""
+    """Return the latest controller's configuration; None if none ever ran. Raises GangwatchError if unreadable."""
     try:
         return msgspec.json.decode(state.config_file.read_bytes(), type=InForce)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a valid configuration asks for and will not get: settings that another setting leaves without effect."""
+"""Notices about valid settings that have no effect because of another setting."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PREEMPT = "policy.preempt = true"
 
 
 def notices(policy: Policy) -> tuple[str, ...]:
-    """A sentence for each setting without effect: its key, and the change that gives it one."""
+    """Return a sentence for each setting without effect: its key, and the change that makes it effective."""
     return tuple(f"{what}; set {change}" for what, change in _without_effect(policy))
 
 
 def finding(policy: Policy) -> Finding:
-    """The same for `gangwatch check`."""
+    """Return the notices as a finding of `gangwatch check`."""
     found = _without_effect(policy)
     if not found:
         return Finding("policy", "found", f'order = "{policy.order.value}"')
@@ -30,24 +30,24 @@ def finding(policy: Policy) -> Finding:
 
 
 def finding_of(state: StateFolder, policy: Policy, named: bool) -> Finding:
-    """The same of the policy that the running controller works by, or of this one.
+    """Return the finding for the running controller's policy, or for `policy`.
 
-    policy: of the configuration that was read; it is taken where its file was named, or where no controller runs.
+    policy: from the configuration file; used if the file was given explicitly (named) or no controller is running.
     """
     if named or state.controller() is None:
         return finding(policy)
     try:
         in_force = read_in_force(state)
     except GangwatchError as error:
-        return Finding("policy", "limited", str(error), "gangwatch reload, which writes it again")
+        return Finding("policy", "limited", str(error), "gangwatch reload writes the file again")
     return finding(policy if in_force is None else in_force.config.policy)
 
 
 def _without_effect(policy: Policy) -> list[tuple[str, str]]:
-    """What has no effect, and the change that gives it one; the same change for all."""
+    """Return settings without effect, each with the change that makes it effective; the change is the same for all."""
     from scheduler_feedback.core.state import Order
 
-    # A quota beyond which a queue may not borrow is a limit, which every order keeps.
+    # A quota without borrowing is a limit, which every order enforces.
     shared = [queue.name for queue in policy.queues if queue.quota is not None and queue.borrow]
     weighed = [queue.name for queue in policy.queues if queue.weight != 1.0]
     if policy.order is not Order.FAIR:
@@ -58,6 +58,6 @@ def _without_effect(policy: Policy) -> list[tuple[str, str]]:
             if names
         ]
     if shared and not policy.preempt:
-        what = "what others borrow of its 'quota' comes back only when their jobs end"
+        what = "slots of its 'quota' that other queues borrow are returned only when their jobs end"
         return [(f"policy.queues: {', '.join(shared)}: {what}", _PREEMPT)]
     return []

@@ -1,4 +1,4 @@
-"""When certificates end, and who opens agents' frames: what `gangwatch check` says of them."""
+"""Checks of certificates and of access to agents' frames, for `gangwatch check`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gangwatch.state_folder import StateFolder
 
 NAME = "certificates"
 SOON_SECONDS = 14 * 86400.0
-"""As the alert GangwatchCertificateEnds: renewal begins when a third of 90 days is left, and has failed by then."""
+"""Limit of the alert GangwatchCertificateEnds. Renewal begins with a third of 90 days left: it has failed by then."""
 
 TIMEOUT_SECONDS = 5.0
 _NAMED = 3
@@ -32,7 +32,7 @@ class _Record(msgspec.Struct):
 
 
 def findings(state: StateFolder, config: Config) -> tuple[Finding, ...]:
-    """Whether each certificate that this machine, or an agent of its controller, shows is valid for a while yet."""
+    """Check the expiry of all certificates of this machine's daemons and of its controller's agents."""
     found = [*_frames(config)]
     ends: dict[str, float] = {}
     for what, path in _files(state, config):
@@ -40,14 +40,14 @@ def findings(state: StateFolder, config: Config) -> tuple[Finding, ...]:
             ends[what] = validity(path.read_bytes())[1]
         except (OSError, ConfigError) as error:
             words = getattr(error, "strerror", None) or str(error)
-            remedy = "gangwatch certificates issue, or whoever issues it (docs/how-to/certificates.md)"
+            remedy = "gangwatch certificates issue, or your own issuer (docs/how-to/certificates.md)"
             found.append(Finding(f"{NAME}: {what}", "missing", f"{path}: {words}", remedy))
     ends |= {f"agent {node}": end for node, end in _of_agents(state).items()}
     if not ends and not found:
-        return (Finding(NAME, "found", "none is used: everything is on loopback, or over plain HTTP"),)
+        return (Finding(NAME, "found", "not used: all daemons are on loopback or use plain HTTP"),)
     if ends:
         found.append(_soonest(ends, time.time()))
-    # The first has the name that --require asks for.
+    # The worst finding gets the name for --require.
     found.sort(key=lambda one: ("missing", "limited", "found").index(one.state))
     return (msgspec.structs.replace(found[0], name=NAME), *found[1:])
 
@@ -56,12 +56,12 @@ def _soonest(ends: dict[str, float], now: float) -> Finding:
     due = sorted((end, what) for what, end in ends.items() if end - now < SOON_SECONDS)
     if not due:
         end, what = min((end, what) for what, end in ends.items())
-        return Finding(NAME, "found", f"{len(ends)} valid; the first to end is that of {what}, on {_day(end)}")
-    named = ", ".join(f"{what} ({'ended' if end < now else 'ends'} {_day(end)})" for end, what in due[:_NAMED])
+        return Finding(NAME, "found", f"{len(ends)} valid; the first expires on {_day(end)}: {what}")
+    named = ", ".join(f"{what} ({'expired' if end < now else 'expires'} {_day(end)})" for end, what in due[:_NAMED])
     more = f" and {len(due) - _NAMED} more" if len(due) > _NAMED else ""
-    state: Literal["missing", "limited"] = "missing" if due[0][0] < now else "limited"
-    remedy = "gangwatch certificates renew, and copy the files; with certificate_command see the agent's log"
-    return Finding(NAME, state, f"of {len(ends)}: {named}{more}", remedy)
+    state = "missing" if due[0][0] < now else "limited"
+    remedy = "gangwatch certificates renew and copy the files; with certificate_command, see the agent's log"
+    return Finding(NAME, state, f"of {len(ends)}: {named}{more}", remedy)  # type: ignore[arg-type]
 
 
 def _frames(config: Config) -> Iterator[Finding]:
@@ -70,20 +70,20 @@ def _frames(config: Config) -> Iterator[Finding]:
         yield Finding(
             f"{NAME}: frames",
             "limited",
-            "agent.frame_readers is empty: whoever has the password of one agent reads the frames of all that share it",
-            "a certificate for the controller: docs/how-to/certificates.md",
+            "agent.frame_readers is empty: any client with the password can read the frames of all agents that use it",
+            "issue a certificate for the controller: docs/how-to/certificates.md",
         )
     if config.feed.verify == "host":
         yield Finding(
             f"{NAME}: feed",
             "limited",
-            "feed.verify = 'host': an agent is believed to be any node whose address its certificate covers",
-            "a certificate for each node: docs/how-to/certificates.md",
+            "feed.verify = 'host': an agent can report as any node whose address its certificate covers",
+            "issue a certificate for each node: docs/how-to/certificates.md",
         )
 
 
 def _files(state: StateFolder, config: Config) -> Iterator[tuple[str, Path]]:
-    """The files of certificates that this machine's daemons show, and whose each is."""
+    """Yield the owner and file of each certificate that this machine's daemons use."""
     records = [("controller", state.path / "controller.json")]
     folder = state.path / "agents"
     records += [(f"agent {file.stem}", file) for file in sorted(folder.glob("*.json"))]
@@ -97,11 +97,11 @@ def _files(state: StateFolder, config: Config) -> Iterator[tuple[str, Path]]:
             seen.add(Path(named))
             yield what, Path(named)
     if config.feed.cert_file is not None and Path(config.feed.cert_file) not in seen:
-        yield "the controller, as it reads agents", Path(config.feed.cert_file)
+        yield "the controller's feed client", Path(config.feed.cert_file)
 
 
 def _of_agents(state: StateFolder) -> dict[str, float]:
-    """When the certificates end that agents have shown to this state folder's controller, by node."""
+    """Return, by node, the expiry of the certificates of agents that this state folder's controller has seen."""
     try:
         text = Client(state, TIMEOUT_SECONDS).text("/metrics")
     except GangwatchError:

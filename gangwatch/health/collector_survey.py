@@ -1,7 +1,6 @@
-"""What this node's collectors get: each is run as the agent runs it, and says what answers, what is silent, and why.
+"""Survey of this node's collectors: run each as the agent does, and report which series have values and which do not.
 
-Nothing is changed by it. A driver that hangs is waited for no longer than SURVEY_SECONDS; what it keeps from answering
-is then said to be stuck.
+The survey changes nothing. If a driver call does not return within SURVEY_SECONDS, the finding says so.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from gangwatch.configuration.sections import AgentSection
 from gangwatch.health.machine import Finding
 
 SURVEY_SECONDS = 20.0
-"""Opening a driver without its persistence daemon takes seconds a GPU."""
+"""Time limit: without its persistence daemon, a driver takes seconds per GPU to open."""
 
 PROFILING_PAUSE_SECONDS = 0.2
 """Profiling metrics need two samples a tenth of a second apart (nvmlGpmMetricsGet)."""
 
-MOST_NAMED = 4
-"""Silent families that are named; the rest is counted."""
+MAX_NAMED = 4
+"""Maximum number of empty metric families to name; the rest is counted."""
 
 _REMEDIES = {
-    "nvml": "the NVIDIA driver (libnvidia-ml.so.1), and its device files in the container",
-    "rdma": "an RDMA NIC and its driver (rdma-core); in a container /sys of the host",
+    "nvml": "install the NVIDIA driver (libnvidia-ml.so.1); in a container, add its device files",
+    "rdma": "an RDMA NIC and its driver (rdma-core); in a container, mount the host's /sys",
     "kubelet": "mount /var/lib/kubelet/pod-resources, or set agent.kubelet_socket",
-    "kernel log": "read access to /dev/kmsg: CAP_SYSLOG, or kernel.dmesg_restrict=0; in a container the device",
-    "pcie": "in a container /sys of the host",
-    "xid": "the NVIDIA driver (libnvidia-ml.so.1), and its device files in the container",
+    "kernel log": "allow reads of /dev/kmsg: CAP_SYSLOG or kernel.dmesg_restrict=0; in a container, add the device",
+    "pcie": "in a container, mount the host's /sys",
+    "xid": "install the NVIDIA driver (libnvidia-ml.so.1); in a container, add its device files",
 }
 
 
@@ -54,13 +53,13 @@ _GPU_FEATURES = (
     ("NVLink", "gangwatch_nvlink_state"),
     ("NVLink fabric", "gangwatch_fabric_state"),
     ("C2C", "gangwatch_c2c_link_state"),
-    ("each process's share", "gangwatch_gpu_process_sm_utilization_ratio"),
+    ("utilization per process", "gangwatch_gpu_process_sm_utilization_ratio"),
 )
-"""What GPUs differ in, and a family that is there where the GPU and its driver have it."""
+"""Features that GPUs differ in, and a metric family that exists if the GPU and its driver support the feature."""
 
 
 def survey(section: AgentSection) -> tuple[Finding, ...]:
-    """A finding for each kind of collector, and for each right that some of them need."""
+    """Return a finding for each kind of collector and for each permission that collectors need."""
     machine = Machine(
         Attribution(None, section.proc_root),
         None,
@@ -80,42 +79,45 @@ def survey(section: AgentSection) -> tuple[Finding, ...]:
     found = [_absent(reason) for reason in left_out if not reason.startswith("steps: ")]
     taken: list[tuple[Layout, Frame]] = []
 
-    def look() -> None:
+    def sample() -> None:
         node.tick()
         time.sleep(PROFILING_PAUSE_SECONDS)
         taken.append(node.tick())
 
-    # In a thread that is left behind where a driver never returns: to be told so is what the check is for.
-    looking = threading.Thread(target=look, name="survey", daemon=True)
-    looking.start()
-    looking.join(SURVEY_SECONDS)
+    # In a thread, which is abandoned if a driver call never returns.
+    sampling = threading.Thread(target=sample, name="survey", daemon=True)
+    sampling.start()
+    sampling.join(SURVEY_SECONDS)
     if not taken:
         stuck = Finding(
-            "collectors", "limited", f"a driver's call has not returned in {SURVEY_SECONDS:.0f} s",
-            "the agent runs on without it; look at the kernel log, or reset the device"
+            "collectors", "limited", f"a driver call has not returned within {SURVEY_SECONDS:.0f} s",
+            "the agent continues without it; see the kernel log, or reset the device"
         )  # fmt: skip
         return (*found, stuck, *rights(section))
     node.stop()
-    return (*found, *_answers(*taken[0]), *rights(section))
+    return (*found, *_readings(*taken[0]), *rights(section))
 
 
 def _absent(reason: str) -> Finding:
-    """A collector that is left out, by its reason, which begins with its name."""
+    """Return the finding for an omitted collector; the reason begins with its name."""
     name, _, why = reason.partition(": ")
     return Finding(
-        f"counters: {name}", "missing", why or reason, _REMEDIES.get(name, "nothing, where the machine has none")
+        f"counters: {name}",
+        "missing",
+        why or reason,
+        _REMEDIES.get(name, "none needed if the machine has no such device"),
     )
 
 
-def _answers(layout: Layout, frame: Frame) -> list[Finding]:
-    """What each kind of collector gave: members of one kind ("gpu/UUID") are told together."""
+def _readings(layout: Layout, frame: Frame) -> list[Finding]:
+    """Return one finding per kind of collector; all members of a kind ("gpu/UUID") share a finding."""
     success = {
         dict(column.labels)["collector"]: value
         for column, value in zip(layout.gauges, frame.gauges.tolist(), strict=True)
         if column.metric == "gangwatch_collector_success"
     }
     present: dict[str, int] = {}
-    silent: dict[str, dict[str, int]] = {}
+    empty: dict[str, dict[str, int]] = {}
     columns = (
         *((column, not math.isnan(value)) for column, value in zip(layout.gauges, frame.gauges.tolist(), strict=True)),
         *zip(layout.counters, frame.counters_valid.tolist(), strict=True),
@@ -125,42 +127,44 @@ def _answers(layout: Layout, frame: Frame) -> list[Finding]:
         if answers:
             present[kind] = present.get(kind, 0) + 1
         else:
-            families = silent.setdefault(kind, {})
+            families = empty.setdefault(kind, {})
             families[column.metric] = families.get(column.metric, 0) + 1
     kinds: dict[str, list[str]] = {}
     for name in success:
         kinds.setdefault(_kind(name), []).append(name)
-    told = [
-        _told(kind, names, sum(not success[name] for name in names), present.get(kind, 0), silent.get(kind, {}))
+    findings = [
+        _finding(kind, names, sum(not success[name] for name in names), present.get(kind, 0), empty.get(kind, {}))
         for kind, names in sorted(kinds.items())
     ]
-    return [*told, _gpu_features({column.metric for column, answers in columns if answers})] if "gpu" in kinds else told
+    if "gpu" in kinds:
+        findings.append(_gpu_features({column.metric for column, answers in columns if answers}))
+    return findings
 
 
 def _gpu_features(families: set[str]) -> Finding:
-    """What the node's GPUs tell and what they do not: that is the hardware's and the driver's, and no right's."""
+    """Return which features the node's GPUs support; permissions have no influence on it."""
     has = [words for words, family in _GPU_FEATURES if family in families]
     lacks = [words for words, family in _GPU_FEATURES if family not in families]
-    missing = f"; not told by these GPUs, their driver or what runs on them: {', '.join(lacks)}" if lacks else ""
-    return Finding("GPU features", "found", f"{', '.join(has) or 'the basics alone'}{missing}")
+    missing = f"; not reported by these GPUs, their driver or their processes: {', '.join(lacks)}" if lacks else ""
+    return Finding("GPU features", "found", f"{', '.join(has) or 'basic counters only'}{missing}")
 
 
 def _kind(collector: str) -> str:
     return collector.partition("/")[0]
 
 
-def _told(kind: str, names: list[str], failed: int, present: int, silent: dict[str, int]) -> Finding:
+def _finding(kind: str, names: list[str], failed: int, present: int, empty: dict[str, int]) -> Finding:
     members = f"{len(names)} x: " if len(names) > 1 else ""
     name = f"counters: {kind}"
     if failed == len(names):
-        return Finding(name, "missing", f"{members}does not answer", _REMEDIES.get(kind, "see the agent's log"))
+        return Finding(name, "missing", f"{members}no readings", _REMEDIES.get(kind, "see the agent's log"))
     detail = f"{members}{present} series"
-    if silent:
-        named = ", ".join(sorted(silent)[:MOST_NAMED])
-        more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
-        detail += f"; {sum(silent.values())} silent: {named}{more}"
+    if empty:
+        named = ", ".join(sorted(empty)[:MAX_NAMED])
+        more = f" and {len(empty) - MAX_NAMED} more" if len(empty) > MAX_NAMED else ""
+        detail += f"; {sum(empty.values())} empty: {named}{more}"
     if failed:
-        return Finding(name, "limited", f"{detail}; {failed} of {len(names)} do not answer", "see the agent's log")
+        return Finding(name, "limited", f"{detail}; {failed} of {len(names)} collectors fail", "see the agent's log")
     return Finding(name, "found", detail)
 
 
@@ -168,14 +172,14 @@ def _told(kind: str, names: list[str], failed: int, present: int, silent: dict[s
 
 
 def rights(section: AgentSection) -> tuple[Finding, ...]:
-    """What this user may read, and what for. Each is tried, not guessed from a capability's bit."""
-    looks: tuple[Callable[[AgentSection], Finding | None], ...] = (
+    """Check each permission of this user by trying it, not by reading capability bits."""
+    checks: tuple[Callable[[AgentSection], Finding | None], ...] = (
         _kernel_log,
         _processes,
         _kubelet_socket,
         _rdma_namespaces,
     )
-    return tuple(found for look in looks if (found := look(section)) is not None)
+    return tuple(found for check in checks if (found := check(section)) is not None)
 
 
 def _kernel_log(section: AgentSection) -> Finding:
@@ -190,7 +194,7 @@ def _kernel_log(section: AgentSection) -> Finding:
 
 
 def _processes(section: AgentSection) -> Finding | None:
-    name, use = "right: others' processes", "which job and rank a process on a GPU is"
+    name, use = "right: others' processes", "map processes on GPUs to jobs and ranks"
     foreign = [
         entry
         for entry in Path(section.proc_root).glob("[0-9]*")
@@ -202,26 +206,26 @@ def _processes(section: AgentSection) -> Finding | None:
         try:
             (entry / "environ").read_bytes()
         except PermissionError:
-            lost = "ranks of other users keep their job but lose their rank"
-            remedy = "CAP_SYS_PTRACE, or run as that user; in a pod hostPID: true besides"
+            lost = "processes of other users can be mapped to their job but not to their rank"
+            remedy = "add CAP_SYS_PTRACE, or run as that user; in a pod, also set hostPID: true"
             return Finding(name, "missing", f"{entry}/environ: not permitted; {lost}", remedy)
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
         return Finding(name, "found", use)
     return None
 
 
 def _kubelet_socket(section: AgentSection) -> Finding | None:
     path = section.kubelet_socket
-    if not path or not os.path.exists(path):  # noqa: PTH110 - a socket, not a file of ours
+    if not path or not os.path.exists(path):  # noqa: PTH110 - a socket
         return None
     if os.access(path, os.R_OK | os.W_OK):
-        return Finding("right: kubelet", "found", f"{path}: which pod holds which device")
-    return Finding("right: kubelet", "missing", f"{path}: not permitted", "run as root, or as the socket's group")
+        return Finding("right: kubelet", "found", f"{path}: map devices to pods")
+    return Finding("right: kubelet", "missing", f"{path}: not permitted", "run as root or in the socket's group")
 
 
 def _rdma_namespaces(section: AgentSection) -> Finding | None:
-    """Only where a NIC that is given to a container leaves the host."""
+    """Check access to containers' network namespaces, if RDMA devices move into containers exclusively."""
     if not is_kernel_tree(section.sysfs_root):
         return None
     host = RdmaNetlink()
@@ -229,16 +233,16 @@ def _rdma_namespaces(section: AgentSection) -> Finding | None:
         if not host.exclusive():
             return None
     except GangwatchError:
-        return None  # no RDMA, or a kernel from before there were two modes
+        return None  # no RDMA, or a kernel without the two modes
     finally:
         host.close()
-    name, use = "right: containers' NICs", "hardware counters of the RDMA devices that were given to containers"
+    name, use = "right: containers' NICs", "hardware counters of RDMA devices in containers"
     spaces = net_namespaces(section.proc_root)
     for inode, path in spaces.items():
         try:
             inside(path, inode, lambda: None)
         except GangwatchError as error:
             return Finding(
-                name, "missing", f"{error}; without it no {use}", "CAP_SYS_ADMIN, and hostPID: true in a pod"
+                name, "missing", f"{error}; without it no {use}", "add CAP_SYS_ADMIN; in a pod, also set hostPID: true"
             )
     return Finding(name, "found", f"{use}: {len(spaces)} network namespace(s)")

@@ -1,4 +1,4 @@
-"""How the controller of a state folder is: what `gangwatch check` says of it."""
+"""Check of a state folder's controller, for `gangwatch check`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ TIMEOUT_SECONDS = 5.0
 
 
 def findings(state: StateFolder) -> tuple[Finding, ...]:
-    """Whether the controller runs, and each of its parts that a bug has hit."""
+    """Check whether the controller runs, and report each of its parts that failed because of a bug."""
     try:
         parts = Client(state, TIMEOUT_SECONDS).get("/api/parts")
     except NotRunningError as error:
-        return (Finding(NAME, "missing", str(error), "`gangwatch up`, where jobs are to run on this machine"),)
+        return (Finding(NAME, "missing", str(error), "`gangwatch up`, if jobs should run on this machine"),)
     except GangwatchError as error:
         return (Finding(NAME, "limited", str(error), f"see {state.log_file('controller')}"),)
     if not parts:
-        return (Finding(NAME, "found", "it runs, and every part of it is in service"),)
+        return (Finding(NAME, "found", "running, all parts work"),)
     remedy = f"see {state.log_file('controller')}, and report the traceback"
     return tuple(
         Finding(NAME if number == 0 else f"{NAME}: {part['part']}", "limited", part["words"], remedy)

@@ -1,6 +1,7 @@
-"""What this machine offers to gangwatch, and what is missing: the answers of `gangwatch check`.
+"""Checks of this machine for `gangwatch check`.
 
-Nothing here is needed to start: what is absent is measured or done otherwise, and `remedy` says what would bring it.
+gangwatch starts without any of these: it then measures less or uses another way. `remedy` says how to add what is
+missing.
 """
 
 from __future__ import annotations
@@ -24,23 +25,25 @@ _F_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing looked for. detail: what was found, or what its absence means; remedy: what would bring it."""
+    """Result of one check."""
 
     name: str
     state: Literal["found", "limited", "missing"]
     detail: str
+    """What was found, or the effect of its absence."""
     remedy: str = ""
+    """How to fix it; '' if there is nothing to fix."""
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """A GPU that the driver shows."""
+    """A GPU that the driver lists."""
 
     uuid: str
     model: str
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The whole answer."""
+    """Result of all checks of a machine."""
 
     host: str
     processors: int
@@ -49,7 +52,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def usable_processors() -> int:
-    """Processors that this process may run on (sched_getaffinity(2))."""
+    """Return the number of processors that this process may run on (sched_getaffinity(2))."""
     return len(os.sched_getaffinity(0))
 
 
@@ -58,18 +61,18 @@ def host_name() -> str:
 
 
 def find_gpus(library: str | None = None) -> tuple[Gpu, ...]:
-    """The machine's GPUs in the driver's order; empty where there is no NVML or no GPU. library: path of one."""
+    """Return the machine's GPUs in the driver's order; empty without NVML or GPUs. library: path of NVML."""
     return _nvml(library)[0]
 
 
 def _nvml(library: str | None = None) -> tuple[tuple[Gpu, ...], Finding]:
     from agent.sources.nvml.nvml import Library, describe_device, find_devices
 
-    absent = "the NVIDIA driver brings libnvidia-ml.so.1 (Debian: libnvidia-ml1; a container: the NVIDIA toolkit)"
+    absent = "install the NVIDIA driver with libnvidia-ml.so.1 (Debian: libnvidia-ml1; container: the NVIDIA toolkit)"
     try:
         nvml = Library(library)
     except SourceError as error:
-        return (), Finding("nvml", "missing", f"no GPU telemetry, slots are of CPU: {error}", absent)
+        return (), Finding("nvml", "missing", f"no GPU telemetry, slots are CPU slots: {error}", absent)
     try:
         driver = nvml.text("nvmlSystemGetDriverVersion")
         devices = find_devices(nvml)
@@ -77,7 +80,7 @@ def _nvml(library: str | None = None) -> tuple[tuple[Gpu, ...], Finding]:
             describe_device(device)
         gpus = tuple(Gpu(device.uuid, device.model) for device in devices)
     except SourceError as error:
-        return (), Finding("nvml", "limited", f"the driver answers with an error: {error}", "see the kernel log")
+        return (), Finding("nvml", "limited", f"the driver returned an error: {error}", "see the kernel log")
     finally:
         nvml.close()
     if not gpus:
@@ -96,7 +99,7 @@ def pressure(proc: Path) -> Finding:
         return Finding(
             "pressure",
             "missing",
-            f"{file}: {error.strerror}; the host's contention is told by run-queue waits alone",
+            f"{file}: {error.strerror}; contention on the host is measured only by run-queue waits",
             "a kernel with CONFIG_PSI, booted with psi=1",
         )
     return Finding("pressure", "found", f"{proc}/pressure")
@@ -107,15 +110,15 @@ def schedstat(proc: Path) -> Finding:
     try:
         running_ns = int(file.read_bytes().split()[0])
     except (OSError, ValueError, IndexError) as error:
-        running_ns, why = 0, (getattr(error, "strerror", None) or "is of another form")
+        running_ns, why = 0, (getattr(error, "strerror", None) or "unknown format")
     else:
-        why = "reads zero" if not running_ns else ""
+        why = "always zero" if not running_ns else ""
     if why:
         return Finding(
             "schedstat",
             "missing",
-            f"{file}: {why}; waiting for a processor can't be told from being stopped",
-            "a kernel with CONFIG_SCHED_INFO (every distribution's); some sandboxes hide it",
+            f"{file}: {why}; waiting for a processor can't be distinguished from being stopped",
+            "a kernel with CONFIG_SCHED_INFO (all distributions have it); some sandboxes hide the file",
         )
     return Finding("schedstat", "found", str(file))
 
@@ -127,7 +130,7 @@ def children_file(proc: Path) -> Finding:
     return Finding(
         "children",
         "missing",
-        f"{file} is absent; a rank's processes are found by a walk over all of {proc}",
+        f"{file} does not exist; finding a rank's processes takes a scan of {proc}",
         "a kernel with CONFIG_PROC_CHILDREN",
     )
 
@@ -143,14 +146,14 @@ def delay_accounting(proc: Path) -> Finding:
     return Finding(
         "delay accounting",
         "missing",
-        "waits for block I/O are not counted; storage is never named as a cause",
+        "waits for block I/O are not counted, so storage is never reported as a cause",
         "sysctl kernel.task_delayacct=1, or boot with delayacct",
     )
 
 
 def control_groups(proc: Path, mount: Path) -> Finding:
-    remedy = "systemd: a unit with Delegate=yes; elsewhere: run in a cgroup v2 that is writable for you"
-    without = "a subreaper ends what a job started"
+    remedy = "systemd: a unit with Delegate=yes; elsewhere: run in a cgroup v2 that you can write to"
+    without = "a subreaper process ends the processes of jobs instead"
     file = proc / "self" / "cgroup"
     try:
         lines = file.read_text().split("\n")
@@ -162,7 +165,7 @@ def control_groups(proc: Path, mount: Path) -> Finding:
         return Finding("cgroup v2", "missing", f"not mounted at {mount}; {without}", remedy)
     folder = roots[0] / own.lstrip("/")
     if not os.access(folder, os.W_OK) or not os.access(folder / "cgroup.procs", os.W_OK):
-        return Finding("cgroup v2", "limited", f"{folder} is not delegated to us; {without}", remedy)
+        return Finding("cgroup v2", "limited", f"{folder} is not delegated to gangwatch; {without}", remedy)
     if not (folder / "cgroup.kill").exists() and folder != roots[0]:
         return Finding("cgroup v2", "limited", f"{folder} has no cgroup.kill; {without}", "Linux 5.14 or newer")
     return Finding("cgroup v2", "found", f"{folder}, writable")
@@ -198,14 +201,14 @@ def rdma(sys: Path) -> Finding:
     return Finding("rdma", "missing", f"nothing under {sys}/class/infiniband", "an RDMA NIC and its driver (rdma-core)")
 
 
-# --- ourselves -------------------------------------------------------------------------------------------------------
+# --- gangwatch -------------------------------------------------------------------------------------------------------
 
 
 def port(number: int, state: StateFolder) -> Finding:
     name = f"port {number}"
     controller = state.controller()
     if controller is not None and controller.url.endswith(f":{number}"):
-        return Finding(name, "found", f"our controller listens there (pid {controller.pid})")
+        return Finding(name, "found", f"in use by this state folder's controller (pid {controller.pid})")
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -221,11 +224,11 @@ def state_folder(state: StateFolder) -> Finding:
         return Finding("state folder", "missing", f"{existing} is not writable", "--state DIR, or $GANGWATCH_STATE")
     free_bytes = shutil.disk_usage(existing).free
     sockets = state.socket_path(host_name()[:63]).parent
-    beside = "" if sockets.is_relative_to(state.path) else f", step sockets in {sockets}"
-    detail = f"{state.path}, {free_bytes / 1e9:.1f} GB free{beside}"
+    elsewhere = "" if sockets.is_relative_to(state.path) else f", step sockets in {sockets}"
+    detail = f"{state.path}, {free_bytes / 1e9:.1f} GB free{elsewhere}"
     if free_bytes < 256e6:
-        # The journal of a busy day is tens of megabytes; logs of jobs come on top.
-        return Finding("state folder", "limited", detail, "room for the journal and the jobs' logs")
+        # The journal of a busy day is tens of megabytes, plus the logs of jobs.
+        return Finding("state folder", "limited", detail, "free disk space for the journal and the jobs' logs")
     return Finding("state folder", "found", detail)
 
 
@@ -249,9 +252,9 @@ def examine(
     sys: Path = Path("/sys"),
     nvml_library: str | None = None,
 ) -> Machine:
-    """Look at everything. proc, sys: where those file systems are mounted. nvml_library: instead of the system's."""
+    """Run all checks. proc, sys: mount points of these file systems. nvml_library: path instead of the system's."""
     gpus, nvml = _nvml(nvml_library)
-    looks: tuple[Callable[[], Finding], ...] = (
+    checks: tuple[Callable[[], Finding], ...] = (
         process_descriptors,
         sealed_memory,
         lambda: pressure(proc),
@@ -263,14 +266,14 @@ def examine(
         lambda: rdma(sys),
         lambda: state_folder(state),
         lambda: port(port_number, state),
-        lambda: program("prometheus", "prometheus", "stores and queries what /metrics publishes"),
+        lambda: program("prometheus", "prometheus", "stores and queries the metrics of /metrics"),
         lambda: program("promtool", "prometheus", "checks /metrics in the tests"),
         lambda: module("torch", "torch", "examples/train_torch.py"),
     )
     findings = []
-    for look in looks:
+    for check in checks:
         try:
-            findings.append(look())
+            findings.append(check())
         except GangwatchError as error:
-            findings.append(Finding("state folder", "limited", str(error), "remove the file that it names"))
+            findings.append(Finding("state folder", "limited", str(error), "remove the file in the message"))
     return Machine(host_name(), usable_processors(), gpus, tuple(findings))

@@ -1,4 +1,4 @@
-"""How Slurm answers: what `gangwatch check` reports where this controller watches a Slurm cluster."""
+"""Check of Slurm's commands for `gangwatch check`, if this controller monitors a Slurm cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scheduler_feedback.backends.slurm.slurm_commands import Commands
 NAME = "slurm"
 
 _NAMED = 5
-"""Most refused records that are named."""
+"""Maximum number of unreadable records to name."""
 
 
 def findings(section: SlurmSection) -> tuple[Finding, ...]:
-    """Whether Slurm answers, and each record of its listings that can't be read; nothing where it is not watched."""
+    """Check whether Slurm responds, and report records that can't be parsed; empty if Slurm is not enabled."""
     if not section.enabled:
         return ()
     commands = Commands(section.programs, section.configuration, section.timeout_seconds, section.text)
@@ -29,8 +29,10 @@ def findings(section: SlurmSection) -> tuple[Finding, ...]:
     refused = (*nodes.refused, *jobs.refused)
     found = f"{len(nodes.records)} nodes, {len(jobs.records) + len(jobs.unread)} jobs"
     if not refused:
-        return (Finding(NAME, "found", f"{found}, every record readable"),)
-    remedy = "rename the job, or report the form of the record; what it describes is neither judged nor changed"
+        return (Finding(NAME, "found", f"{found}, all records readable"),)
+    remedy = (
+        "rename the job, or report the record's format as a bug; gangwatch ignores the job or node of such a record"
+    )
     shown = [Finding(NAME, "limited", f"{found}; {len(refused)} records can't be read", remedy)]
     shown += [Finding(f"{NAME}: {one.kind} {one.key}", "limited", sentence(one), remedy) for one in refused[:_NAMED]]
     return tuple(shown)

@@ -1,4 +1,4 @@
-"""The process that ``gangwatch up`` starts: it runs the controller and the agents, and restarts them.
+"""The process that ``gangwatch up`` starts. It runs the controller and the agents, and restarts them.
 
 Start at ``supervisor.py``.
 """

@@ -1,4 +1,4 @@
-"""How each daemon ended last, as its supervisor saw it, and what that says of a controller that is not there."""
+"""Record of each daemon's last unexpected end, and the message when no controller is running."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ MOST_WORDS = 300
 
 
 class DaemonEnd(msgspec.Struct, frozen=True):
-    """The newest end of a daemon that nobody had asked for.
-
-    pid: of the process that ended. ended_ns, next_start_ns: wall time. exit_code: negative for a signal, as
-    os.waitstatus_to_exitcode gives it; None where another supervisor had started the process. words: the last line
-    that it wrote on stderr, '' for none. in_a_row: ends since it last ran for longer than the longest pause.
-    """
+    """The latest unexpected end of a daemon. Times are wall time in ns."""
 
     pid: int
     ended_ns: int
     next_start_ns: int
     exit_code: int | None = None
+    """Negative for a signal, as in os.waitstatus_to_exitcode; None if another supervisor had started the process."""
     words: str = ""
+    """The last line that the daemon wrote on stderr; '' for none."""
     in_a_row: int = 1
+    """Ends since the daemon last ran for longer than the longest backoff."""
 
     @property
     def reason(self) -> str:
-        """Why it ended, as far as is known."""
+        """Why the daemon ended, as far as is known."""
         if self.exit_code is None:
             how = "ended"
         elif self.exit_code < 0:
@@ -43,7 +41,7 @@ class DaemonEnd(msgspec.Struct, frozen=True):
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; a number that has no name as it is."""
+    """Return the name of a signal (SIGKILL for 9), or "signal N" if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -55,7 +53,7 @@ def _file(state: StateFolder) -> Path:
 
 
 def read_ends(state: StateFolder) -> dict[str, DaemonEnd]:
-    """By the daemon's name; empty where none has ended unasked. A file that can't be read says nothing."""
+    """Return the ends by daemon name; empty if there are none or the file can't be read."""
     try:
         return msgspec.json.decode(_file(state).read_bytes(), type=dict[str, DaemonEnd])
     except (OSError, msgspec.DecodeError):
@@ -63,17 +61,17 @@ def read_ends(state: StateFolder) -> dict[str, DaemonEnd]:
 
 
 def write_end(state: StateFolder, name: str, end: DaemonEnd) -> None:
-    """Keep it as the daemon's newest. Raises OSError where the folder can't be written."""
+    """Store the daemon's latest end. Raises OSError if the folder can't be written."""
     write_atomically(_file(state), msgspec.json.encode({**read_ends(state), name: end}))
 
 
 def forget_ends(state: StateFolder) -> None:
-    """Everything was stopped because somebody asked for it."""
+    """Delete the record after an intended stop."""
     _file(state).unlink(missing_ok=True)
 
 
 def why_no_controller(state: StateFolder) -> str:
-    """Why no controller of this state folder listens, and what becomes of it or what to do."""
+    """Return why no controller of this state folder is reachable, and what happens next or what to do."""
     left = state.supervisor_left()
     end = read_ends(state).get(CONTROLLER)
     if left is None:
@@ -81,7 +79,7 @@ def why_no_controller(state: StateFolder) -> str:
     if not left.alive():
         ended = f"; the controller ended {_ago(end.ended_ns)}: {end.reason}" if end is not None else ""
         return (
-            f"no controller is running for {state}, and its supervisor is gone{ended}: start both with `gangwatch up`"
+            f"no controller is running for {state}, and its supervisor has ended{ended}: start both with `gangwatch up`"
         )
     if end is None or _pid_of(left) not in (None, end.pid):
         again = f" again (it ended {_ago(end.ended_ns)}: {end.reason})" if end is not None else ""
@@ -90,12 +88,12 @@ def why_no_controller(state: StateFolder) -> str:
     often = f", {end.in_a_row} times in a row" if end.in_a_row > 1 else ""
     return (
         f"the controller of {state} is being restarted (ended {_ago(end.ended_ns)}{often}: {end.reason}; "
-        f"next try in {wait_s:.0f} s). Running jobs go on. See {state.log_file(CONTROLLER)}"
+        f"next attempt in {wait_s:.0f} s). Running jobs continue. See {state.log_file(CONTROLLER)}"
     )
 
 
 def _pid_of(left: SupervisorRecord) -> int | None:
-    """The controller's process, while it does not listen yet; None where there is none."""
+    """Return the pid of a live controller process that does not listen yet; None if there is none."""
     record = left.daemons.get(CONTROLLER)
     return record.pid if record is not None and record.alive() else None
 

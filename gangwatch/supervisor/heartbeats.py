@@ -1,7 +1,7 @@
-"""Heartbeats of daemons, as their supervisor hears them: sd_notify(3) datagrams on a socket of the state folder.
+"""Receiver of the daemons' heartbeats: sd_notify(3) datagrams on a socket in the state folder.
 
-A daemon sends one only while its work goes on, so silence means that it is stuck although its process is there. The
-socket has a name, and so a daemon that was started by an earlier supervisor is heard by the next.
+A daemon sends heartbeats only while it makes progress. Missing heartbeats mean that the daemon is stuck, even if its
+process is alive. The socket has a path, so a new supervisor also receives from daemons of an earlier supervisor.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import struct
 from pathlib import Path
 
 WATCHDOG_SECONDS = 60.0
-"""A daemon that was heard once and then not for so long is started anew; as WatchdogSec= of our units has it."""
+"""A daemon that sent a heartbeat, and then none for this long, is restarted. Equals WatchdogSec= of our units."""
 
 _PEER = struct.Struct("3i")
-"""struct ucred (unix(7)): pid, uid, gid of the sender, as the kernel knows them."""
+"""struct ucred (unix(7)): pid, uid and gid of the sender, filled in by the kernel."""
 
-_MOST_AT_ONCE = 1024
-"""Datagrams read in one look: a flood must not keep the supervisor from its work."""
+_MAX_DATAGRAMS = 1024
+"""Maximum number of datagrams per read, so that a flood can't block the supervisor."""
 
 _STOPPED = ("T", "t")
-"""States of a process that was stopped by a signal or by a debugger (proc_pid_stat(5))."""
+"""Process states after a stop by a signal or a debugger (proc_pid_stat(5))."""
 
 
 class Heartbeats:
-    """Who was heard when. Every time is `time.monotonic()`'s, given by the caller."""
+    """Time of the last heartbeat of each process. The caller passes all times, from `time.monotonic()`."""
 
     def __init__(self, path: Path) -> None:
-        """Listen at `path`, which is taken from whoever had it. Raises OSError."""
+        """Listen at `path`; replace an existing socket. Raises OSError."""
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
@@ -37,7 +37,7 @@ class Heartbeats:
         except BaseException:
             self._socket.close()
             raise
-        self._heard_s: dict[int, float] = {}
+        self._received_s: dict[int, float] = {}
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -46,12 +46,12 @@ class Heartbeats:
         self._socket.close()
 
     def environment(self, path: Path) -> dict[str, str]:
-        """What a daemon is given, so that it sends some."""
+        """Return the environment variables that make a daemon send heartbeats."""
         return {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": str(int(WATCHDOG_SECONDS * 1e6))}
 
     def take(self, now_s: float) -> None:
-        """Read what has come."""
-        for _ in range(_MOST_AT_ONCE):
+        """Read the received datagrams."""
+        for _ in range(_MAX_DATAGRAMS):
             try:
                 message, ancillary, _, _ = self._socket.recvmsg(512, socket.CMSG_SPACE(_PEER.size))
             except OSError:
@@ -60,24 +60,24 @@ class Heartbeats:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(content) >= _PEER.size:
                     pid, uid, _ = _PEER.unpack_from(content)
                     if uid == os.geteuid() and b"WATCHDOG=1" in message.split(b"\n"):
-                        self._heard_s[pid] = now_s
+                        self._received_s[pid] = now_s
 
     def forget(self, pid: int) -> None:
-        """The process has ended."""
-        self._heard_s.pop(pid, None)
+        """Delete the entry of a process that has ended."""
+        self._received_s.pop(pid, None)
 
     def excuse(self, pid: int, now_s: float) -> None:
-        """It could not send any until now."""
-        if pid in self._heard_s:
-            self._heard_s[pid] = now_s
+        """Restart the timeout of a process that could not send heartbeats until now."""
+        if pid in self._received_s:
+            self._received_s[pid] = now_s
 
-    def silent_seconds(self, pid: int, now_s: float) -> float:
-        """For how long nothing was heard of it; 0 of a process that never sent any."""
-        return max(0.0, now_s - self._heard_s.get(pid, now_s))
+    def seconds_since(self, pid: int, now_s: float) -> float:
+        """Return the seconds since the last heartbeat; 0 for a process that never sent one."""
+        return max(0.0, now_s - self._received_s.get(pid, now_s))
 
 
 def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether somebody has stopped the process (SIGSTOP, a debugger): then it is not stuck."""
+    """Return whether the process is stopped (SIGSTOP, a debugger); then it is not stuck."""
     try:
         return (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0].decode() in _STOPPED
     except (OSError, IndexError):
@@ -85,7 +85,7 @@ def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 def where_it_waits(pid: int, proc: Path = Path("/proc")) -> str:
-    """Its threads that wait in the kernel without being interruptible (D), and for what; '' for none."""
+    """Return the process's threads in uninterruptible sleep (D) and what they wait for; '' for none."""
     found: list[str] = []
     try:
         threads = sorted((proc / str(pid) / "task").iterdir(), key=lambda thread: int(thread.name))

@@ -1,4 +1,4 @@
-"""How `gangwatch up` comes to be: the supervisor as a process of its own, and what it tells while it starts."""
+"""Start of `gangwatch up`: the plan, the supervisor as a separate process, and its progress reports."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ Say = Callable[[str], None]
 
 
 def plan(config: Config) -> tuple[NodePlan, ...]:
-    """The nodes that this configuration means on this machine. Raises ConfigError."""
+    """Return the nodes that this configuration describes on this machine. Raises ConfigError."""
     gpus = tuple(gpu.uuid for gpu in find_gpus(config.agent.nvml_library)) if config.cluster.gpus else ()
     return plan_nodes(config.cluster, host_name(), usable_processors(), gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What `gangwatch up` is to run. config: the file, '' for none. options: as `up` and `controller` take them.
-
-    cluster: the configuration's section, as JSON, from which the nodes were planned.
-    """
+    """The cluster that `gangwatch up` starts."""
 
     state: StateFolder
     nodes: tuple[NodePlan, ...]
     port: int
     config: str = ""
+    """Configuration file; '' for none."""
     options: tuple[str, ...] = ()
+    """Options of `up`, which `controller` takes too."""
     cluster: str = ""
+    """The [cluster] section, as JSON, from which the nodes were planned."""
 
 
 Load = Callable[[Path | None, tuple[str, ...]], Config]
 
 
 def make_order(state: StateFolder, config_file: Path | None, options: tuple[str, ...], load: Load, say: Say) -> Order:
-    """What is to run: the cluster of the last `up` that was not stopped by `down`, with what is given now over it.
+    """Return what to start: the cluster of the last `up`, unless `down` stopped it, overridden by the new options.
 
-    load: the effective configuration of a file and options. say: told what is restored, and what differs. Raises
-    ConfigError where it can't be on this machine, GangwatchError where daemons live in the state folder that were
-    started with other nodes or another port.
+    load: returns the effective configuration of a file and options. say: prints what is restored and what differs.
+    Raises ConfigError if this machine can't run it, GangwatchError if daemons of the state folder already run with
+    other nodes or another port.
     """
     left = state.supervisor_left()
     file: Path | None
     if left is not None and config_file is not None and str(config_file) != left.config:
-        say(f"another configuration than the last time ({left.config or 'none'}): its options do not apply")
+        say(f"the last `gangwatch up` had another configuration ({left.config or 'none'}): its options are ignored")
         file, merged = config_file, options
     elif left is not None:
         file, merged = _file_again(left, config_file, say), merge_options(left.options, options)
@@ -73,31 +73,31 @@ def make_order(state: StateFolder, config_file: Path | None, options: tuple[str,
     if left.anything_alive():
         if (left.nodes, left.port) != (nodes, port):
             raise GangwatchError(
-                f"{state} runs with other nodes, slots or port (nodes {_named(left.nodes)}; port {left.port}): "
-                "`gangwatch down` first, with --keep-jobs where jobs are to go on"
+                f"{state} already runs with other nodes, slots or port (nodes {_named(left.nodes)}; port {left.port}): "
+                "run `gangwatch down` first, with --keep-jobs to keep jobs running"
             )
     elif left.nodes == nodes:
         say(f"restoring the cluster of the last `gangwatch up`: {_named(nodes)}")
         _warn_of_lost_gpus(nodes, config, say)
     else:
-        say(f"nodes differ from the last `gangwatch up`: now {_named(nodes)}, then {_named(left.nodes)}")
+        say(f"nodes differ from the last `gangwatch up`: now {_named(nodes)}, before {_named(left.nodes)}")
     if left.port != port:
-        say(f"the controller's port differs from the last `gangwatch up`: now {port}, then {left.port}")
+        say(f"the controller's port differs from the last `gangwatch up`: now {port}, before {left.port}")
     return order
 
 
 def _file_again(left: SupervisorRecord, given: Path | None, say: Say) -> Path | None:
-    """The configuration file of the last `up`; one that is gone is left out, unless it is named now."""
+    """Return the given configuration file, else that of the last `up` if it still exists."""
     if given is not None or not left.config:
         return given
     if not Path(left.config).exists():
-        say(f"the configuration of the last `gangwatch up` is gone: {left.config}")
+        say(f"the configuration of the last `gangwatch up` no longer exists: {left.config}")
         return None
     return Path(left.config)
 
 
 def merge_options(earlier: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
-    """Options of two command lines, as `up` writes them; what is given now goes over what was given earlier."""
+    """Merge the options of two command lines of `up`; `given` overrides `earlier`."""
     found: dict[str, tuple[str, ...]] = {}
     for options in (earlier, given):
         words = iter(options)
@@ -107,7 +107,7 @@ def merge_options(earlier: tuple[str, ...], given: tuple[str, ...]) -> tuple[str
 
 
 FLAGS = frozenset({"--no-gpus"})
-"""Options of `up` that have no value."""
+"""Options of `up` without a value."""
 
 
 def _named(nodes: Iterable[NodePlan]) -> str:
@@ -117,20 +117,20 @@ def _named(nodes: Iterable[NodePlan]) -> str:
 def _warn_of_lost_gpus(nodes: tuple[NodePlan, ...], config: Config, say: Say) -> None:
     wanted = [uuid for node in nodes for uuid in node.devices]
     if wanted and (lost := sorted(set(wanted) - {gpu.uuid for gpu in find_gpus(config.agent.nvml_library)})):
-        say(f"warning: the driver does not show {', '.join(lost)} now; `gangwatch down` forgets the cluster")
+        say(f"warning: the driver no longer lists {', '.join(lost)}; `gangwatch down` deletes the saved cluster")
 
 
 def run_in_foreground(order: Order, say: Say, on_ready: Callable[[], None]) -> None:
-    """Be the supervisor until told to stop. Raises GangwatchError where it can't start: nothing runs then."""
+    """Run the supervisor until a signal stops it. Raises GangwatchError if it can't start; then nothing runs."""
     order.state.prepare()
     configure_logging(order.state, "supervisor")
     Supervisor(order.state, order.nodes, order.port, order.config, order.options, say, order.cluster).run(on_ready)
 
 
 def start_detached(order: Order, say: Say) -> None:
-    """Start the supervisor as a process of its own and wait until everything is ready.
+    """Start the supervisor as a separate process and wait until all daemons are ready.
 
-    Raises GangwatchError, in the words of whatever could not start; nothing is left running then.
+    Raises GangwatchError with the error of the daemon that could not start; then nothing is left running.
     """
     order.state.prepare()
     lives = order.state.supervisor()
@@ -163,32 +163,34 @@ def start_detached(order: Order, say: Say) -> None:
     except GangwatchError:
         supervisor.wait(timeout=READY_SECONDS)
         raise
-    # It outlives us and becomes init's: its end is none of ours to wait for.
+    # The supervisor outlives this process and becomes a child of init, so do not wait for its end.
     supervisor.returncode = 0
 
 
 def _listen(lines: Iterable[str], state: StateFolder, say: Say) -> None:
-    """Pass on what the supervisor reports, until it is ready. Raises StartError where it is not to be."""
+    """Print the supervisor's progress until it is ready. Raises StartError if the start fails."""
     for line in lines:
-        told = json.loads(line)
-        if "failed" in told:
-            raise StartError(told["failed"])
-        if "ready" in told:
+        report = json.loads(line)
+        if "failed" in report:
+            raise StartError(report["failed"])
+        if "ready" in report:
             return
-        say(told["progress"])
+        say(report["progress"])
     raise StartError(f"the supervisor ended: see {state.error_file('supervisor')}")
 
 
 def _join(state: StateFolder, lives: SupervisorRecord, say: Say) -> None:
-    """Another supervisor runs: say so, and raise StartError unless all that it runs is ready."""
+    """Print that another supervisor runs. Raises StartError unless all its daemons are ready."""
     say(f"already running: supervisor {lives.pid}")
     waiting = not_ready(state, lives.nodes)
     if waiting:
-        raise StartError(f"supervisor {lives.pid} runs, but not ready: {in_words(waiting)}; see {state}/log")
+        raise StartError(
+            f"supervisor {lives.pid} is running, but these daemons are not ready: {in_words(waiting)}; see {state}/log"
+        )
 
 
 class Reporter:
-    """The supervisor's end of the pipe to the `up` that started it; one that nobody reads any more is no matter."""
+    """The supervisor's end of the pipe to the `up` that started it. A closed reader is ignored."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -210,10 +212,10 @@ class Reporter:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _send(self, told: dict[str, object]) -> None:
+    def _send(self, report: dict[str, object]) -> None:
         if self._descriptor is None:
             return
         try:
-            os.write(self._descriptor, json.dumps(told).encode() + b"\n")
+            os.write(self._descriptor, json.dumps(report).encode() + b"\n")
         except BrokenPipeError:
             self.close()

@@ -1,4 +1,4 @@
-"""Telling the service manager how a daemon is: systemd's sd_notify(3), which is one datagram; nothing without it."""
+"""Notification of the service manager with systemd's sd_notify(3), one datagram per message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 def notify(*lines: str) -> None:
-    """Send the lines ("READY=1") to $NOTIFY_SOCKET, where there is one. What can't be sent is not worth failing for."""
+    """Send the lines ("READY=1") to $NOTIFY_SOCKET, if it is set. Errors are ignored."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -26,9 +26,9 @@ def notify(*lines: str) -> None:
 
 @contextmanager
 def heartbeats(alive: Callable[[], bool]) -> Iterator[None]:
-    """While it lasts, tell the service manager again and again that we work, as long as `alive` says so.
+    """Send heartbeats to the service manager inside the context, while `alive` returns True.
 
-    From a thread of its own: it is not held up by what it reports of.
+    They are sent from a separate thread, so that the daemon's work does not delay them.
     """
     seconds = watchdog_seconds()
     if seconds is None:
@@ -52,13 +52,15 @@ def heartbeats(alive: Callable[[], bool]) -> Iterator[None]:
 
 
 def reloading() -> tuple[str, str]:
-    """The lines that begin a reload (systemd 253 and newer take the time, sd_notify(3))."""
+    """Return the lines that announce a reload (systemd 253 and newer read the time, sd_notify(3))."""
     return "RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}"
 
 
 def watchdog_seconds() -> float | None:
-    """How often the service manager wants to hear of us; None where it does not: a quarter of WatchdogSec=, so that
-    one heartbeat that is left out because work was late does not end us."""
+    """Return the heartbeat interval, a quarter of WatchdogSec=; None if the service manager expects no heartbeats.
+
+    With a quarter, one missed heartbeat because of late work does not end the daemon.
+    """
     wanted = os.environ.get("WATCHDOG_USEC", "")
     if not wanted.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

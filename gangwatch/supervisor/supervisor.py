@@ -1,9 +1,9 @@
-"""The supervisor behind `gangwatch up`: one process an agent, one for the controller, each restarted when it dies.
+"""The supervisor of `gangwatch up`: it runs one process per agent and one for the controller, and restarts them.
 
-It holds nothing that matters: killed with -9 it takes no daemon and no job with it, and the next `up` on the same
-folder adopts what lives (pid and start time from the state folder's records) and starts what is missing.
+It holds no state of its own. If it is killed with -9, daemons and jobs continue. The next `up` on the same folder
+adopts the live daemons (pid and start time are in the state folder) and starts the missing ones.
 
-Daemons are waited for by pidfd, which tells of the end of any process, child or adopted (pidfd_open(2), Linux 5.3).
+The supervisor waits for daemons by pidfd, which also works for adopted processes (pidfd_open(2), Linux 5.3).
 """
 
 from __future__ import annotations
@@ -47,34 +47,36 @@ from gangwatch.supervisor.daemon_ends import (
 from gangwatch.supervisor.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_stopped, where_it_waits
 
 READY_SECONDS = 60.0
-"""Longest wait for all daemons at a start: interpreters start in a second, a loaded machine takes many."""
+"""Longest wait for all daemons at start. An interpreter starts in a second, but a loaded machine takes longer."""
 
 STOP_SECONDS = 10.0
-"""How long a daemon may take over its clean stop before it is killed: five times what it promises."""
+"""Time for a daemon's clean stop before it is killed: five times the intended time."""
 
-LOOK_SECONDS = 5.0
-"""Between two looks for daemons that are stuck."""
+STUCK_CHECK_SECONDS = 5.0
+"""Interval between two checks for stuck daemons."""
 
 BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_MOST_SECONDS = 10.0
-"""A daemon that dies at once is tried again after 0.2, 0.4, ... 10 s; one that lived longer than the last of these
-starts over. The first is short: while the controller is away, nobody is moved or started."""
+"""A daemon that ends at once is restarted after 0.2, 0.4, ... 10 s. The backoff is reset once a daemon has run longer
+than its maximum. The first restart is quick because no job is started or moved without a controller."""
 
 _log = logging.getLogger("gangwatch.supervisor.supervisor")
 
 
 @dataclass(slots=True)
 class Daemon:
-    """A process that is to be kept running. record: the live one's, None between two. stuck: why it was killed by its
-    supervisor; '' where it was not."""
+    """A daemon that the supervisor keeps running."""
 
     name: str
     arguments: tuple[str, ...]
     record: ProcessRecord | None = None
+    """The live process; None between two processes."""
     pidfd: int | None = None
     ours: bool = False
+    """Whether this supervisor has started the process, or an earlier one."""
     started_s: float = 0.0
     stuck: str = ""
+    """Why the supervisor killed the process as stuck; '' if it did not."""
     backoff_seconds: float = BACKOFF_FIRST_SECONDS
     again_at_s: float = 0.0
 
@@ -82,8 +84,8 @@ class Daemon:
 def daemon_commands(
     state: StateFolder, nodes: Sequence[NodePlan], config: str, options: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The command line of every daemon, by name. config, options: of `up`, which the controller is given again."""
-    # -P: a file in the current folder never stands in for a module of ours.
+    """Return the command line of every daemon, by name. config, options: those of `up`, passed to the controller."""
+    # -P: a file in the current folder must not replace a module of gangwatch.
     program = (sys.executable, "-P", "-m", "gangwatch")
     common = ("--state", str(state), *(("--config", config) if config else ()))
     commands = {
@@ -93,24 +95,24 @@ def daemon_commands(
         )
         for position, node in enumerate(nodes)
     }
-    # The controller plans no nodes of its own: they may be those of an earlier `up`, or of a machine that has changed.
+    # The controller must use these nodes and not plan its own: they may be those of an earlier `up`.
     planned = ("--planned", msgspec.json.encode(nodes).decode())
     return {**commands, CONTROLLER: (*program, "controller", *common, *options, *planned)}
 
 
 def answers(record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:
-    """Whether the daemon is ready, as ``readiness`` says."""
+    """Return whether the daemon is ready (see ``readiness``)."""
     return readiness(record, path, timeout_seconds)[0]
 
 
 def readiness(
     record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0
 ) -> tuple[bool, str]:
-    """Whether the daemon answers `path` with 200, or would if we had a certificate to show; and what is wrong with it,
-    '' for nothing. A controller that schedules is ready, also where a bug has put one of its parts out of service.
+    """Return whether the daemon is ready, and what is wrong ('' for nothing).
 
-    One that asks for a certificate (client_auth_type) ends the connection, by an alert or without a word, once it has
-    shown its own and seen none: none is a supervisor's to have, and that it serves is known by then.
+    A daemon is ready if it answers `path` with 200. A controller that schedules is ready even if a bug has disabled one
+    of its parts. A daemon that requires a client certificate (client_auth_type) is ready once it has sent its own: the
+    supervisor has no certificate, so the daemon then closes the connection, with or without a TLS alert.
     """
     try:
         connection = connect(
@@ -126,16 +128,16 @@ def readiness(
         response = connection.getresponse()
         if response.status == 200:
             return True, ""
-        return _half_ready(response.read(64 * 1024))
+        return _partly_ready(response.read(64 * 1024))
     except (OSError, http.client.HTTPException) as error:
         ready = (shown and not isinstance(error, TimeoutError)) or "_ALERT_" in str(getattr(error, "reason", ""))
-        return ready, "" if ready else f"{record.url} does not answer: {error or type(error).__name__}"
+        return ready, "" if ready else f"{record.url} does not respond: {error or type(error).__name__}"
     finally:
         connection.close()
 
 
-def _half_ready(body: bytes) -> tuple[bool, str]:
-    """What an answer says that is not 200."""
+def _partly_ready(body: bytes) -> tuple[bool, str]:
+    """Return readiness and error from the body of a response other than 200."""
     try:
         document = msgspec.json.decode(body)
     except msgspec.DecodeError:
@@ -146,7 +148,7 @@ def _half_ready(body: bytes) -> tuple[bool, str]:
 
 
 def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> dict[str, str]:
-    """Why each daemon that is not ready is not, by its name; empty where all are."""
+    """Return, by name, why each daemon is not ready; empty if all are."""
     agents = {node.name: state.agent(node.name) for node in nodes}
     records: dict[str, AgentRecord | ControllerRecord | None] = {
         **{agent_name(name): record for name, record in agents.items()},
@@ -155,7 +157,7 @@ def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> dict[str, str]:
     waiting: dict[str, str] = {}
     for name, record in records.items():
         if record is None:
-            waiting[name] = why_no_controller(state) if name == CONTROLLER else "it does not listen yet"
+            waiting[name] = why_no_controller(state) if name == CONTROLLER else "not listening yet"
             continue
         ready, why = readiness(record)
         if not ready:
@@ -164,29 +166,29 @@ def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> dict[str, str]:
 
 
 def in_words(waiting: dict[str, str]) -> str:
-    """Who is not ready, and why."""
+    """Return a sentence of the daemons that are not ready, and why."""
     return "; ".join(f"{name} ({why})" if why else name for name, why in waiting.items())
 
 
 class StartError(GangwatchError):
-    """A daemon could not be started; carries the daemon's own words."""
+    """A daemon could not be started; the text is the daemon's own error."""
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """Keeps the daemons of one state folder running until told to stop.
-
-    config, options: what the daemons are started with; cluster: what the nodes were planned from. report: told in words
-    what happens while starting.
-    """
+    """Supervisor of the daemons of one state folder."""
 
     state: StateFolder
     nodes: tuple[NodePlan, ...]
     port: int
     config: str
+    """Configuration file of the daemons; '' for none."""
     options: tuple[str, ...]
+    """Options of the controller."""
     report: Callable[[str], None]
+    """Prints progress during the start."""
     cluster: str = ""
+    """The [cluster] section, as JSON, from which the nodes were planned."""
     _daemons: dict[str, Daemon] = field(default_factory=dict)
     _signals: set[int] = field(default_factory=set)
     _statuses: dict[int, int] = field(default_factory=dict)
@@ -195,8 +197,8 @@ class Supervisor:
     def run(self, on_ready: Callable[[], None]) -> None:
         """Start or adopt every daemon, call `on_ready`, and keep them running until SIGTERM or SIGINT.
 
-        Raises StateFolderBusyError where another supervisor lives, StartError where a daemon can't be started; what
-        was started by then is stopped again.
+        Raises StateFolderBusyError if another supervisor runs, StartError if a daemon can't be started; the daemons
+        started by then are stopped.
         """
         with self.state.hold("supervisor.lock", "a supervisor"):
             commands = daemon_commands(self.state, self.nodes, self.config, self.options)
@@ -235,27 +237,27 @@ class Supervisor:
             if not any(daemon.record for daemon in self._daemons.values()):
                 self._put_back(before)
             raise
-        if not self._told_to_stop():
+        if not self._stop_requested():
             on_ready()
-        while not self._told_to_stop():
-            self._wait(wake, self._seconds_to_next_look())
+        while not self._stop_requested():
+            self._wait(wake, self._seconds_to_next_check())
             self._restart_due()
             self._end_stuck()
         _log.info("stopping")
-        # The controller first: it would take agents that stop before it for lost ones.
+        # Stop the controller first: it would report agents that stop before it as lost.
         self._stop([self._daemons[CONTROLLER]])
         self._stop(list(self._daemons.values()))
         forget_ends(self.state)
-        # The record stays: the machine may be rebooting, and the next `up` restores the cluster. `down` removes it.
+        # Keep the record: after a reboot, the next `up` restores the cluster from it. `down` deletes it.
 
     def _put_back(self, before: SupervisorRecord | None) -> None:
-        """A start that failed changes nothing of what the next `up` restores."""
+        """Restore the previous record after a failed start, for the next `up`."""
         if before is None:
             self.state.supervisor_file.unlink(missing_ok=True)
         else:
             write_atomically(self.state.supervisor_file, msgspec.json.encode(before))
 
-    def _told_to_stop(self) -> bool:
+    def _stop_requested(self) -> bool:
         return bool(self._signals & {signal.SIGTERM, signal.SIGINT})
 
     @property
@@ -263,13 +265,13 @@ class Supervisor:
         return self.state.socket_path(".heartbeats")  # no node's name begins with a dot
 
     def _listen(self) -> None:
-        """For the daemons' heartbeats; without them they are supervised all the same, only not found to be stuck."""
+        """Open the socket for heartbeats. Without it, daemons are supervised but stuck daemons are not detected."""
         path = self._notify_path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._heartbeats = Heartbeats(path)
         except OSError as error:
-            _log.warning("%s: no heartbeats are heard, and no stuck daemon is found: %s", path, error)
+            _log.warning("%s: can't receive heartbeats, so stuck daemons are not detected: %s", path, error)
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -284,15 +286,15 @@ class Supervisor:
             record = announced[name] or spawned.get(name)
             if record is not None and record.alive():
                 self._watch(daemon, ProcessRecord(record.pid, record.start_time))
-                self.report(f"{name} already runs (pid {record.pid})")
+                self.report(f"{name} is already running (pid {record.pid})")
 
     def _watch(self, daemon: Daemon, record: ProcessRecord) -> None:
-        """Take the process as the daemon's; one that ended meanwhile is seen to have ended at the next wait."""
+        """Use the process as the daemon's. If it has ended meanwhile, the next wait detects that."""
         try:
             descriptor = os.pidfd_open(record.pid)
         except ProcessLookupError:
             return
-        # Opened by pid: only the start time, read after it, proves that it is this process's.
+        # The pidfd was opened by pid. Only the start time, read afterwards, proves that the pid was not reused.
         if not record.alive() and not daemon.ours:
             os.close(descriptor)
             return
@@ -310,7 +312,7 @@ class Supervisor:
                 (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
-            # Its own session: a Ctrl-C meant for `up --foreground` stops the daemons in their order, not all at once.
+            # A session of its own: Ctrl-C on `up --foreground` must stop the daemons in order, not all at once.
             setsid=True,
             setsigmask=[],
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
@@ -339,11 +341,11 @@ class Supervisor:
     def _wait_until_ready(self, wake: int) -> None:
         deadline_s = time.monotonic() + READY_SECONDS
         waiting = dict.fromkeys(self._daemons, "")
-        while waiting and not self._told_to_stop():
+        while waiting and not self._stop_requested():
             self._wait(wake, 0.05)
             for daemon in self._daemons.values():
                 if daemon.record is None and daemon.ours:
-                    words = self._last_words(daemon.name) or "it ended and said nothing"
+                    words = self._last_words(daemon.name) or "ended without an error message"
                     raise StartError(f"{daemon.name}: {words}")
             self._restart_due()
             still = not_ready(self.state, self.nodes)
@@ -352,7 +354,7 @@ class Supervisor:
                 if name not in still and record is not None:
                     self.report(f"{name} is ready (pid {record.pid})")
                     if name == CONTROLLER and (broken := self._broken_parts()):
-                        self.report(f"warning: of the controller's parts {broken}; jobs are scheduled all the same")
+                        self.report(f"warning: failed parts of the controller: {broken}; jobs are still scheduled")
             waiting = still
             if waiting and time.monotonic() > deadline_s:
                 raise StartError(f"not ready after {READY_SECONDS:.0f} s: {in_words(waiting)}; see {self.state}/log")
@@ -362,7 +364,7 @@ class Supervisor:
         return readiness(controller)[1] if controller is not None else ""
 
     def _last_words(self, name: str) -> str:
-        """The last line that the daemon wrote on stderr before it ended; '' where there is none."""
+        """Return the last line that the daemon wrote on stderr before it ended; '' for none."""
         file = self.state.error_file(name)
         try:
             lines = file.read_text(errors="replace").split("\n")
@@ -374,7 +376,7 @@ class Supervisor:
     # --- keeping -----------------------------------------------------------------------------------------------------
 
     def _wait(self, wake: int, seconds: float | None) -> None:
-        """Wait for a signal, a daemon's end or the time, and take note of what ended."""
+        """Wait for a signal, the end of a daemon or the timeout, and record the daemons that ended."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         by_descriptor = {daemon.pidfd: daemon for daemon in self._daemons.values() if daemon.pidfd is not None}
@@ -392,7 +394,7 @@ class Supervisor:
             self._signal(self._daemons[CONTROLLER], signal.SIGHUP)
 
     def _reap(self) -> None:
-        """Collect every child that ended: also orphans of others, where we are a container's first process."""
+        """Reap every child that ended, including orphans if this is the first process of a container."""
         ours = {daemon.record.pid for daemon in self._daemons.values() if daemon.record is not None}
         while True:
             try:
@@ -415,19 +417,19 @@ class Supervisor:
             daemon.backoff_seconds = BACKOFF_FIRST_SECONDS
         words = daemon.stuck or self._last_words(daemon.name)
         daemon.stuck = ""
-        level = logging.INFO if self._told_to_stop() else logging.WARNING
+        level = logging.INFO if self._stop_requested() else logging.WARNING
         _log.log(level, "%s (pid %d) %s%s", daemon.name, daemon.record.pid, how, f": {words}" if words else "")
         pid = daemon.record.pid
         if self._heartbeats is not None:
             self._heartbeats.forget(pid)
         daemon.record = daemon.pidfd = None
         daemon.again_at_s = time.monotonic() + daemon.backoff_seconds
-        if not self._told_to_stop():
+        if not self._stop_requested():
             self._keep_end(daemon, pid, code, words, lived_seconds)
         daemon.backoff_seconds = min(BACKOFF_MOST_SECONDS, 2 * daemon.backoff_seconds)
 
     def _keep_end(self, daemon: Daemon, pid: int, code: int | None, words: str, lived_seconds: float) -> None:
-        """For whoever asks why the daemon is not there."""
+        """Record the end, for the message of a missing daemon."""
         before = read_ends(self.state).get(daemon.name)
         in_a_row = before.in_a_row + 1 if before is not None and lived_seconds <= BACKOFF_MOST_SECONDS else 1
         now_ns = time.time_ns()
@@ -435,14 +437,14 @@ class Supervisor:
         try:
             write_end(self.state, daemon.name, DaemonEnd(pid, now_ns, next_ns, code, words[:MOST_WORDS], in_a_row))
         except OSError as error:
-            _log.warning("%s: how it ended can't be written: %s", daemon.name, error)
+            _log.warning("%s: can't record how it ended: %s", daemon.name, error)
 
-    def _seconds_to_next_look(self) -> float:
+    def _seconds_to_next_check(self) -> float:
         due = [daemon.again_at_s for daemon in self._daemons.values() if daemon.record is None]
-        return min([LOOK_SECONDS, *(at_s - time.monotonic() for at_s in due)])
+        return min([STUCK_CHECK_SECONDS, *(at_s - time.monotonic() for at_s in due)])
 
     def _end_stuck(self) -> None:
-        """Kill every daemon whose work stands still, so that it is started anew. Jobs go on."""
+        """Kill every stuck daemon, so that it is restarted. Jobs continue."""
         if self._heartbeats is None:
             return
         now_s = time.monotonic()
@@ -451,21 +453,21 @@ class Supervisor:
             if daemon.record is None or daemon.stuck:
                 continue
             pid = daemon.record.pid
-            silent_seconds = self._heartbeats.silent_seconds(pid, now_s)
-            # A stopped process is somebody's doing. Excused at each look, it has the whole time again once it goes on.
-            if silent_seconds > WATCHDOG_SECONDS / 4 and is_stopped(pid):
+            seconds_since = self._heartbeats.seconds_since(pid, now_s)
+            # Somebody has stopped this process on purpose: its timeout starts again when it continues.
+            if seconds_since > WATCHDOG_SECONDS / 4 and is_stopped(pid):
                 self._heartbeats.excuse(pid, now_s)
                 continue
-            if silent_seconds < WATCHDOG_SECONDS:
+            if seconds_since < WATCHDOG_SECONDS:
                 continue
             waits = where_it_waits(pid)
-            daemon.stuck = f"it was stuck: no work done for {silent_seconds:.0f} s{': ' + waits if waits else ''}"
-            _log.error("%s (pid %d): %s; killing it to start it anew", daemon.name, pid, daemon.stuck)
+            daemon.stuck = f"stuck: no progress for {seconds_since:.0f} s{': ' + waits if waits else ''}"
+            _log.error("%s (pid %d): %s; killing and restarting it", daemon.name, pid, daemon.stuck)
             self._signal(daemon, signal.SIGKILL)
 
     def _restart_due(self) -> None:
         for daemon in self._daemons.values():
-            if daemon.record is None and daemon.again_at_s <= time.monotonic() and not self._told_to_stop():
+            if daemon.record is None and daemon.again_at_s <= time.monotonic() and not self._stop_requested():
                 self._start(daemon)
 
     # --- stopping ----------------------------------------------------------------------------------------------------
@@ -478,7 +480,7 @@ class Supervisor:
                 pass
 
     def _stop(self, daemons: Sequence[Daemon]) -> None:
-        """SIGTERM, then SIGKILL for those that are still there; returns when all have ended."""
+        """Send SIGTERM, then SIGKILL to the daemons that remain; return when all have ended."""
         wake, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
@@ -493,5 +495,5 @@ class Supervisor:
 
 
 def _child_start_time(pid: int) -> int:
-    """Start time of our own child: it can't be reused before we wait for it, though it may be a zombie already."""
+    """Return the start time of a child. Its pid can't be reused before waitpid, even if it is already a zombie."""
     return start_time_of(pid) or 0

@@ -1,10 +1,9 @@
-"""How `gangwatch down` stops everything of a state folder, whatever of it is still alive, and proves that it did.
+"""Implementation of `gangwatch down`: stop all processes of a state folder, and verify that none is left.
 
-1. Jobs are cancelled through the controller, where there is one: the journal then knows why they ended.
-2. The supervisor is stopped, and with it its daemons; then daemons that an earlier supervisor left.
-3. Attempts that still run, because no controller could end them, are ended through the local backend's own files: the
-   same stop request, grace and shims as ever.
-4. What is left of any attempt is looked for once more, by its environment; nothing may be found.
+1. Cancel the jobs through the controller, if one is running, so that the journal records why they ended.
+2. Stop the supervisor and its daemons, then daemons that an earlier supervisor left.
+3. End attempts that still run, through the files of the local backend: same stop request, grace and shims.
+4. Search for remaining processes of attempts, by their environment. There must be none.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gangwatch.supervisor.daemon_ends import forget_ends
 from gangwatch.supervisor.supervisor import STOP_SECONDS
 
 KILL_SECONDS = 15.0
-"""What ending an attempt may take beyond its own grace: shims kill within a second or two of it."""
+"""Extra time to end an attempt after its grace period: shims kill within a second or two."""
 
 POLL_SECONDS = 0.1
 SAY_SECONDS = 2.0
@@ -32,9 +31,9 @@ Say = Callable[[str], None]
 
 
 def stop_everything(state: StateFolder, keep_jobs: bool, say: Say) -> dict[str, int]:
-    """Stop it all; {"jobs": stopped, "daemons": stopped}. Idempotent. keep_jobs: only the daemons.
+    """Stop everything and return {"jobs": stopped, "daemons": stopped}. Idempotent. keep_jobs: stop only the daemons.
 
-    Raises GangwatchError where something could not be stopped, naming its processes.
+    Raises GangwatchError with the pids if a process could not be stopped.
     """
     if not state.path.is_dir():
         return {"jobs": 0, "daemons": 0}
@@ -52,7 +51,7 @@ def stop_everything(state: StateFolder, keep_jobs: bool, say: Say) -> dict[str, 
 
 
 def _cancel_jobs(state: StateFolder, say: Say) -> int:
-    """Cancel every job that has not ended and wait for their ends; how many did. A controller that can't is left."""
+    """Cancel all active jobs, wait for their ends, and return how many ended; 0 if the controller can't do it."""
     client = Client(state)
     try:
         waiting = _unended(client)
@@ -64,7 +63,7 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
         if waiting:
             say(f"stopping {len(waiting)} job(s)")
         if client.get("/api/queue?limit=1")["frozen"]:
-            # It takes the wishes and carries none of them out: step 3 ends what runs.
+            # A frozen controller accepts the requests but does not act on them: step 3 ends the jobs.
             return 0
         graces = [attempt.grace_seconds for attempt in open_attempts(state)]
         deadline_s = time.monotonic() + max(graces, default=0.0) + KILL_SECONDS
@@ -84,12 +83,12 @@ def _cancel_jobs(state: StateFolder, say: Say) -> int:
 
 def _unended(client: Client) -> list[str]:
     listed: list[dict[str, Any]] = client.get_all("/api/jobs?active=1")
-    # Pending jobs first: otherwise each running job that is cancelled leaves slots in which a pending one starts.
+    # Pending jobs first: otherwise they would start in the slots of the cancelled running jobs.
     return [job["job"] for job in sorted(listed, key=lambda job: job["state"] != "pending")]
 
 
 class _Progress:
-    """Says something now and then while it is waited for long."""
+    """Progress messages at intervals during a long wait."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -105,7 +104,7 @@ class _Progress:
 
 
 def _stop_daemons(state: StateFolder, say: Say) -> int:
-    """Stop the supervisor with all it watches, then what is alive without one; how many were stopped."""
+    """Stop the supervisor with its daemons, then daemons without a supervisor; return how many were stopped."""
     left = state.supervisor_left()
     records = dict(left.daemons) if left is not None else {}
     before = {record.pid: record for record in (*records.values(), *_announced(state)) if record.alive()}
@@ -113,12 +112,12 @@ def _stop_daemons(state: StateFolder, say: Say) -> int:
     if supervisor is not None:
         say(f"stopping the daemons ({len(before)}) and their supervisor")
         supervisor.signal(signal.SIGTERM)
-        # It gives the controller, then the agents, their time, and kills what takes longer.
+        # The supervisor stops the controller, then the agents, and kills those that take too long.
         _wait_for([supervisor], 4 * STOP_SECONDS)
         supervisor.signal(signal.SIGKILL)
         _wait_for([supervisor], STOP_SECONDS)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        # Asked for again: a daemon may have been restarted after the first look.
+        # Read again: a daemon may have been restarted meanwhile.
         alive = {record.pid: record for record in (*before.values(), *_announced(state)) if record.alive()}
         for record in alive.values():
             record.signal(number)
@@ -134,13 +133,13 @@ def _stop_daemons(state: StateFolder, say: Say) -> int:
 
 
 def _announced(state: StateFolder) -> list[ProcessRecord]:
-    """The daemons that say of themselves that they listen, and are alive."""
+    """Return the live daemons with a record in the state folder."""
     controller = state.controller()
     return [*state.agents().values(), *([controller] if controller is not None else [])]
 
 
 def _wait_for(records: Iterable[ProcessRecord], seconds: float) -> None:
-    """Wait until all of them have ended, at most so long."""
+    """Wait until all processes have ended, at most `seconds`."""
     waiting = list(records)
     deadline_s = time.monotonic() + seconds
     while waiting and time.monotonic() < deadline_s:
@@ -152,13 +151,14 @@ def _wait_for(records: Iterable[ProcessRecord], seconds: float) -> None:
 
 
 class OpenAttempt(msgspec.Struct, frozen=True):
-    """An attempt whose folder does not say that it has ended. stop_seconds: the longest that a stop of it takes."""
+    """An attempt without a recorded end."""
 
     job_id: str
     attempt: int
     checkpoint_signal: str
     grace_seconds: float
     stop_seconds: float
+    """Longest time that its stop takes."""
 
 
 class _Specification(msgspec.Struct):
@@ -173,14 +173,14 @@ class _Specification(msgspec.Struct):
 
 
 class _AttemptFile(msgspec.Struct):
-    """The part of attempt.json that matters here."""
+    """The fields of attempt.json that are used here."""
 
     spec: _Specification
     nodes: dict[str, Any]
 
 
 def open_attempts(state: StateFolder) -> list[OpenAttempt]:
-    """Attempts of the local backend that may have processes: not decided, or started and not ended on every node."""
+    """Return attempts of the local backend that may have processes: undecided, or not ended on every node."""
     from scheduler_feedback.backends.local import attempt_files as records
 
     found = []
@@ -190,7 +190,7 @@ def open_attempts(state: StateFolder) -> list[OpenAttempt]:
         try:
             about = msgspec.json.decode((folder / records.ATTEMPT).read_bytes(), type=_AttemptFile)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            continue  # never carried out: nothing of it can run
+            continue  # never started: it has no processes
         decided = records.decision(str(folder))
         if decided is not None and decided[0] == records.ABORT:
             continue
@@ -202,7 +202,7 @@ def open_attempts(state: StateFolder) -> list[OpenAttempt]:
 
 
 def _end_attempts(state: StateFolder, say: Say) -> int:
-    """End what still runs, with its grace, through the backend's own records; how many attempts it were."""
+    """End running attempts, with their grace, through the backend's files; return how many there were."""
     from scheduler_feedback.backends.local.local_backend import LocalBackend
     from scheduler_feedback.core.actions import StopGang
     from scheduler_feedback.core.events import AttemptEnded, AttemptUnknown
@@ -211,7 +211,7 @@ def _end_attempts(state: StateFolder, say: Say) -> int:
     attempts = open_attempts(state)
     if not attempts:
         return 0
-    say(f"ending {len(attempts)} attempt(s) that no controller could")
+    say(f"stopping {len(attempts)} attempt(s) without a controller")
     backend = LocalBackend(state.path, ())
     for one in attempts:
         try:
@@ -233,23 +233,23 @@ def _end_attempts(state: StateFolder, say: Say) -> int:
         progress.say(f"waiting for {', '.join(sorted({job for job, _ in holding}))}")
         time.sleep(POLL_SECONDS)
     if holding:
-        raise GangwatchError(f"has not ended: {', '.join(f'{job} attempt {n}' for job, n in sorted(holding))}")
+        raise GangwatchError(f"still running: {', '.join(f'{job} attempt {n}' for job, n in sorted(holding))}")
     return len(attempts)
 
 
 def _prove_nothing_left(state: StateFolder) -> None:
-    """Raise GangwatchError where a process of some attempt of this state folder is still there."""
+    """Raise GangwatchError if a process of an attempt of this state folder remains."""
     left = remains(state)
     deadline_s = time.monotonic() + KILL_SECONDS
-    while left and time.monotonic() < deadline_s:  # a killed process takes a moment to be gone
+    while left and time.monotonic() < deadline_s:  # a killed process takes a moment to exit
         time.sleep(POLL_SECONDS)
         left = remains(state)
     if left:
-        raise GangwatchError(f"processes of jobs are left: pid {', '.join(map(str, sorted(left)))}")
+        raise GangwatchError(f"processes of jobs are still running: pid {', '.join(map(str, sorted(left)))}")
 
 
 def remains(state: StateFolder) -> set[int]:
-    """Live processes of this state folder: the daemons', the shims', and all that carry an attempt's environment."""
+    """Return the pids of this state folder's live daemons, shims and processes with an attempt's environment."""
     from scheduler_feedback.backends.local import attempt_files as records
     from scheduler_feedback.backends.local import local_processes
 

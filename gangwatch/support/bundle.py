@@ -1,10 +1,10 @@
-"""Support bundle: what a bug report needs, in one archive, and nothing that anybody must keep to themselves.
+"""Support bundle: one archive with the files for a bug report, without secrets.
 
-Secrets are kept out twice. First by the schema (core/disclosure.py): a job's environment keeps its names without their
-values, and every argument list and folder is left out; keys of the configuration that name a secret keep their name.
-Then every part is searched (redaction.py): for the secrets that are known here (the API's tokens, the passwords and
-tokens in the configuration and the files that it names, what looks like a secret in jobs' specifications), and for
-whatever has the form of one (URLs with passwords, headers, private keys, tokens of known services).
+Secrets are removed in two steps. First by schema (core/disclosure.py): of a job's environment only the names remain,
+argument lists and folders are left out, and configuration keys of secrets lose their value. Then redaction.py searches
+every part for known secrets (the API's tokens, passwords and tokens in the configuration and its files, secrets in job
+specifications) and for text in the format of a secret (URLs with passwords, headers, private keys, tokens of known
+services).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from scheduler_feedback.core.state import Policy
 from scheduler_feedback.journal.store import JournalRow, Reader
 
 _NO_SECRET_FILES = frozenset({"ca_file", "cert_file", "topology_file"})
-"""Keys of files that hold none: their lines are names, which a report needs."""
+"""Keys of files without secrets: a report needs the names in them."""
 
 _LOG_BYTES = 1024 * 1024
-"""Of each log, from its end."""
+"""Size of the end of each log to include."""
 
 
 def pack(state: StateFolder, target: Path, cycles: int = 1000) -> list[str]:
-    """Write the archive; the names of its parts. Raises GangwatchError where the target exists or can't be written."""
+    """Write the archive and return the names of its parts. Raises GangwatchError if the target exists or on errors."""
     rows, complaints = _journal_end(state, cycles)
     secrets = known_secrets(state, rows)
     parts = {name: redacted(text, secrets) for name, text in _parts(state, rows, complaints)}
@@ -53,7 +53,7 @@ def pack(state: StateFolder, target: Path, cycles: int = 1000) -> list[str]:
                 member.size, member.mode, member.mtime = len(content), 0o600, int(time.time())
                 archive.addfile(member, io.BytesIO(content))
     except FileExistsError:
-        raise GangwatchError(f"{target}: exists already; a bundle never overwrites") from None
+        raise GangwatchError(f"{target}: the file already exists and is not overwritten") from None
     except OSError as error:
         raise GangwatchError(f"{target}: {error.strerror}") from error
     return list(parts)
@@ -63,7 +63,7 @@ def pack(state: StateFolder, target: Path, cycles: int = 1000) -> list[str]:
 
 
 def known_secrets(state: StateFolder, rows: Iterable[JournalRow]) -> list[str]:
-    """Every secret that this machine's gangwatch knows, the longest first."""
+    """Return every secret in the files of this state folder, the longest first."""
     found = {_text(state.token_file).strip()}
     for key, value in _in_force(state).items():
         if not isinstance(value, str) or not value:
@@ -78,22 +78,22 @@ def known_secrets(state: StateFolder, rows: Iterable[JournalRow]) -> list[str]:
 
 
 def _specifications(state: StateFolder, rows: Iterable[JournalRow]) -> Iterator[JobSpec]:
-    """Of every job that the journal still knows: a log may quote one that is older than the rows."""
+    """Yield the specifications of all jobs in the journal: a log may quote jobs that are older than the rows."""
     for row in rows:
-        for told in (*row.events, *row.actions):
-            if isinstance(spec := getattr(told, "spec", None), JobSpec):
+        for recorded in (*row.events, *row.actions):
+            if isinstance(spec := getattr(recorded, "spec", None), JobSpec):
                 yield spec
     path = state.path / "store.sqlite"
     try:
         loaded = Reader(path).load() if path.exists() else None
     except GangwatchError:
-        return  # the bundle says elsewhere that the journal can't be read
+        return  # the bundle reports the unreadable journal in another part
     if loaded is not None and loaded.state is not None:
         yield from (job.spec for job in loaded.state.jobs.values())
 
 
 def _without_secrets(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without values under secret names, and without argument lists."""
+    """Return the configuration without secret values and argument lists."""
     kept: dict[str, Any] = {}
     for key, value in flat.items():
         section, _, name = key.partition(".")
@@ -150,7 +150,7 @@ def _in_force(state: StateFolder) -> Mapping[str, Any]:
 
 
 def _journal_end(state: StateFolder, cycles: int) -> tuple[Sequence[JournalRow], Sequence[str]]:
-    """The newest cycles that can be read, and what can't be: a damaged journal is what the report may be about."""
+    """Return the latest readable cycles, and the errors of unreadable ones: the bug may be a damaged journal."""
     path = state.path / "store.sqlite"
     if not path.exists() or not cycles:
         return (), ()
@@ -161,7 +161,7 @@ def _journal_end(state: StateFolder, cycles: int) -> tuple[Sequence[JournalRow],
         return (), (str(error),)
     try:
         reader.meta("job_number")
-    except GangwatchError as error:  # rows of a newer release: what of them is known here
+    except GangwatchError as error:  # rows of a newer release, as far as this release can read them
         complaints = (str(error), *complaints)
     return rows, complaints
 
@@ -192,7 +192,7 @@ def _tail(path: Path) -> str:
 
 
 def _metrics(state: StateFolder) -> str:
-    """What the controller's /metrics says now, or why it says nothing."""
+    """Return the controller's /metrics, or a comment why they are missing."""
     record = state.controller()
     if record is None:
         return "# no controller is running\n"
@@ -202,4 +202,4 @@ def _metrics(state: StateFolder) -> str:
         answer = connection.getresponse().read()
         return answer.decode(errors="replace")
     except (OSError, http.client.HTTPException, GangwatchError) as error:
-        return f"# the controller at {record.url} does not answer: {error}\n"
+        return f"# the controller at {record.url} does not respond: {error}\n"

@@ -1,4 +1,4 @@
-"""What the ranks of a job wrote: read from the files of one attempt, as they stand and as they grow."""
+"""Reader of the output of a job's ranks, from the files of one attempt, with following."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _BLOCK_BYTES = 64 * 1024
 
 
 class RankLogs:
-    """Reads the logs of one attempt of a job, one rank or all of them; lines come with their rank unless one is chosen.
+    """Reader of the logs of one attempt of a job, of one rank or of all. With all, each line begins with its rank.
 
-    attempt: None takes the newest, and goes on to a newer one that begins while it is followed.
+    attempt: None reads the latest attempt, and continues with a newer one that starts meanwhile.
     """
 
     def __init__(self, state: StateFolder, job: str, attempt: int | None, rank: int | None) -> None:
@@ -27,18 +27,20 @@ class RankLogs:
         self._partial: dict[int, bytes] = {}
 
     def require_any(self) -> None:
-        """Raise GangwatchError, saying what there is, where nothing can be shown."""
+        """Raise GangwatchError, listing what exists, if there is nothing to show."""
         attempts = self._attempts()
         if not attempts:
-            raise GangwatchError(f"{self._job}: no rank of it has been started yet, or there is no such job")
+            raise GangwatchError(f"{self._job}: no output: the job does not exist, or none of its ranks has started")
         if self._fixed_attempt is not None and self._fixed_attempt not in attempts:
-            raise GangwatchError(f"{self._job}: no attempt {self._fixed_attempt}; there are {attempts}")
+            raise GangwatchError(f"{self._job}: no attempt {self._fixed_attempt}; existing attempts: {attempts}")
         newest = self._fixed_attempt if self._fixed_attempt is not None else attempts[-1]
         if self._rank is not None and self._rank not in self._ranks(newest):
-            raise GangwatchError(f"{self._job}: no rank {self._rank}; attempt {newest} has {self._all_ranks(newest)}")
+            raise GangwatchError(
+                f"{self._job}: no rank {self._rank}; ranks of attempt {newest}: {self._all_ranks(newest)}"
+            )
 
     def newest(self, lines: int | None, final: bool = True) -> Iterator[str]:
-        """The last `lines` lines of each rank as they stand now; None: all of them."""
+        """Yield the last `lines` lines of each rank; None yields all."""
         self._take_newest_attempt()
         for rank in self._ranks(self._attempt):
             path = self._path(rank)
@@ -47,7 +49,7 @@ class RankLogs:
         yield from self.more(final)
 
     def more(self, final: bool = False) -> Iterator[str]:
-        """What came since the last call, in whole lines; with `final` also a last line without its end."""
+        """Yield complete lines since the last call; with `final`, also an incomplete last line."""
         for rank in self._ranks(self._attempt):
             yield from self._read(rank, final)
         if self._take_newest_attempt():
@@ -70,7 +72,7 @@ class RankLogs:
         return text if self._rank is not None else f"{rank}: {text}"
 
     def _take_newest_attempt(self) -> bool:
-        """Go on to the newest attempt; whether there is one that was not read before."""
+        """Switch to the latest attempt; return whether it is a new one."""
         if self._fixed_attempt is not None or not (attempts := self._attempts()) or attempts[-1] == self._attempt:
             return False
         self._attempt = attempts[-1]
@@ -94,14 +96,14 @@ class RankLogs:
 
 
 def _offset_of_last(descriptor: int, lines: int) -> int:
-    """Where the last `lines` lines of the file begin, found from its end."""
+    """Return the offset of the last `lines` lines of the file, searched from its end."""
     size = position = os.fstat(descriptor).st_size
     found = 0
     while position > 0:
         start = max(0, position - _BLOCK_BYTES)
         block = os.pread(descriptor, position - start, start)
         for index in range(len(block) - 1, -1, -1):
-            # The end of the file's last line begins no further line.
+            # The newline at the end of the file does not start another line.
             if block[index] == 0x0A and start + index != size - 1:
                 found += 1
                 if found == lines:

@@ -1,7 +1,7 @@
-"""Redaction of text: known secrets by their value, and unknown ones by their form.
+"""Redaction of text: known secrets by value, unknown secrets by format.
 
-It is the second line. What may hold a secret is left out by its place in the schema (core/disclosure.py); this module
-cleans what has no schema: daemons' logs, tracebacks, sentences, metrics.
+This is the second line of defence. core/disclosure.py removes fields that may contain secrets; this module handles text
+without a schema: daemons' logs, tracebacks, sentences, metrics.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|secret|token|credential|(api|access|private|signing|encryption)[_-]?key|auth",
     re.IGNORECASE,
 )
-"""Names of variables, keys and options whose values are secrets by custom."""
+"""Names of variables, keys and options that usually have secret values."""
 
 _SHORTEST_SECRET = 6
-"""A shorter value would blot out ordinary text everywhere, and protects nothing."""
+"""Shorter values are not redacted: they would remove ordinary text and protect nothing."""
 
 _SHORTEST_KEY, _SHORTEST_HEX = 16, 32
-"""Characters from which on a value is taken for a generated key: 95 bits in letters and digits, 128 bits in hex."""
+"""Minimum length of a value that counts as a generated key: 95 bits in letters and digits, 128 bits in hex."""
 
 _HEX = re.compile(r"[0-9a-fA-F]+")
 
 _WORDS = "password|passwd|passphrase|secret|token|credential|api[_-]?key|access[_-]?key|private[_-]?key|signing[_-]?key"
 _NAME = rf"(?:{_WORDS})[A-Za-z0-9_.-]{{0,64}}"
-"""A name from such a word on. What it begins with is left out, and lengths are bounded: a log may hold a megabyte
-without a blank, and a search must stay linear in it."""
+"""A name from such a word on, without the part before the word. Lengths are bounded to keep the search linear, because
+a log may contain a megabyte without a blank."""
 
 _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     # RFC 7468: a private key in PEM, whole or cut off at the end of the text, with real or escaped ends of line.
@@ -49,7 +49,7 @@ _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(Bearer|Basic|Negotiate)\s+(?!\[removed\])[A-Za-z0-9._~+/=-]{8,}", re.I), rf"\1 {REMOVED}"),
     # RFC 7519: a JSON Web Token.
     (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), REMOVED),
-    # Our own tokens, and those whose issuers publish their form so that they can be found (secret scanning).
+    # Tokens of gangwatch, and of services that publish their format for secret scanning.
     (re.compile(r"\bgwt_[A-Za-z0-9_-]{20,}"), REMOVED),
     (
         re.compile(
@@ -59,8 +59,8 @@ _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
         ),
         REMOVED,
     ),
-    # NAME=value, "name": "value" and --name value, where the name says that the value is a secret. What is left of a
-    # line of JSON is JSON: quotes stay, and so do numbers, lists and tables.
+    # NAME=value, "name": "value" and --name value, if the name is that of a secret. A line of JSON stays valid JSON:
+    # quotes, numbers, lists and tables remain.
     (re.compile(rf"({_NAME}\\?[\"']?\s*[=:]\s*\\?[\"'])(?!\[removed\])[^\"'\\\n]+", re.I), rf"\1{REMOVED}"),
     (re.compile(rf"({_NAME}=)(?!\[removed\])[^\s\"',;&\\]+", re.I), rf"\1{REMOVED}"),
     (
@@ -76,7 +76,7 @@ _OPTION_BEGINS = re.compile(r"(?:^|[\s\"'\[])--?[A-Za-z0-9_.-]{0,64}$")
 
 
 def _option(found: re.Match[str]) -> str:
-    """The match without its value where it is an option's: where '-' begins the word before the name."""
+    """Return the match without its value if it is an option, that is, if the word begins with '-'."""
     before = found.string[max(0, found.start() - 66) : found.start()]
     if _OPTION_BEGINS.search(before) is None:
         return found[0]
@@ -84,15 +84,15 @@ def _option(found: re.Match[str]) -> str:
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text without these secrets, and without whatever has the form of one."""
-    text = blotted(text, secrets)
+    """Return the text without these secrets and without text in the format of a secret."""
+    text = remove_secrets(text, secrets)
     for form, instead in _FORMS:
         text = form.sub(instead, text)
     return _OPTION.sub(_option, text)
 
 
-def blotted(text: str, secrets: Iterable[str]) -> str:
-    """The text without any of them: as they are, as JSON, Python and a URL write them."""
+def remove_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Return the text without the secrets, both plain and as escaped in JSON, Python and URLs."""
     for secret in secrets:
         forms = {
             secret,
@@ -107,12 +107,12 @@ def blotted(text: str, secrets: Iterable[str]) -> str:
 
 
 def longest_first(found: Iterable[str]) -> list[str]:
-    """Those that are worth a search, without doubles; a secret that contains another is removed before it."""
+    """Return the secrets of sufficient length, unique and longest first, because one may contain another."""
     return sorted({one for one in found if len(one) >= _SHORTEST_SECRET}, key=lambda one: (-len(one), one))
 
 
 def of_specification(spec: JobSpec) -> Iterator[str]:
-    """Values in a job's specification that are secrets by their name or their look."""
+    """Yield values in a job's specification that are secrets by name or by format."""
     for name, value in spec.environment.items():
         if SECRET_NAME.search(name) or _looks_secret(value):
             yield value
@@ -132,9 +132,8 @@ def _of_arguments(arguments: tuple[str, ...]) -> Iterator[str]:
 
 
 def _looks_secret(text: str) -> bool:
-    """Whether a value looks like a generated key: long, without blanks or folders, of mixed case with digits, or hex.
-
-    Names of hosts, nodes and files, which a report needs, are of one case or shorter.
+    """Return whether a value looks like a generated key: long, no blanks or slashes, and either mixed-case with digits
+    or hex. Names of hosts, nodes and files, which a report needs, have one case or are shorter.
     """
     if len(text) < _SHORTEST_KEY or any(one in text for one in "/ \t\n"):
         return False
@@ -144,10 +143,10 @@ def _looks_secret(text: str) -> bool:
 
 
 def of_file(text: str) -> Iterator[str]:
-    """What stands after ':' or '=' or alone on a line of a file of secrets: headers, passwords, whole tokens."""
+    """Yield the secrets of a file: each line, and the text after ':' or '=' (headers, passwords, tokens)."""
     for line in text.split("\n"):
         for piece in (line, *re.split(r"[:=]", line, maxsplit=1)[1:]):
             piece = piece.strip().strip("\"'")
             yield piece
-            # A header such as 'Authorization: Bearer XYZ' hides its secret in the last word.
+            # In a header such as 'Authorization: Bearer XYZ', the secret is the last word.
             yield piece.rpartition(" ")[2]

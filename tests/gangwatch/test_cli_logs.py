@@ -63,7 +63,7 @@ def test_a_newer_attempt_is_followed_after_the_rest_of_the_older(tmp_path: Path)
 
 
 def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
-    with pytest.raises(GangwatchError, match="no rank of it has been started"):
+    with pytest.raises(GangwatchError, match="none of its ranks has started"):
         logs(tmp_path).require_any()
     write(tmp_path, 1, 0, b"")
     with pytest.raises(GangwatchError, match=r"no rank 3; attempt 1 has \[0\]"):

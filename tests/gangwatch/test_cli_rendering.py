@@ -159,10 +159,10 @@ def test_the_cluster_is_drawn_around_the_reservation(state: State) -> None:
         documents.queue_document(state), documents.nodes_document(state), documents.jobs_document(state, active=True)
     )
     assert drawn[:5] == [
-        "node-0                       [AA]  2 kept",
+        "node-0                       [AA]  2 reserved",
         "node-1                       [AA]  quarantine",
         "node-2                       [xx]  absent",
-        "node-3                       [B++.]  2 kept",
+        "node-3                       [B++.]  2 reserved",
         "node-4 ... node-6 (3 nodes)  [....]",
     ]
     assert drawn[5].startswith("+ reserved for j-000002: 4 slots from 2027-01-1")

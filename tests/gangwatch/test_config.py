@@ -41,13 +41,13 @@ def write(folder: Path, text: str) -> Path:
         ("[cluster]\nnodes = 0", "cluster.nodes: expected a whole number >= 1, not 0"),
         ("[cluster]\nnodes = true", "cluster.nodes: expected a whole number, not True"),
         ("[cluster]\ngpus = 1", "cluster.gpus: expected true or false, not 1"),
-        ("[cluster]\nnodes = 2\nnames = ['a', 'b c']", "cluster.names: 'b c' is no node name"),
-        ("[cluster]\nnodes = 2\nnames = ['a', 'a']", "cluster.names: a name stands twice"),
+        ("[cluster]\nnodes = 2\nnames = ['a', 'b c']", "cluster.names: 'b c' is not a valid node name"),
+        ("[cluster]\nnodes = 2\nnames = ['a', 'a']", "cluster.names: duplicate name"),
         ("[cluster]\nnodes = 3\nnames = ['a', 'b']", "cluster.names: 2 names for cluster.nodes = 3"),
         ("[controller]\nmode = 'watch'", "controller.mode: expected 'observe' or 'act', not 'watch'"),
         ("[controller]\nport = 70000", "controller.port: expected a whole number <= 65535, not 70000"),
-        ("[policy]\nmode = 'act'", "policy.mode: unknown key (the mode is controller.mode)"),
-        ("[policy]\nquarantine_seconds = 'soon'", "policy.quarantine_seconds: 'soon' is no duration"),
+        ("[policy]\nmode = 'act'", "policy.mode: unknown key (use controller.mode)"),
+        ("[policy]\nquarantine_seconds = 'soon'", "policy.quarantine_seconds: 'soon' is not a duration"),
         ("[policy]\nminimum_confidence = 1.5", "policy.minimum_confidence: expected a number between 0 and 1, not 1.5"),
         ("[policy]\nmigration_margin = -1", "policy.migration_margin: expected a number >= 0, not -1"),
         ("[policy]\nmigration_margin = nan", "policy.migration_margin: expected a finite number, not nan"),
@@ -151,7 +151,7 @@ def test_durations(text: str, seconds: float) -> None:
     ["", "s", "-1s", "1 week", "1h30m", "inf", "1e3", ":30", "1:", "1:2:3:4", "1-", "-1:00", "1:0.5", "1-2-3"],
 )
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="is no duration"):
+    with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)
 
 
@@ -270,7 +270,7 @@ def test_any_host_name_gives_a_node_name(host: str) -> None:
         ("[controller]\nminimum_confidence = 0.5\n", r"\(did you mean policy\.minimum_confidence\?\)"),
         (
             "[agent]\nzzz = 1\n",
-            r"agent\.zzz: unknown key \(known are interval_seconds, .*; a newer gangwatch than this, ",
+            r"agent\.zzz: unknown key \(known keys: interval_seconds, .*; releases newer than ",
         ),
         ("[polcy]\n", r"polcy: unknown section \(did you mean policy\?\)"),
     ],

@@ -83,7 +83,7 @@ def spans_of(receiver: Receiver) -> list[ProtoSpan]:
 def test_a_jobs_life_arrives_as_a_trace_linked_to_who_held_it_up(tmp_path: Path, receiver: Receiver) -> None:
     world = World()
     push = OtlpPush(None, PushTarget(receiver.url), {"host.name": "h"})
-    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.told) as controller:
+    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.add_entries) as controller:
         push.start(controller)
         try:
             first, second = (submission(controller, ranks=4, name=name) for name in ("first", "second"))
@@ -124,7 +124,7 @@ def test_what_ended_just_before_the_stop_arrives_all_the_same(
     monkeypatch.setattr(otlp_push_module, "GATHER_SECONDS", 60.0)
     world = World()
     push = OtlpPush(None, PushTarget(receiver.url), {"host.name": "h"})
-    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.told) as controller:
+    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.add_entries) as controller:
         push.start(controller)
         job = submission(controller, ranks=4, name="brief")
         until(lambda: (job, 1) in world.attempts)
@@ -136,7 +136,7 @@ def test_what_ended_just_before_the_stop_arrives_all_the_same(
 
 def test_the_controllers_series_arrive_under_their_own_names(tmp_path: Path, receiver: Receiver) -> None:
     push = OtlpPush(PushTarget(receiver.url, interval_seconds=0.05), None, {"host.name": "h"})
-    with Controller(tmp_path, MemoryBackend(World()), Policy(), detectors=(), on_entries=push.told) as controller:
+    with Controller(tmp_path, MemoryBackend(World()), Policy(), detectors=(), on_entries=push.add_entries) as controller:
         push.start(controller)
         until(lambda: len(receiver.bodies) >= 3)
         push.stop()
@@ -170,7 +170,7 @@ def test_a_receiver_that_is_away_or_refuses_harms_nothing_and_is_seen(
     receiver.hold.clear()
     world = World()
     push = OtlpPush(None, PushTarget(receiver.url), {"host.name": "h"})
-    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.told) as controller:
+    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.add_entries) as controller:
         push.start(controller)
         jobs = [submission(controller, ranks=1, name=f"n{n}") for n in range(4)]
         for job in jobs:
@@ -195,7 +195,7 @@ def test_a_receiver_that_is_away_or_refuses_harms_nothing_and_is_seen(
 def test_entries_that_wait_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_push_module, "MOST_ENTRIES", 10)
     push = OtlpPush(None, PushTarget("http://127.0.0.1:1/v1/traces"), {})
-    push.told([NumberedEntry(n, 1, Entry(1, "j", "waits", "")) for n in range(25)])
+    push.add_entries([NumberedEntry(n, 1, Entry(1, "j", "waits", "")) for n in range(25)])
     lost = {labels: value for name, labels, value in push.measures() if name == "gangwatch_push_dropped_total"}
     assert lost[(("reason", "queue full"), ("sink", "otlp_traces"))] == 15
 

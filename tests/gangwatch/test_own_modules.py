@@ -113,7 +113,7 @@ def test_another_distribution_over_ours_is_named(installed: Path, tmp_path: Path
     (about / "top_level.txt").write_text("exporter\n")
     done = run(tmp_path, "-m", "gangwatch", "jobs", PYTHONPATH=str(installed))
     assert done.returncode == 1
-    assert done.stderr.startswith(f"Error: {foreign} is not gangwatch's")
+    assert done.stderr.startswith(f"Error: {foreign} does not belong to gangwatch")
     assert "pip uninstall exporter-of-others" in done.stderr
     assert "uv tool install --force" in done.stderr
 

@@ -165,7 +165,7 @@ def test_the_gpus_stay_where_they_were(bed: Bed, monkeypatch: pytest.MonkeyPatch
     assert bed.order().nodes == first.nodes
     del found[0]
     assert bed.order().nodes == first.nodes
-    assert any(line.startswith("warning: the driver does not show GPU-7 now") for line in bed.said)
+    assert any(line.startswith("warning: the driver no longer lists GPU-7") for line in bed.said)
 
 
 def test_a_configuration_that_has_changed_goes_before_what_was(bed: Bed, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_up_after_kill_9_of_the_supervisor_adopts_what_lives_and_starts_what_is_
     assert daemons(door) == before, "killing `up` kills no daemon"
     door.kill("node-1")
     done = door.run("up")
-    assert f"controller already runs (pid {before['controller']})" in done.stderr
+    assert f"controller is already running (pid {before['controller']})" in done.stderr
     after = daemons(door)
     assert {name: after[name] for name in ("controller", "node-0")} == {
         name: before[name] for name in ("controller", "node-0")
@@ -203,9 +203,12 @@ def test_a_second_controller_is_refused(door: FrontDoor) -> None:
     door.up()
     before = daemons(door)
     refused = door.run("controller", "--port", "0", "--no-gpus", code=1)
-    assert refused.stderr == f"Error: a controller (pid {before['controller']}) already runs for {door.state}\n"
+    assert refused.stderr == f"Error: a controller (pid {before['controller']}) is already running for {door.state}\n"
     refused = door.run("agent", "--node", "node-0", "--slots", "2", code=1)
-    assert refused.stderr == f"Error: an agent of node node-0 (pid {before['node-0']}) already runs for {door.state}\n"
+    assert (
+        refused.stderr
+        == f"Error: an agent of node node-0 (pid {before['node-0']}) is already running for {door.state}\n"
+    )
     assert daemons(door) == before
 
 

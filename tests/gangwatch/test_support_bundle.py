@@ -15,7 +15,7 @@ from gangwatch.configuration.config_file import load
 from gangwatch.configuration.in_force import InForce, write_in_force
 from gangwatch.state_folder import StateFolder
 from gangwatch.support.bundle import known_secrets, pack
-from gangwatch.support.redaction import blotted
+from gangwatch.support.redaction import remove_secrets
 from scheduler_feedback.core.actions import Entry
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import JobSpec
@@ -141,13 +141,13 @@ def test_a_bundle_never_overwrites(state: StateFolder, tmp_path: Path) -> None:
 def test_a_secret_is_blotted_out_in_every_form_that_a_part_may_have_it_in() -> None:
     """As it is (a log's line, a traceback), and as JSON writes it with and without escapes of letters."""
     for form in (LETTERS, json.dumps(LETTERS)[1:-1], json.dumps(LETTERS, ensure_ascii=False)[1:-1]):
-        assert blotted(f"<{form}>", [LETTERS]) == "<[removed]>"
-    assert blotted("<abcdef>", ["abcdef"]) == "<[removed]>"
-    assert blotted(json.dumps("abcdef\\"), ["abcdef\\"]) == '"[removed]"', "as JSON, which contains it as it is"
+        assert remove_secrets(f"<{form}>", [LETTERS]) == "<[removed]>"
+    assert remove_secrets("<abcdef>", ["abcdef"]) == "<[removed]>"
+    assert remove_secrets(json.dumps("abcdef\\"), ["abcdef\\"]) == '"[removed]"', "as JSON, which contains it as it is"
 
 
 def test_secrets_are_blotted_out_longest_first(state: StateFolder) -> None:
     secrets = known_secrets(state, [])
     assert secrets == sorted(secrets, key=len, reverse=True)
     assert {state.token(), PASSWORD, HEADER} <= set(secrets)
-    assert blotted("abcdefgh abcdef", ["abcdefgh", "abcdef"]) == "[removed] [removed]"
+    assert remove_secrets("abcdefgh abcdef", ["abcdefgh", "abcdef"]) == "[removed] [removed]"

@@ -50,12 +50,12 @@ def test_gpus_on_the_fake_answer(tree: Tree, tmp_path: Path) -> None:
     found = by_name(collector_survey.survey(section(tree, nvml_library=str(library))))
     assert found["counters: gpu"].state == "found"
     assert found["counters: gpu"].detail.startswith("8 x: ")
-    told, _, missing = found["GPU features"].detail.partition("; not told by these GPUs, ")
+    told, _, missing = found["GPU features"].detail.partition("; not reported by these GPUs, ")
     assert "profiling, ECC" in told and "NVLink fabric" in told and missing.endswith(": C2C")
     fake.reset("geforce")
     told, _, missing = by_name(collector_survey.survey(section(tree, nvml_library=str(library))))[
         "GPU features"
-    ].detail.partition("; not told by these GPUs, ")
+    ].detail.partition("; not reported by these GPUs, ")
     assert "profiling, ECC, row remapping" in missing and "NVLink" in missing and "NVLink" not in told
     fake.reset()
 

@@ -83,7 +83,7 @@ def test_it_tells_what_the_page_tells(document: dict[str, Any]) -> None:
     for words in (
         "slots 4/4",
         "running 2",
-        "waiting 1",
+        "pending 1",
         "rank 0 of j-000001 on n0 is a straggler (suspended): it slows the job down by 63 %, confidence 0.97, for",
         "+ 4 slots reserved for j-000002 from",
         "j-000003 backfilled",
@@ -221,9 +221,9 @@ def test_in_a_terminal_it_lives_until_q(site: Site) -> None:
         shown.resize(120, 40)
         later = site.submit(name="later")
         shown.shows(later)
-        shown.shows("REASON")
+        shown.shows("RUN TIME")
         shown.resize(70, 20)
-        shown.shows("Waiting")
+        shown.shows("Pending")
         shown.type(b"x")
         shown.shows("slots 4/4")
         shown.type(b"q")

@@ -122,7 +122,7 @@ def test_whoever_has_root_on_a_node_gets_no_certificate_of_another(site: Site, s
         assert done.exit_code == 1
         assert "denied" in str(done.exception)
     assert "its sender runs on n1" in str(site.ask("agent-n1", "n2").exception)
-    assert "bound to no pod" in str(site.ask("", "n1").exception)
+    assert "not bound to a pod" in str(site.ask("", "n1").exception)
     assert not [one for one in site.requests() if one["status"].get("certificate")]
 
 
@@ -154,7 +154,7 @@ def test_a_revoked_node_gets_none_until_it_is_admitted(site: Site) -> None:
     signer.start()
     try:
         assert site.ask("agent-n1", "n1").exit_code == 0
-        command("revoke", "n1", "--reason", "somebody had root there")
+        command("revoke", "n1", "--reason", "root access by an intruder")
         mounted()
         assert "revoked" in str(site.ask("agent-n1", "n1").exception)
         assert site.ask("agent-n2", "n2").exit_code == 0
@@ -210,12 +210,12 @@ def test_a_request_of_another_signer_is_approved_and_not_signed(site: Site) -> N
 def test_one_node_gets_only_so_many_certificates_an_hour(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from gangwatch.certificates import signer as module
 
-    monkeypatch.setattr(module, "MOST_AN_HOUR", 2)
+    monkeypatch.setattr(module, "MAX_PER_HOUR", 2)
     signer = site.signer()
     signer.start()
     try:
         assert [site.ask("agent-n1", "n1").exit_code for _ in range(3)] == [0, 0, 1]
-        assert "more than 2 certificates in an hour" in str(site.ask("agent-n1", "n1").exception)
+        assert "more than 2 certificates within an hour" in str(site.ask("agent-n1", "n1").exception)
         assert site.ask("agent-n2", "n2").exit_code == 0, "another node's are not counted"
     finally:
         signer.stop()

@@ -39,7 +39,7 @@ def test_digits_without_end_are_no_number() -> None:
 
 def test_a_duration_without_end_is_none(tmp_path: Path) -> None:
     """It was infinite, and `gangwatch config` printed it as `null`, which no TOML file may hold."""
-    with pytest.raises(ValueError, match="is no duration"):
+    with pytest.raises(ValueError, match="is not a duration"):
         config_file.parse_duration("9" * 400)
     file = tmp_path / "gangwatch.toml"
     file.write_text(f'[policy]\nreplan_seconds = "{"9" * 400}"\n')

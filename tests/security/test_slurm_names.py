@@ -223,7 +223,7 @@ def test_check_names_the_records_that_cannot_be_read(monkeypatch: pytest.MonkeyP
     assert (one.name, one.state) == ("slurm: job 8", "limited") and "imitates Slurm's own words" in one.detail
     queue.jobs = [VICTIM]
     (found,) = slurm_health.findings(SlurmSection(enabled=True))
-    assert (found.state, found.detail) == ("found", "4 nodes, 1 jobs, every record readable")
+    assert (found.state, found.detail) == ("found", "4 nodes, 1 jobs, all records readable")
 
     async def away(_: tuple[str, ...], given: str | None = None) -> bytes:
         raise BackendError("sinfo --version: killed: it did not end within 20 s")

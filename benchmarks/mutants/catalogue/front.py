@@ -4,13 +4,13 @@ from benchmarks.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "gangwatch.support.redaction:blotted",
+        "gangwatch.support.redaction:remove_secrets",
         "key=len, reverse=True",
         "key=len",
         ("tests/gangwatch/test_support_bundle.py",),
     ),
     Mutant(
-        "gangwatch.support.redaction:blotted",
+        "gangwatch.support.redaction:remove_secrets",
         "json.dumps(secret, ensure_ascii=False)[1:-1],\n            ",
         "",
         ("tests/gangwatch/test_support_bundle.py",),
