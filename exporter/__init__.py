@@ -1,3 +1,3 @@
-"""Publish: Prometheus text, frames as JSON and on the wire, and the server that carries them."""
+"""Publication of frames: Prometheus text, JSON, the wire format, pushes, and the HTTP server."""
 
 PART_OF = "gangwatch"

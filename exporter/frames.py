@@ -1,7 +1,7 @@
-"""A frame for other programs: as one JSON document, or as the messages of the wire form.
+"""Frames for other programs: as a JSON document, or as messages of the wire format.
 
-In the JSON form a ``value`` is, digit for digit, what the Prometheus text says (an infinity is the string '+Inf' or
-'-Inf'); a counter also has ``raw``, the integer it was read as, and ``raw_unit``. Absent series are left out.
+In JSON, a ``value`` has the same digits as in the Prometheus text (an infinity is the string '+Inf' or '-Inf'). A
+counter also has ``raw``, the integer as it was read, and ``raw_unit``. Absent series are left out.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from exporter.prometheus.series import gauge_text, labels_of, metric_of, render_
 
 JSON_TYPE = "application/json"
 FRAME_TYPE = "application/vnd.gangwatch.frame"
-"""Messages of the wire form, each after its length: a layout, then frames (agent/schema/frame.py)."""
+"""Media type of the wire format: messages with length prefixes, a layout and then frames (agent/schema/frame.py)."""
 
 SUMMED = "summed"
-"""Label of a column that is a sum: of how many columns it is one."""
+"""Label of a summed column: the number of columns in the sum."""
 
 _SUMMED = re.compile(r"([a-z0-9_]+)\(([a-z0-9_;]*)\)")
 
@@ -30,7 +30,7 @@ _encode = msgspec.json.encode
 
 
 def frame_json(layout: Layout, frame: Frame) -> bytes:
-    """The frame as a JSON document. Raises FrameError as ``exporter.prometheus.text_format.expose`` does."""
+    """Return the frame as a JSON document. Raises FrameError as ``exporter.prometheus.text_format.expose`` does."""
     check_fits(layout, frame)
     head = {
         "node": frame.node,
@@ -63,44 +63,43 @@ def frame_json(layout: Layout, frame: Frame) -> bytes:
 
 
 def _series(layout: Layout, column: Column, value: str) -> bytes:
-    """One entry; `value` is JSON text, so that no number takes a way of its own."""
+    """Return one entry. `value` is JSON text, so that all numbers have the same format."""
     labels = _encode(dict(labels_of(layout, column)))
     return b'{"name":%b,"labels":%b,"value":%b}' % (_encode(column.metric), labels, value.encode())
 
 
 def frame_messages(layout: Layout, frame: Frame) -> bytes:
-    """Layout and frame in the wire form, each after its length."""
+    """Return layout and frame in the wire format, each after its length."""
     return with_length(encode_layout(layout)) + with_length(encode_frame(frame))
 
 
 def wanted_metrics(text: str, renamed: Sequence[Renamed] = RENAMED) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The patterns of ``?metrics=a,b*`` and, of these, those that this build's catalogue has nothing for.
+    """Return the patterns of ``?metrics=a,b*``, and those that match nothing in this build's catalogue.
 
-    A pattern is a name of the catalogue, or the beginning of some with ``*``; '' wants all. A counter's name may be
-    followed by labels, ``gangwatch_nvlink_errors_total(gpu)``, ``gangwatch_rdma_pause_frames_total(device;direction)``:
-    its series are then summed into one for each value of these. A reader of another release may ask for what is not
-    known here: that is left out, and told. Raises ValueError, naming the pattern, for one that is malformed, and where
-    nothing that was asked for is known.
+    A pattern is a metric name, or a prefix with ``*``; '' selects all. A counter's name may be followed by labels,
+    ``gangwatch_nvlink_errors_total(gpu)``, ``gangwatch_rdma_pause_frames_total(device;direction)``: its series are then
+    summed by these labels. A client of another release may request unknown metrics: they are skipped and reported.
+    Raises ValueError for a malformed pattern, and if no pattern matches.
     """
     patterns = tuple(pattern for pattern in (part.strip() for part in text.split(",")) if pattern)
     names = [*(metric.name for metric in METRICS), *(one.old for one in renamed)]
     unknown: list[str] = []
     for pattern in patterns:
         if "*" in pattern[:-1]:
-            raise ValueError(f"metrics: {pattern!r} goes on after '*', which may only stand at the end")
+            raise ValueError(f"metrics: {pattern!r}: '*' is only allowed at the end")
         summed = _SUMMED.fullmatch(pattern)
         if summed is None and "(" in pattern:
-            raise ValueError(f"metrics: {pattern!r}: a sum is written NAME(LABEL;LABEL)")
+            raise ValueError(f"metrics: {pattern!r}: malformed sum, expected NAME(LABEL;LABEL)")
         if summed is not None and (metric := BY_NAME.get(summed[1])) is not None:
             if metric.kind != "counter":
-                raise ValueError(f"metrics: {pattern!r}: {metric.name} is no counter, and only counters are summed")
+                raise ValueError(f"metrics: {pattern!r}: {metric.name} is not a counter; only counters can be summed")
             for label in _kept(summed):
                 if label not in metric.labels:
                     raise ValueError(f"metrics: {pattern!r}: {metric.name} has no label {label!r}")
         if not any(_matches(pattern, name) for name in names):
             unknown.append(pattern)
     if patterns and len(unknown) == len(patterns):
-        raise ValueError(f"metrics: no metric of the catalogue is called {', '.join(map(repr, unknown))}")
+        raise ValueError(f"metrics: no metric of the catalogue matches {', '.join(map(repr, unknown))}")
     return patterns, tuple(unknown)
 
 
@@ -113,11 +112,11 @@ def _kept(summed: re.Match[str]) -> tuple[str, ...]:
 
 
 def selection(layout: Layout, patterns: Sequence[str], renamed: Sequence[Renamed] = RENAMED) -> Selection:
-    """The columns that a reader asked for, and of them the tiers; the first pattern that fits says how.
+    """Return the selected columns and their tiers; the first matching pattern decides.
 
-    A metric that was renamed also stands under its old name, where wanted. A sum's column has the labels it is summed
-    by and SUMMED, how many columns it is of: with another number of parts it is another column, and no difference is
-    taken between the two. Columns of different tiers are not summed: they are of different times.
+    A renamed metric also appears under its old name, if requested. The column of a sum has the labels it is summed by
+    and SUMMED, its number of parts: with another number of parts it is another column, so that readers take no
+    difference between the two. Columns of different tiers are not summed, because their sample times differ.
     """
     olds: dict[str, list[str]] = {}
     for one in renamed:

@@ -1,4 +1,4 @@
-"""A node published: its server, its TLS and passwords, and what it pushes, started and stopped together."""
+"""Publisher of a node: its server, TLS and passwords, and pushes, started and stopped together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Listener = Callable[[Layout, Frame], None]
 
 
 class Source(Protocol):
-    """What is published: a node, or whatever makes frames."""
+    """Source of frames, such as a node."""
 
     def newest(self) -> tuple[Layout, Frame] | None: ...
 
@@ -28,7 +28,7 @@ class Source(Protocol):
 
 
 class Publisher:
-    """Serves a source's frames, and pushes them where `targets` say."""
+    """Server of a source's frames, which also pushes them to `targets`."""
 
     def __init__(
         self,
@@ -40,9 +40,10 @@ class Publisher:
         targets: Mapping[str, PushTarget],
         readers: FrameReaders | None = None,
     ) -> None:
-        """readers: who may read frames over TLS; None: whoever may read metrics.
+        """Bind the server. readers: clients that may read frames over TLS; None: all that may read metrics.
 
-        Raises ConfigError for an address, a web configuration or a target that can't be used."""
+        Raises ConfigError for an address, a web configuration or a target that can't be used.
+        """
         self._source = source
         self.security = _security(web_config, readers) if web_config is not None else None
         self._app = agent_app(source.newest, source.add_listener, settings=settings, own=self._own)
@@ -61,9 +62,9 @@ class Publisher:
             pusher.stop()
 
     def use(self, settings: Settings, targets: Mapping[str, PushTarget]) -> None:
-        """Go on with other settings and targets; what waited to be pushed is lost where its target changed.
+        """Apply other settings and targets. Frames queued for a changed target are lost.
 
-        Raises ConfigError, and all stays as it was.
+        Raises ConfigError; then nothing changes.
         """
         pushers = _make_pushers(self._source, settings, targets)
         self._app.use(settings)
@@ -77,12 +78,12 @@ class Publisher:
             pusher.start()
 
     def reload_web_config(self) -> None:
-        """Read the web configuration and its files again now. Raises ConfigError, and all stays as it was."""
+        """Read the web configuration and its files again. Raises ConfigError; then nothing changes."""
         if self.security is not None:
             self.security.reload()
 
     def healthy(self) -> bool:
-        """Whether frames are made, or the first is still awaited."""
+        """Return whether frames are made, or the first frame is not due yet."""
         return self._app.healthy()
 
     def _own(self) -> Iterator[Sample]:
@@ -98,7 +99,7 @@ def _security(file: Path, readers: FrameReaders | None) -> Security:
 
 
 def _make_pushers(source: Source, settings: Settings, targets: Mapping[str, PushTarget]) -> list[Pusher]:
-    """A pusher for each target; each sink is imported only where it is wanted."""
+    """Return a pusher for each target; sinks are imported only if needed."""
     if not targets:
         return []
     from exporter.push.sinks import SINKS

@@ -1,12 +1,11 @@
 """An agent's frames over HTTP.
 
-    /metrics   Prometheus text or OpenMetrics       /healthz  200 while frames are made (or the first is awaited)
-    /frame     the newest frame                     /readyz   200 once there is a frame that is not old
-    /frames    frames as they are made, one long-lived response
+    /metrics   Prometheus text or OpenMetrics       /healthz  200 while frames are made (or before the first)
+    /frame     the latest frame                     /readyz   200 if there is a recent frame
+    /frames    a stream of frames, one long-lived response
 
-Everything is read-only (GET and HEAD). Off loopback there is TLS, and who asks has to prove who it is; without that the
-server listens on loopback only and answers only requests whose Host names it: a web page whose name was rebound to
-127.0.0.1 gets nothing.
+All endpoints are read-only (GET and HEAD). Off loopback, TLS and authentication are required. Without them the server
+listens on loopback only, and rejects requests whose Host is another name. This protects against DNS rebinding.
 """
 
 from __future__ import annotations
@@ -43,29 +42,27 @@ Own = Callable[[], Iterable[Sample]]
 
 OLD_INTERVALS = 5
 OLD_SECONDS = 10.0
-"""The newest frame is old, and the agent not healthy, after OLD_INTERVALS intervals, and not before OLD_SECONDS."""
+"""The agent is unhealthy if the latest frame is older than OLD_INTERVALS intervals and older than OLD_SECONDS."""
 
 STREAM_FRAMES = 16
-"""Frames that wait for one slow reader of /frames; it loses the oldest beyond that and sees the gap in ``seq``."""
+"""Frames queued for a slow reader of /frames. Beyond that the oldest are dropped, which leaves a gap in ``seq``."""
 
 MOST_STREAMS, MOST_STREAMS_EACH = 64, 16
-"""Readers of /frames at one time, and of one peer: a controller, its standby, people."""
+"""Maximum number of readers of /frames, in total and per peer: a controller, its stand-by, people."""
 
 LEAST_STREAM_SECONDS = 10.0
-"""A stream that has been open for so long makes room where its peer opens one too many, or where all are taken and a
-peer with fewer opens one. A younger one does not, so that too many readers do not end each other's streams in a circle.
-"""
+"""Minimum age of a stream that may be closed for a new one of the same peer, or of a peer with fewer streams. Younger
+streams are kept, so that too many readers do not close each other's streams in turn."""
 
 HABIT_FRAMES = 3
-"""Who asked for so many frames in a row is expected to ask for the next: it is rendered when it is made, while its
-numbers and the interpreter are still in the processor's caches, and the scrape finds it ready. Of a slower scraper
-nothing is rendered in vain."""
+"""After this many requested frames in a row, the next frame is rendered in advance, when it is made and its numbers are
+still in the processor's caches. For slower scrapers nothing is rendered in advance."""
 
 BACKLOG = 512
-"""Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
+"""Queue of connections to accept; the kernel may allow fewer (net.core.somaxconn)."""
 
 UNKNOWN_HEADER = "Gangwatch-Unknown-Metrics"
-"""Of an answer of /frames: what was asked for and is not in this build's catalogue. Another release may know it."""
+"""Header of /frames responses: requested metrics that are not in this build's catalogue, but may be in another's."""
 
 _PATHS = ("/metrics", "/frame", "/frames", "/healthz", "/readyz")
 
@@ -74,7 +71,7 @@ _PATHS = ("/metrics", "/frame", "/frames", "/healthz", "/readyz")
 
 
 class FrameStream:
-    """What waits for one reader of /frames: the newest frame, then every one; a layout precedes its frames."""
+    """Queue of one reader of /frames: the latest frame, then all following; a layout precedes its frames."""
 
     def __init__(self, patterns: tuple[str, ...], closed: Callable[[FrameStream], None]) -> None:
         self._patterns = patterns
@@ -87,16 +84,16 @@ class FrameStream:
         self._source_id = ""
 
     def put(self, layout: Layout, frame: Frame) -> None:
-        """Called with every frame, from any thread; never waits for the reader."""
+        """Queue a frame. Called from any thread; never blocks on the reader."""
         with self._condition:
-            # A frame made while the stream is opened comes twice: as the newest and by the listener.
+            # A frame made while the stream is opened arrives twice: as the latest and from the listener.
             if frame.seq > self._newest_seq:
                 self._newest_seq = frame.seq
                 self._frames.append((layout, frame))
                 self._condition.notify()
 
     def end(self) -> None:
-        """Let the reader have what waits, and no more."""
+        """End the stream after the queued frames."""
         with self._condition:
             self._ended = True
             self._condition.notify()
@@ -122,7 +119,7 @@ class FrameStream:
 
 
 class AgentApp:
-    """The agent's endpoints. Make it with ``agent_app``; ``close`` ends its streams. Called from many threads."""
+    """The agent's endpoints. Create it with ``agent_app``; ``close`` ends its streams. Thread-safe."""
 
     def __init__(self, newest: Newest, add_listener: AddListener, clock: Clock, settings: Settings, own: Own) -> None:
         self._newest = newest
@@ -136,16 +133,16 @@ class AgentApp:
         self._closing = False
         self._settings = settings
         self._expositions: dict[bool, Exposition] = {}
-        # By format and compression: the newest frame that was asked for, and how many before it without a gap.
+        # By format and compression: the latest requested frame, and how many were requested before it without a gap.
         self._habits: dict[tuple[bool, bool], tuple[int, int]] = {}
 
     def use(self, settings: Settings) -> None:
-        """Publish by other settings from now on."""
+        """Apply other settings."""
         with self._lock:
             self._settings, self._expositions = settings, {}
 
     def healthy(self) -> bool:
-        """Whether frames are made, or the first is still awaited."""
+        """Return whether frames are made, or the first frame is not due yet."""
         return self._newest() is None or self._why_not_ready() is None
 
     def close(self) -> None:
@@ -167,7 +164,7 @@ class AgentApp:
             why = self._why_not_ready()
             return text_answer(200, "ok") if why is None else text_answer(503, why)
         if path not in _PATHS:
-            return text_answer(404, f"no {path} here; there are {' '.join(_PATHS)}")
+            return text_answer(404, f"no such path: {path}; available: {' '.join(_PATHS)}")
         newest = self._newest()
         if newest is None:
             return text_answer(503, "no frame has been made yet", ("Retry-After", "1"))
@@ -178,7 +175,7 @@ class AgentApp:
         return Answer(200, JSON_TYPE, self._json(*newest))
 
     def _json(self, layout: Layout, frame: Frame) -> bytes:
-        """The frame as JSON, made once however many ask for it."""
+        """Return the frame as JSON, rendered once for all requests."""
         kept = self._newest_json
         if kept is None or kept[0] is not frame:
             kept = self._newest_json = frame, frame_json(layout, frame)
@@ -195,7 +192,7 @@ class AgentApp:
         return Answer(200, exposition.content_type, body, (*encoding, vary))
 
     def _remember(self, open_metrics: bool, compress: bool, seq: int) -> None:
-        """Note that a frame was asked for; who asks for every one has the next rendered ahead."""
+        """Record a requested frame. For a client that requests every frame, the next is rendered in advance."""
         with self._lock:
             newest, before = self._habits.get((open_metrics, compress), (0, 0))
             if seq != newest:
@@ -205,7 +202,7 @@ class AgentApp:
                 self._listen()
 
     def _render_ahead(self, layout: Layout, frame: Frame) -> bool:
-        """Render what is expected to be asked for; whether anything is."""
+        """Render the formats that are expected to be requested; return whether there are any."""
         with self._lock:
             habits = [
                 key
@@ -216,7 +213,7 @@ class AgentApp:
             try:
                 self._exposition(open_metrics).body(layout, frame, compress=compress)
             except FrameError:
-                pass  # whoever asks is told
+                pass  # the next request reports the error
         return bool(habits)
 
     def _exposition(self, open_metrics: bool) -> Exposition:
@@ -234,7 +231,7 @@ class AgentApp:
         interval_seconds = layout.tiers[0].interval_seconds if layout.tiers else 0.0
         age_seconds = (self._clock.monotonic_ns() - frame.monotonic_ns) / 1e9
         if age_seconds > max(OLD_SECONDS, OLD_INTERVALS * interval_seconds):
-            return f"the newest frame is {age_seconds:.1f} s old"
+            return f"the latest frame is {age_seconds:.1f} s old"
         return None
 
     # --- streams -----------------------------------------------------------------------------------------------------
@@ -254,7 +251,7 @@ class AgentApp:
             try:
                 displaced = self._streams.take(request.peer, stream, self._clock.monotonic_ns() / 1e9)
             except NoPlaceError as error:
-                return text_answer(503, f"no further stream can be opened now: {error}", ("Retry-After", "10"))
+                return text_answer(503, f"too many streams: {error}", ("Retry-After", "10"))
             if displaced is not None:
                 displaced.end()
             self._listen()
@@ -302,17 +299,17 @@ def agent_app(
     settings: Settings = EVERYTHING,
     own: Own = _nothing,
 ) -> AgentApp:
-    """The agent's endpoints over a node: ``agent_app(node.newest, node.add_listener)``.
+    """Return the agent's endpoints for a node: ``agent_app(node.newest, node.add_listener)``.
 
-    newest: the newest frame and its layout, None before the first. add_listener: calls back with every frame, from any
-    thread, and returns what takes the callback away. clock: the one that frames were stamped with. own: samples beside
-    the frame's in /metrics.
+    newest: returns the latest frame and its layout, None before the first. add_listener: registers a callback for every
+    frame, from any thread, and returns a function that removes it. clock: the clock of the frames' timestamps. own:
+    additional samples for /metrics.
     """
     return AgentApp(newest, add_listener, clock or SystemClock(), settings, own)
 
 
 def wants_open_metrics(accept: str) -> bool:
-    """Whether an Accept header would rather have OpenMetrics (1.0.0 or before) than the text format."""
+    """Return whether an Accept header prefers OpenMetrics (up to 1.0.0) to the text format."""
     weights = weighted(accept)
     open_metrics = max(
         (
@@ -328,13 +325,13 @@ def wants_open_metrics(accept: str) -> bool:
 
 
 def _patterns(query: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The ``metrics`` parameter: patterns, and those that match nothing here.
+    """Return the patterns of the ``metrics`` parameter, and those without a match.
 
-    Raises ValueError for any other parameter, a malformed pattern, and where none matches anything.
+    Raises ValueError for any other parameter, for a malformed pattern, and if no pattern matches.
     """
     parameters = parse_qs(query, keep_blank_values=True)
     if unknown := sorted(parameters.keys() - {"metrics"}):
-        raise ValueError(f"/frames knows the parameter 'metrics', not {', '.join(unknown)}")
+        raise ValueError(f"/frames: unknown parameter {', '.join(unknown)}; the only one is 'metrics'")
     return wanted_metrics(",".join(parameters.get("metrics", ())))
 
 
@@ -342,17 +339,17 @@ def _patterns(query: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def listen(host: str, port: int, security: Security | None = None) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
+    """Return a listening socket; port 0 picks a free one.
 
-    Raises ConfigError where that cannot be, and for an address off loopback without TLS and proof of who asks.
+    Raises ConfigError if it can't be bound, and for an address off loopback without TLS and authentication.
     """
     if not is_loopback(host):
-        missing = "no web configuration is given" if security is None else security.protects()
+        missing = "there is no web configuration" if security is None else security.protects()
         if missing:
             raise ConfigError(
-                f"host {host!r}: not a loopback address, and {missing}. Others are answered only over TLS and with a "
-                "password or a client certificate (--web-config FILE); without that listen on 127.0.0.1 or ::1, and "
-                "reach it from elsewhere through ssh -L or a proxy that authenticates"
+                f"host {host!r}: not a loopback address, and {missing}. Off loopback, TLS and a password or a client "
+                "certificate are required (--web-config FILE). Otherwise listen on 127.0.0.1 or ::1, and use ssh -L "
+                "or an authenticating proxy"
             )
     address = "127.0.0.1" if host.lower() == "localhost" else host.removeprefix("[").removesuffix("]")
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
@@ -364,15 +361,15 @@ def listen(host: str, port: int, security: Security | None = None) -> socket.soc
         listener.close()
         reason = str(error)
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            reason = f"the port is in use; stop what listens there (ss -ltnp 'sport = :{port}'), or take another port"
+            reason = f"the port is in use; stop its process (ss -ltnp 'sport = :{port}'), or use another port"
         elif isinstance(error, OSError) and error.errno == errno.EACCES:
-            reason = "ports below 1024 need a privilege; take another port"
+            reason = "ports below 1024 need a privilege; use another port"
         raise ConfigError(f"cannot listen on host {host!r}, port {port}: {reason}") from None
     return listener
 
 
 def url_of(listener: socket.socket, security: Security | None = None) -> str:
-    """The URL of a bound socket, as this machine reaches it: of one that is bound to every address, loopback's."""
+    """Return the URL of a bound socket for clients on this machine; loopback if it is bound to all addresses."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "https" if security is not None and security.config.tls is not None else "http"
@@ -380,16 +377,16 @@ def url_of(listener: socket.socket, security: Security | None = None) -> str:
 
 
 def certificate_of(security: Security | None) -> Path | None:
-    """The file of the certificate that a server shows; None where it has none, or none in a file of its own."""
+    """Return the file of the server's certificate; None without TLS or if it is inline."""
     tls = security.config.tls if security is not None else None
     return tls.certificate.absolute() if tls is not None and isinstance(tls.certificate, Path) else None
 
 
 class ThreadedServer:
-    """An agent's app, served from threads from ``start`` to ``stop`` or while a ``with`` lasts; ``url`` says where."""
+    """Threaded server of an agent's app, from ``start`` to ``stop`` or as a context manager; ``url`` is its address."""
 
     def __init__(self, app: AgentApp, host: str = "127.0.0.1", port: int = 0, security: Security | None = None) -> None:
-        """Raises ConfigError as ``listen`` does."""
+        """Bind the socket. Raises ConfigError as ``listen`` does."""
         self._app = app
         listener = listen(host, port, security)
         self.url = url_of(listener, security)
@@ -397,16 +394,16 @@ class ThreadedServer:
         self._server = HttpServer(app, listener, self._guard)
 
     def start(self) -> None:
-        """Begin to serve. Requests that come before wait in the socket's backlog."""
+        """Start serving. Earlier requests wait in the socket's backlog."""
         self._server.start()
 
     def stop(self) -> None:
-        """End streams, let answers under way finish for STOP_SECONDS, and close the socket."""
+        """End streams, wait up to STOP_SECONDS for responses in progress, and close the socket."""
         self._app.close()
         self._server.stop()
 
     def measures(self) -> Iterator[Sample]:
-        """The server's own series."""
+        """Yield the server's own series."""
         yield from self._server.measures()
         for status, count in sorted(self._guard.refused.items()):
             yield "gangwatch_exporter_requests_refused_total", (("status", str(status)),), count

@@ -1,4 +1,4 @@
-"""What a training process imports to tell which step it is in, how long steps take, and how long it waits for others.
+"""Reporter of training steps, for import by training processes: current step, step times, and waits for other ranks.
 
 ::
 
@@ -8,40 +8,41 @@
     for batch in batches:
         with reporter.step(tokens=len(batch)):
             gradients = compute(batch)
-            with reporter.wait():            # around what blocks until every rank has come
+            with reporter.wait():            # around calls that block until every rank has entered
                 all_reduce(gradients)
             update(gradients)
 
-Standard library only, one file, Python 3.8 or newer, Linux. Nothing in here ever raises into the training or blocks
-it: a record is one write into memory that is shared with the node's agent (about a microsecond, no system call, no
-wake-up), and what goes wrong is counted in ``Reporter.dropped`` or told in ``Reporter.status``. The beginning of a step
-and the entry into a collective are marked as they happen, so that a rank that never arrives is seen while it hangs.
+Standard library only, one file, Python 3.8 or newer, Linux. The reporter never raises into the training or blocks it. A
+record is one write into memory that is shared with the node's agent (about a microsecond, without a system call or a
+wake-up). Errors are counted in ``Reporter.dropped`` or described in ``Reporter.status``. The begin of a step and the
+entry into a collective are recorded immediately, so that the agent can detect a rank that is missing during a hang.
 
 Without GANGWATCH_SOCKET in the environment a reporter does nothing: it has no memory file and no thread.
 
-**How the agent is reached.** A daemon thread connects to the unix stream socket GANGWATCH_SOCKET and sends one message,
+**Connection to the agent.** A daemon thread connects to the unix stream socket GANGWATCH_SOCKET and sends one message,
 four bytes of length (big-endian) and JSON ``{"v": 1, "gang", "rank", "attempt", "world_size", "pid"}``, with a memory
-file attached (SCM_RIGHTS, unix(7)). The agent answers ``{"ok": true}`` or ``{"ok": false, "error": "..."}`` in the same
-form, and the connection stays open for as long as the process lives. When it ends the thread connects again: an agent
-that restarts finds what was written meanwhile, even while the training hangs. What the message claims is only believed
-where the kernel does not know better.
+file attached (SCM_RIGHTS, unix(7)). The agent responds with ``{"ok": true}`` or ``{"ok": false, "error": "..."}``, in
+the same format. The connection stays open while the process lives. If it ends, the thread connects again: a restarted
+agent reads the records written meanwhile, even while the training hangs. The agent prefers facts from the kernel over
+the claims in the message.
 
-**Where the rank stands** in the job's parallel layout (who shares its data, stage, tensor or expert group) tells a slow
-rank from those that wait for it. The message has it as ``"place": {"data", "stage", "tensor", "expert"}``, where
-GANGWATCH_DATA_RANK, GANGWATCH_PIPELINE_STAGE, GANGWATCH_TENSOR_RANK and GANGWATCH_EXPERT_RANK say it, or
-GANGWATCH_LAYOUT gives the sizes, the fastest first (``tensor=8,data=4,pipeline=2``, as Megatron numbers its ranks).
-torchrun and DeepSpeed set nothing of the kind: ``Reporter.place`` tells it once the program knows, as a later message
-``{"v": 1, "place": {...}}`` on the same connection. It holds for the rank of that connection and no other.
+**Parallel layout.** The rank's position in the job's layout (its data, stage, tensor and expert group) lets detectors
+distinguish a slow rank from ranks that wait for it. The message contains it as
+``"place": {"data", "stage", "tensor", "expert"}``, from GANGWATCH_DATA_RANK, GANGWATCH_PIPELINE_STAGE,
+GANGWATCH_TENSOR_RANK and GANGWATCH_EXPERT_RANK, or from GANGWATCH_LAYOUT with the sizes, the fastest-varying first
+(``tensor=8,data=4,pipeline=2``, as Megatron numbers its ranks). torchrun and DeepSpeed set no such variables: the
+program then calls ``Reporter.place``, which sends ``{"v": 1, "place": {...}}`` on the same connection. It applies only
+to the rank of that connection.
 
-**The memory file** (memfd_create(2), sealed against every change of size) is little-endian: a header of 64 bytes, that
+**The memory file** (memfd_create(2), sealed against changes of size) is little-endian: a header of 64 bytes, that
 is magic ``GWRING01``, u32 slot size, u32 slots, u64 records ever written; then slots of 64 bytes, each u64 sequence
-(counted from 1), u8 kind, u8 flags, u48 squares (low 16 bits first; 0 where unknown), i64 number, i64 time
-(CLOCK_MONOTONIC, ns), i64 duration (ns), i64 wait (ns), i64 tokens, u64 sequence again. A record stands in slot
-(sequence - 1) mod slots; the header's count follows it.
+(counted from 1), u8 kind, u8 flags, u48 squares (low 16 bits first; 0 if unknown), i64 number, i64 time
+(CLOCK_MONOTONIC, ns), i64 duration (ns), i64 wait (ns), i64 tokens, u64 sequence again. A record is in slot
+(sequence - 1) mod slots; the header's count is updated after it.
 
-**Threads.** There is no lock: a signal handler or a second thread may report at any moment, and a lock would let one
-block the other. Every record takes its own slot (``itertools.count`` gives each number once). Two threads that wait at
-the same time inside one step may lose one of the two times; each entry and exit still stands on its own.
+**Threads.** There is no lock, because a signal handler or a second thread may report at any moment and must not block.
+Every record has its own slot (``itertools.count`` returns each number once). If two threads wait at the same time in
+one step, one of the two times may be lost; all entries and exits are still recorded.
 """
 
 from __future__ import annotations
@@ -69,26 +70,26 @@ STEP_BEGUN, STEP_ENDED, COLLECTIVE_ENTERED, COLLECTIVE_LEFT = 1, 2, 3, 4
 """Kinds of record."""
 
 WAIT_KNOWN, TOKENS_KNOWN, ABANDONED = 1, 2, 4
-"""Flags of STEP_ENDED: whether wait and tokens were measured; whether an exception left the step unfinished."""
+"""Flags of STEP_ENDED: wait was measured, tokens are known, an exception ended the step."""
 
 MAGIC = b"GWRING01"
 HEADER_BYTES = 64
 SLOT_BYTES = 64
 
 DEFAULT_SLOTS = 4096
-"""256 KiB, and 8,192 records a second for an agent that looks twice a second."""
+"""256 KiB: enough for 8,192 records per second if the agent reads twice a second."""
 
 MAX_NUMBER = 2**53
-"""Greatest step number and token count: integers up to here pass through JSON and doubles unharmed."""
+"""Maximum step number and token count: JSON and doubles represent integers up to here exactly."""
 
 MAX_SQUARES = 2**48 - 1
-"""Greatest sum of squared lengths: one sequence of sixteen million tokens."""
+"""Maximum sum of squared lengths: one sequence of sixteen million tokens."""
 
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, LAST_REFUSED_SECONDS = 0.2, 5.0, 60.0
-"""Pauses between attempts to register: doubled from the first to the last; longer where the agent said no."""
+"""Pauses between attempts to register: doubled from the first to the last; the longest applies after a refusal."""
 
 ANSWER_SECONDS = 30.0
-"""An agent that accepts and does not answer for so long is asked anew; only the daemon thread waits."""
+"""Timeout for the agent's response; only the daemon thread waits."""
 
 MAX_ANSWER_BYTES = 4096
 
@@ -116,13 +117,13 @@ _LAYOUT = "GANGWATCH_LAYOUT"
 _DIMENSIONS = ("tensor", "context", "expert", "data", "pipeline")
 
 Place = Dict[str, int]  # noqa: UP006
-"""Coordinates in the parallel layout: 'data', 'stage', 'tensor', 'expert'; what is not known is left out."""
+"""Coordinates in the parallel layout: 'data', 'stage', 'tensor', 'expert'; unknown ones are left out."""
 
 MAX_COORDINATE = 2**20
 
 
 def _word(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[str]:  # noqa: UP006, UP045
-    """The first of the variables that is set and not empty."""
+    """Return the first of the variables that is set and not empty."""
     for name in names:
         value = environment.get(name)
         if value:
@@ -131,7 +132,7 @@ def _word(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[st
 
 
 def _count(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[int]:  # noqa: UP006, UP045
-    """The first of the variables that is set, where it is a number that can be a rank or a count."""
+    """Return the first of the variables that is set, if it is a valid rank or count."""
     value = _word(environment, names)
     try:
         number = int(value) if value is not None else -1
@@ -141,16 +142,16 @@ def _count(environment: Mapping[str, str], names: Tuple[str, ...]) -> Optional[i
 
 
 def place_in_layout(layout: str, rank: int, world_size: int | None) -> Place:
-    """Coordinates of a rank where `layout` names the sizes, the fastest first: ``tensor=8,data=4,pipeline=2``.
+    """Return the coordinates of a rank. layout: sizes, fastest-varying first: ``tensor=8,data=4,pipeline=2``.
 
-    Ranks that see other data or another part of it (dimensions context, expert and data) have their own 'data'.
-    Raises ValueError where it is no such layout, or not one of so many ranks.
+    Ranks with different data, or with different parts of it (context, expert, data), have different 'data' values.
+    Raises ValueError if the layout is malformed or does not match the world size.
     """
     sizes: Dict[str, int] = {}  # noqa: UP006
     for part in layout.split(","):
         name, _, digits = part.strip().partition("=")
         if name not in _DIMENSIONS or name in sizes or not digits.isdecimal() or int(digits) < 1:
-            raise ValueError(f"{_LAYOUT}: {part.strip()!r} is none of {', '.join(_DIMENSIONS)} = SIZE")
+            raise ValueError(f"{_LAYOUT}: {part.strip()!r} is not DIMENSION=SIZE, with one of {', '.join(_DIMENSIONS)}")
         sizes[name] = int(digits)
     found: Place = {}
     rest, ranks, data, data_ranks = rank, 1, 0, 1
@@ -161,7 +162,7 @@ def place_in_layout(layout: str, rank: int, world_size: int | None) -> Place:
             data += found[name] * data_ranks
             data_ranks *= size
     if rest or (world_size is not None and ranks != world_size):
-        raise ValueError(f"{_LAYOUT}: {layout} is not a layout of rank {rank} of {world_size}")
+        raise ValueError(f"{_LAYOUT}: {layout} does not fit rank {rank} of {world_size}")
     place = {"data": data, "stage": found.get("pipeline", 0), "tensor": found.get("tensor", 0)}
     if "expert" in found:
         place["expert"] = found["expert"]
@@ -169,7 +170,7 @@ def place_in_layout(layout: str, rank: int, world_size: int | None) -> Place:
 
 
 def _place_of(environment: Mapping[str, str]) -> Place:
-    """What the environment tells of the rank's place; the variables of single coordinates go before the layout."""
+    """Return the rank's place from the environment; variables of single coordinates override the layout."""
     found: Place = {}
     layout, rank = environment.get(_LAYOUT), _count(environment, _RANK)
     if layout and rank is not None:
@@ -182,9 +183,9 @@ def _place_of(environment: Mapping[str, str]) -> Place:
 
 
 def _place_of_megatron() -> Place:
-    """What Megatron Core knows of this rank, where the program has imported it and made its groups; else nothing.
+    """Return the rank's place from Megatron Core, if the program has initialised its groups; else an empty place.
 
-    megatron/core/parallel_state.py: the ranks within its process groups; 'data' counts context-parallel ranks apart.
+    megatron/core/parallel_state.py: the ranks within its process groups; 'data' includes context-parallel ranks.
     """
     state: Any = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
@@ -200,11 +201,11 @@ def _place_of_megatron() -> Place:
 
 
 class Step:
-    """One training step, as a context: begun on entry, finished on exit, abandoned where an exception leaves it.
+    """One training step, as a context manager: begins on entry, ends on exit, is abandoned on an exception.
 
-    number: the step's number. tokens, squares (the sum of the squared lengths of its sequences): what this rank was
-    given to do; set them inside the block where they are known only there (plain integers; a tensor on a GPU would have
-    to be waited for).
+    number: the step's number. tokens, squares (the sum of the squared lengths of its sequences): the amount of work of
+    this rank. Set them inside the block if they are known only there, as plain integers: reading a tensor on a GPU
+    would block.
     """
 
     __slots__ = ("_begun_ns", "_reporter", "number", "squares", "tokens")
@@ -235,7 +236,7 @@ class Step:
 
 
 class Wait:
-    """One blocking collective, as a context. Its duration counts as wait of the step around it."""
+    """One blocking collective, as a context manager. Its duration is part of the wait of the enclosing step."""
 
     __slots__ = ("_entered_ns", "_number", "_reporter")
 
@@ -260,12 +261,12 @@ class Wait:
 
 
 class Reporter:
-    """Tells the node's agent of this process's steps. One a process: ``reporter()`` gives it.
+    """Reporter of this process's steps to the node's agent. ``reporter()`` returns the one of the process.
 
-    environment: where the socket, the gang and the rank are looked up, os.environ by default.
+    environment: contains socket, gang and rank; os.environ by default.
     slots: length of the ring in records, a power of two from 256 to 65536.
 
-    status: in words, whether the agent is reached, and why not. dropped: records that could not be written as asked.
+    status: state of the connection to the agent, as text. dropped: number of records that could not be written.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None, slots: int = DEFAULT_SLOTS) -> None:
@@ -280,7 +281,7 @@ class Reporter:
         self._off = ""
         try:
             self._open(os.environ if environment is None else environment, slots)
-        except Exception as error:  # whatever it is, the training goes on without us
+        except Exception as error:  # the training must continue without the reporter
             self.close()
             self._off = f"off: {error}"
 
@@ -290,13 +291,13 @@ class Reporter:
             self._off = "off: GANGWATCH_SOCKET is not set"
             return
         if not hasattr(os, "memfd_create"):
-            self._off = "off: this Python has no memfd_create (Linux 3.17 and glibc 2.27 are needed)"
+            self._off = "off: this Python has no memfd_create (needs Linux 3.17 and glibc 2.27)"
             return
         if sys.byteorder != "little":
-            self._off = "off: the ring is little-endian, this machine is not"
+            self._off = "off: this machine is not little-endian"
             return
         if slots & (slots - 1) or not 256 <= slots <= 65536:
-            raise ValueError(f"{slots} slots: a power of two from 256 to 65536 is needed")
+            raise ValueError(f"slots = {slots}: must be a power of two from 256 to 65536")
         memory = os.memfd_create("gangwatch-steps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memory, HEADER_BYTES + slots * SLOT_BYTES)
@@ -317,7 +318,7 @@ class Reporter:
             raise
         registration.start()
         self._registration = registration
-        # The eight bytes of the count, as one aligned store: the agent sees the old count or the new one.
+        # The count's eight bytes are one aligned store: the agent reads the old count or the new one.
         self._written = memoryview(ring)[16:24].cast("Q")
         self._ring = ring
         _living.add(self)
@@ -326,27 +327,27 @@ class Reporter:
         try:
             return _place_of(environment)
         except ValueError:
-            self.dropped += 1  # a layout that is none is worth less than the steps
+            self.dropped += 1  # an invalid layout must not prevent the reports of steps
             return {}
 
     @property
     def status(self) -> str:
-        """'registered', or in words why not (yet)."""
+        """'registered', or why the reporter is not registered."""
         registration = self._registration
         return self._off or (registration.status if registration is not None else "closed")
 
-    # --- what a training loop calls ---
+    # --- called by a training loop ---
 
     def step(self, tokens: int | None = None, number: int | None = None, squares: int | None = None) -> Step:
-        """The next training step, as a context. `number` where a resumed training does not begin at 0.
+        """Return the next training step, a context manager. number: for a resumed training that does not begin at 0.
 
-        tokens: how many this rank computes. squares: the sum of the squared lengths of its sequences, which is what
-        attention costs: without it a rank that was given one long document looks like a slow one.
+        tokens: tokens of this rank. squares: the sum of the squared lengths of its sequences, which is the cost of
+        attention. Without it, a rank with one long document looks like a slow rank.
         """
         return Step(self, self._number(number), tokens, squares)
 
     def wait(self) -> Wait:
-        """A context around what blocks until the other ranks have come (an all-reduce, a barrier)."""
+        """Return a context manager for calls that block until the other ranks have entered (all-reduce, barrier)."""
         return Wait(self)
 
     def report(
@@ -360,51 +361,51 @@ class Reporter:
     ) -> None:
         """Report a step that has ended: now, or at `ended_ns` of ``time.monotonic_ns()``.
 
-        wait_seconds: None where it is unknown; 0 says that it was measured and there was none. tokens, squares: as of
-        ``step``.
+        wait_seconds: None if unknown; 0 if measured and there was none. tokens, squares: as in ``step``.
         """
         try:
             duration_ns = round(seconds * 1e9)
             wait_ns = None if wait_seconds is None else round(wait_seconds * 1e9)
             if duration_ns < 0 or (wait_ns is not None and wait_ns < 0):
-                raise ValueError("time is not negative")
+                raise ValueError("negative time")
             self._next_step = max(self._next_step, step + 1)
             self._finish(step, monotonic_ns() if ended_ns is None else ended_ns, duration_ns, wait_ns, tokens, squares)
         except Exception:
             self.dropped += 1
 
     def begin(self, number: int | None = None) -> int:
-        """Mark the beginning of a step whose end ``report`` will tell, and give its number.
+        """Record the begin of a step that ``report`` will end, and return its number.
 
-        For loops that no ``with`` can stand around: hooks of a framework.
+        For code that can't use ``with``, such as hooks of a framework.
         """
         number = self._number(number)
         self._write(STEP_BEGUN, 0, number, monotonic_ns(), 0, 0, 0)
         return number
 
     def enter(self) -> int:
-        """Mark the entry into a collective that ``leave`` will end, perhaps from another thread; gives its number."""
+        """Record the entry into a collective and return its number. ``leave`` ends it, from any thread."""
         number = next(self._collectives)
         self._write(COLLECTIVE_ENTERED, 0, number, monotonic_ns(), 0, 0, 0)
         return number
 
     def leave(self, number: int, duration_ns: int) -> None:
-        """Mark that the collective `number` is over, after this long. Adds nothing to a step's wait."""
+        """Record the end of the collective `number` with its duration. It adds nothing to a step's wait."""
         self._write(COLLECTIVE_LEFT, 0, number, monotonic_ns(), duration_ns, 0, 0)
 
     def place(
         self, data: int | None = None, stage: int | None = None, tensor: int | None = None, expert: int | None = None
     ) -> None:
-        """Tell where this rank stands in the job's parallel layout, once the program has made its groups.
+        """Report this rank's place in the job's parallel layout, after the program has created its groups.
 
-        Its ranks in the data-parallel, tensor-parallel and expert-parallel group, and its pipeline stage; None where
-        there is no such group, or it is not known. Without any, Megatron Core is asked, where the program uses it.
+        The place consists of its ranks in the data-parallel, tensor-parallel and expert-parallel groups and its
+        pipeline stage; None if there is no such group or it is unknown. Without arguments, the place comes from
+        Megatron Core if the program uses it.
         """
         try:
-            told = {"data": data, "stage": stage, "tensor": tensor, "expert": expert}
-            place = {name: int(index) for name, index in told.items() if index is not None} or _place_of_megatron()
+            given = {"data": data, "stage": stage, "tensor": tensor, "expert": expert}
+            place = {name: int(index) for name, index in given.items() if index is not None} or _place_of_megatron()
             if any(not 0 <= index < MAX_COORDINATE for index in place.values()):
-                raise ValueError("a coordinate counts from 0")
+                raise ValueError("a coordinate is out of range")
             registration = self._registration
             if registration is not None and place:
                 registration.place(place)
@@ -412,16 +413,16 @@ class Reporter:
             self.dropped += 1
 
     def close(self) -> None:
-        """Report nothing more. The agent reads what is written already; the end of the process does the same."""
+        """Stop reporting. The agent still reads the records written so far, as at the end of the process."""
         self._ring = None
         registration, self._registration = self._registration, None
         if registration is not None:
             registration.stop()
 
-    # --- below ---
+    # --- internals ---
 
     def _number(self, asked: int | None) -> int:
-        """The number of a step that begins: what was asked for, else one more than the last."""
+        """Return the number of the next step: the given one, else the last plus one."""
         number = self._next_step
         if asked is not None:
             try:
@@ -442,7 +443,7 @@ class Reporter:
         else:
             flags = WAIT_KNOWN
             if wait_ns > duration_ns:
-                # Collectives that overlap (two threads), or began before the step: no more than the step was waited.
+                # Collectives overlap (two threads) or began before the step: the wait can't exceed the step.
                 wait_ns = duration_ns
         if tokens is None:
             tokens = 0
@@ -454,7 +455,7 @@ class Reporter:
                 else:
                     raise ValueError
             except Exception:
-                # A step without its tokens is worth more than no step.
+                # Report the step without tokens rather than not at all.
                 tokens = 0
                 self.dropped += 1
         if squares is None:
@@ -485,14 +486,14 @@ class Reporter:
                 wait_ns, tokens, sequence,
             )  # fmt: skip
             written = self._written
-            # Another thread may have written a later record meanwhile; the count must not fall back behind it.
+            # Another thread may have written a later record meanwhile; the count must not decrease.
             if written[0] < sequence:
                 written[0] = sequence
         except Exception:
             self.dropped += 1
 
     def _disable_after_fork(self) -> None:
-        """In a forked child: it is not the rank. Its copy of the connection must not outlive the rank's own."""
+        """Disable the reporter in a forked child, which is not the rank, and close its copy of the connection."""
         self._ring = None
         self._off = "off: this process was forked from the one that reports"
         registration, self._registration = self._registration, None
@@ -501,20 +502,20 @@ class Reporter:
 
 
 class _Registration:
-    """The connection to the agent: made, kept and made again by a daemon thread."""
+    """Connection to the agent; a daemon thread opens it and opens it again after a failure."""
 
     def __init__(self, path: str, claim: Dict[str, Any], place: Place, memory: int) -> None:  # noqa: UP006
         self.status = "connecting"
         self._path = path
         self._claim = claim
         self._place = place
-        self._told_place = place
+        self._sent_place = place
         self._memory = memory
         self._connection: socket.socket | None = None
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Start the thread. Raises RuntimeError where there can be no more threads; nothing is held then."""
+        """Start the thread. Raises RuntimeError if no thread can be started; then nothing stays open."""
         try:
             threading.Thread(target=self._run, name="gangwatch-steps", daemon=True).start()
         except BaseException:
@@ -522,7 +523,7 @@ class _Registration:
             raise
 
     def stop(self) -> None:
-        """Make the thread end, which then closes what it holds."""
+        """Make the thread end; it then closes its descriptors."""
         self.status = "closed"
         self._stopped.set()
         connection = self._connection
@@ -533,7 +534,7 @@ class _Registration:
                 pass
 
     def close_descriptors(self) -> None:
-        """Close this process's copies. For a forked child, which has no thread that would."""
+        """Close the copies in a forked child, where the thread does not exist."""
         try:
             connection = self._connection
             if connection is not None:
@@ -552,43 +553,43 @@ class _Registration:
                     refusal = self._register(connection)
                     if refusal is None:
                         pause_seconds = FIRST_RETRY_SECONDS
-                        self._tell("registered")
-                        self._tell_place(connection)
+                        self._set_status("registered")
+                        self._send_place(connection)
                         connection.settimeout(None)
                         while not self._stopped.is_set() and connection.recv(4096):
                             pass
-                        self._tell("waiting: the agent has gone")
+                        self._set_status("waiting: the agent closed the connection")
                     else:
                         longest = LAST_REFUSED_SECONDS
-                        self._tell(f"refused: {refusal}")
-            except Exception as error:  # no agent yet, an agent that went away, an answer that is none
-                self._tell(f"waiting: {self._path}: {error}")
+                        self._set_status(f"refused: {refusal}")
+            except Exception as error:  # no agent yet, a lost connection, or an invalid response
+                self._set_status(f"waiting: {self._path}: {error}")
             self._connection = None
             self._stopped.wait(pause_seconds)
             pause_seconds = min(2 * pause_seconds, longest)
         os.close(self._memory)
 
     def place(self, place: Place) -> None:
-        """Say where the rank stands; never blocks. What can't be said now is with the next registration."""
+        """Send the rank's place without blocking. If that fails, the next registration contains it."""
         self._place = place
         connection = self._connection
         if connection is not None and self.status == "registered":
-            self._tell_place(connection)
+            self._send_place(connection)
 
-    def _tell_place(self, connection: socket.socket) -> None:
-        """Two threads may both find it untold, and tell it twice: the agent then hears nothing new."""
+    def _send_place(self, connection: socket.socket) -> None:
+        """Send the place if it is new. Two threads may both send it, which does no harm."""
         place = self._place
-        if place != self._told_place:
+        if place != self._sent_place:
             connection.send(_framed({"v": 1, "place": place}), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            self._told_place = place
+            self._sent_place = place
 
-    def _tell(self, status: str) -> None:
+    def _set_status(self, status: str) -> None:
         if not self._stopped.is_set():
             self.status = status
 
     def _register(self, connection: socket.socket) -> str | None:
-        """Send message and memory; None where the agent accepted, else what it said."""
-        # A connect that may block queues up where others flood the socket; one that may not fails at once (EAGAIN).
+        """Send message and memory file; return None if the agent accepted, else its error."""
+        # A blocking connect queues up while others flood the socket; a non-blocking one would fail with EAGAIN.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(ANSWER_SECONDS), 0))
         connection.connect(self._path)
         connection.settimeout(ANSWER_SECONDS)
@@ -599,11 +600,11 @@ class _Registration:
             sent = connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
             connection.sendall(message[sent:])
         except (BrokenPipeError, ConnectionResetError):
-            pass  # refused before it was read: the answer, which says why, can still be received
-        self._told_place = place
+            pass  # refused before the message was read: the response with the reason can still be received
+        self._sent_place = place
         length = int.from_bytes(_receive(connection, 4), "big")
         if length > MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of {length} bytes")
+            raise ValueError(f"response too long: {length} bytes")
         answer: Any = json.loads(_receive(connection, length))
         return None if answer["ok"] is True else str(answer.get("error"))
 
@@ -614,7 +615,7 @@ def _framed(message: Dict[str, Any]) -> bytes:  # noqa: UP006
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes. Raises EOFError where the connection ends before."""
+    """Return exactly `size` bytes. Raises EOFError if the connection ends before."""
     data = b""
     while len(data) < size:
         more = connection.recv(size - len(data))
@@ -630,7 +631,7 @@ _creating = threading.Lock()
 
 
 def reporter() -> Reporter:
-    """The process's reporter, made at the first call."""
+    """Return the reporter of this process; the first call creates it."""
     found = _of_process.get("")
     if found is None:
         with _creating:

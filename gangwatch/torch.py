@@ -1,46 +1,47 @@
-"""Steps and waits of a torch training, reported without edits to its loop.
+"""Reports of steps and waits of a torch training, without changes to its loop.
 
 Either run the program through this module, under torchrun or alone::
 
     torchrun --nproc-per-node 8 -m gangwatch.torch train.py --epochs 3
     python -m gangwatch.torch train.py        # or: python -m gangwatch.torch -m package.train
 
-or attach by hand, after the model is wrapped and before the first backward pass::
+or call ``attach`` after the model is wrapped and before the first backward pass::
 
     attach(model, optimizer)
 
-There is no import hook and no variable that loads it behind a program's back: what watches a training is visible in the
-command that started it. Without GANGWATCH_SOCKET nothing is touched at all. Standard library and torch only.
+No import hook and no environment variable loads this module implicitly: the command line of a training shows that it is
+observed. Without GANGWATCH_SOCKET nothing is changed. Standard library and torch only.
 
-**A step** lasts from the end of one ``optimizer.step()`` to the end of the next, so that loading data, and whatever
-else a rank does between, counts as its own. Of several optimizers the one that steps first counts. The first step
-ends unmeasured (its beginning is not known); steps are numbered by optimizer steps, from 0.
+**Step.** A step lasts from the end of one ``optimizer.step()`` to the end of the next, so it includes data loading and
+everything else that a rank does in between. With several optimizers, the one that steps first counts. The first step
+has no known begin and is not measured. Step numbers count optimizer steps, from 0.
 
-**What wait means.** DistributedDataParallel averages gradients in buckets, while the backward pass still computes. The
-wait of a step is the time from the moment when the *last* bucket was ready on this rank until *all* buckets were
-averaged: what the collectives cost beyond what computation hid. That is the transfer itself plus the time in which
-the slowest peer had not come yet; the two cannot be told apart on one rank, and the last rank to arrive shows the
-least of it. Other collectives (the broadcast of buffers, an all-reduce of the loss, SyncBatchNorm) are not in it.
+**Wait.** DistributedDataParallel averages gradients in buckets while the backward pass still computes. The wait of a
+step is the time from the moment when the *last* bucket was ready on this rank until *all* buckets were averaged: the
+cost of the collectives that computation did not hide. It consists of the transfer and of the time until the slowest
+peer entered. One rank can't separate the two, and the last rank to enter has the shortest wait. Other collectives (the
+broadcast of buffers, an all-reduce of the loss, SyncBatchNorm) are not included.
 
-On CPU (gloo) both moments are the host's: the call of DDP's communication hook, and the completion of its future. On a
-GPU the host only enqueues, so that its clock says nothing: CUDA events are recorded on the streams instead, and are
-asked (``query``, which does not wait) when later buckets and steps come by. Steps are timed the same way, and reported
-one or two steps late. Nothing here ever synchronises.
+On CPU (gloo), the host's clock gives both times: the call of DDP's communication hook and the completion of its future.
+On a GPU the host only enqueues work, so CUDA events are recorded on the streams instead. Later buckets and steps poll
+them (``query``, which does not block). Steps are timed in the same way and reported one or two steps late. Nothing here
+ever synchronises.
 
-**What a rank was given** is known to the program alone. Where sequences differ in length, tell it, or the rank with the
-longest looks like a slow one: ``attach().given(tokens=count, squares=sum_of_squared_lengths)`` after each batch is
-loaded; several batches of one step add up.
+**Work of a rank.** Only the program knows the amount of work of each rank. If sequences differ in length, report it;
+otherwise the rank with the longest sequences looks like a slow rank:
+``attach().given(tokens=count, squares=sum_of_squared_lengths)`` after each batch is loaded; the batches of one step add
+up.
 
-**Where it cannot be measured, wait is unknown and never 0**: with FullyShardedDataParallel and whatever else does not
-average through DDP's hook, with a hook registered before ``attach``, inside CUDA graphs (whose replays run no Python:
-neither steps nor waits are seen), and on a torch that lacks what is used here.
+**A wait that can't be measured is unknown, never 0**: with FullyShardedDataParallel and others that do not average
+through DDP's hook, with a hook registered before ``attach``, inside CUDA graphs (their replays run no Python, so
+neither steps nor waits are recorded), and with a torch that lacks the required functions.
 
-The hook in place of DDP's own average multiplies by 1 / world size and sums, as DDP does: same bits (except under
-``gradient_as_bucket_view``, where DDP divides, and the last bit may differ unless the world size is a power of two). A
-hook that the program registers itself is kept, and timed.
+The hook that replaces DDP's own average multiplies by 1 / world size and sums, as DDP does. The result has the same
+bits (except under ``gradient_as_bucket_view``, where DDP divides, and the last bit may differ unless the world size is
+a power of two). A hook that the program registers itself is kept and timed.
 
-Tested by running: torch 1.13 and 2.15 on CPU with gloo, 2 and 3 ranks. The CUDA paths follow the documented behaviour
-of ``torch.cuda.Event`` and ``torch.futures.Future.then`` and have not been run on a GPU by this project's tests.
+Tested with torch 1.13 and 2.15 on CPU with gloo, 2 and 3 ranks. The CUDA paths follow the documented behaviour of
+``torch.cuda.Event`` and ``torch.futures.Future.then``; the project's tests have not run them on a GPU.
 """
 
 from __future__ import annotations
@@ -68,14 +69,14 @@ __all__ = ["Attachment", "attach"]
 
 MAX_PENDING_STEPS = 64
 MAX_PENDING_BUCKETS = 4096
-"""Bounds on what is enqueued on a GPU and not finished; beyond them the oldest is reported without its wait."""
+"""Limits of unfinished work on a GPU; beyond them the oldest step is reported without its wait."""
 
 
 EXIT_NS = 1_000_000_000
 
 
 class _HostMark:
-    """An instant of the host's clock."""
+    """A time of the host's clock."""
 
     __slots__ = ("_ns",)
 
@@ -87,12 +88,12 @@ class _HostMark:
 
     def ns_since(self, earlier: _Mark) -> int:
         if not isinstance(earlier, _HostMark):
-            raise TypeError("an instant of the host and a place in a stream cannot be compared")
+            raise TypeError("a time of the host and a mark in a CUDA stream can't be compared")
         return self._ns - earlier._ns
 
 
 class _CudaMark:
-    """A place in a CUDA stream: the instant at which the device gets there."""
+    """A mark in a CUDA stream: the time at which the device reaches it."""
 
     __slots__ = ("_event",)
 
@@ -104,10 +105,10 @@ class _CudaMark:
         return bool(self._event.query())
 
     def ns_since(self, earlier: _Mark) -> int:
-        """Only of two marks that have passed: the driver answers at once then."""
+        """Return the time since `earlier`. Both marks must have passed, so that the driver returns at once."""
         if not isinstance(earlier, _CudaMark):
-            raise TypeError("an instant of the host and a place in a stream cannot be compared")
-        ns: int = round(earlier._event.elapsed_time(self._event) * 1e6)  # it gives milliseconds
+            raise TypeError("a time of the host and a mark in a CUDA stream can't be compared")
+        ns: int = round(earlier._event.elapsed_time(self._event) * 1e6)  # elapsed_time is in milliseconds
         return ns
 
 
@@ -115,17 +116,17 @@ _Mark = Union[_HostMark, _CudaMark]  # noqa: UP007
 
 
 def _mark(tensor: Any) -> _Mark:
-    """This instant, on the clock of the device that the tensor is on."""
+    """Return a mark of the current time on the clock of the tensor's device."""
     return _CudaMark(tensor.device) if tensor.is_cuda else _HostMark()
 
 
 def _capturing(tensor: Any) -> bool:
-    """Whether what is enqueued goes into a CUDA graph, where events must be neither recorded nor asked."""
+    """Return whether a CUDA graph is being captured, during which events must not be recorded or polled."""
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class _Bucket:
-    """One averaging of one bucket: its collective's number, and when it was ready and averaged."""
+    """The averaging of one bucket: its collective's number, and the times when it was ready and averaged."""
 
     __slots__ = ("averaged", "number", "ready")
 
@@ -151,7 +152,7 @@ class _Pass:
         return all(bucket.passed() for bucket in self.buckets)
 
     def wait_ns(self) -> int | None:
-        """From the last bucket's readiness to the end of all averaging; None where not all of it was seen."""
+        """Return the time from the last bucket's readiness to the end of all averaging; None if incomplete."""
         if not self.whole:
             return None
         ready = self.buckets[-1].ready
@@ -187,10 +188,10 @@ class _StepTiming:
 
 
 class Attachment:
-    """What watches a training; ``attach`` makes it, one a process.
+    """Observer of a training. ``attach`` creates it, once per process.
 
-    status: in words, what is measured and what is not, and why. off: nothing is watched, for there is no reporter.
-    optimizer: ``id`` of the one whose steps count, None until one has stepped. failures: exceptions kept from training.
+    status: what is measured, what is not, and why, as text. off: nothing is measured because there is no reporter.
+    optimizer: ``id`` of the one whose steps count; None until one has stepped. failures: suppressed exceptions.
     """
 
     def __init__(self, reporter: steps.Reporter) -> None:
@@ -218,9 +219,9 @@ class Attachment:
         return f"{self.reporter.status}; {waits}"
 
     def given(self, tokens: int | None = None, squares: int | None = None) -> None:
-        """Tell what this rank was given in the step under way, in plain integers; several calls add up.
+        """Set the work of this rank in the current step, in plain integers; several calls add up.
 
-        squares: the sum of the squared lengths of its sequences, which is what attention costs.
+        squares: the sum of the squared lengths of its sequences, which is the cost of attention.
         """
         step = self._step
         if step is None:
@@ -236,20 +237,20 @@ class Attachment:
     # --- gradients ---
 
     def watch(self, model: Any) -> None:
-        """Put the timed hook in the place of DDP's average. Must come before the first backward pass."""
+        """Replace DDP's average by the timed hook, before the first backward pass."""
         if not isinstance(model, DistributedDataParallel):
             return
         average = functools.partial(_average, model.process_group)
         self._hooks[id(model)] = average
         try:
-            # A program's own hook, registered later, replaces what is looked up here at every call.
+            # A hook that the program registers later replaces the function that is looked up here at every call.
             _register_comm_hook(model, None, lambda _, bucket: self._communicate(self._hooks[id(model)], bucket))
         except Exception as error:
             del self._hooks[id(model)]
             self._why_unknown = f"DDP took no hook: {error}"
 
     def take_hook(self, model: Any, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        """A program registers its own hook: keep it and time it."""
+        """Keep and time a hook that the program registers."""
         timed = functools.partial(hook, state)
         if id(model) in self._hooks:
             model._check_comm_hook(hook)
@@ -263,7 +264,7 @@ class Attachment:
         _register_comm_hook(model, state, communicate)
 
     def _communicate(self, average: functools.partial[Any], bucket: Any) -> Any:
-        """DDP's call for one bucket (from autograd's thread); gives the future of the averaged gradients."""
+        """Handle DDP's call for one bucket (in autograd's thread); return the future of the averaged gradients."""
         begun = self._begin_bucket(bucket)
         future = average(bucket)
         if begun is None:
@@ -295,12 +296,12 @@ class Attachment:
                 self._pass = _Pass()
             self._why_unknown = ""
             return begun
-        except Exception as error:  # the training goes on, its wait is unknown
+        except Exception as error:  # the training continues; the wait is unknown
             self._fail(error)
             return None
 
     def _end_bucket(self, bucket: _Bucket, tensor: Any, future: Any) -> Any:
-        """The bucket is averaged; on a GPU: is enqueued, and the current stream continues where it is averaged."""
+        """Record the end of a bucket's averaging; on a GPU, mark where the current stream continues after it."""
         try:
             bucket.averaged = _mark(tensor)
             if isinstance(bucket.averaged, _HostMark):
@@ -315,7 +316,7 @@ class Attachment:
     # --- steps ---
 
     def step_ended(self, optimizer: Any) -> None:
-        """An optimizer has stepped."""
+        """Record the end of an optimizer's step."""
         try:
             if self.optimizer is None:
                 self.optimizer = id(optimizer)
@@ -327,11 +328,11 @@ class Attachment:
             now = _mark(tensor)
             ended = self._step
             if ended is None:
-                self.reporter.place()  # by now a program on Megatron Core has made its groups
+                self.reporter.place()  # a program with Megatron Core has created its groups by now
             else:
                 ended.ended, ended.ended_ns = now, monotonic_ns()
                 if self._pass.buckets:
-                    ended.disturbed = True  # a backward pass that never came to its last bucket
+                    ended.disturbed = True  # a backward pass without its last bucket
                     self._pass = _Pass()
                 self._pending.append(ended)
             self._optimizer_steps += 1
@@ -341,7 +342,7 @@ class Attachment:
             self._fail(error)
 
     def _poll(self) -> None:
-        """Report what the device has finished, oldest first; where another thread is at it, leave it to that one."""
+        """Report steps that the device has finished, oldest first, unless another thread is doing so."""
         if not self._polling.acquire(blocking=False):
             return
         try:
@@ -366,20 +367,20 @@ class Attachment:
             seconds, wait_seconds = step.seconds(), step.wait_seconds()
             self.reporter.report(step.number, seconds, wait_seconds, step.tokens, step.ended_ns, step.squares)
         except Exception as error:
-            # The model or its optimizer moved to another device within this step: no common clock.
+            # The model or its optimizer moved to another device in this step, so there is no common clock.
             self._fail(error)
             self._report_by_host(step)
 
     def _report_by_host(self, step: _StepTiming) -> None:
-        """By the host's clock, without its wait."""
+        """Report the step by the host's clock, without its wait."""
         seconds = (step.ended_ns - step.begun_ns) / 1e9
         self.reporter.report(step.number, seconds, tokens=step.tokens, ended_ns=step.ended_ns, squares=step.squares)
 
     def finish(self) -> None:
-        """Report the last steps, as far as the device has got; called when the process ends.
+        """Report the last finished steps; called when the process ends.
 
-        gloo's threads give our callbacks back only after the backward pass has gone on; where the interpreter is gone
-        by then, they cannot, and abort the process. So this waits until they have: microseconds, a second at most.
+        gloo's threads release the callbacks only after the backward pass has continued. If the interpreter has ended
+        by then, they abort the process. So wait for them: usually microseconds, at most a second.
         """
         try:
             self._poll()
@@ -397,14 +398,14 @@ class Attachment:
 
 
 def _average(group: Any, bucket: Any) -> Any:
-    """What DDP does without a hook: multiply by 1 / world size, then sum. Its future holds a list of one tensor."""
+    """Average as DDP does without a hook: multiply by 1 / world size, then sum. The future holds a list of one."""
     tensor = bucket.buffer()
     tensor.mul_(1.0 / dist.get_world_size(group))
     return dist.all_reduce(tensor, group=group, async_op=True).get_future()
 
 
 def _first(future: Any) -> Any:
-    """The tensor in the list that a collective's future holds."""
+    """Return the tensor in the list that a collective's future holds."""
     return future.value()[0]
 
 
@@ -415,9 +416,10 @@ _attachment: Attachment | None = None
 
 
 def attach(model: Any = None, optimizer: Any = None, reporter: steps.Reporter | None = None) -> Attachment:
-    """Watch a training: `model`'s gradients and `optimizer`'s steps; without them, those of all that are made later.
+    """Observe `model`'s gradients and `optimizer`'s steps; without them, those of all created later.
 
-    One attachment a process: a second call adds to the first. Raises nothing; ``status`` says what is not measured.
+    There is one attachment per process: a second call adds to the first. Never raises; ``status`` says what is not
+    measured.
     """
     global _attachment
     if _attachment is None:
@@ -465,7 +467,7 @@ def _constructing(attachment: Attachment) -> Callable[..., None]:
 
 
 def _follow(attachment: Attachment, optimizer: Any) -> None:
-    """Have the attachment told of steps: by torch's hooks where this torch has them (2.0), else around ``step``."""
+    """Observe an optimizer's steps, by torch's hooks if it has them (2.0), else by wrapping ``step``."""
 
     def stepped(stepping: Any, *_: Any) -> None:
         attachment.step_ended(stepping)
@@ -477,7 +479,7 @@ def _follow(attachment: Attachment, optimizer: Any) -> None:
             _wrap_step(attachment, optimizer)
         return
     if hasattr(torch.optim.Optimizer, "register_step_post_hook"):
-        # Not through torch.optim: torch 2 takes the module's name out of the package.
+        # Not through torch.optim: torch 2 removes the module's name from the package.
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(stepped)
@@ -492,7 +494,7 @@ def _follow(attachment: Attachment, optimizer: Any) -> None:
 
 
 def _wrap_step(attachment: Attachment, optimizer: Any) -> None:
-    """Before torch 2.0. A bound method in place of a bound method: learning-rate schedulers take it apart."""
+    """Wrap ``step`` before torch 2.0, with a bound method: learning-rate schedulers use its attributes."""
     step = type(optimizer).step
 
     @functools.wraps(step)
@@ -505,7 +507,7 @@ def _wrap_step(attachment: Attachment, optimizer: Any) -> None:
 
 
 def main() -> None:
-    """Run a program, given as to ``python``, with everything that it makes attached."""
+    """Run a program, given as to ``python``, and attach to all models and optimizers that it creates."""
     arguments = sys.argv[1:]
     module = arguments[:1] == ["-m"]
     if module:
@@ -523,7 +525,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # This file runs as __main__; what a program attaches to is the module that it imports.
+    # This file runs as __main__; the program attaches to the module that it imports.
     from gangwatch.torch import main as main_of_module
 
     main_of_module()

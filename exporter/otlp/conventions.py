@@ -1,7 +1,7 @@
-"""OpenTelemetry's hardware conventions: which of our metrics have a name there, and with which attributes.
+"""Map from gangwatch's metrics to OpenTelemetry's hardware conventions, with attributes.
 
-Semantic conventions 1.44 (development): hardware/common.md, gpu.md, network.md, temperature.md. There is nothing in
-them for NVLink, clocks, occupancy, XIDs or throttling; those keep our names, with UCUM units.
+Semantic conventions 1.44 (development): hardware/common.md, gpu.md, network.md, temperature.md. They have no names for
+NVLink, clocks, occupancy, XIDs or throttling; those metrics keep gangwatch's names, with UCUM units.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """One number under OpenTelemetry's name. is_sum: a Counter, or an UpDownCounter where it is not monotonic."""
+    """A metric under OpenTelemetry's name. is_sum: a Counter, or an UpDownCounter if it is not monotonic."""
 
     name: str
     unit: str
@@ -44,7 +44,7 @@ class Convention:
 
 
 def _gpu(**more: str) -> Callable[[Labels, Labels], dict[str, str]]:
-    """Attributes of a GPU, or of an instance of one; `more` with '_' for '.'."""
+    """Return the attributes of a GPU or an instance; in `more`, '_' stands for '.'."""
     own = {name.replace("__", "."): value for name, value in more.items()}
 
     def attributes(labels: Labels, info: Labels) -> dict[str, str]:
@@ -139,7 +139,7 @@ CONVENTIONS: dict[str, Convention] = {
         value=lambda state: int(state == PORT_ACTIVE),
     ),
 }
-"""By the name of our metric. A name that the catalogue lacks is a mistake, which a test finds."""
+"""Conventions by gangwatch's metric name. A test checks that all names are in the catalogue."""
 
 
 def convention_of(metric: Metric) -> Convention | None:
@@ -147,5 +147,5 @@ def convention_of(metric: Metric) -> Convention | None:
 
 
 def unit_of(metric: Metric) -> str:
-    """The UCUM unit of a metric that goes under our own name."""
+    """Return the UCUM unit of a metric with gangwatch's name."""
     return _UCUM.get(metric.unit, "1" if not metric.unit else metric.unit)

@@ -1,13 +1,13 @@
-"""OTLP metrics over HTTP: one ExportMetricsServiceRequest a frame, gzip-compressed, to /v1/metrics.
+"""OTLP metrics over HTTP: one gzip-compressed ExportMetricsServiceRequest per frame, to /v1/metrics.
 
-Where OpenTelemetry's hardware conventions have a metric for a number, it goes under that name with their attributes;
-everything else under ours. https://opentelemetry.io/docs/specs/otlp/ and opentelemetry-proto 1.x
-(metrics/v1/metrics.proto, whose field numbers stand beside each field here).
+Metrics have the names and attributes of OpenTelemetry's hardware conventions if those define them, else gangwatch's
+names. https://opentelemetry.io/docs/specs/otlp/ and opentelemetry-proto 1.x (metrics/v1/metrics.proto; its field
+numbers are in the comments here).
 
-When a counter began, the driver or the kernel does not tell. As OpenTelemetry's data model has it for cumulative
-streams of unknown start, the first point of a series begins at its own time, and those that follow keep that start: a
-receiver then takes differences, and never a total for what came since. A counter that fell began anew after its point
-before, whose time is the new start.
+Drivers and kernels do not report when a counter started. As OpenTelemetry's data model specifies for cumulative streams
+with unknown start, the first point of a series uses its own time as start, and later points keep it. Receivers then
+compute differences and do not count the first value as an increase. After a counter reset, the time of the previous
+point is the new start.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class Otlp:
         return partial_success(answer)
 
     def _lay_out(self, layout: Layout, points: list[Point]) -> None:
-        """Sort points into metrics and render every attribute, once a layout."""
+        """Sort points into metrics and render all attributes, once per layout."""
         self._resource = protobuf_writer.block(
             1, attributes({"service.name": "gangwatch", "host.name": layout.node}, 1)
         )
         groups: dict[tuple[str, bool], Group] = {}
-        # A series that stays goes on from where it began; what is gone is forgotten.
+        # Series that remain keep their start; removed series are deleted.
         streams = {slot.series: slot.stream for slot in self._slots}
         self._slots = []
         models = {
@@ -120,7 +120,7 @@ class Otlp:
 
 
 class _Stream:
-    """When the points of one counter began."""
+    """Start time of the points of one counter."""
 
     __slots__ = ("_before", "_start_ns", "_time_ns")
 
@@ -129,7 +129,7 @@ class _Stream:
         self._before: float | int = 0
 
     def began(self, value: float | int, time_ns: int) -> int:
-        """The start time of a point. time_ns: its own, by a wall clock that may have been set back."""
+        """Return the start time of a point. time_ns: its own time, by a wall clock that may have been set back."""
         if not self._start_ns or time_ns < self._start_ns:
             self._start_ns = time_ns
         elif value < self._before:
@@ -139,7 +139,7 @@ class _Stream:
 
 
 class _Slot(NamedTuple):
-    """Where one column's points go. stream: of a counter."""
+    """Destination of one column's points. stream: for counters."""
 
     group: Group
     attributes: bytes
@@ -169,16 +169,15 @@ class Group:
 
 
 def compressed(request: bytes) -> bytes:
-    """The request as gzip, at the level that costs least."""
+    """Return the request as gzip, at the fastest level."""
     packer = zlib.compressobj(1, zlib.DEFLATED, zlib.MAX_WBITS | 16)
     return packer.compress(request) + packer.flush()
 
 
 def partial_success(answer: bytes, what: str = "points") -> str:
-    """What an ExportMetricsServiceResponse, or one of traces, says was refused: partial_success 1 {rejected 1,
-    error_message 2}.
+    """Return the refused part from a response for metrics or traces: partial_success 1 {rejected 1, error_message 2}.
 
-    '' where nothing was, and for what is no such message: the status has said that all is well.
+    '' if nothing was refused, or if the body is not such a message: the HTTP status reported success.
     """
     try:
         inner = _fields(answer).get(1)
@@ -192,7 +191,7 @@ def partial_success(answer: bytes, what: str = "points") -> str:
 
 
 def _fields(data: bytes) -> dict[int, int | bytes]:
-    """The fields of a message, the last of each number. Raises ValueError for what is none."""
+    """Return the fields of a message, the last of each number. Raises ValueError if it is malformed."""
     found: dict[int, int | bytes] = {}
     at = 0
 

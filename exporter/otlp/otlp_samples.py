@@ -1,6 +1,6 @@
-"""OTLP metrics of a process that makes samples instead of frames: the controller's own, under the catalogue's names.
+"""OTLP metrics of a process with samples instead of frames: the controller's own, with the catalogue's names.
 
-A counter begins when the process does: it is told with that start, and a receiver sees that it began anew.
+A counter starts with the process and is sent with that start time, so that a receiver detects a reset.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from exporter.push.push import LATER
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Samples as they were at one moment."""
+    """Samples at one point in time."""
 
     wall_ns: int
     samples: tuple[Sample, ...]
 
 
 class OtlpSamples:
-    """Samples as ExportMetricsServiceRequests. resource: attributes of who makes them. start_ns: of its counters."""
+    """Encoder of samples. resource: attributes of the process. start_ns: start time of its counters."""
 
     name = "otlp"
 
@@ -41,7 +41,7 @@ class OtlpSamples:
         return {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", "User-Agent": "gangwatch"}
 
     def encode(self, scrape: Scrape) -> bytes:
-        """The body of one request. A sample that the catalogue lacks is our bug: KeyError."""
+        """Return the body of one request. Raises KeyError for a sample that is not in the catalogue, which is a bug."""
         groups: dict[str, Group] = {}
         at = protobuf_writer.fixed64(3, scrape.wall_ns)
         for name, labels, value in scrape.samples:

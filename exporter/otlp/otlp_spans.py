@@ -1,7 +1,7 @@
 """OTLP traces over HTTP: spans as an ExportTraceServiceRequest, gzip-compressed, to /v1/traces.
 
-https://opentelemetry.io/docs/specs/otlp/ and opentelemetry-proto 1.x (trace/v1/trace.proto, whose field numbers stand
-beside each field here).
+https://opentelemetry.io/docs/specs/otlp/ and opentelemetry-proto 1.x (trace/v1/trace.proto; its field numbers are in
+the docstrings here).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OK, _ERROR = 1, 2
 
 
 class OtlpSpans:
-    """Spans as ExportTraceServiceRequests. resource: attributes of whoever tells of them."""
+    """Encoder of spans. resource: attributes of the sending process."""
 
     name = "otlp_traces"
 
@@ -37,7 +37,7 @@ class OtlpSpans:
         return {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip", "User-Agent": "gangwatch"}
 
     def encode(self, spans: Sequence[Span]) -> bytes:
-        """The body of one request."""
+        """Return the body of one request."""
         encoded = b"".join(protobuf_writer.block(2, _span(span)) for span in spans)
         return compressed(protobuf_writer.block(1, self._resource + protobuf_writer.block(2, self._scope + encoded)))
 

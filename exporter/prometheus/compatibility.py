@@ -1,7 +1,7 @@
-"""Names that dashboards already have, made of the clean series: DCGM's, node_exporter's, rdma_exporter's.
+"""Metric names of other exporters for existing dashboards: those of DCGM, node_exporter and rdma_exporter.
 
-No collector knows of them. Which of our metrics is which of theirs stands in the catalogue (``Metric.compatibility``);
-here are the units and labels in which each of the others prints.
+They are derived from gangwatch's own series. The catalogue maps the names (``Metric.compatibility``); this module has
+the units and labels of each exporter.
 
 Sources: dcgm-exporter d5e5f51 (etc/*.csv, its templates), node_exporter a7dcc3a (collector/infiniband_linux.go,
 pressure_linux.go), rdma_exporter 461f67e (internal/collector).
@@ -18,7 +18,7 @@ from exporter.prometheus.series import Family, Labels, Render, Row, Series, View
 
 
 class Wanted(Protocol):
-    """What of the settings a compatibility name depends on."""
+    """The settings that compatibility names depend on."""
 
     @property
     def hostname_label(self) -> str: ...
@@ -30,17 +30,17 @@ Make = Callable[[View, Wanted, Memory], Iterator[Family]]
 
 
 def _whole(per: float) -> Render:
-    """A gauge in units of `per`, as the whole number that DCGM's 64-bit fields print."""
+    """Return a renderer of gauges in units of `per`, as integers like DCGM's 64-bit fields."""
     return lambda value: str(round(value / per))
 
 
 def _six(value: float) -> str:
-    """As DCGM's floating-point fields print: six decimals."""
+    """Return the value with six decimals, like DCGM's floating-point fields."""
     return f"{value:.6f}"
 
 
 def _raw(value: float) -> str:
-    """A counter's integer as the driver gave it."""
+    """Return a counter's integer as the driver reported it."""
     return str(int(value))
 
 
@@ -76,11 +76,11 @@ _SPLIT: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-"""Where one of ours is several of theirs: our label, and their name for each of its values."""
+"""For a metric that is several of DCGM's: gangwatch's label, and DCGM's name for each of its values."""
 
 
 def _dcgm_name(metric: Metric, labels: Mapping[str, str]) -> str:
-    """DCGM's name of one series; '' where it has none. An instance has the names of the whole GPU."""
+    """Return DCGM's name of one series; '' if there is none. Instances have the names of whole GPUs."""
     if (split := _SPLIT.get(metric.name)) is not None:
         return split[1].get(labels.get(split[0], ""), "")
     whole = BY_NAME.get(metric.name.replace("gangwatch_gpu_mig_", "gangwatch_gpu_"), metric)
@@ -88,9 +88,9 @@ def _dcgm_name(metric: Metric, labels: Mapping[str, str]) -> str:
 
 
 def _dcgm_render(name: str, metric: Metric) -> Render:
-    """From our unit to that of DCGM's `name`: MiB, MHz, percent, mJ, microseconds; ratios of profiling stay ratios."""
+    """Return the conversion to the unit of DCGM's `name`: MiB, MHz, percent, mJ, microseconds. Ratios stay."""
     if metric.kind == "counter":
-        # Otherwise the integer inside is in DCGM's own unit: mJ, or a count.
+        # Otherwise the raw integer is in DCGM's unit: mJ, or a count.
         return _microseconds if name.endswith("_VIOLATION") else _raw
     if metric.unit == "ratio":
         return _six if name.startswith("DCGM_FI_PROF_") else _whole(0.01)
@@ -117,7 +117,7 @@ class _DcgmLabels:
         }
 
     def of(self, labels: Mapping[str, str], *more: tuple[str, str]) -> Labels | None:
-        """None for a GPU that gangwatch_gpu_info does not name: DCGM's labels can't be told."""
+        """Return the labels; None for a GPU without gangwatch_gpu_info, which they are derived from."""
         gpu = labels.get("gpu", "")
         info = self._view.gpus.get(gpu)
         if info is None:
@@ -142,7 +142,7 @@ class _DcgmLabels:
 
 
 def dcgm_address(pci_address: str) -> str:
-    """A PCI address as DCGM writes it: domain of eight digits, capitals. '' stays ''."""
+    """Return a PCI address in DCGM's format: domain of eight digits, upper case. '' stays ''."""
     domain, colon, rest = pci_address.partition(":")
     return f"{domain.rjust(8, '0')}:{rest}".upper() if colon else pci_address.upper()
 
@@ -151,11 +151,11 @@ CLOCK_EVENTS = (
     *("gpu_idle", "clocks_setting", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal", "hw_thermal"),
     *("hw_power_brake", "display_clocks"),
 )
-"""Values of DCGM_EXP_CLOCK_EVENTS_COUNT's label, which our throttle reasons are called by too."""
+"""Values of DCGM_EXP_CLOCK_EVENTS_COUNT's label, by gangwatch's throttle reasons."""
 
 
 def dcgm(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:
-    """dcgm-exporter's series, those that the catalogue names and the two that it counts by itself."""
+    """Yield dcgm-exporter's series: those in the catalogue, and the two that it counts itself."""
     labels = _DcgmLabels(view, wanted.hostname_label)
     families: dict[str, Family] = {}
     for metric, series in view.metrics():
@@ -176,9 +176,9 @@ def dcgm(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:
 
 
 def _nvlink_bandwidth(view: View, labels: _DcgmLabels) -> Family:
-    """DCGM's field 449: KiB/s of both directions over 1000 (DcgmCacheManager, ReadAndCacheNvLinkBandwidth).
+    """Return DCGM's field 449: KiB/s of both directions over 1000 (DcgmCacheManager, ReadAndCacheNvLinkBandwidth).
 
-    dcgm-exporter calls it a counter, which it is not.
+    dcgm-exporter declares it a counter, but it is a gauge.
     """
     family = Family("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "gauge", "NVLink traffic of all links, as DCGM prints it.")
     sent = {one.labels["gpu"]: one.source for one in view.of("gangwatch_gpu_nvlink_transmit_bytes_per_second")}
@@ -193,7 +193,7 @@ def _nvlink_bandwidth(view: View, labels: _DcgmLabels) -> Family:
 
 
 def _xid_errors(view: View, labels: _DcgmLabels) -> Family:
-    """The newest XID of each GPU, which DCGM leaves standing for ever; 0 for none."""
+    """Return the latest XID of each GPU, which DCGM never resets; 0 for none."""
     family = Family("DCGM_FI_DEV_XID_ERRORS", "gauge", "Value of the newest XID, 0 where there was none.")
     groups: dict[str, list[tuple[int, int]]] = {gpu: [] for gpu in view.gpus}
     for one in view.of("gangwatch_gpu_xid_newest_timestamp_seconds"):
@@ -240,11 +240,11 @@ def _clock_events(view: View, labels: _DcgmLabels, memory: Memory) -> Family:
 # --- node_exporter ---------------------------------------------------------------------------------------------------
 
 _NODE_LABELS = {"node_infiniband_info": ("board_id", "device", "firmware_version", "hca_type")}
-"""Where theirs are fewer than ours."""
+"""Labels of series that have fewer labels than gangwatch's."""
 
 
 def node_exporter(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:  # noqa: ARG001 - one signature
-    """node_exporter's series. A ``*`` in a name stands for the value of its only label, which theirs spell out."""
+    """Yield node_exporter's series. A ``*`` in a name is replaced by the value of the only label."""
     for metric, series in view.metrics():
         name = metric.compatibility
         if not name.startswith("node_"):
@@ -269,7 +269,7 @@ _DIRECTIONS = {"receive": "rx", "transmit": "tx"}
 
 
 def rdma_exporter(view: View, wanted: Wanted, memory: Memory) -> Iterator[Family]:  # noqa: ARG001 - one signature
-    """rdma_exporter's priority flow control, durations in microseconds; pause of the whole link is none of it."""
+    """Yield rdma_exporter's priority flow control, durations in microseconds, without link-level pause."""
     netdevs = {
         (labels["device"], labels["port"]): labels["netdev"]
         for labels in (series.labels for series in view.of("gangwatch_rdma_port_info"))
@@ -293,4 +293,4 @@ def _row(series: Series, labels: Mapping[str, str], render: Render) -> Row:
 
 
 COMPATIBILITY: dict[str, Make] = {"dcgm": dcgm, "node_exporter": node_exporter, "rdma_exporter": rdma_exporter}
-"""Every set of names, by the word that asks for it."""
+"""Sets of names by the value of the `compatibility` setting."""

@@ -1,6 +1,6 @@
-"""Values that stand in no column: worked out of several, or of what they were some minutes ago.
+"""Values derived from several columns or from earlier values, for compatibility names.
 
-Only compatibility names need such values. What they remember outlives a layout, and is bounded by time.
+Their history outlives a layout and is limited in time.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import numpy as np
 from agent.schema.frame import Frame
 
 WINDOW_NS = 300_000_000_000
-"""dcgm-exporter's own: five minutes, for XIDs and for clock events."""
+"""dcgm-exporter's window of five minutes, for XIDs and clock events."""
 
 MOST_POINTS = 1024
-"""Of one window: 300 s at one scrape a second, and as many again. Beyond that the oldest points are lost early."""
+"""Maximum points per window: 300 s at one scrape per second, with reserve. Beyond that the oldest are dropped early."""
 
 
 class Derived(Protocol):
-    """Values made of a frame."""
+    """Values derived from a frame."""
 
     outputs: int
 
     def update(self, frame: Frame) -> Sequence[float | int | None]:
-        """The values at this frame, None where absent."""
+        """Return the values at this frame; None if absent."""
 
 
 class Memory:
-    """What windows remember, by whatever singles a series out."""
+    """History of windows, by a key that identifies a series."""
 
     def __init__(self) -> None:
         self._points: dict[Hashable, deque[tuple[int, int]]] = {}
         self._began_ns: int | None = None
 
     def rise(self, key: Hashable, now_ns: int, value: int) -> int:
-        """How much a counter rose within the window. One first seen after the rest began from zero."""
+        """Return the increase of a counter within the window. A counter that appears later starts from zero."""
         points = self._points.get(key)
         if points is None:
             points = self._points[key] = deque(maxlen=MOST_POINTS)
@@ -45,18 +45,18 @@ class Memory:
         if self._began_ns is None:
             self._began_ns = now_ns
         if value < points[-1][1]:
-            points.clear()  # it began anew
+            points.clear()  # counter reset
             points.append((now_ns, 0))
         if value != points[-1][1]:
             points.append((now_ns, value))
-        # The newest point before the window says what it began with.
+        # The latest point before the window is the start value.
         while len(points) > 1 and points[1][0] <= now_ns - WINDOW_NS:
             points.popleft()
         began = points[0][1] if points[0][0] <= now_ns - WINDOW_NS or len(points) > 1 else value
         return value - began
 
     def times(self, key: Hashable, now_ns: int, active: bool) -> int:
-        """How often something was seen active within the window."""
+        """Return how often a state was active within the window."""
         points = self._points.setdefault(key, deque(maxlen=MOST_POINTS))
         if active and (not points or points[-1][0] < now_ns):
             points.append((now_ns, 1))
@@ -66,7 +66,7 @@ class Memory:
 
 
 class Rises:
-    """How much each of some counters rose within the window."""
+    """Increases of counters within the window."""
 
     def __init__(self, memory: Memory, keys: Sequence[Hashable], counters: Sequence[int]) -> None:
         """counters: indices among the counter columns."""
@@ -83,7 +83,7 @@ class Rises:
 
 
 class Times:
-    """How often each of some states was seen within the window."""
+    """Counts of active states within the window."""
 
     def __init__(self, memory: Memory, keys: Sequence[Hashable], gauges: Sequence[int]) -> None:
         self.outputs = len(keys)
@@ -99,10 +99,10 @@ class Times:
 
 
 class Newest:
-    """Of each group, the value whose time is the newest; 0 for a group none of which has happened."""
+    """For each group, the value with the latest time; 0 if none has happened."""
 
     def __init__(self, groups: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """groups: for each output, pairs of a gauge column that holds a time and the value that goes with it."""
+        """Create it. groups: for each output, pairs of a gauge column with a time, and the value for it."""
         self.outputs = len(groups)
         self._groups = [list(group) for group in groups]
 
@@ -115,7 +115,7 @@ class Newest:
 
 
 class Sums:
-    """Of each pair of gauges the sum; absent where one of them is."""
+    """Sums of pairs of gauges; absent if one of them is."""
 
     def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.outputs = len(pairs)

@@ -1,7 +1,7 @@
-"""What a scrape gets: a frame as Prometheus text or OpenMetrics, plain or compressed, at the cost of what changed.
+"""Exposition of a frame as Prometheus text or OpenMetrics, plain or compressed; only changed lines are rendered.
 
-Which families there are is planned once a layout; their lines (line_cache.py) are rendered where a number changed:
-of a healthy machine's error counters hardly any.
+The families are planned once per layout. Their lines (line_cache.py) are rendered only if a number changed, which
+hardly ever happens for the error counters of a healthy machine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ EVERYTHING = Settings()
 def plan_families(
     view: View, settings: Settings, memory: Memory, renamed: Sequence[Renamed] = RENAMED
 ) -> tuple[list[Family], dict[str, int]]:
-    """The families to publish, fast ones first, and how many series of the layout were left out, by reason."""
+    """Return the families to publish, fast ones first, and the number of omitted series by reason."""
     families = list(clean_families(view, settings.owner_labels))
     by_name = {family.name: family for family in families}
     for one in renamed:
@@ -81,13 +81,13 @@ def plan_families(
         if family.rows:
             taken.append(family)
     intervals = _intervals(view.layout)
-    # What is sampled together changes together: a slow collector's parts then stay as they are for seconds.
+    # Columns that are sampled together change together, so parts of slow collectors stay unchanged for seconds.
     taken.sort(key=lambda family: intervals.get(family.rows[0].source, 0.0))
     return taken, left_out
 
 
 def _intervals(layout: Layout) -> dict[int, float]:
-    """Seconds between two samples, by column."""
+    """Return the sampling interval of each column, in seconds."""
     columns = enumerate((*layout.gauges, *layout.counters))
     return {index: layout.tiers[column.tier].interval_seconds for index, column in columns if layout.tiers}
 
@@ -96,7 +96,7 @@ def _intervals(layout: Layout) -> dict[int, float]:
 
 
 class Exposition:
-    """One format of one agent's frames, rendered from frame to frame. May be asked from several threads."""
+    """One format of one agent's frames, rendered incrementally. Thread-safe."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Exposition:
         own: Callable[[], Iterable[Sample]] = tuple,
         renamed: Sequence[Renamed] = RENAMED,
     ) -> None:
-        """own: samples beside the frame's, by names of the catalogue, without ``node``."""
+        """Create it. own: additional samples, with names of the catalogue and without ``node``."""
         self.content_type = OPEN_METRICS_TYPE if open_metrics else TEXT_TYPE
         self._settings = settings
         self._open_metrics = open_metrics
@@ -125,9 +125,9 @@ class Exposition:
         self._seconds = 0.0
 
     def body(self, layout: Layout, frame: Frame, compress: bool = False) -> bytes:
-        """The frame's exposition, as one gzip member where compressed.
+        """Return the frame's exposition, as one gzip member if compressed.
 
-        Raises FrameError where the frame does not fit the layout or a column is not in the catalogue.
+        Raises FrameError if the frame does not fit the layout or a column is not in the catalogue.
         """
         with self._lock:
             key = frame.agent_id, frame.seq
@@ -156,7 +156,7 @@ class Exposition:
         self._tail = self._own_text(layout.node, self._lines.series).encode("utf-8", "replace")
 
     def _own_text(self, node: str, series: int) -> str:
-        """The exporter's own series, and OpenMetrics' end."""
+        """Return the exporter's own series, and OpenMetrics' end marker."""
         samples: list[Sample] = [
             ("gangwatch_exporter_series", (), series),
             ("gangwatch_exporter_series_limit", (), self._settings.series_limit),
@@ -170,7 +170,7 @@ class Exposition:
         ]
         shape = [sample[:2] for sample in samples]
         if shape != self._own_shape:
-            # The same from frame to frame: a line is looked up once, not every time.
+            # The lines stay the same between frames, so look each up only once.
             named = [(name, (*labels, ("node", node)), value) for name, labels, value in samples]
             self._own_shape, self._own_lines = shape, sample_lines(named, self._header)
         texts = [f"{start}{sample_text(samples[at][2])}\n" for at, start in self._own_lines]
@@ -178,7 +178,7 @@ class Exposition:
 
 
 def expose(layout: Layout, frame: Frame, settings: Settings = EVERYTHING, open_metrics: bool = False) -> bytes:
-    """A single frame's series without the exporter's own, for files and tests. Raises as ``Exposition.body`` does."""
+    """Return a frame's series without the exporter's own, for files and tests. Raises as ``Exposition.body``."""
     check_fits(layout, frame)
     view = View(layout, lambda source: not np.isnan(frame.gauges[source]))
     families, _ = plan_families(view, settings, Memory())

@@ -237,8 +237,10 @@ def _schedulers(pods: list[Pod]) -> Finding:
 async def _controller(client: Client, namespace: str, release: str) -> Finding:
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{release}"
     lease = await _find(client, path, msgspec.json.Decoder(Lease))
-    remedy = f"see kubectl --namespace {namespace} get deployment {release}-controller; "
+    remedy = (
+        f"see kubectl --namespace {namespace} get deployment {release}-controller; "
         "--namespace and --release select another release"
+    )
     if isinstance(lease, str):
         return Finding("controller", "missing", lease or f"lease {namespace}/{release} does not exist", remedy)
     holder = lease.spec.holder_identity

@@ -171,7 +171,7 @@ def test_signals_and_reloads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("configuration", "complaint"),
     [
-        ("[agent]\nlisten = '0.0.0.0:0'\n", "not a loopback address, and no web configuration is given"),
+        ("[agent]\nlisten = '0.0.0.0:0'\n", "not a loopback address, and there is no web configuration"),
         ("[agent]\nweb_config = '/absent'\n", "/absent: No such file"),
         ("[otlp]\nendpoint = 'collector'\n", "otlp.endpoint: 'collector' is no http or https URL"),
     ],

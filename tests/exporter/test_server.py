@@ -210,7 +210,7 @@ def test_when_frames_stop_it_is_neither_ready_nor_healthy(
     clock.advance(2.5)
     for path in ("/readyz", "/healthz"):
         status, _, body = ask(server, path)
-        assert (status, body) == (503, b"the newest frame is 12.5 s old\n"), path
+        assert (status, body) == (503, b"the latest frame is 12.5 s old\n"), path
 
 
 def test_head_is_get_without_the_body(server: ThreadedServer, source: Source) -> None:

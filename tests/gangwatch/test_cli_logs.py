@@ -66,7 +66,7 @@ def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
     with pytest.raises(GangwatchError, match="none of its ranks has started"):
         logs(tmp_path).require_any()
     write(tmp_path, 1, 0, b"")
-    with pytest.raises(GangwatchError, match=r"no rank 3; attempt 1 has \[0\]"):
+    with pytest.raises(GangwatchError, match=r"no rank 3; ranks of attempt 1: \[0\]"):
         logs(tmp_path, rank=3).require_any()
     with pytest.raises(GangwatchError, match=r"no attempt 2; there are \[1\]"):
         logs(tmp_path, attempt=2).require_any()

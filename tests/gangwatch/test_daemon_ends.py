@@ -53,11 +53,12 @@ def test_while_it_is_restarted_the_reason_and_the_next_try_are_named(state: Stat
     ended(state, 3.2, 4.8, exit_code=1, words="ValueError: a bug", in_a_row=4)
     words = why_no_controller(state)
     assert (
-        "is being restarted (ended 3 s ago, 4 times in a row: exit code 1: ValueError: a bug; next try in 5 s)" in words
+        "is being restarted (ended 3 s ago, 4 times in a row: exit code 1: ValueError: a bug; next attempt in 5 s)"
+        in words
     )
     assert "gangwatch up" not in words
     ended(state, 200, -1, exit_code=-9)
-    assert "(ended 3 min ago: killed by SIGKILL; next try in 0 s)" in why_no_controller(state)
+    assert "(ended 3 min ago: killed by SIGKILL; next attempt in 0 s)" in why_no_controller(state)
 
 
 def test_a_controller_that_starts_is_not_said_to_be_absent(state: StateFolder) -> None:
@@ -71,7 +72,7 @@ def test_where_the_supervisor_is_gone_both_are_to_be_started(state: StateFolder)
     supervised(state, GONE, GONE)
     ended(state, 7, 0, exit_code=1, words="OSError: no room")
     words = why_no_controller(state)
-    assert "its supervisor is gone; the controller ended 7 s ago: exit code 1: OSError: no room" in words
+    assert "its supervisor has ended; the controller ended 7 s ago: exit code 1: OSError: no room" in words
     assert "`gangwatch up`" in words
     forget_ends(state)
     assert "no room" not in why_no_controller(state)

@@ -59,7 +59,7 @@ class Site:
 @pytest.mark.parametrize(
     ("web", "missing"),
     [
-        (None, "no web configuration is given"),
+        (None, "there is no web configuration"),
         ("basic_auth_users: {}\n", "has no tls_server_config"),
     ],
 )

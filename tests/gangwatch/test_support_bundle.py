@@ -133,7 +133,7 @@ def test_a_bundle_of_a_folder_in_ruins_is_made_all_the_same(tmp_path: Path) -> N
 def test_a_bundle_never_overwrites(state: StateFolder, tmp_path: Path) -> None:
     target = tmp_path / "bundle.tar.gz"
     target.write_text("mine")
-    with pytest.raises(GangwatchError, match="exists already"):
+    with pytest.raises(GangwatchError, match="already exists"):
         pack(state, target)
     assert target.read_text() == "mine"
 

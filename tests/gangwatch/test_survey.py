@@ -71,7 +71,7 @@ def test_a_driver_that_hangs_is_told_and_not_waited_for(
     monkeypatch.setattr(collector_survey, "SURVEY_SECONDS", 1.0)
     found = by_name(collector_survey.survey(section(tree, nvml_library=str(library))))
     assert found["collectors"].state == "limited"
-    assert "has not returned in 1 s" in found["collectors"].detail
+    assert "has not returned within 1 s" in found["collectors"].detail
     fake.reset()
 
 
