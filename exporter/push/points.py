@@ -1,4 +1,4 @@
-"""A layout's published columns as points: labels, and value and time by frame. What every pushed form begins with."""
+"""Published columns of a layout as points: labels, and value and time per frame. The base of all push formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exporter.prometheus.series import labels_of, metric_of
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One column. source: its index among gauges, or among counters. labels: as published, ``node`` among them."""
+    """One column. source: its index among gauges or counters. labels: as published, including ``node``."""
 
     metric: Metric
     column: Column
@@ -23,10 +23,10 @@ class Point:
 
 
 class Points:
-    """The columns of a layout whose metric is wanted: gauges first, then counters."""
+    """The columns of a layout with a wanted metric: gauges first, then counters."""
 
     def __init__(self, layout: Layout, wanted: Callable[[str], bool]) -> None:
-        """Raises FrameError for a column that is not the catalogue's."""
+        """Select the columns. Raises FrameError for a column that is not in the catalogue."""
         self.layout = layout
         self.points: list[Point] = []
         for is_counter, columns in ((False, layout.gauges), (True, layout.counters)):
@@ -36,9 +36,9 @@ class Points:
                     self.points.append(Point(metric, column, tuple(labels_of(layout, column)), index))
 
     def values(self, frame: Frame) -> Iterator[tuple[int, float | int, int]]:
-        """What is present: the point's position, its value in the metric's unit, and its sample time (wall, ns).
+        """Yield present points: position, value in the metric's unit, and sample time (wall, ns).
 
-        An integer is given where the unit takes it without loss.
+        The value is an integer if the unit allows it without loss.
         """
         offsets = frame.wall_ns - frame.monotonic_ns
         times = [int(sampled_ns) + offsets if sampled_ns else frame.wall_ns for sampled_ns in frame.tier_ns.tolist()]

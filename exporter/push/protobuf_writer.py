@@ -1,7 +1,7 @@
-"""Protocol Buffers' wire form, as far as two messages of ours need it: a whole library would cost ten times the memory.
+"""Writer of the Protocol Buffers wire format, for the messages used here: a library would need ten times the memory.
 
 https://protobuf.dev/programming-guides/encoding/: a field is a key (number << 3 | wire type) and a value; wire types
-are 0 varint, 1 eight bytes, 2 length and bytes. The tests read what is written here with Google's own library.
+are 0 varint, 1 eight bytes, 2 length and bytes. The tests read the output with Google's library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _DOUBLE = struct.Struct("<d")
 
 
 def varint(value: int) -> bytes:
-    """An unsigned integer in groups of seven bits, the lowest first. A negative one is its 64-bit complement."""
+    """Encode an integer in groups of seven bits, the lowest first; a negative one as its 64-bit complement."""
     value &= 0xFFFFFFFFFFFFFFFF
     encoded = bytearray()
     while value > 0x7F:
@@ -29,17 +29,17 @@ def key(field: int, wire_type: int) -> bytes:
 
 
 def block(field: int, content: bytes) -> bytes:
-    """A field of bytes or of a message."""
+    """Encode a field of bytes or of a message."""
     return key(field, 2) + varint(len(content)) + content
 
 
 def text(field: int, content: str) -> bytes:
-    """A field of a string; what UTF-8 cannot carry is replaced."""
+    """Encode a field of a string; characters that UTF-8 can't represent are replaced."""
     return block(field, content.encode("utf-8", "replace"))
 
 
 def integer(field: int, value: int) -> bytes:
-    """A field of an int64, uint64, bool or enumeration."""
+    """Encode a field of an int64, uint64, bool or enumeration."""
     return key(field, 0) + varint(value)
 
 

@@ -1,7 +1,7 @@
-"""Pushing to a receiver: a bounded queue between whoever makes frames, who never waits, and a thread that does.
+"""Push to a receiver: a bounded queue between the producer of frames, which never blocks, and a sender thread.
 
-What the receiver may take later (it is away, overloaded, restarting) is tried again, after pauses that double; what it
-says it will never take is dropped and counted. Where the queue is full the oldest frame goes, and is counted.
+If the receiver is unavailable, overloaded or restarting, the frame is sent again after pauses that double. Permanently
+refused frames are dropped and counted. If the queue is full, the oldest frame is dropped and counted.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ BACKOFF_MOST_SECONDS = 60.0
 """The OTLP specification asks for exponential back-off with jitter; Prometheus' remote write goes from 30 ms to 5 s."""
 
 SEND_SECONDS = 10.0
-"""For connecting and for the answer, each: the default of OpenTelemetry's exporters (OTEL_EXPORTER_OTLP_TIMEOUT)."""
+"""Timeout to connect, and for the response: the default of OpenTelemetry's exporters (OTEL_EXPORTER_OTLP_TIMEOUT)."""
 
 STOP_SECONDS = 2.0
 
 LATER = frozenset({408, 429, 502, 503, 504})
-"""Answers after which the same is sent again: OTLP's list, and 408. Of 5xx remote write also repeats the others."""
+"""Status codes that cause a retry: OTLP's list, and 408. Remote write also retries all other 5xx."""
 
 MOST_ANSWER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PushTarget:
-    """Where to, how often, and with what. ca_file: of the receiver's certificate; None for the system's."""
+    """Endpoint, interval and credentials of a push. ca_file: of the receiver's certificate; None for the system's."""
 
     endpoint: str
     interval_seconds: float = 15.0
@@ -57,25 +57,25 @@ class PushTarget:
 
 
 class Language(Protocol):
-    """How a receiver is spoken to."""
+    """Protocol of a receiver."""
 
     name: str
 
     def headers(self) -> Mapping[str, str]:
-        """Of every request."""
+        """Return the headers of every request."""
 
     def again(self, status: int) -> bool:
-        """Whether what was answered with this status is to be sent again."""
+        """Return whether to retry after this status."""
 
     def complaint(self, answer: bytes) -> str:
-        """What a success's body says of parts that were refused; '' for none."""
+        """Return the refused parts according to the body of a success; '' for none."""
 
 
 class Sink(Language, Protocol):
-    """A receiver's language for frames: one more is a file, and a line in SINKS."""
+    """Protocol of a receiver of frames. To add one, add a file and a line in SINKS."""
 
     def encode(self, layout: Layout, frame: Frame, wanted: Callable[[str], bool]) -> bytes:
-        """The body for one frame, compressed as `headers` say. wanted: whether a metric is published."""
+        """Return the body for one frame, compressed according to `headers`. wanted: whether a metric is published."""
 
 
 class Source(Protocol):
@@ -88,10 +88,10 @@ T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """Posts what is put in to one target, in order, until ``stop``.
+    """Queue and sender of items to one target, in order, until ``stop``.
 
-    language: how it is said. encode: the body for one item. most: items that wait; then the oldest goes. section, key:
-    of the configuration, where the endpoint stands.
+    language: protocol of the receiver. encode: returns the body for one item. most: queue length; beyond it the oldest
+    is dropped. section, key: configuration key of the endpoint.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Outbox(Generic[T]):
         section: str = "",
         key: str = "endpoint",
     ) -> None:
-        """Raises ConfigError for an endpoint or a file that can't be used."""
+        """Read the files and check the endpoint. Raises ConfigError if one can't be used."""
         self._language, self._target, self._encode, self._most = language, target, encode, most
         self._sender = Sender(target, language.headers(), section or language.name, key)
         self._queue: deque[T] = deque()
@@ -118,7 +118,7 @@ class Outbox(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Take nothing more; what waits is sent within STOP_SECONDS, unless an attempt fails, and is lost otherwise."""
+        """Stop accepting items; send queued ones within STOP_SECONDS until an attempt fails. The rest is lost."""
         self._until = time.monotonic() + STOP_SECONDS
         self._stopping.set()
         with self._wake:
@@ -127,7 +127,7 @@ class Outbox(Generic[T]):
             self._thread.join(STOP_SECONDS)
 
     def measures(self) -> Iterator[Sample]:
-        """The outbox's own series."""
+        """Yield the outbox's own series."""
         sink = ("sink", self._language.name)
         yield "gangwatch_push_sent_total", (sink,), self.sent
         yield "gangwatch_push_failures_total", (sink,), self.failures
@@ -136,7 +136,7 @@ class Outbox(Generic[T]):
         yield "gangwatch_push_queue_frames", (sink,), len(self._queue)
 
     def put(self, item: T) -> None:
-        """Queue an item. Never waits."""
+        """Queue an item. Never blocks."""
         with self._wake:
             if len(self._queue) >= self._most:
                 self._queue.popleft()
@@ -159,14 +159,17 @@ class Outbox(Generic[T]):
             try:
                 wait_seconds = self._push(item)
             except Exception:
-                # A bug of ours in encoding one item: it is not tried again, the next may do.
-                log.exception("push %s: a frame can't be sent", self._language.name)
+                # A bug in encoding one item: do not retry it; the next may work.
+                log.exception(
+                    "push %s: can't encode a frame, which is dropped; this is a bug, please report it",
+                    self._language.name,
+                )
                 self.refused += 1
                 wait_seconds = None
             if wait_seconds is None:
                 pause_seconds = BACKOFF_LEAST_SECONDS
                 with self._wake:
-                    # The queue may have dropped it meanwhile, being full.
+                    # A full queue may have dropped it meanwhile.
                     if self._queue and self._queue[0] is item:
                         self._queue.popleft()
                 continue
@@ -176,7 +179,7 @@ class Outbox(Generic[T]):
         self._sender.close()
 
     def _push(self, item: T) -> float | None:
-        """Send one item. None where it is done with; otherwise the least seconds until it is tried again."""
+        """Send one item. Return None if it is finished, else the minimum number of seconds before a retry."""
         body = self._encode(item)
         try:
             status, answer, retry_after_seconds = self._sender.send(body)
@@ -187,12 +190,12 @@ class Outbox(Generic[T]):
             self.sent += 1
             complaint = self._language.complaint(answer)
             if complaint:
-                self._say(f"taken in part: {complaint}")
+                self._say(f"partly refused: {complaint}")
             elif self._complaint:
-                log.info("push %s: frames are taken", self._language.name)
+                log.info("push %s: the receiver accepts frames", self._language.name)
                 self._complaint = ""
             return None
-        self._fail(f"answered {status}: {answer[:200].decode('utf-8', 'replace').strip()}")
+        self._fail(f"status {status}: {answer[:200].decode('utf-8', 'replace').strip()}")
         if self._language.again(status):
             return retry_after_seconds
         self.refused += 1
@@ -203,24 +206,24 @@ class Outbox(Generic[T]):
         self._say(reason)
 
     def _say(self, reason: str) -> None:
-        # The same again and again is one line: the counters tell the rest.
+        # Log a repeated reason only once; the counters have the number.
         if reason != self._complaint:
             log.warning("push %s to %s: %s", self._language.name, self._target.endpoint, reason)
             self._complaint = reason
 
 
 class Pusher(Outbox[tuple[Layout, Frame]]):
-    """Pushes one source's frames to one target until ``stop``."""
+    """Push of one source's frames to one target, until ``stop``."""
 
     def __init__(self, sink: Sink, target: PushTarget, source: Source, settings: Settings) -> None:
-        """Raises ConfigError for an endpoint or a file that can't be used."""
+        """Read the files and check the endpoint. Raises ConfigError if one can't be used."""
         super().__init__(sink, target, lambda item: sink.encode(*item, self._wanted), target.queue_frames)
         self._sink, self._source, self._settings = sink, source, settings
         self._remove: Callable[[], None] | None = None
         self._due_ns: int | None = None
 
     def is_like(self, others: Iterable[Pusher]) -> bool:
-        """Whether one of the others would do the same."""
+        """Return whether one of the others has the same sink, target and settings."""
         mine = (self._sink.name, self._target, self._settings)
         return any(mine == (other._sink.name, other._target, other._settings) for other in others)
 
@@ -229,20 +232,20 @@ class Pusher(Outbox[tuple[Layout, Frame]]):
         super().start()
 
     def stop(self) -> None:
-        """Take no more frames; what waits is sent as ``Outbox.stop`` does."""
+        """Stop accepting frames; ``Outbox.stop`` sends the queued ones."""
         remove, self._remove = self._remove, None
         if remove is not None:
             remove()
         super().stop()
 
     def offer(self, layout: Layout, frame: Frame) -> None:
-        """Queue a frame where one is due. Called by the node: never waits."""
+        """Queue a frame if one is due. Called by the node; never blocks."""
         if self._due_ns is None:
             self._due_ns = frame.monotonic_ns
         if frame.monotonic_ns < self._due_ns:
             return
         interval_ns = round(self._target.interval_seconds * 1e9)
-        # By the frames' own clock, on a schedule that does not drift; what a pause missed is not made up for.
+        # By the frames' clock, on a schedule without drift; frames missed in a pause are not made up for.
         self._due_ns += interval_ns * (1 + (frame.monotonic_ns - self._due_ns) // interval_ns)
         self.put((layout, frame))
 
@@ -255,19 +258,19 @@ class Pusher(Outbox[tuple[Layout, Frame]]):
 
 
 class Sender:
-    """One kept connection to an endpoint, over which bodies are posted."""
+    """One persistent connection to an endpoint, for POST requests."""
 
     def __init__(self, target: PushTarget, headers: Mapping[str, str], what: str, key: str = "endpoint") -> None:
-        """Raises ConfigError for an endpoint or a file that can't be used."""
+        """Read the files and check the endpoint. Raises ConfigError if one can't be used."""
         address = urlsplit(target.endpoint)
         try:
             port = address.port
         except ValueError:
             port = -1
         if address.scheme not in ("http", "https") or not address.hostname or port == -1:
-            raise ConfigError(f"{what}.{key}: {target.endpoint!r} is no http or https URL")
+            raise ConfigError(f"{what}.{key}: {target.endpoint!r} is not an http or https URL")
         if address.username is not None:
-            raise ConfigError(f"{what}.{key}: a password in a URL ends up in logs: use {what}.headers_file")
+            raise ConfigError(f"{what}.{key}: a password in a URL would appear in logs: use {what}.headers_file")
         self._address, self._port = address, port
         self._path = (address.path or "/") + (f"?{address.query}" if address.query else "")
         self._headers = {**headers, **_read_headers(target.headers_file, f"{what}.headers_file")}
@@ -275,7 +278,7 @@ class Sender:
         self._connection: http.client.HTTPConnection | None = None
 
     def send(self, body: bytes) -> tuple[int, bytes, float]:
-        """Status, body, and the seconds that Retry-After names (0 where it doesn't). Raises OSError."""
+        """Return status, body, and the seconds of Retry-After (0 if absent). Raises OSError."""
         import http.client
 
         fresh = self._connection is None
@@ -290,7 +293,7 @@ class Sender:
         except (http.client.HTTPException, OSError) as error:
             self.close()
             if not fresh:
-                # A kept connection that the other end has closed meanwhile says so only now.
+                # If the receiver has closed the connection meanwhile, this is the first error.
                 return self.send(body)
             raise OSError(f"{type(error).__name__}: {error}") from None
         after = answer.headers.get("Retry-After", "")
@@ -320,7 +323,7 @@ def _context(ca_file: Path | None, what: str) -> ssl.SSLContext:
 
 
 def _read_headers(file: Path | None, what: str) -> dict[str, str]:
-    """Lines "Name: value"; empty ones and those that begin with '#' are none. Raises ConfigError."""
+    """Return the lines "Name: value" of a file; empty lines and lines with '#' are skipped. Raises ConfigError."""
     if file is None:
         return {}
     try:

@@ -1,7 +1,7 @@
 """Prometheus remote write 1.0: a protobuf of series, snappy-compressed, to /api/v1/write.
 
-https://prometheus.io/docs/specs/prw/remote_write_spec/ (version 0.1.0 on the wire). Labels are sorted by name, the
-metric's name among them; times are milliseconds, each series' own sample time.
+https://prometheus.io/docs/specs/prw/remote_write_spec/ (version 0.1.0 on the wire). Labels, including __name__, are
+sorted by name. Times are the sample times of the series, in milliseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RemoteWrite:
     name = "remote_write"
 
     def __init__(self) -> None:
-        """Raises ConfigError where the library that compresses is absent."""
+        """Create it. Raises ConfigError if the compression library is not installed."""
         try:
             import cramjam
         except ImportError:
@@ -59,5 +59,5 @@ class RemoteWrite:
     def again(self, status: int) -> bool:
         return status >= 500 or status in (408, 429)
 
-    def complaint(self, answer: bytes) -> str:  # noqa: ARG002 - a success has nothing to say
+    def complaint(self, answer: bytes) -> str:  # noqa: ARG002 - a success has no body
         return ""

@@ -1,4 +1,4 @@
-"""Sinks: where frames are pushed. One more is a file, and a line in SINKS."""
+"""Sinks: the kinds of receivers of frames. To add one, add a file and a line in SINKS."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who may read an agent's frames over TLS: whoever shows the controller's certificate, and nobody by a password.
+"""Access to an agent's frames over TLS: only with the controller's certificate, not with a password.
 
-Frames hold records of jobs that /metrics does not, and one password for all agents would open all of them to whoever
-has it. Metrics stay with scrapers: by a password or a client certificate, as the web configuration says.
+Frames contain records of jobs that /metrics does not, and agents may share one password. Scrapers read metrics with a
+password or a client certificate, as the web configuration specifies.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ PATHS = frozenset({"/frames", "/frame"})
 
 
 class FrameReaders:
-    """Names that a reader's certificate may have. revoked_file: list of revoked certificates, None for none."""
+    """Allowed names in a reader's certificate. revoked_file: list of revoked certificates; None for none."""
 
     def __init__(self, names: Iterable[str], revoked_file: Path | None = None) -> None:
-        """Raises ConfigError where the list of revoked certificates can't be read."""
+        """Read the list of revoked certificates. Raises ConfigError if it can't be read."""
         self._names = frozenset(name.lower() for name in names)
         self._file = revoked_file
         self._revocations = Revocations()
         self.read()
 
     def files(self) -> tuple[Path, ...]:
-        """What is read again when it changes."""
+        """Return the files to read again when they change."""
         return () if self._file is None else (self._file,)
 
     def read(self) -> None:
-        """Read the list again. Raises ConfigError, and all stays as it was. A file that is absent revokes nothing."""
+        """Read the list again; a missing file revokes nothing. Raises ConfigError; then nothing changes."""
         if self._file is None:
             return
         try:
@@ -43,7 +43,7 @@ class FrameReaders:
         self._revocations = read_revocations(data, f"agent.revoked_file: {self._file}")
 
     def refusal(self, request: Request) -> Answer | None:
-        """Why this request for frames is not answered; None where it is."""
+        """Return the refusal of this request for frames; None to allow it."""
         certificate = request.certificate
         if certificate is None or not certificate.names & self._names:
             shown = ", ".join(sorted(certificate.names)) if certificate is not None and certificate.names else "none"

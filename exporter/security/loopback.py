@@ -1,4 +1,4 @@
-"""The guard of a server that has neither TLS nor passwords: only this machine is answered."""
+"""Guard of a server without TLS and passwords: it serves only clients on this machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import ssl  # two megabytes, which an agent on loopback never needs
 
 
-@lru_cache(maxsize=16)  # a scraper's is the same at every scrape
+@lru_cache(maxsize=16)  # a scraper sends the same header at every scrape
 def is_loopback(host: str) -> bool:
-    """Whether a name or address, with no port, can only mean this machine."""
+    """Return whether a name or address, without a port, always means this machine."""
     if host.lower() == "localhost":
         return True
     try:
@@ -26,14 +26,14 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of(header: str) -> str:
-    """The name or address in a Host header, without its port."""
+    """Return the name or address in a Host header, without its port."""
     return header.partition("]")[0] if header.startswith("[") else header.partition(":")[0]
 
 
 class LoopbackOnly:
-    """Without TLS and passwords: answers only requests whose Host names loopback (against DNS rebinding).
+    """Guard that admits only requests whose Host is loopback (against DNS rebinding).
 
-    refused: how many were not answered, by status.
+    refused: number of refused requests by status.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Who may ask: TLS and basic auth by a web configuration that is read again whenever one of its files changes.
+"""TLS and basic auth with a web configuration that is read again whenever one of its files changes.
 
-bcrypt is slow on purpose: tens of milliseconds, more than all else that an agent does in a second. A password that was
-right is remembered, as an HMAC under a key that this process alone knows, for as long as its hash stands in the file;
-one that was wrong is not, and one address gets few tries a second.
+bcrypt is intentionally slow: tens of milliseconds, more than an agent uses per second otherwise. A correct password is
+cached as an HMAC with a key of this process, as long as its hash is in the file. Wrong passwords are not cached, and
+the number of attempts per address is limited.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from exporter.serving.token_buckets import Bucket
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0
-"""How often, at most, the files are looked at: a stat each."""
+"""Minimum interval between two checks of the files (a stat each)."""
 
 PLAIN = "GANGWATCH_PLAIN_HTTP"
-"""In the environment, 'yes' has others answered without TLS and password. It is for networks that are walled in by
-other means, and stands in no file that is shared between machines."""
+"""Environment variable: 'yes' allows other hosts without TLS and passwords, for networks that are protected otherwise.
+It is not a configuration key because configuration files are shared between machines."""
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""Answered without a password: they say nothing of the machine, and a kubelet's probe has none."""
+"""Paths without authentication: they reveal nothing about the machine, and a kubelet's probe has no password."""
 
 TRIES_PER_SECOND = 1.0
 TRIES_AT_ONCE = 10
-"""Passwords that bcrypt is asked about, for each address. A client whose password is remembered isn't counted."""
+"""Burst of bcrypt checks per address. A client with a cached password does not count."""
 
 MOST_ADDRESSES = 1024
 MOST_REMEMBERED = 128
-"""Bounds of what is kept in memory; the oldest goes first."""
+"""Limits of the caches; the oldest entry is dropped first."""
 
 BCRYPT_BYTES = 72
-"""bcrypt looks at no more of a password; the library refuses longer ones, where others cut them."""
+"""Length that bcrypt uses of a password. This library rejects longer passwords; others cut them."""
 
 _NOBODY = "$2b$10$fDyuMbrq81RUIpjWpyOdmeV1ThN7Bbpg0DYx8.YNSt0VsGoro2BEK"
-"""The hash of random bytes that were thrown away: an unknown user takes as long as a known one."""
+"""Hash of discarded random bytes, so that an unknown user takes as long as a known one."""
 
 
 class Passwords:
-    """Checks basic auth against bcrypt hashes, and remembers what was right. May be asked from several threads."""
+    """Checker of basic auth against bcrypt hashes, with a cache of correct passwords. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -69,12 +69,12 @@ class Passwords:
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._tries: OrderedDict[str, Bucket] = OrderedDict()
         self._lock = threading.Lock()
-        # One at a time: a flood of wrong passwords takes one processor, never all.
+        # One check at a time, so that a flood of wrong passwords uses only one processor.
         self._hashing = threading.Lock()
         self.hashed = 0
 
     def check(self, users: dict[str, str], header: str, peer: str) -> bool | None:
-        """Whether an Authorization header names a user with the right password; None where too many were tried."""
+        """Return whether an Authorization header has a user with the right password; None after too many attempts."""
         scheme, _, encoded = header.partition(" ")
         if scheme.lower() != "basic":
             return False
@@ -84,9 +84,9 @@ class Passwords:
             return False
         name = user.decode("utf-8", "replace")
         hashed = users.get(name)
-        if not colon or b"\0" in password:  # which bcrypt's C form ends a password at
+        if not colon or b"\0" in password:  # bcrypt's C code ends a password at NUL
             return False
-        # The hash is part of what is remembered: a changed file forgets by itself.
+        # The hash is part of the cache key, so a changed file invalidates the entry.
         known = hmac.new(self._key, b"\0".join((user, (hashed or "").encode(), password)), hashlib.sha256).digest()
         with self._lock:
             if hashed is not None and known in self._right:
@@ -121,11 +121,11 @@ class Passwords:
 
 
 class Security:
-    """A web configuration in force. Changed files are taken over; a wrong change is logged and the old stays.
+    """An active web configuration. Changed files are reloaded; an invalid change is logged and ignored.
 
-    proves: says of a request that it carries a proof which the app behind checks, and refuses where it is wrong (a
-    bearer token, a session's cookie), or that it is on its way to a login; None where the app checks nothing. readers:
-    who may read frames, whatever else admits to metrics; None: whoever may read those.
+    proves: returns whether the application itself authenticates a request (by bearer token or session cookie), or
+    whether the request belongs to a login; None if the application checks nothing. readers: clients that may read
+    frames; None: all that may read metrics.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Security:
         proves: Callable[[Request], bool] | None = None,
         readers: FrameReaders | None = None,
     ) -> None:
-        """Raises ConfigError for a file that can't be used."""
+        """Read the files. Raises ConfigError for one that can't be used."""
         self._clock = clock
         self._proves = proves
         self._readers = readers
@@ -152,20 +152,20 @@ class Security:
         self._checked = clock()
         self._set_limit()
         self.failure = ""
-        """Why the newest change is not in force; '' where it is."""
+        """Why the latest change was not applied; '' if it was."""
 
     @property
     def config(self) -> WebConfig:
         return self._config
 
     def measures(self) -> Iterator[Sample]:
-        """When the certificate that is shown ends; nothing without one."""
+        """Yield the expiry of the server's certificate, if there is one."""
         if self._ends is not None:
             yield "gangwatch_certificate_expiry_seconds", (("use", "server"),), self._ends
 
     @property
     def has_frame_readers(self) -> bool:
-        """Whether anybody can prove to be a reader of frames: clients' certificates are asked for and verified."""
+        """Whether a client can authenticate as a reader of frames: client certificates are requested and verified."""
         tls = self._config.tls
         return self._readers is None or tls is None or tls.client_ca is not None
 
@@ -174,11 +174,11 @@ class Security:
 
     @property
     def hashed(self) -> int:
-        """How often bcrypt was asked."""
+        """Number of bcrypt checks."""
         return self._passwords.hashed
 
     def protects(self) -> str:
-        """What is missing for a server that others can reach; '' where nothing is, or nothing is wanted."""
+        """Return what is missing for a server that other hosts can reach; '' if nothing is."""
         if os.environ.get(PLAIN) == "yes":
             return ""
         if self._config.tls is None:
@@ -188,7 +188,7 @@ class Security:
         return ""
 
     def reload(self) -> None:
-        """Read everything again now. Raises ConfigError where it can't be used; what was in force stays."""
+        """Read all files again. Raises ConfigError if one can't be used; then nothing changes."""
         with self._lock:
             self._read()
 
@@ -216,7 +216,7 @@ class Security:
         self._limit = Bucket(seconds, self._config.burst, self._clock()) if seconds else None
 
     def _look(self) -> None:
-        """Take over what changed, at most once in CHECK_SECONDS."""
+        """Reload changed files, at most once in CHECK_SECONDS."""
         now = self._clock()
         if now - self._checked < CHECK_SECONDS:
             return
@@ -228,9 +228,9 @@ class Security:
                 return
             try:
                 self._read()
-                log.info("%s is in force as it now stands", self._config.file)
+                log.info("reloaded %s", self._config.file)
             except ConfigError as error:
-                log.error("the change is not taken over: %s", error)
+                log.error("invalid change, the old web configuration stays active: %s", error)
 
     # --- as a server's transport -------------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class Security:
 
 
 def _end_of(config: WebConfig) -> float | None:
-    """When the server's certificate ends; None where that can't be told: the context has read it all the same."""
+    """Return the expiry of the server's certificate; None if it can't be parsed here (OpenSSL has accepted it)."""
     tls = config.tls
     if tls is None:
         return None
@@ -294,12 +294,12 @@ def _end_of(config: WebConfig) -> float | None:
         pem = tls.certificate.read_bytes() if isinstance(tls.certificate, Path) else tls.certificate.encode()
         return validity(pem)[1]
     except (OSError, ConfigError) as error:
-        log.warning("%s: when its certificate ends can't be told: %s", config.file, error)
+        log.warning("%s: can't read the expiry of its certificate: %s", config.file, error)
         return None
 
 
 def _stamps(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
-    """What changes when a file does, also where a link in its path now leads elsewhere (as Kubernetes does it)."""
+    """Return values that change with the files, even if a symbolic link in the path changes (as in Kubernetes)."""
     stamps: list[tuple[int, int, int] | None] = []
     for file in files:
         try:

@@ -3,10 +3,10 @@
 One file serves node_exporter, Prometheus and gangwatch alike. Format, as of exporter-toolkit 0.15:
 https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md
 
-What Python's ssl cannot do as asked is refused, never done differently: ``RequireAnyClientCert`` (a certificate that
-nobody vouches for proves nothing), versions before TLS 1.2, and more than one entry of ``curve_preferences``. ``http2``
-is known and changes nothing: there is HTTP/1.1 only. A certificate, key or CA may stand inline or in a file, whose path
-is relative to the configuration's folder.
+Settings that Python's ssl does not support are rejected: ``RequireAnyClientCert`` (an unverified certificate proves
+nothing), versions before TLS 1.2, and more than one entry of ``curve_preferences``. ``http2`` is accepted without
+effect: the server uses HTTP/1.1 only. A certificate, key or CA may be inline or in a file, with a path relative to the
+configuration's folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSIONS = {
 """TLS10 and TLS11 of the format are refused: RFC 8996 forbids them."""
 
 _CLIENT_AUTH = {
-    # Without a CA to check against, asking for a certificate and not asking admit the same clients.
+    # Without a CA, requesting a certificate admits the same clients as not requesting one.
     "": ssl.CERT_NONE,
     "NoClientCert": ssl.CERT_NONE,
     "RequestClientCert": ssl.CERT_NONE,
@@ -51,7 +51,7 @@ _CIPHERS = {
     "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
 }
 _TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""Known to the format; neither Go nor OpenSSL lets them be chosen by this list."""
+"""Valid in the format, but neither Go nor OpenSSL can select them with this list."""
 
 _CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 
@@ -66,7 +66,7 @@ _HEADERS = {
 _BCRYPT = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-"""Go's time.Duration text in one unit, which is what the format's examples use."""
+"""Units of Go's time.Duration; a duration has one unit, as in the format's examples."""
 
 _TLS_KEYS = (
     *("cert", "key", "client_ca", "cert_file", "key_file", "client_ca_file", "client_auth_type"),
@@ -77,7 +77,7 @@ _TLS_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How connections are encrypted, and what is asked of clients. PEM texts, or files that hold them."""
+    """TLS settings, and the requirements for clients. PEM texts, or files with them."""
 
     certificate: str | Path
     key: str | Path = field(repr=False)
@@ -92,7 +92,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """The content of one file. users: bcrypt hashes by name. rate_seconds, burst: of requests; 0 is without limit."""
+    """Content of one file. users: bcrypt hashes by name. rate_seconds, burst: limit of requests; 0 is unlimited."""
 
     file: Path
     tls: Tls | None = None
@@ -103,18 +103,18 @@ class WebConfig:
 
     @property
     def authenticates(self) -> bool:
-        """Whether a client has to prove who it is: by password, or by a certificate."""
+        """Whether clients must authenticate, by password or certificate."""
         return bool(self.users) or (self.tls is not None and self.tls.client_auth is ssl.CERT_REQUIRED)
 
     def files(self) -> tuple[Path, ...]:
-        """Everything whose change is a change of this configuration."""
+        """All files of this configuration."""
         tls = self.tls
         named = (tls.certificate, tls.key, tls.client_ca) if tls is not None else ()
         return (self.file, *(one for one in named if isinstance(one, Path)))
 
 
 def load_web_config(file: Path) -> WebConfig:
-    """Read the file. Raises ConfigError naming file, key and reason."""
+    """Read the file. Raises ConfigError with file, key and reason."""
     import yaml
 
     file = file.absolute()
@@ -129,13 +129,13 @@ def load_web_config(file: Path) -> WebConfig:
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ConfigError(f"{file}:{place} not YAML: {getattr(error, 'problem', None) or error}") from None
     except (ValueError, RecursionError) as error:
-        # PyYAML's constructors raise what they meet: 2026-13-45 looks like a date and is none.
+        # PyYAML's constructors raise other errors: 2026-13-45 looks like a date but is invalid.
         raise ConfigError(f"{file}: not YAML: {error}") from None
     return _Reading(file).whole(tree)
 
 
 class _Reading:
-    """Turns the file's tree into a WebConfig; every complaint names file and key."""
+    """Converter of the file's tree into a WebConfig; every error has file and key."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -158,7 +158,7 @@ class _Reading:
         )
 
     def _section(self, tree: Any, name: str, known: tuple[str, ...] | None = None) -> dict[str, Any]:
-        """The mapping at `name`, '' for the whole; empty where it is left empty. known: None for any keys."""
+        """Return the mapping at `name`, '' for the whole file. known: allowed keys; None for any."""
         if tree is None:
             return {}
         if not isinstance(tree, dict):
@@ -209,7 +209,7 @@ class _Reading:
         if values.get("client_auth_type") == "RequireAnyClientCert":
             raise self._error(
                 f"{section}.client_auth_type",
-                "'RequireAnyClientCert' admits whoever makes a certificate; use RequireAndVerifyClientCert",
+                "'RequireAnyClientCert' admits any client with a certificate; use RequireAndVerifyClientCert",
             )
         client_auth = self._choice(values, section, "client_auth_type", _CLIENT_AUTH, "")
         client_ca = self._pem(values, "client_ca")
@@ -234,7 +234,7 @@ class _Reading:
                     f"{section}.curve_preferences", f"expected one of {', '.join(_CURVES)}, not {curve!r}"
                 )
         if len(curves) > 1:
-            raise self._error(f"{section}.curve_preferences", "Python's ssl takes one curve; name the one, or none")
+            raise self._error(f"{section}.curve_preferences", "Python's ssl supports only one curve; set one or none")
         return Tls(
             *(certificate, key, client_ca, client_auth, names, least, most),
             self._ciphers(values),
@@ -254,7 +254,7 @@ class _Reading:
         section = "tls_server_config"
         inline, file = self._text(values, section, name), self._text(values, section, f"{name}_file")
         if inline and file:
-            raise self._error(f"{section}.{name}", f"stands beside {name}_file: give one of them")
+            raise self._error(f"{section}.{name}", f"{name}_file is also set; use only one of them")
         return self._file.parent / file if file else inline or None
 
     def _headers(self, tree: Any) -> tuple[tuple[str, str], ...]:

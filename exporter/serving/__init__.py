@@ -1,6 +1,6 @@
-"""How the servers stay up: who a peer is, how many connections it may have, and how long it may take over each step.
+"""Protection of the servers against overload: limits per peer and deadlines for each step of a connection.
 
-`peers` names a peer; on loopback that is a user, not an address. `gate` accepts connections for the controller's
-server, `protocol` gives each of their steps a deadline, `admission` bounds requests. `descriptors` is about running out
-of them. The agent's own server (exporter/serving/agent_http.py) uses the same peers and places. Start with `gate`.
+`peers` identifies a peer; on loopback that is a user, not an address. `gate` accepts connections for the controller's
+server, `protocol` has the deadlines, `admission` limits requests, `descriptors` handles a lack of file descriptors. The
+agent's server (agent_http.py) uses the same peers and limits. Start with `gate`.
 """

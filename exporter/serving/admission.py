@@ -1,7 +1,7 @@
-"""Admission: which request is answered now, which waits for its turn, and which is refused. An ASGI app around another.
+"""Admission control as an ASGI middleware: handle, delay or refuse a request.
 
-Who holds the token is asked to wait for nobody: an operator's command gets through whatever else there is. All others
-share: each peer has so many requests a second, and so many that are being answered at one time.
+Requests with the token are never delayed, so that an operator's commands work under any load. All others share the
+server: each peer has a limit on requests per second and on concurrent requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exporter.serving.protocol import PEER, PLACE, Place, Worth
 from exporter.serving.token_buckets import Buckets
 
 TOKEN = "token"
-"""The peer that all holders of the token are together."""
+"""Peer name of all holders of the token."""
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -28,11 +28,11 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HoldsToken = Callable[[str], bool]
-"""Whether an Authorization header carries the token of the state folder."""
+"""Returns whether an Authorization header contains the token of the state folder."""
 
 
 class Admission:
-    """Asks the limits before it passes a request on."""
+    """Middleware that checks the limits before it passes a request on."""
 
     def __init__(self, app: App, limits: Limits, holds_token: HoldsToken | None) -> None:
         self._app = app
@@ -45,7 +45,7 @@ class Admission:
         self.answered = self.waited = 0
 
     def measures(self) -> Iterator[Sample]:
-        """Series of the catalogue."""
+        """Yield series of the catalogue."""
         yield "gangwatch_http_requests_total", (), float(self.answered)
         yield "gangwatch_http_requests_waited_total", (), float(self.waited)
         yield "gangwatch_http_answering", (), float(len(self._answering))
@@ -64,17 +64,17 @@ class Admission:
         client = scope.get("client")
         peer: str = state.setdefault(PEER, client[0] if client else "")
         if _length(scope) > BODY_BYTES:
-            await self._refuse(send, 413, "length", f"a request has at most {BODY_BYTES} bytes")
+            await self._refuse(send, 413, "length", f"the request body is larger than {BODY_BYTES} bytes")
             return
         try:
             self._answering.take(peer, scope_key := object(), 0.0)
         except NoPlaceError as error:
-            await self._refuse(send, 429, "answering", f"too many requests at one time: {error}", retry=1)
+            await self._refuse(send, 429, "answering", f"too many concurrent requests: {error}", retry=1)
             return
         try:
             wait_seconds = self._wait_seconds(peer)
             if wait_seconds > self._limits.most_wait_seconds:
-                text = f"more than {self._limits.requests_per_second:g} requests a second from where this comes"
+                text = f"more than {self._limits.requests_per_second:g} requests a second from your address or user"
                 await self._refuse(send, 429, "rate", text, retry=round(wait_seconds))
                 return
             if wait_seconds > 0:
@@ -94,7 +94,7 @@ class Admission:
                 place.value(Worth.IDLE)
 
     def _wait_seconds(self, peer: str) -> float:
-        """How long the peer's request has to wait for its turn; a request that would wait too long takes none."""
+        """Return the delay of the peer's request; a request with too long a delay takes no token of the bucket."""
         now_s, most = time.monotonic(), self._limits.most_wait_seconds
         own, everybody = self._rates.of(peer, now_s), self._all.of("", now_s)
         wait_seconds = max(own.wait_seconds(now_s), everybody.wait_seconds(now_s))
@@ -125,7 +125,7 @@ def _authorization(scope: Scope) -> str:
 
 
 def _length(scope: Scope) -> int:
-    """Bytes of the body as the request announces them; 0 where it does not."""
+    """Return the announced length of the body in bytes; 0 if there is none."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() and len(value) < 20 else BODY_BYTES + 1

@@ -1,11 +1,11 @@
-"""HTTP/1.1 for an agent: a thread a connection, requests without a body, answers whole or as streams.
+"""HTTP/1.1 server of an agent: one thread per connection, requests without a body, responses as a whole or streamed.
 
-Why not the ASGI server that carries the controller: its loop wakes ten times a second, which alone is half of what an
-agent may use of a processor, and asyncio with it is an eighth of the memory (docs/adr/0012). An agent has a handful of
-clients, reads them seldom and answers in a millisecond: blocking threads are the smallest thing that does that.
+The agent does not use the controller's ASGI server: its event loop wakes ten times a second, which is half of the
+agent's processor budget, and asyncio takes an eighth of its memory (docs/adr/0012). An agent has a handful of clients
+with rare requests, each handled in a millisecond, so blocking threads are the smallest solution.
 
-A request is refused before anything is done with it where it is not plainly one of ours: a header over 16 KiB, a body,
-a line that RFC 9112 does not allow. Whatever is refused closes its connection, so nothing can hide behind it.
+Invalid requests are refused before any processing: a header over 16 KiB, a body, a line that RFC 9112 does not allow.
+A refusal closes the connection, so that no request can be smuggled behind it.
 """
 
 from __future__ import annotations
@@ -36,73 +36,73 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_HEADER_BYTES = 16 * 1024
-"""Of a request line and its headers together; nginx and Apache allow 8 KiB a line."""
+"""Maximum size of request line and headers together; nginx and Apache allow 8 KiB per line."""
 
 MOST_CONNECTIONS, MOST_CONNECTIONS_EACH = 128, 32
-"""At one time, and of one peer: on loopback a user, elsewhere an address. Twice the streams that may be open. At the
-bound a connection that waits for a request makes room, of the peer that has the most."""
+"""Maximum number of open connections, in total and per peer (on loopback a user, elsewhere an address): twice the
+streams. At the limit, an idle connection of the peer with the most connections is closed."""
 
 CONNECTIONS_PER_SECOND = 50.0
-"""New ones of one peer in the long run, and twice as many at once; more are refused before they cost a thread. Root and
-our own user have no such rate: they could end us anyway."""
+"""Rate of new connections per peer, with bursts of twice as many; more are refused before they use a thread. Root and
+the agent's own user have no such limit: they could end the agent anyway."""
 
 REQUESTS_PER_SECOND = 100.0
-"""Of one peer in the long run, and twice as many at once; a scraper makes one. More wait for their turn."""
+"""Rate of requests per peer, with bursts of twice as many; a scraper sends one. More are delayed."""
 
 MOST_WAIT_SECONDS = 2.0
-"""A request that would wait longer for its turn is refused with 429."""
+"""Maximum delay of a request; beyond it the response is 429."""
 
 IDLE_SECONDS = 330.0
-"""A kept connection is closed after this; Prometheus keeps its side for five minutes."""
+"""Timeout of an idle connection; Prometheus keeps connections for five minutes."""
 
 REQUEST_SECONDS = 10.0
-"""From the first byte of a request to its last, and for a TLS handshake: what takes longer is no client of ours."""
+"""Timeout of a request, from its first byte to its last, and of a TLS handshake."""
 
 SEND_SECONDS = 10.0
-"""A client that takes nothing for so long is gone."""
+"""Timeout of a client that reads nothing."""
 
 STREAM_POLL_SECONDS = 1.0
-"""How often a stream that has nothing to say looks whether its reader is still there."""
+"""Interval at which an idle stream checks whether its reader is still connected."""
 
 STOP_SECONDS = 2.0
-"""How long stopping waits for answers that are under way."""
+"""Time to wait for responses in progress when stopping."""
 
 ACCEPT_PAUSE_SECONDS = 0.2
-"""After accept(2) fails for want of descriptors or memory."""
+"""Pause after accept(2) failed because of no descriptors or memory."""
 
 COMPLAIN_SECONDS = 60.0
-"""What is refused is counted; the log has a line of it at most so often."""
+"""Minimum interval of log lines about refusals, which are also counted."""
 
 _SILENT, _IDLE, _ANSWERING = range(3)
-"""What a connection's place is worth: it has said nothing whole yet; it is between two requests; it is answered."""
+"""Priority of a connection: no complete request yet; idle between two requests; being answered."""
 
 Application = Callable[[Request], Answer]
-"""Answers one request; called from many threads."""
+"""Handles one request; called from many threads."""
 
 
 class Transport(Protocol):
-    """What stands between the wire and the application: encryption now, and who may ask at every request."""
+    """Layer between socket and application: TLS per connection, access checks per request."""
 
     def context(self) -> ssl.SSLContext | None:
-        """With what the next connection is encrypted; None for not at all."""
+        """Return the TLS context of the next connection; None for plain HTTP."""
 
     def admits(self, connection: ssl.SSLSocket) -> Certificate | None:
-        """The certificate of the peer of a finished handshake, without names where it has shown none; None where it may
-        not go on."""
+        """Return the peer's certificate after a handshake, without names if it has sent none; None to refuse it."""
 
     def refusal(self, request: Request) -> Answer | None:
-        """Why this request is not answered; None where it is."""
+        """Return the refusal of this request; None to allow it."""
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """What every answer carries beside its own."""
+        """Return the additional headers of every response."""
 
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """One client's. peer: who it is of (serving/peers.py). idle_since: monotonic seconds since which it waits for a
-    request; None while one is answered. answered: whether one was.
+    """A client's connection.
 
-    newest: its last request and whether it may be kept, by the bytes that said so: a scraper sends the same each time.
+    peer: see serving/peers.py. idle_since: monotonic seconds since it has been idle; None during a request. answered:
+    whether a request was answered. newest: the last request and its keep-alive flag, cached by the bytes of the head,
+    because a scraper always sends the same.
     """
 
     socket: socket.socket
@@ -116,7 +116,7 @@ class _Connection:
 
 
 class HttpServer:
-    """Serves an application on a bound socket from threads of its own until ``stop``."""
+    """Threaded server of an application on a bound socket, until ``stop``."""
 
     def __init__(self, application: Application, listener: socket.socket, transport: Transport | None = None) -> None:
         self._application = application
@@ -130,21 +130,21 @@ class HttpServer:
         self._connects = Buckets(CONNECTIONS_PER_SECOND)
         self._exempt = frozenset({"uid 0", f"uid {os.geteuid()}"})
         self.refused: Counter[str] = Counter()
-        """Connections and requests that were refused, or ended early, by why."""
+        """Connections and requests that were refused or ended early, by reason."""
         self._complained_s = -COMPLAIN_SECONDS
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._acceptor = threading.Thread(target=self._accept, name="http", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve. Requests that come before wait in the socket's backlog."""
+        """Start serving. Earlier requests wait in the socket's backlog."""
         self._acceptor.start()
 
     def stop(self) -> None:
-        """Take no more connections, let answers under way finish for STOP_SECONDS, and close the socket."""
+        """Stop accepting, wait up to STOP_SECONDS for responses in progress, and close the socket."""
         self._stopping.set()
         try:
-            # Wakes the acceptor, which closing alone would not.
+            # Closing the socket alone would not wake the accepting thread.
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
@@ -164,7 +164,7 @@ class HttpServer:
             time.sleep(0.01)
 
     def measures(self) -> Iterator[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Series of the catalogue."""
+        """Yield series of the catalogue."""
         yield "gangwatch_http_connections", (), float(len(self._connections))
         yield "gangwatch_http_connections_limit", (), float(self._connections.most)
         for reason, count in sorted(self.refused.items()):
@@ -183,7 +183,7 @@ class HttpServer:
                 continue
             try:
                 peer = self._peers.of(accepted, address)
-            except OSError:  # it has gone already
+            except OSError:  # already disconnected
                 accepted.close()
                 continue
             now_s = time.monotonic()
@@ -204,12 +204,12 @@ class HttpServer:
                 self._forget(connection)
 
     def _wait_for_room(self, error: OSError) -> None:
-        """accept(2) has failed: end a connection that waits for a request, and go on after a moment."""
+        """Handle a failure of accept(2): close an idle connection, and continue after a pause."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         if exhausted(error) and not poll.poll(1000 * ACCEPT_PAUSE_SECONDS):
-            return  # without a descriptor accept(2) fails also where nobody waits
-        self._complain("descriptors" if exhausted(error) else "accept", f"no connection can be accepted: {error}")
+            return  # without descriptors, accept(2) fails even if no client is waiting
+        self._complain("descriptors" if exhausted(error) else "accept", f"can't accept connections: {error}")
         if exhausted(error):
             with self._lock:
                 displaced = self._connections.least(time.monotonic(), _IDLE)
@@ -226,7 +226,7 @@ class HttpServer:
             log.warning("%s", text)
 
     def _admit(self, connection: _Connection) -> bool:
-        """Give the connection a place; where all are taken one that waits for a request has to go, or the new one."""
+        """Register the connection. At the limit, close an idle connection, or refuse the new one."""
         with self._lock:
             try:
                 displaced = self._connections.take(connection.peer, connection, time.monotonic(), _SILENT)
@@ -251,15 +251,15 @@ class HttpServer:
                 while self._exchange(connection):
                     pass
         except (OSError, ValueError):
-            # The peer went away or does not speak TLS: its loss. (A socket shut meanwhile raises ValueError in ssl.)
+            # The peer disconnected or does not use TLS. (If the socket was shut down, ssl raises ValueError.)
             pass
         except Exception:
-            log.exception("answering %s failed", connection.peer)
+            log.exception("handling a request of %s failed", connection.peer)
         finally:
             self._forget(connection)
 
     def _encrypt(self, connection: _Connection) -> bool:
-        """Do the handshake; False where the peer is not to go on. Raises OSError where there is none to be had."""
+        """Do the handshake; return False if the peer is refused. Raises OSError if the handshake fails."""
         connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         context = self._transport.context() if self._transport is not None else None
         if self._transport is None or context is None:
@@ -273,7 +273,7 @@ class HttpServer:
         return connection.certificate is not None
 
     def _exchange(self, connection: _Connection) -> bool:
-        """Read one request and answer it; whether another may follow."""
+        """Handle one request; return whether another may follow."""
         try:
             head = self._read_head(connection)
             if head is None:
@@ -295,11 +295,11 @@ class HttpServer:
         return self._send_stream(connection, answer, request, keep)
 
     def _is_current(self, connection: _Connection) -> bool:
-        """Whether the connection is encrypted as a new one would be; one that is not ends with its answer."""
+        """Return whether the connection's TLS settings are current; otherwise it is closed after its response."""
         return self._transport is None or self._transport.context() is connection.context
 
     def _busy(self, connection: _Connection) -> Answer | None:
-        """Let a peer that asks too often wait; the refusal where it would wait too long."""
+        """Delay a peer that exceeds its rate; return a refusal if the delay would be too long."""
         with self._lock:
             now_s = time.monotonic()
             bucket = self._rates.of(connection.peer, now_s)
@@ -318,12 +318,12 @@ class HttpServer:
             refusal = self._transport.refusal(request) if self._transport is not None else None
             return self._application(request) if refusal is None else refusal
         except Exception:
-            # A bug of ours, which costs one answer: the next may well be had.
-            log.exception("%s %s could not be answered", request.method, request.path)
-            return text_answer(500, "a bug, which the agent's log names")
+            # A bug must affect only this response.
+            log.exception("%s %s failed; this is a bug, please report it", request.method, request.path)
+            return text_answer(500, "internal error, see the agent's log")
 
     def _read_head(self, connection: _Connection) -> bytes | None:
-        """A request's line and headers; None where the peer sends no more. Raises BadRequestError, TimeoutError."""
+        """Return a request's line and headers; None at the end. Raises BadRequestError, TimeoutError."""
         data = connection.rest.lstrip(b"\r\n")
         deadline: float | None = None
         with self._lock:
@@ -336,19 +336,19 @@ class HttpServer:
                 deadline = time.monotonic() + REQUEST_SECONDS
             wait_seconds = IDLE_SECONDS if deadline is None else deadline - time.monotonic()
             if wait_seconds <= 0:
-                raise BadRequestError(408, "the request does not end")
+                raise BadRequestError(408, "the request was not complete in time")
             connection.socket.settimeout(wait_seconds)
             try:
                 more = connection.socket.recv(MOST_HEADER_BYTES)
             except TimeoutError:
                 if data:
-                    raise BadRequestError(408, "the request does not end") from None
+                    raise BadRequestError(408, "the request was not complete in time") from None
                 return None
             if not more:
                 return None
             data = (data + more) if data else more.lstrip(b"\r\n")
         with self._lock:
-            # Under the lock: from here on stop() and the bound leave the connection alone.
+            # Under the lock: from here on, stop() and the limits do not close the connection.
             connection.idle_since, connection.answered = None, True
             self._connections.value(connection, _ANSWERING)
         head, _, connection.rest = data.partition(b"\r\n\r\n")
@@ -376,7 +376,7 @@ class HttpServer:
         connection.socket.sendall(head if head_only else head + answer.body)
 
     def _send_stream(self, connection: _Connection, answer: Answer, request: Request, keep: bool) -> bool:
-        """Send what the stream gives until it or its reader ends; whether another request may follow."""
+        """Send the stream until it ends or its reader disconnects; return whether another request may follow."""
         stream = answer.body
         assert not isinstance(stream, bytes)
         try:
@@ -399,7 +399,7 @@ class HttpServer:
 
 
 def _shut(connection: socket.socket) -> None:
-    """End both directions: the thread that reads or writes it is let go and closes it."""
+    """Shut down both directions, which unblocks the connection's thread; that thread closes it."""
     try:
         # The plain socket's: an SSLSocket's own would be closed under the thread that reads it.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
@@ -408,7 +408,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _drain(connection: socket.socket) -> None:
-    """Take a little of what still comes: closing over unread bytes would reset the answer away before it is read."""
+    """Read some of the remaining input: closing with unread bytes would reset the connection and lose the response."""
     try:
         connection.settimeout(0.2)
         for _ in range(8):
@@ -419,9 +419,9 @@ def _drain(connection: socket.socket) -> None:
 
 
 def _has_gone(connection: socket.socket) -> bool:
-    """Whether the reader of a stream has closed. One that sends something amid an answer is not waited for either."""
+    """Return whether the reader of a stream has closed the connection, or has sent data during the response."""
     try:
-        poll = select.poll()  # and not select(2), which knows no descriptor above 1,023
+        poll = select.poll()  # not select(2), which is limited to descriptors below 1,024
         poll.register(connection, select.POLLIN | select.POLLHUP)
         return bool(poll.poll(0))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""An ASGI app behind uvicorn: what the controller is served with, under the same TLS and passwords as an agent.
+"""The controller's ASGI server on uvicorn, with the same TLS and passwords as an agent's server.
 
-An agent is served by exporter/serving/agent_http.py, which costs less; the controller's API and its page are an app of
-Starlette's.
+Agents use exporter/serving/agent_http.py, which needs fewer resources. The controller's API and page are a Starlette
+application.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Guarded:
-    """An ASGI app around another that answers only whom `guard` admits, and adds its headers."""
+    """ASGI middleware that passes on requests that `guard` admits, and adds headers."""
 
     def __init__(self, app: App, guard: Security | LoopbackOnly) -> None:
         self._app = app
@@ -47,7 +47,7 @@ class Guarded:
             return
         if isinstance(self._guard, LoopbackOnly):
             refusal = self._guard.refusal(_request(scope))
-        else:  # in a thread: a password that is not remembered takes bcrypt tens of milliseconds
+        else:  # in a thread: bcrypt takes tens of milliseconds for a password that is not cached
             refusal = await asyncio.to_thread(self._guard.refusal, _request(scope))
         if refusal is not None:
             await _send_answer(refusal, scope["method"], send)
@@ -63,9 +63,9 @@ class Guarded:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server behind a gate of our own, which bounds connections (exporter/serving).
+    """uvicorn's server behind a `Gate`, which limits connections.
 
-    When it stops it first ends the app's endless responses: otherwise it would wait for them.
+    On stop it first ends the application's streams, because uvicorn would wait for them.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Server(uvicorn.Server):
         self._gates: list[Gate] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, but connections come through the gate."""
+        """Start like uvicorn, but accept connections through the gate."""
         assert sockets is not None, "create_server has bound it"
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise ConfigError("the server's app could not start; the log says why")
         for listener in sockets:
-            # A socket in a folder of ours needs no TLS: the kernel names who is at its other end.
+            # A unix socket in a private folder needs no TLS: the kernel identifies the peer.
             plain = listener.family == socket.AF_UNIX
             context = _no_tls if plain else self._guard.context
             self._gates.append(Gate(listener, self._limits, context, self._protocol))
@@ -108,10 +108,10 @@ class Server(uvicorn.Server):
             gate.end()
 
     def measures(self) -> Iterator[Sample]:
-        """Series of the catalogue; from any thread."""
+        """Yield series of the catalogue. Thread-safe."""
         refused: Counter[str] = Counter(self._admission.refused)
         together: dict[str, float] = {}
-        for gate in self._gates:  # a port and a socket in a folder have no peer in common, and bounds of their own
+        for gate in self._gates:  # TCP port and unix socket have different peers and limits
             for name, _, value in gate.measures():
                 together[name] = together.get(name, 0.0) + value
             refused.update(gate.refused)
@@ -136,12 +136,12 @@ def create_server(
     limits: Limits | None = None,
     holds_token: HoldsToken | None = None,
 ) -> tuple[Server, socket.socket]:
-    """A server of `app`, not yet running, and its socket, which is bound already: its port is known.
+    """Return a server of `app`, not yet running, and its socket, which is already bound.
 
-    Run it with ``server.run(sockets=[socket])`` or, in a running loop, ``await server.serve(sockets=[socket])``; in the
-    main thread either takes SIGINT and SIGTERM while it runs, and raises them again once it has stopped. ``closing`` is
-    called in the loop when it begins to stop. limits: of connections and requests. holds_token: whose requests wait
-    for nobody. Raises ConfigError as ``listen`` does.
+    Run it with ``server.run(sockets=[socket])`` or, in a running loop, ``await server.serve(sockets=[socket])``. In the
+    main thread, both handle SIGINT and SIGTERM while running, and raise them again afterwards. The loop calls
+    ``closing`` when it begins to stop. limits: of connections and requests. holds_token: identifies requests without
+    limits. Raises ConfigError as ``listen`` does.
     """
     listener = listen(host, port, security)
     guard = security or LoopbackOnly()
@@ -149,7 +149,7 @@ def create_server(
     admission = Admission(Guarded(app, guard), limits, holds_token)
     config = uvicorn.Config(
         admission,
-        # Not whatever parser happens to be installed: h11 bounds a request's head, others do not.
+        # Always h11: it limits the size of a request's head, other parsers do not.
         http=BoundedProtocol,
         loop="asyncio",
         h11_max_incomplete_event_size=HEAD_BYTES,
@@ -158,7 +158,7 @@ def create_server(
         access_log=False,
         ws="none",
         server_header=False,
-        # Else anybody on this machine says by a header which scheme and address a request came by.
+        # Otherwise any local client could set scheme and address of a request with a header.
         proxy_headers=False,
         timeout_graceful_shutdown=int(STOP_SECONDS),
     )
@@ -167,8 +167,10 @@ def create_server(
 
 @contextmanager
 def local_socket(path: Path) -> Iterator[list[socket.socket]]:
-    """A unix socket at `path`, whose folder lets our own user and root in; none, and a line in the log, where that
-    can't be (a path longer than sun_path holds, unix(7))."""
+    """Yield a unix socket at `path`, in a folder that only this user and root can enter.
+
+    If it can't be created (the path is too long for sun_path, unix(7)), log a warning and yield none.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Running out of descriptors is a passing trouble: what it is, and how many a server leaves to everybody else."""
+"""Handling of a lack of file descriptors, and the share of them for connections."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import errno
 import resource
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""accept(2), open(2): of this process, of this machine, and memory for sockets."""
+"""Errors of accept(2) and open(2): no descriptors in this process or machine, no memory for sockets."""
 
 KEPT = 128
-"""Descriptors that a server never takes for connections: journal, logs, sockets of its own, ranks that are started."""
+"""Descriptors that are never used for connections: journal, logs, own sockets, started ranks."""
 
 LEAST = 16
-"""Connections that a server takes however few descriptors there are."""
+"""Minimum number of connections, however few descriptors there are."""
 
 
 def exhausted(error: BaseException) -> bool:
-    """Whether the error says that there are no descriptors, or no memory for a socket, just now."""
+    """Return whether the error means a temporary lack of descriptors or socket memory."""
     return isinstance(error, OSError) and error.errno in _EXHAUSTED
 
 
 def most_connections(wanted: int) -> int:
-    """How many of the connections that are wanted this process can have: half of what is left beside KEPT.
+    """Return the possible number of connections, at most `wanted`: half of the descriptors beyond KEPT.
 
-    The other half is for sockets that it opens itself, to the agents for one.
+    The other half is for sockets that the process opens itself, such as those to agents.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

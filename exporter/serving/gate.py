@@ -1,8 +1,8 @@
-"""The gate of the controller's server: accepts connections, shares places out among peers, and ends what is late.
+"""The gate of the controller's server: it accepts connections, limits them per peer, and closes late ones.
 
-asyncio's own listener accepts whatever comes, for as long as there are descriptors. This one is a listener of the same
-make (``add_reader``, ``accept``) which asks `places` first. Every connection is accepted at once, also where all places
-are taken: what waits in the kernel's queue could not be told apart by peer, and a flood there would shut everybody out.
+asyncio's listener accepts connections until there are no descriptors. This listener works alike (``add_reader``,
+``accept``) but checks `places` first. It accepts every connection at once, even at the limit: in the kernel's queue,
+peers can't be distinguished, and a flood there would block all clients.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from exporter.serving.protocol import BoundedProtocol, Worth
 from exporter.serving.token_buckets import Buckets
 
 ACCEPTED_AT_ONCE = 16
-"""Connections accepted before the loop has a turn at those that are open: two milliseconds."""
+"""Connections to accept before the loop handles open ones: two milliseconds."""
 
 ACCEPT_PAUSE_SECONDS = 0.2
-"""After accept(2) fails for want of descriptors, and no connection could be ended to have one."""
+"""Pause after accept(2) failed because of no descriptors and no connection could be closed."""
 
 LOOK_SECONDS = 1.0
 COMPLAIN_SECONDS = 60.0
-"""What is refused is counted; the log has a line of it at most so often."""
+"""Minimum interval of log lines about refusals, which are also counted."""
 
 _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """One connection's place: its protocol, once it has one; before that, the handshake."""
+    """An accepted connection: during the handshake, then with its protocol."""
 
     __slots__ = ("_gate", "handshake", "peer", "protocol")
 
@@ -50,19 +50,19 @@ class Connection:
         self.protocol: BoundedProtocol | None = None
 
     def value(self, worth: int) -> None:
-        """Say what it is worth from now on: Worth."""
+        """Set the priority of the connection (Worth)."""
         self._gate.places.value(self, worth)
 
     def gone(self) -> None:
-        """The connection is closed."""
+        """Remove the closed connection."""
         self._gate.places.drop(self)
 
     def malformed(self) -> None:
-        """The connection brought what is no request."""
+        """Count a malformed request."""
         self._gate.refused["malformed"] += 1
 
     def abort(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
         if self.protocol is not None and self.protocol.transport is not None:
             self.protocol.transport.abort()
         elif self.handshake is not None:
@@ -70,9 +70,9 @@ class Connection:
 
 
 class Gate:
-    """Accepts what comes to one listening socket. uvicorn closes it as it would close asyncio's server.
+    """Listener on one socket. uvicorn closes it like asyncio's server.
 
-    context: with what the next connection is encrypted; None for not at all. make: a connection's protocol.
+    context: returns the TLS context of the next connection; None for plain HTTP. make: creates a connection's protocol.
     """
 
     def __init__(
@@ -99,23 +99,23 @@ class Gate:
         self._paused: asyncio.TimerHandle | None = None
         self._complained_s: dict[str, float] = {}
         self.refused: Counter[str] = Counter()
-        """Connections that were refused or ended, by why."""
+        """Connections that were refused or closed, by reason."""
         self.accepted = 0
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept)
         self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def measures(self) -> Iterator[Sample]:
-        """Series of the catalogue."""
+        """Yield series of the catalogue."""
         yield "gangwatch_http_connections", (), float(len(self.places))
         yield "gangwatch_http_connections_limit", (), float(self.places.most)
         yield "gangwatch_http_peers", (), float(self.places.peers())
         yield "gangwatch_http_accepted_total", (), float(self.accepted)
 
-    # --- as uvicorn asks a server ------------------------------------------------------------------------------------
+    # --- uvicorn's interface -----------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         if self._closed:
             return
         self._closed = True
@@ -130,10 +130,10 @@ class Gate:
                 connection.abort()
 
     async def wait_closed(self) -> None:
-        """Nothing is left to wait for: uvicorn knows the connections."""
+        """Return at once: uvicorn waits for the connections."""
 
     def end(self) -> None:
-        """End every connection that is still open."""
+        """Close all open connections."""
         for connection in self._connections():
             connection.abort()
 
@@ -146,13 +146,13 @@ class Gate:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # Without a descriptor accept(2) fails also where nobody waits: only at first it is known that one does.
+                # Without descriptors, accept(2) fails even if no client is waiting; only the first failure means one.
                 if count == 0:
                     self._make_room(error)
                 return
             try:
                 self._take(accepted, address)
-            except OSError:  # it has gone already
+            except OSError:  # already disconnected
                 accepted.close()
 
     def _take(self, accepted: socket.socket, address: object) -> None:
@@ -173,11 +173,11 @@ class Gate:
             self.refused["displaced"] += 1
             displaced.abort()
         connection.handshake = self._loop.create_task(self._open(connection, accepted))
-        # And not in the task: one that is cancelled before its first turn runs none of its own clean-up.
+        # Not in the task: a task that is cancelled before it starts does not run its clean-up.
         connection.handshake.add_done_callback(lambda task: self._opened(task, connection, accepted))
 
     async def _open(self, connection: Connection, accepted: socket.socket) -> None:
-        """Do the handshake, where there is one, and hand the connection to its protocol."""
+        """Do the TLS handshake, if any, and pass the connection to its protocol."""
         context = self._context()
 
         def protocol() -> BoundedProtocol:
@@ -198,10 +198,10 @@ class Gate:
             return
         connection.gone()
         accepted.close()
-        if isinstance(error, OSError):  # the peer went away, speaks no TLS, or too slowly
+        if isinstance(error, OSError):  # the peer disconnected, does not use TLS, or is too slow
             self.refused["handshake"] += 1
         elif error is not None:
-            _log.error("a connection of %s could not be opened", connection.peer, exc_info=error)
+            _log.error("can't open a connection of %s", connection.peer, exc_info=error)
 
     def _refuse(self, accepted: socket.socket, peer: str, why: str, reason: str) -> None:
         reset(accepted)
@@ -209,14 +209,14 @@ class Gate:
         self._complain(reason, f"connections of {peer} are refused: {why}")
 
     def _make_room(self, error: OSError) -> None:
-        """accept(2) has failed: end the connection that is worth the least, or wait a moment."""
+        """Handle a failure of accept(2): close the connection with the lowest priority, or pause."""
         self.refused["descriptors" if exhausted(error) else "accept"] += 1
-        self._complain("accept", f"no connection can be accepted: {error}; {len(self.places)} are open")
+        self._complain("accept", f"can't accept connections: {error}; {len(self.places)} are open")
         displaced = self.places.least(time.monotonic(), Worth.IDLE) if exhausted(error) else None
         if displaced is not None:
             displaced.gone()
             displaced.abort()
-        # Also then: its descriptor is free only once the loop has had a turn.
+        # Pause in both cases: the loop must run before the descriptor is free.
         self._loop.remove_reader(self._listener.fileno())
         self._paused = self._loop.call_later(0.001 if displaced is not None else ACCEPT_PAUSE_SECONDS, self._resume)
 
@@ -231,13 +231,13 @@ class Gate:
             self._complained_s[about] = now_s
             _log.warning("%s", text)
 
-    # --- the connections that are open -------------------------------------------------------------------------------
+    # --- open connections --------------------------------------------------------------------------------------------
 
     def _connections(self) -> list[Connection]:
         return list(self.places)
 
     def _look(self) -> None:
-        """Once a second: end what is late."""
+        """Close late connections, once a second."""
         self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
         now_s = self._loop.time()
         for connection in self._connections():

@@ -1,4 +1,4 @@
-"""HTTP/1.1's messages as an agent reads and writes them: requests without a body, answers whole or as streams. Pure."""
+"""HTTP/1.1 messages of an agent: requests without a body, responses as a whole or streamed. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request without its connection. headers: by lower-case name; several of one name are joined by commas.
+    """A request, independent of its connection.
 
-    old: of HTTP/1.0, whose answers end where the connection does. encrypted: came over TLS. certificate: that the peer
-    has shown and that was verified; without names where it has shown none, None without TLS.
+    headers: by lower-case name; several of one name are joined by commas. old: HTTP/1.0, where the end of the
+    connection ends a response. encrypted: received over TLS. certificate: the peer's verified certificate, without
+    names if it has sent none; None without TLS.
     """
 
     method: str
@@ -34,18 +35,18 @@ class Request:
 
 
 class Stream(Protocol):
-    """A body that is made as it goes."""
+    """A body that is produced incrementally."""
 
     def next(self, timeout_seconds: float) -> bytes | None:
-        """More of the body; empty where nothing came in that time, None at the end."""
+        """Return the next part of the body; empty after the timeout, None at the end."""
 
     def close(self) -> None:
-        """The reader has gone, or the end was reached."""
+        """Release the stream after its end, or after its reader disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status, a type, and a body: bytes, or a stream that goes on until it or its reader ends."""
+    """A response: status, type, and a body of bytes or a stream."""
 
     status: int
     content_type: str
@@ -58,7 +59,7 @@ def text_answer(status: int, text: str, *headers: tuple[str, str]) -> Answer:
 
 
 class BadRequestError(Exception):
-    """Bytes that are no request of ours; carries the status that says so."""
+    """Invalid request, with the status of the response."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -68,14 +69,14 @@ class BadRequestError(Exception):
 def parse_request(
     head: bytes, peer: str = "", encrypted: bool = False, certificate: Certificate | None = None
 ) -> tuple[Request, bool]:
-    """A request from its line and headers, without the empty line, and whether the connection may be kept.
+    """Parse a request from its line and headers, without the empty line; also return whether to keep the connection.
 
-    Raises BadRequestError for what is no request of ours, or has a body.
+    Raises BadRequestError if the request is invalid or has a body.
     """
     lines = head.split(b"\r\n")
     found = _REQUEST_LINE.fullmatch(lines[0])
     if found is None:
-        raise BadRequestError(400, "the first line is no request of HTTP/1.0 or 1.1 for a path")
+        raise BadRequestError(400, "the first line is not a request of HTTP/1.0 or 1.1 for a path")
     method, target, minor = found[1].decode(), found[2].decode(), found[3]
     headers: dict[str, str] = {}
     for line in lines[1:]:
@@ -85,13 +86,13 @@ def parse_request(
         name, value = pair[1].decode().lower(), pair[2].decode("latin-1")
         if name in headers:
             if name in ("host", "content-length", "authorization"):
-                raise BadRequestError(400, f"{name} stands twice")
+                raise BadRequestError(400, f"duplicate header {name}")
             value = f"{headers[name]}, {value}"
         headers[name] = value
     if minor == b"1" and "host" not in headers:
         raise BadRequestError(400, "no host")
     if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
-        raise BadRequestError(413, "requests have no body here")
+        raise BadRequestError(413, "requests with a body are not supported")
     path, _, query = target.partition("?")
     options = {option.strip().lower() for option in headers.get("connection", "").split(",")}
     kept = "close" not in options and (minor == b"1" or "keep-alive" in options)
@@ -100,14 +101,14 @@ def parse_request(
 
 
 def accepts_gzip(headers: Mapping[str, str]) -> bool:
-    """Whether Accept-Encoding allows gzip (RFC 9110 section 12.5.3): named, or by '*', and not with q=0."""
+    """Return whether Accept-Encoding allows gzip (RFC 9110 section 12.5.3), by name or '*', and not with q=0."""
     weights = weighted(headers.get("accept-encoding", ""))
     return weights.get("gzip", weights.get("*", 0.0)) > 0.0
 
 
-@lru_cache(maxsize=16)  # a scraper's is the same at every scrape
+@lru_cache(maxsize=16)  # a scraper sends the same header at every scrape
 def weighted(header: str) -> Mapping[str, float]:
-    """The choices of an Accept or Accept-Encoding header with their weights; parameters but q stay in the name."""
+    """Return the choices of an Accept or Accept-Encoding header with weights; other parameters stay in the name."""
     weights: dict[str, float] = {}
     for choice in header.lower().split(","):
         parts = [part.strip() for part in choice.split(";")]

@@ -1,8 +1,8 @@
-"""Who is at the other end of a connection, as far as it can be told apart from others before it has said anything.
+"""Identification of the peer of a connection, before it has sent anything.
 
-Every local user has the address 127.0.0.1, so on loopback a peer is the user that the client's socket belongs to: the
-kernel says so over NETLINK_SOCK_DIAG (sock_diag(7)), which looks one socket up in microseconds, and where a kernel
-lacks that, in /proc/net/tcp. Elsewhere a peer is an address; of IPv6 the first 64 bits, since one host has them all.
+All local users have the address 127.0.0.1, so on loopback a peer is the user who owns the client's socket. The kernel
+reports the user over NETLINK_SOCK_DIAG (sock_diag(7)) in microseconds, or in /proc/net/tcp if it lacks that. Elsewhere
+a peer is an address; for IPv6 its first 64 bits, because one host has all addresses of such a network.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 UNKNOWN_LOCAL = "loopback"
-"""A client on this machine of which the user could not be told: it has closed its socket already, mostly."""
+"""A local client with an unknown user, usually because it has already closed its socket."""
 
 MOST_FILE_READS_PER_SECOND = 20
-"""Of /proc/net/tcp, which is as long as there are sockets on the machine."""
+"""Maximum rate of reads of /proc/net/tcp, which has a line per socket of the machine."""
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 """linux/netlink.h, linux/sock_diag.h."""
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Peers:
-    """Names peers. For one thread."""
+    """Identifies peers. For one thread."""
 
     def __init__(self) -> None:
         self._diag: socket.socket | None = None
@@ -49,7 +49,7 @@ class Peers:
         self._file_reads: list[float] = []
 
     def of(self, connection: socket.socket, address: object) -> str:
-        """The peer's name: 'uid 1000', an address, a network of IPv6, or UNKNOWN_LOCAL. address: as accept gave it."""
+        """Return the peer: 'uid 1000', an address, an IPv6 network, or UNKNOWN_LOCAL. address: from accept."""
         if connection.family == socket.AF_UNIX:
             pid_uid_gid = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             return f"uid {struct.unpack('=iII', pid_uid_gid)[1]}"
@@ -67,7 +67,7 @@ class Peers:
         return UNKNOWN_LOCAL if user is None else f"uid {user}"
 
     def close(self) -> None:
-        """Close what was kept open."""
+        """Close the netlink socket."""
         if self._diag is not None:
             self._diag.close()
             self._diag = None
@@ -83,11 +83,13 @@ class Peers:
                 self.close()
                 if not _is_transient(error):
                     self._diag_works = False
-                    _log.info("users of local connections are read from /proc/net/tcp: sock_diag: %s", error)
+                    _log.info(
+                        "sock_diag is not available, reading users of local connections from /proc/net/tcp: %s", error
+                    )
         return self._look_up(host, port, plain(ours), our_port)
 
     def _ask(self, host: _Host, port: int, ours: _Host, our_port: int) -> int | None:
-        """The user of the socket from (host, port) to (ours, our_port); None where it is closed already."""
+        """Return the user of the socket from (host, port) to (ours, our_port); None if it is already closed."""
         if self._diag is None:
             self._diag = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
             self._diag.settimeout(1.0)
@@ -105,7 +107,7 @@ class Peers:
         if len(message) < _MESSAGE_BYTES:
             return None
         uid, inode = _USER.unpack_from(message, _MESSAGE_BYTES - _USER.size)
-        # A socket without an inode is one that its process has closed: the kernel then says user 0 of it.
+        # A socket without an inode was closed by its process: the kernel then reports user 0.
         if not inode or message[_HEADER.size + 4 :][: _SOCKET_ID.size] != wanted:
             return None
         return int(uid)
@@ -127,9 +129,9 @@ class Peers:
 
 
 def reset(connection: socket.socket) -> None:
-    """Close the connection by a reset, which leaves nothing of it behind: SO_LINGER of no time (socket(7)).
+    """Close the connection with a reset, which releases it at once: SO_LINGER of 0 (socket(7)).
 
-    Raises OSError where it has gone already.
+    Raises OSError if it is already disconnected.
     """
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -141,7 +143,7 @@ _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def plain(host: str) -> _Host:
-    """The address without its zone; one of IPv4 that came in IPv6's form as itself. Raises ValueError."""
+    """Return the address without its zone, and an IPv4-mapped one as IPv4. Raises ValueError."""
     found = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         return found.ipv4_mapped
@@ -149,14 +151,14 @@ def plain(host: str) -> _Host:
 
 
 def of_address(host: _Host) -> str:
-    """What peers at this address are called."""
+    """Return the peer name of this address."""
     if host.version == 4:
         return str(host)
     return str(ipaddress.ip_network((host.packed[:8] + b"\0" * 8, 64)))
 
 
 def _in_hexadecimal(host: _Host) -> str:
-    """As /proc/net/tcp writes it: words of 32 bits in this machine's order."""
+    """Return the address in the format of /proc/net/tcp: words of 32 bits in this machine's byte order."""
     words = struct.unpack(f"!{len(host.packed) // 4}I", host.packed)
     return "".join(f"{socket.htonl(word):08X}" for word in words)
 

@@ -1,7 +1,7 @@
-"""One connection of the controller's server: uvicorn's HTTP/1.1 over h11, with a deadline for each step.
+"""Protocol of the controller's connections: uvicorn's HTTP/1.1 over h11, with a deadline for each step.
 
-uvicorn bounds the size of a request's head and how long a connection idles; everything else it waits for as long as
-the client likes (docs/adr/0034). Here the gate looks at each connection once a second and ends those that are late.
+uvicorn limits the size of a request's head and the idle time; for everything else it waits without a limit
+(docs/adr/0034). Here the gate checks each connection once a second and closes late ones.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from uvicorn.server import ServerState
 from exporter.serving import limits
 
 _quiet = logging.getLogger("exporter.serving.requests")
-_quiet.setLevel(logging.ERROR)  # uvicorn warns of each malformed request: they are counted instead
+_quiet.setLevel(logging.ERROR)  # uvicorn logs each malformed request; they are counted instead
 
 PEER = "gangwatch_peer"
-"""In the ASGI scope's state: who asks (peers.py), or the name of the token's holder."""
+"""Key in the ASGI scope's state: the peer (peers.py), or the name of the token's holder."""
 
 UNIX_PEER = "uid:"
-"""Begins the client of a connection by a unix socket, before its user's number."""
+"""Prefix of the client of a unix socket, before its user id."""
 
 _BYTES_ACKED = struct.Struct("=Q")
 """tcpi_bytes_acked, at byte 120 of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
 
 PLACE = "gangwatch_place"
-"""In the ASGI scope's state: the place of the connection that the request came by."""
+"""Key in the ASGI scope's state: the connection of the request, as registered at the gate."""
 
 
 class Place(Protocol):
-    """The place that a connection has."""
+    """A connection as registered at the gate."""
 
     peer: str
 
     def value(self, worth: int) -> None:
-        """Say what it is worth from now on."""
+        """Set the priority of the connection."""
 
     def gone(self) -> None:
-        """The connection is closed."""
+        """Remove the closed connection."""
 
     def malformed(self) -> None:
-        """The connection brought what is no request."""
+        """Count a malformed request."""
 
 
 class Worth(IntEnum):
-    """What a connection's place is worth: of those that must make room, the least goes first."""
+    """Priority of a connection: at the limit, the lowest is closed first."""
 
-    SILENT = 0  # nothing whole was received yet
+    SILENT = 0  # no complete request received yet
     IDLE = 1  # between two requests
     ANSWERING = 2
-    TOKEN = 3  # a request that carries the token is being answered
+    TOKEN = 3  # a request with the token is being answered
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's, watched. The gate makes it, and calls ``look`` once a second."""
+    """uvicorn's protocol with deadlines. The gate creates it and calls ``look`` once a second."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class BoundedProtocol(H11Protocol):
         self._place = place
         self._admits = admits
         self._since_s = self.loop.time()
-        """When the step that is under way began."""
+        """Start of the current step."""
         self._head_begun = True
-        """Whether a head is awaited that is overdue after HEAD_SECONDS: the first, or one of which bytes came."""
+        """Whether HEAD_SECONDS applies: before the first head, or after the first bytes of another."""
         self._held_up: tuple[int, int, float] | None = None
-        """Where the client takes too little: bytes it had taken in all, bytes that waited, and when that was."""
+        """For a slow client: bytes read so far, bytes queued, and the time of this measurement."""
         self._lingering_bytes: int | None = None
-        """What may still come of a request that was answered already; None where it is not so."""
+        """Remaining input of a request that was answered early; None otherwise."""
 
     # --- asyncio -----------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class BoundedProtocol(H11Protocol):
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family == socket.AF_UNIX:
             pid, uid, _ = struct.unpack("=iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            self.client = (f"{UNIX_PEER}{uid}", pid)  # no address of a TCP client looks so
+            self.client = (f"{UNIX_PEER}{uid}", pid)  # no TCP client has such an address
         session = transport.get_extra_info("ssl_object")
         if session is not None and not self._admits(session):
             transport.abort()
@@ -126,7 +126,7 @@ class BoundedProtocol(H11Protocol):
         unread = self.conn.their_state is h11.SEND_BODY
         super().on_response_complete()
         if unread and not self.transport.is_closing():
-            # The client still sends what nobody reads: it may have its answer, and no other request.
+            # The client still sends unread input: send the response, but accept no other request.
             self._lingering_bytes = limits.LINGER_BYTES
             self._since_s = self.loop.time()
         elif self.conn.their_state is h11.IDLE:
@@ -138,18 +138,18 @@ class BoundedProtocol(H11Protocol):
             try:
                 super().send_400_response(msg)
             except h11.LocalProtocolError:
-                # The answer to a HEAD has no body, and uvicorn sends one: its head is written, and that is the answer.
+                # The response to HEAD has no body, but uvicorn would send one: its head is already written.
                 self.transport.close()
 
     def _give_up(self) -> bool:
-        """Have nothing more sent by whoever answers now; whether an answer of ours can be sent instead."""
+        """Discard the application's response; return whether another response can be sent instead."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            # As uvicorn does where the client has gone: what the app sends from now on is dropped.
+            # As uvicorn does after a disconnect: further output of the application is dropped.
             cycle.disconnected = True
             cycle.message_event.set()
             self.flow.resume_writing()
-            if cycle.response_started:  # half of it must not pass for all of it
+            if cycle.response_started:  # a partial response must not look complete
                 self.transport.abort()
                 return False
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -160,9 +160,9 @@ class BoundedProtocol(H11Protocol):
     # --- the gate ----------------------------------------------------------------------------------------------------
 
     def look(self, now_s: float) -> str:
-        """End the connection where it is late; with what, for the count, or ''."""
+        """Close the connection if it is late; return the reason for the counter, or ''."""
         transport: asyncio.Transport | None = self.transport
-        if transport is None:  # its TLS handshake is under way, which has a deadline of its own
+        if transport is None:  # the TLS handshake has a deadline of its own
             return ""
         if self._has_stalled(now_s):
             transport.abort()
@@ -183,7 +183,7 @@ class BoundedProtocol(H11Protocol):
         return ""
 
     def _has_stalled(self, now_s: float) -> bool:
-        """Whether the client takes too little of what waits for it."""
+        """Return whether the client reads the response too slowly."""
         waiting: int = self.transport.get_write_buffer_size()
         if not waiting:
             self._held_up = None
@@ -194,9 +194,9 @@ class BoundedProtocol(H11Protocol):
         return now_s - self._held_up[2] > limits.SEND_SECONDS
 
     def _time_out(self) -> None:
-        """Say so where that is still possible, and close."""
+        """Send 408 if that is still possible, and close."""
         if self._give_up():
-            body = b"the request does not end\n"
+            body = b"the request was not complete in time\n"
             self.transport.write(
                 b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
                 b"content-length: %d\r\n\r\n%b" % (len(body), body)
@@ -205,7 +205,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def _taken(connection: socket.socket) -> int:
-    """How many bytes the client's kernel has acknowledged; 0 where that is not known."""
+    """Return how many bytes the client's kernel has acknowledged; 0 if unknown."""
     try:
         (acknowledged,) = _BYTES_ACKED.unpack_from(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 120)
     except (OSError, struct.error):

@@ -1,15 +1,15 @@
-"""Token buckets: how often something may happen, in the long run and at once. Pure."""
+"""Token buckets for rate limits with bursts. Pure."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
 MOST_BUCKETS = 4096
-"""Peers whose rate is remembered; the one that came last the longest ago goes first."""
+"""Maximum number of peers with a bucket; the least recently used is dropped first."""
 
 
 class Bucket:
-    """A token bucket: `burst` at once, and one more every `seconds`."""
+    """A token bucket of size `burst`, refilled by one every `seconds`."""
 
     __slots__ = ("_at", "_burst", "_seconds", "_tokens")
 
@@ -18,7 +18,7 @@ class Bucket:
         self._tokens, self._at = float(self._burst), now
 
     def take(self, now: float) -> bool:
-        """Whether there was a token. now: monotonic seconds."""
+        """Take a token if there is one; return whether there was. now: monotonic seconds."""
         self._fill(now)
         if self._tokens < 1.0:
             return False
@@ -26,12 +26,12 @@ class Bucket:
         return True
 
     def wait_seconds(self, now: float) -> float:
-        """How long from now until there is a token, with those that are owed; 0 where there is one."""
+        """Return the time until a token is available, after those already owed; 0 if there is one."""
         self._fill(now)
         return max(0.0, (1.0 - self._tokens) * self._seconds)
 
     def owe(self) -> None:
-        """Take a token that may still have to come: whoever takes it waits for it."""
+        """Take a token in advance; the caller must wait for it."""
         self._tokens -= 1.0
 
     def _fill(self, now: float) -> None:
@@ -40,14 +40,14 @@ class Bucket:
 
 
 class Buckets:
-    """A token bucket for each peer, of those that came lately."""
+    """Token buckets of recent peers."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def of(self, peer: str, now_s: float) -> Bucket:
-        """The peer's bucket: twice a second's worth at once."""
+        """Return the peer's bucket, with bursts of two seconds' worth."""
         bucket = self._buckets.get(peer)
         if bucket is None:
             bucket = self._buckets[peer] = Bucket(1 / self._per_second, int(2 * self._per_second), now_s)

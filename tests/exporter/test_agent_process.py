@@ -173,7 +173,7 @@ def test_signals_and_reloads(tmp_path: Path) -> None:
     [
         ("[agent]\nlisten = '0.0.0.0:0'\n", "not a loopback address, and there is no web configuration"),
         ("[agent]\nweb_config = '/absent'\n", "/absent: No such file"),
-        ("[otlp]\nendpoint = 'collector'\n", "otlp.endpoint: 'collector' is no http or https URL"),
+        ("[otlp]\nendpoint = 'collector'\n", "otlp.endpoint: 'collector' is not an http or https URL"),
     ],
 )
 def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, configuration: str, complaint: str) -> None:

@@ -208,5 +208,5 @@ def test_nothing_is_pushed_unless_the_configuration_says_where(tmp_path: Path) -
     sinks = {dict(labels)["sink"] for _, labels, _ in otlp_push_of(load(file), "h").measures()}
     assert sinks == {"otlp", "otlp_traces"}
     file.write_text('[otlp]\ntraces_endpoint = "tempo:4318"\n')
-    with pytest.raises(ConfigError, match=r"otlp\.traces_endpoint: 'tempo:4318' is no http or https URL"):
+    with pytest.raises(ConfigError, match=r"otlp\.traces_endpoint: 'tempo:4318' is not an http or https URL"):
         otlp_push_of(load(file), "h")
