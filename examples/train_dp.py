@@ -1,17 +1,16 @@
-"""Data-parallel training of a small network in numpy, made to be stopped, moved and resumed.
+"""Data-parallel training of a small network in numpy, which can be stopped, moved and resumed.
 
-Every rank computes the gradients of its own batch; they are summed in a ring over TCP (reduce-scatter, then all-gather:
-each rank sends 2 (n - 1) / n of the vector, whatever n is), and every rank makes the same update. Data, sums and
-updates depend on nothing but seed, world size and step: a training that was interrupted anywhere ends with the same
-bits.
+Every rank computes the gradients of its own batch. A ring over TCP sums them (reduce-scatter, then all-gather: each
+rank sends 2 (n - 1) / n of the vector), and every rank makes the same update. Data, sums and updates depend only on
+seed, world size and step, so an interrupted training ends with the same bits as an uninterrupted one.
 
-Ranks find one another as under torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without them it is one process.
+Ranks connect as with torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without them, one process trains alone.
 
-SIGTERM (with --checkpoint) is heard by whichever rank gets it. The wish to stop rides along in the next all-reduce, so
-that all ranks stop after the same step; rank 0 writes the checkpoint, and all exit with 75.
+SIGTERM (with --checkpoint) may go to any rank. The next all-reduce carries the stop request, so that all ranks stop
+after the same step; rank 0 writes the checkpoint, and all exit with 75.
 
-Exit codes: 0 finished; 75 (EX_TEMPFAIL of sysexits.h) stopped on request, everything done is in the checkpoint, run me
-again; 1 something failed, in one line on standard error; 2 a wrong command line.
+Exit codes: 0 finished; 75 (EX_TEMPFAIL of sysexits.h) stopped on request with all work in the checkpoint, run again to
+resume; 1 failed, with one line on standard error; 2 wrong command line.
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ LEARNING_RATE, MOMENTUM = 0.02, 0.9
 MAGIC = b"train_dp checkpoint 1\n"
 STOPPED = 75
 CONNECT_SECONDS = 60.0
-"""How long ranks wait for one another at the start."""
+"""Maximum time to wait for other ranks at the start."""
 
 Vector = npt.NDArray[np.float32]
 
 
 class TrainingError(Exception):
-    """What ends the training with exit code 1; its text is the line that is printed."""
+    """Failure with exit code 1; its text is the printed line."""
 
 
 class StoppedError(Exception):
-    """SIGTERM came before there was anything to save."""
+    """SIGTERM arrived before there was anything to save."""
 
 
 class StopRequest:
-    """Whether SIGTERM has come."""
+    """Flag that SIGTERM sets."""
 
     def __init__(self) -> None:
         self.made = False
@@ -105,7 +104,7 @@ class Ring:
             self._exchange(parts[(self.rank + 1 - turn) % self.size], parts[(self.rank - turn) % self.size])
 
     def broadcast(self, data: bytes) -> bytes:
-        """Rank 0's `data`, on every rank: handed from each to the next."""
+        """Return rank 0's `data` on every rank; each rank passes it to the next."""
         if self.size == 1:
             return data
         length = np.array([len(data)], np.int64)
@@ -128,7 +127,7 @@ class Ring:
                 connection.close()
 
     def _exchange(self, outgoing: npt.NDArray[Any] | None, incoming: npt.NDArray[Any] | None) -> None:
-        """Send and receive at once: were both to send first, full buffers would stop them both."""
+        """Send and receive at the same time, because two ranks that send first would block on full buffers."""
         assert self._next is not None and self._previous is not None
         to_send = memoryview(b"") if outgoing is None else outgoing.data.cast("B")
         to_fill = memoryview(b"") if incoming is None else incoming.data.cast("B")
@@ -157,7 +156,7 @@ class Ring:
 
 
 def form_ring(rank: int, size: int, address: str, port: int, stop: StopRequest) -> Ring:
-    """Meet at rank 0, learn where everyone listens, connect to the next rank. Raises TrainingError, StoppedError."""
+    """Exchange listen addresses through rank 0 and connect to the next rank. Raises TrainingError, StoppedError."""
     if size == 1:
         return Ring(rank, size, None, None)
     deadline = time.monotonic() + CONNECT_SECONDS
@@ -183,7 +182,7 @@ def form_ring(rank: int, size: int, address: str, port: int, stop: StopRequest) 
 def _gather(
     size: int, address: str, port: int, stop: StopRequest, deadline: float
 ) -> tuple[dict[str, Any], socket.socket]:
-    """Rank 0: wait for all others and tell them where everyone listens."""
+    """Wait for all other ranks and send them all listen addresses (rank 0)."""
     try:
         meeting = socket.create_server((address, port), backlog=size)
         listener = socket.create_server((address, 0))
@@ -211,7 +210,7 @@ def _gather(
 def _join(
     rank: int, address: str, port: int, stop: StopRequest, deadline: float
 ) -> tuple[dict[str, Any], socket.socket]:
-    """Every other rank: tell rank 0 where this one listens, and learn where the others do."""
+    """Send this rank's listen address to rank 0 and receive those of the others (all other ranks)."""
     with _connect(address, port, "rank 0", stop, deadline) as meeting:
         listener = socket.create_server((meeting.getsockname()[0], 0))
         _send_line(meeting, {"rank": rank, "port": listener.getsockname()[1]})
@@ -236,7 +235,7 @@ def _connect(host: str, port: int, who: str, stop: StopRequest, deadline: float)
 
 
 def _accept(listener: socket.socket, who: str, stop: StopRequest, deadline: float) -> tuple[socket.socket, Any]:
-    """The next connection that says something in our form, with what it said."""
+    """Return the next connection with a valid first line, and that line's content."""
     listener.settimeout(0.2)
     while True:
         _check(who, stop, deadline)
@@ -264,7 +263,7 @@ def _receive_line(connection: socket.socket, who: str, stop: StopRequest, deadli
     while not data.endswith(b"\n"):
         _check(who, stop, deadline)
         try:
-            # No byte beyond the line: where this rank is slow, the first numbers of the training may stand behind it.
+            # Read no byte beyond the line: the first numbers of the training may already follow it.
             line, newline, _ = connection.recv(65536, socket.MSG_PEEK).partition(b"\n")
             more = connection.recv(len(line + newline)) if line or newline else b""
         except TimeoutError:
@@ -376,7 +375,7 @@ def restore(model: Model, data: bytes, seed: int, hidden: int, where: Path) -> i
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file: after a crash at any moment the old content is there, or the new."""
+    """Replace the file atomically: a crash leaves the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     with unfinished.open("wb") as file:
@@ -392,7 +391,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def resume(ring: Ring, model: Model, options: argparse.Namespace) -> int:
-    """The step to go on from, the same on every rank: rank 0 reads, the others are told. Raises TrainingError."""
+    """Return the step to resume from. Rank 0 reads the checkpoint and sends it to the others. Raises TrainingError."""
     data = b""
     if ring.rank == 0 and options.checkpoint is not None:
         try:
@@ -413,7 +412,7 @@ def resume(ring: Ring, model: Model, options: argparse.Namespace) -> int:
 
 
 def save(ring: Ring, model: Model, options: argparse.Namespace, step: int) -> None:
-    """Rank 0 writes the checkpoint; no rank goes on before it stands. Raises TrainingError on all of them."""
+    """Write the checkpoint on rank 0; all ranks wait for it. Raises TrainingError on all ranks."""
     failure = ""
     if ring.rank == 0:
         try:
@@ -426,11 +425,11 @@ def save(ring: Ring, model: Model, options: argparse.Namespace, step: int) -> No
 
 
 def train(ring: Ring, options: argparse.Namespace, stop: StopRequest) -> int:
-    """Train to the last step, or until a rank is asked to stop; gives the exit code."""
+    """Train to the last step or to a stop request; return the exit code."""
     model = Model(options.seed, options.hidden)
     first_step = step = resume(ring, model, options)
     reporter = steps.reporter()
-    # Two more numbers ride along with the gradients: the loss, and how many ranks were asked to stop.
+    # The gradients are followed by two numbers: the loss, and the number of ranks with a stop request.
     summed = np.zeros(model.size + 2, np.float32)
     losses: list[float] = []
     seconds: list[float] = []
@@ -441,7 +440,7 @@ def train(ring: Ring, options: argparse.Namespace, stop: StopRequest) -> int:
             summed[-2] = model.gradients(ring.rank, step, options.batch, summed[:-2])
             summed[-1] = stop.made
             if options.pace_seconds > 0:
-                time.sleep(options.pace_seconds)  # stands for the time that an accelerator would compute
+                time.sleep(options.pace_seconds)  # in place of an accelerator's compute time
             with reporter.wait():
                 ring.all_reduce(summed)
             summed[:-1] /= np.float32(ring.size)
@@ -476,13 +475,13 @@ def train(ring: Ring, options: argparse.Namespace, stop: StopRequest) -> int:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=500, help="steps of the whole training")
-    parser.add_argument("--checkpoint", type=Path, help="resumed from where it exists; SIGTERM then saves and stops")
+    parser.add_argument("--checkpoint", type=Path, help="resume from it if it exists; SIGTERM saves and stops")
     parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hidden", type=int, default=256, help="width of the two hidden layers")
-    parser.add_argument("--batch", type=int, default=2048, help="samples a rank and step")
+    parser.add_argument("--batch", type=int, default=2048, help="samples per rank and step")
     parser.add_argument("--pace-seconds", type=float, default=0.0, help="pause in every step, as an accelerator's time")
-    parser.add_argument("--result", type=Path, help="where rank 0 writes what came of it (JSON)")
+    parser.add_argument("--result", type=Path, help="file for rank 0's result (JSON)")
     options = parser.parse_args(arguments)
     for name, least in (("steps", 1), ("checkpoint_every", 1), ("seed", 0), ("hidden", 1), ("batch", 1)):
         if getattr(options, name) < least:

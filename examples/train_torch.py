@@ -35,7 +35,7 @@ STOPPED = 75
 
 
 class StopRequest:
-    """Whether SIGTERM has come."""
+    """Flag that SIGTERM sets."""
 
     def __init__(self) -> None:
         self.made = False
@@ -48,7 +48,7 @@ class StopRequest:
 
 
 def network(seed: int, hidden: int) -> nn.Sequential:
-    """The same weights on every rank, for a seed."""
+    """Return a network with the same weights on every rank, for a seed."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(INPUTS, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
@@ -56,14 +56,14 @@ def network(seed: int, hidden: int) -> nn.Sequential:
 
 
 def batch_of(seed: int, rank: int, step: int, size: int, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and labels, drawn from (seed, rank, step): a resumed training sees what it would have seen."""
+    """Return inputs and labels drawn from (seed, rank, step), so that a resumed training has the same data."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + rank) * 1_000_003 + step)
     inputs = torch.randn(size, INPUTS, generator=generator)
     return inputs, (inputs @ teacher).argmax(dim=1)
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Replace the checkpoint: after a crash at any moment the old one is there, or the new."""
+    """Replace the checkpoint atomically: a crash leaves the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     with unfinished.open("wb") as file:
@@ -81,7 +81,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def train(options: argparse.Namespace, stop: StopRequest) -> int:
-    """Train to the last step, or until a rank is asked to stop; gives the exit code."""
+    """Train to the last step or to a stop request; return the exit code."""
     rank, size = dist.get_rank(), dist.get_world_size()
     on_gpu = dist.get_backend() == "nccl"
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
@@ -112,7 +112,7 @@ def train(options: argparse.Namespace, stop: StopRequest) -> int:
         loss.backward()
         if options.pace_seconds > 0:
             time.sleep(options.pace_seconds)
-        # The wish to stop is summed with the loss, so that all ranks stop after the same step.
+        # The stop request is summed with the loss, so that all ranks stop after the same step.
         shared = torch.stack([loss.detach(), torch.tensor(float(stop.made), device=device)])
         dist.all_reduce(shared)
         optimizer.step()
@@ -144,13 +144,13 @@ def train(options: argparse.Namespace, stop: StopRequest) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=500, help="steps of the whole training")
-    parser.add_argument("--checkpoint", type=Path, help="resumed from where it exists; SIGTERM then saves and stops")
+    parser.add_argument("--checkpoint", type=Path, help="resume from it if it exists; SIGTERM saves and stops")
     parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hidden", type=int, default=256, help="width of the two hidden layers")
-    parser.add_argument("--batch", type=int, default=2048, help="samples a rank and step")
+    parser.add_argument("--batch", type=int, default=2048, help="samples per rank and step")
     parser.add_argument("--pace-seconds", type=float, default=0.0, help="pause in every step, as an accelerator's time")
-    parser.add_argument("--result", type=Path, help="where rank 0 writes what came of it (JSON)")
+    parser.add_argument("--result", type=Path, help="file for rank 0's result (JSON)")
     options = parser.parse_args()
     stop = StopRequest()
     if options.checkpoint is not None:

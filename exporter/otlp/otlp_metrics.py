@@ -181,10 +181,10 @@ def partial_success(answer: bytes, what: str = "points") -> str:
     """
     try:
         inner = _fields(answer).get(1)
-        told = _fields(inner) if isinstance(inner, bytes) else {}
+        partial = _fields(inner) if isinstance(inner, bytes) else {}
     except ValueError:
         return ""
-    rejected, message = told.get(1, 0), told.get(2, b"")
+    rejected, message = partial.get(1, 0), partial.get(2, b"")
     if not isinstance(rejected, int) or not isinstance(message, bytes) or not (rejected or message):
         return ""
     return f"{rejected} {what} refused: {message.decode('utf-8', 'replace')}"

@@ -33,11 +33,11 @@ from exporter.prometheus.text_format import (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is published, and how.
+    """Settings of the exposition.
 
-    profile: 'default', a node's 1,200 most wanted series, or 'full'. allow, deny: globs on names; what allow names
-    comes in whatever the profile, what deny names never. series_limit: most series. compatibility: names of
-    COMPATIBILITY. hostname_label: how DCGM's names spell theirs. owner_labels: who uses a GPU, on each of its series.
+    profile: 'default', the 1,200 most important series of a node, or 'full'. allow, deny: globs of metric names to
+    include regardless of the profile, and to exclude. series_limit: maximum number of series. compatibility: names of
+    COMPATIBILITY. hostname_label: spelling of DCGM's label. owner_labels: put the user of a GPU on each of its series.
     """
 
     profile: str = "full"

@@ -1,10 +1,10 @@
-"""The lines of one layout as text, plain and compressed, at the cost of those that changed.
+"""Cache of the lines of one layout, plain and compressed; only changed lines are rendered.
 
-Everything but the numbers is rendered once. The text is kept in parts of some kilobytes, and a part in which nothing
-changed is neither joined nor compressed again: raw deflate streams that end on a byte's bound (Z_FULL_FLUSH) can be put
-together to one, between gzip's head and tail (RFC 1951 section 3.2.4, RFC 1952 section 2.3).
+Everything but the numbers is rendered once. The text is stored in parts of some kilobytes, and unchanged parts are
+neither joined nor compressed again: raw deflate streams that end at a byte boundary (Z_FULL_FLUSH) can be concatenated
+between gzip's head and tail (RFC 1951 section 3.2.4, RFC 1952 section 2.3).
 
-Of thousands of numbers, hundreds change every second. They are written by one call for all of a kind, not one each.
+Of thousands of numbers, hundreds change every second. One call writes all numbers of a kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from exporter.prometheus.derived_values import Derived
 from exporter.prometheus.series import Family, IntegerText, Render, View, gauge_text, gauge_texts, prefix
 
 SLOW_LEVEL = 1
-"""Two thirds of level 6's time at nine tenths of its effect on this text; a scrape goes over a local network."""
+"""Two thirds of the time of level 6 at nine tenths of its compression; scrapes use a local network."""
 
 try:
     from isal import isal_zlib as deflate  # a third of zlib's time for this text, docs/adr/0018
@@ -32,7 +32,7 @@ except ImportError:  # on a processor that it is not built for
     FAST_LEVEL = SLOW_LEVEL  # zlib's 0 does not compress
 
 PART_BYTES = 16 * 1024
-"""Least size of a part: half of deflate's window, so that little of its compression is lost to the cut."""
+"""Minimum size of a part: half of deflate's window, so that the split costs little compression."""
 
 _GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"
 """RFC 1952: deflate, no flags, no time, fastest, unknown system."""
@@ -44,14 +44,14 @@ _Indexes = npt.NDArray[np.intp]
 
 
 _UNLIKE, _NO_LINE = -1, -2
-"""Kinds of a column that has a line unlike others, and of one that has none, or no more."""
+"""Kinds of a column whose line has a different format, and of a column without a line."""
 
 
 class _Alike:
-    """For each column at most one of its lines, among those that are written like others.
+    """At most one line per column, of the lines with a common number format.
 
-    places: its number's place among the pieces. parts: the part that the line is in. kinds: which of `writers` writes
-    it, or one of the two that follow. Each writer gives the texts of many numbers.
+    places: index of the number among the pieces. parts: part of the line. kinds: index into `writers`, or _UNLIKE or
+    _NO_LINE. A writer returns the texts of many numbers.
     """
 
     def __init__(self, columns: int) -> None:
@@ -62,7 +62,7 @@ class _Alike:
 
 
 class Lines:
-    """The lines of one layout, and which column each is fed from."""
+    """The lines of one layout, each with its source column."""
 
     def __init__(self, layout: Layout, view: View, families: list[Family], header: Callable[[Family], str]) -> None:
         self.layout_id = layout.layout_id
@@ -72,7 +72,7 @@ class Lines:
         ]
         self._prefixes: list[bytes] = []
         self._renders: list[Render] = []
-        # Of line i what stands before its number at 2i, the line end before it included, and the number at 2i + 1.
+        # Line i: the text before its number at 2i, including the previous line end, and the number at 2i + 1.
         self._pieces: list[bytes] = []
         self._family_of: list[int] = []
         self._header_at: list[int] = []
@@ -120,7 +120,7 @@ class Lines:
         self._family_of.append(family)
 
     def _find_alike(self, first: int, columns: int) -> list[_Alike]:
-        """The lines of gauges, or of counters, that are written like others; of columns that feed no other lines."""
+        """Return the lines of gauges or counters with a common number format, of columns with a single line."""
         found = [_Alike(columns)]
         kinds: dict[Render, int] = {}
         for column in range(columns):
@@ -140,16 +140,16 @@ class Lines:
 
     @property
     def series(self) -> int:
-        """Lines with a number."""
+        """Return the number of lines with a number."""
         return sum(self._present)
 
     @property
     def texts(self) -> Sequence[bytes]:
-        """The exposition, in parts."""
+        """Return the exposition, in parts."""
         return self._texts
 
     def fits(self, layout: Layout, frame: Frame) -> bool:
-        """Whether the lines are still the layout's, and every owner that they know is one, and no other."""
+        """Return whether the lines still match the layout and its current owners."""
         if layout.layout_id != self.layout_id:
             return False
         return not len(self._structure) or self._absent_of(frame) == self._structure_absent
@@ -160,7 +160,7 @@ class Lines:
     # --- numbers -----------------------------------------------------------------------------------------------------
 
     def take(self, frame: Frame) -> None:
-        """Render what changed since the frame before."""
+        """Render the changes since the previous frame."""
         gauges, counters, valid = frame.gauges, frame.counters, frame.counters_valid
         # Bits, not numbers: NaN differs from itself, and an absent value that stays absent is no change.
         changed = np.flatnonzero(gauges.view(np.int64) != self._gauges.view(np.int64))
@@ -188,9 +188,9 @@ class Lines:
     def _set_alike(
         self, layers: list[_Alike], columns: _Indexes, stays: _Mask, values: npt.NDArray[np.float64 | np.uint64]
     ) -> _Indexes:
-        """Write the numbers of those columns that `stays` says were and are present, where their lines are alike.
+        """Write the numbers of columns that were and are present (`stays`) and have a common number format.
 
-        values: of each of the columns. Returns which of them are to be written singly.
+        values: one per column. Returns the columns to write singly.
         """
         pieces = self._pieces
         at_once = stays & (layers[0].kinds[columns] != _UNLIKE)
@@ -208,7 +208,7 @@ class Lines:
         return np.flatnonzero(~at_once)
 
     def _set(self, sources: list[int], values: Sequence[float | int | None]) -> None:
-        """Write numbers one by one, and have lines come and go."""
+        """Write numbers one by one, and add and remove lines."""
         pieces, dirty, part_of = self._pieces, self._dirty, self._part_of
         for source, value in zip(sources, values, strict=True):
             for line in self._lines_of[source]:
@@ -225,7 +225,7 @@ class Lines:
                 dirty[part_of[line]] = True
 
     def _count(self, line: int, change: int) -> None:
-        """A series came or went: the first brings its family's header, the last takes it away."""
+        """Count an added or removed series; add a family's header with its first, remove it with its last."""
         family = self._family_of[line]
         self._present[family] += change
         self._pieces[2 * self._header_at[family]] = self._headers[family] if self._present[family] else b""
@@ -238,7 +238,7 @@ class Lines:
             begin, end = self._bounds[part], self._bounds[part + 1]
             pieces = self._pieces[2 * begin : 2 * end]
             for at, piece in enumerate(pieces):
-                if piece:  # the first: nothing stands before it that it would have to end the line of
+                if piece:  # the first piece has no previous line to end
                     pieces[at] = piece[1:]
                     pieces.append(b"\n")
                     break
@@ -246,12 +246,12 @@ class Lines:
             self._deflated[part] = None
             if len(text) > len(self._zeros):
                 self._zeros = memoryview(bytes(len(text) + PART_BYTES // 4))
-        # What changes at every scrape is packed in a hurry, the rest once and well.
+        # Compress parts that change at every scrape fast, and the others once with a better level.
         self._hurried = self._was_dirty & dirty
         self._was_dirty, self._dirty = dirty, np.zeros(len(dirty), np.bool_)
 
     def compressed(self, tail: bytes) -> bytes:
-        """Everything and the tail as one gzip member."""
+        """Return everything and the tail as one gzip member."""
         pieces = [_GZIP_HEAD]
         crc32, checks = deflate.crc32, self._checks
         check = size = 0
@@ -264,7 +264,7 @@ class Lines:
                 checks[part] = crc32(text) ^ crc32(zeros)
             pieces.append(piece)
             # CRC(before + text) = CRC(before + zeros) ^ CRC(zeros) ^ CRC(text), all but the first from 0: the sum is
-            # linear but for its start. A text that did not change is not looked at again, as large as all are together.
+            # linear but for its start. Unchanged text, most of the total, is not read again.
             check = crc32(zeros, check) ^ checks[part]
             size += length
         check, size = crc32(tail, check), size + len(tail)
@@ -274,7 +274,7 @@ class Lines:
 
     def _deflate(self, text: bytes, in_a_hurry: bool) -> bytes:
         packer = self._packers[in_a_hurry]
-        # A full flush forgets what was before: the piece may follow on any other.
+        # After a full flush, the piece does not depend on earlier ones.
         packed: bytes = packer.compress(text) + packer.flush(deflate.Z_FULL_FLUSH)
         return packed
 
@@ -284,10 +284,10 @@ def _line_start(text: str) -> bytes:
 
 
 def _writes_many(render: Render) -> bool:
-    """Whether many numbers can be written at once as `render` writes each."""
+    """Return whether many numbers can be written at once with the result of `render`."""
     return render is gauge_text or isinstance(render, IntegerText)
 
 
 def _never(_: float) -> str:
-    """Of a header's line, which no column feeds."""
+    """Render function of header lines, which have no column."""
     return ""

@@ -1,7 +1,7 @@
-"""Which families are published: a profile, and lists of names over it.
+"""Selection of published families: a profile, and lists of names that override it.
 
-``full`` is everything. ``default`` leaves out what is read when something is being looked into and not on every
-dashboard: counts a link, a lane, a priority, a location, where a sum a device stands beside them.
+``full`` publishes all families. ``default`` omits families that are only used to investigate a problem: counts per
+link, lane, priority or location, if there is also a sum per device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 FULL_ONLY: tuple[str, ...] = (
-    # By link, by lane, by location, by priority: looked into once something is known to be wrong.
+    # By link, lane, location, priority: for the investigation of a known problem.
     "gangwatch_nvlink_*",
     "gangwatch_c2c_*",
     "gangwatch_gpu_row_remap_banks",
@@ -31,7 +31,7 @@ FULL_ONLY: tuple[str, ...] = (
     "gangwatch_rdma_hw_counters_total",
     "gangwatch_rdma_operation_bytes_total",
     "gangwatch_rdma_resources",
-    # Of a port: what stays at zero on Ethernet, or says the same in other words.
+    # Of a port: always zero on Ethernet, or redundant.
     "gangwatch_rdma_port_*cast_*",
     "gangwatch_rdma_port_vl15_*",
     "gangwatch_rdma_port_*_constraint_errors_total",
@@ -55,7 +55,7 @@ FULL_ONLY: tuple[str, ...] = (
     "gangwatch_rdma_implied_naks_total",
     "gangwatch_rdma_duplicate_requests_total",
     "gangwatch_rdma_port_*_packets_total",
-    # Of a GPU: limits and maxima that hardly move, extremes within a second, arithmetic pipes one by one.
+    # Of a GPU: limits and maxima that hardly change, extremes within a second, single arithmetic pipes.
     "gangwatch_gpu_burst_*",
     "gangwatch_gpu_*_window_ratio",
     "gangwatch_gpu_pipe_active_ratio",
@@ -94,13 +94,13 @@ FULL_ONLY: tuple[str, ...] = (
     "gangwatch_collector_sample_age_seconds",
     "gangwatch_collector_failures_total",
 )
-"""Names, or globs, of families that ``default`` leaves out."""
+"""Names or globs of families that ``default`` omits."""
 
 Reason = Literal["profile", "deny"]
 
 
 def left_out_by(name: str, profile: str, allow: tuple[str, ...], deny: tuple[str, ...]) -> Reason | None:
-    """Why the family of this name is left out; None where it is published. deny goes over allow, allow over profile."""
+    """Return why the family is omitted; None if it is published. deny overrides allow, and allow the profile."""
     if _matches(name, deny):
         return "deny"
     if profile == "full" or _matches(name, allow):

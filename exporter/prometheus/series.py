@@ -1,8 +1,8 @@
-"""Families and series as an exposition plans them, before any number: names, labels, and where values come from.
+"""Families and series of an exposition, without numbers: names, labels and the sources of values.
 
-A family is one metric with the columns that feed it. Clean families are the catalogue's own; compatibility families
-are made from them under names that dashboards already have. Values are rendered by a function a row, so that one
-column can stand as bytes here and as MiB there, and no collector knows of either.
+A family is one metric with its source columns. Clean families are those of the catalogue; compatibility families are
+derived from them, with names for existing dashboards. Each row has its own render function, so that a column can
+appear in bytes and in MiB, independent of its collector.
 """
 
 from __future__ import annotations
@@ -21,32 +21,31 @@ from exporter.prometheus.derived_values import Derived
 
 Labels = tuple[tuple[str, str], ...]
 Render = Callable[[float], str] | Callable[[int], str]
-"""A gauge's float or a counter's integer as text; never asked about what is absent."""
+"""Renders a gauge's float or a counter's integer as text; never called for absent values."""
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def decimals_of(metric: Metric) -> int:
-    """Decimal digits that take the metric's integers to its unit: 9 for nanoseconds to seconds, 0 where they are one.
+    """Return the decimal digits from the metric's integers to its unit: 9 for nanoseconds to seconds, 0 for the same.
 
-    Raises ValueError for a scale that is neither a whole number nor 0.1, 0.01, ...: it could not be printed without
-    loss.
+    Raises ValueError for a scale that is neither a whole number nor 0.1, 0.01, ..., because of rounding.
     """
     if metric.scale >= 1 and metric.scale == int(metric.scale):
         return 0
     decimals = round(-math.log10(metric.scale))
     if decimals < 0 or float(f"1e-{decimals}") != metric.scale:
-        raise ValueError(f"{metric.name}: scale {metric.scale} is no whole number and not 0.1, 0.01, ...")
+        raise ValueError(f"{metric.name}: scale {metric.scale} is neither a whole number nor 0.1, 0.01, ...")
     return decimals
 
 
 _encode = msgspec.json.Encoder().encode
-"""A number as JSON is the shortest that reads back as the same (Ryu), and costs a tenth of what Python's repr does."""
+"""JSON numbers are the shortest that read back as the same (Ryu), at a tenth of the cost of Python's repr."""
 
 
 def counter_text(value: int, decimals: int) -> str:
-    """An integer times 10^-decimals, in decimal notation with every digit."""
+    """Return an integer times 10^-decimals, in decimal notation with all digits."""
     if not decimals:
         return str(value)
     digits = str(value).rjust(decimals + 1, "0")
@@ -54,7 +53,7 @@ def counter_text(value: int, decimals: int) -> str:
 
 
 def gauge_text(value: float) -> str:
-    """The shortest text that reads back as the same number. Not for NaN: absent values are not printed."""
+    """Return the shortest text that reads back as the same number. Not for NaN: absent values are not printed."""
     if value in (math.inf, -math.inf):
         return "+Inf" if value > 0 else "-Inf"
     return _encode(value).decode()
@@ -62,9 +61,9 @@ def gauge_text(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IntegerText:
-    """Writes a counter's integer in the metric's unit: `times` as much, with the point `decimals` digits from the end.
+    """Renderer of a counter's integer in the metric's unit: times `times`, with `decimals` digits after the point.
 
-    Equal ones write alike, so that many numbers can be written at once.
+    Equal instances have the same format, so that many numbers can be written at once.
     """
 
     times: int = 1
@@ -74,7 +73,7 @@ class IntegerText:
         return counter_text(value * self.times, self.decimals)
 
     def all(self, values: list[int]) -> list[bytes]:
-        """The text of each."""
+        """Return the text of each value."""
         if self.times != 1:
             return [self(value).encode() for value in values]
         texts = _texts(values)
@@ -90,7 +89,7 @@ class IntegerText:
 
 
 def gauge_texts(values: list[float]) -> list[bytes]:
-    """The text of each, as gauge_text writes it. Not for NaN and the infinities."""
+    """Return the text of each value, as gauge_text does. Not for NaN and infinities."""
     return _texts(values)
 
 
@@ -99,7 +98,7 @@ def _texts(values: Sequence[float | int]) -> list[bytes]:
 
 
 def render_of(metric: Metric) -> Render:
-    """How the metric's own values are written."""
+    """Return the render function of the metric's own values."""
     if metric.kind != "counter":
         return gauge_text
     decimals = decimals_of(metric)
@@ -110,17 +109,17 @@ def render_of(metric: Metric) -> Render:
 
 
 def labels_of(layout: Layout, column: Column) -> list[tuple[str, str]]:
-    """The labels of a column's series as they are published: its own and the node's, sorted."""
+    """Return the published labels of a column's series: its own and the node's, sorted."""
     return sorted((*column.labels, ("node", layout.node)))
 
 
 def metric_of(column: Column, is_counter: bool) -> Metric:
-    """The catalogue's row of a column. Raises FrameError for a name or kind that is not there."""
+    """Return the catalogue's metric of a column. Raises FrameError for an unknown name or another kind."""
     metric = BY_NAME.get(column.metric)
     if metric is None:
         raise FrameError(f"{column.metric} is not in the catalogue")
     if (metric.kind == "counter") is not is_counter:
-        raise FrameError(f"{column.metric} is a {metric.kind}, and stands among the other columns")
+        raise FrameError(f"{column.metric} is a {metric.kind}, but its column is of another kind")
     return metric
 
 
@@ -139,7 +138,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of an exposition: its labels, sorted as they are printed, the column that feeds it, and how."""
+    """One line of an exposition: its labels in printed order, its source column, and its render function."""
 
     labels: Labels
     source: int
@@ -148,7 +147,7 @@ class Row:
 
 @dataclass(slots=True)
 class Family:
-    """One metric of an exposition. kind: as Prometheus text says it, info being a gauge there."""
+    """One metric of an exposition. kind: as in Prometheus text, where info is a gauge."""
 
     name: str
     kind: str
@@ -158,13 +157,13 @@ class Family:
 
 
 class View:
-    """A layout as families are made from it: its columns by metric, and what its `_info` columns say of devices.
+    """A layout as the source of families: its columns by metric, and the device facts of its `_info` columns.
 
-    present: whether a column has a value now; an owner that is absent owns nothing.
+    present: whether a column has a value now; absent owners are ignored.
     """
 
     def __init__(self, layout: Layout, present: Callable[[int], bool] = lambda _: True) -> None:
-        """Raises FrameError for a column that is not the catalogue's."""
+        """Sort the columns. Raises FrameError for a column that is not in the catalogue."""
         self.layout = layout
         self.node = layout.node
         self.derived: list[tuple[int, Derived]] = []
@@ -180,7 +179,7 @@ class View:
         self._by_metric.setdefault(series.metric.name, []).append(series)
 
     def derive(self, derived: Derived) -> int:
-        """Take values that stand in no column; the source of the first of them."""
+        """Add derived values, and return the source index of the first."""
         first = self._sources
         self.derived.append((first, derived))
         self._sources += derived.outputs
@@ -188,11 +187,11 @@ class View:
 
     @property
     def sources(self) -> int:
-        """Columns and derived values together."""
+        """Return the number of columns and derived values."""
         return self._sources
 
     def metrics(self) -> Iterator[tuple[Metric, list[Series]]]:
-        """Every metric of the layout in order of first appearance; columns of one may stand anywhere."""
+        """Yield the metrics of the layout in order of first appearance, each with all of its columns."""
         for series in self._by_metric.values():
             yield series[0].metric, series
 
@@ -201,12 +200,12 @@ class View:
 
     @cached_property
     def gpus(self) -> Mapping[str, Mapping[str, str]]:
-        """What gangwatch_gpu_info says, by the GPU's UUID."""
+        """Labels of gangwatch_gpu_info by GPU UUID."""
         return {series.labels["gpu"]: series.labels for series in self.of("gangwatch_gpu_info")}
 
     @cached_property
     def owners(self) -> Mapping[tuple[str, str], list[Mapping[str, str]]]:
-        """Who uses a GPU, or an instance of one, now: gangwatch_gpu_owner_info by (GPU, MIG instance or '')."""
+        """Current users of GPUs and instances: gangwatch_gpu_owner_info by (GPU, MIG instance or '')."""
         found: dict[tuple[str, str], list[Mapping[str, str]]] = {}
         for series in self.of("gangwatch_gpu_owner_info"):
             if self._present(series.source):
@@ -215,20 +214,20 @@ class View:
         return found
 
     def owner(self, labels: Mapping[str, str]) -> Mapping[str, str]:
-        """The one owner of the GPU or instance that these labels name; empty where it has none, or several.
+        """Return the only owner of the GPU or instance in these labels; empty if there is none or several.
 
-        Several processes that share a GPU each have a share of their own elsewhere; none of them is given the whole's.
+        For processes that share a GPU, other metrics have the share of each; none gets the values of the whole GPU.
         """
         owners = self.owners.get((labels.get("gpu", ""), labels.get("mig", "")), [])
         return owners[0] if len(owners) == 1 else {}
 
     def structure(self) -> list[int]:
-        """Columns whose presence decides on labels: where one comes or goes, the families are made anew."""
+        """Return columns whose presence affects labels: when one changes, the families are built again."""
         return [series.source for series in self.of("gangwatch_gpu_owner_info")]
 
 
 def clean_families(view: View, owner_labels: bool) -> Iterator[Family]:
-    """The catalogue's own families. owner_labels: whether a GPU's series carry who uses it."""
+    """Yield the catalogue's own families. owner_labels: whether a GPU's series have labels of its user."""
     for metric, series in view.metrics():
         render = render_of(metric)
         family = Family(metric.name, "gauge" if metric.kind == "info" else metric.kind, metric.help, metric.unit)
@@ -254,6 +253,6 @@ def label_value(text: str) -> str:
 
 
 def prefix(name: str, labels: Iterable[tuple[str, str]]) -> str:
-    """A sample line up to its value."""
+    """Return a sample line up to its value."""
     pairs = ",".join(f'{key}="{label_value(value)}"' for key, value in labels)
     return f"{name}{{{pairs}}} " if pairs else f"{name} "

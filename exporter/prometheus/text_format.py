@@ -1,6 +1,6 @@
 """The text formats: headers of families, and samples by name.
 
-Names, help, kinds and units come from the catalogue. What a scrape of an agent gets is exposition.py's.
+Names, help, kinds and units come from the catalogue. exposition.py renders the scrapes of an agent.
 
 Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md
@@ -25,15 +25,15 @@ Sample = tuple[str, tuple[tuple[str, str], ...], float]
 
 
 def text_header(family: Family) -> str:
-    """HELP and TYPE in the text format."""
+    """Return HELP and TYPE in the text format."""
     help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
     return f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.kind}\n"
 
 
 def open_metrics_header(family: Family) -> str:
-    """TYPE, UNIT and HELP in OpenMetrics, whose counters and infos have a suffix that the family's name lacks.
+    """Return TYPE, UNIT and HELP in OpenMetrics, where counters and infos have a suffix that the family name lacks.
 
-    A counter that isn't called ``_total``, as DCGM's aren't, can't be one there: its type is unknown.
+    A counter without ``_total``, such as DCGM's, is not allowed there: its type is unknown.
     """
     name, kind = family.name, family.kind
     if kind == "counter":
@@ -49,17 +49,17 @@ def open_metrics_header(family: Family) -> str:
 
 
 def expose_samples(samples: Iterable[Sample], header: Callable[[Family], str] = text_header) -> str:
-    """Samples by name as text: values in the catalogue's unit; NaN is left out; samples of a name may stand anywhere.
+    """Return samples as text, grouped by name: values in the catalogue's unit; NaN is left out; input in any order.
 
     Labels are the catalogue's for that name, with or without ``node``. Raises ValueError for a name or labels that are
-    not in the catalogue, and for a series that stands twice.
+    not in the catalogue, and for a duplicate series.
     """
     kept = [sample for sample in samples if sample[2] == sample[2]]  # only NaN differs from itself
     return "".join(f"{start}{sample_text(kept[at][2])}\n" for at, start in sample_lines(kept, header))
 
 
 def sample_lines(samples: Sequence[Sample], header: Callable[[Family], str] = text_header) -> list[tuple[int, str]]:
-    """Which sample each line is of, and what stands before its value; those of one name together, after its header.
+    """Return the sample of each line and the text before its value, grouped by name after its header.
 
     Raises ValueError as ``expose_samples`` does.
     """
@@ -68,7 +68,7 @@ def sample_lines(samples: Sequence[Sample], header: Callable[[Family], str] = te
         line = _before_value(name, tuple(labels))
         rows = families.setdefault(name, {})
         if line in rows:
-            raise ValueError(f"{line.rstrip()} stands twice")
+            raise ValueError(f"duplicate series {line.rstrip()}")
         rows[line] = at
     lines: list[tuple[int, str]] = []
     for name, rows in families.items():
@@ -80,13 +80,13 @@ def sample_lines(samples: Sequence[Sample], header: Callable[[Family], str] = te
 
 
 def sample_text(value: float) -> str:
-    """A sample's value as it is printed; of an integer every digit."""
+    """Return a sample's value as text; integers with all digits."""
     return str(int(value)) if isinstance(value, int) else gauge_text(float(value))
 
 
 @lru_cache(maxsize=4096)
 def _before_value(name: str, labels: tuple[tuple[str, str], ...]) -> str:
-    """A sample's line up to its value. Raises ValueError for a name or labels that are not in the catalogue."""
+    """Return a sample's line up to its value. Raises ValueError for a name or labels that are not in the catalogue."""
     metric = BY_NAME.get(name)
     if metric is None:
         raise ValueError(f"{name} is not in the catalogue")
@@ -102,5 +102,5 @@ def _header(name: str, header: Callable[[Family], str]) -> str:
 
 
 def _family(metric: Metric) -> Family:
-    """The metric's family without rows."""
+    """Return the metric's family without rows."""
     return Family(metric.name, "gauge" if metric.kind == "info" else metric.kind, metric.help, metric.unit)

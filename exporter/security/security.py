@@ -240,10 +240,10 @@ class Security:
 
     def admits(self, connection: ssl.SSLSocket) -> Certificate | None:
         tls = self._config.tls
-        told = connection.getpeercert() or {}
-        if tls is not None and tls.client_names and not names_of(told) & tls.client_names:
+        shown = connection.getpeercert() or {}
+        if tls is not None and tls.client_names and not names_of(shown) & tls.client_names:
             return None
-        return read_certificate(told)
+        return read_certificate(shown)
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         return self._config.headers

@@ -217,7 +217,7 @@ class _Reading:
             raise self._error(f"{section}.client_ca_file", "a client's certificate can't be verified without a CA")
         if client_auth is ssl.CERT_NONE and client_ca is not None:
             raise self._error(
-                f"{section}.client_ca_file", "a CA without client_auth_type: RequireAndVerifyClientCert checks nobody"
+                f"{section}.client_ca_file", "a CA has no effect without client_auth_type: RequireAndVerifyClientCert"
             )
         names = frozenset(self._texts(values, section, "client_allowed_sans"))
         if names and client_auth is not ssl.CERT_REQUIRED:
@@ -361,7 +361,7 @@ def _as_file(pem: str | Path) -> Iterator[str]:
 
 def _no_password() -> str:
     """Asked for an encrypted key's password, where ssl would otherwise ask the terminal and wait."""
-    raise ValueError("the key is encrypted; a daemon has nobody to ask for its password")
+    raise ValueError("the key is encrypted, and a daemon can't prompt for its password")
 
 
 def names_of(certificate: Mapping[str, Any]) -> frozenset[str]:

@@ -188,7 +188,7 @@ def test_a_receiver_that_is_away_or_refuses_harms_nothing_and_is_seen(
         assert controller.ready() == (True, "")
         push.stop()
     told = caplog.text
-    for words in ("the queue is full", "answered 503: busy", "answered 400: no", "1 spans refused: too old"):
+    for words in ("the queue is full", "status 503: busy", "status 400: no", "1 spans refused: too old"):
         assert words in told
 
 
