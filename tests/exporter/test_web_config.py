@@ -73,7 +73,7 @@ def test_nothing_is_a_configuration_without_protection(tmp_path: Path, text: str
         (PAIR + "  client_auth_type: Maybe\n", "tls_server_config.client_auth_type: expected one of NoClientCert"),
         (PAIR + "  client_auth_type: RequireAnyClientCert\n", "admits any client with a certificate"),
         (PAIR + "  client_auth_type: RequireAndVerifyClientCert\n", "client_ca_file: a client's certificate can't"),
-        (PAIR + "  client_ca_file: ca\n", "client_ca_file: a CA without client_auth_type"),
+        (PAIR + "  client_ca_file: ca\n", "client_ca_file: a CA has no effect without client_auth_type"),
         (PAIR + "  client_allowed_sans: [a]\n", "client_allowed_sans: needs client_auth_type"),
         (PAIR + "  client_allowed_sans: a\n", "client_allowed_sans: expected a list of strings"),
         (PAIR + "  min_version: TLS10\n", "tls_server_config.min_version: expected one of TLS12, TLS13, not 'TLS10'"),
