@@ -136,7 +136,9 @@ def test_what_ended_just_before_the_stop_arrives_all_the_same(
 
 def test_the_controllers_series_arrive_under_their_own_names(tmp_path: Path, receiver: Receiver) -> None:
     push = OtlpPush(PushTarget(receiver.url, interval_seconds=0.05), None, {"host.name": "h"})
-    with Controller(tmp_path, MemoryBackend(World()), Policy(), detectors=(), on_entries=push.add_entries) as controller:
+    with Controller(
+        tmp_path, MemoryBackend(World()), Policy(), detectors=(), on_entries=push.add_entries
+    ) as controller:
         push.start(controller)
         until(lambda: len(receiver.bodies) >= 3)
         push.stop()
