@@ -13,7 +13,7 @@ import yaml
 from scheduler_feedback.backends.kubernetes import Access
 from scheduler_feedback.backends.kubernetes.api_server.client import RefusedError
 from tests import needs
-from tests.deploy.test_chart import WISHES, cache_folder, render
+from tests.deploy.test_chart import VALUES, cache_folder, render
 from tests.kubernetes.harness import Api, wait_for
 
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
@@ -57,7 +57,7 @@ def asked_for(*wishes: str) -> list[dict[str, Any]]:
     return [body for body in render(*wishes) if body["kind"] in PLURALS]
 
 
-@pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES.keys())
+@pytest.mark.parametrize("wishes", VALUES.values(), ids=VALUES.keys())
 def test_the_operator_takes_what_the_chart_asks_of_it(operated: Api, wishes: list[str]) -> None:
     on = ("podMonitor.enabled=true", "prometheusRule.enabled=true")
     objects = asked_for(*wishes, *on)

@@ -64,7 +64,7 @@ def test_of_an_empty_cluster_it_says_what_is_missing_and_what_would_bring_it(
         name for name, state in found.items() if state == "missing"
     }
     words = check(plane).output
-    assert "no node offers a GPU" in words and "-> install NVIDIA's GPU operator" in words
+    assert "no node has a GPU" in words and "-> install NVIDIA's GPU operator" in words
     assert "-> install the chart" in words
     refused = check(plane, "--require", "gpus")
     assert refused.exit_code == 1 and "required and not found: gpus (missing)" in str(refused.exception)

@@ -73,7 +73,7 @@ def test_a_gang_that_can_never_run_and_one_that_asks_for_too_much_say_so(
         for name in ("too-large", "elsewhere", "affine"):
             conditions[name] = wait_for(f"{name} says why", partial(cluster.condition, name))
         assert conditions["too-large"]["reason"] == "Capacity"
-        assert "asks for 16 ranks" in conditions["too-large"]["message"]
+        assert "needs 16 slots" in conditions["too-large"]["message"]
         assert conditions["elsewhere"]["reason"] == "Capacity"
         assert conditions["affine"]["reason"] == "Refused"
         assert "anti-affinity" in conditions["affine"]["message"]

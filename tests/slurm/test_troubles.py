@@ -155,7 +155,7 @@ def test_slurmctld_is_killed_in_the_middle_of_a_move(world: World) -> None:
     world.wait("the requeue", killed.exists)
     world.bed.kill_controller()
     world.mend("scontrol")
-    world.wait("trouble", lambda: "exit code 1" in world.look_quietly() or "no end within" in world.look_quietly())
+    world.wait("trouble", lambda: "exit code 1" in world.look_quietly() or "did not end within" in world.look_quietly())
     time.sleep(1)
     world.bed.start_controller()
     world.wait("it runs again", lambda: world.runs_again(number))
