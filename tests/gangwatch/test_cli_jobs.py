@@ -93,7 +93,7 @@ def test_maintenance_lists_who_is_there_and_a_drain_waits_until_the_node_is_empt
     node = door.wait_for(leaves, "running")["ranks"][0]["node"]
     assert door.job(stays)["ranks"][0]["node"] == node, "packed together"
     said = door.run("node", "maintenance", node, "--reason", "new fans").stderr
-    assert f"{stays} (stays" in said and "stays until it ends" in said
+    assert f"{stays} (stays" in said and "is not restartable: it runs to its end here" in said
     assert f"{leaves} (leaves" in said and "can be moved" in said
 
     late = door.run("node", "maintenance", node, "--drain", "--timeout", "5s", code=1).stderr

@@ -126,6 +126,6 @@ def test_every_command_says_why_the_controller_is_not_there_until_it_is(door: Fr
     assert part["part"] == "controller"
     assert "nonsense" in part["words"]
     with urllib.request.urlopen(controller.url, timeout=20) as answer:
-        assert "and was started again" in answer.read().decode()
+        assert "and was restarted. Running jobs" in answer.read().decode()
     door.run("down")
     assert door.run("jobs", code=3).stderr.endswith("start one with `gangwatch up`\n")
