@@ -141,7 +141,7 @@ def test_a_request_whose_names_were_changed_after_it_was_signed_is_refused() -> 
     at = body.rindex(b"n1.node")
     body[at : at + 2] = b"n2"
     changed = base64.encodebytes(bytes(body)).decode()
-    with pytest.raises(ConfigError, match="not signed by the key"):
+    with pytest.raises(ConfigError, match="not signed with its own key"):
         requested(f"{lines[0]}\n{changed}{lines[-1]}\n".encode())
 
 
