@@ -1,11 +1,11 @@
-"""What an agent costs: one tick of the host and process collectors, step rings read with pread beside the same rings
-mapped, and one exposition beside prometheus_client's.
+"""Cost of one agent tick, of reading step rings and of rendering one exposition.
 
-    python -m benchmarks.agent_tick --json
+python -m benchmarks.agent_tick --json
 
-The exposition is compared, in the same run and on the same series, with prometheus_client's encoder fed by a custom
-collector, which is the fastest way that library offers. CPU time is the process's own, user and system; the figures are
-medians of many rounds. Exits non-zero where a figure leaves the range that the design counts on.
+A tick runs the host and process collectors. Step rings are read with pread and, for comparison, through a mapping. The
+exposition is compared, in the same run and on the same series, with prometheus_client's encoder fed by a custom
+collector, which is the fastest way that library offers. CPU time is the user and system time of the process; the
+figures are medians of many rounds. Exits non-zero if a figure leaves the range that the design counts on.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from gangwatch.steps import Reporter
 
 IDLE = "import sys, threading; [threading.Thread(target=sys.stdin.read, daemon=True).start() for _ in range({})]; \
 print(flush=True); sys.stdin.read()"
-"""A rank that does nothing: what is measured is the cost of watching it. A blocked read a thread keeps them alive."""
+"""An idle rank, so that only the cost of watching it is measured. A blocked read keeps its threads alive."""
 
 LEAST_RATIO = 5.0
-"""Ours against the peer's exposition: 26 was measured on two cores, CPython 3.11."""
+"""Least ratio of prometheus_client's CPU time to ours for the exposition. Measured: 26 (two cores, CPython 3.11)."""
 
 MOST_CORE_SHARE = 0.05
-"""Of one core, for the host once a second and eight ranks of twenty threads twice a second. Measured: 0.3 %."""
+"""Share of one core for the host once a second and eight ranks of twenty threads twice a second. Measured: 0.3 %."""
 
 
 RECORDS_A_READING = 20
-"""Of one rank in half a second: a step of a quarter of a second with four collectives."""
+"""Records of one rank in half a second: steps of a quarter of a second with four collectives each."""
 
 MOST_RING_RATIO = 3.0
-"""Reading with pread against reading a mapping. Measured: 1.2."""
+"""Most CPU time of reading with pread over that of reading a mapping. Measured: 1.2."""
 
 
 class _MappedRing(Ring):
-    """The same reader over a mapping, as it was before an agent's memory had to be safe from its reporters."""
+    """The same reader over a mapping, as it was before reporters were prevented from truncating the agent's memory."""
 
     def __init__(self, descriptor: int, slots: int) -> None:
         super().__init__(descriptor, slots)
@@ -74,7 +74,8 @@ class _MappedRing(Ring):
 
 
 def measure_rings(ranks: int, rounds: int) -> dict[str, float]:
-    """CPU microseconds of one reading of all ranks' rings: with news and without, by pread and by a mapping."""
+    """Return the CPU microseconds of reading all ranks' rings once: with and without new records, by pread and by
+    mapping."""
     slots, costs = 4096, {}
     reporters = [Reporter({"GANGWATCH_SOCKET": "/nonexistent/gangwatch.sock"}, slots) for _ in range(ranks)]
     registrations = [reporter._registration for reporter in reporters]
@@ -105,7 +106,7 @@ def measure_rings(ranks: int, rounds: int) -> dict[str, float]:
 
 
 class _IdleRanks:
-    """Real processes to watch, with threads as a data loader or a collective library has."""
+    """Real processes to watch, with as many threads as a data loader or a collective library starts."""
 
     def __init__(self, count: int, threads: int, stack: ExitStack) -> None:
         self._files: list[RankFile] = []
@@ -127,7 +128,7 @@ class _IdleRanks:
 
 
 class _Peer(PeerCollector):
-    """The same frame for prometheus_client, made anew at every scrape as its documentation has it."""
+    """The same frame for prometheus_client, built again at every scrape as its documentation recommends."""
 
     def __init__(self, layout: Layout, frame: Frame) -> None:
         self._layout = layout
@@ -154,7 +155,7 @@ class _Peer(PeerCollector):
 
 
 def cpu_seconds(call: Callable[[], object], rounds: int) -> float:
-    """Median CPU seconds of one call; a few calls go before so that caches and descriptors are as in a long run."""
+    """Return the median CPU seconds of one call; a few calls before warm up caches and descriptors."""
     for _ in range(3):
         call()
     spent: list[float] = []
@@ -166,20 +167,22 @@ def cpu_seconds(call: Callable[[], object], rounds: int) -> float:
 
 
 def measure(ranks: int, threads: int, rounds: int) -> dict[str, object]:
-    """Run the benchmark. Returns the document that ``--json`` prints."""
+    """Run the benchmark and return the document that ``--json`` prints."""
     with ExitStack() as stack:
         host = HostCollector()
         process = ProcessCollector(_IdleRanks(ranks, threads, stack))
         stack.callback(host.close)
         stack.callback(process.close)
         host_seconds = cpu_seconds(host.collect, rounds)
-        # Every fourth run also looks for children; a mean over whole turns holds both kinds.
+        # Every fourth run also scans for child processes; the mean over whole rounds includes both kinds.
         turns = max(1, rounds // 4)
         process_seconds = cpu_seconds(lambda: [process.collect() for _ in range(4)], turns) / 4
 
         node = Node("benchmark", [host, process])
         tick_seconds = cpu_seconds(node.tick, rounds)
-        frames = itertools.cycle([node.tick() for _ in range(8)])  # what changes between scrapes is rendered anew
+        frames = itertools.cycle(
+            [node.tick() for _ in range(8)]
+        )  # series that change between scrapes are rendered again
         layout, frame = next(frames)
     exposition = Exposition(EVERYTHING)
     registry = CollectorRegistry()

@@ -1,12 +1,12 @@
-"""From a fault to the page and to the dashboard, through a real Prometheus and Alertmanager.
+"""Delays from a fault to the page and to the dashboard, through a real Prometheus and Alertmanager.
 
-    python -m benchmarks.dashboard_delays --json
+python -m benchmarks.dashboard_delays --json
 
-plays the scripted runs of tests/dashboards (a straggler, an interference, a congested uplink, a sick device, a hang, a
-lost agent) and says, in the world's seconds, how long after the fault's onset the webhook was told and, where a rank is
-slow, how long after it the job's dashboard showed that rank a tenth slower than its median. The clock runs fifteen
-times as fast, and what Prometheus and Alertmanager wait for is divided by that, so times come in steps of a scrape,
-15 s.
+Plays the scripted runs of tests/dashboards: a straggler, an interference, a congested uplink, a faulty device, a hang
+and a lost agent. Prints, in simulated seconds after the fault's onset, when the webhook was notified. If a rank is
+slow, it also prints when the job's dashboard showed that rank a tenth slower than its median. The clock runs fifteen
+times as fast, and the intervals of Prometheus and Alertmanager are divided by that, so times come in steps of one
+scrape, 15 s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ quantile by (cluster, gang) (0.5, rank:gangwatch_rank_own_seconds:mean2m{cluster
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Play, and say how long it took."""
+    """Play the runs and return the delays."""
     targets, labels = record(PLAYED)
     with staged(folder, targets) as stage:
         stage.place(labels)

@@ -1,12 +1,12 @@
-"""What a dashboard costs Prometheus: every panel and every rule, asked of an hour of a cluster's series.
+"""Cost of the dashboards for Prometheus: every panel and every rule, queried on an hour of a cluster's series.
 
-    python -m benchmarks.dashboards --nodes 1000 --json
+python -m benchmarks.dashboards --nodes 1000 --json
 
-fills a real Prometheus with an hour, at 15 s, of every series that dashboards and rules read (`promtool tsdb
-create-blocks-from openmetrics`), asks for each panel as Grafana would over that hour, and evaluates each rule once. It
-prints the slowest, and the most series that any panel shows. Eight GPUs and NICs a node, sixteen nodes a job; the
-agents' profile is `default`. The numbers are made up: what a query costs does not depend on them, but on how many there
-are.
+Fills a real Prometheus with an hour, at 15 s, of every series that dashboards and rules read (`promtool tsdb
+create-blocks-from openmetrics`). Queries each panel over that hour as Grafana would, and evaluates each rule once.
+Prints the slowest query and the most series that any panel shows. The cluster has eight GPUs and NICs a node and
+sixteen nodes a job; the agents' profile is `default`. The values are made up: the cost of a query depends on their
+number only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from exporter.prometheus.profiles import left_out_by
 STEP_SECONDS, SECONDS = 15, 3600
 GPUS, NODES_A_GANG, RACK = 8, 16, 32
 MOST_SECONDS = 2.0
-"""The most that a panel's query may take."""
+"""Most seconds that a panel's query may take."""
 
 OF_A_GPU, OF_A_NIC = "gpu", "device"
 
@@ -46,7 +46,7 @@ RECORDED_LABELS = {
     "gpu": ("node", "gpu"), "nic": ("node", "device"), "node": ("node",), "rank": ("gang", "rank"), "gang": ("gang",),
     "rail": ("rail",), "rack": ("rack",), "verdict": ("gang", "verdict"),
 }  # fmt: skip
-"""Which labels tell apart what is recorded at each level; MORE has what else a name carries."""
+"""Labels that identify a series at each level; MORE lists the further labels of a name."""
 
 MORE = {
     "gpu:gangwatch_gpu_owner:topk1": ("gang", "rank"),
@@ -75,11 +75,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "outcome": ("applied", "observed"),
     "queue": ("research", "production"),
 }
-"""Values of labels that a device or a node has all of."""
+"""Label values of which every device or node has all."""
 
 
 def read_names() -> list[str]:
-    """Every series that a panel, an annotation or a rule names and that agents of the profile `default` publish."""
+    """Return every series that a panel, an annotation or a rule names and that agents of the profile `default`
+    publish."""
     expressions = [expression for _, _, board in load_all() for _, expression in expressions_of(board.to_json_data())]
     expressions += [rule.expression for group in GROUPS for rule in group.rules]
     names = {name for expression in expressions for name in names_of(expression)}
@@ -87,7 +88,7 @@ def read_names() -> list[str]:
 
 
 def series_of(name: str, nodes: int) -> Iterator[dict[str, str]]:
-    """The labels of all series of this name."""
+    """Yield the labels of all series of this name."""
     if ":" in name:
         labels = {*RECORDED_LABELS[name.split(":")[0]], *MORE.get(name, ())}
         of_a_node = "node" in labels and "verdict" not in labels
@@ -116,16 +117,17 @@ def series_of(name: str, nodes: int) -> Iterator[dict[str, str]]:
 
 
 def _expanded(labels: set[str], node: int, unit: int) -> Iterator[dict[str, str]]:
-    """One place's series: what tells it, and every combination of what it has all of."""
+    """Yield the series of one device or node: its identifying labels with every combination of the labels that have all
+    values."""
     gang = node // NODES_A_GANG
-    told = {
+    identity = {
         "node": f"node-{node:05d}", "gpu": f"GPU-{node:08x}-{unit}", "gang": f"j-{gang:06d}", "attempt": "1",
         "rank": str((node % NODES_A_GANG) * GPUS + unit), "device": f"mlx5_{unit}", "nic": f"mlx5_{unit}", "port": "1",
         "rail": str(unit), "rack": f"rack-{node // RACK}", "pci_address": f"0000:{unit:02x}:00.0", "priority": "3",
         "verdict": f"v-{gang}", "name": f"train-{gang}",
     }  # fmt: skip
-    own = {name: told[name] for name in labels if name in told}
-    # Of a job or a verdict there is one of each, of a device all.
+    own = {name: identity[name] for name in labels if name in identity}
+    # A job or a verdict has one series of each name; a device has one for each label value.
     if "verdict" in labels or ("gang" in labels and "rank" not in labels):
         own |= {name: CHOICES[name][0] for name in labels if name in CHOICES}
     many = [name for name in sorted(labels) if name not in own and name in CHOICES]
@@ -135,7 +137,7 @@ def _expanded(labels: set[str], node: int, unit: int) -> Iterator[dict[str, str]
 
 
 def write_series(file: TextIO, nodes: int, end: int) -> int:
-    """All series as OpenMetrics with times; how many there are."""
+    """Write all series as OpenMetrics with times; return their number."""
     times = range(end - SECONDS, end + 1, STEP_SECONDS)
     count = 0
     for name in read_names():
@@ -149,7 +151,7 @@ def write_series(file: TextIO, nodes: int, end: int) -> int:
 
 
 def asked(expression: str) -> str:
-    """A panel's expression as Grafana asks it over the hour, for one job and one node."""
+    """Return a panel's expression as Grafana sends it for the hour, one job and one node."""
     values = {
         "$__rate_interval": "1m", "$__range_s": "3600", "$__range": "1h", "$__interval": "15s", "$cluster": "c",
         "$gang": "j-000000", "$node": "node-00001", "$queue": ".*", "$rail": ".*", "$verdict": ".*", "$rank": "9",
@@ -160,7 +162,7 @@ def asked(expression: str) -> str:
 
 
 class Server:
-    """A Prometheus over a folder of blocks."""
+    """A Prometheus server over a folder of blocks."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"
@@ -180,7 +182,7 @@ class Server:
                 time.sleep(0.2)
 
     def ask(self, path: str, **parameters: str) -> tuple[float, int]:
-        """(seconds, series) of a query."""
+        """Return (seconds, series) of a query."""
         body = urllib.parse.urlencode(parameters).encode()
         began = time.perf_counter()
         try:
@@ -201,8 +203,8 @@ class Server:
 
 
 def measure(folder: Path, nodes: int, port: int) -> dict[str, Any]:
-    """Fill, ask, and say what it cost."""
-    # Blocks are of two hours: the hour ends on the newest whole one, so that it lies in one of them.
+    """Fill Prometheus, run all queries and return what they cost."""
+    # Blocks span two hours. The hour ends at the end of the newest complete block, so that one block contains it.
     end = int(time.time()) // 7200 * 7200 - STEP_SECONDS
     text = folder / "series.txt"
     with text.open("w") as file:

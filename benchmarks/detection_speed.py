@@ -1,11 +1,11 @@
-"""``python -m benchmarks.detection_speed --json``: what one look of all detectors costs, for 1,000 to 100,000 GPUs.
+"""``python -m benchmarks.detection_speed --json``: cost of one tick of all detectors, for 1,000 to 100,000 GPUs.
 
-Each size is a fleet of ragged jobs (8 to 3,000 ranks) in overlapping groupings (tensor groups, replicas, pipelines,
-nodes, rails), with all features sampled each second, steps of 2 to 20 s, and one rank in a hundred in alarm: half of
-them compute more slowly, so that their jobs' steps show it, half show errors or a lower clock, so that the counters do.
-A tick is one look of every detector at one second's telemetry, attribution of the ranks in alarm included; making the
-telemetry is not counted. Times vary with the machine and with what else runs on it; beside the wall's time stands the
-thread's own processor time, which does so less, and the report says on how many processors and at which load.
+Each size is a fleet of jobs of many sizes (8 to 3,000 ranks) in overlapping groups: tensor groups, replicas, pipelines,
+nodes and rails. All features are sampled each second, and steps take 2 to 20 s. One rank in a hundred is in alarm: half
+of these compute more slowly, which shows in their jobs' steps; the others show errors or a lower clock in their
+counters. A tick runs every detector on one second's telemetry, including the attribution of the ranks in alarm, without
+the time to make the telemetry. Times depend on the machine and its load. The report therefore gives the thread's CPU
+time next to the wall time, the number of processors and the load.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from scheduler_feedback.detectors.counters.counter_statistics import ALARM, Coun
 SIZES = (1_000, 10_000, 100_000)
 TICKS = 100
 WARM_UP_TICKS = 240
-"""Long enough for jobs with steps of 8 s to have their norm; those with longer ones get it while it is measured."""
+"""Long enough for jobs with steps of 8 s to learn their norm; jobs with longer steps learn it during the measurement.
+"""
 
 NODE_RANKS = 8
 ALARMED_SHARE = 0.01
@@ -49,7 +50,8 @@ SECOND_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class _Job:
-    """One job of the fleet: its shape, usual computing times [n], next step's end, alarmed ranks' factor [n]."""
+    """One job of the fleet: shape, usual computing times [n], end of the next step, slowdown factors of ranks in alarm
+    [n]."""
 
     shape: Shape
     compute: Float32Array
@@ -60,7 +62,7 @@ class _Job:
 
 
 class Fleet:
-    """A made-up fleet that makes one telemetry a second."""
+    """A synthetic fleet that produces one second of telemetry at a time."""
 
     def __init__(self, gpus: int, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -104,13 +106,13 @@ class Fleet:
         return _Job(shape, compute, 0.2 * seconds, START_NS + int(seconds * 1e9), 0, np.ones(ranks, np.float32))
 
     def fail(self) -> None:
-        """From now on one rank in a hundred is at fault."""
+        """Make one rank in a hundred faulty from now on."""
         self.faulty = True
         for job, column in self._slow:
             self.jobs[job].factor[column - int(self._starts[job])] = 1.3
 
     def tick(self, number: int) -> Telemetry:
-        """The telemetry of this second."""
+        """Return the telemetry of this second."""
         now_ns = START_NS + number * SECOND_NS
         values = self._usual * (1.0 + self._noise[number % len(self._noise)])
         if self.faulty:
@@ -142,7 +144,7 @@ class Fleet:
 
 
 def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
-    """One fleet: warm up, let one rank in a hundred fail, and look `ticks` times."""
+    """Measure one fleet: warm up, make one rank in a hundred fail, and run the detectors for `ticks` ticks."""
     fleet, detectors = Fleet(gpus, seed), make_all()
     panel = next(value for value in vars(detectors[0]).values() if isinstance(value, CounterStatistics))
     number = 0
@@ -153,13 +155,13 @@ def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
             detector.tick(telemetry)
     fleet.fail()
     gc.collect()
-    taken, used, told, alarmed = [], [], 0, 0
+    taken, used, reported, alarmed = [], [], 0, 0
     for _ in range(ticks):
         number += 1
         telemetry = fleet.tick(number)
         begun, begun_cpu = time.perf_counter(), time.thread_time()
         for detector in detectors:
-            told += sum(isinstance(finding, Verdict) for finding in detector.tick(telemetry))
+            reported += sum(isinstance(finding, Verdict) for finding in detector.tick(telemetry))
         suspects = np.flatnonzero((panel.score >= ALARM).any(axis=0))
         weigh(panel, suspects, Priors())
         taken.append((time.perf_counter() - begun) * 1e3)
@@ -175,7 +177,7 @@ def measure(gpus: int, ticks: int, seed: int) -> dict[str, float]:
         "features": len(FEATURES),
         "groupings": len(panel.overlapping),
         "ranks_in_alarm_by_counters": alarmed,
-        "verdicts": told,
+        "verdicts": reported,
     }
 
 
@@ -184,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection_speed", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("--gpus", type=int, action="append", help="sizes (default 1000, 10000 and 100000)")
-    parser.add_argument("--ticks", type=int, default=TICKS, help="looks that are measured (default 100)")
+    parser.add_argument("--ticks", type=int, default=TICKS, help="measured ticks (default 100)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     report: dict[str, object] = {}

@@ -1,20 +1,21 @@
-"""What could be saved at best by who does not know how long a fault lasts: ``python -m benchmarks.feedback_ceiling``.
+"""Upper bound of what feedback can save if a fault's duration is unknown: ``python -m benchmarks.feedback_ceiling``.
 
-Of each transient fault of ``benchmarks.feedback_pays`` the gangs are taken that ran on its node when it began. Each of
-them stays or moves, on its own: in this stretch nobody waits. With r what it loses in a second, L how long the fault
-lasts, R how long the gang would run on if it stayed, and C what a move costs, that costs it
+For each transient fault of ``benchmarks.feedback_pays``, consider the gangs that run on its node when it begins. Each
+of them stays or moves independently of the others, because no job waits in this part of the trace. Let r be a gang's
+loss per second, L the duration of the fault, R the remaining run time of the gang if it stays, and C the cost of a
+move. The gang's expected cost is:
 
-    who stays                                r E min(L, R)
-    who knows L and R                        E min(r min(L, R), C)
-    who knows the law of L and R, not L      the least over T of  r E min(L, T) + P(L > T) C,  for T < R, and of staying
+it stays                                  r E min(L, R)
+it moves if that is cheaper, given L, R   E min(r min(L, R), C)
+L unknown, distributions of L, R known    the least over T of  r E min(L, T) + P(L > T) C,  for T < R, and of staying
 
-The last is optimal stopping with the law from which the simulator draws (``sim.faults.life``), with what is slow and
-how much known at once and exactly, and with each gang's end known: more than any scheduler knows. No rule that does not
-foresee L does better on average, whatever it learns. Gangs that start on a slow node later on lose nothing: who is told
-of the node starts them elsewhere, so what `off` lost by them is saved by both; and so is what a fault took that hit a
-gang while it was slow already.
+The last line is optimal stopping with the distribution that the simulator draws from (``sim.faults.life``). It assumes
+that the slow node, its slowdown and each gang's end are known at once and exactly, which is more than a scheduler
+knows. No rule without foresight of L does better on average. Two losses are saved by every policy that knows the node,
+and are therefore left out: those of gangs that start on a slow node later, and those from a fault that hits a gang
+which is slow already.
 
-``drawn`` is what the same rule, with the same T, makes of the lives that were drawn, as in feedback_pays.
+``drawn`` applies the same rule, with the same T, to the fault durations drawn in feedback_pays.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ _WAITS = (0.0, *(2.0 ** (step / 16) for step in range(16 * 24)))
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Log-normal: how long faults last. mean_seconds: of the lives themselves; sigma: of their logarithm."""
+    """Log-normal distribution of fault durations. mean_seconds: of the durations; sigma: of their logarithm."""
 
     mean_seconds: float
     sigma: float
 
     def outlasts(self, seconds: float) -> float:
-        """The probability that one lasts longer."""
+        """Return the probability that a fault lasts longer than `seconds`."""
         return _below(-self._at(seconds)) if seconds > 0 else 1.0
 
     def until(self, seconds: float) -> float:
-        """E min(L, seconds), in seconds."""
+        """Return E min(L, seconds), in seconds."""
         if seconds <= 0:
             return 0.0
         inside = 1.0 if math.isinf(seconds) else _below(self._at(seconds) - self.sigma)
@@ -73,7 +74,8 @@ def _below(deviations: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A gang on the node of a fault that begins. runs_seconds: for so long yet, if it stays and the fault goes on."""
+    """A gang on the node of a fault that begins. runs_seconds: its remaining run time if it stays and the fault
+    lasts."""
 
     life: Life
     lasted_seconds: float
@@ -85,7 +87,8 @@ class Hit:
         return 1 - 1 / self.slowdown
 
     def best_wait(self, cost_seconds: float) -> tuple[float, float]:
-        """The cheapest that can be expected without foresight, in seconds, and the wait that it needs; inf: to stay."""
+        """Return the least expected cost without foresight, in seconds, and the wait that it needs; inf means to
+        stay."""
         rate, life = self.lost_in_a_second, self.life
         stays = (rate * life.until(self.runs_seconds), math.inf)
         waits = (wait for wait in _WAITS if wait < self.runs_seconds)
@@ -106,7 +109,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """In seconds: of who stays, of who waits and moves as is best without foresight, of who knows how long it lasts."""
+    """Costs in seconds: of staying, of the best wait without foresight, and with the fault's duration known."""
 
     stays: float
     stops: float
@@ -116,12 +119,14 @@ class Costs:
         return Costs(self.stays + other.stays, self.stops + other.stops, self.knows + other.knows)
 
     def share(self, avoided: float) -> float:
-        """Of what who knows saves, what is saved without foresight. avoided: what both save at no cost besides."""
+        """Return the share of the clairvoyant's saving that is reached without foresight. avoided: saved by both at no
+        cost."""
         return (self.stays - self.stops + avoided) / (self.stays - self.knows + avoided)
 
 
 class Witness:
-    """Says nothing of slow nodes, and keeps whom they hit. lives: by slowdown, which no two faults share."""
+    """A feedback source that reports no slow node and records the gangs hit. lives: by slowdown, unique to each
+    fault."""
 
     def __init__(self, lives: dict[float, Life]) -> None:
         self.hits: list[Hit] = []
@@ -148,13 +153,13 @@ class Witness:
 
 
 def _left_seconds(gang: Gang, now_ns: int) -> float:
-    """Work that is left of it, in time at full speed."""
+    """Return the gang's remaining work as time at full speed."""
     elapsed_ns = max(now_ns - gang.since_ns - gang.warm_ns, 0)
     return (gang.left_ns - elapsed_ns * gang.speed) / gang.full_speed / 1e9
 
 
 def witnessed(trace: Trace, seed: int) -> tuple[list[Hit], float]:
-    """Whom the faults of this seed hit while nobody says anything, and what all jobs lost to them, in seconds."""
+    """Return the gangs hit by this seed's faults without feedback, and the seconds that all jobs lost to them."""
     drawn = faults.transient(trace.jobs, seed).by_job or {}
     ranks = {job.job_id: job.spec.ranks for job in trace.jobs}
     witness = Witness({fault.slowdown: Life(*faults.life(ranks[job_id])) for job_id, fault in drawn.items()})
@@ -171,7 +176,7 @@ def witnessed(trace: Trace, seed: int) -> tuple[list[Hit], float]:
 
 
 def ceiling(hits: list[Hit], avoided: float, cost_seconds: float, of_all: int) -> dict[str, Any]:
-    """What can be saved at best at this cost of a move, in seconds a job."""
+    """Return the most that can be saved at this cost of a move, in seconds a job."""
     document: dict[str, Any] = {"restart_cost_seconds": cost_seconds}
     for name, costs in (
         ("expected", [hit.expected(cost_seconds) for hit in hits]),

@@ -1,18 +1,17 @@
-"""What feedback is worth: ``python -m benchmarks.feedback_pays --json``.
+"""Value of feedback: ``python -m benchmarks.feedback_pays --json``.
 
-The same jobs, faults and seeds three times: nobody says anything (`off`); a detector with the measured delays and
-errors tells the cycle (`on`); an oracle tells it at once, exactly, and for how long (`oracle`). With ``--told`` a
-fourth: at once and exactly, but not for how long (`told`), so that it can be seen what of the rest is the detector's.
-Two presets of faults (scheduler_feedback/sim/faults.py): transient as published, and nodes that stay bad until they are
-repaired. Then `on` once more with false verdicts at 0.1 to 10 per 1,000 GPU-days.
+Simulates the same jobs, faults and seeds three times: without feedback (`off`); with a detector that has the measured
+delays and errors (`on`); and with an oracle that reports at once, exactly, and for how long (`oracle`). ``--told`` adds
+a fourth run (`told`) that reports at once and exactly, but not for how long: it shows how much of the difference is due
+to the detector. There are two presets of faults (scheduler_feedback/sim/faults.py): transient as published, and nodes
+that stay slow until they are repaired. Then `on` runs once more with false verdicts at 0.1 to 10 per 1,000 GPU-days.
 
-Intervals are of the mean of the paired differences over the seeds, by Student's t at 95 %. The stretch of Philly
-that is taken where nothing else is said is one in which few wait: there another start time of one job moves no others,
-so that what is saved is what the faults took and not the luck of another schedule. ``--first`` and ``--jobs`` take
-another one, ``--policy fifo-easy`` another policy; ``--busy 0.95`` lets the same jobs come so much faster that they ask
-for that share of all slots: a gang that moves, and a node that is left idle, then take from others who wait. Beside the
-average JCT stands what a job lost on average to slow nodes and to restarts: the time from its submission to its end,
-less its waiting and its work.
+Intervals are 95 % intervals (Student's t) of the mean of the paired differences over the seeds. In the default part of
+Philly few jobs wait. The start time of one job therefore hardly changes others, and savings come from the faults and
+not from a different schedule. ``--first`` and ``--jobs`` choose another part, ``--policy fifo-easy`` another policy.
+``--busy 0.95`` makes the same jobs arrive faster, until they request that share of all slots: gangs that move and idle
+nodes then cost pending jobs time. The report gives the average JCT, and the average time a job lost to slow nodes and
+restarts: from its submission to its end, less its waiting and its work.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from scheduler_feedback.sim.trace import Trace
 
 SEEDS = 10
 FIRST, JOBS, NODES = 64_000, 4_000, 64
-"""The stretch of Philly, and nodes of 8 GPUs."""
+"""Part of the Philly trace (first job, jobs), and the number of nodes of 8 GPUs."""
 FALSE_RATES = (0.1, 1.0, 10.0)
 LEAST_SHARE = 0.9
-"""Of what the oracle recovers, where that is more than the interval."""
+"""Least share of the oracle's saving, if that saving is larger than its interval."""
 MOST_HARM = 0.01
-"""False verdicts may cost at most so large a share of the average JCT."""
+"""Most that false verdicts may cost, as a share of the average JCT."""
 
 # Student's t, two-sided 95 %, by degrees of freedom (any table of it); beyond 30 the normal's.
 _T = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval; an infinite width for a single value."""
+    """Return the mean and the half width of its 95 % interval; an infinite width for a single value."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.inf
@@ -76,14 +75,14 @@ class Found:
 
 
 def busied(trace: Trace, slots: int, share: float) -> Trace:
-    """The same jobs, so much faster that their work is this share of what the slots can do while they come."""
+    """Return the same jobs, arriving faster, so that their work is this share of the slots' capacity meanwhile."""
     span_seconds = (trace.jobs[-1].submitted_ns - trace.jobs[0].submitted_ns) / 1e9
     work = sum(job.run_seconds * job.spec.ranks for job in trace.jobs)
     return trace.scaled(share * span_seconds * slots / work)
 
 
 def simulate(setting: Setting, faults: str | None, feedback: str, seed: int, false_rate: float = 0.0) -> Found:
-    """One simulation, to its end."""
+    """Run one simulation to its end."""
     engine = Simulation(
         setting.trace,
         grid(setting.nodes, 8),
@@ -108,7 +107,7 @@ def simulate(setting: Setting, faults: str | None, feedback: str, seed: int, fal
 def recovered(
     pool: Executor, setting: Setting, faults: str, seeds: range, names: tuple[str, ...] = ("off", "on", "oracle")
 ) -> dict[str, Any]:
-    """What `on` and `oracle` save of what the faults cost, over the seeds."""
+    """Return what `on` and `oracle` save of the cost of the faults, over the seeds."""
     asked = {(name, seed): pool.submit(simulate, setting, faults, name, seed) for seed in seeds for name in names}
     runs: dict[str, list[Found]] = {name: [] for name in names}
     for seed in seeds:
@@ -133,10 +132,10 @@ def recovered(
             for name in names[1:]
         }
     on, oracle = (document["avg_jct_seconds"][f"{name}_saves"] for name in ("on", "oracle"))
-    tells = oracle["mean"] > oracle["half_width"]
+    measurable = oracle["mean"] > oracle["half_width"]
     harm = _stated([on / off - 1 for on, off in zip(jct["on"], jct["off"], strict=True)])
-    kept = harm["mean"] <= MOST_HARM and (not tells or on["mean"] >= LEAST_SHARE * oracle["mean"])
-    return document | {"share": on["mean"] / oracle["mean"] if tells else None, "harm": harm, "kept": kept}
+    kept = harm["mean"] <= MOST_HARM and (not measurable or on["mean"] >= LEAST_SHARE * oracle["mean"])
+    return document | {"share": on["mean"] / oracle["mean"] if measurable else None, "harm": harm, "kept": kept}
 
 
 def _stated(values: list[float]) -> dict[str, float]:
@@ -145,7 +144,7 @@ def _stated(values: list[float]) -> dict[str, float]:
 
 
 def harmed(pool: Executor, setting: Setting, rate: float, seeds: range) -> dict[str, Any]:
-    """What false verdicts alone cost: no fault at all, so that `off` is the best that can be."""
+    """Return the cost of false verdicts alone: without faults, `off` is the optimum."""
     base = pool.submit(simulate, setting, None, "off", 0)
     runs = [pool.submit(simulate, setting, None, "on", seed, rate) for seed in seeds]
     harm = [run.result().jct / base.result().jct - 1 for run in runs]
@@ -159,11 +158,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=FIRST, help="first job of the stretch")
-    parser.add_argument("--jobs", type=int, default=JOBS, help="so many jobs; 0: all from the first on")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="number of jobs; 0: all from the first on")
     parser.add_argument("--nodes", type=int, default=NODES, help="of 8 GPUs")
     parser.add_argument("--restart-cost", type=float, default=RESTART_COST_SECONDS, help="of every move, in seconds")
-    parser.add_argument("--told", action="store_true", help="one more: at once and exactly, but not for how long")
-    parser.add_argument("--busy", type=float, help="work that comes, as a share of what all slots can do")
+    parser.add_argument("--told", action="store_true", help="add feedback at once and exactly, without duration")
+    parser.add_argument("--busy", type=float, help="arriving work, as a share of the slots' capacity")
     parser.add_argument("--no-false", action="store_true", help="without the runs with false verdicts")
     parser.add_argument("--policy", choices=list(POLICIES), default="default")
     parser.add_argument("--faults", nargs="*", default=["transient", "persistent"])

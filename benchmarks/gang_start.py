@@ -1,10 +1,10 @@
-"""Time from ``apply`` until every rank of an 8-rank gang runs, against starting the same programs with subprocess.
+"""Time from ``apply`` until every rank of an 8-rank gang runs, compared with starting the programs by subprocess.
 
-    python -m benchmarks.gang_start [--runs N]
+python -m benchmarks.gang_start [--runs N]
 
-Prints one JSON document; exits with 1 where a number is out of its range. The gang is spread over four nodes of two
-slots, so four shims agree before any rank is let go; the bare start does none of that, so it is the floor and not a
-rival. The ranges are wide: they catch a start that became slower by its design, on any machine, and nothing finer.
+Prints one JSON document; exits with 1 if a number is out of its range. The gang is spread over four nodes of two slots,
+so four shims must agree before any rank starts. The plain start does none of that: it is a lower bound, not an
+alternative. The ranges are wide: they catch on any machine a start that a design change made slower, and nothing finer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_SHIM_RESIDENT_BYTES = 32 * 1024 * 1024  # 12 MB with CPython 3.11
 
 
 def gang(backend: LocalBackend, state_folder: Path, job_id: str) -> tuple[float, float, float, int]:
-    """Seconds in apply(), from apply() to all ranks running, from a stop with SIGTERM to the end; bytes of a shim."""
+    """Return the seconds in apply(), to all ranks running, and from SIGTERM to the end; and the bytes of a shim."""
     placement = tuple(Slot(f"n{rank // SLOTS}", rank % SLOTS) for rank in range(RANKS))
     began = time.perf_counter()
     backend.apply(StartGang(f"start-{job_id}", job_id, 1, JobSpec("gang", COMMAND, RANKS), placement))
@@ -54,7 +54,7 @@ def gang(backend: LocalBackend, state_folder: Path, job_id: str) -> tuple[float,
 
 
 def _observe(backend: LocalBackend, job_id: str) -> Event:
-    """The next event of the attempt."""
+    """Return the next event of the attempt."""
     while True:
         for event in backend.observe([(job_id, 1)]):
             return event
@@ -62,7 +62,7 @@ def _observe(backend: LocalBackend, job_id: str) -> Event:
 
 
 def bare() -> float:
-    """Seconds to start as many of the same program with nothing around them."""
+    """Return the seconds to start as many processes of the same program directly."""
     began = time.perf_counter()
     processes = [
         subprocess.Popen(COMMAND, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -80,7 +80,7 @@ def measure(runs: int) -> dict[str, object]:
         state_folder = Path(folder)
         backend = LocalBackend(state_folder, [LocalNode(f"n{number}", SLOTS) for number in range(RANKS // SLOTS)])
         gangs, peers = [], []
-        for run in range(runs):  # by turns, so that both meet the same machine
+        for run in range(runs):  # alternating, so that both run under the same load
             gangs.append(gang(backend, state_folder, f"j-{run}"))
             peers.append(bare())
     apply_seconds, running_seconds, stop_seconds, resident_bytes = (list(column) for column in zip(*gangs, strict=True))

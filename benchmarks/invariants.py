@@ -1,9 +1,9 @@
 """Invariants of the cycle over millions of steps: ``python -m benchmarks.invariants --steps 1000000 --json``.
 
-The state machine of tests/cluster/state_machine.py, run by hypothesis with one seed after another until so many steps
-are done. A step is a rule: a submission, an end, a verdict, a node that goes, other settings, a kill with a replay.
-After every cycle of every step it is checked what docs/explanation/scheduler.md promises. The first failure ends the
-run: hypothesis prints the steps that lead to it. Exit code 1 then.
+Hypothesis runs the state machine of tests/cluster/state_machine.py with one seed after another until that many steps
+are done. A step is a rule: a submission, an end, a verdict, a lost node, changed settings, or a kill followed by a
+replay. After every cycle the promises of docs/explanation/scheduler.md are checked. The first failure ends the run with
+exit code 1; hypothesis prints the steps that lead to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.cluster.state_machine import Invariants
 
 EXAMPLES = 50
-"""Worlds a seed: what hypothesis learns of one world's steps helps it in the next ones, up to a point."""
+"""Examples per seed: hypothesis uses what it learned from one example's steps in the next, up to a point."""
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--length", type=int, default=100, help="most steps in one world")
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next rounds' follow")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after so many")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after this many seconds")
     parser.add_argument("--shrink", action="store_true", help="look for the shortest way to a failure (minutes)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

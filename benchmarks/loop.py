@@ -1,11 +1,11 @@
-"""The demonstration many times, each with a seed of its own: how often every promise is kept, and by how much.
+"""Many runs of the demonstration, each with its own seed: how often every promise is kept, and by how much.
 
-    python -m benchmarks.loop --runs 10 --json
-    python -m benchmarks.loop --runs 10 --no-disturbance --json
+python -m benchmarks.loop --runs 10 --json
+python -m benchmarks.loop --runs 10 --no-disturbance --json
 
-One JSON document: a row a run, and over all runs the medians and extremes. Exits with 1 where a verdict was false, or
-fewer than nine in ten runs kept every promise. Run it on a machine that does nothing else: what else runs is part of
-what is measured.
+Prints one JSON document: a row a run, and the medians and extremes over all runs. Exits with 1 if a verdict was false,
+or
+if fewer than nine in ten runs kept every promise. Use an otherwise idle machine: other load changes the results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIGURES = ("seconds_to_detect", "seconds_to_running_again", "reprobation_seconds
 
 
 def perform(seed: int, options: list[str]) -> dict[str, Any]:
-    """One run of `gangwatch demo`; its report. Raises RuntimeError where it left none."""
+    """Run `gangwatch demo` once and return its report. Raises RuntimeError if it left none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         command = [
@@ -47,7 +47,7 @@ def perform(seed: int, options: list[str]) -> dict[str, Any]:
 
 
 def row(report: dict[str, Any]) -> dict[str, Any]:
-    """What is compared between runs."""
+    """Return the figures that are compared between runs."""
     kept = ("seed", "passed", "failures", "verdicts", "false_verdicts", "abstentions", "migrations", *FIGURES)
     one = {name: report.get(name) for name in kept}
     one["steps"] = report["training"]["steps"]
@@ -61,7 +61,7 @@ def row(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Least, median and most of each figure, over the runs that have it."""
+    """Return the least, median and most of each figure, over the runs that have it."""
     found = {name: [one[name] for one in rows if one[name] is not None] for name in FIGURES}
     for one in rows:
         seconds = one.get("step_seconds") or {"before": None, "after": None}
@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--no-disturbance", action="store_true")
-    parser.add_argument("--json", action="store_true", help="accepted for form's sake: the output is always JSON")
+    parser.add_argument("--json", action="store_true", help="accepted for compatibility: the output is always JSON")
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for seed in range(given.first_seed, given.first_seed + given.runs):

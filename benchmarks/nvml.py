@@ -1,8 +1,9 @@
-"""What reading the GPUs costs: ``python -m benchmarks.nvml [--board h100 | --real] [--json]``.
+"""Cost of reading the GPUs: ``python -m benchmarks.nvml [--board h100
+--real] [--json]``.
 
-Each collector of each GPU is run as the agent runs it, and its processor time is taken in its thread. On the fake of
-NVML the driver's calls are nearly free, so that what remains is our own; with ``--real`` the machine's driver is asked,
-and every call's and every field's cost and answer is told besides.
+Runs each collector of each GPU as the agent does and takes the CPU time of its thread. With the fake NVML the driver's
+calls cost almost nothing, so the result is our own cost. ``--real`` uses the machine's driver and also reports the cost
+and the result of every call and every field.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ from agent.sources.nvml.nvml_interface import SUCCESS
 from agent.sources.nvml.nvml_survey import TimedLibrary, ask_fields
 
 SPREAD = 8
-"""Instants of ``--spread``."""
+"""Phases of ``--spread``."""
 
 SETTLE_SECONDS = 1.0
 
 APART_SECONDS = 0.11
-"""Between two runs: profiling needs a tenth of a second between its samples."""
+"""Seconds between two runs: profiling needs a tenth of a second between its samples."""
 
 
 def measure(collector: NvmlCollector, runs: int) -> dict[str, Any]:
-    """Processor and wall time of each kind of collector, and what all of them cost a second at their intervals."""
+    """Return the CPU and wall time of each kind of collector, and the cost of all of them per second at their
+    intervals."""
     collector.collect()
     members = collector.members()
     kinds: dict[str, list[Collector]] = defaultdict(list)
@@ -100,7 +102,7 @@ def measure(collector: NvmlCollector, runs: int) -> dict[str, Any]:
 
 
 def live(path: str | None, seconds: float, *, burst: bool) -> float:
-    """Percent of a core that a node takes which reads the GPUs and nothing else, frames included."""
+    """Return the percent of a core of a node that only reads the GPUs, frames included."""
     node = Node("benchmark", [NvmlCollector(path, burst=burst)])
     node.start()
     try:
@@ -113,7 +115,7 @@ def live(path: str | None, seconds: float, *, burst: bool) -> float:
 
 
 def bindings(path: str) -> dict[str, float]:
-    """Microseconds to have 64 of the first GPU's fields as numbers: through the vendor's binding, and our way."""
+    """Return the microseconds to read 64 fields of the first GPU: through the vendor's binding, and through ours."""
     import pynvml
 
     fields = [(138 + number % 4, number // 4) for number in range(64)]
@@ -139,7 +141,7 @@ def bindings(path: str) -> dict[str, float]:
 
 
 def survey(path: str | None) -> dict[str, Any]:
-    """Every field that is ever asked of the first GPU, by itself."""
+    """Read every supported field of the first GPU, one at a time."""
     library = Library(path)
     try:
         device = find_devices(library)[0]
@@ -164,7 +166,7 @@ def survey(path: str | None) -> dict[str, Any]:
 
 
 def run(path: str | None, runs: int, live_seconds: float, *, real: bool) -> dict[str, Any]:
-    """The whole report on the library at the path, or on the machine's own."""
+    """Return the whole report on the library at the path, or on the machine's own."""
     made: list[TimedLibrary] = []
 
     def load(at: str | None) -> TimedLibrary:
@@ -204,8 +206,10 @@ def main() -> int:
     parser.add_argument("--real", action="store_true", help="the machine's own driver")
     parser.add_argument("--library", default=None, help="with --real: another library than the system's")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--live", type=float, default=0.0, metavar="SECONDS", help="also run a node of it for so long")
-    parser.add_argument("--spread", action="store_true", help="with --live: each GPU at an instant of its own")
+    parser.add_argument(
+        "--live", type=float, default=0.0, metavar="SECONDS", help="also run a node of it for this long"
+    )
+    parser.add_argument("--spread", action="store_true", help="with --live: each GPU at a different instant")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.spread:

@@ -1,12 +1,14 @@
-"""The default policy beside FIFO with EASY, Tiresias-L and a clairvoyant: ``python -m benchmarks.policies --json``.
+"""The default policy compared with FIFO with EASY, Tiresias-L and a clairvoyant: ``python -m benchmarks.policies
+--json``.
 
-On Muri's traces 1 and 3 (8x8) and on the whole of Philly (64x8) at 1, 1.5 and 2 times its load; every restart costs
-five minutes. Only the clairvoyant (shortest remaining service first) knows how long jobs run; the others learn from
-those that have ended (``Estimates.HISTORY``), which a test proves (tests/sim/test_no_clairvoyance.py). Takes half an
-hour on one processor; ``--traces`` and ``--policies`` name a part of it.
+Simulates Muri's traces 1 and 3 (8x8) and the whole of Philly (64x8) at 1, 1.5 and 2 times its load; every restart costs
+five minutes. Only the clairvoyant (shortest remaining service first) knows how long jobs run. The others learn from
+ended jobs (``Estimates.HISTORY``), which tests/sim/test_no_clairvoyance.py proves. Takes half an hour on one processor;
+``--traces`` and ``--policies`` select a part of it.
 
-Beside the longest wait of any job stands the bound that the default states (``bound_seconds``). It grows with the load,
-because under more work than a cluster can do somebody must wait for as long as it lasts.
+The report gives the longest wait of any job and the bound that the default policy states for it (``bound_seconds``).
+The bound grows with the load: with more work than the cluster can do, some job must wait for as long as the overload
+lasts.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from scheduler_feedback.sim.simulation import Simulation, read_trace
 from scheduler_feedback.sim.trace import Trace
 
 RESTART_COST_SECONDS = 300.0
-"""The issue's: five minutes to save, to be placed, to load and to warm up."""
+"""Five minutes to save, to be placed, to load and to warm up."""
 
 MOST_OF_CLAIRVOYANT = 1.35
-"""At load 1 the default's average JCT stays below so many times the clairvoyant's."""
+"""Most of the default's average JCT over the clairvoyant's, at load 1."""
 
 _UNBLIND = Policy(
     order=Order.SRSF,
@@ -47,7 +49,7 @@ POLICIES: dict[str, Policy] = {
     "tiresias-l": replace(_UNBLIND, order=Order.LAS, estimates=Estimates.HISTORY, las_thresholds=(3250.0, 7200.0)),
     "clairvoyant-srsf": _UNBLIND,
 }
-"""Tiresias-L with the queues of its published runs; it and the clairvoyant replan once a minute, as the default."""
+"""Tiresias-L with the queues of its published runs. It and the clairvoyant replan once a minute, like the default."""
 
 TRACES: dict[str, tuple[str, str, int, float]] = {
     "muri-1": ("muri-trace1.csv", "muri", 8, 1.0),
@@ -60,7 +62,8 @@ TRACES: dict[str, tuple[str, str, int, float]] = {
 
 
 def data_folder() -> Path:
-    """Where the public traces are: GANGWATCH_DATA, or beside the checkout. Raises SystemExit where neither is there."""
+    """Return the folder of public traces: GANGWATCH_DATA, or next to the checkout. Raises SystemExit if neither
+    exists."""
     folder = Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     if not folder.is_dir():
         sys.exit(f"{folder} is absent: set GANGWATCH_DATA to the folder of public traces")
@@ -68,15 +71,15 @@ def data_folder() -> Path:
 
 
 def read(trace_name: str) -> Trace:
-    """The trace, as its file has it."""
+    """Return the trace as its file has it."""
     file, format_name, _, _ = TRACES[trace_name]
     return read_trace(data_folder() / "jobs" / file, format_name)
 
 
 def backlog_seconds(trace: Trace, slots: int, load: float) -> float:
-    """The longest that a cluster which never leaves a slot idle would need for what was submitted and is not done.
+    """Return the longest time that a cluster without idle slots would need for the work submitted and not yet done.
 
-    What the last of a first-come-first-served queue must wait at the worst, whatever anybody decides.
+    No decision can spare the last job of a first-come-first-served queue that wait in the worst case.
     """
     most = left = 0.0
     before_ns = trace.jobs[0].submitted_ns
@@ -87,12 +90,13 @@ def backlog_seconds(trace: Trace, slots: int, load: float) -> float:
 
 
 def bound_seconds(policy: Policy, backlog: float) -> float:
-    """What no job waits longer than: the bound, and then the work of those before it, on the share kept for such."""
+    """Return the bound on any job's wait: the configured bound, then the work before the job on the share kept for such
+    jobs."""
     return policy.starvation_seconds + backlog / policy.starvation_share
 
 
 def simulate(trace_name: str, policy: Policy, jobs: int | None = None) -> Report:
-    """One simulation; of the first so many jobs only where that is said."""
+    """Run one simulation. jobs: number of jobs from the first on; all by default."""
     _, _, nodes, load = TRACES[trace_name]
     trace = read(trace_name)
     trace = trace if jobs is None else replace(trace, jobs=trace.jobs[:jobs])
@@ -100,7 +104,7 @@ def simulate(trace_name: str, policy: Policy, jobs: int | None = None) -> Report
 
 
 def measure(traces: list[str], policies: list[str], jobs: int | None = None) -> Iterator[dict[str, Any]]:
-    """A row a trace and policy."""
+    """Yield a row a trace and policy."""
     for trace_name in traces:
         _, _, nodes, load = TRACES[trace_name]
         backlog = backlog_seconds(read(trace_name), nodes * 8, load)
@@ -123,7 +127,8 @@ def measure(traces: list[str], policies: list[str], jobs: int | None = None) -> 
 
 
 def judge(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By trace: the default's average JCT as a share of each other's, and whether the promises are kept."""
+    """Return by trace: the default's average JCT as a share of each other policy's, and whether the promises are
+    kept."""
     found: dict[str, dict[str, Any]] = {}
     for trace_name in dict.fromkeys(row["trace"] for row in rows):
         jct = {row["policy"]: row["avg_jct_seconds"] for row in rows if row["trace"] == trace_name}
@@ -143,7 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", nargs="+", choices=list(TRACES), default=list(TRACES))
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
-    parser.add_argument("--jobs", type=int, help="only the first so many jobs of each trace")
+    parser.add_argument("--jobs", type=int, help="only this many jobs of each trace, from the first on")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = []

@@ -1,11 +1,11 @@
-"""What reporting costs a training step: ``python -m benchmarks.reporter --json``.
+"""Cost of step reporting for a training step: ``python -m benchmarks.reporter --json``.
 
-Measured in one run: a record, a whole ``with step()`` and a whole ``with wait()``, with the agent's own StepSocket
-listening and reading in a process of its own, and without an agent; and beside them what a record would cost through
-the obvious alternative, a unix datagram socket with a living reader.
+Measures, in one run, a record, a whole ``with step()`` and a whole ``with wait()``: without an agent, and with the
+agent's own StepSocket listening and reading in another process. For comparison it measures a record through the obvious
+alternative, a unix datagram socket with a running reader.
 
-Every number is nanoseconds of wall time a call: the median and the 99th percentile over single calls, with the clock's
-own cost taken off, and the median over batches, which has no clock in it.
+Every number is nanoseconds of wall time a call: the median and the 99th percentile over single calls, less the clock's
+own cost, and the median over batches, which includes no clock.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from gangwatch.steps import Reporter
 CALLS = 20_000
 BATCHES, CALLS_A_BATCH = 40, 500
 READ_SECONDS = 0.05
-"""How often the agent's side reads the ring here: ten times as often as the collector does."""
+"""Interval at which the agent's side reads the ring: ten times as often as the collector does."""
 
 LIMIT_NS = 3000
-"""What a record may cost in the median, with an agent and without (the issue of the step reporter)."""
+"""Most nanoseconds of a record, in the median, with and without an agent."""
 
 Cost = dict[str, float]
 
 
 def measure(call: Callable[[], object]) -> Cost:
-    """Cost of one call in nanoseconds."""
+    """Return the cost of one call in nanoseconds."""
     clock = time.perf_counter_ns
     single: list[int] = []
     empty: list[int] = []
@@ -70,7 +70,7 @@ def measure(call: Callable[[], object]) -> Cost:
 
 
 def measure_reporter(reporter: Reporter) -> dict[str, Cost]:
-    """Cost of the three things that a training loop does with a reporter."""
+    """Return the cost of the three operations of a training loop on the reporter."""
 
     def step() -> None:
         with reporter.step(tokens=512):
@@ -87,13 +87,13 @@ def measure_reporter(reporter: Reporter) -> dict[str, Cost]:
     }
 
 
-# --- the other end, in a process of its own --------------------------------------------------------------------------
+# --- the reading side, in another process -----------------------------------------------------------------------------
 
 
 @contextmanager
 def other_end(what: str, path: Path) -> Iterator[dict[str, int]]:
-    """Run the reading side until the block ends; what it saw is in the dictionary then."""
-    told: dict[str, int] = {}
+    """Run the reading side until the block ends; the yielded dictionary then contains what it read."""
+    counts: dict[str, int] = {}
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.reporter", f"--serve-{what}", str(path)],
         stdin=subprocess.PIPE,
@@ -104,33 +104,33 @@ def other_end(what: str, path: Path) -> Iterator[dict[str, int]]:
         try:
             if process.stdout.readline() != "ready\n":
                 raise SystemExit(f"the {what}'s reader did not start")
-            yield told
+            yield counts
         finally:
             process.stdin.close()
             ended = process.stdout.readline()
-            told.update(json.loads(ended) if ended else {})
+            counts.update(json.loads(ended) if ended else {})
 
 
 def serve_ring(path: str) -> None:
-    """The agent's socket, reading every ring until standard input ends."""
+    """Serve the agent's socket and read every ring until standard input ends."""
 
     def admit(_peer: Peer, _claim: Claim, _waited_seconds: float) -> Admission:
         return Admission(Member("benchmark", 0, 0), Tenant("job", "benchmark"))
 
     agent = StepSocket(path, admit)
-    told = {"records_read": 0, "records_lost": 0, "records_malformed": 0}
+    counts = {"records_read": 0, "records_lost": 0, "records_malformed": 0}
     print("ready", flush=True)
     while not select.select([sys.stdin], [], [], READ_SECONDS)[0]:
         for registered in agent.registered():
-            told["records_read"] += len(registered.ring.read(time.monotonic_ns()))
-            told["records_lost"] = registered.ring.lost
-            told["records_malformed"] = registered.ring.malformed
+            counts["records_read"] += len(registered.ring.read(time.monotonic_ns()))
+            counts["records_lost"] = registered.ring.lost
+            counts["records_malformed"] = registered.ring.malformed
     agent.close()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(counts), flush=True)
 
 
 def serve_datagrams(path: str) -> None:
-    """A reader of datagrams that counts them, until standard input ends."""
+    """Count received datagrams until standard input ends."""
     count = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(path)
@@ -149,9 +149,9 @@ def serve_datagrams(path: str) -> None:
 
 
 def with_agent(folder: Path) -> tuple[dict[str, Cost], dict[str, int]]:
-    """Costs while the agent's socket is there and reads the ring; and what the agent saw of a flood like this."""
+    """Return the costs while the agent's socket reads the ring, and what the agent read of this flood."""
     path = folder / "run" / "bench.sock"
-    with other_end("ring", path) as told:
+    with other_end("ring", path) as counts:
         reporter = Reporter({"GANGWATCH_SOCKET": str(path), "RANK": "0"}, slots=65536)
         deadline = time.monotonic() + 10
         while reporter.status != "registered":
@@ -161,14 +161,15 @@ def with_agent(folder: Path) -> tuple[dict[str, Cost], dict[str, int]]:
         costs = measure_reporter(reporter)
         time.sleep(4 * READ_SECONDS)
     reporter.close()
-    return costs, told | {"records_dropped": reporter.dropped}
+    return costs, counts | {"records_dropped": reporter.dropped}
 
 
 def through_datagrams(folder: Path) -> tuple[Cost, dict[str, int]]:
-    """Cost of sending the same 64 bytes through a unix datagram socket, waiting where its queue of ten is full."""
+    """Return the cost of sending the same 64 bytes through a unix datagram socket, waiting while its queue of ten is
+    full."""
     path = folder / "datagram.sock"
     record = struct.Struct("<QBB6xqqqqqQ")
-    with other_end("datagrams", path) as told, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    with other_end("datagrams", path) as counts, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(str(path))
 
         def send() -> None:
@@ -176,14 +177,14 @@ def through_datagrams(folder: Path) -> tuple[Cost, dict[str, int]]:
             sender.send(record.pack(1, 2, 3, 1, now_ns, 100_000_000, 10_000_000, 512, 1))
 
         cost = measure(send)
-    return cost, told
+    return cost, counts
 
 
 def run() -> dict[str, object]:
-    """The whole document."""
+    """Return the whole document."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-bench-") as name:
         folder = Path(name)
-        present, told = with_agent(folder)
+        present, counts = with_agent(folder)
         datagram, counted = through_datagrams(folder)
     absent = measure_reporter(Reporter({}))
     within = all(costs["record"]["median_ns"] <= LIMIT_NS for costs in (present, absent))
@@ -194,7 +195,7 @@ def run() -> dict[str, object]:
         "agent_present": present,
         "agent_absent": absent,
         "peer_datagram": {"record": datagram},
-        "agent": told,
+        "agent": counts,
         "peer": counted,
         "limit_ns": LIMIT_NS,
         "within_limit": within,

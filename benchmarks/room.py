@@ -1,11 +1,11 @@
-"""What room that is made is worth: ``python -m benchmarks.room --json``.
+"""Value of defragmentation, elastic gangs and spare nodes: ``python -m benchmarks.room --json``.
 
-A stretch of Philly, its jobs declared to be what the policies need, simulated with each policy off and on, at 300 s for
+Simulates a part of Philly, with the declarations that the policies need, with each policy off and on, at 300 s for
 a restart; nothing else differs between the two.
 
 ================  ======================================================================================================
 defragmentation   gangs of up to 8 must lie on one node; all can be restarted. Off: ``defragmentation_moves = 0``
-elastic           gangs of 2 and more run with half to twice their ranks. Off: with as many as they ask for
+elastic           gangs of 2 and more run with half to twice their ranks. Off: with as many as requested
 spares            half of the jobs may be stopped; nodes become slow and stay so (the persistent preset), the detector
                   tells. On: one spare in each rack of eight nodes
 ================  ======================================================================================================
@@ -53,7 +53,7 @@ def half_stoppable(_spec: JobSpec, number: int) -> dict[str, Any]:
 
 
 def declared(trace: Trace, change: Change) -> Trace:
-    """The jobs, declared so."""
+    """Return the jobs with these declarations."""
     jobs = (replace(job, spec=structs.replace(job.spec, **change(job.spec, n))) for n, job in enumerate(trace.jobs))
     return replace(trace, jobs=tuple(jobs))
 
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=40_000, help="first job of the stretch")
     parser.add_argument("--jobs", type=int, default=3000)
     parser.add_argument("--nodes", type=int, default=16, help="of 8 GPUs, 8 a rack")
-    parser.add_argument("--load", type=float, default=1.0, help="jobs arrive so many times as fast")
+    parser.add_argument("--load", type=float, default=1.0, help="factor of the arrival rate")
     parser.add_argument("--only", choices=("defragmentation", "elastic", "spares"))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

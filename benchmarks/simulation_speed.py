@@ -1,9 +1,9 @@
-"""How long the whole of Philly takes to simulate: ``python -m benchmarks.simulation_speed [--runs NAME ...] --json``.
+"""Time to simulate the whole of Philly: ``python -m benchmarks.simulation_speed [--runs NAME ...] --json``.
 
-82,247 jobs on 64 nodes of 8 GPUs in racks of 32, with the journal written: FIFO with EASY, the same at twice the load,
-and the default policy (estimates from history, preemption, five minutes for a restart). Each is a `gangwatch simulate`
-of its own, timed from outside, so that starting Python, reading the trace and writing the journal are in it. Exits with
-1 where a run takes more than SLACK times its target, or where a job is lost.
+Simulates 82,247 jobs on 64 nodes of 8 GPUs in racks of 32, with the journal written: FIFO with EASY, the same at twice
+the load, and the default policy (estimates from history, preemption, five minutes for a restart). Each is a separate
+`gangwatch simulate`, timed from outside, which includes starting Python, reading the trace and writing the journal.
+Exits with 1 if a run takes more than SLACK times its target, or if a job is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.policies import data_folder
 
 
 class Run(NamedTuple):
-    """options: of `gangwatch simulate`. most_seconds: of wall time, on a machine that does nothing else."""
+    """options: of `gangwatch simulate`. most_seconds: of wall time, on an idle machine."""
 
     options: tuple[str, ...]
     most_seconds: float
@@ -36,11 +36,11 @@ RUNS = {
     "default": Run(DEFAULT, 180.0),
 }
 SLACK = 3.0
-"""The machine may be busy with other things; `load_average` and `cpu_seconds` say how busy it was."""
+"""Factor for other load on the machine; `load_average` and `cpu_seconds` show that load."""
 
 
 def measure(run: Run) -> dict[str, object]:
-    """One simulation's figures."""
+    """Return one simulation's figures."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-simulation-") as folder:
         journal = Path(folder) / "journal.sqlite"
         command = [
@@ -70,7 +70,7 @@ def measure(run: Run) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS))
-    parser.add_argument("--json", action="store_true", help="the only form there is; taken for the sake of scripts")
+    parser.add_argument("--json", action="store_true", help="accepted for compatibility: the output is always JSON")
     options = parser.parse_args()
     found = {name: measure(RUNS[name]) for name in options.runs}
     late = [name for name in found if float(str(found[name]["wall_seconds"])) > RUNS[name].most_seconds * SLACK]

@@ -1,16 +1,15 @@
-"""An accelerated soak: a hundred thousand ticks of a whole agent with random faults; what it has kept at the end.
+"""Accelerated soak: a hundred thousand ticks of a whole agent with random faults, and the resources it leaks.
 
-    python -m benchmarks.soak --ticks 100000 --json
+python -m benchmarks.soak --ticks 100000 --json
 
-Two GPUs, two NICs and a kubelet, all fakes, are read by the product's own collectors, each at its own interval by a
-clock that advances a second a tick and waits for nothing. Every few ticks something breaks or heals: a GPU is lost, the
-driver is reloaded, MIG is reconfigured, a NIC vanishes, a file is no file any more, counters begin anew, processes and
-pods come and go, the kubelet stops, the GPUs are given back. Then the same node runs by itself, in threads, while calls
-hang.
+The product's own collectors read two fake GPUs, two fake NICs and a fake kubelet, each at its own interval. Their clock
+advances a second a tick without waiting. Every few ticks a fault begins or ends: a GPU is lost, the driver is reloaded,
+MIG is reconfigured, a NIC disappears, a file is replaced by something else, counters restart, processes and pods come
+and go, the kubelet stops, or the GPUs are released. Then the same node runs in its own threads, while calls hang.
 
-Measured after a warm-up (a tenth, and 700 ticks at least), in which numpy's cache of small arrays is filled too, and at
-the end with all faults healed: resident memory, descriptors, threads. Exits non-zero where memory grew by 2 MiB, where
-a descriptor or a thread is left over, where a collector is still unwell, or where a rate was ever negative.
+Resident memory, descriptors and threads are measured after a warm-up (a tenth of the ticks, and 700 at least), which
+also fills numpy's cache of small arrays, and again at the end with all faults removed. Exits non-zero if memory grew by
+2 MiB, if a descriptor or a thread is left over, if a collector is still failing, or if a rate was ever negative.
 """
 
 from __future__ import annotations
@@ -58,41 +57,41 @@ NICS = 2
 MOST_GROWTH_BYTES = 2 * 2**20
 
 FAULT_EVERY = 6
-"""On average a fault in so many ticks, and as many healings."""
+"""Mean number of ticks between faults, and between repairs."""
 
 SCRAPE_EVERY = 50
-"""What is published is rendered and compressed from the newest frame, by the exporter's own hand, that often."""
+"""Ticks between renderings: the exporter renders and compresses the newest frame."""
 
 COURSE_POINTS = 9
-"""Times that resident memory is looked at on the way: whether what grew goes on growing."""
+"""Number of samples of resident memory during the run, to show whether it keeps growing."""
 
 LEAST_WARM_UP = 700
-"""Ticks in which every kind of fault has come some times, and every module and buffer that they need with them."""
+"""Enough ticks for every kind of fault to occur several times and to load every module and buffer that it needs."""
 
 KUBELET_EVERY = 2_000
-"""Stopping and starting the fake kubelet is starting a process: seldomer than the rest."""
+"""Ticks between restarts of the fake kubelet: each starts a process, so they are rarer than other faults."""
 
 
 def hurry() -> None:
-    """What the product leaves alone for ten or thirty seconds, it tries again at once: ticks have no time between."""
+    """Shorten the product's retry delays of ten to thirty seconds to zero, because ticks take no time."""
     nvml_source.RETRY_LOST_SECONDS = 0.0
     nvml_events.WAIT_MILLISECONDS = 1
     attribution_collector.LIST_NS = 20_000_000
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, with all garbage gone and all free memory given back."""
+    """Return this process's resident memory after garbage collection and after all free memory is given back."""
     gc.collect()
-    # glibc keeps what is freed for the next to ask; what is asked for is what is kept in earnest.
+    # glibc keeps freed memory for later requests; give it back to measure only memory in use.
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
 def fill_numpys_cache() -> None:
-    """Have numpy keep now what it would come to keep: the memory of seven freed arrays of every size below a kilobyte.
+    """Fill numpy's cache with seven freed arrays of every size below a kilobyte.
 
-    That cache (numpy/_core/src/multiarray/alloc.c, NBUCKETS and NCACHE) is bounded, at 3.6 MB, and fills for as long as
-    arrays of new sizes are made, which here is whenever a fault changes a layout. It is counted from the beginning.
+    That cache (numpy/_core/src/multiarray/alloc.c, NBUCKETS and NCACHE) is bounded, at 3.6 MB. It grows with every new
+    array size, which here is whenever a fault changes a layout. Filling it first counts it from the beginning.
     """
     for size in range(1, 1024):
         held = [np.empty(size, np.uint8) for _ in range(7)]
@@ -104,7 +103,7 @@ def descriptors() -> int:
 
 
 class Kubelet:
-    """A fake kubelet in a process of its own, so that its memory is not taken for the agent's."""
+    """A fake kubelet in its own process, so that its memory does not count as the agent's."""
 
     def __init__(self, path: Path, gpu: str) -> None:
         self._command = [sys.executable, "-m", "tests.fakes.kubelet", str(path), f"team/llama-0/main={gpu}"]
@@ -133,7 +132,7 @@ class Kubelet:
 
 
 class Site:
-    """The node under test and everything that can break of it."""
+    """The node under test and everything that can fail on it."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -171,7 +170,7 @@ class Site:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def hurt(self) -> None:
-        """Break one thing, and remember how it heals."""
+        """Start one fault and remember how to repair it."""
         name = self.random.choice(
             ["lost", "reload", "mig", "nic", "file", "reset", "processes", "pods", "xid", "release", "log"]
         )
@@ -181,7 +180,7 @@ class Site:
             self.healing.append(heal)
 
     def heal(self) -> None:
-        """Heal the fault that is oldest."""
+        """Repair the oldest fault."""
         if self.healing:
             self.healing.pop(0)()
 
@@ -231,7 +230,7 @@ class Site:
             write_number(nic.port / "hw_counters" / "out_of_sequence", self.random.choice([0, 2**32 - 1]))
 
     def _processes(self) -> None:
-        """Another process on a GPU, of a pod or a job; those of before have ended."""
+        """Replace the processes on a GPU by one of another pod or job."""
         for folder in self.tree.root.glob("[1-9][0-9][0-9]*"):
             self.processes.remove(int(folder.name))
         self.nvml.clear_processes()
@@ -282,7 +281,7 @@ class Site:
             self.exposition.body(layout, frame, compress=True)
 
     def settle(self) -> None:
-        """Heal everything, and let the node see it."""
+        """Repair everything and run the node until it has noticed."""
         while self.healing:
             self.heal()
         self.nvml.set_driver_loaded(True)
@@ -298,7 +297,7 @@ class Site:
             self.node.tick(due_only=True)
 
     def unwell(self) -> list[str]:
-        """Collectors that are not well in the newest frame."""
+        """Return the collectors that fail in the newest frame."""
         newest = self.node.newest()
         assert newest is not None
         layout, frame = newest
@@ -309,7 +308,8 @@ class Site:
         ]
 
     def run_threads(self, seconds: float) -> int:
-        """The node by itself, twenty frames a second, while calls hang; how many threads were abandoned meanwhile."""
+        """Run the node in its own threads at twenty frames a second while calls hang; return the number of abandoned
+        threads."""
         node = self.make_node(interval_seconds=0.05)
         node.start()
         most = 0
@@ -338,7 +338,7 @@ class Site:
 
 
 def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
-    """The soak. Returns the document that ``--json`` prints."""
+    """Run the soak and return the document that ``--json`` prints."""
     hurry()
     use_one_arena()
     logging.disable(logging.CRITICAL)
@@ -370,7 +370,7 @@ def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
     left = {
         "descriptors_after_ticks": end_descriptors - warm_descriptors,
         "threads_after_ticks": end_threads - warm_threads,
-        # The fake library stays loaded, and with it nothing that is open.
+        # The fake library stays loaded, but none of its descriptors may stay open.
         "descriptors_after_stop": max(0, descriptors() - before_descriptors),
         "threads_after_stop": threading.active_count() - before_threads,
     }
@@ -399,7 +399,9 @@ def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="An agent through a hundred thousand ticks with random faults.")
     parser.add_argument("--ticks", type=int, default=100_000)
-    parser.add_argument("--thread-seconds", type=float, default=20.0, help="how long the node then runs by itself")
+    parser.add_argument(
+        "--thread-seconds", type=float, default=20.0, help="how long the node then runs in its own threads"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()

@@ -1,23 +1,23 @@
-"""The store with a million events: what it costs to write them, to take every decision again, and to start anew.
+"""The store with a million events: cost of writing, of replaying every decision, and of a restart.
 
-    python -m benchmarks.store [--events N] [--processes N] [--json]
+python -m benchmarks.store [--events N] [--processes N] [--json]
 
-A cluster of 64 nodes of 8 GPUs runs gangs of 1 to 64 for some minutes each, 0.9 of it busy, a cycle every half minute.
-Each gang is submitted, seen running with its processes, makes its first step, and ends: four events, as in production.
-Every 100 cycles is a snapshot, at which old cycles are compacted; none is forgotten. Nothing is left out of a cycle:
-FIFO and EASY decide. With more than 100,000 events a snapshot is taken every 1,000 cycles, which are one transaction
-and have no sentences, as in a simulation's journal; only so it is written in a minute or two. With --keep the journal
-stays in that folder, and one that is there is not written anew. Prints one JSON document; exits with 1 where a replay
-differs from the record, or where a figure is out of its range.
+A cluster of 64 nodes of 8 GPUs, 0.9 of it busy, runs gangs of 1 to 64 ranks for some minutes each, with a cycle every
+half minute. Each gang is submitted, observed with its processes, makes its first step, and ends: four events, as in
+production. A snapshot is taken every 100 cycles; old cycles are then compacted, and none is deleted. Cycles are
+complete: FIFO and EASY decide. With more than 100,000 events a snapshot is taken every 1,000 cycles, which form one
+transaction and have no sentences, as in a simulation's journal; otherwise writing would take much longer than a minute
+or two. With --keep the journal stays in that folder, and an existing one is used as it is. Prints one JSON document;
+exits with 1 if a replay differs from the record, or if a figure is out of its range.
 
 write_us_a_cycle: of the transaction, without waiting for the disk (`benchmarks.loop` measures commits that do).
 snapshot_ms: the whole transaction with compaction. restart_seconds: from the newest snapshot, as after a kill, compared
-with the state that was lost. past_seconds: until the state of a moment of the past is there (`gangwatch replay --at`),
-from the newest snapshot before it, of which one a day is kept: median and worst of the last moments of ten such days.
-replay_seconds: every decision of the whole file taken again and compared with the record, by as many processes as
-there are processors (`gangwatch replay`), each from one snapshot to the next; read_seconds: reading and decoding alone,
-in one process. cpu: of all processes, which is what the range is for, as other work on the machine makes the rest
-longer. bytes_an_event: of the file, events, actions, snapshots and all.
+with the lost state. past_seconds: to restore the state of a past moment (`gangwatch replay --at`) from the snapshot
+before it, of which one a day is kept: median and worst of the last moments of ten such days. replay_seconds: to take
+every decision of the file again and compare it with the record (`gangwatch replay`), from each snapshot to the next,
+with one process a processor. read_seconds: reading and decoding alone, in one process. cpu: of all processes; the range
+is for this figure, because other load on the machine makes the others longer. bytes_an_event: of the whole file:
+events, actions and snapshots.
 """
 
 from __future__ import annotations
@@ -71,24 +71,24 @@ MAX_PAST_SECONDS = 5.0
 MAX_RESTART_SECONDS = 2.0
 MAX_SNAPSHOT_MS = 500.0
 SLACK = 3.0
-"""A figure fails beyond so many times its target: the machine may be busy with other things."""
+"""A figure fails if it exceeds its target by this factor: the machine may run other load."""
 
 
 class Load:
-    """Gangs that come, run and go; told what the cycle started, it tells what happens at the next instant."""
+    """Gangs that arrive, run and end. Takes the cycle's starts and returns the events of the next instant."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
         self._submitted = 0
         self._ends: list[tuple[int, str]] = []
-        self._told: list[Event] = []
+        self._pending: list[Event] = []
         self._next_ns = START_NS
         mean_seconds = sum(RUN_SECONDS) / 2 * sum(RANKS) / len(RANKS)
         self._gap_seconds = mean_seconds / (NODES * GPUS * BUSY)
 
     def happens(self, now_ns: int) -> list[Event]:
-        """All that is told at this instant."""
-        events, self._told = self._told, []
+        """Return all events of this instant."""
+        events, self._pending = self._pending, []
         while self._ends and self._ends[0][0] <= now_ns:
             _, job_id = heappop(self._ends)
             events.append(AttemptEnded(job_id, 1, (), ended_wall_ns=now_ns, all_exited_with=0))
@@ -106,15 +106,15 @@ class Load:
         ranks = tuple(
             RankSeen(rank, slot.node, slot.slot, 1000 + rank, 5000 + rank) for rank, slot in enumerate(action.placement)
         )
-        self._told.append(AttemptRunning(action.job_id, action.attempt, ranks))
-        self._told.append(FirstStep(action.job_id, action.attempt, 1, now_ns + SECOND))
+        self._pending.append(AttemptRunning(action.job_id, action.attempt, ranks))
+        self._pending.append(FirstStep(action.job_id, action.attempt, 1, now_ns + SECOND))
         heappush(self._ends, (now_ns + round(self._chance.uniform(*RUN_SECONDS) * SECOND), action.job_id))
 
 
 def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
-    """A journal of so many events; the state after it, and what writing cost."""
+    """Write a journal of `most` events; return the state after it, and what writing cost."""
     state, load = State(policy=Policy(start_timeout_seconds=0.0, ended_jobs_kept=1000)), Load(seed=1)
-    told: list[Event] = [PolicySet(state.policy), *(NodeSeen(f"n{number:02d}", GPUS) for number in range(NODES))]
+    events_now: list[Event] = [PolicySet(state.policy), *(NodeSeen(f"n{number:02d}", GPUS) for number in range(NODES))]
     events = cycles = 0
     now_ns, cycle_seconds, write_seconds = START_NS, 0.0, 0.0
     snapshots: list[float] = []
@@ -122,22 +122,22 @@ def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
     store = Store(path, FOR_EVER, durable=False)
     while events < most:
         now_ns += STEP_SECONDS * SECOND
-        told += load.happens(now_ns)
-        if not told:
+        events_now += load.happens(now_ns)
+        if not events_now:
             continue
         began = time.perf_counter()
-        outcome = cycle.run(state, told, now_ns)
+        outcome = cycle.run(state, events_now, now_ns)
         decided = time.perf_counter()
         if most <= MANY_EVENTS:
-            store.append(state.cycle, now_ns, told, outcome.actions, outcome.entries)
+            store.append(state.cycle, now_ns, events_now, outcome.actions, outcome.entries)
             store.outcomes([(action.action_id, "done") for action in outcome.actions], now_ns)
         else:
-            rows.append(CycleRow(state.cycle, now_ns, told, outcome.actions))
+            rows.append(CycleRow(state.cycle, now_ns, events_now, outcome.actions))
         written = time.perf_counter()
         cycle_seconds += decided - began
         write_seconds += written - decided
-        events, cycles = events + len(told), cycles + 1
-        told = []
+        events, cycles = events + len(events_now), cycles + 1
+        events_now = []
         for action in outcome.actions:
             if isinstance(action, StartGang):
                 load.started(action, now_ns)
@@ -166,7 +166,8 @@ def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
 
 
 def measure(most: int, processes: int = 1, keep: Path | None = None) -> dict[str, object]:
-    """The figures; Raises AssertionError where what was written does not come back. keep: a folder for the journal."""
+    """Return the figures. keep: a folder for the journal. Raises AssertionError if the written journal is not read
+    back."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-store-") as folder:
         path, lost, figures = written(Path(folder) if keep is None else keep, most)
 
@@ -210,7 +211,7 @@ def measure(most: int, processes: int = 1, keep: Path | None = None) -> dict[str
 
 
 def written(folder: Path, most: int) -> tuple[Path, bytes, dict[str, float | int]]:
-    """(the journal, the state after it as bytes, what writing cost), written into the folder if it is not there."""
+    """Return (journal, state after it as bytes, cost of writing); write it into the folder if it is not there."""
     path, after, figures = folder / "store.sqlite", folder / "state", folder / "figures.json"
     if not figures.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -223,12 +224,12 @@ def written(folder: Path, most: int) -> tuple[Path, bytes, dict[str, float | int
 
 
 def _some_of(parts: list[tuple[int | None, int | None]]) -> list[tuple[int | None, int | None]]:
-    """Ten parts spread over the journal."""
+    """Return ten parts spread over the journal."""
     return [parts[number * len(parts) // PAST_MOMENTS] for number in range(min(PAST_MOMENTS, len(parts)))]
 
 
 def _go_back_to(store: Store, cycle: int | None) -> float:
-    """Seconds until the state of the last moment of a part is there."""
+    """Return the seconds to restore the state at the end of a part."""
     began = time.perf_counter()
     with collecting_rarely():
         if cycle is None:
@@ -240,12 +241,12 @@ def _go_back_to(store: Store, cycle: int | None) -> float:
 
 
 def say(text: str) -> None:
-    """What is known so far: a run of a million takes minutes."""
+    """Print progress: a run of a million events takes minutes."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its ended children."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

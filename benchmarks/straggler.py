@@ -1,17 +1,17 @@
-"""How well and how fast stragglers are found, and what looking costs: ``python -m benchmarks.straggler --json``.
+"""Recall, delay and cost of straggler detection: ``python -m benchmarks.straggler --json``.
 
 Gangs of known physics (scheduler_feedback/sim/world/processes.py) run with faults of known size and beginning, and with
-weather that is nobody's fault. The same steps are judged by the detector and by two published rules: NVRx's score and
-DLRover's twice the median (benchmarks/detection/baselines). Both are given every ten seconds' steps, far more often
-than their authors do (NVRx: a minute; DLRover: at the start), so that their delay is not their schedule's.
+harmless disturbances. The detector and two published rules judge the same steps: NVRx's score and DLRover's twice the
+median (benchmarks/detection/baselines). Both rules get every ten seconds' steps, far more often than their authors use
+(NVRx: a minute; DLRover: at the start), so that their delay does not come from their schedule.
 
-Seeds are judging seeds: the detector was not changed after a look at them. Its weather is no judge in that sense: the
-same kinds were used while it was built. What a model of a gang can show is limited; recorded gangs are in
+Seeds are test seeds: the detector was not changed after a run with them. The harmless disturbances are no independent
+test: their kinds were used during development. A model of a gang shows only so much; recorded gangs are in
 tests/detectors/test_straggler.py.
 
 Known miss, with --seeds 20: the 95th percentile of the delay of the 20 % intermittent fault is 15.1 s, over the limit.
-Stops that fall inside of the collective, several in a row, leave all ranks' steps alike, and one sample a second of a
-process that is stopped a sixth of the time may miss them all. The limit stays where it was set.
+Several stops in a row inside of the collective leave all ranks' steps alike. One sample a second of a process that is
+stopped a sixth of the time can miss all of them. The limit was not raised.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ RULE_SECONDS = 10.0
 
 LEAST_RECALL = 0.95
 MOST_DELAY_SECONDS = 15.0
-"""Of faults of 20 % and more; the issue asks for the delay."""
+"""Limit of the delay for faults of 20 % and more."""
 
 Named = list[tuple[float, int, float]]
 """(seconds, rank, confidence) of each verdict, in order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A finding and when it was told, in seconds of the simulated course."""
+class Reported:
+    """A verdict and when it was reported, in simulated seconds."""
 
     at_seconds: float
     finding: Finding
@@ -70,22 +70,22 @@ def watch(
     tick_seconds: float = 0.5,
     fleet: Fleet | None = None,
     start_seconds: float = 0.0,
-) -> list[Heard]:
-    """Fold the frames of all courses in order of arrival, let the detector look every `tick_seconds`."""
+) -> list[Reported]:
+    """Fold the frames of all courses in order of arrival, and run the detector every `tick_seconds`."""
     fleet = Fleet() if fleet is None else fleet
     look = Look(fleet)
-    heard: list[Heard] = []
+    reports: list[Reported] = []
     due = start_seconds
     for at, layout, frame in heapq.merge(*courses, key=lambda item: item[0]):
         while due < at:
-            heard += [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
+            reports += [Reported(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
             due += tick_seconds
         fleet.observe(layout, frame, round(at * NS))
-    return heard + [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
+    return reports + [Reported(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
 
 
 def faults(ranks: int) -> Iterator[tuple[str, float, Callable[[int], Gang]]]:
-    """(shape, slowdown of one rank's computing, how to make a gang with it for a seed)."""
+    """Yield (shape, slowdown of one rank's computing, how to make a gang with it for a seed)."""
     for size in SLOWDOWNS:
 
         def step(seed: int, size: float = size) -> Gang:
@@ -100,7 +100,7 @@ def faults(ranks: int) -> Iterator[tuple[str, float, Callable[[int], Gang]]]:
 
 
 def healthy(ranks: int, seed: int) -> dict[str, Callable[[], Gang]]:
-    """How to make the gang of a seed, by what befalls it."""
+    """Return how to make the healthy gang of a seed, by the disturbance it has."""
     return {
         "quiet": lambda: Gang(ranks=ranks),
         "noisy": lambda: Gang(ranks=ranks, noise=0.2),
@@ -124,14 +124,14 @@ def healthy(ranks: int, seed: int) -> dict[str, Callable[[], Gang]]:
 
 
 def by_detector(gang: Gang, history: History, seed: int) -> tuple[Named, int]:
-    """The detector's verdicts, and how often it abstained."""
-    heard = watch(StragglerDetector(), [frames(gang, history, seed, until=gang.start_seconds + COURSE_SECONDS)])
-    named = [(h.at_seconds, h.finding.rank, h.finding.confidence) for h in heard if isinstance(h.finding, Verdict)]
-    return named, sum(isinstance(h.finding, Abstention) for h in heard)
+    """Return the detector's verdicts, and how often it abstained."""
+    reports = watch(StragglerDetector(), [frames(gang, history, seed, until=gang.start_seconds + COURSE_SECONDS)])
+    named = [(h.at_seconds, h.finding.rank, h.finding.confidence) for h in reports if isinstance(h.finding, Verdict)]
+    return named, sum(isinstance(h.finding, Abstention) for h in reports)
 
 
 def by_rule(rule: Callable[[np.ndarray], np.ndarray], history: History) -> Named:
-    """A published rule on the median computing times [ranks] of each ten seconds' steps."""
+    """Apply a published rule to the median computing times [ranks] of each ten seconds' steps."""
     named: Named = []
     end = history.end.max(axis=1)
     for start in np.arange(history.start[0, 0], end[-1] - RULE_SECONDS, RULE_SECONDS):
@@ -149,12 +149,12 @@ RULES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Quantile of what was found; None where nothing was."""
+    """Return a quantile of the values; None without values."""
     return round(float(np.quantile(values, share)), 2) if values else None
 
 
 def quality(ranks: int, seeds: Sequence[int]) -> dict[str, Any]:
-    """Recall, delay and false verdicts of the detector and of the rules, on the same runs."""
+    """Return recall, delay and false verdicts of the detector and of the rules, on the same runs."""
     methods = ("gangwatch", *RULES)
     found: list[dict[str, Any]] = []
     for shape, size, make in faults(ranks):
@@ -213,7 +213,7 @@ STEP_NS = NS
 
 
 def node_layouts(nodes: int) -> list[tuple[Layout, str, int]]:
-    """(layout, gang, first rank) of each node."""
+    """Return (layout, gang, first rank) of each node."""
     made = []
     for node in range(nodes):
         gang, first = f"j-{node * RANKS_A_NODE // RANKS_A_GANG:06d}", node * RANKS_A_NODE % RANKS_A_GANG
@@ -227,7 +227,8 @@ def node_layouts(nodes: int) -> list[tuple[Layout, str, int]]:
 
 
 def cost(ranks: int, seconds: int) -> dict[str, Any]:
-    """Time to fold one second's frames and to look at them once, for `ranks` ranks of one step a second."""
+    """Return the time to fold one second's frames and to run the detector once, for `ranks` ranks of one step a
+    second."""
     layouts = node_layouts(ranks // RANKS_A_NODE)
     random = np.random.default_rng(FIRST_SEED)
     fleet, detector = Fleet(), StragglerDetector()
@@ -288,7 +289,7 @@ def cost(ranks: int, seconds: int) -> dict[str, Any]:
 
 
 def failures(result: dict[str, Any]) -> list[str]:
-    """What lies outside of the ranges that are promised."""
+    """Return the figures outside of the promised ranges."""
     found = []
     for row in result["quality"]["faults"]:
         ours, name = row["gangwatch"], f"{row['shape']} {row['slowdown']:.0%}"
@@ -307,7 +308,7 @@ def failures(result: dict[str, Any]) -> list[str]:
 
 
 def table(result: dict[str, Any]) -> Iterator[str]:
-    """The result for a person."""
+    """Yield the lines of a table of the result."""
     for row in result["quality"]["faults"]:
         methods = "; ".join(
             f"{name} {row[name]['recall']:.2f}, {row[name]['delay_seconds_p50']} s, false {row[name]['false_runs']}"
@@ -322,7 +323,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 1 where something lies outside of what is promised."""
+    """Run the benchmark; return 1 if a figure is outside of its promised range."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.straggler", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("--ranks", type=int, default=8, help="size of the judged gangs (default 8)")

@@ -1,12 +1,12 @@
-"""What reading eight NICs costs: microseconds of processor time a second, collector by collector, beside node_exporter.
+"""Cost of reading eight NICs: CPU microseconds a second by collector, compared with node_exporter.
 
-    python -m benchmarks.sysfs --json
+python -m benchmarks.sysfs --json
 
-A synthesised node (tests/fakes/sysfs) with eight mlx5 NICs and eight GPUs is read by every collector that reads files,
-at the intervals that the agent has. Debian's node_exporter reads the same tree in the same run, with its infiniband
-collector alone; its figure has the HTTP answer in it, ours are the collectors'. A file system in memory answers faster
-than a kernel that renders each file, and far faster than a NIC's firmware: what is measured is the readers' own cost.
-Exits non-zero where ours is above the range that the design counts on.
+Every file-reading collector reads a synthetic node (tests/fakes/sysfs) with eight mlx5 NICs and eight GPUs at the
+agent's intervals. Debian's node_exporter reads the same tree in the same run, with its infiniband collector alone; its
+figure includes the HTTP response, ours are the collectors'. A file system in memory is faster than a kernel that
+renders each file, and far faster than a NIC's firmware: the figures are the readers' own cost. Exits non-zero if ours
+is above the range that the design counts on.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tests.fakes.sysfs.tree import Tree, build
 from tests.ports import held_port
 
 MOST_CORE_SHARE = 0.003
-"""Of one core, all of these together at 1 Hz. The whole agent is allowed 0.005."""
+"""Share of one core for all of these together at 1 Hz. The whole agent is allowed 0.005."""
 
 
 def _cpu_microseconds(run: Callable[[], object], seconds: float) -> float:
-    """Processor time of one run, over as many as fit into so much of it."""
+    """Return the CPU time of one run, as the mean over as many runs as fit into `seconds`."""
     run()
     began = time.process_time()
     runs = 0
@@ -61,7 +61,7 @@ def _collect(group: Sequence[Collector]) -> None:
 
 
 def _series(block: Block) -> int:
-    """Distinct series that are present, info series not counted."""
+    """Return the number of distinct series present, info series not counted."""
     gauges = sum(
         not column.metric.endswith("_info") and value == value
         for column, value in zip(block.gauge_columns, block.gauges, strict=True)
@@ -109,7 +109,7 @@ def _ours(tree: Tree, seconds: float) -> dict[str, object]:
 
 
 def _decoding(seconds: float) -> dict[str, float]:
-    """One port's answer of 31 counters, taken apart: in general, and where its shape is known."""
+    """Return the cost of decoding one port's answer of 31 counters: in general, and with its shape known."""
     counters = [(name, 2**40 + number) for number, name in enumerate(HARDWARE["mlx5_core"])]
     fake = FakeRdma({"mlx5_0": counters})
     answer = message(5137, 0, 1, statistics(counters, fake.index_of("mlx5_0")))
@@ -122,7 +122,7 @@ def _decoding(seconds: float) -> dict[str, float]:
 
 
 def _node_exporter(tree: Tree, scrapes: int) -> dict[str, object] | None:
-    """Its processor time a scrape, whole process; None where it is not installed."""
+    """Return node_exporter's CPU time a scrape, whole process; None if it is not installed."""
     program = shutil.which("prometheus-node-exporter")
     if program is None:
         return None
