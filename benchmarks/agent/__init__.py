@@ -1,1 +1,1 @@
-"""What the agent costs beside its peers, on the same fake hardware in the same run: ``python -m benchmarks.agent``."""
+"""Cost of the agent and of comparable exporters on the same fake hardware: ``python -m benchmarks.agent``."""

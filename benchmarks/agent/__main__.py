@@ -1,14 +1,14 @@
-"""What the agent costs: ``python -m benchmarks.agent --json``.
+"""Cost of the agent: ``python -m benchmarks.agent --json``.
 
 On a fake node (eight H100 with 18 links each, eight NICs, a kubelet) our agent, nvitop-exporter and node_exporter run
-side by side, each scraped once a second for five minutes. CPU is that of the whole process, collection in the
-background included and nothing subtracted; ``cpu_ms_per_scrape`` is that CPU over the scrapes. Then our agent once more
-with the ten-hertz sampling, with OTLP pushing, and in its default profile.
+side by side, each scraped once a second for five minutes. CPU is that of the whole process, including background
+collection, with nothing subtracted; ``cpu_ms_per_scrape`` is that CPU over the scrapes. Our agent then runs once more
+with ten-hertz sampling, with OTLP pushing, and in its default profile.
 
-The fake's driver calls are nearly free, so these figures are the binding cost: what reading costs beside the driver's
-own time. ``--real`` is the other half: the same agent on this machine's own GPUs and NICs.
+The fake's driver calls cost almost nothing, so these figures show the cost of reading without the driver's own time.
+``--real`` measures the same agent on this machine's own GPUs and NICs.
 
-Exits 1 where a budget or a ratio is missed.
+Exits 1 if a budget or a ratio is missed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.ports import held_port
 
 SECONDS = 300.0
 WARM_UP_SECONDS = 35.0
-"""Slow tiers have run twice by then; what a start costs is not what running costs."""
+"""By then slow tiers have run twice, and start-up costs are over."""
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "peers"
 
@@ -50,11 +50,11 @@ BUDGETS: tuple[tuple[str, str, float], ...] = (
     ("series_default", "at most", 1200),
     ("scrape_ms_p99", "at most", 5.0),
 )
-"""What the agent promises (the issue of the node agent)."""
+"""The budgets of the node agent."""
 
 
 def agent(folder: Path, name: str, configuration: str, hardware: Hardware | None) -> Program:
-    """Our agent as its users start it, standalone."""
+    """Return our agent as its users start it, standalone."""
     port = held_port()
     file = folder / f"{name}.toml"
     file.write_text(configuration)
@@ -79,9 +79,9 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def measure(programs: list[Program], seconds: float, progress: Callable[[str], None]) -> list[tuple[Figures, str]]:
-    """Scrape all of them once a second for so long; per program its figures and its newest exposition.
+    """Scrape all programs once a second; return each program's figures and its newest exposition.
 
-    Raises RuntimeError where a scrape failed: a program that does not answer has not earned its low cost.
+    Raises RuntimeError if a scrape failed: the cost of a failing program would look too low.
     """
     scrapers = [Scraper(program.port, index / len(programs)) for index, program in enumerate(programs)]
     for scraper in scrapers:
@@ -121,7 +121,7 @@ def _wait(seconds: float, progress: Callable[[str], None], what: str) -> None:
 
 
 def gzip_milliseconds(text: str) -> float:
-    """What compressing the whole exposition costs, at the level that the exporter uses."""
+    """Return the time to compress the whole exposition at the exporter's level."""
     body, times = text.encode(), []
     for _ in range(20):
         begun = time.perf_counter()
@@ -132,7 +132,7 @@ def gzip_milliseconds(text: str) -> float:
 
 @contextlib.contextmanager
 def receiver() -> Iterator[str]:
-    """Takes OTLP pushes and forgets them."""
+    """Receive OTLP pushes and discard them."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -143,7 +143,7 @@ def receiver() -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -159,7 +159,7 @@ TEN_HERTZ = FULL + "[agent]\ngpu_burst = true\n"
 
 
 def on_the_fake(seconds: float, progress: Callable[[str], None]) -> dict[str, Figures]:
-    """Everything of the fake node: ours and the peers."""
+    """Return the figures of all programs on the fake node: ours and the peers."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangwatch-benchmark-")))
         hardware = stack.enter_context(HardwareProcess(folder))
@@ -215,7 +215,7 @@ def _ours(ours: Figures, text: str, ten: Figures, otlp: Figures, default: Figure
 
 
 def ratios(found: dict[str, Figures]) -> Figures:
-    """Ours against each peer."""
+    """Return our figures over those of each peer."""
 
     def of(name: str, key: str) -> float:
         return float(found[name][key])
@@ -230,7 +230,7 @@ def ratios(found: dict[str, Figures]) -> Figures:
 
 
 def missed(found: dict[str, Figures]) -> list[str]:
-    """The budgets and ratios that do not hold, in words."""
+    """Return the missed budgets and ratios as sentences."""
     ours, against = found["ours"], found["ratios"]
     wrong = []
     for key, bound, limit in BUDGETS:

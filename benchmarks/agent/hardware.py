@@ -1,7 +1,8 @@
-"""The fake node that every program of one run reads: ``python -m benchmarks.agent.hardware FOLDER``.
+"""The fake node that all programs of one run read: ``python -m benchmarks.agent.hardware FOLDER``.
 
-Eight H100 with NVSwitch (a C library at NVML's real interface), eight NICs with their counter files, a kubelet that
-gives each GPU to a pod. It runs as a process of its own, so that moving the counters is not charged to who reads them.
+Eight H100 with NVSwitch (a C library with NVML's real interface), eight NICs with their counter files, and a kubelet
+that gives each GPU to a pod. It is a separate process, so that advancing the counters does not count as the readers'
+CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NICS = 8
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Where the fake node is. library: the fake NVML. root: of both /sys and /proc. kubelet: its socket."""
+    """Paths of the fake node. library: the fake NVML. root: of both /sys and /proc. kubelet: its socket."""
 
     folder: Path
 
@@ -37,12 +38,12 @@ class Hardware:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes the fake NVML the board of this node."""
+        """Return the environment that selects this node's board in the fake NVML."""
         return {"GANGWATCH_FAKE_NVML_BOARD": "h100"}
 
 
 class HardwareProcess:
-    """The fake node, running. Enter it to start it."""
+    """The running fake node. Enter it to start it."""
 
     def __init__(self, folder: Path) -> None:
         self.hardware = Hardware(folder)
@@ -66,7 +67,7 @@ class HardwareProcess:
 
 
 def main(folder: Path) -> None:
-    """Build the node and move its counters on once a second until the process is stopped."""
+    """Build the node and advance its counters once a second until the process is stopped."""
     from agent.sources.kubelet.pod_resources import Container, Pod
     from tests.fakes.kubelet import FakeKubelet
     from tests.fakes.nvml.build import build as build_nvml
@@ -87,7 +88,7 @@ def main(folder: Path) -> None:
 
 
 def _uuid(index: int) -> str:
-    """What the fake board calls its GPUs."""
+    """Return the fake board's UUID of a GPU."""
     return f"GPU-00000001-0000-4000-8000-{index:012d}"
 
 

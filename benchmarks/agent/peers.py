@@ -13,11 +13,12 @@ from benchmarks.agent.programs import Program
 from tests.ports import held_port
 
 NVITOP_EXPORTER = "nvitop-exporter==1.7.2"
-"""The release that the figures are of; a newer one is measured by changing this line."""
+"""The measured release; change this line to measure a newer one."""
 
 
 def nvitop_program(cache: Path) -> Path:
-    """nvitop-exporter in its own environment, made at the first call. Raises RuntimeError where it can't be had."""
+    """Return nvitop-exporter in its own environment, made at the first call. Raises RuntimeError if installing it
+    fails."""
     folder = cache / NVITOP_EXPORTER.replace("==", "-")
     program = folder / "bin" / "nvitop-exporter"
     if not program.exists():
@@ -41,7 +42,7 @@ def nvitop_exporter(hardware: Hardware, cache: Path, log: Path) -> Program:
 
 
 def node_exporter(hardware: Hardware, log: Path) -> Program:
-    """Raises RuntimeError where the program is absent."""
+    """Return node_exporter. Raises RuntimeError if the program is absent."""
     found = shutil.which("prometheus-node-exporter")
     if found is None:
         raise RuntimeError("prometheus-node-exporter is absent: apt-get install prometheus-node-exporter")

@@ -1,4 +1,4 @@
-"""A program under measurement: started, watched from outside, ended. Nothing is subtracted from what it used."""
+"""A measured program: started, observed from outside, and stopped. Nothing is subtracted from what it used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Program:
-    """One exporter as a process. Enter it to start it; it is up once its /metrics answers."""
+    """One exporter as a process. Enter it to start it; it is ready once its /metrics responds."""
 
     def __init__(
         self, name: str, command: Sequence[str], port: int, log: Path, environment: Mapping[str, str] | None = None
@@ -40,8 +40,8 @@ class Program:
             except OSError as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     self._end()
-                    told = self._log.read_text(errors="replace")[-2000:]
-                    raise RuntimeError(f"{self.name} does not serve /metrics: {error}\n{told}") from None
+                    log_tail = self._log.read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"{self.name} does not serve /metrics: {error}\n{log_tail}") from None
                 time.sleep(0.2)
 
     def __exit__(
@@ -65,12 +65,12 @@ class Program:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        """User and system time of the whole process so far: every thread, the ended ones too, and ended children."""
+        """Return user and system time of the whole process so far, including ended threads and ended children."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(int(fields[index]) for index in (11, 12, 13, 14)) / _TICKS
 
     def resident_mib(self) -> float:
-        """Resident memory now."""
+        """Return the resident memory now."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024

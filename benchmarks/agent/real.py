@@ -1,4 +1,4 @@
-"""The other half of the agent's cost: this machine's own GPUs and NICs, and what each of the driver's calls takes."""
+"""Cost of the agent on this machine's own GPUs and NICs, and the time of each driver call."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TICKS = 60
 
 
 def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, Figures], list[str]]:
-    """What each of the driver's calls costs, and the GPU metrics that this hardware or driver does not give.
+    """Return the cost of each driver call, and the GPU metrics that this hardware or driver does not give.
 
-    Raises RuntimeError where there is no GPU.
+    Raises RuntimeError if there is no GPU.
     """
     opened: list[TimedLibrary] = []
 
@@ -39,7 +39,7 @@ def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, F
     try:
         for _ in range(ticks):
             layout, frame = node.tick()
-            time.sleep(0.15)  # two GPM samples lie more than a tenth of a second apart
+            time.sleep(0.15)  # two GPM samples must be more than a tenth of a second apart
     finally:
         node.stop()
     present = {column.metric for column, value in zip(layout.gauges, frame.gauges, strict=True) if not np.isnan(value)}
@@ -57,15 +57,15 @@ def calls_and_gaps(library: str | None, ticks: int = TICKS) -> tuple[dict[str, F
         }
         for timed in opened
         for symbol, cost in sorted(timed.costs.items(), key=lambda one: -one[1].total_ns)
-        if cost.calls and not symbol.startswith("nvmlEventSetWait")  # its thread waits inside of it, on purpose
+        if cost.calls and not symbol.startswith("nvmlEventSetWait")  # its thread blocks inside of it by design
     }
     return table, absent
 
 
 def on_the_real(seconds: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    """The agent on this machine: its cost at one and at ten hertz, each call's cost, and what was unsupported.
+    """Return the agent's cost on this machine at one and at ten hertz, each call's cost, and unsupported metrics.
 
-    Raises RuntimeError where there is no driver or no GPU.
+    Raises RuntimeError if there is no driver or no GPU.
     """
     try:
         Library().close()

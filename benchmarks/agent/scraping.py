@@ -1,4 +1,4 @@
-"""Scrapes once a second, as a Prometheus does: one kept connection, gzip accepted."""
+"""Scrapes once a second, like Prometheus: one persistent connection, gzip accepted."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 _SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})? (\S+)")
 
 NOT_COUNTED = ("_info", "_created", "_bucket")
-"""Series that say nothing new about the hardware are not counted: messages, times of creation, histograms' parts."""
+"""Series without new information on the hardware, not counted: info series, creation times, histogram buckets."""
 
 COMPATIBILITY = ("DCGM_", "node_", "rdma_")
-"""Names under which a number that we publish already is given once more."""
+"""Prefixes of compatibility names, which repeat a number published under another name."""
 
 
 def distinct_series(text: str, *, own: bool = False) -> int:
-    """Series of an exposition that have a value. own: without those that NOT_COUNTED and COMPATIBILITY name."""
+    """Return the number of series that have a value. own: without those that NOT_COUNTED and COMPATIBILITY name."""
     series: set[str] = set()
     for line in text.splitlines():
         if line.startswith("#") or (found := _SAMPLE.match(line)) is None or found[3] == "NaN":
@@ -32,7 +32,7 @@ def distinct_series(text: str, *, own: bool = False) -> int:
 
 
 def get(port: int, timeout_seconds: float = 10.0, *, host: str = "127.0.0.1") -> str:
-    """One exposition as text. Raises OSError where the exporter does not answer 200."""
+    """Return one exposition as text. Raises OSError if the exporter does not respond with 200."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout_seconds)
     try:
         connection.request("GET", "/metrics")
@@ -47,10 +47,10 @@ def get(port: int, timeout_seconds: float = 10.0, *, host: str = "127.0.0.1") ->
 
 @dataclass
 class Scraper:
-    """Scrapes one exporter at a fixed schedule from a thread, until told to stop.
+    """A thread that scrapes one exporter at a fixed schedule until it is stopped.
 
     milliseconds: of each scrape, request to last byte. sizes: bytes on the wire. phase: of the second, 0..1, so that
-    the exporters of one run are not scraped at the same instant. failures: what went wrong, in words.
+    the exporters of one run are not scraped at the same instant. failures: error messages.
     """
 
     port: int
@@ -74,7 +74,7 @@ class Scraper:
         self._thread.join(15)
 
     def text(self) -> str:
-        """The newest exposition."""
+        """Return the newest exposition."""
         return (gzip.decompress(self.newest) if self.compressed else self.newest).decode()
 
     def _run(self) -> None:

@@ -1,12 +1,12 @@
 """``python -m benchmarks.detection --json``: ours and seven published rules on one grid of faults, and on healthy jobs.
 
-What is run: the rows of the grid (class of fault x severity x size x shape x workload), each with step lengths drawn
-from 0.3 to 45 s, stratified over a row's repeats, and lengths of 1, 10 and 60 minutes; then healthy jobs of every
-workload. ``--quick`` takes a random sample of the rows. Several cells run in one world, so that faults are concurrent;
-one in five worlds loses samples, records and agents at a high rate; counters are sampled every 1, 10 or 30 s.
+Runs the rows of the grid (class of fault x severity x size x shape x workload), each with step lengths drawn from 0.3
+to 45 s, stratified over a row's repeats, and durations of 1, 10 and 60 minutes; then healthy jobs of every workload.
+``--quick`` takes a random sample of the rows. Several cells run in one world, so that faults are concurrent; one in
+five worlds loses samples, records and agents at a high rate; counters are sampled every 1, 10 or 30 s.
 
-Seeds and workloads of tuning and test are apart: whoever sets a threshold of a detector uses seeds below 100,000
-(``--tuning`` does: seed 1, and the workloads balanced, dp2 and long-context only); a test uses others (default 950,003)
+Tuning and test use different seeds and workloads. To set a threshold of a detector, use seeds below 100,000
+(``--tuning``: seed 1, and only the workloads balanced, dp2 and long-context). A test uses other seeds (default 950,003)
 and all workloads.
 """
 
@@ -29,7 +29,7 @@ TUNING_WORKLOADS: tuple[Workload, ...] = ("balanced", "dp2", "long-context")
 
 
 def table(document: dict[str, Any]) -> Iterator[str]:
-    """The headline for a person."""
+    """Yield the headline as a table."""
     keys = ("precision", "recall", "f1", "ttd_seconds_p95", "ttd_steps_p95", "false_alarms_per_1000_gpu_days")
     yield f"{'':18}" + "".join(f"{key.replace('_per_1000_gpu_days', ''):>17}" for key in keys)
     for name, row in {"ours": document["ours"], **document.get("baselines", {})}.items():
@@ -41,7 +41,7 @@ def table(document: dict[str, Any]) -> Iterator[str]:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Options, with what follows from them."""
+    """Return the options, with the values that depend on others."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("--quick", action="store_true", help="a sample of the grid, within five minutes")
@@ -49,9 +49,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workloads", help=f"mix, by commas: {', '.join(get_args(Workload))} (default all)")
     parser.add_argument("--sizes", help=f"GPUs of a job, by commas (default {', '.join(map(str, SIZES))})")
     parser.add_argument("--tuning", action="store_true", help="the seed and workloads that thresholds may be set on")
-    parser.add_argument(
-        "--counter-only", action="store_true", help="the same table for jobs that report no steps beside it"
-    )
+    parser.add_argument("--counter-only", action="store_true", help="add the same table for jobs that report no steps")
     parser.add_argument("--silent", action="store_true", help="that table alone: no job reports its steps")
     parser.add_argument("--ablations", action="store_true", help="each part of the detectors off in turn")
     parser.add_argument("--healthy-days", type=float, help=f"GPU-days of healthy jobs (default {HEALTHY_DAYS:.0f})")
@@ -79,7 +77,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it and print what came of it."""
+    """Run the benchmark and print the result."""
     options = parsed(arguments)
     document: dict[str, Any] = {
         "benchmark": "detection",

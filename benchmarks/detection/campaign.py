@@ -1,4 +1,4 @@
-"""What is run, in parts that processes share: cells of the grid, faults in large jobs, healthy jobs."""
+"""Tasks of the benchmark for worker processes: cells of the grid, faults in large jobs, healthy jobs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from scheduler_feedback.sim.world.fault import DISORDERS
 
 QUICK_CELLS, QUICK_LOCATED, QUICK_HEALTHY_DAYS = 110, 8, 560.0
 QUICK_LARGEST = 1024
-"""GPUs of a job of the sample; larger ones are in it for localisation only."""
+"""GPUs of the largest job in the sample; larger jobs run for localisation only."""
 
 QUICK_SECONDS, GRACE_SECONDS = 260.0, 25.0
-"""After which ``--quick`` begins nothing more; and how long what was begun may take after a budget is used up."""
+"""``--quick`` starts no task after the first; started tasks may take the second longer than a budget."""
 
 HEALTHY_DAYS = 21_000.0
 """3,000 GPU-days of each of the seven workloads."""
@@ -34,7 +34,7 @@ HEALTHY_DAYS = 21_000.0
 FULL_LOCATED = 40
 HEALTHY_PART_DAYS = 250.0
 LONG_EVERY = 13
-"""One part in so many is one small job for days: what drifts slowly must not be taken for a fault either."""
+"""One part in 13 is one small job for days: slow drift must not be taken for a fault either."""
 
 LARGE = 8192
 LOCATED = ("thermal", "clock-lock", "memory-errors", "nvlink", "pcie", "nic-flap", "nic-errors", "cpu-contention")
@@ -43,7 +43,7 @@ Task = Fleet | Health
 
 
 def chosen(options: argparse.Namespace) -> list[Cell]:
-    """The runs of the grid, in an order drawn by the seed."""
+    """Return the runs of the grid, in an order drawn by the seed."""
     random = np.random.default_rng([options.seed, 3])
     sizes = tuple(s for s in options.sizes if not options.quick or s <= QUICK_LARGEST)
     minutes = (1, 10) if options.quick else MINUTES
@@ -55,7 +55,8 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
     for number in range(limit):
         row = rows[order[number % len(rows)]]
         if options.quick:
-            # A sample of rows leaves no row for most classes; each class has its turn, slowdowns of 10 % and more.
+            # A sample of rows would leave most classes without a row, so draw each class in turn, slowdowns of 10 % and
+            # more.
             names = list(DISORDERS)
             of_class = [r for r in rows if r.disorder == names[number % len(names)] and r.severity >= 0.10]
             row = of_class[int(random.integers(len(of_class)))] if of_class else row
@@ -65,7 +66,7 @@ def chosen(options: argparse.Namespace) -> list[Cell]:
 
 
 def located(options: argparse.Namespace) -> list[Cell]:
-    """Faults of a member in large jobs, for how well they are localised."""
+    """Return faults of a member in large jobs, to measure localisation."""
     random = np.random.default_rng([options.seed, 4])
     sizes = (LARGE,) if options.quick else (64, 1024, LARGE, 16384)
     most = options.located if options.located is not None else (QUICK_LOCATED if options.quick else FULL_LOCATED)
@@ -80,7 +81,7 @@ def located(options: argparse.Namespace) -> list[Cell]:
 
 
 def health(options: argparse.Namespace) -> list[Health]:
-    """Healthy jobs of every workload, in parts."""
+    """Return healthy jobs of every workload, in parts."""
     days = QUICK_HEALTHY_DAYS if options.healthy_days is None and options.quick else options.healthy_days
     days = HEALTHY_DAYS if days is None else days
     parts = max(len(options.workloads), round(days / HEALTHY_PART_DAYS))
@@ -100,20 +101,20 @@ def health(options: argparse.Namespace) -> list[Health]:
 
 
 def work(task: Task) -> list[Result] | Alarms:
-    """One task, in a worker."""
+    """Run one task in a worker process."""
     return fleet.run(task) if isinstance(task, Fleet) else healthy.run(task)
 
 
 @dataclass(slots=True)
 class Parts:
-    """How much of what was planned was run."""
+    """Number of planned and of finished parts."""
 
     planned: int = 0
     run: int = 0
 
 
 def done(tasks: Sequence[Task], jobs: int, until: float, name: str, parts: Parts) -> Iterator[list[Result] | Alarms]:
-    """Results of the tasks as they come; says on the way how far it is.
+    """Yield the results of the tasks as they finish, and print progress.
 
     Tasks that have not begun by `until`, or are not done GRACE_SECONDS later, are left out and counted.
     """
@@ -141,7 +142,7 @@ def done(tasks: Sequence[Task], jobs: int, until: float, name: str, parts: Parts
 
 
 def in_turn(*lists: Sequence[Task]) -> list[Task]:
-    """All tasks, each list spread evenly over the whole: whatever the time allows has some of everything."""
+    """Return all tasks, each list spread evenly over the whole, so that a run cut short has some of each."""
     places = [((at + 0.5) / len(tasks), number, at) for number, tasks in enumerate(lists) for at in range(len(tasks))]
     return [lists[number][at] for _, number, at in sorted(places)]
 
@@ -149,10 +150,10 @@ def in_turn(*lists: Sequence[Task]) -> list[Task]:
 def measure(
     options: argparse.Namespace, switches: Switches | None = None, baselines: bool = True, reports: bool = True
 ) -> dict[str, Any]:
-    """The whole of it once. reports: whether jobs report their steps."""
+    """Run the whole benchmark once. reports: whether jobs report their steps."""
     until = time.monotonic() + (options.budget or float("inf"))
     runs = [replace(cell, reports=reports) for cell in chosen(options)]
-    # Small parts where time is short: what is begun is finished, and one that is not finished is lost.
+    # Use small parts if time is short, because an unfinished part is lost.
     most = 8 if options.quick else 24
     cells = fleet.compose(runs, options.seed, most_cells=most, baselines=baselines, switches=switches)
     order = np.random.default_rng([options.seed, 8]).permutation(len(cells))
@@ -190,7 +191,7 @@ def measure(
 
 
 def ablations(options: argparse.Namespace) -> dict[str, Any]:
-    """Each part of the detectors off in turn, on the same cells; on healthy days only where their number is given."""
+    """Run the same cells with each part of the detectors off in turn; healthy days only if their number is given."""
     kept = ("precision", "recall", "f1", "f1_interval", "ttd_seconds_p95", "kind_confusion", "calibration_error",
             "by_workload", "false_alarms_per_1000_gpu_days", "wrong_actions", "sure_false_alarms",
             "healthy_gpu_days")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The grid: what is wrong, how hard, in jobs of which size and kind, and how such a job is put into a world."""
+"""The grid (fault class, severity, size and kind of job), and how a cell is placed in a world."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SIZES = (16, 64, 256, 1024, 8192, 16384)
 MINUTES = (1, 10, 60)
 STEP_SECONDS = (0.3, 45.0)
 LEAST_STEPS = 8
-"""A fault lasts its minutes or this many steps, whichever is longer: what is over after one step nobody can confirm."""
+"""A fault lasts its minutes or this many steps, whichever is longer: no detector can confirm a single step."""
 
 LEAD_SECONDS, LEAD_STEPS = 300.0, 50
-"""In health before the fault begins."""
+"""Healthy time before the fault begins."""
 
 TAIL_SECONDS, TAIL_STEPS = 45.0, 4
-"""After it is over, in which a verdict about it still counts: it was told late, but is true."""
+"""Time after the fault's end in which a verdict about it still counts as correct, though late."""
 
 SECOND_SHARE = 0.05
 SECOND = ("clock-lock", "nic-errors", "memory-errors")
 SECOND_SEVERITY = 0.1
-"""One job in so many with sick hardware has a second sick device at the same time: accusing it is right, too."""
+"""One job in ten with faulty hardware has a second faulty device at the same time; accusing it is correct, too."""
 
 OF_WORKLOAD_ONLY = {
     "stage-imbalance": ("balanced", "unequal-stages"),
@@ -41,7 +41,7 @@ OF_WORKLOAD_ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of one cell of the grid. second: another fault of the same job, elsewhere in it, at the same time."""
+    """One run of one cell of the grid. second: another fault of the same job on another node, at the same time."""
 
     disorder: str
     severity: float
@@ -56,18 +56,18 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, float, int, str, str]:
-        """The row of the grid it counts for."""
+        """Return the row of the grid that the cell belongs to."""
         return self.disorder, self.severity, self.gpus, self.form, self.workload
 
     @property
     def name(self) -> str:
-        """Name of the job in trouble; says nothing of what is wrong with it."""
+        """Return the name of the job with the fault; it does not reveal the fault."""
         return f"j-{self.seed:010d}"
 
 
 @dataclass(slots=True)
 class Staged:
-    """A cell in a world: the victim, all courses, the fault with its magnitude, when all is over, a second fault."""
+    """A cell in a world: the victim, all courses, the fault with its magnitude, the end of all, a second fault."""
 
     cell: Cell
     victim: Course
@@ -82,7 +82,7 @@ class Staged:
 
 
 def possible(disorder: str, gpus: int, workload: Workload) -> bool:
-    """Whether a job of this kind and size can have this fault."""
+    """Return whether a job of this kind and size can have this fault."""
     if workload == "dp2" and gpus > MOST_DP2_GPUS:
         return False
     if disorder in ("host-interference", "nic-interference") and gpus > 1024:
@@ -95,7 +95,7 @@ def possible(disorder: str, gpus: int, workload: Workload) -> bool:
 
 
 def grid(sizes: tuple[int, ...] = SIZES, workloads: tuple[Workload, ...] = WORKLOADS) -> Iterator[Cell]:
-    """Every row of the grid once, with no luck in it yet: minutes, step length and seed are drawn per run."""
+    """Yield every row of the grid once, before drawing: minutes, step length and seed are drawn per run."""
     for disorder, gpus, workload in itertools.product(DISORDERS.values(), sizes, workloads):
         if not possible(disorder.name, gpus, workload):
             continue
@@ -113,7 +113,8 @@ def drawn(
     minutes: tuple[int, ...] = MINUTES,
     repeats: int = 4,
 ) -> Cell:
-    """One run of a row: step lengths are stratified over the whole range, so that every row sees short and long."""
+    """Draw one run of a row: step lengths are stratified over the whole range, so that every row has short and long
+    ones."""
     low, high = np.log(STEP_SECONDS[0]), np.log(STEP_SECONDS[1])
     part = (number % repeats + random.random()) / repeats
     step_seconds = float(np.exp(low + (high - low) * part))
@@ -127,9 +128,9 @@ def drawn(
 
 
 def stage(cell: Cell, first_node: int, begin: float = 0.0) -> tuple[Staged, int]:
-    """Put a cell into a world from `first_node` on: (what is there, the next free node, on a pod's boundary).
+    """Place a cell in a world from `first_node` on; return it and the next free node, on a pod's boundary.
 
-    Raises ValueError where the job cannot be slowed by this much in this way.
+    Raises ValueError if the job cannot be slowed by this much in this way.
     """
     random = np.random.default_rng([cell.seed, 77])
     disorder = DISORDERS[cell.disorder]
@@ -162,7 +163,7 @@ def stage(cell: Cell, first_node: int, begin: float = 0.0) -> tuple[Staged, int]
 
 
 def _second(cell: Cell, victim: Course, fault: Fault, random: np.random.Generator) -> Fault | None:
-    """Another device of the job falls sick while the first is, on another node."""
+    """Return a second fault on another device of the job, on another node, at the same time."""
     if not cell.second or DISORDERS[fault.disorder].family != "hardware":
         return None
     free = np.flatnonzero(victim.place.node != victim.place.node[fault.ranks[0]])
@@ -209,7 +210,7 @@ def _at_fault(disorder: Disorder, victim: Course, random: np.random.Generator) -
 def _neighbours(
     cell: Cell, first_node: int, begin: float, random: np.random.Generator
 ) -> tuple[Course, list[Course], tuple[int, ...], str]:
-    """A victim, a job that disturbs it, and jobs beside them that don't: (victim, all, ranks touched, aggressor)."""
+    """Return a victim, a job that disturbs it, and uninvolved jobs: (victim, all, ranks touched, aggressor)."""
     name, kind = cell.name, cell.disorder
     nodes = max(1, cell.gpus // 8)
     if kind == "uplink-congestion":
@@ -253,10 +254,10 @@ def _neighbours(
 
 
 def _pressed(victim: Course, other: Course, fault: Fault, random: np.random.Generator) -> Fault:
-    """The fault with its magnitude, and the aggressor doing its part.
+    """Return the fault with its magnitude, and set up the aggressor.
 
-    Half of the aggressors press with the exchange of their gradients, in bursts, from the moment they start; the other
-    half run before and send or compute something more while the fault lasts.
+    Half of the aggressors load the network with bursts of their gradient exchange from their start; the other half run
+    before the fault and send or compute something more while it lasts.
     """
     bursts = fault.disorder != "host-interference" and fault.form == "step" and random.random() < 0.5
     if not bursts:
@@ -275,5 +276,5 @@ def _pressed(victim: Course, other: Course, fault: Fault, random: np.random.Gene
 
 
 def nodes_of(place: Place) -> npt.NDArray[np.int64]:
-    """Numbers of the nodes of a placement, each once."""
+    """Return the numbers of the nodes of a placement, each once."""
     return np.unique(place.node)

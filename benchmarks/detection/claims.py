@@ -1,4 +1,4 @@
-"""What a method says and what is true, in one form for ours and for every published rule."""
+"""Claims of a method in one form, for ours and for every published rule."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OF_WORKLOAD = frozenset({"workload", "stage_imbalance", "sequence_imbalance"})
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One verdict: at what time of the world it was told, about whom, and what it says.
+    """One verdict: when it was reported, for which job, and its content.
 
-    at: world seconds. key: claims with one key are one claim told again. rank: -1 where it names none. node, device,
-    level: what is accused. suspects: what else it could be, as the method ranks it: level:name or node names. moves:
-    of ours, whether our scheduler's policy may touch a running job for it.
+    at: world seconds. key: claims with the same key are one claim reported again. rank: -1 if it names none. node,
+    device, level: the accused. suspects: alternatives, as the method ranks them: level:name or node names. moves: of
+    ours, whether our scheduler's policy may touch a running job for it.
     """
 
     at: float
@@ -39,30 +39,30 @@ class Claim:
 
 
 class Method(Protocol):
-    """What judges a stream of telemetry."""
+    """A method that judges a stream of telemetry."""
 
     name: str
 
     def look(self, telemetry: Telemetry) -> Sequence[Claim]:
-        """Claims that are new."""
+        """Return the new claims."""
         ...
 
 
 @dataclass(slots=True)
 class Heard:
-    """Claims of one method in one run, those told first by key; and the keys of those for which, then or when told
-    again (with its cause, or more surely), a running job may be touched."""
+    """Claims of one method in one run: the first report of each key, and the keys for which a running job may be
+    touched, at the first report or at a later one (with its cause, or more surely)."""
 
     claims: dict[str, Claim] = field(default_factory=dict)
     moves: set[str] = field(default_factory=set)
 
     def hear(self, claims: Sequence[Claim]) -> None:
-        """Keep each claim's first telling."""
+        """Keep the first report of each claim."""
         for claim in claims:
             self.claims.setdefault(claim.key, claim)
             if claim.moves:
                 self.moves.add(claim.key)
 
     def about(self, job: str) -> list[Claim]:
-        """Claims about a job or about all of them, in order of time."""
+        """Return the claims about a job or about all jobs, in order of time."""
         return sorted((c for c in self.claims.values() if c.job in (job, "")), key=lambda claim: claim.at)

@@ -1,4 +1,4 @@
-"""Runs: several cells in one world at once (so that faults are concurrent), judged by all methods together."""
+"""Runs of several cells in one world (so that faults are concurrent), judged by all methods together."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from scheduler_feedback.sim.world.telemetry import ROUGH, Delivery, World
 SAMPLING_SECONDS = (1.0, 10.0, 30.0)
 SAMPLING_WEIGHTS = (0.3, 0.5, 0.2)
 ROUGH_SHARE = 0.2
-"""Share of the fleets whose telemetry arrives badly: see ROUGH."""
+"""Share of the fleets with lossy telemetry: see ROUGH."""
 
 UNKNOWN_TOPOLOGY_SHARE = 0.1
 
 TICK_SECONDS = 5.0
-"""How often the judges look, whatever the sampling of the counters: steps come with every frame."""
+"""Interval of the methods, independent of the sampling of the counters: steps come with every frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Cells that run in one world. counters, steps: what the judge is told; baselines: whether they listen, too."""
+    """Cells that run in one world. counters, steps: what telemetry contains; baselines: whether they run, too."""
 
     cells: tuple[Cell, ...]
     seed: int
@@ -42,10 +42,10 @@ class Fleet:
 
 @dataclass(slots=True)
 class Result:
-    """One cell's outcome: what it was, what happened, and how each method did.
+    """Result of one cell: the cell, the truth, and each method's outcome.
 
     period_seconds: the true length of an iteration in health. inferred_seconds: ours, from the counters alone, as the
-    fault began; None where steps are reported or ours is not sure. sampling_seconds: of the counters.
+    fault began; None if steps are reported or ours is not sure. sampling_seconds: of the counters.
     """
 
     cell: Cell
@@ -59,9 +59,10 @@ class Result:
 
 
 def compose(
-    cells: Sequence[Cell], seed: int, most_gpus: int = 12_000, most_cells: int = 24, **told: Any
+    cells: Sequence[Cell], seed: int, most_gpus: int = 12_000, most_cells: int = 24, **settings: Any
 ) -> list[Fleet]:
-    """Fleets of cells of like length, each of not too many GPUs. Mass loss has a fleet of its own: it freezes all."""
+    """Group cells of similar length into fleets with a limited number of GPUs. Mass loss has its own fleet: it freezes
+    all."""
     random = np.random.default_rng([seed, 5])
 
     def length(cell: Cell) -> float:
@@ -78,7 +79,7 @@ def compose(
                 random.random() < UNKNOWN_TOPOLOGY_SHARE and all(c.disorder != "uplink-congestion" for c in waiting)
             )
             found.append(
-                Fleet(tuple(waiting), int(random.integers(2**31)), sampling, rough, known_topology=known, **told)
+                Fleet(tuple(waiting), int(random.integers(2**31)), sampling, rough, known_topology=known, **settings)
             )
             waiting.clear()
 
@@ -96,7 +97,7 @@ def compose(
 
 
 def run(fleet: Fleet) -> list[Result]:
-    """Let a fleet happen, and judge the judges. Cells that can't be staged are left out."""
+    """Run a fleet and score the methods. Cells that can't be staged are left out."""
     staged: list[Staged] = []
     first_node = 0
     for cell in fleet.cells:
@@ -110,40 +111,40 @@ def run(fleet: Fleet) -> list[Result]:
     delivery = ROUGH if fleet.rough else Delivery()
     courses = [course for one in staged for course in one.courses]
     world = World(courses, fleet.seed, fleet.sampling_seconds, delivery, fleet.known_topology)
-    ours, heard = Ours(fleet.switches), {"ours": Heard()}
+    ours, by_method = Ours(fleet.switches), {"ours": Heard()}
     panel = Panel([rule() for rule in BASELINES] if fleet.baselines else [])
-    heard |= {rule.name: Heard() for rule in panel.rules}
+    by_method |= {rule.name: Heard() for rule in panel.rules}
     truths = [Truth(one) for one in staged]
     results: list[Result] = []
     tick = TICK_SECONDS
     while truths:
         telemetry = world.tick(tick)
-        heard["ours"].hear(ours.look(telemetry))
+        by_method["ours"].hear(ours.look(telemetry))
         for name, claims in panel.look(telemetry).items():
-            heard[name].hear(claims)
+            by_method[name].hear(claims)
         periods = ours.periods()
         for truth in truths:
             truth.follow()
-            if world.now <= truth.staged.fault.begin and (told := periods.get(truth.staged.cell.name)) is not None:
-                truth.inferred = told
+            if world.now <= truth.staged.fault.begin and (inferred := periods.get(truth.staged.cell.name)) is not None:
+                truth.inferred = inferred
         for truth in [t for t in truths if world.now > t.staged.end + tick]:
             truths.remove(truth)
-            results.append(_result(truth, heard, fleet.sampling_seconds))
+            results.append(_result(truth, by_method, fleet.sampling_seconds))
             for course in truth.staged.courses:
                 course.finish = world.now
     return results
 
 
-def _result(truth: Truth, heard: dict[str, Heard], sampling_seconds: float) -> Result:
+def _result(truth: Truth, by_method: dict[str, Heard], sampling_seconds: float) -> Result:
     staged = truth.staged
     outcomes = {}
-    for name, told in heard.items():
-        outcome = judge(truth, told.about(staged.cell.name), name == "ours")
-        # Jobs beside the one in trouble are healthy: whoever accuses them is wrong.
+    for name, one in by_method.items():
+        outcome = judge(truth, one.about(staged.cell.name), name == "ours")
+        # The other jobs are healthy: any accusation of them is wrong.
         for course in staged.courses:
             if course is staged.victim:
                 continue
-            for claim in told.about(course.plan.name):
+            for claim in one.about(course.plan.name):
                 mutual = claim.kind == "interference" and claim.aggressor == staged.cell.name
                 if claim.kind in ACCUSING or (claim.kind == "interference" and not mutual):
                     outcome.fp += 1

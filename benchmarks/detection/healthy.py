@@ -1,7 +1,7 @@
-"""Jobs with nothing wrong, for many GPU-days: who accuses anybody is wrong.
+"""Healthy jobs for many GPU-days: every accusation is wrong.
 
-Jobs come, run for hours to days, save, evaluate, collect garbage, have hiccups, drift, lose samples and agents, and
-end.
+Jobs arrive, run for hours to days, save checkpoints, evaluate, collect garbage, have short stalls, drift, lose samples
+and agents, and end.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ DAY_SECONDS = 86_400.0
 TICK_SECONDS = 60.0
 SHORTEST_DAYS = 0.1
 SMALL_SHARE, SMALL_DAYS = 0.3, (SHORTEST_DAYS, 0.3)
-"""Share of the jobs that are small, and how long they live: a small job's GPU-day is as dear as a large one's hundred.
+"""Share of the jobs that are small, and their days: a GPU-day of a small job costs as much to simulate as a hundred of
+a large one.
 """
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 SMALL = 256
 SHORTEST_STEP = {1024: 1.0, 2048: 2.0, 4096: 2.0}
-"""Very short steps only in jobs whose GPU-days they don't make too dear to simulate; 0.3 s in the others."""
+"""Shortest step by size, for jobs whose GPU-days would otherwise cost too much to simulate; 0.3 s for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Healthy jobs of one kind in one world, for about this many GPU-days. long: one small job for many days.
-
-    switches: parts of ours turned off for an ablation.
+    """Healthy jobs of one kind in one world, for about this many GPU-days. long: one small job for many days. switches:
+    parts of ours turned off for an ablation.
     """
 
     workload: Workload
@@ -54,10 +54,10 @@ class Health:
 
 @dataclass(slots=True)
 class Alarms:
-    """What was said of healthy jobs. by_method: claims that accuse. wrong_actions: ours for which our scheduler may
-    touch a running job; sure: ours that are as sure as that takes, of unknown cause or not.
+    """Claims about healthy jobs. by_method: claims that accuse. wrong_actions: ours for which our scheduler may touch a
+    running job; sure: ours that are as sure as that requires, of unknown cause or not.
 
-    of_workload: ours about the workload of jobs that did nothing of the kind is not an accusation and is counted apart.
+    of_workload: ours about the workload, of jobs without that behaviour; not an accusation, so counted separately.
     """
 
     workload: str
@@ -71,12 +71,12 @@ class Alarms:
 
 
 def jobs(health: Health) -> list[Course]:
-    """Jobs that begin one after the other and together last for the GPU-days asked for."""
+    """Return jobs that begin one after the other and together last for the requested GPU-days."""
     random = np.random.default_rng([health.seed, 41])
     sizes = [s for s in SIZES if health.workload != "dp2" or s <= MOST_DP2_GPUS]
     left, number, node, found = health.gpu_days, 0, 0, list[Course]()
     while left > 0:
-        # A job lives for hours at least: the smaller the remainder, the smaller the job.
+        # A job lasts for hours at least: the smaller the remainder, the smaller the job.
         fitting = [s for s in sizes if s * SHORTEST_DAYS <= left] or sizes[:1]
         small = random.random() < SMALL_SHARE
         gpus = int(random.choice([s for s in fitting if s <= SMALL])) if small else fitting[-1]
@@ -100,33 +100,33 @@ def jobs(health: Health) -> list[Course]:
 
 
 def run(health: Health) -> Alarms:
-    """Let them run, and count who accuses them."""
+    """Run the jobs and count the methods' accusations."""
     courses = jobs(health)
     world = World(courses, health.seed, 30.0, ROUGH if health.rough else Delivery())
     ours = Ours(health.switches)
     panel = Panel([rule() for rule in BASELINES] if health.baselines else [])
-    heard = {"ours": Heard()} | {rule.name: Heard() for rule in panel.rules}
+    by_method = {"ours": Heard()} | {rule.name: Heard() for rule in panel.rules}
     until = max(course.finish for course in courses)
     while world.now < until:
         telemetry = world.tick(TICK_SECONDS)
-        heard["ours"].hear(ours.look(telemetry))
+        by_method["ours"].hear(ours.look(telemetry))
         for name, claims in panel.look(telemetry).items():
-            heard[name].hear(claims)
+            by_method[name].hear(claims)
     gpu_days = sum(c.plan.gpus * (c.finish - c.begin) for c in courses) / DAY_SECONDS
-    told = list(heard["ours"].claims.values())
-    false = [claim for claim in told if accuses(claim)]
+    reported = list(by_method["ours"].claims.values())
+    false = [claim for claim in reported if accuses(claim)]
     return Alarms(
         health.workload,
         gpu_days,
         len(courses),
-        {name: sum(accuses(claim) for claim in one.claims.values()) for name, one in heard.items()},
+        {name: sum(accuses(claim) for claim in one.claims.values()) for name, one in by_method.items()},
         dict(Counter(f"{claim.kind}/{claim.cause}" for claim in false)),
-        sum(claim.key in heard["ours"].moves for claim in told),
+        sum(claim.key in by_method["ours"].moves for claim in reported),
         sum(claim.confidence >= Policy().minimum_confidence for claim in false),
-        dict(Counter(f"{claim.kind}/{claim.cause}" for claim in told if not accuses(claim))),
+        dict(Counter(f"{claim.kind}/{claim.cause}" for claim in reported if not accuses(claim))),
     )
 
 
 def accuses(claim: Claim) -> bool:
-    """Whether the claim accuses hardware or another job, or stops everything."""
+    """Return whether the claim accuses hardware or another job, or freezes everything."""
     return claim.kind in ACCUSING or claim.kind in ("interference", "freeze")

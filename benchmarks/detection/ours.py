@@ -1,4 +1,4 @@
-"""Our detectors, as production runs them, in the benchmark's form."""
+"""Our detectors, as production runs them, with claims as output."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
 
 @runtime_checkable
 class Timing(Protocol):
-    """A detector that infers how long a job's iterations take where the job does not say."""
+    """A detector that infers the length of iterations for jobs that do not report it."""
 
     def periods(self) -> Mapping[str, float]:
-        """Seconds of an iteration by job, for those of which it is sure."""
+        """Return the seconds of an iteration by job, for jobs of which it is sure."""
         ...
 
 
@@ -33,7 +33,7 @@ class Ours:
         self._detectors = detectors.make_all(switches=switches)
 
     def look(self, telemetry: Telemetry) -> list[Claim]:
-        """Verdicts of this tick; and the freeze where many agents were lost at once."""
+        """Return the verdicts of this tick, and the freeze if many agents were lost at once."""
         now = (telemetry.now_ns - WALL_START_NS) / NS
         found = []
         for detector in self._detectors:
@@ -41,12 +41,12 @@ class Ours:
                 if isinstance(finding, Verdict):
                     found.append(claim_of(finding, now))
                 elif isinstance(finding, Abstention) and not finding.gang:
-                    # Said of no job but of the whole fleet: nothing is acted on from now on.
+                    # A freeze applies to the whole fleet: no action is taken from now on.
                     found.append(Claim(now, "freeze", "", "freeze", cause=finding.detector))
         return found
 
     def periods(self) -> dict[str, float]:
-        """Inferred seconds of an iteration, by job."""
+        """Return the inferred seconds of an iteration, by job."""
         found: dict[str, float] = {}
         for detector in self._detectors:
             if isinstance(detector, Timing):
@@ -55,9 +55,9 @@ class Ours:
 
 
 def claim_of(verdict: Verdict, now: float) -> Claim:
-    """A verdict as a claim, told at this second of the world."""
-    # One member accused twice in the same way is one alarm, whatever the ids: an operator is paged once for it. What a
-    # job does to itself may come again: unequal stages become more unequal.
+    """Return a verdict as a claim reported at this second of the world."""
+    # The same accusation of one member is one alarm, whatever the ids: an operator is paged once for it. Slowness
+    # caused by the job itself may recur: unequal stages become more unequal.
     about = verdict.aggressor or verdict.device or str(verdict.rank)
     if verdict.kind in OF_WORKLOAD:
         about = verdict.verdict_id

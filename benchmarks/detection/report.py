@@ -1,4 +1,4 @@
-"""From outcomes to the document."""
+"""The JSON document, built from the outcomes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from benchmarks.detection.statistics import (
 
 METHODS = ("ours", *NAMES)
 
-UNTOLD = "-untold"
-"""Workloads whose ranks report no tokens have a row of their own, and no part in the headline."""
+NO_TOKENS = "-untold"
+"""Suffix of workloads whose ranks report no tokens: they have their own row and are not in the headline."""
 
 TTD_SECONDS, TTD_STEPS = 60.0, 6
 
 
 def method(name: str, results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, Any]:
-    """The headline of one method: over slowdowns of 10 % and more, and over what is there or not (hangs, losses)."""
-    counted = [r for r in results if r.cell.severity >= HEADLINE_SEVERITY and not r.cell.workload.endswith(UNTOLD)]
+    """Return the headline of one method: slowdowns of 10 % and more, and faults without severity (hangs, losses)."""
+    counted = [r for r in results if r.cell.severity >= HEADLINE_SEVERITY and not r.cell.workload.endswith(NO_TOKENS)]
     found = _scores(name, counted)
     outcomes = [r.outcomes[name] for r in counted]
     seconds = [o.seconds for o in outcomes if o.seconds is not None]
@@ -58,13 +58,13 @@ def method(name: str, results: Sequence[Result], alarms: Sequence[Alarms]) -> di
 
 
 def ours_more(results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, Any]:
-    """What is reported of ours alone."""
+    """Return the figures that exist for ours alone."""
     counted = [r for r in results if r.cell.severity >= HEADLINE_SEVERITY]
     outcomes = [r.outcomes["ours"] for r in counted]
-    told = [pair for o in outcomes for pair in o.confidences]
+    pairs = [pair for o in outcomes for pair in o.confidences]
     sizes = sorted({r.cell.gpus for r in results if r.level in ("gpu", "node", "nic", "link")})
     return {
-        "untold": _scores("ours", [r for r in counted if r.cell.workload.endswith(UNTOLD)]),
+        "untold": _scores("ours", [r for r in counted if r.cell.workload.endswith(NO_TOKENS)]),
         "by_family": _split(counted, lambda r: r.family),
         "by_fault": _split(counted, lambda r: r.cell.disorder),
         "by_workload": _split(counted, lambda r: r.cell.workload),
@@ -76,9 +76,9 @@ def ours_more(results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, 
         "kind_matrix": _matrix(counted, lambda o: o.first),
         "cause_matrix": _matrix(counted, lambda o: o.cause),
         "false_kinds": dict(Counter(kind for o in outcomes for kind in o.false_kinds)),
-        "calibration_error": calibration_error([c for c, _ in told], [right for _, right in told]),
-        "reliability": reliability([c for c, _ in told], [right for _, right in told]),
-        "platt": platt([c for c, _ in told], [right for _, right in told]),
+        "calibration_error": calibration_error([c for c, _ in pairs], [right for _, right in pairs]),
+        "reliability": reliability([c for c, _ in pairs], [right for _, right in pairs]),
+        "platt": platt([c for c, _ in pairs], [right for _, right in pairs]),
         "wrong_actions": sum(a.wrong_actions for a in alarms),
         "sure_false_alarms": sum(a.sure for a in alarms),
         "false_alarm_kinds": dict(sum((Counter(a.kinds) for a in alarms), Counter())),
@@ -91,18 +91,18 @@ def ours_more(results: Sequence[Result], alarms: Sequence[Alarms]) -> dict[str, 
 
 
 NYQUIST = 2.0
-"""Samples that an iteration must hold to be told at all."""
+"""Samples in an iteration that are necessary to infer its period."""
 
 
 def periods(results: Sequence[Result]) -> dict[str, Any]:
-    """How near the inferred iteration periods are to the true ones, over jobs that report nothing.
+    """Compare the inferred iteration periods with the true ones, over jobs that report nothing.
 
-    could_be_told: of how many iterations hold two samples and more, and how many of those were told; wrong: every one
-    that is off by more than 2 %.
+    could_be_told: number of iterations with two samples and more; not_told: those without an inferred period; wrong:
+    every period that is off by more than 2 %.
     """
     asked = [r for r in results if not r.cell.reports]
-    told = [(r, r.inferred_seconds / r.period_seconds - 1.0) for r in asked if r.inferred_seconds is not None]
-    errors = [abs(error) for _, error in told]
+    pairs = [(r, r.inferred_seconds / r.period_seconds - 1.0) for r in asked if r.inferred_seconds is not None]
+    errors = [abs(error) for _, error in pairs]
     could = [r for r in asked if r.period_seconds >= NYQUIST * r.sampling_seconds]
     return {
         "jobs": len(asked),
@@ -113,7 +113,7 @@ def periods(results: Sequence[Result]) -> dict[str, Any]:
         "error_p50": quantile(errors, 0.5),
         "error_p95": quantile(errors, 0.95),
         "error_worst": round(max(errors), 4) if errors else None,
-        "wrong": [_timed(r) | {"error": round(e, 4)} for r, e in told if abs(e) > 0.02],
+        "wrong": [_timed(r) | {"error": round(e, 4)} for r, e in pairs if abs(e) > 0.02],
         "not_told": [_timed(r) for r in could if r.inferred_seconds is None],
     }
 
@@ -130,7 +130,7 @@ def _timed(result: Result) -> dict[str, Any]:
 
 
 def grid(results: Iterable[Result]) -> list[dict[str, Any]]:
-    """One row a cell of the grid that was run."""
+    """Return one row a cell of the grid that was run."""
     rows: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
     for result in results:
         rows[result.cell.key].append(result)
@@ -157,8 +157,8 @@ def grid(results: Iterable[Result]) -> list[dict[str, Any]]:
 
 
 def behind(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows in which a baseline finds more than ours does, beyond the 95 % intervals of both recalls, at no more false
-    alarms than ours."""
+    """Return the rows in which a baseline detects more than ours, beyond the 95 % intervals of both recalls, at no more
+    false alarms than ours."""
     found = []
     for row in rows:
         ours = row["ours"]
@@ -171,7 +171,7 @@ def behind(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def confusion(name: str, results: Sequence[Result]) -> float | None:
-    """Share of detected hardware faults and interferences of which the one is first called the other."""
+    """Return the share of detected hardware faults and interferences first reported as the other of the two."""
     kinds = {"hardware": ("straggler", "health", "hang"), "interference": ("interference",)}
     asked = [r for r in results if r.family in kinds and r.outcomes[name].first != "none"]
     wrong = [
@@ -211,12 +211,12 @@ def _bin(seconds: float) -> str:
 
 
 def _localisation(name: str, results: Sequence[Result], gpus: int) -> dict[str, Any]:
-    """Of the faults of a member in jobs of this size that were told of at all: how often it was the right one."""
+    """Return how often the right member was named, over detected faults of a member in jobs of this size."""
     found: dict[str, Any] = {}
     members = [
         r
         for r in results
-        if r.cell.gpus == gpus and r.cell.severity >= HEADLINE_SEVERITY and not r.cell.workload.endswith(UNTOLD)
+        if r.cell.gpus == gpus and r.cell.severity >= HEADLINE_SEVERITY and not r.cell.workload.endswith(NO_TOKENS)
     ]
     for level in ("all", "gpu", "node", "nic", "link"):
         asked = [

@@ -1,12 +1,13 @@
-"""What counts as right.
+"""Scoring of claims.
 
-A verdict is right if it is told between the fault's beginning and shortly after its end, its kind is one that names the
-fault, and it names the member: the very GPU or NIC (its rank), the node where a node is at fault, the aggressor where
-another job disturbs. Whatever else accuses hardware or a job is a false alarm, also inside of that time. What is said
-of the workload is a false alarm where the workload doesn't do it. "Unknown" accuses nobody and finds nothing.
+A verdict is right if three conditions hold: it is reported between the fault's beginning and shortly after its end; its
+kind is one that names the fault; and it names the member. The member is the GPU or NIC itself (its rank), the node if a
+node is at fault, or the aggressor if another job disturbs. Any other accusation of hardware or of a job is a false
+alarm, also during that time. A verdict about the workload is a false alarm if the workload does not behave so.
+"Unknown" accuses nothing and detects nothing.
 
-A published rule names ranks and no kinds: it is right about a member at fault if it names that member, and about
-nothing else. A rule that knows machines only (Minder's) is right with the machine.
+A published rule names ranks and no kinds: it is right if it names the member at fault, and nothing else is. A rule that
+knows machines only (Minder's) is right with the machine.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from scheduler_feedback.sim.world.fault import DISORDERS, Fault
 HEADLINE_SEVERITY = 0.10
 
 RECENT_SECONDS, RECENT_STEPS = 120.0, 6
-"""How long after a saving or an evaluation one may still say that there was one."""
+"""Time after a checkpoint or an evaluation in which a verdict that reports it is right."""
 
 
 @dataclass(slots=True)
 class Truth:
-    """What really happened to a job: kept while it runs, since the world forgets its blocks.
+    """What really happened to a job, recorded while it runs because the world discards its blocks.
 
-    onset: when the fault's effect on the step first reached 10 %, or its severity where that is less; None where it
-    never did. slowdown: mean of the affected steps over what they would have taken. ends: ends of all steps.
-    saved: when the job saved or evaluated. inferred: seconds of an iteration, as ours inferred them before the fault.
+    onset: when the fault's effect on the step first reached 10 %, or its severity if that is less; None if it never
+    did. slowdown: mean of the affected steps over their healthy length. ends: ends of all steps. saved: when the job
+    saved or evaluated. inferred: seconds of an iteration, as ours inferred them before the fault.
     """
 
     staged: Staged
@@ -45,7 +46,7 @@ class Truth:
     inferred: float | None = None
 
     def follow(self) -> None:
-        """Take in the blocks that are new."""
+        """Record the new blocks."""
         fault = self.staged.fault
         bar = min(HEADLINE_SEVERITY, fault.severity) * 0.9
         for block in self.staged.victim.blocks:
@@ -60,11 +61,12 @@ class Truth:
                 self.onset = max(fault.begin, float(block.begin[crossed[0]]))
             self.ends.append(block.end)
             self.saved += block.end[block.pause > 0].tolist()
-            # An evaluation shows as steps of a third; the world doesn't mark them, their lengths do.
+            # An evaluation is recognised by steps of a third of the usual length; the world doesn't mark them.
             self.saved += block.end[block.without < 0.6 * self.staged.victim.usual].tolist()
 
     def healthy(self) -> float:
-        """Mean seconds of a step before the fault, what it saved and evaluated left out: the median's neighbourhood."""
+        """Return the mean seconds of a step before the fault, without checkpoints and evaluations: steps near the
+        median."""
         ends = np.concatenate(self.ends) if self.ends else np.zeros(0)
         lengths = np.diff(ends[ends < self.staged.fault.begin])
         if not len(lengths):
@@ -73,14 +75,14 @@ class Truth:
         return float(lengths[np.abs(lengths - middle) < 0.3 * middle].mean())
 
     def steps_between(self, begin: float, end: float) -> int:
-        """How many steps ended in this time."""
+        """Return how many steps ended in this time."""
         ends = np.concatenate(self.ends) if self.ends else np.zeros(0)
         return int(((ends > begin) & (ends <= end)).sum())
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One method in one run. first: kind of its first claim in the fault's time, 'none' where there is none."""
+    """One method in one run. first: kind of its first claim in the fault's time, 'none' if there is none."""
 
     tp: int = 0
     fp: int = 0
@@ -95,12 +97,13 @@ class Outcome:
     false_kinds: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """What goes from a worker to the report."""
+        """Return the outcome as a dictionary for the report."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def names_member(claim: Claim, fault: Fault, staged: Staged, coarse: bool = False) -> bool:
-    """Whether the claim names what is at fault; `coarse`: a machine will do where the claim names machines only."""
+    """Return whether the claim names the member at fault; `coarse`: a machine suffices if the claim names machines
+    only."""
     disorder, place = DISORDERS[fault.disorder], staged.victim.place
     if disorder.family == "interference":
         return claim.aggressor == fault.aggressor
@@ -115,8 +118,8 @@ def names_member(claim: Claim, fault: Fault, staged: Staged, coarse: bool = Fals
     return claim.rank == rank or bool(named)
 
 
-def told_truly(claim: Claim, truth: Truth) -> bool:
-    """Whether what the claim says of the workload is so, fault or not."""
+def true_of_workload(claim: Claim, truth: Truth) -> bool:
+    """Return whether a claim about the workload is true, fault or not."""
     staged, workload = truth.staged, truth.staged.cell.workload
     fault, usual = staged.fault, staged.victim.usual
     during = fault.begin <= claim.at <= _closing(staged)
@@ -139,7 +142,7 @@ def _closing(staged: Staged) -> float:
 
 
 def _of_second(claim: Claim, staged: Staged, closing: float, coarse: bool) -> bool:
-    """Whether the claim is right about the job's other sick device."""
+    """Return whether the claim is right about the job's second faulty device."""
     second = staged.second
     return (
         second is not None
@@ -150,7 +153,7 @@ def _of_second(claim: Claim, staged: Staged, closing: float, coarse: bool) -> bo
 
 
 def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
-    """Score one method's claims about the job in trouble."""
+    """Score one method's claims about the job with the fault."""
     staged, fault, disorder = truth.staged, truth.staged.fault, truth.staged.disorder
     found = Outcome()
     closing = _closing(staged)
@@ -167,7 +170,7 @@ def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
             inside.append(claim)
             found.confidences.append((claim.confidence, True))
             continue
-        if claim.kind in OF_WORKLOAD and told_truly(claim, truth):
+        if claim.kind in OF_WORKLOAD and true_of_workload(claim, truth):
             continue
         if _of_second(claim, staged, closing, not names_kinds):
             found.confidences.append((claim.confidence, True))

@@ -1,4 +1,4 @@
-"""The few formulas of statistics that the evaluation needs."""
+"""Statistical formulas of the evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Z95 = 1.959963984540054
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float] | None:
-    """95 % interval of a share (Wilson 1927); None without trials."""
+    """Return the 95 % interval of a share (Wilson 1927); None without trials."""
     if trials == 0:
         return None
     share, square = successes / trials, Z95**2
@@ -24,7 +24,8 @@ def wilson(successes: int, trials: int) -> tuple[float, float] | None:
 
 
 def poisson_upper(events: int, confidence: float = 0.95) -> float:
-    """One-sided upper bound of a Poisson mean after `events` (Garwood 1936), by bisection of the distribution.
+    """Return the one-sided upper bound of a Poisson mean after `events` (Garwood 1936), by bisection of the
+    distribution.
 
     3.0 for none at 95 %: the rule of three.
     """
@@ -46,7 +47,7 @@ def poisson_upper(events: int, confidence: float = 0.95) -> float:
 
 
 def f1_interval(tp: int, fp: int, fn: int, draws: int = 4000) -> tuple[float, float] | None:
-    """95 % interval of F1 by resampling the three counts (parametric bootstrap, fixed seed)."""
+    """Return the 95 % interval of F1 by resampling the three counts (parametric bootstrap, fixed seed)."""
     total = tp + fp + fn
     if total == 0:
         return None
@@ -57,12 +58,12 @@ def f1_interval(tp: int, fp: int, fn: int, draws: int = 4000) -> tuple[float, fl
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Quantile of what was found; None where nothing was."""
+    """Return a quantile of the values; None without values."""
     return round(float(np.quantile(values, share)), 3) if len(values) else None
 
 
 def scores(tp: int, fp: int, fn: int) -> dict[str, Any]:
-    """Precision, recall and F1 with their 95 % intervals; None where there is nothing to divide by."""
+    """Return precision, recall and F1 with their 95 % intervals; None if the divisor is zero."""
 
     def rounded(pair: tuple[float, float] | None) -> list[float] | None:
         return None if pair is None else [round(pair[0], 4), round(pair[1], 4)]
@@ -81,22 +82,23 @@ def scores(tp: int, fp: int, fn: int) -> dict[str, Any]:
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> float | None:
-    """Expected calibration error: mean gap between confidence and truth over bins, weighted by their size."""
+    """Return the expected calibration error: mean gap between confidence and truth over bins, weighted by their
+    size."""
     if not confidences:
         return None
-    told, true = np.clip(np.asarray(confidences), 0.0, 1.0), np.asarray(right, float)
-    bin_of = np.minimum((told * bins).astype(int), bins - 1)
+    stated, true = np.clip(np.asarray(confidences), 0.0, 1.0), np.asarray(right, float)
+    bin_of = np.minimum((stated * bins).astype(int), bins - 1)
     gap = 0.0
     for number in np.unique(bin_of):
         members = bin_of == number
-        gap += members.sum() * abs(told[members].mean() - true[members].mean())
-    return round(float(gap / len(told)), 4)
+        gap += members.sum() * abs(stated[members].mean() - true[members].mean())
+    return round(float(gap / len(stated)), 4)
 
 
 def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int = 10) -> list[dict[str, Any]]:
-    """How often what was told with so much confidence was right: one row a bin that has any, lowest first."""
-    told, true = np.clip(np.asarray(confidences, float), 0.0, 1.0), np.asarray(right, float)
-    bin_of = np.minimum((told * bins).astype(int), bins - 1)
+    """Return how often verdicts were right by confidence: one row a bin that has any, lowest first."""
+    stated, true = np.clip(np.asarray(confidences, float), 0.0, 1.0), np.asarray(right, float)
+    bin_of = np.minimum((stated * bins).astype(int), bins - 1)
     rows = []
     for number in np.unique(bin_of).tolist():
         members = bin_of == number
@@ -104,7 +106,7 @@ def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int =
         interval = wilson(hits, count)
         rows.append(
             {
-                "confidence": round(float(told[members].mean()), 4),
+                "confidence": round(float(stated[members].mean()), 4),
                 "right": round(hits / count, 4),
                 "interval": None if interval is None else [round(one, 4) for one in interval],
                 "told": count,
@@ -114,15 +116,16 @@ def reliability(confidences: Sequence[float], right: Sequence[bool], bins: int =
 
 
 def platt(confidences: Sequence[float], right: Sequence[bool], weight: float = 4.0) -> tuple[float, float] | None:
-    """(slope, intercept) of the logistic map from the log odds told to those that came true (Platt 1999), by Newton.
+    """Return (slope, intercept) of the logistic map from the reported log odds to the true ones (Platt 1999), by
+    Newton.
 
-    Drawn to (1, 0), what is told as it is, as if by `weight` verdicts: few were wrong, and without that a handful would
-    decide. None where nothing was told.
+    The fit is drawn to the identity (1, 0) with the weight of `weight` verdicts: few verdicts were wrong, and without
+    that a handful would decide. None without verdicts.
     """
     if not confidences:
         return None
-    told = np.clip(np.asarray(confidences, float), 1e-4, 1.0 - 1e-4)
-    x = np.stack([np.log(told / (1.0 - told)), np.ones(len(told))], axis=1)
+    stated = np.clip(np.asarray(confidences, float), 1e-4, 1.0 - 1e-4)
+    x = np.stack([np.log(stated / (1.0 - stated)), np.ones(len(stated))], axis=1)
     y, usual = np.asarray(right, float), np.array([1.0, 0.0])
     found = usual.copy()
     for _ in range(50):

@@ -1,7 +1,7 @@
 """Published rules, each in its own file as its authors state it, on the same telemetry as ours.
 
-All of them name ranks (or machines) and no causes. What they cannot get from telemetry (Greyhound's GEMM and P2P tests,
-Minder's autoencoder) is replaced by the nearest thing that telemetry has, and the file says so.
+All of them name ranks (or machines) and no causes. If a rule needs data that telemetry lacks (Greyhound's GEMM and P2P
+tests, Minder's autoencoder), the closest available signal replaces it, and the file says so.
 """
 
 from __future__ import annotations

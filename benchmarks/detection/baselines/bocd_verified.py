@@ -1,10 +1,10 @@
 """Bayesian online change-point detection with verification: Greyhound (ATC 2025).
 
 Iteration times (Greyhound infers them from the collectives by autocorrelation; here they are given) go through the
-detector of Adams and MacKay (2007) with an unknown mean and variance; a change with p > 0.9 is verified: the means
-before and after must differ by 10 %. Then groups over the median by 10 %, and in them the ranks: Greyhound runs GEMM
-and P2P tests; telemetry offers the ranks' own times, compared within a role. A slow link, for which it would run its
-P2P tests, can't be named from these.
+detector of Adams and MacKay (2007) with an unknown mean and variance. A change with p > 0.9 is verified: the means
+before and after must differ by 10 %. Then groups over the median by 10 % are found, and in them the ranks. For the
+ranks Greyhound runs GEMM and P2P tests; telemetry offers the ranks' own times, compared within a role. A slow link, for
+which Greyhound would run its P2P tests, can't be named from these.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from scheduler_feedback.sim.world.arrays import FloatArray
 
 PROBABILITY = 0.9
 HAZARD = 1.0 / 250.0
-"""Prior of a change at each iteration: the paper's own value is not given; 1/250 is Adams and MacKay's."""
+"""Prior of a change at each iteration. The paper does not state its value; 1/250 is Adams and MacKay's."""
 
 LONGEST_RUN = 200
 VERIFY_STEPS = 4
-"""Iterations after the change that the mean is taken of."""
+"""Iterations after the change whose mean is compared."""
 
 
 class ChangePoint:
@@ -39,7 +39,7 @@ class ChangePoint:
         self._mean = self._weight = self._shape = self._rate = np.zeros(1)
 
     def take(self, value: float) -> float:
-        """Fold in a value; the probability that the run before the newest few values ended within them."""
+        """Add a value; return the probability that the run before the newest few values ended within them."""
         if self._prior is None:
             self._prior = (value, 1.0, 1.0, (0.05 * abs(value) + 1e-9) ** 2)
             mean, weight, shape, rate = self._prior
@@ -74,7 +74,7 @@ _GAMMA_RATIOS: FloatArray = np.array(
 
 
 def _log_gamma_ratio(degrees: FloatArray) -> FloatArray:
-    """log Gamma((v + 1)/2) - log Gamma(v/2) for whole degrees of freedom v."""
+    """Return log Gamma((v + 1)/2) - log Gamma(v/2) for whole degrees of freedom v."""
     return np.asarray(_GAMMA_RATIOS[np.minimum(np.round(degrees).astype(int), len(_GAMMA_RATIOS) - 1)])
 
 

@@ -1,7 +1,7 @@
 """Median plus five median absolute deviations, once the job is slower than its best: EROICA (NSDI 2026).
 
-The mean of 50 iterations over the best such mean by 5 % starts a diagnosis; in it, a worker whose time in a function
-lies over M + 5 MAD of all workers is abnormal. EROICA profiles every function; telemetry has two: computing,
+If the mean of 50 iterations exceeds the best such mean by 5 %, a diagnosis starts. In it, a worker is abnormal if its
+time in a function exceeds M + 5 MAD of all workers. EROICA profiles every function; telemetry has two: computing and
 waiting.
 """
 
@@ -22,7 +22,7 @@ DEVIATIONS = 5.0
 
 
 def flagged(values: FloatArray) -> BoolArray:
-    """Which values lie over M + 5 MAD, bool [ranks]."""
+    """Return which values exceed M + 5 MAD, bool [ranks]."""
     middle = np.median(values)
     return np.asarray(values > middle + DEVIATIONS * np.median(np.abs(values - middle)))
 

@@ -1,4 +1,4 @@
-"""What the rules look back on: each job's newest steps and counter windows, kept once for all of them."""
+"""History that the rules use: each job's newest steps and counter windows, kept once for all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler_feedback.sim.world.arrays import BoolArray, FloatArray
 from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
 
 MOST_STEPS = 256
-"""Kept of a job; EROICA looks back furthest, on twice 50."""
+"""Steps kept of a job; EROICA needs most, twice 50."""
 
 MOST_CELLS = 8_000_000
 """Steps times ranks kept of one job: fewer steps of a very large one."""
@@ -25,8 +25,8 @@ MOST_WINDOWS = 32
 
 @dataclass(slots=True)
 class JobHistory:
-    """Newest steps and windows of a job. new: lengths of the steps that came with
-    the newest telemetry. now: its time, in world seconds.
+    """Newest steps and windows of a job. new: lengths of the steps in the newest telemetry. now: its time, in world
+    seconds.
     """
 
     shape: Shape
@@ -38,17 +38,17 @@ class JobHistory:
     now: float = 0.0
 
     def take(self, telemetry: Telemetry, number: int, columns: slice) -> None:
-        """Fold in what is new."""
+        """Add the new telemetry."""
         self.new = []
         self.now = (telemetry.now_ns - WALL_START_NS) / NS
         steps = telemetry.jobs[number].steps
         most = int(min(MOST_STEPS, max(64, MOST_CELLS // max(1, len(self.shape)))))
         if steps is not None:
-            told = np.flatnonzero(np.isfinite(steps.seconds).any(axis=1))
-            ends = (steps.end_ns.max(axis=1) - WALL_START_NS) / NS if len(told) else np.zeros(0)
-            # Steps end together: a few ranks tell the length, and the median forgives those whose report is missing.
-            self.new = [float(v) for v in np.nanmedian(steps.seconds[told, :64], axis=1)] if len(told) else []
-            for row in told.tolist():
+            reporting = np.flatnonzero(np.isfinite(steps.seconds).any(axis=1))
+            ends = (steps.end_ns.max(axis=1) - WALL_START_NS) / NS if len(reporting) else np.zeros(0)
+            # Steps end together: a few ranks give the length, and the median tolerates missing reports.
+            self.new = [float(v) for v in np.nanmedian(steps.seconds[reporting, :64], axis=1)] if len(reporting) else []
+            for row in reporting.tolist():
                 self.ends.append(float(ends[row]))
                 self.seconds.append(steps.seconds[row])
                 self.waits.append(steps.wait_seconds[row])
@@ -62,7 +62,7 @@ class JobHistory:
                 self.windows.popleft()
 
     def since(self, at: float) -> int:
-        """How many steps ended after this time."""
+        """Return how many steps ended after this time."""
         count = 0
         for end in reversed(self.ends):
             if end <= at:
@@ -71,17 +71,18 @@ class JobHistory:
         return count
 
     def compute(self, steps: int) -> FloatArray:
-        """Own time of each rank in the newest steps: float64 [steps, ranks], NaN where not reported."""
+        """Return the own time of each rank in the newest steps: float64 [steps, ranks], NaN if not reported."""
         rows = list(self.seconds)[-steps:] if steps else []
         waits = list(self.waits)[-steps:] if steps else []
         return np.array([s - w for s, w in zip(rows, waits, strict=True)]).reshape(len(rows), len(self.shape))
 
     def medians(self, steps: int) -> FloatArray:
-        """Each rank's median own time over the newest steps: [ranks]; of ranks that told nothing, the median of all."""
+        """Return each rank's median own time over the newest steps, [ranks]; the median of all for ranks without
+        reports."""
         return _medians(self.compute(steps))
 
     def waiting(self, steps: int) -> FloatArray:
-        """Each rank's median waiting over the newest steps: [ranks]."""
+        """Return each rank's median waiting time over the newest steps: [ranks]."""
         return _medians(np.array(list(self.waits)[-steps:]).reshape(-1, len(self.shape)))
 
 
@@ -95,24 +96,24 @@ def _medians(values: FloatArray) -> FloatArray:
 
 
 class Rule:
-    """One published rule: `judge` names ranks (or, where it knows machines only, nodes) of one job."""
+    """A published rule: `judge` names ranks (or nodes, if it knows machines only) of one job."""
 
     name: ClassVar[str] = ""
     every_seconds: ClassVar[float] = 60.0
 
     def judge(self, history: JobHistory) -> Iterable[int | str]:
-        """Ranks (int) or nodes (str) that it accuses now, the worst first."""
+        """Return the ranks (int) or nodes (str) that the rule names now, the worst first."""
         raise NotImplementedError
 
     def note(self, history: JobHistory) -> None:
-        """See every tick, before judging."""
+        """Update the rule's state; called every tick before `judge`."""
 
     def forget(self, job: str) -> None:
-        """The job has ended."""
+        """Drop the state of a job that has ended."""
 
 
 class Panel:
-    """All rules on one stream."""
+    """All rules on one telemetry stream."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = rules
@@ -120,7 +121,7 @@ class Panel:
         self._due: dict[tuple[str, str], float] = {}
 
     def look(self, telemetry: Telemetry) -> dict[str, list[Claim]]:
-        """Claims by rule."""
+        """Return the claims by rule."""
         now = (telemetry.now_ns - WALL_START_NS) / NS
         found: dict[str, list[Claim]] = {rule.name: [] for rule in self.rules}
         present = {job.shape.job for job in telemetry.jobs}
@@ -161,6 +162,6 @@ def _claims(name: str, shape: Shape, now: float, accused: Iterable[int | str]) -
 
 
 def worst_first(values: FloatArray, flagged: BoolArray) -> list[int]:
-    """Flagged ranks, the largest value first."""
+    """Return the flagged ranks, the largest value first."""
     ranks = np.flatnonzero(flagged)
     return [int(rank) for rank in ranks[np.argsort(-values[ranks], kind="stable")]]

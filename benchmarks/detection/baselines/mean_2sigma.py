@@ -1,7 +1,7 @@
 """Mean plus two standard deviations.
 
-Source: Aegis (NSDI 2025), section 4: a metric of a node that lies over the mean of its peers by two standard deviations
-in an interval is abnormal. Aegis uses intervals of ten minutes; here it is granted one minute.
+Source: Aegis (NSDI 2025), section 4: a node's metric is abnormal in an interval if it exceeds the mean of its peers by
+two standard deviations. Aegis uses intervals of ten minutes; here the interval is one minute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIGMAS = 2.0
 
 
 def flagged(values: FloatArray) -> BoolArray:
-    """Which of these values lie over mean + 2 sigma, bool [ranks]."""
+    """Return which of these values exceed mean + 2 sigma, bool [ranks]."""
     return np.asarray(values > values.mean() + SIGMAS * values.std())
 
 

@@ -20,7 +20,7 @@ LEAST_STEPS = 3
 
 
 def scores(medians: FloatArray) -> FloatArray:
-    """Relative scores of ranks by their medians, [ranks]."""
+    """Return the relative scores of ranks by their medians, [ranks]."""
     return np.asarray(medians.min() / medians)
 
 

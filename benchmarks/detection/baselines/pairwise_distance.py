@@ -1,9 +1,9 @@
 """Distance to all other machines, with continuity: Minder (NSDI 2025), without its autoencoder.
 
-Machines of a job behave alike. For each metric, the newest samples of every machine are a vector; a machine's
-dissimilarity is the sum of its distances to all others, normalised over machines; if the largest exceeds a threshold in
-every window for four minutes, that machine is faulty. Metrics are asked in the paper's order of sensitivity. Minder
-denoises each metric by an LSTM-VAE trained on its fleet; here the samples are used as they are. It names machines.
+Machines of a job behave alike. For each metric, the newest samples of every machine form a vector. A machine's
+dissimilarity is the sum of its distances to all others, normalised over machines. If the largest exceeds a threshold in
+every window for four minutes, that machine is faulty. Metrics are tried in the paper's order of sensitivity. Minder
+denoises each metric by an LSTM-VAE trained on its fleet; here the samples are used directly. It names machines.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ METRICS = (
 SAMPLES = 8
 CONTINUITY_SECONDS = 240.0
 THRESHOLD = 3.0
-"""On the normalised dissimilarity; the paper does not print its own. In a job of n machines it can't exceed
-(n - 1)/sqrt(n), so that small jobs are asked for nine tenths of that."""
+"""Threshold of the normalised dissimilarity; the paper does not print its own. In a job of n machines the dissimilarity
+can't exceed (n - 1)/sqrt(n), so small jobs use nine tenths of that."""
 
 MOST_PAIRED = 256
 
 
 def dissimilarity(vectors: FloatArray) -> FloatArray:
-    """Normalised sums of distances, [machines], of vectors [machines, samples]."""
+    """Return the normalised sums of distances, [machines], of vectors [machines, samples]."""
     others = vectors if len(vectors) <= MOST_PAIRED else vectors[:: max(1, len(vectors) // MOST_PAIRED)]
-    # |a - b|^2 = |a|^2 + |b|^2 - 2 a.b: one product of matrices in place of all differences.
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 a.b: one matrix product instead of all differences.
     squares = (vectors**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None] - 2.0 * vectors @ others.T
     sums = np.sqrt(np.maximum(squares, 0.0)).sum(axis=1)
     spread = float(sums.std())

@@ -1,8 +1,8 @@
-"""A sliding window over the iteration time, the plain alternative in Greyhound's evaluation (ATC 2025, section 7).
+"""A sliding window over the iteration time, the simple alternative in Greyhound's evaluation (ATC 2025, section 7).
 
-The mean of the newest iterations is compared with that of those before; a change of 10 % is a slowdown. Who is slow is
-then asked as Greyhound does: who computes 10 % longer than the median (of its role: its GEMM test runs the same work
-everywhere, a job's own compute is alike only among ranks of one stage).
+The mean of the newest iterations is compared with that of those before; a change of 10 % is a slowdown. The slow ranks
+are then found like Greyhound's: ranks that compute 10 % longer than the median of their role. (Its GEMM test runs the
+same work everywhere; a job's own computing is comparable only among ranks of one stage.)
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ CHANGE = 0.10
 
 
 def changed(times: Sequence[float], window: int = WINDOW_STEPS) -> bool:
-    """Whether the mean of the newest `window` times lies 10 % over that of the `window` before."""
+    """Return whether the mean of the newest `window` times exceeds that of the `window` before by 10 %."""
     if len(times) < 2 * window:
         return False
     return sum(times[-window:]) >= (1.0 + CHANGE) * sum(times[-2 * window : -window])
 
 
 def slow_ranks(compute: FloatArray, shape: Shape) -> list[int]:
-    """Ranks whose time lies 10 % over the median of their role, the slowest first."""
+    """Return the ranks whose time exceeds the median of their role by 10 %, the slowest first."""
     ratio = np.ones(len(compute))
     for role in np.unique(shape.roles):
         members = shape.roles == role
