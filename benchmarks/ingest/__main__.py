@@ -1,15 +1,15 @@
-"""What a controller pays for its agents: ``python -m benchmarks.ingest --json``.
+"""Cost of receiving agents' frames in the controller: ``python -m benchmarks.ingest --json``.
 
-Agents on nodes of eight H100 and eight NICs send a frame a second at the controller's own subscription, over real
-sockets with TLS, from processes of their own; their ranks report steps. The controller's side is the product's feed,
-fleet and detectors in one process, of which everything counts: ``cpu_cores`` is its processor time over the wall's, and
-a frame's age is counted from when its agent made it to the end of the look that judged it. A last run has one agent in
-ten slow, silent, malformed or flooding, and counts what that costs the others.
+Agents on nodes of eight H100 and eight NICs send a frame a second to the controller's own subscription, over real
+sockets with TLS, from separate processes; their ranks report steps. The controller's side is the product's feed, fleet
+and detectors in one process, which is measured whole: ``cpu_cores`` is its CPU time over the wall time, and a frame's
+age runs from its creation by the agent to the end of the detector tick that judged it. A last run has one agent in ten
+slow, silent, malformed or flooding, and measures the effect on the others.
 
-Where the machine can't make so many frames a second beside the controller, ``--interval`` has each agent send fewer;
-``cpu_us_a_frame`` then is what can be compared.
+If the machine can't make that many frames a second next to the controller, ``--interval`` makes each agent send fewer;
+then compare ``cpu_us_a_frame``.
 
-Exits 1 where a bound of the largest size is missed.
+Exits 1 if a bound of the largest size is missed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ AGENTS_A_PROCESS = 5_000
 MISBEHAVING_SHARE = 0.1
 
 BOUNDS = {"cpu_cores": 1.0, "frame_age_seconds_p99": 2.0, "rss_mib": 1228.8, "kb_a_stream": 100.0}
-"""Of 10,000 agents (the issue of detection)."""
+"""Bounds for 10,000 agents."""
 
 Figures = dict[str, object]
 
 
 def certificates(folder: Path) -> tuple[Path, Path, Path]:
-    """A CA, and a certificate for 127.0.0.1 with its key. Raises RuntimeError where there is no openssl."""
+    """Return a CA, a certificate for 127.0.0.1 and its key. Raises RuntimeError if there is no openssl."""
     openssl = shutil.which("openssl")
     if openssl is None:
         raise RuntimeError("the certificate of the made-up agents is signed by openssl: install the package 'openssl'")
@@ -62,7 +62,7 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
 def generators(
     folder: Path, agents: int, misbehaving: int, seed: int, files: tuple[Path, Path], interval_seconds: float = 1.0
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """The agents' processes, running and announced in folder/agents."""
+    """Run the agents' processes and announce them in folder/agents."""
     (folder / "agents").mkdir()
     running: list[subprocess.Popen[str]] = []
     bad: list[str] = []
@@ -78,11 +78,11 @@ def generators(
             os.sched_setaffinity(running[-1].pid, apart()[0])
         for process in running:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline() or "null")
-            if told is None:
+            announced = json.loads(process.stdout.readline() or "null")
+            if announced is None:
                 raise RuntimeError("a generator did not come up")
-            for node, behaviour in told["nodes"]:
-                url = f"https://127.0.0.1:{told['port']}/{node}"
+            for node, behaviour in announced["nodes"]:
+                url = f"https://127.0.0.1:{announced['port']}/{node}"
                 record = {"pid": process.pid, "start_time": 1, "node": node, "url": url}
                 (folder / "agents" / f"{node}.json").write_text(json.dumps(record))
                 bad += [node] if behaviour else []
@@ -97,13 +97,13 @@ def generators(
 
 
 def apart() -> tuple[set[int], set[int]]:
-    """Processors for the generators and for the controller: the last one is the controller's, where there are two."""
+    """Return the processors for the generators and for the controller: it gets the last one, if there are two."""
     every = sorted(os.sched_getaffinity(0))
     return (set(every[:-1]), set(every[-1:])) if len(every) > 1 else (set(every), set(every))
 
 
 def cpu_seconds(process: subprocess.Popen[str]) -> float:
-    """What a process has used; fields 14 and 15 of /proc/PID/stat (proc_pid_stat(5))."""
+    """Return a process's CPU time: fields 14 and 15 of /proc/PID/stat (proc_pid_stat(5))."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -111,7 +111,7 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
 def measure(
     agents: int, misbehaving: int, warm_seconds: float, seconds: float, seed: int, interval_seconds: float
 ) -> Figures:
-    """One controller with so many agents, of whom so many misbehave."""
+    """Measure one controller with this many agents, some of which misbehave."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-ingest-") as name:
         folder = Path(name)
         ca_file, certificate, key = certificates(folder)
@@ -122,11 +122,11 @@ def measure(
             command += [str(warm_seconds), str(seconds)]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
                 os.sched_setaffinity(controller.pid, apart()[1])
-                told, _ = controller.communicate()
+                printed, _ = controller.communicate()
             if controller.returncode:
                 raise RuntimeError(f"the controller ended with status {controller.returncode}")
             wall, cpu = time.monotonic() - begun, sum(map(cpu_seconds, running)) - before
-        figures: Figures = json.loads(told.splitlines()[-1])
+        figures: Figures = json.loads(printed.splitlines()[-1])
         return {
             **figures,
             "interval_seconds": interval_seconds,
@@ -136,7 +136,7 @@ def measure(
 
 
 def missed(figures: Figures) -> list[str]:
-    """The bounds that do not hold, in words."""
+    """Return the missed bounds as sentences."""
     return [
         f"{key} is {figures[key]}, at most {bound}" for key, bound in BOUNDS.items() if float(str(figures[key])) > bound
     ]

@@ -1,5 +1,5 @@
-"""``python -m benchmarks.ingest.controller``: the side that is measured: feed, fleet and all detectors, as a controller
-runs them, in a process of their own."""
+"""``python -m benchmarks.ingest.controller``: the measured side. Runs feed, fleet and all detectors as a controller
+does, in its own process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed.credentials import Credentials
 
 CONNECTED_SECONDS = 600.0
-"""Ten thousand handshakes on a busy machine."""
+"""Time for ten thousand handshakes on a busy machine."""
 
 
 class Observer:
-    """What is known of frames' ages: when each was made, and when the look that it was part of had ended.
+    """Ages of frames: when each was made, and when the detector tick that used it ended.
 
-    Agents run on this machine here, so that their monotonic clock is ours.
+    Agents run on this machine, so their monotonic clock is the same.
     """
 
     def __init__(self, watch: DetectionThread, ignored: frozenset[str]) -> None:
@@ -63,7 +63,7 @@ class Observer:
             self.waits.append((now_ns - np.array(self._received_ns[:count], np.int64)) / 1e9)
         del self._made_ns[:count], self._received_ns[:count]
 
-    def told(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[Event]) -> None:
         self.events += len(events)
 
 
@@ -80,11 +80,11 @@ def cpu_seconds() -> float:
 
 
 async def measure(folder: Path, ca_file: Path, expected: int, warm_seconds: float, seconds: float) -> dict[str, object]:
-    """Read the agents that announce themselves in the folder, and say what that costs once `expected` are connected."""
+    """Read the agents announced in the folder; return the cost once `expected` are connected."""
     ignored = frozenset(json.loads((folder / "misbehaving").read_text()))
     clock = SystemClock()
     empty_mib = resident_mib("VmRSS")
-    watch = DetectionThread(make_all(), lambda events: observer.told(events), clock)
+    watch = DetectionThread(make_all(), lambda events: observer.on_events(events), clock)
     observer = Observer(watch, ignored)
     feed = Feed(
         folder / "agents", observer.offer, WANTED, clock, Credentials(ca_file=ca_file, verify="host"), watch.between

@@ -1,8 +1,8 @@
-"""Frames as agents on nodes of eight H100 and eight NICs send them to a controller: made once, and patched each second.
+"""Frames as agents on nodes of eight H100 and eight NICs send them to a controller: built once, and patched each
+second.
 
-The whole layout is an agent's own (links, lanes and kinds of errors as NVML and mlx5 name them); what is sent of it is
-what the agent's own code selects for the controller's subscription. Jobs of ragged sizes stand on the nodes, and their
-ranks report steps.
+The whole layout is an agent's own (links, lanes and kinds of errors as NVML and mlx5 name them); the agent's own code
+selects the part for the controller's subscription. Jobs of many sizes run on the nodes, and their ranks report steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PCIE_ERRORS = (
 )
 
 BIG = 1 << 40
-"""A first sequence number that msgpack writes in nine bytes, so that all later ones stand at the same place."""
+"""A first sequence number that msgpack writes in nine bytes, so that later ones have the same length."""
 
 NODES_A_JOB = (1, 375)
 """Jobs of 8 to 3,000 ranks."""
@@ -44,7 +44,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Which job stands on a node: its name, the node's first rank in it, and how long a step of it takes."""
+    """The job on a node: its name, the node's first rank in it, and the length of its steps."""
 
     name: str
     first_rank: int
@@ -52,7 +52,7 @@ class Job:
 
 
 def jobs(nodes: int, seed: int) -> Iterator[Job]:
-    """For each node the job that stands on it."""
+    """Yield the job of each node."""
     random = np.random.default_rng(seed)
     node = 0
     while node < nodes:
@@ -64,7 +64,7 @@ def jobs(nodes: int, seed: int) -> Iterator[Job]:
 
 
 def whole_layout(node: str, number: int, job: Job) -> Layout:
-    """All columns of the node that the controller could ask for, as its agent has them."""
+    """Return all columns of the node that the controller could request, as its agent has them."""
     tiers = [Tier("host", 1.0), Tier("process", 0.5), Tier("pcie", 10.0), Tier("topology", 60.0)]
     tiers += [Tier("attribution", 5.0), Tier("nvml", 10.0)]
     gauges: list[Column] = []
@@ -155,7 +155,7 @@ def whole_layout(node: str, number: int, job: Job) -> Layout:
 
 
 class Agents:
-    """The agents of many nodes: the layout of each, and its frames as bytes of one length, patched in place."""
+    """The agents of many nodes: the layout of each, and its frames as bytes of constant length, patched in place."""
 
     def __init__(self, first: int, placed: list[Job], wanted: tuple[str, ...]) -> None:
         self.names = [f"node-{first + index:05d}" for index in range(len(placed))]
@@ -171,7 +171,7 @@ class Agents:
                 BIG + 1, BIG + 2, np.ones(tiers, np.int64), np.zeros(gauges), np.full(counters, 1 << 20, np.uint64),
                 np.ones(counters, np.bool_), BIG + 3, (),
             )  # fmt: skip
-            heads.append(encode_frame(frame)[:-1])  # without the records, which stand last
+            heads.append(encode_frame(frame)[:-1])  # without the records, which come last
         self._length = len(heads[0])
         numbers = {name: heads[0].index(struct.pack(">BQ", 0xCF, BIG + place)) + 1 for place, name in enumerate(_HEAD)}
         arrays = {}
@@ -197,12 +197,12 @@ class Agents:
         self._advance = random.integers(0, 1 << 16, counters).astype(np.uint64)
         still = [column.metric in _STILL for column in self._example.counters]
         self._advance[still] = 0
-        self._told: list[tuple[int, bool]] = [(0, False)] * len(placed)
+        self._reported: list[tuple[int, bool]] = [(0, False)] * len(placed)
         self._records = [_encode(()) for _ in placed]
         self._counts = np.zeros(len(placed), np.uint64)
 
     def layout(self, index: int) -> Layout:
-        """What the agent of this node sends for the controller's subscription."""
+        """Return the layout that this node's agent sends for the controller's subscription."""
         job, example = self._jobs[index], self._example
         gpu, uuid = _uuid(0, 0)[:12], _uuid(self._first + index, 0)[:12]
 
@@ -219,11 +219,11 @@ class Agents:
         return make_layout(self.names[index], example.tiers, gauges, counters)
 
     def layout_message(self, index: int) -> bytes:
-        """After its length."""
+        """Return the layout message without its length prefix."""
         return with_length(encode_layout(self.layout(index)))
 
     def advance(self, nodes: slice, wall_ns: int, monotonic_ns: int) -> None:
-        """Let these nodes make their next frames at this moment."""
+        """Make the next frames of these nodes at this moment."""
         frames = self._frames[nodes]
         frames["seq"] += 1
         frames["wall_ns"], frames["monotonic_ns"] = wall_ns, monotonic_ns
@@ -232,21 +232,21 @@ class Agents:
         frames["counters"] += self._advance
         frames["record_seq"] += self._counts[nodes]
         for index in range(*nodes.indices(len(self.names))):
-            self._tell(index, monotonic_ns)
+            self._write_records(index, monotonic_ns)
 
     def frame_message(self, index: int) -> bytes:
-        """The node's newest frame, after its length."""
+        """Return the node's newest frame without its length prefix."""
         start = index * self._length
         return with_length(bytes(self._bytes[start : start + self._length]) + self._records[index])
 
-    def _tell(self, index: int, now_ns: int) -> None:
-        """Records of steps of the node's ranks that ended since the frame before, and of what they are inside of."""
+    def _write_records(self, index: int, now_ns: int) -> None:
+        """Write the records of steps that the node's ranks ended since the last frame, and of their current phase."""
         job = self._jobs[index]
         step, inside_ns = divmod(now_ns, job.step_ns)
         meets = inside_ns > job.step_ns * 4 // 5
-        before, self._told[index] = self._told[index], (step, meets)
+        before, self._reported[index] = self._reported[index], (step, meets)
         if before == (step, meets):
-            return  # word for word what they were a frame ago
+            return  # the records are the same as in the last frame
         begun_ns = now_ns - inside_ns
         found: list[Record] = []
         for gpu in range(GPUS):
@@ -254,7 +254,7 @@ class Agents:
             if before[0] and step > before[0]:
                 wait_ns = job.step_ns // 5
                 found.append(StepRecord(member, step - 1, begun_ns - job.step_ns, job.step_ns, wait_ns, 8192, 40))
-                self._told[index] = (step, not meets)  # told once
+                self._reported[index] = (step, not meets)  # reported once
             found.append(OpenRecord(member, "step", step, begun_ns))
             if meets:
                 found.append(OpenRecord(member, "collective", step * 40, begun_ns + job.step_ns * 4 // 5))
@@ -263,12 +263,12 @@ class Agents:
 
 _STEADY = {"gangwatch_gpu_up": 1.0, "gangwatch_rdma_port_state": 4.0}
 _STILL = frozenset({"gangwatch_rdma_port_link_downed_total"})
-"""What stays as it is while all is well: GPUs answer, ports are active, and none goes down."""
+"""Counters that are constant while nothing fails: ports stay active, and none goes down."""
 
 _JOB = "JOB"
 _HEAD = ("seq", "wall_ns", "monotonic_ns", "record_seq")
 _BIN = {0xC4: 2, 0xC5: 3, 0xC6: 5}
-"""Length of msgpack's head of a byte string: bin8, bin16, bin32."""
+"""Length of msgpack's header of a byte string: bin8, bin16, bin32."""
 
 
 def _uuid(number: int, gpu: int) -> str:

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.ingest.generator``: the other side of the measurement: many agents' streams, over TLS.
+"""``python -m benchmarks.ingest.generator``: the sending side: streams of many agents, over TLS.
 
-One process is thousands of agents: connections are told apart by the node's name in the path. Each sends its frames at
-a phase of its own, as real agents' do. What these processes use is not the controller's, and is told apart.
+One process acts as thousands of agents; the node's name in the path identifies a connection. Each agent sends its
+frames at a different phase, as real agents do. The CPU of these processes is reported separately from the controller's.
 
 Some agents may misbehave: `slow` ones send a byte at a time, `silent` ones nothing, `malformed` ones no frames,
 `flooding` ones frames without pause.
@@ -26,8 +26,8 @@ SLOTS = 50
 """Phases of a second."""
 
 SERVED_A_TURN = 16
-"""Connections whose handshake goes on between two looks at the clock: what agents are busy with on machines of their
-own delays no other's frame by more than that."""
+"""Handshakes served between two readings of the clock. The limit bounds the delay of other agents' frames, because real
+agents do their handshakes on their own machines."""
 
 RECORD_BYTES = 16384
 MISBEHAVIOURS = ("slow", "silent", "malformed", "flooding")
@@ -40,7 +40,7 @@ def chunk(message: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One accepted connection. node: its place among the agents once it has asked, else -1."""
+    """One accepted connection. node: the agent's index once it has sent its request, else -1."""
 
     socket: socket.socket
     tls: ssl.SSLObject
@@ -86,7 +86,7 @@ class Generator:
         self.port = self._listener.getsockname()[1]
 
     def names(self) -> list[tuple[str, str]]:
-        """Each agent's node and how it misbehaves, '' for not at all."""
+        """Return each agent's node and its misbehaviour, '' for none."""
         return [(name, self._misbehaves.get(index, "")) for index, name in enumerate(self._agents.names)]
 
     def run(self) -> None:
@@ -104,10 +104,12 @@ class Generator:
                     self._serve(connection, mask)
             late = int(time.monotonic() * SLOTS) - slot
             if late > self._slots:
-                slot += late // self._slots * self._slots  # this machine can't be so many agents: they miss frames
+                slot += (
+                    late // self._slots * self._slots
+                )  # this machine is too slow for that many agents: they skip frames
             while slot < int(time.monotonic() * SLOTS):
                 slot += 1
-                self._speak(slot % self._slots)
+                self._send_frames(slot % self._slots)
 
     def _accept(self) -> None:
         for _ in range(SERVED_A_TURN):
@@ -155,8 +157,8 @@ class Generator:
                 self._send(connection, self._agents.layout_message(connection.node))
         self._flush(connection)
 
-    def _speak(self, slot: int) -> None:
-        """Let every agent whose phase this is send its next frame."""
+    def _send_frames(self, slot: int) -> None:
+        """Send the next frame of every agent with this phase."""
         nodes = slice(slot * self._count // self._slots, (slot + 1) * self._count // self._slots)
         self._agents.advance(nodes, time.time_ns(), time.monotonic_ns())
         for index in range(nodes.start, nodes.stop):
@@ -165,7 +167,7 @@ class Generator:
                 continue
             try:
                 if connection.unsent:
-                    continue  # a reader that takes nothing misses frames, as with a real agent
+                    continue  # if the reader is blocked, the frame is dropped, as by a real agent
                 self._say(connection, self._misbehaves.get(index, ""))
             except OSError:
                 self._close(connection)
@@ -209,7 +211,7 @@ class Generator:
 
 
 def main() -> None:
-    """Arguments: first, count, all nodes, misbehaving, seed, certificate, key, interval. Prints where it listens."""
+    """Arguments: first, count, all nodes, misbehaving, seed, certificate, key, interval. Prints the port."""
     first, count, total, misbehaving, seed = (int(argument) for argument in sys.argv[1:6])
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

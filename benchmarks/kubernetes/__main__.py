@@ -1,26 +1,26 @@
-"""How fast gangs are scheduled on a real API server: `python -m benchmarks.kubernetes --json`.
+"""Speed of gang scheduling on a real API server: `python -m benchmarks.kubernetes --json`.
 
-For each number of nodes a control plane is started on loopback (etcd on the disk, kube-apiserver, no audit log), the
-nodes are made (objects alone: no kubelet runs, none renews a lease), and one after the other three who bind pods are
-put to work on the same pods: our controller, with its journal on disk; kube-scheduler of the server's release, which
-knows no gangs; and a bare loop of bindings, which shows what the server itself allows on the machine. Each is a process
-of its own. What is done is seen by a watch of the API server.
+For each number of nodes, starts a control plane on loopback (etcd on the disk, kube-apiserver, no audit log), creates
+the nodes (only the objects: no kubelet runs or renews a lease), and runs three schedulers one after the other on the
+same pods: our controller, with its journal on disk; kube-scheduler of the server's release, which has no gangs; and a
+plain loop of bindings, which shows the server's own limit on the machine. Each is a separate process. The results are
+observed by a watch of the API server.
 
-    binds_per_second      single pods that all fit at once: bound a second. Ours is frozen while they are made, and the
-                          clock runs from its thaw; the others are started when they are there, and the clock runs from
-                          the first pod that is seen bound
+    binds_per_second      single pods that all fit at once, bound per second. Our controller is frozen while they are
+                          created, and time runs from its thaw; the others are started after the creation, and time
+                          runs from the first bound pod
     gang_ms               1,000 gangs of 3: milliseconds a gang, from the last pod's creation to all bound
-    gang_all_ms           the same from the first pod's creation, which the server's speed of creating goes into
+    gang_all_ms           the same from the first pod's creation, including the server's time to create them
     gang512_seconds       a 512-pod gang, all of it inside one spine (kube-scheduler: anywhere): from the last pod's
                           creation to all bound; gang512_all_seconds from the first's
-    unschedulable_seconds a gang of 10 that no node may hold: from the last pod's creation to its condition
+    unschedulable_seconds a gang of 10 that fits no node: from the last pod's creation to its condition
                           (kube-scheduler: to the condition of all ten pods)
-    cordon_nodes_per_second  500 nodes found broken by verdict: from the verdicts to the taint on the last node
-    rss_mib               a controller that takes over a cluster with ten pods a node, eight of them ours, running in
+    cordon_nodes_per_second  500 nodes reported as broken by verdicts: from the verdicts to the taint on the last node
+    rss_mib               a controller that takes over a cluster with ten pods a node, eight of them ours in running
                           gangs of eight: resident once it has settled and has written a snapshot; rss_most_mib: at most
     *_processor_ms        processor time of a bind, by process
 
-Under `kube_scheduler` and `server` the same keys say it of the other two.
+`kube_scheduler` and `server` contain the same keys for the other two.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SINGLES = 4000
 GANGS = 1000
 CORDONED = 500
 SETTLE_SECONDS = 2.0
-"""For the last pods to have reached a frozen controller; and for one that took over to have seen all that runs."""
+"""Time for the last pods to reach a frozen controller, and for a new leader to see all running pods."""
 
 RUNNING: Any = {
     "phase": "Running",
@@ -74,7 +74,7 @@ RUNNING: Any = {
         }
     ],
 }
-"""Status of a pod that runs, as its kubelet would write it."""
+"""Status of a running pod, as its kubelet would write it."""
 
 PARTS = ("binds", "gangs", "gang512", "unschedulable", "cordon", "memory")
 WHO = ("gangwatch", "kube-scheduler", "server")
@@ -85,7 +85,7 @@ Start = Callable[[], AbstractContextManager[subprocess.Popen[bytes]]]
 
 
 class Bed:
-    """A cluster of so many nodes, and what is measured in it."""
+    """A cluster of this many nodes, and the measurements in it."""
 
     def __init__(self, plane: ControlPlane, folder: Path, count: int, say: Callable[[str], None]) -> None:
         self.plane, self.folder, self.count, self.say = plane, folder, count, say
@@ -112,22 +112,22 @@ class Bed:
         self._pods += [body["metadata"]["name"] for body in bodies]
 
     def clear(self) -> None:
-        """All pods go."""
+        """Delete all pods."""
         self.load.delete([f"{PODS}/{name}" for name in self._pods])
         self._pods = []
-        until("they are gone", lambda: not self.seen.bound)
+        until("the conditions are gone", lambda: not self.seen.bound)
 
     # --- the parts ---------------------------------------------------------------------------------------------------
 
     def singles(self, scheduler: str) -> int:
-        """Make single pods for this scheduler; how many."""
+        """Create single pods for this scheduler; return how many."""
         names = [f"single-{number}" for number in range(min(self.count * GPUS, SINGLES))]
         self.create_pods([pod_body(name, 1, schedulerName=scheduler) for name in names])
         self.seen.forget()
         return len(names)
 
     def _all_bound(self, pods: int, began: float | None, who: int) -> Figures:
-        """Until so many are; from `began` on, or from the first that was seen. who: process id."""
+        """Wait until this many pods are bound; time runs from `began` or from the first bound pod. who: process id."""
         names = {
             "kube-apiserver": self.plane.process_id("kube-apiserver"),
             "etcd": self.plane.process_id("etcd"),
@@ -152,10 +152,10 @@ class Bed:
         return self._all_bound(pods, began, process.pid)
 
     def binds_of(self, scheduler: str, start: Start) -> Figures:
-        """Of one that is started when the pods are there."""
+        """Measure a scheduler that is started after the pods are created."""
         pods = self.singles(scheduler)
         with start() as process:
-            # A loop that is done ends by itself, and is a process until it is waited for: its times can still be read.
+            # A finished loop stays a zombie process until it is waited for, so its CPU times can still be read.
             return self._all_bound(pods, None, process.pid)
 
     def gangs(self, scheduler: str) -> Figures:
@@ -175,7 +175,7 @@ class Bed:
         return {"gang512_seconds": last, "gang512_all_seconds": first}
 
     def _run(self, bodies: list[Any]) -> tuple[float, float]:
-        """Seconds until all of these are bound: from the last one's creation, and from the first one's."""
+        """Return the seconds until all of these are bound: from the last one's creation, and from the first one's."""
         began = time.monotonic()
         self.create_pods(bodies)
         created = time.monotonic()
@@ -190,11 +190,11 @@ class Bed:
         self.create_pods([pod_body(name, 1, "never", **body) for name in names])
         began = time.monotonic()
         keys = {"default/never"} if scheduler == contenders.OURS else {f"default/{name}" for name in names}
-        told = until("it says so", lambda: keys <= self.seen.told)
+        reported = until("the condition is set", lambda: keys <= self.seen.unschedulable)
         self.load.delete([f"{GROUPS}/never"])
         self.clear()
-        until("they are gone", lambda: not self.seen.told)
-        return {"unschedulable_seconds": told - began}
+        until("the conditions are gone", lambda: not self.seen.unschedulable)
+        return {"unschedulable_seconds": reported - began}
 
     def cordon(self) -> Figures:
         victims = [name_of(number) for number in range(0, self.count, max(self.count // CORDONED, 1))][:CORDONED]
@@ -207,7 +207,8 @@ class Bed:
             return {"cordon_nodes_per_second": len(victims) / (ended - began), "cordoned": len(victims)}
 
     def memory(self) -> Figures:
-        """Ten pods on every node: eight of ours, a gang, as another controller left them, and two others'."""
+        """Measure a takeover: ten pods on every node, eight of ours, a gang, as another controller left them, and two
+        others."""
         groups, pods = [], []
         for number in range(self.count):
             node, gang = name_of(number), f"runs-{number}"
@@ -227,7 +228,7 @@ class Bed:
         state = self.folder / "memory" / "state"
         with contenders.controller(self.plane, state) as process:
             began, quiet = time.monotonic(), [0.0] * 3
-            # Until three looks agree: it has settled.
+            # Wait until three samples agree: the size has settled.
             while max(quiet) - min(quiet) > 0.5 or time.monotonic() - began < SNAPSHOT_SECONDS + 2 * SETTLE_SECONDS:
                 time.sleep(SETTLE_SECONDS)
                 quiet = [*quiet[1:], memory_mib(process.pid)]
@@ -240,7 +241,7 @@ def name_of(number: int) -> str:
 
 
 def measure(count: int, folder: Path, parts: list[str], who: list[str], say: Callable[[str], None]) -> Figures:
-    """The figures for a cluster of so many nodes."""
+    """Return the figures for a cluster of this many nodes."""
     found: Figures = {}
     with ControlPlane(folder / "plane", manager=False) as plane:
         bed = Bed(plane, folder, count, say)
@@ -284,12 +285,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--nodes", type=int, nargs="+", default=[500, 5000], help="how many, one run each")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured")
-    parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO), help="who is put to work")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where everybody's log is left")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="measurements to make")
+    parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO), help="schedulers to measure")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder to keep all logs in")
     arguments = parser.parse_args()
 
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # and nothing that was started is left
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))  # so that all started processes are stopped
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""python -m benchmarks.kubernetes.bare KUBECONFIG NODES GPUS: bind every waiting pod of scheduler 'bare', then end."""
+"""python -m benchmarks.kubernetes.bare KUBECONFIG NODES GPUS: bind every pending pod of scheduler 'bare', then exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who binds pods: our controller, kube-scheduler of the API server's release, and a loop that thinks of nothing."""
+"""The measured schedulers: our controller, kube-scheduler of the API server's release, and a plain loop of bindings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def controller(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Our controller, a process of its own, leading; its state folder, with the journal, is `folder`."""
+    """Run our controller as a separate process and leader; its state folder, with the journal, is `folder`."""
     command = [sys.executable, "-P", "-m", "gangwatch", "kubernetes", "controller", "--state", str(folder)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     process = _began(
@@ -65,7 +65,7 @@ def ask(state: Path, path: str, body: bytes = b"{}") -> None:
 
 @contextmanager
 def kube_scheduler(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """kube-scheduler as it comes, but that it may ask as often as it likes: its own limit is 50 requests a second."""
+    """Run kube-scheduler with defaults, except for its client's limit of 50 requests a second, which is lifted."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "kube-scheduler.yaml"
     settings.write_text(
@@ -84,7 +84,7 @@ def kube_scheduler(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Pop
 
 @contextmanager
 def verdicts(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Our controller with no cap on quarantines; told a line with names of nodes it has them found broken, at once."""
+    """Run our controller without a cap on quarantines; for a line of node names it reports each as broken at once."""
     command = [sys.executable, "-m", "benchmarks.kubernetes.verdicts", str(plane.kubeconfig()), str(folder)]
     with (folder.parent / "verdicts.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
@@ -98,7 +98,7 @@ def verdicts(plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[byt
 
 @contextmanager
 def bare(plane: ControlPlane, folder: Path, nodes: int, gpus: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A loop that lists the pods and binds each to the next node: what the server and our client allow, and no more."""
+    """Run a loop that lists the pods and binds each to the next node: the limit of the server and our client."""
     command = [sys.executable, "-m", "benchmarks.kubernetes.bare", str(plane.kubeconfig()), str(nodes), str(gpus)]
     folder.mkdir(parents=True, exist_ok=True)
     process = _began(command, folder / "bare.log")
@@ -109,13 +109,13 @@ def bare(plane: ControlPlane, folder: Path, nodes: int, gpus: int) -> Iterator[s
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time that the process has had, in user and system mode (proc(5), fields 14 and 15 of stat)."""
+    """Return the CPU time of the process, in user and system mode (proc(5), fields 14 and 15 of stat)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mib(pid: int, which: str = "VmRSS") -> float:
-    """Of the process, resident now, or at most so far with VmHWM (proc(5))."""
+    """Return the resident memory of the process, now, or the most so far with VmHWM (proc(5))."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{which}:"):
             return int(line.split()[1]) / 1024

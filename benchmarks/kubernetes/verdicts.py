@@ -1,7 +1,7 @@
-"""python -m benchmarks.kubernetes.verdicts KUBECONFIG FOLDER: a controller that is told verdicts on its standard input.
+"""python -m benchmarks.kubernetes.verdicts KUBECONFIG FOLDER: a controller that gets verdicts on its standard input.
 
-A line with names of nodes has each of them found broken by a detector's verdict, which an operator's word confirms, so
-that it is quarantined whatever the caps say. The cycle, the journal and the publisher are the product's.
+For a line of node names, a detector verdict reports each of them as broken and an operator confirms it, so that the
+node is quarantined regardless of the caps. The cycle, the journal and the publisher are the product's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 
 
 def broken(node: str) -> list[Event]:
-    """A verdict about the node, and the word that it is right."""
+    """Return a verdict about the node and its confirmation."""
     now_ns = time.time_ns()
     verdict = Verdict(
         f"benchmark-{node}", Kind.HEALTH, "", 0, -1, node, Cause.XID, 0.99, 1.0, 0.0, 0.0, now_ns, now_ns, level="node"

@@ -1,4 +1,4 @@
-"""What the API server holds, as seen by the benchmark itself; and objects made by the thousand."""
+"""A watch of the API server for the benchmark itself, and creation of thousands of objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Status(Part):
 
 
 class _Some(Part):
-    """As little of an object as can be: looking on is not to cost what is measured."""
+    """The least part of an object to decode, so that the watch does not disturb the measurement."""
 
     metadata: Metadata
     spec: _Spec = msgspec.field(default_factory=_Spec)
@@ -36,12 +36,12 @@ class _Some(Part):
 
 
 class Seen:
-    """Pods that are bound, nodes that are tainted, and who was told why it waits; kept by a thread of its own."""
+    """Bound pods, tainted nodes, and objects with an unschedulable condition; updated by a separate thread."""
 
     def __init__(self, access: Access) -> None:
         self.bound: set[str] = set()
         self.tainted: set[str] = set()
-        self.told: set[str] = set()  # groups and pods with a condition that says no
+        self.unschedulable: set[str] = set()  # groups and pods whose condition is false
         self.first: float | None = None  # when the first pod was seen bound since ``forget``
         self.last = 0.0
         self._access = access
@@ -61,7 +61,7 @@ class Seen:
         self._loop.close()
 
     def forget(self) -> None:
-        """Begin anew to see who is the first."""
+        """Reset the time of the first bound pod."""
         self.first = None
 
     async def _live(self) -> None:
@@ -83,14 +83,14 @@ class Seen:
     def _pod(self, key: str, _before: _Some | None, after: _Some | None) -> None:
         if after is None:
             self.bound.discard(key)
-            self.told.discard(key)
+            self.unschedulable.discard(key)
         elif after.spec.node_name:
             if key not in self.bound:
                 self.bound.add(key)
                 self.last = time.monotonic()
                 self.first = self.first or self.last
         elif _says_no(after):
-            self.told.add(key)
+            self.unschedulable.add(key)
 
     def _node(self, key: str, _before: Node | None, after: Node | None) -> None:
         marked = after is not None and any(taint.key == "gangwatch.io/quarantine" for taint in after.spec.taints or ())
@@ -98,9 +98,9 @@ class Seen:
 
     def _group(self, key: str, _before: _Some | None, after: _Some | None) -> None:
         if after is not None and _says_no(after):
-            self.told.add(key)
+            self.unschedulable.add(key)
         else:
-            self.told.discard(key)
+            self.unschedulable.discard(key)
 
 
 def _says_no(some: _Some) -> bool:
@@ -108,7 +108,7 @@ def _says_no(some: _Some) -> bool:
 
 
 class Load:
-    """Makes objects, many at a time. A server that is too busy to answer is asked again."""
+    """Creates many objects at a time. Requests are repeated if the server is too busy to respond."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -117,7 +117,7 @@ class Load:
         asyncio.run(self._all(lambda client, body: client.create(path, body), bodies))
 
     def patch(self, paths: list[str], body: Any) -> None:
-        """All of these alike."""
+        """Patch all of these in the same way."""
         asyncio.run(self._all(lambda client, path: client.patch(path, body), paths))
 
     def delete(self, paths: list[str]) -> None:
@@ -138,7 +138,7 @@ class Load:
                             again = True
                             await asyncio.sleep(1)
                         except RefusedError as error:
-                            if not again or error.code not in (404, 409):  # done by a try without an answer
+                            if not again or error.code not in (404, 409):  # an earlier try without a response did it
                                 raise
                             return
                         else:
@@ -147,10 +147,10 @@ class Load:
             await asyncio.gather(*(one(item) for item in items))
 
 
-def until(what: str, look: Callable[[], bool], limit_seconds: float = LIMIT_SECONDS) -> float:
-    """When it came true, by the monotonic clock. Raises AssertionError where it does not."""
+def until(what: str, condition: Callable[[], bool], limit_seconds: float = LIMIT_SECONDS) -> float:
+    """Return the monotonic time at which the condition became true. Raises AssertionError after the limit."""
     limit = time.monotonic() + limit_seconds
-    while not look():
+    while not condition():
         if time.monotonic() > limit:
             raise AssertionError(f"not in {limit_seconds:g} s: {what}")
         time.sleep(_LOOK_SECONDS)

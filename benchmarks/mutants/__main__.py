@@ -1,9 +1,10 @@
-"""Breaks named places of the product one at a time; the tests that should notice must.
+"""Breaks named places of the product one at a time and checks that the tests notice.
 
-    python -m benchmarks.mutants [--json] [--only PATTERN] [--changed] [--jobs N]
+python -m benchmarks.mutants [--json] [--only PATTERN] [--changed] [--jobs N]
 
-Prints {"mutants": N, "survivors": [...], "errors": [...]}. A mutant that cannot be applied, whose tests fail without
-it or do not end, is an error and counts as neither killed nor survived. Exit code 1 with a survivor or an error.
+Prints {"mutants": N, "survivors": [...], "errors": [...]}. It is an error if a mutant cannot be applied, or if its
+tests fail without it or do not end; it then counts as neither killed nor survived. Exit code 1 with a survivor or an
+error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from benchmarks.mutants.worker import ROOT
 
 
 def selected(patterns: Sequence[str], changed: bool) -> list[Mutant]:
-    """The mutants whose place matches a pattern (of the shell, or a part of it); changed: those in changed files."""
+    """Return the mutants whose place matches a pattern (a shell pattern or a substring); changed: those in changed
+    files."""
     chosen = [
         mutant
         for mutant in MUTANTS
@@ -38,7 +40,7 @@ def selected(patterns: Sequence[str], changed: bool) -> list[Mutant]:
 
 
 def _changed_files() -> set[str]:
-    """Paths that differ from where this branch left main, or from the last commit on main itself."""
+    """Return the paths that differ from the branch point on main, or from the last commit if on main itself."""
     base = subprocess.run(["git", "merge-base", "HEAD", "main"], cwd=ROOT, capture_output=True, text=True)
     listed = subprocess.run(
         ["git", "diff", "--name-only", base.stdout.strip() or "HEAD"],

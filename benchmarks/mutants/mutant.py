@@ -1,8 +1,9 @@
-"""A mutant: one edit of one function, class or constant, and how it is found and applied.
+"""A mutant: one edit of one function, class or constant, and how to find and apply it.
 
 A mutant names its place by package, module and qualified name ("policies.index.queue_shares:Shares.room"), and the edit
-by the exact source fragment that it replaces, which must occur exactly once in that place. A module that moved is found
-by its last name and by what it defines; MOVED holds the exceptions. What cannot be applied is an error, never a kill.
+by the exact source fragment that it replaces, which must occur exactly once in that place. A moved module is found by
+its last name and by what it defines; MOVED holds the exceptions. A mutant that cannot be applied is an error, never a
+kill.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ PRODUCT = "scheduler_feedback"
 PACKAGES = (PRODUCT, "agent", "exporter", "gangwatch", "dashboards")
 
 MOVED: dict[str, str] = {}
-"""Where the module of a mutant is today, by its name in the catalogue, as a path from the root: one row a module that
-cannot be found by its name."""
+"""Current paths, from the root, of modules that cannot be found by their name in the catalogue."""
 
 
 class NotApplicableError(ValueError):
-    """A mutant's place or fragment does not exist, or its result is no sound program; the message says which."""
+    """A mutant's place or fragment does not exist, or its result is not a valid program; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Mutant:
     old: str
     """Source fragment that occurs exactly once there; lines after the first keep their indentation."""
     new: str
-    """What it becomes."""
+    """Its replacement."""
     tests: tuple[str, ...] = ()
     """Paths or node ids of the tests that should notice; empty: those of the module (catalogue.TESTS)."""
     hangs: bool = False
@@ -47,7 +47,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Qualified name within the module."""
+        """Return the qualified name within the module."""
         return self.place.partition(":")[2]
 
     @property
@@ -61,7 +61,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A mutant's file, as it becomes."""
+    """A mutant's file after the edit."""
 
     path: Path
     """From the root of the repository."""
@@ -92,7 +92,7 @@ def find(mutant: Mutant, root: Path) -> Path:
 
 
 def apply(mutant: Mutant, root: Path) -> Applied:
-    """Return the mutated source. Raises NotApplicableError where the fragment is not there exactly once."""
+    """Return the mutated source. Raises NotApplicableError if the fragment does not occur exactly once."""
     path = find(mutant, root)
     source = (root / path).read_text()
     node = _node(_parsed(source), mutant.name)
@@ -114,13 +114,12 @@ def apply(mutant: Mutant, root: Path) -> Applied:
 
 @lru_cache(16)
 def _parsed(source: str) -> ast.Module:
-    """The syntax tree of a module, kept because most mutants of a module follow one another. Callers must not change
-    it."""
+    """Return the syntax tree of a module, cached because mutants are sorted by module. Callers must not change it."""
     return ast.parse(source)
 
 
 def _node(tree: ast.AST, name: str) -> ast.AST | None:
-    """The definition of that qualified name; the module itself for an empty one."""
+    """Return the definition of that qualified name; the module itself for an empty name."""
     at: ast.AST = tree
     for part in name.split(".") if name else ():
         for child in getattr(at, "body", ()):
@@ -141,7 +140,7 @@ def _assigned(node: ast.AST) -> list[str]:
 
 
 def _span(source: str, node: ast.AST) -> tuple[int, int]:
-    """Offsets of a node in the source."""
+    """Return the offsets of a node in the source."""
     if isinstance(node, ast.Module):
         return 0, len(source)
     starts = [0]
@@ -157,7 +156,7 @@ def _span(source: str, node: ast.AST) -> tuple[int, int]:
 
 
 def _check_names(mutant: Mutant, source: str, tree: ast.AST) -> None:
-    """Raise NotApplicableError for a name that nothing binds: a NameError is no real break."""
+    """Raise NotApplicableError for an undefined name: a NameError is no realistic mutant."""
 
     def names(of: ast.AST, kinds: tuple[type[ast.expr_context], ...]) -> set[str]:
         return {node.id for node in ast.walk(of) if isinstance(node, ast.Name) and isinstance(node.ctx, kinds)}

@@ -1,4 +1,5 @@
-"""Judges mutants in several processes. A module of its own: a spawned process cannot import what `-m` runs."""
+"""Judges mutants in several processes. A separate module, because a spawned process cannot import the module run by
+`-m`."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from benchmarks.mutants.mutant import Mutant
 from benchmarks.mutants.worker import Result, Worker, copied
 
 _Message = tuple[int, str, str, float] | str
-"""Of a worker: index of the mutant, outcome, detail and seconds; or why it gives up, '' where it has judged all. Plain
-values, because a worker imports the modules of the copy and its classes are not ours."""
+"""Message of a worker: index of the mutant, outcome, detail and seconds; or why it gives up, '' once it has finished.
+Plain values, because a worker imports the modules of the copy, so its classes differ from ours."""
 
 
 def _work(mutants: Sequence[tuple[int, Mutant]], results: multiprocessing.Queue[_Message]) -> None:
-    """Judge these in this process."""
+    """Judge these mutants in this process."""
     tests = sorted({test for _, mutant in mutants for test in named_tests(mutant)})
     with copied() as folder:
         worker = Worker(folder, tests)
@@ -31,8 +32,8 @@ def _work(mutants: Sequence[tuple[int, Mutant]], results: multiprocessing.Queue[
 
 
 def shares(mutants: Sequence[Mutant], jobs: int) -> list[list[tuple[int, Mutant]]]:
-    """Divide the mutants, each with its index, among processes. Those with the same tests share a process, which runs
-    their tests without a break once."""
+    """Divide the mutants, each with its index, among processes. Mutants with the same tests share a process, which runs
+    their tests without a mutation once."""
     groups: dict[tuple[str, ...], list[tuple[int, Mutant]]] = {}
     for index, mutant in enumerate(mutants):
         groups.setdefault(named_tests(mutant), []).append((index, mutant))
@@ -43,7 +44,7 @@ def shares(mutants: Sequence[Mutant], jobs: int) -> list[list[tuple[int, Mutant]
 
 
 def run(mutants: Sequence[Mutant], jobs: int) -> list[Result]:
-    """Judge the mutants, with progress on stderr. Raises RuntimeError where a worker does not judge its whole share."""
+    """Judge the mutants, with progress on stderr. Raises RuntimeError if a worker does not judge its whole share."""
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[_Message] = context.Queue()
     workers = [context.Process(target=_work, args=(share, results)) for share in shares(mutants, jobs)]

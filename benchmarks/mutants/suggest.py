@@ -1,9 +1,9 @@
-"""Suggests mutants of a module, for whoever adds to the catalogue: each is a candidate, to be read before it is kept.
+"""Suggests mutants of a module for the catalogue: read each candidate before you keep it.
 
-    python -m benchmarks.mutants.suggest MODULE [--seed N] [--count N]
+python -m benchmarks.mutants.suggest MODULE [--seed N] [--count N]
 
-Flips comparisons, shifts bounds by one, swaps min and max, `and` and `or`, drops a `not`, a guard, a sign or a call
-that is made for its effect. Prints rows for the catalogue.
+Flips comparisons, shifts bounds by one, swaps min and max, `and` and `or`, and drops a `not`, a guard, a sign or a call
+made for its effect. Prints rows for the catalogue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 def edits(source: str, function: ast.AST) -> Iterator[tuple[int, int, str]]:
-    """(begin, end, replacement) of each edit, as offsets in the source; it must be ASCII in its code."""
+    """Yield (begin, end, replacement) of each edit, as offsets in the source, whose code must be ASCII."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
@@ -76,7 +76,7 @@ def edits(source: str, function: ast.AST) -> Iterator[tuple[int, int, str]]:
 
 
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """(qualified name, node) of the functions and methods; nested functions belong to the one around them."""
+    """Yield (qualified name, node) of functions and methods; nested functions belong to the enclosing one."""
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + node.name, node
@@ -85,13 +85,13 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 
 def candidates(module: str, seed: int = 0, root: Path = ROOT) -> Iterator[Mutant]:
-    """Suggestions for a module below the product's package, in an order that the seed decides."""
+    """Yield suggestions for a module below the product's package, in an order given by the seed."""
     source = (root / PRODUCT / Path(*module.split("."))).with_suffix(".py").read_text()
     raw = source.encode()
     found = [(name, edit) for name, node in functions(ast.parse(source)) for edit in edits(source, node)]
     random.Random(seed).shuffle(found)
     for name, (begin, end, new) in found:
-        # The fragment grows to whole lines, and from there line by line, until it stands there once.
+        # Extend the fragment to whole lines, then line by line, until it is unique.
         first, last = raw.rfind(b"\n", 0, begin) + 1, raw.find(b"\n", end)
         left = first + len(raw[first:last]) - len(raw[first:last].lstrip())
         for _ in range(4):

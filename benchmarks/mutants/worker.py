@@ -1,9 +1,9 @@
-"""Runs mutants' tests: in a copy of the repository, in a process that forks once it has imported everything.
+"""Runs mutants' tests in a copy of the repository, in a process that forks after it has imported everything.
 
-A worker copies what git tracks (and untracked files that it does not ignore) to a folder of its own and never touches
-the working tree. It imports pytest and all named tests once. For a mutant it writes the mutated file into the copy, so
-that processes which tests start run it too, and forks; the child exchanges the code of the mutated function where it is
-already imported, and runs the tests. An edit outside of a function takes a fresh process instead.
+A worker copies the files that git tracks (and untracked files that git does not ignore) to a temporary folder and never
+changes the working tree. It imports pytest and all named tests once. For a mutant it writes the mutated file into the
+copy, so that processes started by tests run it too, and forks; the child exchanges the code of the mutated function in
+the imported modules, and runs the tests. An edit outside of a function uses a fresh process instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks.mutants.mutant import Applied, Mutant, NotApplicableError, apply
 
 TIMEOUT_SECONDS = 240.0
-"""For one mutant's tests, which take seconds on an idle machine."""
+"""Limit for one mutant's tests, which take seconds on an idle machine."""
 
 TESTS_FAILED, PATCH_FAILED = 1, 90
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ _OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short", "
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a mutant."""
+    """Result of one mutant."""
 
     mutant: Mutant
     outcome: str
@@ -46,7 +46,7 @@ class Result:
 
 @contextlib.contextmanager
 def copied(root: Path = ROOT) -> Iterator[Path]:
-    """A copy of the repository as it is in the working tree, for as long as the block lasts."""
+    """Yield a copy of the working tree that exists while the block lasts."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, capture_output=True
     )
@@ -63,10 +63,10 @@ def copied(root: Path = ROOT) -> Iterator[Path]:
 
 
 class Worker:
-    """Judges mutants one after the other. Call it in a process of its own: it changes folder, path and environment."""
+    """Judges mutants one after the other. Run it in a separate process: it changes folder, path and environment."""
 
     def __init__(self, folder: Path, tests: Sequence[str]) -> None:
-        """folder: the copy. tests: all that any mutant names; imported once."""
+        """folder: the copy. tests: the tests of all mutants; imported once."""
         self._folder = folder
         self._baselines: dict[tuple[str, ...], str] = {}
         os.environ.setdefault("GANGWATCH_DATA", str(ROOT.parent / "shared" / "data"))
@@ -119,7 +119,7 @@ class Worker:
     def _written(self, applied: Applied) -> Iterator[None]:
         path = self._folder / applied.path
         original, times = path.read_bytes(), path.stat()
-        # Compiled files are told apart by whole seconds and size, which two mutants may share.
+        # Compiled files are identified by whole seconds and size, which two mutants may share.
         stale = list((path.parent / "__pycache__").glob(f"{path.stem}.*"))
         for each in stale:
             each.unlink()
@@ -133,7 +133,7 @@ class Worker:
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _run(self, tests: tuple[str, ...], applied: Applied | None, *, fresh: bool) -> tuple[int | None, str]:
-        """Run the tests in a child; its exit code, None where it did not end, and its output."""
+        """Run the tests in a child; return its exit code, None if it did not end, and its output."""
         with tempfile.TemporaryFile() as output:
             child = os.fork()
             if child == 0:
@@ -168,7 +168,7 @@ class Worker:
 
 
 def _wait(child: int) -> int | None:
-    """The exit code, or minus the signal; None where the child was killed for its time. Its whole group is ended."""
+    """Return the exit code, or minus the signal; None after a timeout. Ends the child's whole process group."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     code: int | None = None
     while time.monotonic() < deadline:
@@ -185,9 +185,9 @@ def _wait(child: int) -> int | None:
 
 
 def exchange(applied: Applied, folder: Path) -> int:
-    """Give every function of the mutated file its new code where it changed; how many functions were changed.
+    """Give every function of the mutated file its new code if it changed; return the number of changed functions.
 
-    Raises ValueError where a function cannot take it (it closes over other names now).
+    Raises ValueError if a function cannot take it (it closes over other names now).
     """
     module = ".".join(applied.path.with_suffix("").parts)
     importlib.import_module(module)

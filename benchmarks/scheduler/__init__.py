@@ -1,1 +1,1 @@
-"""The scheduler's speed: ours at 40,000 GPUs, what others published, and a real Slurm on this machine."""
+"""Speed of the scheduler: ours at 40,000 GPUs, published figures of others, and a real Slurm on this machine."""

@@ -1,26 +1,26 @@
-"""The scheduler at 40,000 GPUs: what a gang, a large gang, a gang that can't run, and a long queue cost.
+"""The scheduler at 40,000 GPUs: cost of a gang, a large gang, an unschedulable gang and a long queue.
 
-    python -m benchmarks.scheduler [--nodes N] [--no-slurm] [--json]
+python -m benchmarks.scheduler [--nodes N] [--no-slurm] [--json]
 
-5,000 nodes of 8 GPUs in racks of 32 and spines of 20 racks. Every figure is one of ``cycle.run`` with topology on, as
-production calls it; the journal is not in it (``benchmarks.loop`` has that). Prints one JSON document; exits with 1
-where a figure is out of its range.
+5,000 nodes of 8 GPUs in racks of 32 and spines of 20 racks. Every figure is the time of ``cycle.run`` with topology on,
+as production calls it, without the journal (see ``benchmarks.loop`` for that). Prints one JSON document; exits with 1
+if a figure is out of its range.
 
-gang_ms: 3,000 gangs of 3 submitted at once to the empty cluster, the whole cycle over the gangs that it started.
-gang512_ms: a gang of 512 nodes into a cluster that is fragmented by what runs. unschedulable_ms: a gang that needs more
-GPUs inside one rack than a rack has, from its submission to the sentence that says why. explain_ms: the whole answer to
-``gangwatch explain`` for the last in the queue. cycle10k_seconds: a cycle in which a job ends, 10,000 gangs wait behind
-a reservation, and every one of them has to be thought of.
+gang_ms: 3,000 gangs of 3 submitted at once to the empty cluster, the whole cycle over the number of started gangs.
+gang512_ms: a gang of 512 nodes into a cluster fragmented by running jobs. unschedulable_ms: a gang that needs more GPUs
+inside one rack than a rack has, from its submission to the sentence with the reason. explain_ms: the whole response to
+``gangwatch explain`` for the last pending job. cycle10k_seconds: a cycle in which a job ends while 10,000 gangs wait
+behind a reservation, and each has to be considered.
 
-beside_slurm: a real slurmctld and ours on the same gangs, one after the other, on this machine (``slurm.py`` says how,
-and what the comparison does not show). gang_ms: of as many of `--gangs` gangs of 3 as it starts in the time that a pass
-over the queue is given. large_gang_ms: one of 512 nodes into the empty cluster. too_large_ms: until a gang is known to
-be larger than the cluster. easy, planning: one pass of backfill over `--behind` gangs that wait behind a reservation of
-the whole cluster and may not start; easy gives only the first a reservation; planning plans a start for others too
-(Slurm for all of them, ours, conservative, for the first 100). Skipped, with the package's name, where Slurm is not
-installed; with GANGWATCH_REQUIRE=all that is an error.
+beside_slurm: a real slurmctld and ours on the same gangs, one after the other, on this machine (``slurm.py`` describes
+how, and the limits of the comparison). gang_ms: of as many of `--gangs` gangs of 3 as it starts within the time limit
+of a pass over the queue. large_gang_ms: one of 512 nodes into the empty cluster. too_large_ms: until a gang is reported
+as larger than the cluster. easy, planning: one pass of backfill over `--behind` gangs that wait behind a reservation of
+the whole cluster and may not start. easy reserves for the first gang only; planning plans a start for others too (Slurm
+for all of them; ours, conservative, for the first 100). Skipped, with the package's name, if Slurm is not installed;
+with GANGWATCH_REQUIRE=all that is an error.
 
-published: what the other engines' own tests and issues report, for other machines.
+published: figures from the other engines' own tests and issues, for other machines.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ RANGES = {
     "rss_mib": 500.0,
 }
 SLACK = 3.0
-"""A figure fails beyond so many times its target: the machine may be busy with other things."""
+"""A figure fails if it exceeds its target by this factor: the machine may run other load."""
 
 
-def beside_slurm(nodes: int, gangs: int, behind: int, pass_seconds: int) -> tuple[dict[str, object], bool]:
-    """(figures of both, whether that is as it should be)."""
+def compare_with_slurm(nodes: int, gangs: int, behind: int, pass_seconds: int) -> tuple[dict[str, object], bool]:
+    """Return (figures of both, whether they are in range)."""
     try:
         theirs = slurm.measure(nodes, gangs, behind, pass_seconds)
     except slurm.AbsentError as error:
         return {"skipped": str(error)}, os.environ.get("GANGWATCH_REQUIRE") != "all"
-    mine = ours.measure_beside_slurm(nodes, gangs, behind)
+    mine = ours.measure_slurm_cases(nodes, gangs, behind)
     return {"submitted": gangs, "behind": behind, "slurm": theirs, "gangwatch": mine}, True
 
 
@@ -67,7 +67,7 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="the only form there is; taken for the sake of scripts")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that slurmctld is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that slurmctld is stopped too
     load = os.getloadavg()[0]
     figures = ours.measure(options.nodes)
     late = {name: most for name, most in RANGES.items() if figures[name] > most * SLACK}
@@ -79,7 +79,7 @@ def main() -> int:
     }
     fine = True
     if not options.no_slurm:
-        document["beside_slurm"], fine = beside_slurm(
+        document["beside_slurm"], fine = compare_with_slurm(
             options.nodes, options.gangs, options.behind, options.pass_seconds
         )
     document["published"] = [peer._asdict() for peer in PUBLISHED]

@@ -1,4 +1,4 @@
-"""The gangs that ours and Slurm both decide about, and the cluster's shape."""
+"""The gangs that both ours and Slurm schedule, and the cluster's shape."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class Gang(NamedTuple):
 
 
 def small(count: int) -> list[Gang]:
-    """Gangs of three."""
+    """Return gangs of three."""
     return [Gang(3, 3600)] * count
 
 
 def head(nodes: int) -> Gang:
-    """It wants the whole cluster, and gets the reservation."""
+    """Return the gang that requests the whole cluster and gets the reservation."""
     return Gang(nodes * GPUS, 3600)
 
 
 def waiting(count: int) -> list[Gang]:
-    """Behind it: none ends before the head's start, two hours away, so none may start; each has to be thought of."""
+    """Return gangs behind the head. None ends before the head's start, two hours away, so none may start."""
     return [Gang(1 + number % 64, 3 * 3600 + 60 * (number % 60)) for number in range(count)]
 
 
 def large_nodes(nodes: int) -> int:
-    """Of the large gang."""
+    """Return the nodes of the large gang."""
     return min(512, nodes // 2)
 
 
 def free_nodes(nodes: int) -> int:
-    """Nodes that nobody holds while the head waits for the whole cluster: reserved for it, and yet they are free."""
+    """Return the free nodes while the head waits for the whole cluster; they are reserved for it."""
     return nodes // 50

@@ -1,4 +1,4 @@
-"""Our figures. Every one is of ``cycle.run`` with topology on, as production calls it, without the journal."""
+"""Our figures: times of ``cycle.run`` with topology on, as production calls it, without the journal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START_NS = 1_700_000_000 * SECOND
 
 
 class Cluster:
-    """A state and the time; jobs are numbered as they are submitted."""
+    """A state and the time; jobs are numbered in the order of submission."""
 
     def __init__(self, nodes: int) -> None:
         self.state = State(policy=Policy(start_timeout_seconds=0.0))
@@ -48,7 +48,7 @@ class Cluster:
         )
 
     def run(self, *events: Event) -> tuple[cycle.Outcome, float]:
-        """One cycle, a second later; what it decided and how long it took."""
+        """Run one cycle, a second later; return its outcome and its time."""
         self.now_ns += SECOND
         began = time.perf_counter()
         outcome = cycle.run(self.state, events, self.now_ns)
@@ -68,7 +68,7 @@ def started(outcome: cycle.Outcome) -> list[str]:
 
 
 def measure(nodes: int) -> dict[str, float | int]:
-    """The figures."""
+    """Return the figures."""
     cluster = Cluster(nodes)
     outcome, seconds = cluster.run(*(cluster.gang(gang) for gang in small(min(3000, nodes))))
     gangs = started(outcome)
@@ -79,11 +79,11 @@ def measure(nodes: int) -> dict[str, float | int]:
     gang512_ms = seconds * 1e3
 
     outcome, seconds = cluster.run(cluster.job(RACK_NODES * GPUS + 1, level=Level.RACK))
-    told = [entry.text for entry in outcome.entries if entry.kind == "waits"]
-    assert len(told) == 1 and not started(outcome)
+    reasons = [entry.text for entry in outcome.entries if entry.kind == "waits"]
+    assert len(reasons) == 1 and not started(outcome)
     unschedulable_ms = seconds * 1e3
 
-    # Fill what is left, but for one slot in each node that has one, then let a gang for the whole cluster wait.
+    # Fill the free slots except for one in each node that has one; then submit a gang for the whole cluster.
     free = (nodes - large_nodes(nodes)) * GPUS - 3 * len(gangs)
     cluster.run(*(cluster.job(8, 7200.0 + number) for number in range(free // 8)))
     cluster.run(cluster.job(nodes * GPUS, 3600.0))
@@ -110,7 +110,7 @@ def measure(nodes: int) -> dict[str, float | int]:
 
 
 def warm(nodes: int) -> Cluster:
-    """A cluster that has run something: what follows from the nodes alone is made at the first cycle, as in Slurm."""
+    """Return a cluster after a first cycle, which builds the data that depends on nodes alone, as in Slurm."""
     cluster = Cluster(nodes)
     outcome, _ = cluster.run(cluster.job(1))
     (first,) = started(outcome)
@@ -118,8 +118,8 @@ def warm(nodes: int) -> Cluster:
     return cluster
 
 
-def measure_beside_slurm(nodes: int, gangs: int, behind: int) -> dict[str, object]:
-    """The figures of ``slurm.measure``, ours."""
+def measure_slurm_cases(nodes: int, gangs: int, behind: int) -> dict[str, object]:
+    """Return our figures for the cases of ``slurm.measure``."""
     cluster = warm(nodes)
     outcome, seconds = cluster.run(*(cluster.gang(gang) for gang in small(gangs)))
     begun = len(started(outcome))

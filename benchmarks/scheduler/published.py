@@ -1,4 +1,4 @@
-"""What the other engines' own tests report, for other machines: they tell the order of magnitude, not the factor."""
+"""Figures from the other engines' own tests, for other machines: they show the order of magnitude, not the factor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A figure that somebody else has published; source: where."""
+    """A figure published by another project; source: where."""
 
     engine: str
     setup: str

@@ -1,16 +1,16 @@
-"""A real slurmctld on this machine, deciding about the same gangs on as many nodes.
+"""A real slurmctld on this machine, scheduling the same gangs on as many nodes.
 
-Only Slurm's controller runs. Its nodes are of the kind that is powered up on demand (State=CLOUD), with a program for
-that which does nothing: so the controller allocates them as any others, topology and GPUs included, and no slurmd is
-needed for 5,000 of them. What is measured is what slurmctld says of itself (sdiag, its log), in its own clock:
-submissions, authentication and the start of processes are not in it, and neither are they in ours.
+Only Slurm's controller runs. Its nodes are of the kind that is powered up on demand (State=CLOUD), with a power-up
+program that does nothing. The controller therefore allocates them like any others, topology and GPUs included, without
+a slurmd for each of the 5,000 nodes. The figures are slurmctld's own (sdiag, its log), by its own clock: they exclude
+submission, authentication and the start of processes, and so do ours.
 
-How it is set: cons_tres with GPUs counted, the tree topology plugin, all in one partition, first come first served,
-backfill. Limits that protect production (queue depth, times, yielding) are lifted, so that it goes through the whole
-queue at once. easy: only the first in the queue gets a reservation (bf_min_prio_reserve), our own rule; planning: its
-default, a start planned for each gang that it looks at.
+Configuration: cons_tres with GPUs counted, the tree topology plugin, all in one partition, first come first served,
+backfill. Limits that protect production (queue depth, times, yielding) are lifted, so that it scans the whole queue at
+once. easy: only the first in the queue gets a reservation (bf_min_prio_reserve), our own rule; planning: its default, a
+start planned for each gang that it considers.
 
-What it has and we have not, or the other way round, is in LIMITS.
+LIMITS lists the differences between the two.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ LIMITS = (
 )
 
 RESERVED, BEHIND = 1_000_000, 1_000
-"""Priorities: of the gang that is given a reservation, and of those behind it."""
+"""Priorities: of the gang with the reservation, and of the gangs behind it."""
 
 PARTS = ("main", "backfill")
-"""Its two schedulers, as sdiag names them."""
+"""The two schedulers of Slurm, as sdiag names them."""
 
 SUBMITTERS = 4
 PATIENCE_SECONDS = 120.0
@@ -66,14 +66,14 @@ class AbsentError(RuntimeError):
 
 
 def find() -> None:
-    """Raises AbsentError where a program of Slurm's is missing."""
+    """Raise AbsentError if a program of Slurm is missing."""
     for program, package in PACKAGES.items():
         if shutil.which(program) is None:
             raise AbsentError(f"{program} is absent: apt-get install {package}")
 
 
 def configuration(folder: Path, nodes: int, port: int, cycle_seconds: int) -> str:
-    """slurm.conf. cycle_seconds: a pass over the queue ends then, finished or not."""
+    """Return slurm.conf. cycle_seconds: time limit of a pass over the queue."""
     scheduling = (
         "default_queue_depth=1000000",
         "partition_job_depth=0",
@@ -133,7 +133,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def topology(nodes: int) -> str:
-    """topology.conf: the racks and spines of ours."""
+    """Return topology.conf: the same racks and spines as ours."""
     racks = range(0, nodes, RACK_NODES)
     lines = [
         f"SwitchName=r{n:04d} Nodes=n[{at:05d}-{min(at + RACK_NODES, nodes) - 1:05d}]" for n, at in enumerate(racks)
@@ -146,7 +146,7 @@ def topology(nodes: int) -> str:
 
 
 class Slurm:
-    """A running slurmctld. Jobs are known by their numbers."""
+    """A running slurmctld. Jobs are identified by their numbers."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.nodes = nodes
@@ -156,14 +156,14 @@ class Slurm:
         self._script.write_text("#!/bin/sh\nexec sleep 86400\n")
 
     def ask(self, *command: str) -> str:
-        """Output of one of Slurm's commands. Raises RuntimeError where it fails."""
+        """Return the output of one of Slurm's commands. Raises RuntimeError if it fails."""
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
 
     def submit(self, gang: Gang, priority: int = BEHIND) -> str:
-        """Submit the gang; its job's number."""
+        """Submit the gang; return its job number."""
         whole = gang.ranks >= GPUS and not gang.ranks % GPUS
         size = (
             (f"--nodes={gang.ranks // GPUS}", f"--ntasks-per-node={GPUS}", f"--gpus-per-node={GPUS}")
@@ -171,30 +171,30 @@ class Slurm:
             else (f"--ntasks={gang.ranks}", "--gpus-per-task=1")
         )
         minutes = f"{gang.limit_seconds // 60}:{gang.limit_seconds % 60:02d}"
-        told = self.ask(
+        printed = self.ask(
             "sbatch", "--parsable", *size, f"--time={minutes}", f"--priority={priority}", "--output=/dev/null",
             str(self._script),
         )  # fmt: skip
-        return told.strip()
+        return printed.strip()
 
     def submit_all(self, gangs: Sequence[Gang]) -> list[str]:
-        """Submit them while nothing is started; they are all there when it returns."""
+        """Submit them while nothing is started; all are in the queue when it returns."""
         with ThreadPoolExecutor(SUBMITTERS) as pool:
             return list(pool.map(self.submit, gangs))
 
     def open(self, state: str) -> None:
-        """Let jobs start (UP), or let them wait (DOWN)."""
+        """Open the partition (UP), or close it (DOWN)."""
         self.ask("scontrol", "update", "PartitionName=all", f"State={state}")
 
     def count(self, *states: str) -> int:
         return len(self.ask("squeue", "--noheader", f"--states={','.join(states)}", "--format=%i").split())
 
     def started(self) -> int:
-        """Gangs that hold nodes now: a job whose nodes are being powered up is CONFIGURING."""
+        """Return the number of gangs that hold nodes: a job whose nodes are being powered up is CONFIGURING."""
         return self.count("CONFIGURING", "RUNNING")
 
     def wait_for_start(self, job: str) -> None:
-        """Until the job holds its nodes. Raises RuntimeError where it does not in time."""
+        """Wait until the job holds its nodes. Raises RuntimeError after the limit."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.ask("squeue", "--noheader", f"--jobs={job}", "--format=%t").strip() not in ("CF", "R"):
             if time.monotonic() > deadline:
@@ -205,7 +205,7 @@ class Slurm:
         self.ask("sdiag", "--reset")
 
     def statistics(self) -> dict[str, float]:
-        """What sdiag says, as 'main/last cycle' and 'backfill/last cycle', in its units (microseconds, jobs)."""
+        """Return sdiag's figures, as 'main/last cycle' and 'backfill/last cycle', in its units (microseconds, jobs)."""
         found: dict[str, float] = {}
         part = ""
         for line in self.ask("sdiag").splitlines():
@@ -222,7 +222,7 @@ class Slurm:
         return found
 
     def reserve_for_all(self) -> None:
-        """Slurm's own default from here on: backfill plans a start for each job that it looks at."""
+        """Switch to Slurm's default: backfill plans a start for each job that it considers."""
         settings = self._configuration.read_text()
         self._configuration.write_text(settings.replace(f",bf_min_prio_reserve={RESERVED}", ""))
         self.ask("scontrol", "reconfigure")
@@ -230,7 +230,7 @@ class Slurm:
 
 @contextmanager
 def running(nodes: int, cycle_seconds: int) -> Iterator[Slurm]:
-    """A slurmctld with so many nodes. Raises AbsentError; RuntimeError where it does not come up."""
+    """Run a slurmctld with this many nodes. Raises AbsentError; RuntimeError if it does not start."""
     find()
     with tempfile.TemporaryDirectory(prefix="gangwatch-slurm-") as name:
         folder = Path(name)
@@ -254,8 +254,8 @@ def running(nodes: int, cycle_seconds: int) -> Iterator[Slurm]:
                     break
                 except RuntimeError as error:
                     if server.poll() is not None or time.monotonic() > deadline:
-                        told = (folder / "output").read_text(errors="replace")[-2000:]
-                        raise RuntimeError(f"slurmctld does not answer: {error}\n{told}") from None
+                        log_tail = (folder / "output").read_text(errors="replace")[-2000:]
+                        raise RuntimeError(f"slurmctld does not answer: {error}\n{log_tail}") from None
                     time.sleep(0.2)
             yield slurm
         finally:
@@ -268,7 +268,7 @@ def running(nodes: int, cycle_seconds: int) -> Iterator[Slurm]:
 
 
 def measure(nodes: int, gangs: int, behind: int, cycle_seconds: int) -> dict[str, object]:
-    """Slurm's figures for the gangs of ``gangs.py``; cycle_seconds bounds each pass over the queue."""
+    """Return Slurm's figures for the gangs of ``gangs.py``; cycle_seconds bounds each pass over the queue."""
     with running(nodes, cycle_seconds) as slurm:
         version = slurm.ask("slurmctld", "-V").split()[-1]
         slurm.open("DOWN")
@@ -279,7 +279,7 @@ def measure(nodes: int, gangs: int, behind: int, cycle_seconds: int) -> dict[str
     with running(nodes, cycle_seconds) as slurm:
         large = large_nodes(nodes)
         slurm.wait_for_start(slurm.submit(Gang(large * GPUS, 3600)))
-        time.sleep(1.0)  # the pass that started it has ended and is counted
+        time.sleep(1.0)  # by then the pass that started it has ended and is counted
         large_seconds = _longest_pass(slurm.statistics())
         slurm.forget_statistics()
         slurm.submit(Gang((nodes + 1) * GPUS, 3600))
@@ -305,40 +305,43 @@ def measure(nodes: int, gangs: int, behind: int, cycle_seconds: int) -> dict[str
     }
 
 
-def _longest_pass(told: dict[str, float]) -> float:
-    """In seconds: whichever of its two schedulers, or the submission itself, started the only job there is."""
-    return max(told.get("main/max cycle", 0.0), told.get("backfill/max cycle", 0.0), told.get("submit", 0.0)) / 1e6
+def _longest_pass(figures: dict[str, float]) -> float:
+    """Return the longest pass in seconds. Either scheduler or the submission itself may have started the only job."""
+    return (
+        max(figures.get("main/max cycle", 0.0), figures.get("backfill/max cycle", 0.0), figures.get("submit", 0.0))
+        / 1e6
+    )
 
 
 def _first_pass(slurm: Slurm, gangs: int, cycle_seconds: int) -> tuple[int, float]:
-    """(gangs started, seconds of the schedulers' passes): until all have started or the pass has run out of time."""
+    """Return (gangs started, seconds of passes), once all have started or the pass has reached its limit."""
     deadline = time.monotonic() + 3 * cycle_seconds + PATIENCE_SECONDS
     while True:
         time.sleep(1.0)
-        told = slurm.statistics()
-        passes = [(told.get(f"{part}/total cycles", 0.0), told.get(f"{part}/mean cycle", 0.0)) for part in PARTS]
+        figures = slurm.statistics()
+        passes = [(figures.get(f"{part}/total cycles", 0.0), figures.get(f"{part}/mean cycle", 0.0)) for part in PARTS]
         started = slurm.started()
         if started and passes[0][0] and (started >= gangs or passes[0][0] * passes[0][1] > cycle_seconds * 0.9e6):
             return started, sum(cycles * mean for cycles, mean in passes) / 1e6
         if time.monotonic() > deadline:
-            raise RuntimeError(f"slurmctld has started {started} of {gangs} gangs: {told}")
+            raise RuntimeError(f"slurmctld has started {started} of {gangs} gangs: {figures}")
 
 
 def _backfill_pass(slurm: Slurm, behind: int, cycle_seconds: int) -> dict[str, object]:
-    """One whole pass of backfill over those that wait behind the reservation; cut: it did not look at all of them."""
+    """Run one pass of backfill over the gangs behind the reservation; cut: it did not consider all of them."""
     slurm.forget_statistics()
     deadline = time.monotonic() + 3 * cycle_seconds + PATIENCE_SECONDS
     while True:
         time.sleep(1.0)
-        told = slurm.statistics()
-        # The first pass may have begun before all was as it is now.
-        if told.get("backfill/total cycles", 0) >= 2:
-            seen = int(told["backfill/last depth cycle"])
+        figures = slurm.statistics()
+        # The first pass may have begun before the setup was complete.
+        if figures.get("backfill/total cycles", 0) >= 2:
+            seen = int(figures["backfill/last depth cycle"])
             return {
-                "cycle_seconds": round(told["backfill/last cycle"] / 1e6, 4),
+                "cycle_seconds": round(figures["backfill/last cycle"] / 1e6, 4),
                 "seen": seen,
-                "tried": int(told["backfill/last depth cycle (try sched)"]),
+                "tried": int(figures["backfill/last depth cycle (try sched)"]),
                 "cut": seen < behind,
             }
         if time.monotonic() > deadline:
-            raise RuntimeError(f"no backfill pass of slurmctld has ended: {told}")
+            raise RuntimeError(f"no backfill pass of slurmctld has ended: {figures}")

@@ -1,1 +1,1 @@
-"""Feedback into a real Slurm: what watching costs it, what acting is worth: ``python -m benchmarks.slurm --json``."""
+"""Feedback into a real Slurm: cost of watching, value of acting: ``python -m benchmarks.slurm --json``."""

@@ -1,9 +1,9 @@
-"""What acting is worth: the same gangs on Slurm alone and on Slurm with feedback, while one node is slow.
+"""Value of acting: the same gangs on Slurm alone and on Slurm with feedback, while one node is slow.
 
-The gangs are of the Philly trace, in its order: those of two nodes and more, eight GPUs to a node. Their run times are
-scaled down to a minute and their sizes bounded, so that a run ends while one waits for it. Ranks are real processes
-under srun that meet at every step; a step takes 60 ms, and 1.3 times as long on the slow node, from SLOW_AFTER_SECONDS
-on. Everything else is as in production: agents read the steps, the detectors find who is slow, Slurm requeues.
+The gangs are those of the Philly trace with two nodes and more, in its order, eight GPUs to a node. Run times are
+scaled down to a minute and sizes are bounded, so that a run ends in minutes. Ranks are real processes under srun that
+synchronise at every step; a step takes 60 ms, and 1.3 times as long on the slow node, from SLOW_AFTER_SECONDS on.
+Everything else is as in production: agents read the steps, the detectors find the slow node, Slurm requeues.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def data_folder() -> Path:
 
 
 def of_philly(path: Path, count: int, first: int = 0) -> list[Gang]:
-    """So many jobs of two nodes and more that ran for an hour or more, from the first-th of them on."""
+    """Return jobs of two nodes and more that ran for an hour or more, from number `first` on."""
     found: list[Gang] = []
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -52,7 +52,7 @@ def of_philly(path: Path, count: int, first: int = 0) -> list[Gang]:
             first -= 1
             if first >= 0:
                 continue
-            # An hour is LEAST_SECONDS, a week MOST_SECONDS, and between them the logarithm decides.
+            # Map an hour to LEAST_SECONDS and a week to MOST_SECONDS, on a logarithmic scale between them.
             place = min(math.log(seconds / 3600) / math.log(168), 1.0)
             scaled = LEAST_SECONDS + place * (MOST_SECONDS - LEAST_SECONDS)
             found.append(Gang(min(-(-gpus // GPUS), MOST_NODES), scaled))
@@ -62,7 +62,7 @@ def of_philly(path: Path, count: int, first: int = 0) -> list[Gang]:
 
 
 def run(bed: Bed, gangs: list[Gang], slowdown: float, feedback: bool) -> dict[str, object]:
-    """One run of all of them, submitted at once. Raises TimeoutError where they do not end."""
+    """Run all gangs once, submitted at once. Raises TimeoutError if they do not end."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gw-", dir="/tmp")))
         state, work, slow = folder / "state", folder / "work", folder / "slow"
@@ -110,7 +110,7 @@ def _submit(bed: Bed, gang: Gang, work: Path, slow: Path) -> str:
 
 
 def _ended(work: Path, numbers: list[str]) -> Iterator[float]:
-    """When each gang that has made all of its steps did so."""
+    """Yield the end time of each gang that has made all of its steps."""
     for number in numbers:
         path = work / f"{number}.done"
         if path.exists() and (text := path.read_text()):

@@ -1,4 +1,4 @@
-"""What watching costs: a cluster on which nothing happens, with a long queue, and the controller's default settings."""
+"""Cost of watching: an idle cluster with a long queue, and the controller's default settings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from tests.slurm.site import Site
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 SETTLING_SECONDS = 10.0
-"""After the start: modules are loaded, the first look is made."""
+"""Time after the start until modules are loaded and the first poll is done."""
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time of the process, its threads and every child that it has waited for (proc(5), stat)."""
+    """Return user and system time of the process, its threads and every child that it has waited for (proc(5),
+    stat)."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return sum(int(value) for value in fields[11:15]) / _TICKS
 
@@ -28,7 +29,7 @@ def requests(site: Site) -> float:
 
 
 def measure(bed: Bed, pending: int, seconds: float) -> dict[str, object]:
-    """Processor time and requests of an idle controller in `act`, and slurmctld's own meanwhile."""
+    """Return CPU time and requests of an idle controller in `act`, and slurmctld's own CPU time meanwhile."""
     running = bed.submit("sleep 3600", f"--nodes={bed.count}", "--gpus-per-node=8", "--time=600")
     bed.wait_for("it runs", lambda: bed.job(running)["JobState"] == "RUNNING")
     for _ in range(pending):
@@ -39,7 +40,7 @@ def measure(bed: Bed, pending: int, seconds: float) -> dict[str, object]:
         site.start("act", slurm={"idle_seconds": 30.0, "attentive_seconds": 5.0})
         try:
             time.sleep(SETTLING_SECONDS)
-            # From one look to the one after the next ones: whole periods, so that neither more nor fewer are counted.
+            # Measure from one poll to a later one, so that whole periods are counted.
             began, ours, theirs, asked = time.monotonic(), processor_seconds(site.pid), _slurmctld(bed), requests(site)
             time.sleep(seconds)
             took = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""A Slurm that prints: the answers of squeue, sinfo and scontrol 22.05.8 about jobs that are made up.
+"""A fake Slurm that prints the answers of squeue, sinfo and scontrol 22.05.8 about synthetic jobs.
 
 Names, comments and folders are printed as the real commands do, byte for byte and without quoting (checked against a
 running 22.05.8 in tests/slurm/test_hostile_names.py). For attacks, fuzzing and tests that need no daemons.
@@ -16,12 +16,12 @@ from scheduler_feedback.backends.slurm.parsing import columns
 from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 SUBMITTED = 1_795_430_000
-"""When jobs were submitted where nothing else is said, in seconds since the epoch."""
+"""Default submission time of jobs, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A job. What its user chooses is bytes. gpus: indices on each of its nodes."""
+    """A job. Fields chosen by its user are bytes. gpus: indices on each of its nodes."""
 
     number: int
     name: bytes = b"train"
@@ -59,7 +59,7 @@ def _limit(job: Printed) -> str:
 
 
 def in_columns(jobs: Sequence[Printed]) -> bytes:
-    """``squeue --noheader --Format=columns.FORMAT``."""
+    """Return the output of ``squeue --noheader --Format=columns.FORMAT``."""
     printed = []
     for job in jobs:
         started = _stamp(job.submitted + 2)
@@ -93,13 +93,13 @@ def in_columns(jobs: Sequence[Printed]) -> bytes:
 
 
 def in_places(jobs: Sequence[Printed]) -> bytes:
-    """``squeue --noheader --format=columns.PLACES_FORMAT``."""
+    """Return the output of ``squeue --noheader --format=columns.PLACES_FORMAT``."""
     lines = (f"{job.number}|{','.join(job.nodes) if job.holds else ''}|{','.join(job.excluded)}" for job in jobs)
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def as_text(jobs: Sequence[Printed]) -> bytes:
-    """``scontrol --oneliner --details show jobs``: the fields in 22.05.8's order."""
+    """Return the output of ``scontrol --oneliner --details show jobs``: the fields in 22.05.8's order."""
     printed = []
     for job in jobs:
         nodes = ",".join(job.nodes) if job.holds else ""
@@ -132,13 +132,13 @@ _ESCAPES = {ord('"'): b'\\"', ord("\\"): b"\\\\", ord("/"): b"\\/", ord("\n"): b
 
 
 def _quoted(data: bytes) -> bytes:
-    """As json-c prints a string: control characters escaped, every other byte as it is, UTF-8 or not."""
+    """Quote as json-c does: control characters escaped, every other byte as it is, UTF-8 or not."""
     parts = (_ESCAPES.get(byte) or (b"\\u%04x" % byte if byte < 32 else bytes((byte,))) for byte in data)
     return b'"' + b"".join(parts) + b'"'
 
 
 def as_json(jobs: Sequence[Printed]) -> bytes:
-    """``squeue --json`` of 22.05.8, the fields that are read."""
+    """Return the output of ``squeue --json`` of 22.05.8, only the fields that are read."""
     entries = []
     for job in jobs:
         holds = job.nodes if job.holds else ()
@@ -175,7 +175,7 @@ def as_json(jobs: Sequence[Printed]) -> bytes:
 
 
 def nodes_in_text(names: Sequence[str]) -> bytes:
-    """``scontrol --oneliner show nodes``: idle nodes of eight GPUs."""
+    """Return the output of ``scontrol --oneliner show nodes``: idle nodes of eight GPUs."""
     return "".join(
         f"NodeName={name} Arch=x86_64 CPUTot=64 ActiveFeatures=h200 Gres=gpu:h200:8 NodeHostName={name} "
         f"OS=Linux 6.1 #1 SMP  RealMemory=1000 State=IDLE Weight=10 Partitions=batch  BootTime=None\n"
@@ -184,7 +184,7 @@ def nodes_in_text(names: Sequence[str]) -> bytes:
 
 
 def nodes_in_json(names: Sequence[str]) -> bytes:
-    """``sinfo --json``: the same."""
+    """Return the output of ``sinfo --json``: the same nodes."""
     nodes = [
         {"name": name, "gres": "gpu:h200:8", "state": "idle", "state_flags": [], "weight": 10,
          "active_features": "h200", "partitions": ["batch"], "reason": "", "comment": ""}
@@ -195,9 +195,9 @@ def nodes_in_json(names: Sequence[str]) -> bytes:
 
 @dataclass
 class Queue:
-    """What the daemon knows. changes: commands that would have changed it, in order.
+    """The queue of the fake daemon. changes: commands that would have changed it, in order.
 
-    before: called with every command ahead of its answer. effect: called with every change; either may change `jobs`.
+    before: called with every command before its answer. effect: called with every change; either may change `jobs`.
     """
 
     jobs: list[Printed]
@@ -210,19 +210,19 @@ class Queue:
         return next((job for job in self.jobs if job.number == number), None)
 
     def change(self, number: int, **changed: object) -> None:
-        """The job with other fields, as its owner's `scontrol update` makes it."""
+        """Change fields of the job, as its owner's `scontrol update` does."""
         self.jobs = [replace(job, **changed) if job.number == number else job for job in self.jobs]  # type: ignore[arg-type]
 
 
 class PrintedCommands(Commands):
-    """Commands that such a queue answers. text: as a release without JSON, or with `slurm.text`."""
+    """Commands answered from such a queue. text: as a release without JSON, or with `slurm.text`."""
 
     def __init__(self, queue: Queue, text: bool) -> None:
         super().__init__(text=text)
         self.queue = queue
 
     async def _run(self, command: tuple[str, ...], given: str | None = None) -> bytes:
-        del given  # what sbatch reads
+        del given  # sbatch's standard input is not used
         queue = self.queue
         if queue.before is not None:
             queue.before(command)
