@@ -1,1 +1,1 @@
-"""Malformed inputs for every parser that reads what another party wrote: ``python -m benchmarks.fuzz --json``."""
+"""Malformed inputs for every parser of external data: ``python -m benchmarks.fuzz --json``."""

@@ -1,13 +1,13 @@
-"""Malformed inputs for every parser that reads what another party wrote.
+"""Malformed inputs for every parser of external data.
 
-    python -m benchmarks.fuzz --inputs 1000000 --seed 18 --json
-    python -m benchmarks.fuzz --only slurm --inputs 20000
-    python -m benchmarks.fuzz --replay .cache/fuzz/slurm-columns-18-4711.json
+python -m benchmarks.fuzz --inputs 1000000 --seed 18 --json
+python -m benchmarks.fuzz --only slurm --inputs 20000
+python -m benchmarks.fuzz --replay .cache/fuzz/slurm-columns-18-4711.json
 
-Prints, for each parser, how many inputs it got, how many its first check refused, and which share of its lines they
-reached. A parser fails by an exception other than its own refusals, by taking 10 s for one input, or by taking 4 GiB:
-the input is saved, and the exit code is 1. An input is known by seed, parser and number: a run with the same seed
-repeats them all.
+Prints, for each parser, the number of inputs, how many its first check refused, and the share of its lines that were
+reached. A parser fails if it raises an exception other than its own refusals, takes 10 s for one input, or takes 4 GiB:
+the input is saved, and the exit code is 1. Seed, parser and number identify an input: a run with the same seed repeats
+all inputs.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _PROGRESS_SECONDS = 5.0
 
 
 def shares(inputs: int, names: Sequence[str]) -> dict[str, int]:
-    """The inputs, shared out evenly."""
+    """Divide the inputs evenly."""
     each, more = divmod(inputs, len(names))
     return {name: each + (at < more) for at, name in enumerate(names)}
 
 
 def _chunks(counts: dict[str, int]) -> Iterator[tuple[str, int, int]]:
-    """(target, first number, count), the targets in turns: so all are under way from the start."""
+    """Yield (target, first number, count), alternating between targets, so that all make progress from the start."""
     for start in range(0, max(counts.values()), CHUNK):
         for name, count in counts.items():
             if start < count:
@@ -55,12 +55,12 @@ def _chunks(counts: dict[str, int]) -> Iterator[tuple[str, int, int]]:
 
 
 def fuzz(inputs: int, seed: int, names: Sequence[str], jobs: int, sample: int, folder: Path) -> dict[str, Any]:
-    """Run them all; the document that is printed."""
+    """Run all inputs; return the printed document."""
     began = time.monotonic()
     counts = shares(inputs, names)
     totals = {name: Chunk(name) for name in names}
     covered: dict[str, Lines] = {}
-    # Workers import what they need themselves: a fork of a process with threads is no clean start.
+    # Workers import their modules themselves: forking a process with threads is unsafe.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare) as pool:
         tasks: dict[Future[Chunk], tuple[str, int, int]] = {
@@ -81,8 +81,8 @@ def fuzz(inputs: int, seed: int, names: Sequence[str], jobs: int, sample: int, f
 
 
 def _gather(tasks: dict[Future[Chunk], tuple[str, int, int]], totals: dict[str, Chunk], seed: int) -> None:
-    """Add up the chunks as they end, with a line of progress now and then."""
-    told = time.monotonic()
+    """Add up the chunks as they end, and print progress."""
+    printed_at = time.monotonic()
     done = 0
     for task in as_completed(tasks):
         name, start, count = tasks[task]
@@ -101,8 +101,8 @@ def _gather(tasks: dict[Future[Chunk], tuple[str, int, int]], totals: dict[str, 
         total.seconds += chunk.seconds
         if chunk.slowest_seconds > total.slowest_seconds:
             total.slowest_seconds, total.slowest = chunk.slowest_seconds, chunk.slowest
-        if time.monotonic() - told > _PROGRESS_SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - printed_at > _PROGRESS_SECONDS:
+            printed_at = time.monotonic()
             failed = sum(one.failed for one in totals.values())
             sys.stderr.write(f"{done:,} of {sum(one[2] for one in tasks.values()):,} inputs, {failed} failures\n")
 

@@ -67,7 +67,7 @@ def _as_toml(tree: dict[str, Any]) -> str:
 
 
 def _make_toml(chance: random.Random) -> bytes:
-    """Some sections with some keys, of which some have odd values."""
+    """Make some sections with some keys, some of which have odd values."""
     tree: dict[str, Any] = {}
     for section in chance.sample(list(DEFAULTS), chance.randrange(1, 5)):
         keys = list(DEFAULTS[section])
@@ -90,7 +90,7 @@ def _parse_toml(data: bytes) -> str:
         return REFUSED_FIRST if "not TOML" in str(error) else REFUSED
     again = config_file.load(written(config_file.as_toml(loaded).encode(), ".again.toml"))
     assert config_file.flatten(again) | {"x": 0} == config_file.flatten(loaded) | {"x": 0}, (
-        "what is written is read back the same"
+        "a written configuration is read back the same"
     )
     config_file.changes(config_file.load_defaults(), config_file.take_over(config_file.load_defaults(), loaded))
     return ACCEPTED
@@ -161,7 +161,7 @@ def _make_web(chance: random.Random) -> bytes:
         tree.setdefault(section, {})[key] = chance.choice(WEB_MORE[section][key])
     if chance.random() < 0.3:
         tree = mutate.tree(chance, tree)
-    made = msgspec.json.encode(tree)  # which is YAML too
+    made = msgspec.json.encode(tree)  # JSON is valid YAML too
     if chance.random() < 0.1:
         made = mutate.octets(chance, made)
     if chance.random() < 0.03:

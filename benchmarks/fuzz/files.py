@@ -1,4 +1,4 @@
-"""A file in memory for parsers that read a path: one a process and suffix, written over by each input."""
+"""A file in memory for parsers that read a path: one a process and suffix, overwritten by each input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _written: set[Path] = set()
 
 
 def written(data: bytes, suffix: str) -> Path:
-    """The path of a file that holds these bytes until the next call with this suffix."""
+    """Return the path of a file that holds these bytes until the next call with this suffix."""
     path = _FOLDER / f"gangwatch-fuzz-{os.getpid()}{suffix}"
     if path not in _written:
         _written.add(path)

@@ -1,7 +1,7 @@
-"""What an agent sends to its controller: HTTP responses, messages, layouts, frames; and certificates and their lists.
+"""Data from an agent to its controller: HTTP responses, messages, layouts, frames, certificates and their lists.
 
-Inputs begin as valid ones and are changed where the parser looks: a field's value, a length, an order of events. Only a
-part of them is changed byte by byte.
+Inputs begin as valid ones and are changed in places that the parser checks: a field's value, a length, an order of
+events. Only a part of them is changed byte by byte.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _FEW_BYTES = 0.1
 """Share of the inputs that are changed byte by byte."""
 
 
-# --- what is sent ----------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
 def _member(rng: random.Random) -> Member:
@@ -74,12 +74,12 @@ def _member(rng: random.Random) -> Member:
 
 
 def _labels(member: Member, **more: str) -> tuple[tuple[str, str], ...]:
-    told = {"attempt": str(member.attempt), "gang": member.gang, "rank": str(member.rank), **more}
-    return tuple(sorted(told.items()))
+    labels = {"attempt": str(member.attempt), "gang": member.gang, "rank": str(member.rank), **more}
+    return tuple(sorted(labels.items()))
 
 
 def layout(rng: random.Random, node: str) -> Layout:
-    """A layout as an agent makes it, of some ranks that may not be the node's."""
+    """Return a layout as an agent makes it, with some ranks that may belong to other nodes."""
     members = [_member(rng) for _ in range(rng.randrange(4))]
     gpu = f"GPU-{rng.choice(NODES)}"
     gauges = [
@@ -109,7 +109,7 @@ def layout(rng: random.Random, node: str) -> Layout:
 
 
 def frame(rng: random.Random, of: Layout, seq: int) -> Frame:
-    """A frame of the layout, taken at second `seq`."""
+    """Return a frame of the layout, taken at second `seq`."""
     at_ns = AT_NS + seq * SECOND
     records: list[Any] = []
     for _ in range(rng.choice((0, 1, 2, 6))):
@@ -138,7 +138,7 @@ def frame(rng: random.Random, of: Layout, seq: int) -> Frame:
 
 @functools.cache
 def _corpus() -> tuple[bytes, ...]:
-    """Valid messages: of each node a layout, and frames of it."""
+    """Return valid messages: a layout of each node, and frames of it."""
     rng = random.Random(18)
     found = []
     for node in NODES:
@@ -150,7 +150,7 @@ def _corpus() -> tuple[bytes, ...]:
 
 
 def _change(rng: random.Random, tree: Any, depth: int = 0) -> None:
-    """Put another value somewhere in the tree."""
+    """Replace a value somewhere in the tree."""
     if isinstance(tree, dict) and tree:
         key = rng.choice(list(tree))
         if rng.random() < 0.4 or depth > 6 or not isinstance(tree[key], dict | list):
@@ -166,7 +166,7 @@ def _change(rng: random.Random, tree: Any, depth: int = 0) -> None:
 
 
 def make_message(rng: random.Random) -> bytes:
-    """One message: mostly well-formed MessagePack of the right kind, with a field that no agent would send."""
+    """Make one message: mostly well-formed MessagePack of the right kind, with a field that no agent would send."""
     return _changed(rng, rng.choice(_corpus()))
 
 
@@ -175,7 +175,7 @@ def _changed(rng: random.Random, message: bytes) -> bytes:
     if chance < _FEW_BYTES:
         return octets(rng, message, rng.randint(1, 4))
     tree = msgspec.msgpack.decode(message)
-    if chance < 0.2:  # of a neighbouring release, with fields and records that this one does not know
+    if chance < 0.2:  # from a neighbouring release, with fields and records unknown to this one
         tree["v"] = rng.choice((0, 2, 2, 3, -1))
         tree["more"] = [1]
         if "records" in tree:
@@ -184,7 +184,7 @@ def _changed(rng: random.Random, message: bytes) -> bytes:
         for _ in range(rng.randint(1, 2)):
             _change(rng, tree)
     if "layout" in tree and isinstance(tree["layout"], dict) and rng.random() < 0.7:
-        try:  # its id is the digest of its content: else no change would come any further
+        try:  # set its id to the digest of its content, else every change would be refused here
             made = msgspec.convert(tree["layout"], Layout)
             tree["layout"]["layout_id"] = make_layout(made.node, made.tiers, made.gauges, made.counters).layout_id
         except msgspec.ValidationError:
@@ -198,18 +198,18 @@ _decoders: dict[str, Decoder] = {}
 
 
 def parse_message(data: bytes) -> str:
-    """Decode as the reader of a stream does, which keeps what the frame before had in common with the next."""
+    """Decode like the reader of a stream, which reuses the parts that a frame shares with the one before."""
     decoder = _decoders.setdefault("stream", Decoder())
     if len(data) % 5 == 0:
         _decoders.clear()
     try:
-        told = decoder.decode(data)
-        if isinstance(told, Layout):
-            packed = pack(told)
-            assert packed.whole() == told
-            select(told, ("gangwatch_rank_*",))
+        message = decoder.decode(data)
+        if isinstance(message, Layout):
+            packed = pack(message)
+            assert packed.whole() == message
+            select(message, ("gangwatch_rank_*",))
         else:
-            decoder.decode(data)  # the same again: by its outline
+            decoder.decode(data)  # the same again: through the cached outline
     except VersionError:
         return REFUSED
     except FrameError as error:
@@ -218,7 +218,7 @@ def parse_message(data: bytes) -> str:
 
 
 def make_stream(rng: random.Random) -> bytes:
-    """Messages with their lengths, some of them wrong; the first byte says into how many pieces it is cut."""
+    """Make messages with their lengths, some of them wrong; the first byte is the number of pieces."""
     parts = [with_length(rng.choice(_corpus())) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.4:
         at = rng.randrange(len(parts))
@@ -250,7 +250,7 @@ def _chunk(data: bytes, rng: random.Random) -> bytes:
 
 
 def make_response(rng: random.Random) -> bytes:
-    """A response as an agent's server sends it; the first byte says into how many pieces it is cut."""
+    """Make a response as an agent's server sends it; the first byte is the number of pieces."""
     status = rng.choice((b"200 OK",) * 12 + (b"401 Unauthorized", b"301 Moved", b"999", b"200", b"20", b"2000 OK"))
     head = [rng.choice((b"HTTP/1.1",) * 9 + (b"HTTP/1.0", b"HTTP/2", b"ICY")) + b" " + status]
     chunked = rng.random() < 0.8
@@ -277,7 +277,7 @@ def parse_response(data: bytes) -> str:
     size, body = 1 + data[0] * 16, data[1:]
     head = True
     try:
-        # As it comes: in pieces of any size, or the head by itself and the rest at once.
+        # Deliver it in pieces of any size, or the head alone and the rest at once.
         head_end = body.find(b"\r\n\r\n") + 4
         starts = list(range(0, len(body), size)) if data[0] < 128 else [0, head_end]
         for start, end in pairwise([*starts, len(body)]):
@@ -296,7 +296,7 @@ def parse_response(data: bytes) -> str:
 
 
 class _Controller:
-    """A fleet that knows the placement of two jobs, and what it was sent."""
+    """A fleet with the placement of two jobs, and the messages it was sent."""
 
     def __init__(self) -> None:
         self.slurm_known = False
@@ -323,11 +323,11 @@ class _Controller:
         return Refusal.NOT_KNOWN_YET
 
     def pass_time(self, op: int) -> None:
-        """What happens between two messages, as the input says."""
+        """Apply the events between two messages that the input selects."""
         self.now_ns += (SECOND // 10, SECOND, 3 * SECOND, 31 * SECOND)[op & 3]
         if op & 4:
             self.slurm_known = True
-        if op & 24 == 24:  # the second job is moved, and begins anew
+        if op & 24 == 24:  # the second job is moved and restarts
             self.attempt += 1
             second = self._job("j-2", "n1" if op & 32 else "n0")
             second.attempt = self.attempt
@@ -348,22 +348,22 @@ class _Controller:
         assert not self.fleet.failed(), "a frame that could not be folded is a bug"
         assert not self.look.failed, "a gang that could not be put together is a bug"
 
-    def take(self, told: Layout | Frame, op: int) -> bool:
-        """Fold a frame as the watch does; False where no layout of its node has come."""
-        if isinstance(told, Layout):
-            self.layouts[told.node] = pack(told)
+    def take(self, message: Layout | Frame, op: int) -> bool:
+        """Fold a frame as the watch does; return False if its node has sent no layout."""
+        if isinstance(message, Layout):
+            self.layouts[message.node] = pack(message)
             return True
-        of = self.layouts.get(told.node)
+        of = self.layouts.get(message.node)
         if of is None:
             return False
-        check_fits(of, told)
-        self.fleet.observe(of, told, self.now_ns, superseded=op & 64 == 64)
+        check_fits(of, message)
+        self.fleet.observe(of, message, self.now_ns, superseded=op & 64 == 64)
         return True
 
 
 def make_session(rng: random.Random) -> bytes:
-    """What some agents send in turn: of each a layout, then frames; before each message a byte, of what happens till it
-    comes."""
+    """Make messages of several agents: a layout of each, then frames; a byte before each message selects the events
+    before it."""
     layouts = {node: layout(rng, node) for node in rng.sample(NODES, rng.randint(1, 3))}
     seq = 1
     found = [encode_layout(made) for made in layouts.values()]
@@ -386,7 +386,7 @@ def make_session(rng: random.Random) -> bytes:
 
 
 def parse_session(data: bytes) -> str:
-    """Decode and fold the messages as a controller does that begins with them."""
+    """Decode and fold the messages like a controller that has just started."""
     controller = _Controller()
     decoded, folded = 0, 0
     at = 0
@@ -396,10 +396,12 @@ def parse_session(data: bytes) -> str:
         at += 5 + length
         controller.pass_time(op)
         try:
-            told = controller.decoder.decode(message)
+            received = controller.decoder.decode(message)
             decoded += 1
-            if told.node in NODES and controller.take(told, op):  # else the feed refuses it: another stream's node
-                folded += isinstance(told, Frame)
+            if decoded.node in NODES and controller.take(
+                decoded, op
+            ):  # else the feed refuses it: another stream's node
+                folded += isinstance(received, Frame)
         except (VersionError, FrameError):
             continue
     controller.pass_time(96)
@@ -410,7 +412,7 @@ def parse_session(data: bytes) -> str:
 
 
 def make_revocations(rng: random.Random) -> bytes:
-    """A list of revoked certificates."""
+    """Make a list of revoked certificates."""
     entries: list[Any] = []
     for _ in range(rng.randrange(4)):
         entry: dict[str, Any] = {
@@ -442,7 +444,7 @@ def parse_revocations(data: bytes) -> str:
 
 
 def make_peer(rng: random.Random) -> bytes:
-    """What OpenSSL tells of a peer's certificate."""
+    """Make a peer certificate as Python's ssl module describes it."""
     names = [
         [
             "DNS",
@@ -473,7 +475,7 @@ def parse_peer(data: bytes) -> str:
 
 
 def make_certificate(rng: random.Random) -> bytes:
-    """A certificate in a PEM file."""
+    """Make a certificate in a PEM file."""
     if rng.random() < 0.05:
         return rng.choice((b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"))
     der = octets(rng, _certificate(), rng.randint(1, 4)) if rng.random() < 0.7 else _certificate()
@@ -492,7 +494,7 @@ def parse_certificate(data: bytes) -> str:
 
 
 def make_request(rng: random.Random) -> bytes:
-    """A request for a certificate, as an agent sends it to the controller by the API server."""
+    """Make a certificate request, as an agent sends it to the controller through the API server."""
     request = rng.choice(_requests())
     return octets(rng, request, rng.randint(1, 4)) if rng.random() < 0.3 else request
 
@@ -517,7 +519,7 @@ def _certificate() -> bytes:
 
 @functools.cache
 def _requests() -> tuple[bytes, ...]:
-    """Requests as agents make them, and some that ask for what they may not have."""
+    """Return requests as agents make them, and some for names that they may not have."""
     found = []
     keys: list[Any] = [ec.derive_private_key(18, ec.SECP256R1()), ec.derive_private_key(18, ec.SECP192R1())]
     for key in keys:

@@ -1,4 +1,4 @@
-"""Malformed HTTP for both servers: the agent's parser, the controller's server, and what its API reads of requests."""
+"""Malformed HTTP for both servers: the agent's parser, the controller's server, and its API's parsing of requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PORT = 9420
 
 @cache
 def _token_file() -> Any:
-    """A file with the token, which is gone when this process is."""
+    """Return a file with the token, deleted when this process ends."""
     file = tempfile.NamedTemporaryFile("w", prefix="gangwatch-fuzz-")  # noqa: SIM115 - it is kept open
     file.write(TOKEN)
     file.flush()
@@ -56,7 +56,7 @@ def _token_file() -> Any:
 
 @cache
 def _access() -> Authentication:
-    """Who is let in: whoever has the token."""
+    """Return an authentication that accepts the token."""
     return Authentication(Tokens(Path(_token_file().name)))
 
 
@@ -141,8 +141,27 @@ _SPEC: dict[str, tuple[Any, ...]] = {
 }
 
 
+def _mutated(content: bytes, chance: random.Random) -> bytes:
+    """Return the bytes with a few changed, cut out, or doubled."""
+    data = bytearray(content)
+    for _ in range(chance.randrange(1, 4)):
+        if not data:
+            break
+        place = chance.randrange(len(data))
+        match chance.randrange(4):
+            case 0:
+                data[place] = chance.randrange(256)
+            case 1:
+                del data[place : place + chance.randrange(1, 9)]
+            case 2:
+                data[place:place] = data[place : place + chance.randrange(1, 9)]
+            case _:
+                data[place:place] = bytes((chance.randrange(256),))
+    return bytes(data)
+
+
 def body(chance: random.Random) -> bytes:
-    """What may stand in the body of a POST."""
+    """Return a body for a POST."""
     if chance.random() < 0.1:
         return chance.choice(
             (b"", b"{", b"[]", b"null", b"\xff", b"[" * 5000, b'{"a":1e999}', b'{"name":"\\ud800"}', b"5")
@@ -163,7 +182,7 @@ def body(chance: random.Random) -> bytes:
 
 
 def request(chance: random.Random, bodies: bool = True) -> bytes:
-    """A request as a client would send it, or nearly so; now and then two, or none at all."""
+    """Return a request as a client would send it, or slightly wrong; sometimes two or none."""
     if chance.random() < 0.04:
         return chance.choice(
             (chance.randbytes(chance.randrange(300)), b"\r\n" * chance.randrange(1, 400), b"\x16\x03\x01")
@@ -213,7 +232,7 @@ def request(chance: random.Random, bodies: bool = True) -> bytes:
 
 
 def _agent_head(chance: random.Random) -> bytes:
-    """A head as the agent's server hands it to its parser: up to the empty line."""
+    """Return a head as the agent's server passes it to its parser: up to the empty line."""
     return request(chance, bodies=False).lstrip(b"\r\n").partition(b"\r\n\r\n")[0][:HEAD_BYTES]
 
 
@@ -223,7 +242,7 @@ def _parse_agent(head: bytes) -> str:
     except BadRequestError as error:
         return REFUSED_FIRST if "first line" in str(error) else REFUSED
     accepts_gzip(asked.headers)
-    weighted.__wrapped__(asked.headers.get("accept", ""))  # past its cache, so that each input is parsed
+    weighted.__wrapped__(asked.headers.get("accept", ""))  # bypass its cache, so that each input is parsed
     wants_open_metrics(asked.headers.get("accept", ""))
     try:
         wanted_metrics(asked.query.removeprefix("metrics="))
@@ -236,7 +255,7 @@ def _parse_agent(head: bytes) -> str:
 
 
 class _Transport:
-    """What asyncio would hand to the protocol."""
+    """The transport that asyncio would pass to the protocol."""
 
     def __init__(self) -> None:
         self.sent = bytearray()
@@ -260,7 +279,7 @@ class _Transport:
         return 0
 
     def pause_reading(self) -> None:
-        """Everything is there already."""
+        """Do nothing: all data is already there."""
 
     resume_reading = pause_reading
 
@@ -272,13 +291,13 @@ class _Place:
         assert 0 <= worth <= 3
 
     def gone(self) -> None:
-        """It is forgotten."""
+        """Discard the transport."""
 
     malformed = gone
 
 
 async def _app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads the body as the API does, and answers."""
+    """Read the body as the API does, and respond."""
     asked = StarletteRequest(scope, receive)
     status = 200
     try:
@@ -297,7 +316,7 @@ async def _app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class _Server:
-    """uvicorn's configuration and state, without a socket. One for a process, made with its first input."""
+    """uvicorn's configuration and state, without a socket. One a process, made with its first input."""
 
     made: _Server | None = None
 
@@ -321,7 +340,7 @@ class _Server:
             raise
 
     async def feed(self, content: bytes) -> bytes:
-        """What the server answers to these bytes, which come in several pieces."""
+        """Return the server's response to these bytes, which arrive in several pieces."""
         transport = _Transport()
         protocol = BoundedProtocol(self.config, self.state, {}, _Place(), lambda _: True)
         protocol.connection_made(cast("asyncio.Transport", transport))
@@ -360,7 +379,7 @@ _KINDS: tuple[type[msgspec.Struct], ...] = (Submission, Submission, Reason, Node
 
 
 def _api_request(chance: random.Random) -> bytes:
-    """A request's headers, query and body, as JSON of strings."""
+    """Make a request's headers, query and body, as JSON of strings."""
     headers = [
         [name.decode("latin-1").lower(), chance.choice(values).decode("latin-1")]
         for name, values in chance.sample(_HEADERS[1:], chance.randrange(6))
@@ -420,7 +439,7 @@ def _parse_api(content: bytes) -> str:
 
 
 def _run(coroutine: Any) -> Any:
-    """What the coroutine returns, which waits for nothing but its own request."""
+    """Run a coroutine that waits only for its own request; return its result."""
     try:
         while True:
             coroutine.send(None)

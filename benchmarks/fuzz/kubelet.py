@@ -1,4 +1,4 @@
-"""What a kubelet answers: pod-resources messages, and gRPC over HTTP/2."""
+"""Responses of a kubelet: pod-resources messages, and gRPC over HTTP/2."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(chance: random.Random, number: int, content: bytes | int) -> bytes:
-    """A field; one in some has another number, wire type or length than it should."""
+    """Return a field; some have a wrong number, wire type or length."""
     if isinstance(content, int):
         return _varint(number << 3) + _varint(content)
     wire = 2 if chance.random() < 0.99 else chance.choice((0, 1, 3, 5, 7))
@@ -94,7 +94,7 @@ def _parse_pods(data: bytes) -> str:
     try:
         parse(data[1:])
     except SourceError as error:
-        first = str(error).endswith(("byte 0", "byte 1"))  # the first field's own key
+        first = str(error).endswith(("byte 0", "byte 1"))  # the key of the first field
         return REFUSED_FIRST if first else REFUSED
     return ACCEPTED
 
@@ -103,7 +103,7 @@ def _parse_pods(data: bytes) -> str:
 
 
 class _Wire:
-    """A socket whose peer has said all it will say."""
+    """A socket whose peer has already sent all its data."""
 
     def __init__(self, data: bytes, piece: int) -> None:
         self._data, self._piece, self._at = data, piece, 0
@@ -128,7 +128,7 @@ def _headers(chance: random.Random, pairs: list[tuple[str, str]], last: bool) ->
 
 
 def _make_call(chance: random.Random) -> bytes:
-    """A server's side of one call, behind a byte for the size in which the socket gives it."""
+    """Make the server's side of one call, after a byte with the size of the socket's reads."""
     body = _make_pods(chance)[1:] if chance.random() < 0.4 else b""
     length = len(body) if chance.random() < 0.9 else chance.choice((0, 1, len(body) + 1, 2**32 - 1))
     flag = b"\0" if chance.random() < 0.95 else b"\1"
@@ -185,7 +185,7 @@ def _parse_call(data: bytes) -> str:
         answer = call.run(b"", time.monotonic() + 5.0)
         pod_resources.parse_list(answer)
     except (SourceError, h2.exceptions.H2Error, ValueError) as error:
-        # What `Kubelet._call` refuses. ValueError is hpack's and h2's for octets that no peer should send.
+        # `Kubelet._call` refuses these errors. hpack and h2 raise ValueError for octets that no peer should send.
         if isinstance(error, ValueError) and error.__traceback__ is not None:
             _demand_theirs(error)
         return REFUSED_FIRST if isinstance(error, h2.exceptions.ProtocolError) else REFUSED
@@ -193,7 +193,7 @@ def _parse_call(data: bytes) -> str:
 
 
 def _demand_theirs(error: ValueError) -> None:
-    """Raise it again where the product raised it and not h2 or hpack."""
+    """Raise the error again if the product raised it and not h2 or hpack."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""What an API server answers: lists and watches of objects, whose annotations anybody may write, and quantities."""
+"""Responses of an API server: lists and watches of objects, whose annotations any user may write, and quantities."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def _parse_objects(data: bytes) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return REFUSED_FIRST
     world = InformerCache("gangwatch", TopologyLabels())
-    told = {
+    handlers = {
         "nodes": world.node_changed,
         "pods": world.pod_changed,
         "claims": world.claim_changed,
@@ -368,8 +368,8 @@ def _parse_objects(data: bytes) -> str:
             continue
         for item in listed.items:
             try:
-                cast(Any, told[name])(item.metadata.key, None, item)
-            except BackendError:  # `Watch._change` leaves such an object as it was
+                cast(Any, handlers[name])(item.metadata.key, None, item)
+            except BackendError:  # `Watch._change` leaves such an object unchanged
                 refused = True
     seen = world.seen()
     for key in sorted({*world.groups, *world.pods}):
@@ -408,12 +408,12 @@ def _make_watch(chance: random.Random) -> bytes:
 def _parse_watch(data: bytes) -> str:
     changes: list[str] = []
 
-    def told(key: str, _: Pod | None, after: Pod | None) -> None:
+    def on_change(key: str, _: Pod | None, after: Pod | None) -> None:
         changes.append(key)
         if after is not None and after.metadata.uid.endswith("3"):
             raise BackendError("'x' is no quantity")
 
-    watch: Watch[Pod] = Watch(cast(Client, None), "/api/v1/pods", Pod, told)
+    watch: Watch[Pod] = Watch(cast(Client, None), "/api/v1/pods", Pod, on_change)
     outcome = ACCEPTED
     for line in data.split(b"\n"):
         try:

@@ -1,4 +1,4 @@
-"""Which lines of a parser its inputs reach. Counted are lines in functions: a module's own run when it is imported."""
+"""Lines of a parser that its inputs reach. Only lines in functions count: a module's own run at its import."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Lines:
 
 
 def codes_of(place: str) -> list[CodeType]:
-    """Code of the functions of a module, or of one function or class of it ("module:name"). Raises ValueError."""
+    """Return the code of the functions of a module, or of one function or class of it ("module:name"). Raises
+    ValueError."""
     module, _, name = place.partition(":")
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
@@ -39,7 +40,7 @@ def codes_of(place: str) -> list[CodeType]:
     found = list(_functions(compiled))
     if name:
         path = name.split(".")
-        # From 3.11 on code objects know their qualified names; '<locals>' is a function inside of one.
+        # From 3.11 on code objects have qualified names; '<locals>' is a function inside of one.
         found = [code for code in found if code.co_qualname.split(".")[: len(path)] == path]
     if not found:
         raise ValueError(f"{place}: it has no function of that name")
@@ -47,30 +48,32 @@ def codes_of(place: str) -> list[CodeType]:
 
 
 def _functions(code: CodeType) -> Iterator[CodeType]:
-    """Code objects of functions, those inside of functions and classes too; class bodies run at the import."""
+    """Yield the code objects of functions, also those inside of functions and classes; class bodies run at the
+    import."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            if constant.co_flags & 0x2:  # CO_NEWLOCALS (dis): a function's, and no class body's
+            if constant.co_flags & 0x2:  # CO_NEWLOCALS (dis): set for functions, not for class bodies
                 yield constant
             yield from _functions(constant)
 
 
 def _lines(code: CodeType) -> Iterator[int]:
-    """The code's lines, without that of its `def`, on which a call stops before the first statement."""
+    """Yield the code's lines, except that of its `def`, at which a call stops before the first statement."""
     for _, _, line in code.co_lines():
         if line is not None and line != code.co_firstlineno:
             yield line
 
 
 def all_lines(places: Iterable[str]) -> frozenset[tuple[str, int]]:
-    """Every line of these places that can be reached, as (path, line)."""
+    """Return every reachable line of these places, as (path, line)."""
     return frozenset((code.co_filename, line) for place in places for code in codes_of(place) for line in _lines(code))
 
 
 def reached(places: Iterable[str], runs: Iterable[Callable[[], object]]) -> Lines:
-    """The lines of these places that the runs reach in this thread. Slow: some ten times, so on a sample.
+    """Return the lines of these places that the runs reach in this thread. About ten times slower, so use it on a
+    sample.
 
-    What a run raises is passed over.
+    Exceptions of runs are ignored.
     """
     wanted = all_lines(places)
     left: dict[tuple[str, str, int], set[int]] = {}
@@ -93,7 +96,7 @@ def reached(places: Iterable[str], runs: Iterable[Callable[[], object]]) -> Line
     before = sys.gettrace()
     try:
         for run in runs:
-            # Again for each: Python takes a tracer away that was called with no stack left (RecursionError).
+            # Set it again for each run: Python removes a tracer called with no stack left (RecursionError).
             sys.settrace(in_any)
             try:
                 run()

@@ -1,6 +1,6 @@
-"""What a node's kernel and its schedulers leave in files: /proc, /sys, the kernel log, job files, rank files.
+"""Files written by a node's kernel and its schedulers: /proc, /sys, the kernel log, job files, rank files.
 
-Users choose some of it: names of processes, control groups, mounts and files, and whole environments.
+Users choose some of the content: names of processes, control groups, mounts and files, and whole environments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROC = "agent.sources.proc.proc"
 
 
 class _File(NamedTuple):
-    """A parser of one kind of file. begins: what its first check looks for; b"" where it has none."""
+    """A parser of one kind of file. begins: the prefix that its first check requires; b"" if it has none."""
 
     parse: Callable[[bytes], object]
     samples: tuple[bytes, ...]
@@ -107,7 +107,7 @@ def _parse_cgroup(data: bytes) -> str:
     text = data.decode("utf-8", "replace")
     found = cgroup.parse_cgroup(text)
     for line in text.split("\n"):
-        # One line of a delegated group attests nothing, whatever follows it on that line.
+        # A line of a delegated group attests nothing, whatever follows on that line.
         if cgroup._DELEGATED.search(line.split(":", 2)[-1].split("/slurm")[0].split("pod")[0]):
             assert cgroup.parse_cgroup(line) is None, line
     cgroup.user_of_cgroup(text)
@@ -165,7 +165,7 @@ def _parse_device(data: bytes) -> str:
     file = DEVICES[data[0] % len(DEVICES)]
     try:
         file.parse(data[1:])
-    except (SourceError, ValueError):  # ValueError is what these say they raise
+    except (SourceError, ValueError):  # these parsers document ValueError
         return REFUSED if data[1:].startswith(file.begins) else REFUSED_FIRST
     return ACCEPTED
 
@@ -231,7 +231,7 @@ DEVICE_NAMES = ("0", "GPU-1", "MIG-1", "0.1", "x y", "..", "\u2028", "a" * 130, 
 
 
 def _make_job_file(chance: random.Random) -> bytes:
-    """The file's name in the first line, then what it holds."""
+    """Make the file's name in the first line, then its content."""
     made = mutate.lines(
         chance, chance.choice((b"7\n8 1000\n", b"7", b"", b"\n\n9\n", b"1\n" * 100)), chance.randrange(3)
     )
@@ -242,7 +242,7 @@ def _make_job_file(chance: random.Random) -> bytes:
 
 
 def _folder(kind: str) -> Path:
-    """An empty folder in memory, this process's own."""
+    """Return an empty folder in memory, one a process."""
     folder = Path(f"/dev/shm/gangwatch-fuzz-{os.getpid()}-{kind}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -1,7 +1,7 @@
 """Damage to valid inputs: to bytes, to JSON-like trees, to words of text. Every choice comes from `chance`.
 
-Inputs are made by structure and not by flipping bytes alone: what a first check refuses tells little about the rest of
-a parser, so that most inputs are whole documents with one or two wrong places.
+Inputs are made by structure and not by flipping bytes alone. An input refused by a first check does not exercise the
+rest of a parser, so most inputs are whole documents with one or two wrong places.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NUMBERS: tuple[Any, ...] = (
     0, 1, -1, 2, 7, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1, 2**53, 2**63 - 1, 2**63,
     2**64 - 1, -(2**63), 0.5, -0.0, 1e-300, 1e300, 1.5, True, False,
 )  # fmt: skip
-"""Limits of the integers that parsers meet, and what is a number to JSON alone."""
+"""Limits of the integers that parsers meet, and numbers that only JSON accepts."""
 
 TEXTS: tuple[str, ...] = (
     "", " ", "\n", "\r\n", "\t", "\0", "a", "a b", "a=b", "a,b", "a|b", "0", "00", "-1", "+1", "1_000", "1e3", "0x10",
@@ -27,12 +27,12 @@ TEXTS: tuple[str, ...] = (
 
 
 def pick(chance: random.Random, *weighted: tuple[int, Any]) -> Any:
-    """One of the values, by weight."""
+    """Return one of the values, by weight."""
     return chance.choices([value for _, value in weighted], [weight for weight, _ in weighted])[0]
 
 
 def value(chance: random.Random, depth: int = 2) -> Any:
-    """Anything that JSON can hold."""
+    """Return any value that JSON can hold."""
     kind = chance.randrange(8 if depth else 6)
     if kind < 2:
         return chance.choice(NUMBERS)
@@ -48,7 +48,7 @@ def value(chance: random.Random, depth: int = 2) -> Any:
 
 
 def tree(chance: random.Random, tree: Any, damages: int = 1) -> Any:
-    """A copy of the tree with some of its places changed, removed, doubled or moved."""
+    """Return a copy of the tree with some of its places changed, removed, doubled or moved."""
     made = json.loads(json.dumps(tree))
     for _ in range(damages):
         made = _damaged(chance, made)
@@ -75,7 +75,7 @@ def _damaged(chance: random.Random, tree: Any) -> Any:
 
 
 def _another(chance: random.Random, old: Any) -> Any:
-    """Another value of the same kind more often than of another."""
+    """Return another value, more often of the same kind than of another."""
     kind = chance.random()
     if kind < 0.3:
         return value(chance)
@@ -89,7 +89,7 @@ def _another(chance: random.Random, old: Any) -> Any:
 
 
 def text(chance: random.Random, old: str) -> str:
-    """The text with a piece replaced, inserted, removed or doubled."""
+    """Return the text with a piece replaced, inserted, removed or doubled."""
     if not old or chance.random() < 0.2:
         return chance.choice(TEXTS)
     begin = chance.randrange(len(old))
@@ -99,7 +99,7 @@ def text(chance: random.Random, old: str) -> str:
 
 
 def octets(chance: random.Random, data: bytes, damages: int = 1) -> bytes:
-    """The bytes with some of them changed, inserted, removed, doubled, or the end cut off."""
+    """Return the bytes with some of them changed, inserted, removed, doubled, or the end cut off."""
     made = bytearray(data)
     for _ in range(damages):
         if not made:
@@ -127,7 +127,7 @@ def octets(chance: random.Random, data: bytes, damages: int = 1) -> bytes:
 
 
 def lines(chance: random.Random, text_of: bytes, damages: int = 1) -> bytes:
-    """Text of lines and words with a word or a line changed, removed, doubled or moved."""
+    """Return text of lines and words with a word or a line changed, removed, doubled or moved."""
     made = text_of.split(b"\n")
     for _ in range(damages):
         at = chance.randrange(len(made))
@@ -156,7 +156,7 @@ def lines(chance: random.Random, text_of: bytes, damages: int = 1) -> bytes:
 
 
 def one_of(chance: random.Random, samples: Sequence[bytes], damage: Any = octets) -> bytes:
-    """A sample: as it is at times, else with one to three damages."""
+    """Return a sample, sometimes unchanged, else with one to three damages."""
     sample = chance.choice(samples)
     damages = pick(chance, (1, 0), (5, 1), (2, 2), (1, 3))
     made: bytes = damage(chance, sample, damages) if damages else sample

@@ -1,4 +1,4 @@
-"""What the kernel answers: RDMA netlink messages, and drivers' statistics by ioctl and as a recorded text."""
+"""Responses of the kernel: RDMA netlink messages, and drivers' statistics by ioctl and as a recorded text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = (b"rx_bytes", b"tx_bytes", b"", b"out_of_sequence", b"\xff\xfe", b"n" * 
 
 
 def _attribute(chance: random.Random, kind: int, payload: bytes) -> bytes:
-    """One attribute, padded; one in some tells another length or type."""
+    """Return one padded attribute; some have a wrong length or type."""
     length = 4 + len(payload)
     if chance.random() < 0.02:
         length = chance.choice((0, 3, 4, length - 1, length + 1, 65535))
@@ -79,13 +79,13 @@ KINDS = (netlink.DEVICE_GET, netlink.SYSTEM_GET, netlink.STATISTICS_GET)
 
 
 def _make_rdma(chance: random.Random) -> bytes:
-    """A byte for the request, then datagrams, each behind its length in two bytes."""
+    """Make a byte for the request, then datagrams, each after its length in two bytes."""
     which = chance.randrange(3)
     kind = KINDS[which]
     datagrams: list[bytes] = []
     sequence = 1 if chance.random() < 0.97 else chance.choice((0, 2, 9))
     if chance.random() < 0.1:
-        datagrams += [_message(chance, kind, 0, 77, b"")] * chance.choice((1, 2, 70))  # to requests given up on
+        datagrams += [_message(chance, kind, 0, 77, b"")] * chance.choice((1, 2, 70))  # to requests that have timed out
     if chance.random() < 0.08:
         code = chance.choice((errno.EINVAL, errno.EPERM, errno.ENODEV, 0, -1))
         datagrams.append(
@@ -101,7 +101,7 @@ def _make_rdma(chance: random.Random) -> bytes:
         datagrams.append(_message(chance, netlink.DONE, netlink.MULTI, sequence, bytes(4)))
     else:
         datagrams.append(_message(chance, kind, 0, sequence, _payload(chance, kind)))
-        if kind == netlink.STATISTICS_GET:  # the second answer has the first one's shape, or not
+        if kind == netlink.STATISTICS_GET:  # the second response may or may not have the first one's shape
             again = bytearray(datagrams[-1])
             again[8:12] = struct.pack("=I", 2)
             datagrams.append(mutate.octets(chance, bytes(again)) if chance.random() < 0.4 else bytes(again))
@@ -114,7 +114,7 @@ def _make_rdma(chance: random.Random) -> bytes:
 
 
 class _Kernel:
-    """A socket whose kernel has said these datagrams, and then is silent."""
+    """A socket that returns these datagrams and then times out."""
 
     def __init__(self, datagrams: list[bytes]) -> None:
         self._left = datagrams
@@ -141,24 +141,24 @@ def _parse_rdma(data: bytes) -> str:
         (length,) = struct.unpack_from(">H", data, at)
         datagrams.append(data[at + 2 : at + 2 + length])
         at += 2 + length
-    told = netlink.RdmaNetlink(lambda: cast(socket.socket, _Kernel(datagrams)))
+    rdma = netlink.RdmaNetlink(lambda: cast(socket.socket, _Kernel(datagrams)))
     which = data[0] % 3 if data else 0
     try:
         if which == 0:
-            told.list_devices()
+            rdma.list_devices()
         elif which == 1:
-            told.exclusive()
+            rdma.exclusive()
         else:
-            length = told.statistics(0, 1)
-            shape = netlink.Shape(told.buffer, length)
-            values = shape.values(told.buffer, length)
+            length = rdma.statistics(0, 1)
+            shape = netlink.Shape(rdma.buffer, length)
+            values = shape.values(rdma.buffer, length)
             assert values is not None and len(values) == len(shape.names), "the answer has its own shape"
-            shape.values(told.buffer, told.statistics(0, 1))
+            shape.values(rdma.buffer, rdma.statistics(0, 1))
     except SourceError as error:
         first = "a message of" in str(error) or "an answer of" in str(error)
         return REFUSED_FIRST if first else REFUSED
     finally:
-        told.close()
+        rdma.close()
     return ACCEPTED
 
 
@@ -166,7 +166,7 @@ def _parse_rdma(data: bytes) -> str:
 
 
 def _make_ioctl(chance: random.Random) -> bytes:
-    """The count that SSET_INFO tells, the counts of the two other answers, then the names."""
+    """Make the count that SSET_INFO returns, the counts of the two other responses, then the names."""
     count = chance.choice((0, 1, 2, 3, 3, 3, 5, 65537, 2**32 - 1))
     named = count if chance.random() < 0.9 else chance.choice((0, 1, 65537))
     valued = named if chance.random() < 0.9 else chance.choice((0, 4, 2**32 - 1))
@@ -191,9 +191,9 @@ def _parse_ioctl(data: bytes) -> str:
 
     asked = ethtool.Ethtool(answer)
     try:
-        told = asked.read("eth0")
-        assert len(told.names) == len(told.values)
-        assert asked.read("eth0").names is told.names
+        statistics = asked.read("eth0")
+        assert len(statistics.names) == len(statistics.values)
+        assert asked.read("eth0").names is statistics.names
     except SourceError as error:
         return REFUSED_FIRST if "no statistics" in str(error) else REFUSED
     finally:

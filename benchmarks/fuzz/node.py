@@ -1,7 +1,7 @@
-"""What a tenant sends to, or leaves for, the agent of its node: rings, registrations, places, and words in /proc.
+"""Data from a tenant to the agent of its node: rings, registrations, places, and words in /proc.
 
-Inputs begin as valid ones and are changed where the parser looks: a field's value, a length, an order of events. Only a
-part of them is changed byte by byte.
+Inputs begin as valid ones and are changed in places that the parser checks: a field's value, a length, an order of
+events. Only a part of them is changed byte by byte.
 """
 
 from __future__ import annotations
@@ -34,18 +34,35 @@ from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from gangwatch.steps import place_in_layout
 
 NOW_NS = 10**15
-"""When the rings are read, on the clock that stamps their records."""
+"""Time at which the rings are read, on the clock that stamps their records."""
 
 _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _EDGES = (0, 1, 2, 63, 64, 255, 256, 2**16 - 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+def _mutated(rng: random.Random, data: bytes) -> bytes:
+    """Return the data with a few bytes changed, cut out, doubled or inserted."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(changed) + 1)
+        match rng.randrange(4):
+            case 0 if changed:
+                changed[at % len(changed)] = rng.randrange(256)
+            case 1:
+                del changed[at : at + rng.randint(1, 8)]
+            case 2:
+                changed[at:at] = changed[at : at + rng.randint(1, 16)]
+            case _:
+                changed[at:at] = rng.randbytes(rng.randint(1, 8))
+    return bytes(changed)
 
 
 # --- rings -----------------------------------------------------------------------------------------------------------
 
 _SLOT = struct.Struct("<QBBHIqqqqqQ")
 _FILE = struct.Struct("<BBIH")
-"""How a memory file is written down: seals, access, size, number of patches; each patch is offset, length and bytes, or
-with length 0 a reading. An offset from _MEANWHILE on is written while the next reading copies slots."""
+"""Encoding of a memory file: seals, access, size, number of patches; each patch is offset, length and bytes, or with
+length 0 a reading. An offset from _MEANWHILE on is written while the next reading copies slots."""
 _MEANWHILE = 2**31
 _PATCH = struct.Struct("<IH")
 _READING = _PATCH.pack(0, 0)
@@ -56,7 +73,7 @@ def _patch(offset: int, data: bytes) -> bytes:
 
 
 def _record(rng: random.Random, index: int) -> bytes:
-    """One slot, whose values are all possible or of which one is not."""
+    """Return one slot; at most one of its values is impossible."""
     kind = rng.choice((1, 2, 2, 2, 3, 4))
     duration_ns = rng.randrange(10**9)
     wait_ns, tokens = rng.randrange(duration_ns + 1), rng.randrange(10**6)
@@ -74,7 +91,7 @@ _PATH_ONLY = 3
 
 
 class _Overtaken(Ring):
-    """A ring whose writer goes on while slots are copied."""
+    """A ring whose writer continues while slots are copied."""
 
     meanwhile: tuple[tuple[int, bytes], ...] = ()
 
@@ -90,7 +107,7 @@ class _Overtaken(Ring):
 
 
 def make_ring(rng: random.Random) -> bytes:
-    """A memory file and what its writer does between readings."""
+    """Make a memory file and its writer's changes between readings."""
     slots = rng.choice((256, 256, 256, 512, 512, 1024))
     seals, access, size = _ALL_SEALS, os.O_RDWR, rings.HEADER_BYTES + slots * rings.SLOT_BYTES
     magic, slot_bytes = rings.MAGIC, rings.SLOT_BYTES
@@ -116,19 +133,21 @@ def make_ring(rng: random.Random) -> bytes:
             at = rings.HEADER_BYTES + index % max(1, slots) % 1024 * rings.SLOT_BYTES
             patches.append(_patch(at, _record(rng, index % (2**64 - 1))))
         base += min(count, 40)
-        told = rng.choice((base, base, base, base, base + rng.randrange(300), max(0, base - 100), rng.choice(_EDGES)))
-        patches.append(_patch(16, struct.pack("<Q", told % 2**64)))
+        claimed = rng.choice(
+            (base, base, base, base, base + rng.randrange(300), max(0, base - 100), rng.choice(_EDGES))
+        )
+        patches.append(_patch(16, struct.pack("<Q", claimed % 2**64)))
         if rng.random() < 0.1:
             patches.append(_patch(rng.randrange(2**14), rng.randbytes(rng.randint(1, 64))))
         if rng.random() < 0.2:
-            meanwhile = rng.choice((max(0, told - 1), max(0, told - 70), told + 200, told + slots)) % 2**64
+            meanwhile = rng.choice((max(0, claimed - 1), max(0, claimed - 70), claimed + 200, claimed + slots)) % 2**64
             patches.append(_patch(_MEANWHILE + 16, struct.pack("<Q", meanwhile)))
         patches.append(_READING)
     return _FILE.pack(seals, access & 3, size, len(patches)) + b"".join(patches)
 
 
 def parse_ring(data: bytes) -> str:
-    """Read the ring as the agent would, and check what it gives against what is possible."""
+    """Read the ring as the agent would, and check that the results are possible."""
     if len(data) < _FILE.size:
         return REFUSED_FIRST
     seals, access, size, count = _FILE.unpack_from(data)
@@ -249,12 +268,12 @@ def _framed(rng: random.Random, document: object) -> bytes:
 
 
 def make_registration(rng: random.Random) -> bytes:
-    """A registration with its length."""
+    """Make a registration with its length."""
     return _framed(rng, _claim(rng))
 
 
 def make_place(rng: random.Random) -> bytes:
-    """A later message with its length."""
+    """Make a later message with its length."""
     document = {"v": 1, "place": _place(rng)}
     if rng.random() < 0.2:
         document[rng.choice(("v", "place", "later"))] = rng.choice(_VALUES)
@@ -270,7 +289,7 @@ _IDENTITIES = (
 
 
 def parse_registration(data: bytes) -> str:
-    """Understand the registration, and judge it as of each kind of process."""
+    """Parse the registration, and judge it for each kind of process."""
     received = bytearray(data)
     try:
         message = take_message(received)
@@ -307,7 +326,7 @@ def parse_registration(data: bytes) -> str:
 
 
 def parse_later(data: bytes) -> str:
-    """Understand a place."""
+    """Parse a place."""
     try:
         message = take_message(bytearray(data))
         if message is None:
@@ -330,12 +349,12 @@ def _check_place(place: Place) -> None:
 # --- a whole connection ----------------------------------------------------------------------------------------------
 
 _SEND, _SEND_RING, _SEND_MANY, _SEND_OTHER, _END = range(5)
-"""What a client does: send bytes alone, with a ring, with several descriptors, with one that is no ring; close."""
+"""Operations of a client: send bytes alone, with a ring, with several descriptors, with one that is no ring; close."""
 _STEP = struct.Struct("<BH")
 
 
 def make_connection(rng: random.Random) -> bytes:
-    """What a client does on one connection, in order."""
+    """Make the operations of a client on one connection, in order."""
     stream = make_registration(rng) if rng.random() < 0.3 else _framed(rng, {"v": 1, "gang": "g", "rank": 1})
     for _ in range(rng.choice((0, 0, 1, 3, 20))):
         stream += make_place(rng)
@@ -368,14 +387,14 @@ def _ring_descriptor() -> int:
 
 
 class _ClosesAtOnce(Closer):
-    """A closer without threads: what is closed here waits for nobody."""
+    """A closer without threads: closing never blocks here."""
 
     def put(self, descriptor: int, tenant: Tenant) -> None:  # noqa: ARG002
         os.close(descriptor)
 
 
 def parse_connection(data: bytes) -> str:
-    """Be the agent's end of the connection, and check that nothing of it stays open."""
+    """Act as the agent's end of the connection, and check that none of its descriptors stays open."""
     tenant = Tenant("user", "1")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.setblocking(False)
@@ -421,7 +440,7 @@ def _do(client: socket.socket, what: int, chunk: bytes) -> bool:
 
 
 def _receive(connection: _Connection, closer: Closer) -> bool:
-    """One turn of the agent's thread with this connection; False where there is nothing to receive."""
+    """Run the agent's thread once for this connection; return False if there is nothing to receive."""
     try:
         if not connection.receive(closer):
             return False
@@ -453,7 +472,7 @@ _CGROUPS = (
 
 
 def make_cgroup(rng: random.Random) -> bytes:
-    """/proc/PID/cgroup, of one line or many, with folders that a tenant may have made further in."""
+    """Make /proc/PID/cgroup, of one line or many, with subfolders that a tenant may have made."""
     lines = []
     for number in range(rng.choice((1, 1, 1, 3, 12))):
         path = "".join(rng.choice(_CGROUPS) for _ in range(rng.choice((1, 1, 1, 2, 3)))).replace("{}", "ab" * 32)
@@ -464,7 +483,7 @@ def make_cgroup(rng: random.Random) -> bytes:
 
 
 def parse_membership(data: bytes) -> str:
-    """Whose the process is; a name that the file gives is of the form that a label takes."""
+    """Parse the owner of the process; names from the file must be valid labels."""
     text = data.decode("utf-8", "replace")
     if ":" not in text:
         return REFUSED_FIRST
@@ -479,7 +498,7 @@ def parse_membership(data: bytes) -> str:
 
 
 def make_environment(rng: random.Random) -> bytes:
-    """/proc/PID/environ."""
+    """Make /proc/PID/environ."""
     names = ("RANK", "SLURM_PROCID", "GANGWATCH_ATTEMPT", "SLURM_JOB_ID", "PATH", "", "RANK ", "OMPI_COMM_WORLD_RANK")
     values = ("0", "7", "123456789", "1234567890", "-1", "", "１", "0x1", "a" * 5000, "1=2")
     entries = [f"{rng.choice(names)}={rng.choice(values)}" for _ in range(rng.randint(1, 12))]
@@ -488,7 +507,7 @@ def make_environment(rng: random.Random) -> bytes:
 
 
 def parse_words(data: bytes) -> str:
-    """What an environment says of rank, attempt and job: numbers, or nothing."""
+    """Parse rank, attempt and job of an environment: numbers, or nothing."""
     if b"=" not in data:
         return REFUSED_FIRST
     found = parse_environment(data)
@@ -497,7 +516,7 @@ def parse_words(data: bytes) -> str:
 
 
 def make_stat(rng: random.Random) -> bytes:
-    """/proc/PID/stat, with a name that the process has given itself."""
+    """Make /proc/PID/stat, with a process name chosen by the process."""
     name = rng.choice((b"python", b") R 1 (", b"a b c", b"", b"))))", b"\n", rng.randbytes(15)))
     words = [
         b"S",
@@ -508,7 +527,7 @@ def make_stat(rng: random.Random) -> bytes:
 
 
 def parse_stat(data: bytes) -> str:
-    """The process that a line of stat is of."""
+    """Parse the process of a stat line."""
     try:
         found = parse_process_stat(data)
     except SourceError:
@@ -521,7 +540,7 @@ def parse_stat(data: bytes) -> str:
 
 
 def make_layout(rng: random.Random) -> bytes:
-    """GANGWATCH_LAYOUT with a rank and a world size."""
+    """Make GANGWATCH_LAYOUT with a rank and a world size."""
     names = ["tensor", "context", "expert", "data", "pipeline"]
     rng.shuffle(names)
     sizes = {name: rng.choice((1, 2, 4, 8)) for name in names[: rng.randint(1, 5)]}
@@ -539,7 +558,7 @@ def make_layout(rng: random.Random) -> bytes:
 
 
 def parse_layout(data: bytes) -> str:
-    """A rank's coordinates, each less than its dimension's size."""
+    """Parse a rank's coordinates, each less than its dimension's size."""
     parts = data.decode("utf-8", "replace").split(" ", 2)
     if len(parts) < 3 or not parts[0].isdecimal() or not parts[1].isdecimal():
         return REFUSED_FIRST
@@ -554,7 +573,7 @@ def parse_layout(data: bytes) -> str:
 
 
 def _in_main_thread(parse: Callable[[bytes], str]) -> Callable[[bytes], str]:
-    """The parser; it needs no thread, and starts none."""
+    """Return the parser for use without threads."""
 
     def checked(data: bytes) -> str:
         before = threading.active_count()

@@ -1,4 +1,4 @@
-"""Runs inputs through one target: chunks in worker processes, each input known by seed, target and number."""
+"""Runs inputs through one target: chunks in worker processes, each input identified by seed, target and number."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from benchmarks.fuzz.lines import Lines, reached
 from benchmarks.fuzz.target import OUTCOMES, Target
 
 INPUT_SECONDS = 10.0
-"""After which one input is taken to hang. The slowest parser takes milliseconds."""
+"""Time after which one input counts as a hang. The slowest parser takes milliseconds."""
 
 MEMORY_BYTES = 4 << 30
-"""Of address space for a worker: an input that makes a parser take more is a failure (MemoryError)."""
+"""Address space of a worker: a parser that takes more for an input fails (MemoryError)."""
 
 MOST_FAILURES = 3
-"""Kept of one chunk; the rest is counted."""
+"""Failures kept of one chunk; the others are only counted."""
 
 
 class HangError(Exception):
@@ -38,7 +38,7 @@ class HangError(Exception):
 
 @dataclass
 class Failure:
-    """An exception that no parser may raise. data: None where the worker died before it could tell."""
+    """An exception that no parser may raise. data: None if the worker died without a report."""
 
     target: str
     seed: int
@@ -50,7 +50,7 @@ class Failure:
 
 @dataclass
 class Chunk:
-    """What came of some inputs of one target."""
+    """Results of some inputs of one target."""
 
     target: str
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -62,7 +62,7 @@ class Chunk:
 
 
 def targets() -> dict[str, Target]:
-    """Every target of this package's modules, by name. Raises ValueError for a name that stands twice."""
+    """Return every target of this package's modules, by name. Raises ValueError for a duplicate name."""
     found: dict[str, Target] = {}
     for module in sorted(pkgutil.iter_modules(benchmarks.fuzz.__path__), key=lambda one: one.name):
         if module.name == "__main__":
@@ -75,7 +75,7 @@ def targets() -> dict[str, Target]:
 
 
 def made(target: Target, seed: int, number: int) -> bytes:
-    """The input of this number."""
+    """Return the input of this number."""
     return target.make(random.Random(f"{seed}/{target.name}/{number}"))
 
 
@@ -84,7 +84,7 @@ def _ring(_: int, __: FrameType | None) -> None:
 
 
 def parsed(target: Target, data: bytes) -> str:
-    """The outcome. Raises whatever the parser should not, HangError among it."""
+    """Return the outcome. Raises unexpected exceptions of the parser, including HangError."""
     signal.setitimer(signal.ITIMER_REAL, INPUT_SECONDS)
     try:
         outcome = target.parse(data)
@@ -96,7 +96,7 @@ def parsed(target: Target, data: bytes) -> str:
 
 
 def prepare() -> None:
-    """In a worker: an alarm for hangs, a limit to memory, and no log of what is refused."""
+    """Prepare a worker: an alarm for hangs, a limit to memory, and no log of refused inputs."""
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGALRM, _ring)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -105,7 +105,7 @@ def prepare() -> None:
 
 
 def run(name: str, seed: int, start: int, count: int) -> Chunk:
-    """Inputs `start` to `start + count` of the target, in this process."""
+    """Run inputs `start` to `start + count` of the target in this process."""
     target = targets()[name]
     chunk = Chunk(name)
     began = time.perf_counter()
@@ -126,7 +126,7 @@ def run(name: str, seed: int, start: int, count: int) -> Chunk:
 
 
 def cover(name: str, seed: int, count: int) -> Lines:
-    """The lines that the first `count` inputs of the target reach. What fails is counted elsewhere."""
+    """Return the lines that the first `count` inputs of the target reach. Failures are counted elsewhere."""
     target = targets()[name]
     return reached(
         target.covers,
@@ -139,7 +139,7 @@ def _words(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """The innermost place of the product in the traceback: by it failures are told apart."""
+    """Return the innermost place of the product in the traceback, which identifies a failure."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [
         frame for frame in frames if "/benchmarks/" not in frame.filename and "/site-packages/" not in frame.filename
@@ -163,9 +163,10 @@ def save(failure: Failure, folder: Path) -> Path:
 
 
 def replay(path: Path) -> str:
-    """Parse a saved input again; the outcome. Raises what it raised, ValueError for a file of another form.
+    """Parse a saved input again; return the outcome. Raises the parser's error, or ValueError for a file of another
+    form.
 
-    ``prepare`` was called in this process.
+    Call ``prepare`` in this process first.
     """
     document = json.loads(path.read_text(encoding="utf-8"))
     target = targets().get(document["target"])

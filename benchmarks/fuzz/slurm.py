@@ -1,4 +1,4 @@
-"""What Slurm's commands print, and what its users write: columns, JSON, nodes in text, GPUs, declarations, sacct."""
+"""Output of Slurm's commands, and texts of its users: columns, JSON, nodes in text, GPUs, declarations, sacct."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STATES = ("RUNNING", "PENDING", "COMPLETING", "COMPLETED", "FAILED", "SUSPENDED"
 
 
 def jobs(chance: random.Random) -> list[Printed]:
-    """Some jobs, of which one or two are odd."""
+    """Return some jobs, of which one or two are odd."""
     made = []
     for number in chance.sample(range(1, 1000), chance.randrange(1, 5)):
         count = chance.randrange(4)
@@ -76,12 +76,12 @@ def _outcome(listed: Jobs | Nodes) -> str:
 
 
 def _make_columns(chance: random.Random) -> bytes:
-    """The two listings, one after the other, behind the length of the first."""
+    """Make the two listings, one after the other, after the length of the first."""
     printed = jobs(chance)
     output, where = bytearray(in_columns(printed)), in_places(printed)
     what = chance.randrange(10)
     if what < 5:
-        # A value in its column, of any bytes: the width stays.
+        # A value of arbitrary bytes in its column; the width is unchanged.
         begin = chance.randrange(len(printed)) * (columns.RECORD_BYTES + 1)
         for name, width in columns.COLUMNS:
             if chance.random() < 0.15:
@@ -136,7 +136,7 @@ def _parse_columns(data: bytes) -> str:
 
 
 def _later(chance: random.Random, document: Any) -> Any:
-    """As data_parser v0.0.39 and v0.0.40 print: numbers as objects, states as lists, exit codes as objects."""
+    """Print as data_parser v0.0.39 and v0.0.40 do: numbers as objects, states as lists, exit codes as objects."""
     for job in document["jobs"]:
         for key in ("time_limit", "priority", "start_time", "eligible_time", "node_count", "submit_time"):
             if chance.random() < 0.8:
@@ -214,7 +214,7 @@ def _parse_text_nodes(data: bytes) -> str:
 
 
 def _make_gpus(chance: random.Random) -> bytes:
-    """The nodes that are asked about in the first line, then what scontrol prints of the job."""
+    """Make the queried nodes in the first line, then scontrol's output for the job."""
     job = dataclasses.replace(chance.choice(jobs(chance)), state="RUNNING")
     made = as_text([job])
     for _ in range(chance.randrange(3)):
@@ -265,7 +265,7 @@ def _parse_declaration(data: bytes) -> str:
     kind, _, rest = data.partition(b"\n")
     text = rest.decode("utf-8", "replace")
     opted = opt_in.of_script(text) if kind == b"script" else opt_in.of_comment(text)
-    assert not (opted.complaint and opted.restartable), "what is not understood is no consent"
+    assert not (opted.complaint and opted.restartable), "a declaration with a complaint must not count as consent"
     if opted.restartable:
         again = opt_in.of_comment(opt_in.comment_of(opted))
         assert again.restartable and again.signal == opted.signal

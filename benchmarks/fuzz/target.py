@@ -1,7 +1,7 @@
-"""A parser under test, and how its inputs are made.
+"""A parser under test, and how to make its inputs.
 
 A module of this package lists its parsers in a module-level ``TARGETS``, a tuple of :class:`Target`. The runner
-(``__main__.py``) collects them by name; nothing else has to be registered.
+(``__main__.py``) collects them by name; no other registration is necessary.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ OUTCOMES = (REFUSED_FIRST, REFUSED, ACCEPTED)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One parser. Both functions run in worker processes, many thousand times in each."""
+    """One parser. Both functions run many thousand times in each worker process."""
 
     name: str
     """Unique among all targets; `--only` matches it."""
 
     make: Callable[[random.Random], bytes]
-    """Return the next input. It uses no other source of chance than its argument, so that a seed repeats a run."""
+    """Return the next input. All randomness comes from its argument, so that a seed repeats a run."""
 
     parse: Callable[[bytes], str]
-    """Parse the input and return one of OUTCOMES. An error by which the parser refuses input is caught here.
+    """Parse the input and return one of OUTCOMES. Errors that refuse input are caught here.
 
     Any other exception leaves this function: the runner counts it as a failure and saves the input.
     """
 
     covers: tuple[str, ...]
-    """Modules whose lines the inputs must reach ("agent.schema.wire"), or functions and classes of one where the rest
-    of it parses nothing ("scheduler_feedback.feed.host_addresses:node_of", "exporter.serving.agent_http:Server")."""
+    """Modules whose lines the inputs must reach ("agent.schema.wire"); or, if the rest of a module parses nothing,
+    functions and classes of it ("scheduler_feedback.feed.host_addresses:node_of",
+    "exporter.serving.agent_http:Server")."""
