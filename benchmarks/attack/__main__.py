@@ -1,10 +1,10 @@
 """Run the attacks.
 
-    python -m benchmarks.attack --json
-    python -m benchmarks.attack --list
-    python -m benchmarks.attack --only http_half_open_heads --json
+python -m benchmarks.attack --json
+python -m benchmarks.attack --list
+python -m benchmarks.attack --only http_half_open_heads --json
 
-Prints {"attacks": [...]}; progress goes to standard error. Exit code 1 where an attack was not survived, something was
+Prints {"attacks": [...]}; progress goes to standard error. Exit code 1 if an attack was not survived, something was
 lost, a wrong action was taken, or others waited more than twice as long (p99) as without the attack.
 """
 
@@ -22,14 +22,14 @@ from typing import Any
 import benchmarks.attack
 
 NOISE_MS = 10.0
-"""A p99 below this passes whatever it was without the attack: on two idle processors a quiet one is between 1 and 7 ms
-from one run to the next, so that the double of 2 ms would fail by chance alone."""
+"""A p99 below this always passes. On two idle processors a quiet p99 varies between 1 and 7 ms from run to run, so that
+twice a p99 of 2 ms would fail by chance."""
 
 Attack = Callable[[], dict[str, Any]]
 
 
 def attacks() -> dict[str, Attack]:
-    """Every attack of every module, by name."""
+    """Return every attack of every module, by name."""
     found: dict[str, Attack] = {}
     for module in sorted(one.name for one in pkgutil.iter_modules(benchmarks.attack.__path__)):
         if module.startswith("attacks_"):
@@ -41,7 +41,7 @@ def attacks() -> dict[str, Attack]:
 
 
 def failures(outcome: dict[str, Any]) -> list[str]:
-    """What of the outcome must not be; empty where all is well."""
+    """Return the failures of the outcome; empty if it has none."""
     wrong = []
     if not outcome["survived"]:
         wrong.append("not survived")

@@ -1,14 +1,14 @@
-"""Attacks by an agent that was taken over: frames about other nodes' jobs, floods of them, and other nodes' identities.
+"""Attacks by a compromised agent: frames about other nodes' jobs, floods of frames, and other nodes' identities.
 
-    python -m benchmarks.attack.attacks_frames [NAME ...] [--seconds N] [--json]
+python -m benchmarks.attack.attacks_frames [NAME ...] [--seconds N] [--json]
 
-Everything is real but the cluster: honest agents' servers behind mutual TLS, the controller's feed, watch and
-detectors, and the rogue agent, each in a process of its own. Six honest nodes carry two jobs that are well; the rogue
-node carries none.
+Everything is real except the cluster: honest agents' servers behind mutual TLS, the controller's feed, watch and
+detectors, and the rogue agent, each in a separate process. Six honest nodes run two healthy jobs; the rogue node runs
+none.
 
-The others' waits are those of honest frames, from when their agent made them until the controller has folded them;
-`lost` counts honest frames that were not folded, `wrong_actions` verdicts about jobs that are well, gangs that changed,
-frames believed of another's certificate, and frames given to who may not have them.
+The others' waits are those of honest frames, from their creation by the agent until the controller has folded them.
+`lost` counts honest frames that were not folded. `wrong_actions` counts verdicts about healthy jobs, changed gangs,
+frames accepted under another node's certificate, and frames given to an unauthorised client.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from tests.security.rogue import layout_of
 Result = dict[str, Any]
 
 SECONDS = 12.0
-"""Without each attack, and with it."""
+"""Length of each measurement, without and with the attack."""
 
 START_SECONDS = 60.0
 SECOND = 1_000_000_000
@@ -78,13 +78,13 @@ JOBS = {"j-000001": ("n0", "n1", "n2", "n3"), "j-000002": ("n4", "n5")}
 HONEST = tuple(node for nodes in JOBS.values() for node in nodes)
 ROGUE, IMPERSONATED = "n7", "n6"
 FRAMES_A_SECOND = 4
-"""Of an honest agent: more than the product's one, for more waits to measure."""
+"""Rate of an honest agent: higher than the product's one a second, for more samples."""
 
 RECORDS = 100_000
-"""More than a frame has."""
+"""More records than a frame has."""
 
 TICK_SECONDS = 0.05
-"""Of the watch: a tenth of the product's, so that a delay shows that is shorter than that."""
+"""Interval of the watch: a tenth of the product's, so that shorter delays show."""
 
 PASSWORD = "scrapers-know-it"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -93,7 +93,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # --- the rogue agent -------------------------------------------------------------------------------------------------
 
 Lies = Iterator[tuple[Layout | None, Frame]]
-"""What it sends in turn: a frame, and before it a layout where that is another."""
+"""Sequence of frames that the rogue agent sends, each with a new layout if that changes."""
 
 
 def _steps(members: Sequence[Member], number: int, at_ns: int, seconds: int) -> list[Record]:
@@ -101,7 +101,7 @@ def _steps(members: Sequence[Member], number: int, at_ns: int, seconds: int) -> 
 
 
 def _frame(layout: Layout, seq: int, records: Sequence[Record], records_before: int) -> Frame:
-    """A frame of now, whose counters advance with time."""
+    """Return a current frame whose counters advance with time."""
     at_ns = time.monotonic_ns()
     tiers, _, counters = layout.sizes
     runs = np.array([float(column.metric == "gangwatch_rank_process_state") for column in layout.gauges])
@@ -117,7 +117,7 @@ def _ranks(attempt: int) -> list[Member]:
 
 
 def foreign_ranks(attempt: int = 1) -> Lies:
-    """Every rank of both jobs, forty times slower than it is: once a second."""
+    """Yield every rank of both jobs once a second, forty times slower than in truth."""
     members = _ranks(attempt)
     layout = layout_of(ROGUE, members)
     for seq in itertools.count(1):
@@ -128,7 +128,7 @@ def foreign_ranks(attempt: int = 1) -> Lies:
 
 
 def records() -> Lies:
-    """Frames with a thousand records each."""
+    """Yield frames with a thousand records each."""
     members = _ranks(1)
     layout = layout_of(ROGUE, members)
     for seq in itertools.count(1):
@@ -138,7 +138,7 @@ def records() -> Lies:
 
 
 def layouts() -> Lies:
-    """A new layout of 800 columns with each frame."""
+    """Yield a new layout of 800 columns with each frame."""
     for seq in itertools.count(1):
         columns = [Column("gangwatch_host_cpu_seconds_total", (("mode", f"{seq}-{at}"),)) for at in range(800)]
         layout = make_layout(ROGUE, (Tier("all", 1.0),), (), columns)
@@ -146,7 +146,7 @@ def layouts() -> Lies:
 
 
 def events() -> Lies:
-    """A thousand events a frame, about the GPUs and machines of others."""
+    """Yield a thousand events a frame, about the GPUs and machines of others."""
     layout = layout_of(ROGUE, ())
     rng = random.Random(18)
     for seq in itertools.count(1):
@@ -159,7 +159,7 @@ def events() -> Lies:
 
 
 def names() -> Lies:
-    """Gangs that nobody placed, under new names all the time."""
+    """Yield gangs that were never placed, under new names all the time."""
     for seq in itertools.count(1):
         members = [Member(f"uid-0/{seq}-{at}", 0, at) for at in range(200)]
         layout = layout_of(ROGUE, members)
@@ -167,7 +167,7 @@ def names() -> Lies:
 
 
 def quiet() -> Lies:
-    """An honest agent of a node without ranks."""
+    """Yield the frames of an honest agent on a node without ranks."""
     layout = layout_of(ROGUE, ())
     for seq in itertools.count(1):
         yield layout if seq == 1 else None, _frame(layout, seq, (), seq * RECORDS)
@@ -182,7 +182,7 @@ LIES: dict[str, tuple[Callable[[], Lies], float]] = {
     "names": (names, 0.1),
     "identity": (quiet, 1.0),
 }
-"""By name: what is sent, and seconds between two frames; 0: as fast as it goes."""
+"""By name: the frames sent, and the seconds between two of them; 0: as fast as possible."""
 
 DOCUMENTS = {
     "foreign_ranks": "it reports every rank of jobs that it does not host",
@@ -206,18 +206,18 @@ def _context(folder: Path, own: Path | None, server: bool) -> ssl.SSLContext:
 
 
 def _announce(folder: Path, node: str, port: int) -> None:
-    """The agent's file, as gangwatch's agents write it."""
-    told = {"pid": os.getpid(), "start_time": 1, "node": node, "url": f"https://127.0.0.1:{port}"}
+    """Write the agent's file, as gangwatch's agents do."""
+    announcement = {"pid": os.getpid(), "start_time": 1, "node": node, "url": f"https://127.0.0.1:{port}"}
     path = folder / "agents" / f"{node}.json"
-    path.with_suffix(".new").write_text(json.dumps(told))
+    path.with_suffix(".new").write_text(json.dumps(announcement))
     path.with_suffix(".new").replace(path)
 
 
 async def _rogue(folder: Path, name: str) -> None:
-    """Serve lies from when the file `begin` is there; until then be honest."""
+    """Send malicious frames once the file `begin` exists, and honest frames before."""
     lies, pause_seconds = LIES[name]
 
-    async def told() -> AsyncIterator[bytes]:
+    async def messages() -> AsyncIterator[bytes]:
         seq = 0
         for make, pause in ((quiet, 1.0), (lies, pause_seconds)):
             for layout, frame in make():
@@ -233,7 +233,7 @@ async def _rogue(folder: Path, name: str) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(HEAD)
-            async for message in told():
+            async for message in messages():
                 writer.write(chunk(with_length(message)))
                 await writer.drain()
         writer.close()
@@ -249,7 +249,7 @@ async def _rogue(folder: Path, name: str) -> None:
 
 
 async def _ask_for_frames(folder: Path) -> None:
-    """Ask honest agents for frames, sixteen at a time, and write down how often some were given."""
+    """Request frames from honest agents, sixteen requests at a time, and record how often some were given."""
     while not (folder / "begin").exists():
         await asyncio.sleep(0.1)
     certificates = (None, folder / "ca" / "nodes" / ROGUE, folder / "ca" / "clients" / "prometheus")
@@ -282,7 +282,7 @@ async def _ask_for_frames(folder: Path) -> None:
 
 
 class _Honest:
-    """The agent of a node with a rank, which makes a step a frame; by the product's own server."""
+    """The agent of a node with a rank that makes one step a frame; uses the product's own server."""
 
     def __init__(self, folder: Path, node: str) -> None:
         job, rank = next((job, nodes.index(node)) for job, nodes in JOBS.items() if node in nodes)
@@ -326,7 +326,7 @@ def _serve_honest(folder: Path) -> None:
 
 
 class _Controller:
-    """Feed, watch and detectors; the waits of honest frames, and what was found."""
+    """Feed, watch and detectors; the waits of honest frames, and the verdicts."""
 
     def __init__(self, folder: Path) -> None:
         self.waits: list[float] = []
@@ -359,17 +359,17 @@ class _Controller:
         return sum(view.frames_missed + view.frames_refused for view in views)
 
     def wrong(self) -> int:
-        """Verdicts, gangs that are not as they are, and a node that is not who it says."""
+        """Return the number of false verdicts, changed gangs and nodes with a false identity."""
         gangs = self.fleet.gangs
         changed = sum(
             job not in gangs or (gangs[job].attempt, gangs[job].nodes) != (1, nodes) for job, nodes in JOBS.items()
         )
-        # Of its own node an agent may say what it likes.
+        # Verdicts about its own node are not counted: an agent may send any data about it.
         accused = sum(isinstance(one, Verdict) and one.node != ROGUE for one in self.found)
         return changed + accused + (IMPERSONATED in self.fleet.nodes)
 
     def refused(self) -> float:
-        """Records and series of the rogue node that were refused."""
+        """Return the refused records and series of the rogue node."""
         return sum(
             value
             for name, labels, value in self.fleet.measures()
@@ -397,7 +397,7 @@ async def _measure(folder: Path, seconds: float) -> Result:
         begun = time.monotonic()
         while len({*HONEST, ROGUE} & controller.fleet.nodes.keys()) < len(HONEST) + 1:
             if time.monotonic() - begun > START_SECONDS:
-                raise RuntimeError(f"only {sorted(controller.fleet.nodes)} were heard within {START_SECONDS:g} s")
+                raise RuntimeError(f"only {sorted(controller.fleet.nodes)} sent frames within {START_SECONDS:g} s")
             await asyncio.sleep(0.05)
         await asyncio.sleep(3.0)
         controller.waits.clear()
@@ -411,7 +411,7 @@ async def _measure(folder: Path, seconds: float) -> Result:
         controller.waits.clear()
         await asyncio.sleep(seconds)
         attacked, came = _p99(controller.waits), len(controller.waits)
-        # What does not come is late. Agents on a loaded machine make some frames fewer than they are to make.
+        # Missing frames count as late. Agents on a loaded machine make some frames fewer than scheduled.
         late = max(0, int(0.7 * FRAMES_A_SECOND * len(HONEST) * seconds) - came)
         given = json.loads((folder / "given").read_text()) if (folder / "given").exists() else [0, 0]
         return {
@@ -433,7 +433,7 @@ async def _measure(folder: Path, seconds: float) -> Result:
 
 
 def _prepare(folder: Path) -> None:
-    """An authority, all certificates, and each honest agent's web configuration."""
+    """Create a CA, all certificates, and each honest agent's web configuration."""
     (folder / "agents").mkdir()
     authority = AuthorityFolder(folder / "ca")
     authority.make(3650)
@@ -460,7 +460,7 @@ def _process(*arguments: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def run(name: str, seconds: float = SECONDS) -> Result:
-    """One attack. Raises RuntimeError where the bed does not come up."""
+    """Run one attack. Raises RuntimeError if the daemons do not start."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-attack-") as text:
         folder = Path(text)
         _prepare(folder)
@@ -495,7 +495,8 @@ def main() -> int:
             case "honest":
                 _serve_honest(folder)
             case "rogue":
-                # It stands for another machine: what its own work takes of this one is no cost of the attack.
+                # The attacker represents another machine: its own CPU time on this one must not count as a cost of the
+                # attack.
                 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
                 asyncio.run(_rogue(folder, of))
             case _:

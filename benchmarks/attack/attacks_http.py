@@ -1,4 +1,4 @@
-"""Attacks on the HTTP servers of controller and agent, and on those who wait for the controller while others read."""
+"""Attacks on the HTTP servers of controller and agent, and on clients that wait while others read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.attack.http_bed import (
 )
 
 SECONDS = 8.0
-"""Of each measurement."""
+"""Length of each measurement."""
 
 HALF_OPEN = r"""
 port, count = int(sys.argv[1]), int(sys.argv[2])
@@ -145,7 +145,7 @@ def _measured(
     *arguments: object,
     user: int | None = None,
 ) -> dict[str, Any]:
-    """The outcome of one attack on a daemon that runs; `honest` is measured without the attack and during it."""
+    """Return the outcome of one attack on a running daemon; `honest` is measured without the attack and during it."""
     daemon.failures = []
     daemon.measured(honest, for_seconds(2.0))
     quiet = percentile(daemon.measured(honest, for_seconds(SECONDS)), 0.99)
@@ -170,43 +170,43 @@ def _measured(
 
 
 def half_open_heads() -> dict[str, Any]:
-    """600 requests that never end, opened again as often as they are closed."""
+    """Send 600 requests that never end, and reopen them whenever they are closed."""
     with controller() as daemon:
         return _measured("http_half_open_heads", daemon, write, HALF_OPEN, 600)
 
 
 def half_open_heads_with_300_descriptors() -> dict[str, Any]:
-    """The same on a controller that may open 300 files."""
+    """Send them to a controller that may open 300 files."""
     with controller(nofile=300) as daemon:
         return _measured("http_half_open_heads_300_descriptors", daemon, write, HALF_OPEN, 600)
 
 
 def half_open_heads_on_an_agent() -> dict[str, Any]:
-    """The same on an agent; others scrape it."""
+    """Send them to an agent that others scrape."""
     with agent() as daemon:
         return _measured("http_half_open_heads_agent", daemon, scrape, HALF_OPEN, 600)
 
 
 def bodies_without_end() -> dict[str, Any]:
-    """200 submissions whose bodies never end."""
+    """Send 200 submissions whose bodies never end."""
     with controller() as daemon:
         return _measured("http_bodies_without_end", daemon, write, BODIES, 200)
 
 
 def connections_without_end() -> dict[str, Any]:
-    """Connections that are closed at once, as fast as they can be made."""
+    """Open and close connections as fast as possible."""
     with controller() as daemon:
         return _measured("http_connection_flood", daemon, write, CONNECTS)
 
 
 def malformed_requests() -> dict[str, Any]:
-    """What is no request, or hardly one, at the controller."""
+    """Send malformed requests to the controller."""
     with controller() as daemon:
         return _measured("http_malformed_requests", daemon, write, MALFORMED)
 
 
 def malformed_requests_to_an_agent() -> dict[str, Any]:
-    """The same at an agent."""
+    """Send malformed requests to an agent."""
     with agent() as daemon:
         return _measured("http_malformed_requests_agent", daemon, scrape, MALFORMED)
 
@@ -217,17 +217,17 @@ def _readers(count: int) -> dict[str, Any]:
 
 
 def readers_12() -> dict[str, Any]:
-    """Twelve who read all of 1,000 jobs without a pause."""
+    """Read all of 1,000 jobs from twelve clients without a pause."""
     return _readers(12)
 
 
 def readers_64() -> dict[str, Any]:
-    """Sixty-four of them."""
+    """Read them from sixty-four clients."""
     return _readers(64)
 
 
 def explain_flood() -> dict[str, Any]:
-    """Twelve who have one job of 1,000 explained without a pause."""
+    """Request the explanation of one job of 1,000 from twelve clients without a pause."""
     with controller(jobs=1000) as daemon:
         last = daemon.ask("GET", "/api/queue?limit=1")["waiting"][0]["job"]
         return _measured("http_explain_flood", daemon, write, READERS, 12, f"/api/jobs/{last}/explain")
@@ -235,7 +235,7 @@ def explain_flood() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _another_stream(daemon: Daemon, path: str) -> Iterator[None]:
-    """An honest reader's own stream is opened, or counts as lost."""
+    """Open an honest reader's own stream; count a failure as lost."""
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=10)
@@ -254,7 +254,7 @@ def _another_stream(daemon: Daemon, path: str) -> Iterator[None]:
 def _streams(
     name: str, daemon: Daemon, path: str, honest: Callable[[Daemon], None], pause_seconds: float
 ) -> dict[str, Any]:
-    """pause_seconds: between two streams of the honest reader, which may have only so many until one is seen to end."""
+    """pause_seconds: between two streams of the honest reader, which may have only a few until one ends."""
 
     def opens(one: Daemon) -> None:
         with _another_stream(one, path):
@@ -265,13 +265,13 @@ def _streams(
 
 
 def idle_event_streams() -> dict[str, Any]:
-    """64 idle event streams of one user; another opens one, and an operator commands."""
+    """Keep 64 event streams of one user idle while another opens one and an operator sends commands."""
     with controller() as daemon:
         return _streams("http_idle_event_streams", daemon, "/api/events", write, 0.02)
 
 
 def idle_frame_streams() -> dict[str, Any]:
-    """64 idle frame streams of one user at an agent; another opens one, and scrapes."""
+    """Keep 64 frame streams of one user at an agent idle while another opens one and scrapes."""
     with agent() as daemon:
         return _streams("http_idle_frame_streams", daemon, "/frames", scrape, 0.15)
 

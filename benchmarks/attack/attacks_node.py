@@ -1,9 +1,9 @@
 """Attacks of a tenant on the agent of its node: ``python -m benchmarks.attack.attacks_node --json [NAME...]``.
 
-Each attack runs against a real agent, as another user where this one may change its own. Beside it run the others whom
-it must not hurt: a scraper of /metrics, a rank of another tenant that reports steps, and a rank of the same job that
-registers again and again. They are timed for as long without the attack, in the same run. Attackers get only what is
-left of the processors (SCHED_IDLE): what counts is what the agent does for them, not that they compute.
+Each attack runs against a real agent, as another user if this user may change its own. Other clients run at the same
+time and must not be affected: a scraper of /metrics, a rank of another tenant that reports steps, and a rank of the
+same job that registers repeatedly. They are measured for as long without the attack, in the same run. Attackers get
+only spare CPU time (SCHED_IDLE), so that the figures show the agent's work for them and not their own computing.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ SCRAPES_A_SECOND, REGISTRATIONS_A_SECOND, STEPS_A_SECOND = 20, 8, 200
 
 
 class Result(TypedDict):
-    """One attack. p99_ms_of_others is of scrapes of /metrics; registration_p99_ms of an honest rank's registrations.
+    """Result of one attack. p99_ms_of_others is of scrapes of /metrics; registration_p99_ms of an honest rank's
+    registrations.
 
     The same figures with _quiet are of the same agent before the attack. lost: steps of the honest rank that were not
-    counted, and registrations that were refused or took too long. wrong_actions: ranks that the agent publishes under
-    the honest job's name and that are not of it. survived: the agent is the same process, and answers.
+    counted, and registrations that were refused or too slow. wrong_actions: ranks that the agent publishes under the
+    honest job's name but that do not belong to it. survived: the agent is the same process, and responds.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Result(TypedDict):
 
 
 def ring_file(slots: int = MIN_SLOTS, written: int = 0) -> int:
-    """Descriptor of a sealed ring of which only the header is allocated; its count says `written`."""
+    """Return the descriptor of a sealed ring with only its header allocated; its count is `written`."""
     descriptor = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, HEADER_BYTES + slots * SLOT_BYTES)
     os.pwrite(descriptor, struct.pack("<8sIIQ", MAGIC, SLOT_BYTES, slots, written), 0)
@@ -87,20 +88,20 @@ def ring_file(slots: int = MIN_SLOTS, written: int = 0) -> int:
 
 
 def message(**claim: object) -> bytes:
-    """A registration with its length."""
+    """Return a registration with its length."""
     body = json.dumps({"v": 1, **claim}).encode()
     return len(body).to_bytes(4, "big") + body
 
 
 def send(client: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    """Send with descriptors attached. A client that is refused before may find the connection closed."""
+    """Send with descriptors attached. The connection may be closed if the client was refused before."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         client.sendmsg([data], rights)
 
 
 def answer(client: socket.socket) -> str:
-    """'' where the agent has accepted, else what it said."""
+    """Return '' if the agent has accepted, else its message."""
     try:
         data = client.recv(4096)
         said = json.loads(data[4:]) if len(data) > 4 else {"error": "no answer"}
@@ -110,7 +111,7 @@ def answer(client: socket.socket) -> str:
 
 
 def connect(path: str, seconds: float = 10.0) -> socket.socket:
-    """A connection for which the kernel queues up, at most so long."""
+    """Return a connection; wait for it for at most this long."""
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(seconds), 0))
     client.connect(path)
@@ -119,7 +120,8 @@ def connect(path: str, seconds: float = 10.0) -> socket.socket:
 
 
 def lingering_socket() -> tuple[int, list[socket.socket]]:
-    """A TCP socket whose close waits for an hour, as a descriptor, and what has to stay open for that."""
+    """Return a TCP socket whose close blocks for an hour, as a descriptor, and the sockets that must stay open for
+    that."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     listener.bind(("127.0.0.1", 0))
@@ -141,7 +143,7 @@ def lingering_socket() -> tuple[int, list[socket.socket]]:
 
 
 def sparse_rings(path: str, until: float) -> None:
-    """One rank at a time with a ring of 4 MiB that is full by its count and has no pages."""
+    """Register one rank at a time with a ring of 4 MiB that is full by its count and has no pages."""
     kept: list[int] = []
     while time.monotonic() < until:
         for slots in (MAX_SLOTS, 16384):
@@ -157,7 +159,7 @@ def sparse_rings(path: str, until: float) -> None:
 
 
 def reporter_hog(path: str, until: float) -> None:
-    """As many reporters as the agent takes, under names as long as may be."""
+    """Register as many reporters as the agent accepts, under names of maximum length."""
     descriptor, held = ring_file(), []
     for rank in range(1100):
         client = connect(path)
@@ -171,7 +173,7 @@ def reporter_hog(path: str, until: float) -> None:
 
 
 def connection_flood(path: str, until: float) -> None:
-    """Connect, send nothing, close; as fast as can be."""
+    """Connect, send nothing and close, as fast as possible."""
     while time.monotonic() < until:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(OSError):
@@ -181,7 +183,7 @@ def connection_flood(path: str, until: float) -> None:
 
 
 def silent_connections(path: str, until: float) -> None:
-    """As many connections as there are descriptors, which send a byte a second or nothing."""
+    """Open as many connections as there are descriptors, which send a byte a second or nothing."""
     held: list[socket.socket] = []
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
@@ -200,7 +202,7 @@ def silent_connections(path: str, until: float) -> None:
 
 
 def half_messages(path: str, until: float) -> None:
-    """Half a message with as many descriptors as one message can bring, or with one that is no ring."""
+    """Send half a message with the most descriptors that a message can carry, or with one that is no ring."""
     with open("/dev/null", "rb") as null:
         many, one = [null.fileno()] * 253, [ring_file()]
         held: list[socket.socket] = []
@@ -216,9 +218,9 @@ def half_messages(path: str, until: float) -> None:
 
 
 def lingering_descriptors(path: str, until: float) -> None:
-    """Descriptors whose close waits: sent as the ring, and left unread behind a refused message."""
+    """Send descriptors whose close blocks: as the ring, and unread behind a refused message."""
     held: list[socket.socket] = []
-    # Our own close may be the last one, and wait: a signal ends that.
+    # Our own close may be the last one, and block: a signal interrupts it.
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
     while time.monotonic() < until:
@@ -237,7 +239,7 @@ def lingering_descriptors(path: str, until: float) -> None:
 
 
 def record_flood(path: str, until: float) -> None:
-    """Sixteen ranks that write valid steps as fast as memory takes them."""
+    """Run sixteen ranks that write valid steps as fast as possible."""
     slots = 16384
     record = struct.Struct("<QBBHIqqqqqQ")
     rings: list[tuple[int, socket.socket]] = []
@@ -261,7 +263,7 @@ def record_flood(path: str, until: float) -> None:
 
 
 def registration_churn(path: str, until: float) -> None:
-    """Ranks that come under new names, tell their place again and again, and go."""
+    """Register ranks under new names, send their place repeatedly, and disconnect."""
     number, descriptor = 0, ring_file()
     while time.monotonic() < until:
         number += 1
@@ -274,7 +276,7 @@ def registration_churn(path: str, until: float) -> None:
 
 
 def impossible_rings(path: str, until: float) -> None:
-    """Rings whose counts jump, fall and are torn, over holes that come and go, and whose slots are noise."""
+    """Use rings with jumping, falling and torn counts, changing holes, and random slots."""
     slots = 4096
     rings: list[tuple[int, socket.socket]] = []
     for rank in range(16):
@@ -293,7 +295,7 @@ def impossible_rings(path: str, until: float) -> None:
 
 
 def forged_names(path: str, until: float) -> None:
-    """Claims to be ranks of the honest job, and of pods and jobs that nobody has."""
+    """Claim to be ranks of the honest job, and of pods and jobs that do not exist."""
     descriptor, held = ring_file(), []
     gangs = (
         GANG,
@@ -320,7 +322,9 @@ def forged_names(path: str, until: float) -> None:
 
 
 def _punch(descriptor: int, offset: int, size: int) -> None:
-    """fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE: the seals permit it."""
+    """Call fallocate(2) with FALLOC_FL_PUNCH_HOLE
+    FALLOC_FL_KEEP_SIZE: the seals permit it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate(descriptor, 0x2 | 0x1, ctypes.c_long(offset), ctypes.c_long(size))
 
@@ -337,14 +341,14 @@ PROGRAMS: dict[str, tuple[Callable[[str, float], None], int]] = {
     "impossible-rings": (impossible_rings, 1),
     "forged-names": (forged_names, 1),
 }
-"""By name: what each attacking process runs (the socket's path, until when by the monotonic clock), and how many do."""
+"""By name: the function of each attacking process (socket path, end by the monotonic clock), and their number."""
 
 
 # --- the agent and the others ----------------------------------------------------------------------------------------
 
 
 class Site:
-    """A real agent in a folder of its own, whose step socket every user may use, while the ``with`` lasts."""
+    """A real agent in its own folder, whose step socket every user may use, while the ``with`` lasts."""
 
     def __enter__(self) -> Site:
         self.folder = Path(tempfile.mkdtemp(prefix="gwa", dir="/tmp"))  # a socket's path may have 107 bytes
@@ -388,7 +392,7 @@ class Site:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def metrics(self) -> str:
-        """The text of /metrics. Raises OSError or http.client.HTTPException."""
+        """Return the text of /metrics. Raises OSError or http.client.HTTPException."""
         client = http.client.HTTPConnection(str(self.url.hostname), self.url.port, timeout=10)
         try:
             client.request("GET", "/metrics")
@@ -401,13 +405,13 @@ class Site:
             client.close()
 
     def resident_mib(self) -> float:
-        """The agent's resident memory, what it shares included."""
+        """Return the agent's resident memory, including shared pages."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"VmRSS:\s+(\d+) kB", text)
         return int(found[1]) / 1024 if found else 0.0
 
     def attest(self, pid: int, rank: int) -> None:
-        """Have a process attested as a rank of the honest job."""
+        """Attest a process as a rank of the honest job."""
         stat = read_process_stat("/proc", pid)
         assert stat is not None
         folder = self.state.path / "ranks" / NODE
@@ -417,7 +421,7 @@ class Site:
 
 
 def reporting_rank() -> None:
-    """An honest rank: reports steps until it gets a line; then it prints how many."""
+    """Run an honest rank: report steps until it gets a line; then print their number."""
     reporter = steps.reporter()
     deadline = time.monotonic() + 20
     while reporter.status != "registered" and time.monotonic() < deadline:
@@ -433,7 +437,7 @@ def reporting_rank() -> None:
 
 
 def coming_rank() -> None:
-    """An honest rank that registers each time it gets a line; it prints how long that took (ms), and what was said."""
+    """Run an honest rank that registers at each line of input; print the time (ms) and the agent's message."""
     for _ in sys.stdin:
         descriptor = ring_file()
         began = time.perf_counter()
@@ -452,7 +456,7 @@ HONEST: dict[str, Callable[[], None]] = {"coming": coming_rank, "reporting": rep
 
 @dataclass
 class Others:
-    """Those whom an attack must not hurt; their times in milliseconds."""
+    """Clients that an attack must not affect; their times in milliseconds."""
 
     site: Site
     rank: subprocess.Popen[str]
@@ -463,7 +467,7 @@ class Others:
     most_mib: float = 0.0
 
     def watch(self, seconds: float) -> None:
-        """Scrape, register and measure the agent's memory for so long."""
+        """Scrape, register and measure the agent's memory for this long."""
         until = time.monotonic() + seconds
         threads = [
             threading.Thread(target=self._repeat, args=(until, call, rate))
@@ -492,22 +496,24 @@ class Others:
         self.most_mib = max(self.most_mib, self.site.resident_mib())
 
     def _register(self) -> None:
-        tell(self.rank)
+        wake(self.rank)
         took_ms, _, said = line_of(self.rank).partition(" ")
-        if said and "reported by process" not in said:  # its own last connection, whose end is not seen yet
+        if (
+            said and "reported by process" not in said
+        ):  # its own last connection, whose end the agent has not noticed yet
             self.failed.append(f"_register: {said}")
         self.registrations.append(float(took_ms))
 
 
 def p99(times: list[float]) -> float:
-    """The 99th percentile, the greatest of less than a hundred; NaN of none."""
+    """Return the 99th percentile: the maximum of less than a hundred values, NaN without values."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] if ordered else float("nan")
 
 
 @contextlib.contextmanager
 def honest_rank(site: Site, name: str, rank: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that is attested as a rank of the honest job; see HONEST for what it does."""
+    """Run a process attested as a rank of the honest job; see HONEST for its program."""
     environment = {**os.environ, "GANGWATCH_SOCKET": site.socket, "GANGWATCH_JOB": GANG, "RANK": str(rank)}
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.attack.attacks_node", "--honest", name],
@@ -525,12 +531,12 @@ def honest_rank(site: Site, name: str, rank: int) -> Iterator[subprocess.Popen[s
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """The next line that it prints."""
+    """Return the next line that it prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def tell(process: subprocess.Popen[str]) -> None:
+def wake(process: subprocess.Popen[str]) -> None:
     """Send it an empty line."""
     assert process.stdin is not None
     process.stdin.write("\n")
@@ -538,7 +544,7 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 
 def _values(text: str, metric: str, **labels: str) -> dict[str, float]:
-    """The series of a metric that have these labels: value by all labels."""
+    """Return the series of a metric that have these labels: value by all labels."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         if line.startswith(metric + "{") and all(f'{name}="{value}"' in line for name, value in labels.items()):
@@ -548,25 +554,25 @@ def _values(text: str, metric: str, **labels: str) -> dict[str, float]:
 
 
 def run(name: str, seconds: float = SECONDS) -> Result:
-    """Run one attack on an agent of its own: `seconds` without it, as long with it."""
+    """Run one attack on a new agent: `seconds` without it, as long with it."""
     count = PROGRAMS[name][1]
     with Site() as site, honest_rank(site, "reporting", 1) as reporting, honest_rank(site, "coming", 0) as coming:
         registered = line_of(reporting)
         quiet = Others(site, coming)
-        quiet.watch(1.0)  # until everything has been used once
+        quiet.watch(1.0)  # warm up until every path has been used once
         quiet = Others(site, coming)
         quiet.watch(seconds)
         before_mib = site.resident_mib()
 
         hurt = Others(site, coming)
-        # The attackers' own start is none of the attack: they are ready, and wait, when the clock begins.
+        # Attackers start before the clock, and wait until it begins, so that their start is not measured.
         begin = time.monotonic() + START_SECONDS
         with contextlib.ExitStack() as stack:
             for _ in range(count):
                 stack.enter_context(attacker(name, site.socket, begin, begin + seconds))
             time.sleep(max(0.0, begin - time.monotonic()))
             hurt.watch(seconds)
-        tell(reporting)
+        wake(reporting)
         written = int(line_of(reporting) or -1)
         time.sleep(2.5)
         try:
@@ -602,7 +608,7 @@ def _label(series: str) -> str:
 
 @contextlib.contextmanager
 def attacker(name: str, path: str, begin: float, until: float) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that attacks from `begin` on until then, as nobody where this one is root's."""
+    """Run a process that attacks from `begin` to `until`, as user nobody if this process is root's."""
     command = [
         sys.executable,
         "-m",

@@ -1,9 +1,9 @@
 """Attacks on logins, roles and secrets: ``python -m benchmarks.attack.attacks_secrets --json [NAME...]``.
 
-Each attack runs against a real controller, from a process of its own. Beside it an operator commands a node, somebody
-with a submitter's token asks who they are, and somebody logs in by the page: they are timed for as long without the
-attack, in the same run. Attackers get only what is left of the processors (SCHED_IDLE): what counts is what the
-controller does for them, not that they compute.
+Each attack runs against a real controller, from a separate process. At the same time an operator sends commands about a
+node, a submitter requests its own identity by token, and a user logs in on the page. These are measured for as long
+without the attack, in the same run. Attackers get only spare CPU time (SCHED_IDLE), so that the figures show the
+controller's work for them and not their own computing.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from scheduler_feedback.api.access.tokens import OWN_TOKENS, TokenEntry, hash_of
 
 SECONDS = 5.0
 THREADS = 4
-"""Connections of an attacker; more of one peer are another attack (attacks_http)."""
+"""Connections of an attacker; more from one peer are another attack (attacks_http)."""
 
 SUBMISSION = {"name": "train", "command": ["sleep", "60"], "ranks": 1, "grace_seconds": 0.1, "time_limit_seconds": 600}
 
 
 class Result(TypedDict):
-    """One attack. p99_ms_of_others: of the honest requests of all kinds; _quiet: the same before the attack.
+    """Result of one attack. p99_ms_of_others: of the honest requests of all kinds; _quiet: the same before the attack.
 
-    lost: honest requests that were refused or not answered, and jobs that were not there at the end. wrong_actions:
-    requests of the attacker that were let in though they must not be, and what they changed. requests: of the attacker;
-    statuses: with what they were answered.
+    lost: honest requests that were refused or not answered, and jobs missing at the end. wrong_actions: requests of the
+    attacker that were wrongly accepted, and what they changed. requests: of the attacker; statuses: of the responses to
+    it.
     """
 
     name: str
@@ -54,16 +54,16 @@ class Result(TypedDict):
 
 @dataclass(slots=True)
 class Ask:
-    """A request of an attacker, again and again; '{random}' stands for 32 random bytes."""
+    """A repeated request of an attacker; '{random}' is replaced by 32 random bytes."""
 
     method: str
     path: str
     headers: dict[str, str] = field(default_factory=dict)
     body: str = ""
     most: int = 0
-    """How often at most; 0: without limit."""
+    """Maximum number of requests; 0: without limit."""
     allowed: tuple[int, ...] = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 431, 503)
-    """Statuses that are no success of the attacker."""
+    """Statuses that mean no success of the attacker."""
 
 
 ATTACKER = r"""
@@ -106,14 +106,14 @@ print(json.dumps({"counts": counts, "wrong": wrong}), flush=True)
 
 
 class Honest:
-    """Who must not be hurt: each makes a request, again and again, while `running`."""
+    """Honest clients: each repeats its request while `running`."""
 
     def __init__(self, daemon: Daemon, token: str) -> None:
         self._daemon, self._token = daemon, token
         self.failures: list[str] = []
 
     def waits(self, seconds: float) -> list[float]:
-        """Seconds that each request took."""
+        """Return the seconds that each request took."""
         end, found = time.monotonic() + seconds, list[float]()
 
         def go(ask: Callable[[], None], pause: float) -> None:
@@ -149,7 +149,7 @@ class Honest:
 def request(
     daemon: Daemon, method: str, path: str, body: Any = None, token: str = "", **headers: str
 ) -> tuple[int, Any, dict[str, str]]:
-    """Status, document and headers of one request."""
+    """Return status, document and headers of one request."""
     import http.client
 
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -168,7 +168,7 @@ def request(
 
 @dataclass(slots=True)
 class Site:
-    """A controller, people's tokens, and a job of bob's that runs."""
+    """A controller, three users' tokens, and a running job of bob's."""
 
     daemon: Daemon
     tokens: dict[str, str]
@@ -177,7 +177,7 @@ class Site:
 
 @contextlib.contextmanager
 def site(configuration: str = "") -> Iterator[Site]:
-    """A real controller with three people. configuration: a file's text, '' for none."""
+    """Run a real controller with three users. configuration: a file's text, '' for none."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-attack-") as folder:
         options = []
         if configuration:
@@ -197,7 +197,7 @@ def site(configuration: str = "") -> Iterator[Site]:
             made.job = document["job"]
             yield made
             for job in daemon.ask("GET", "/api/jobs?active=1"):
-                with contextlib.suppress(BedError):  # it has ended by itself meanwhile
+                with contextlib.suppress(BedError):  # it has ended in the meantime
                     daemon.ask("POST", f"/api/jobs/{job['job']}/cancel", {})
             time.sleep(0.5)
 
@@ -206,7 +206,7 @@ def site(configuration: str = "") -> Iterator[Site]:
 
 
 def brute_force(_here: Site) -> list[Ask]:
-    """Guesses at tokens, by the login and as bearer tokens, of every form that a token has."""
+    """Guess tokens of every form, by the login and as bearer tokens."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     return [
         Ask("POST", "/login", form, "token=gwt_{random}&next=/"),
@@ -218,7 +218,7 @@ def brute_force(_here: Site) -> list[Ask]:
 
 
 def forged_cookie(here: Site) -> list[Ask]:
-    """Sessions that nobody opened, and one of which the end was cut off."""
+    """Send session cookies that were never issued, and a truncated one."""
     _, _, headers = request(here.daemon, "POST", "/login", {"token": here.tokens["boss"]})
     name, _, value = headers["set-cookie"].partition(";")[0].partition("=")
     change = {"Content-Type": "application/json", "X-Gangwatch-Csrf": "{random}"}
@@ -231,7 +231,8 @@ def forged_cookie(here: Site) -> list[Ask]:
 
 
 def cross_site(here: Site) -> list[Ask]:
-    """What a page elsewhere can have an operator's browser send: the cookie goes along, the page's proof does not."""
+    """Send requests as another site's page can make an operator's browser send them: with the cookie, without the
+    page's proof."""
     _, _, headers = request(here.daemon, "POST", "/login", {"token": here.tokens["boss"]})
     cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
     evil = cookie | {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
@@ -249,7 +250,8 @@ def cross_site(here: Site) -> list[Ask]:
 
 
 def forged_user(here: Site) -> list[Ask]:
-    """A submitter who claims to be others: in bodies, in headers that proxies set, and in paths."""
+    """Send requests as a submitter who claims to be other users: in bodies, in headers that proxies set, and in
+    paths."""
     eve = {"Authorization": f"Bearer {here.tokens['eve']}", "Content-Type": "application/json"}
     as_bob = eve | {"X-Forwarded-User": "bob", "X-Remote-User": "boss", "X-Remote-Group": "system:masters"}
     claimed = json.dumps(SUBMISSION | {"user": "bob", "command": ["true"]})
@@ -265,7 +267,8 @@ def forged_user(here: Site) -> list[Ask]:
 
 
 def frozen_or_forged(here: Site) -> int:
-    """What the attackers have changed, in actions: bob's job, the freeze, the node, users of jobs, tokens in reach."""
+    """Return the number of the attackers' changes: to bob's job, the freeze, the node, users of jobs, tokens in
+    reach."""
     jobs = {job["job"]: job for job in here.daemon.ask("GET", "/api/jobs")}
     bob = jobs.get(here.job)
     wrong: int = 0 if bob is not None and bob["state"] in ("pending", "starting", "running") else 1
@@ -276,7 +279,7 @@ def frozen_or_forged(here: Site) -> int:
 
 
 def run(name: str, seconds: float = SECONDS) -> Result:
-    """The attack's figures."""
+    """Return the attack's figures."""
     if name == "secrets_forged_jwt":
         return _forged_jwt(seconds)
     with site() as here:
@@ -284,7 +287,8 @@ def run(name: str, seconds: float = SECONDS) -> Result:
 
 
 def _forged_jwt(seconds: float) -> Result:
-    """Tokens of an identity provider: alg none, another audience, expired, key confusion, huge, and forty more."""
+    """Send forged tokens of an identity provider: alg none, another audience, expired, key confusion, huge, and forty
+    more."""
     from tests.security.provider import CLIENT, Provider
     from tests.security.test_login import forged_tokens
 
@@ -300,7 +304,7 @@ def _forged_jwt(seconds: float) -> Result:
                 headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
                 asks.append(Ask(*(("POST", "/api/freeze") if number % 2 else ("GET", "/api/journal")), headers, "{}"))
             result = _measured("secrets_forged_jwt", here, asks, seconds)
-            # Unknown keys must not have us ask the provider at every request.
+            # Unknown keys must not cause a request to the provider each time.
             result["wrong_actions"] += max(0, provider.asked["/keys"] - before - 1 - round(seconds / 30))
             return result
 
@@ -316,12 +320,12 @@ def _measured(name: str, here: Site, asks: list[Ask], seconds: float) -> Result:
         with attacker(ATTACKER, daemon.port, seconds, THREADS, plan.name) as process:
             assert process.stdout is not None and process.stdout.readline().strip() == "begun"
             waits = honest.waits(seconds)
-            told = json.loads(process.stdout.readline() or '{"counts": {}, "wrong": []}')
-    counts: Counter[str] = Counter(told["counts"])
+            printed = json.loads(process.stdout.readline() or '{"counts": {}, "wrong": []}')
+    counts: Counter[str] = Counter(printed["counts"])
     survived = daemon.alive()
     with contextlib.suppress(subprocess.SubprocessError):
         survived = survived and daemon.ask("GET", "/readyz") is not None
-    for one in (*told["wrong"][:5], *honest.failures[:5]):
+    for one in (*printed["wrong"][:5], *honest.failures[:5]):
         print(f"{name}: {one}", file=sys.stderr)
     return Result(
         name=name,
@@ -330,7 +334,7 @@ def _measured(name: str, here: Site, asks: list[Ask], seconds: float) -> Result:
         p99_ms_of_others=round(percentile(waits, 0.99), 2),
         p99_ms_of_others_quiet=round(percentile(quiet, 0.99), 2),
         lost=len(honest.failures),
-        wrong_actions=len(told["wrong"]) + frozen_or_forged(here),
+        wrong_actions=len(printed["wrong"]) + frozen_or_forged(here),
         requests=sum(counts.values()),
         statuses=dict(sorted(counts.items())),
     )

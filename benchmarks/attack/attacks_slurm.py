@@ -1,9 +1,9 @@
-"""Attacks by users of a Slurm cluster: names that imitate Slurm's own words, and consent that changes underway.
+"""Attacks by users of a Slurm cluster: names that imitate Slurm's own words, and consent that changes meanwhile.
 
 The backend is the real one; the commands behind it print as 22.05.8 does (benchmarks/slurm/printed.py, checked against
-real daemons in tests/slurm/test_hostile_names.py). Others are the cluster's other users: their jobs wait for a look at
-the queue, or for their own move. `lost` counts those whose record is missing or wrong, or that were not moved,
-`wrong_actions` the commands that touched a job that may not be touched, and jobs that were opted in by somebody else.
+real daemons in tests/slurm/test_hostile_names.py). Others are the cluster's other users: their jobs wait for a poll of
+the queue, or for their own move. `lost` counts jobs whose record is missing or wrong, or that were not moved.
+`wrong_actions` counts commands that touched a job without permission, and jobs that another user opted in.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Result = dict[str, Any]
 
 
 class _Cached(PrintedCommands):
-    """Prints each answer once: what is measured is the reading."""
+    """Commands that render each answer once, so that only reading is measured."""
 
     def __init__(self, queue: Queue, text: bool) -> None:
         super().__init__(queue, text)
@@ -63,7 +63,7 @@ def honest() -> list[Printed]:
 
 
 def hostile(victims: list[Printed]) -> list[Printed]:
-    """Each imitates another victim's record in another field, behind another character."""
+    """Return jobs that each imitate another victim's record in another field, behind another character."""
     chance = random.Random(18)
     separators = (b"\n", "\u2028".encode(), "\x85".encode(), b"\x0c", b"\x0b", b"\x1c", b"\r", b"\xff", b" ")
     rest = as_text([Printed(0)]).split(b" UserId=", 1)[1].rstrip()
@@ -88,8 +88,8 @@ def _resident_mib() -> float:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-class _Looks:
-    """Looks at one queue: how long each took this thread, in milliseconds, and what the last one found."""
+class _Polls:
+    """Polls of one queue: this thread's time for each, in milliseconds, and the jobs found by the last one."""
 
     def __init__(self, queue: Queue, text: bool) -> None:
         self._commands = _Cached(queue, text)
@@ -97,7 +97,7 @@ class _Looks:
         self.found: dict[int, SlurmJob] = {}
 
     async def prepare(self) -> None:
-        """Look until every job's GPUs have been asked for, and every answer is printed."""
+        """Poll until every job's GPUs have been requested, and every answer is rendered."""
         for _ in range((HONEST + HOSTILE) // 20 + 5):
             await self._commands.jobs()
 
@@ -108,9 +108,9 @@ class _Looks:
 
 
 def names(name: str, text: bool) -> Result:
-    """Hostile names beside honest jobs, and moves that are asked for of every victim."""
+    """Poll hostile names among honest jobs, and request a move of every victim."""
     jobs = honest()
-    quiet, attacked = _Looks(Queue(jobs, NODES), text), _Looks(Queue([*jobs, *hostile(jobs)], NODES), text)
+    quiet, attacked = _Polls(Queue(jobs, NODES), text), _Polls(Queue([*jobs, *hostile(jobs)], NODES), text)
     resident = 0.0
 
     async def both() -> None:
@@ -153,7 +153,7 @@ def _answered(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
 
 
 def changed(name: str, change: dict[str, Any]) -> Result:
-    """Jobs that had opted in at the look, and are others by the time at which the cycle has them moved."""
+    """Change jobs that had opted in at the poll before the cycle has them moved."""
     jobs = [
         Printed(100 + at, nodes=(NODES[at % 16],), gpus=(at % 8,), comment=b"gangwatch:restartable,signal=USR1,grace=0")
         for at in range(2 * MOVES)
@@ -202,7 +202,7 @@ def changed(name: str, change: dict[str, Any]) -> Result:
 
 
 def _ended(folder: Path, number: int) -> bool:
-    """Whether the move has been made, or given up."""
+    """Return whether the move was made or given up."""
     return any(
         line.target == str(number) and line.action == "requeue" for line in lines(folder / "slurm-actions.jsonl")
     )

@@ -19,13 +19,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 START_SECONDS = 60.0
-"""Longest wait for a daemon that starts, or for the answer of one under attack: a shared machine is slow at times."""
+"""Longest wait for a starting daemon, or for a response of one under attack: a shared machine may be slow."""
 
 NODE = "node-0"
 """The node of every bed here."""
 
 TENANT_UID = 65_534
-"""Who attacks where this program may change its user: nobody."""
+"""User nobody, for attackers, if this program may change its user."""
 
 _PREAMBLE = """
 import http.client, json, os, random, resource, select, socket, ssl, struct, sys, threading, time
@@ -36,22 +36,22 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 if user and os.geteuid() == 0:
     os.setgroups([]); os.setgid(user); os.setuid(user)
 """
-"""What every attacker begins with. It becomes another user after its imports: that user may be unable to read them."""
+"""Prologue of every attacker. It changes user after its imports, because that user may not be able to read them."""
 
 
 class BedError(Exception):
-    """A daemon did not start, or did not answer an honest client."""
+    """A daemon did not start, or did not respond to an honest client."""
 
 
 @dataclass(slots=True)
 class Daemon:
-    """One process of ours under attack."""
+    """One process of the product under attack."""
 
     process: subprocess.Popen[bytes]
     """The daemon."""
 
     url: str
-    """Where it listens."""
+    """Its URL."""
 
     folder: Path
     """Its state folder."""
@@ -60,24 +60,24 @@ class Daemon:
     """The state folder's token."""
 
     waits: list[float] = field(default_factory=list)
-    """Seconds that each honest request took, of the present measurement."""
+    """Seconds of each honest request in the current measurement."""
 
     failures: list[str] = field(default_factory=list)
-    """Honest requests that got no answer, or a refusal."""
+    """Honest requests that got no response, or were refused."""
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Return the port that it listens on."""
         port = urlsplit(self.url).port
         assert port is not None
         return port
 
     def alive(self) -> bool:
-        """Whether the process that was started still runs."""
+        """Return whether the started process still runs."""
         return self.process.poll() is None
 
     def rss_mib(self) -> float:
-        """Resident memory in MiB; 0 once the process has ended."""
+        """Return the resident memory in MiB; 0 once the process has ended."""
         try:
             for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
                 if line.startswith("VmRSS:"):
@@ -87,11 +87,11 @@ class Daemon:
         return 0.0
 
     def descriptors(self) -> int:
-        """Open descriptors of the process."""
+        """Return the number of open descriptors of the process."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def ask(self, method: str, path: str, body: Any = None, token: bool = True, seconds: float = 20.0) -> Any:
-        """One request on a connection of its own. Raises BedError where it is not answered with success."""
+        """Send one request on a new connection. Raises BedError unless it succeeds."""
         headers = {"Authorization": f"Bearer {self.token}"} if token and self.token else {}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -109,7 +109,7 @@ class Daemon:
         return json.loads(content) if "json" in (response.headers["content-type"] or "") else content
 
     def honest(self, method: str, path: str, body: Any = None, token: bool = True, seconds: float = 20.0) -> None:
-        """``ask``, whose wait or failure is kept."""
+        """Call ``ask`` and record its wait or its failure."""
         begun = time.perf_counter()
         try:
             self.ask(method, path, body, token, seconds)
@@ -118,7 +118,7 @@ class Daemon:
         self.waits.append(time.perf_counter() - begun)
 
     def measured(self, honest: Callable[[Daemon], None], until: Callable[[], bool]) -> list[float]:
-        """Waits in seconds of the requests that `honest` makes again and again until `until`; at least one."""
+        """Return the waits in seconds of the requests that `honest` repeats until `until`; at least one."""
         self.waits = []
         while not self.waits or not until():
             honest(self)
@@ -126,24 +126,24 @@ class Daemon:
 
 
 def write(daemon: Daemon) -> None:
-    """An operator's command."""
+    """Send an operator's command."""
     daemon.honest("POST", f"/api/nodes/{NODE}/release", {"by": "operator"})
 
 
 def scrape(daemon: Daemon) -> None:
-    """A scrape of an agent."""
+    """Scrape an agent."""
     daemon.honest("GET", "/metrics", token=False)
     time.sleep(0.02)
 
 
 def percentile(waits: Sequence[float], share: float) -> float:
-    """The wait in milliseconds that this share of the requests did not exceed."""
+    """Return the wait in milliseconds that this share of the requests did not exceed."""
     ordered = sorted(waits)
     return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def for_seconds(seconds: float) -> Callable[[], bool]:
-    """Whether so much time has passed since now."""
+    """Return a function that returns whether this time has passed."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end
 
@@ -153,7 +153,7 @@ def for_seconds(seconds: float) -> Callable[[], bool]:
 
 def _start(arguments: Sequence[str], folder: Path, nofile: int | None) -> subprocess.Popen[bytes]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GANGWATCH_", "XDG_"))}
-    # -P as the program's own guard would: no module of the present folder is taken for one of ours.
+    # -P as the program's own guard would: it prevents imports of modules in the current folder.
     command = [sys.executable, "-m", "gangwatch", *arguments]
     prefix = ["prlimit", f"--nofile={nofile}:{nofile}"] if nofile is not None else []
     return subprocess.Popen(
@@ -189,7 +189,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def controller(*options: str, jobs: int = 0, nofile: int | None = None, slots: int = 2) -> Iterator[Daemon]:
-    """A real controller of two nodes that share so many slots, ready. jobs: of which one runs, and all others wait."""
+    """Run a real controller of two nodes that share these slots. jobs: one of them runs, the others are pending."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-attack-") as name:
         folder = Path(name)
         state = folder / "state"
@@ -219,7 +219,7 @@ def controller(*options: str, jobs: int = 0, nofile: int | None = None, slots: i
 
 
 def _fill(daemon: Daemon, jobs: int, slots: int) -> None:
-    """Submit one job that runs and others that wait for it, as many users would: names, users and queues differ."""
+    """Submit one job that runs and others that wait for it, with different names, users and queues."""
     common = {"command": ["sleep", "3600"], "grace_seconds": 0.1, "time_limit_seconds": 86_400}
     daemon.ask("POST", "/api/jobs", common | {"name": "head", "ranks": slots, "user": "ana"})
     left, number = jobs - 1, 0
@@ -232,7 +232,7 @@ def _fill(daemon: Daemon, jobs: int, slots: int) -> None:
 
 @contextlib.contextmanager
 def agent(*options: str, nofile: int | None = None) -> Iterator[Daemon]:
-    """A real agent of one node, once it has made a frame."""
+    """Run a real agent of one node; yield once it has made a frame."""
     with tempfile.TemporaryDirectory(prefix="gangwatch-attack-") as name:
         folder = Path(name)
         state = folder / "state"
@@ -262,9 +262,9 @@ def agent(*options: str, nofile: int | None = None) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def attacker(program: str, *arguments: object, user: int = TENANT_UID) -> Iterator[subprocess.Popen[str]]:
-    """A Python program that attacks in a process of its own: it and we share no interpreter lock.
+    """Run an attacking Python program in a separate process, so that it shares no interpreter lock with this one.
 
-    user: as whom, where we may choose (root may); 0: as ourselves. What it prints goes to the pipe.
+    user: its user, if this process may choose (root may); 0: the same user. Its output goes to the pipe.
     """
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", _PREAMBLE + program, *map(str, (user, *arguments))],
@@ -284,12 +284,12 @@ def attacker(program: str, *arguments: object, user: int = TENANT_UID) -> Iterat
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """What an attacker prints first: that it has begun."""
+    """Return the first line of an attacker, which means that it has begun."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def allow_descriptors() -> None:
-    """Let this process and those that it starts open as many files as may be."""
+    """Raise the limit of open files of this process and its children to the maximum."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -63,7 +63,7 @@ _FEW_BYTES = 0.1
 """Share of the inputs that are changed byte by byte."""
 
 
-# --- requests --------------------------------------------------------------------------------------------------------
+# --- messages --------------------------------------------------------------------------------------------------------
 
 
 def _member(rng: random.Random) -> Member:
@@ -398,9 +398,7 @@ def parse_session(data: bytes) -> str:
         try:
             received = controller.decoder.decode(message)
             decoded += 1
-            if decoded.node in NODES and controller.take(
-                decoded, op
-            ):  # else the feed refuses it: another stream's node
+            if received.node in NODES and controller.take(received, op):  # else the feed refuses it: not its stream
                 folded += isinstance(received, Frame)
         except (VersionError, FrameError):
             continue
