@@ -1,6 +1,6 @@
-"""Ordinary days: a real `gangwatch up`, real jobs, users who do what users do, and an oracle that looks on.
+"""Ordinary days: a real `gangwatch up`, real jobs, users with typical activities, and an independent oracle.
 
-`day.py` runs a day, `users.py` says what people do in it, `cluster.py` reaches gangwatch as people do (command line,
-API, page). `oracle/` judges, and imports nothing of gangwatch: it compares what gangwatch says with the process table,
-with what the jobs wrote about themselves, and with what was asked for. Start reading in `oracle/__init__.py`.
+`day.py` runs a day, `users.py` contains the users' activities, `cluster.py` accesses gangwatch as people do (command
+line, API, page). `oracle/` judges without importing gangwatch: it compares gangwatch's output with the process table,
+with the jobs' own records, and with the requests. Start reading in `oracle/__init__.py`.
 """

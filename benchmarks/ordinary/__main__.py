@@ -1,13 +1,12 @@
 """Ordinary days: users, jobs and faults on a real cluster, judged from outside.
 
-    python -m benchmarks.ordinary --minutes 10 --seed 7 --json
-    python -m benchmarks.ordinary --minutes 10 --seed 7 --log docs/measurements/ordinary.jsonl
-    python -m benchmarks.ordinary --summary docs/measurements/ordinary.jsonl
-    python -m benchmarks.ordinary --prerequisites
+python -m benchmarks.ordinary --minutes 10 --seed 7 --json
+python -m benchmarks.ordinary --minutes 10 --seed 7 --log docs/measurements/ordinary.jsonl
+python -m benchmarks.ordinary --summary docs/measurements/ordinary.jsonl
+python -m benchmarks.ordinary --prerequisites
 
-Prints one JSON document: {"seed", "minutes", "jobs", "checks", "failures"} and what the day was made of. A day stops at
-its first failure, which it prints with what reproduces it; its state folder is kept. Exits with 1 where there was a
-failure.
+Prints one JSON document: {"seed", "minutes", "jobs", "checks", "failures"} and the activities of the day. A day stops
+at its first failure and prints the command that reproduces it; its state folder is kept. Exits with 1 after a failure.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ HERE = Path(__file__).resolve().parents[2]
 
 
 def lacks(torch: str | None) -> list[str]:
-    """What this machine lacks for a whole day, each with what brings it."""
+    """Return the prerequisites of a whole day that this machine lacks, each with how to install it."""
     missing = []
     if torch is None:
         missing.append("PyTorch (trainings with torch): apt-get install python3-torch, or pip install torch")
@@ -44,10 +43,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of everything that is drawn; default: one of the clock")
     parser.add_argument("--json", action="store_true", help="print the whole report")
     parser.add_argument("--log", type=Path, metavar="FILE", help="append the report, with its commit")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="only say what such a log adds up to")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="only print a summary of such a log")
     parser.add_argument("--checkout", type=Path, default=HERE, help="whose gangwatch runs; default: this one's")
     parser.add_argument("--only", default="", metavar="NAMES", help="only these activities, with commas between them")
-    parser.add_argument("--prerequisites", action="store_true", help="only say what this machine lacks")
+    parser.add_argument(
+        "--prerequisites", action="store_true", help="only print the prerequisites that this machine lacks"
+    )
     arguments = parser.parse_args()
     if arguments.summary is not None:
         print(json.dumps(runlog.summary(runlog.read(arguments.summary), arguments.checkout), indent=2))
@@ -63,7 +64,7 @@ def main() -> int:
     print(f"seed {seed}", file=sys.stderr, flush=True)
     only = frozenset(filter(None, arguments.only.split(",")))
     commit, clean = revision(arguments.checkout)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the day is taken down, as after an interrupt
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # shut the day down, as after an interrupt
     folder = Path(tempfile.mkdtemp(prefix=f"ordinary-{seed}-"))
     report = asdict(Day(folder, arguments.checkout.resolve(), arguments.minutes, seed, torch, only).run())
     if report["failures"]:

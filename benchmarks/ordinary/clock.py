@@ -1,4 +1,4 @@
-"""The day's clock: wall time, and fair time, which counts only what the machine and the harness let happen."""
+"""The day's clock: wall time, and fair time, which excludes delays caused by the machine and the harness."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STALE_SECONDS = 30.0
 
 
 class FairClock:
-    """Fair seconds as the metronome counts them, less the time in which a daemon is down because of the harness."""
+    """Fair seconds as the metronome counts them, less the time in which the harness keeps a daemon down."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "beats"
@@ -33,17 +33,17 @@ class FairClock:
         return float(fair)
 
     def now(self) -> Instant:
-        """This moment."""
+        """Return this moment."""
         beats = self._beats()
         paused = 0.0 if self._paused_at is None else beats - self._paused_at
         return Instant(time.time(), beats - self._excused - paused)
 
     def machine(self) -> float:
-        """Fair seconds of the machine alone, whatever the harness disturbs."""
+        """Return the fair seconds of the machine alone, regardless of the harness's disturbances."""
         return self._beats()
 
     def pause(self) -> None:
-        """A daemon is down because of the harness: from now on nothing can be demanded."""
+        """Pause fair time, because the harness has taken a daemon down: no check may demand progress."""
         if self._paused_at is None:
             self._paused_at = self._beats()
 
@@ -57,7 +57,7 @@ class FairClock:
         return self._paused_at is not None
 
     def share(self) -> float:
-        """Fair seconds a second, over the whole day."""
+        """Return the fair seconds a second, over the whole day."""
         return self._beats() / max(time.monotonic() - self._began, 1e-9)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The cluster of one day, reached as its users reach it: command line, API and page."""
+"""The cluster of one day, accessed as its users do: command line, API and page."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from benchmarks.ordinary.oracle.facts import Reading, Statement
 from benchmarks.ordinary.page import COUNTING, Page
 
 COMMAND_SECONDS = 180.0
-"""Longest that a command of the command line may take. None waits for a job here."""
+"""Longest time of a command of the command line. None waits for a job here."""
 
 
 PAGE_SECONDS = 1.2
-"""A page is at most a second old: readers of one page share each look at the state."""
+"""Maximum age of a page, one second, with a margin: readers of one page share each evaluation of the state."""
 
 
 class AbsentError(Exception):
-    """The controller gave no answer."""
+    """The controller did not respond."""
 
 
 class RefusedError(Exception):
-    """The controller refused. status: of HTTP."""
+    """The controller refused the request. status: of HTTP."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -40,7 +40,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a command printed."""
+    """Output of a command."""
 
     arguments: tuple[str, ...]
     code: int
@@ -50,9 +50,10 @@ class Said:
 
 @dataclass(slots=True)
 class Cluster:
-    """One `gangwatch up`: its folder, port and configuration. checkout: whose gangwatch runs. mark: of its processes.
+    """One `gangwatch up`: its folder, port and configuration. checkout: of the gangwatch that runs. mark: of its
+    processes.
 
-    config_lock: held while the configuration file is a wrong one, and while a daemon starts by it.
+    config_lock: held while the configuration file is invalid, and while a daemon starts with it.
     """
 
     folder: Path
@@ -81,14 +82,14 @@ class Cluster:
         return self.folder / "gangwatch.toml"
 
     def environment(self, daemon: bool = False) -> dict[str, str]:
-        """What a user's shell has; daemons carry the day's mark instead of a job's."""
+        """Return a user's shell environment; daemons have the day's mark instead of a job's."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "TZ") if name in os.environ}
         kept |= {"HOME": str(self.folder / "home"), "GANGWATCH_STATE": str(self.state), "USER": "ordinary"}
         kept |= {"PYTHONPATH": str(self.checkout)}
         return kept | ({"ORDINARY_DAEMON": self.mark} if daemon else {})
 
     def job_environment(self) -> dict[str, str]:
-        """What the day's jobs find in their environment."""
+        """Return the environment of the day's jobs."""
         return {
             "ORDINARY_JOB": self.mark,
             "ORDINARY_TRUTH": str(self.folder / "truth"),
@@ -123,7 +124,7 @@ class Cluster:
         self.config_file.write_text("\n".join(lines) + "\n")
 
     def up(self) -> Said:
-        """Start what does not run."""
+        """Start the daemons that do not run."""
         sizes = ("--nodes", str(self.nodes), "--slots", str(self.slots))
         with self.config_lock:
             return self.command("up", "--config", str(self.config_file), *sizes, daemon=True)
@@ -134,7 +135,7 @@ class Cluster:
     # --- API ---------------------------------------------------------------------------------------------------------
 
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 15.0) -> Any:
-        """One request. Raises AbsentError, RefusedError."""
+        """Send one request. Raises AbsentError, RefusedError."""
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -156,8 +157,8 @@ class Cluster:
         return json.loads(content) if "json" in (response.headers["content-type"] or "") else content.decode()
 
     def read(self) -> Reading:
-        """Everything that the API says of jobs, nodes, queue and verdicts. Nodes are read before the jobs and after
-        them until both say the same, so that one picture can be judged."""
+        """Read jobs, nodes, queue and verdicts from the API. Nodes are read before and after the jobs until both
+        readings agree, so that the result is consistent."""
         for _ in range(5):
             nodes = {node["node"]: node for node in self.ask("GET", "/api/nodes")}
             begun = self.clock.now()
@@ -173,7 +174,7 @@ class Cluster:
     # --- statements --------------------------------------------------------------------------------------------------
 
     def statement_by_command(self, which: str) -> tuple[Said, Statement | None]:
-        """What `gangwatch jobs|nodes|queue|top --json` says."""
+        """Return the output of `gangwatch jobs|nodes|queue|top --json`."""
         begun = self.clock.now()
         said = self.command(which, "--json")
         ended = self.clock.now()
@@ -207,7 +208,8 @@ class Cluster:
         return said, Statement(f"gangwatch {which}", begun, ended, fields)
 
     def statement_by_page(self, path: str) -> Statement:
-        """What the page at `path` says: '/jobs', '/nodes', '/' or '/jobs/JOB'. Raises AbsentError, RefusedError."""
+        """Return the content of the page at `path`: '/jobs', '/nodes', '/' or '/jobs/JOB'. Raises AbsentError,
+        RefusedError."""
         now = self.clock.now()
         begun = replace(now, wall=now.wall - PAGE_SECONDS)
         page = Page(self.ask("GET", path))
@@ -239,7 +241,7 @@ class Cluster:
         return Statement(f"page {path}", begun, ended, fields)
 
     def wait_ready(self, seconds: float) -> bool:
-        """Whether the controller answers within so many seconds of wall time."""
+        """Return whether the controller responds within this wall time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:

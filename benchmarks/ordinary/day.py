@@ -1,4 +1,4 @@
-"""One day: bring a cluster up, let users and troubles loose on it, read everything, judge, and bring it down."""
+"""One day: start a cluster, run users and troubles on it, read everything, judge, and stop it."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from benchmarks.ordinary.witnesses import Witnesses
 
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 20.0
-"""Fair seconds without any answer of the controller, which nobody disturbed, that are a failure."""
+"""Fair seconds without a response of an undisturbed controller that are a failure."""
 
 DRAIN_SECONDS = 150.0
-"""Fair seconds within which everything has ended once nobody submits any more."""
+"""Fair seconds within which all jobs must end after the last submission."""
 
 LONG_SECONDS = 60.0
-"""Two jobs that run for longer, one after the other, would not end within that: they are cancelled then."""
+"""Jobs that run longer are cancelled while draining: two of them in sequence would not end in time."""
 
 _SECONDS = re.compile(r'"seconds": ([\d.]+)')
 
 BUG = re.compile(r"level=critical|this is a bug|Traceback \(most recent")
-"""A line of a daemon's log that says that the daemon is wrong."""
+"""Line of a daemon's log that reports a bug of the daemon."""
 
 LEAST_STARTS = 10
-"""Starts a minute that a day must have to be one, where it is longer than RATE_MINUTES."""
+"""Least starts a minute of a valid day, if it is longer than RATE_MINUTES."""
 
 RATE_MINUTES = 3.0
 
 
 @dataclass(slots=True)
 class Report:
-    """What a day was like."""
+    """Summary of a day."""
 
     seed: int
     minutes: float
@@ -68,7 +68,7 @@ class Report:
 
 
 class Day:
-    """A day on a cluster of its own. checkout: whose gangwatch runs. only: the only activities; empty: all."""
+    """A day on its own cluster. checkout: of the gangwatch that runs. only: the only activities; empty: all."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Day:
     # --- the day -----------------------------------------------------------------------------------------------------
 
     def run(self) -> Report:
-        """The whole day. Whatever happens, nothing is left running."""
+        """Run the whole day. No process is left running in any case."""
         self.report.cluster = {"nodes": self.cluster.nodes, "slots": self.cluster.slots, **self.cluster.config}
         began = time.monotonic()
         try:
@@ -142,20 +142,20 @@ class Day:
         for thread in threads:
             thread.start()
         while time.monotonic() < until and not self.failures:
-            self._look()
+            self._observe()
             time.sleep(LOOK_SECONDS)
         self.users.stopped = self.troubles.stopped = True
         for thread in threads:
             while thread.is_alive() and not self.failures:
-                self._look()
+                self._observe()
                 thread.join(LOOK_SECONDS)
         self.clock.resume()
         self.lived_minutes = (time.monotonic() - began) / 60
         if not self.failures:
             self._drain()
 
-    def _look(self) -> None:
-        """One look at everything, and a judgement."""
+    def _observe(self) -> None:
+        """Read everything once and judge it."""
         now = self.clock.now()
         self.failures += self.inbox.take(self.facts, now.wall)
         self.failures += [Failure("harness", "harness", text, now.wall) for text in self.users.errors]
@@ -167,7 +167,7 @@ class Day:
                 self._fail("no_answer", "controller", f"no answer for {ANSWER_SECONDS:g} fair seconds: {error}")
         self.table.scan()
         self._look_at_daemons()
-        self._look_at_logs()
+        self._check_logs()
         self.witnesses.read(self.facts.lives)
         self.facts.table = self.table.table({key: life.pid for key, life in self.facts.lives.items()})
         self.failures += self.inbox.take(self.facts, now.wall)
@@ -184,8 +184,8 @@ class Day:
                 Failure(doubt.check, doubt.subject, doubt.text, now.wall) for doubt in nothing_ended(self.facts, now)
             ]
 
-    def _look_at_logs(self) -> None:
-        """A daemon that logs a bug of its own has one, whatever else it does."""
+    def _check_logs(self) -> None:
+        """Report a daemon that logs a bug of its own."""
         for file in (self.cluster.state / "log").glob("*.log"):
             with file.open("rb") as log:
                 log.seek(self._logged.get(file.name, 0))
@@ -208,7 +208,7 @@ class Day:
                     daemon.pid = -pid
 
     def _count(self, jobs: dict[str, dict[str, Any]]) -> None:
-        """What was seen to happen that no user asks for: preemptions, and elastic gangs of another size."""
+        """Count events that no user requests: preemptions, and changes of an elastic gang's size."""
         for job in jobs.values():
             owner = self.facts.owner_of.get(job["job"])
             if owner is None or job["attempt"] < 2:
@@ -222,7 +222,7 @@ class Day:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _read_on(self, until: float) -> None:
-        """Command line and page are read all the while; what they say is compared with the API."""
+        """Read command line and page repeatedly, to compare them with the API."""
         try:
             while time.monotonic() < until and not self.failures and not self.users.stopped:
                 try:
@@ -261,9 +261,9 @@ class Day:
             self.inbox.stated(statement)
 
     def _took(self, arguments: tuple[str, ...], code: int, err: str) -> None:
-        """A command that reads may fail only where nothing answers because of the harness."""
+        """Check a reading command: it may fail only if no daemon responds because of the harness."""
         if code == 0 or (code == 3 and "Traceback" not in err):
-            return  # that nothing answers is judged by the readings themselves
+            return  # the readings themselves judge a missing response
         self.inbox.complaint(
             "command", arguments[0], f"`gangwatch {' '.join(arguments)}` exited with {code}: {err[-800:]}"
         )
@@ -271,7 +271,7 @@ class Day:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Everything is allowed again and everything that waits is cancelled: then all must end."""
+        """Undo all restrictions and cancel pending jobs: then all jobs must end."""
         self.users.stopped = False
         users = self.users
         users.errors.clear()
@@ -284,12 +284,13 @@ class Day:
         began = self.clock.now().fair
         asked: set[str] = set()
         while not self.failures:
-            self._look()
+            self._observe()
             active = users.mine("pending", "starting", "running", "stopping")
             if not active:
                 return
             for job in active:
-                # Half of what waits is cancelled, half must still run; whatever has no end of its own is cancelled.
+                # Cancel half of the pending jobs and every job without an end of its own; the other half must still
+                # run.
                 if job not in asked and (hash_of(job) % 2 == 0 or self._endless(job)):
                     asked.add(job)
                     users.attempt("cancel", partial(users.cancel, job))
@@ -298,7 +299,8 @@ class Day:
             time.sleep(LOOK_SECONDS)
 
     def _endless(self, job: str) -> bool:
-        """Whether it has no end of its own, waits for another's, or runs too long for the rest of the day."""
+        """Return whether the job has no end of its own, waits for such a job, or runs too long for the rest of the
+        day."""
         owner = self.facts.owner_of[job]
         seconds = _SECONDS.search(self._command(job))
         if seconds is not None and float(seconds[1]) > LONG_SECONDS:
@@ -364,19 +366,19 @@ class Day:
 
 
 def hash_of(text: str) -> int:
-    """The same for the same text in every run."""
+    """Return a hash of the text that is the same in every run."""
     return sum(text.encode())
 
 
 def revision(checkout: Path) -> tuple[str, bool]:
-    """The commit of a checkout, and whether its tree is as committed."""
+    """Return the commit of a checkout, and whether its tree is as committed."""
     commit = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True)
     status = subprocess.run(["git", "-C", str(checkout), "status", "--porcelain"], capture_output=True, text=True)
     return commit.stdout.strip() or "unknown", commit.returncode == 0 and not status.stdout.strip()
 
 
 def python_with_torch() -> str | None:
-    """An interpreter that can import PyTorch: this one, or the system's."""
+    """Return an interpreter that can import PyTorch: this one, or the system's."""
     for interpreter in (sys.executable, "/usr/bin/python3"):
         if Path(interpreter).exists():
             tried = subprocess.run([interpreter, "-c", "import torch"], capture_output=True)

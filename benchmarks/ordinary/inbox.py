@@ -1,4 +1,4 @@
-"""The inbox: what threads of the harness did, taken in by the one thread that owns the facts."""
+"""The inbox: actions of the harness's threads, passed to the one thread that owns the facts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from benchmarks.ordinary.oracle.facts import Command, Disturbance, Facts, Failur
 
 
 class Inbox:
-    """Every method may be called from any thread; `take` from one alone. complaints: what users met themselves."""
+    """Any thread may call any method, except `take`: only one may. complaints: failures seen by users."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[Facts], None]] = queue.SimpleQueue()
         self.complaints: list[tuple[str, str, str]] = []
 
     def take(self, facts: Facts, wall: float) -> list[Failure]:
-        """Bring the facts up to date; failures that users met."""
+        """Update the facts; return the failures that users saw."""
         while not self._queue.empty():
             self._queue.get()(facts)
         met, self.complaints = self.complaints, []

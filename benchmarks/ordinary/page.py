@@ -1,4 +1,4 @@
-"""Reads the page as a person does: tables by their column titles, figures by their names."""
+"""Parser of the page for a reader's view: tables by their column titles, figures by their names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from html.parser import HTMLParser
 
 COUNTING = "(counting)"
-"""Of a row in which a time goes on."""
+"""Value of a cell whose time advances."""
 
 
 @dataclass(slots=True)
@@ -20,8 +20,8 @@ class PageTable:
 
 
 class Page(HTMLParser):
-    """tables: in order. texts: every piece of text, in order. states: each state that is shown, in order. times: every
-    instant that is shown, in seconds since 1970. counting: whether the page counts a time that goes on."""
+    """tables: in order. texts: every piece of text, in order. states: each displayed state, in order. times: every
+    displayed instant, in seconds since 1970. counting: whether a time on the page advances."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -89,5 +89,5 @@ class Page(HTMLParser):
             self._cell.append(data)
 
     def table(self, title: str) -> PageTable | None:
-        """The first table that has a column of this title."""
+        """Return the first table with a column of this title."""
         return next((one for one in self.tables if title in one.titles), None)

@@ -12,23 +12,23 @@ from benchmarks.ordinary.clock import FairClock
 from benchmarks.ordinary.oracle.facts import Process, Table
 
 SETTLED_SECONDS = 10.0
-"""A process younger than this may still become another program: a rank that was forked and has not yet called exec
-looks like its shim, and a shim like its daemon. What it was taken for is not remembered."""
+"""A younger process may still become another program: a forked rank looks like its shim before its exec, and a shim
+like its daemon. Its kind is not cached until then."""
 
 
 @dataclass(slots=True)
 class _Known:
     process: psutil.Process
     created: float
-    mark: str  # the day's mark; '' for processes of others
+    mark: str  # the day's mark; '' for other processes
     kind: str  # 'job', 'daemon', 'shim' or ''
     fields: tuple[str, int, int, str]  # job, attempt, rank, node
     name: str
-    settled: bool  # no other program by now: need not be looked at again
+    settled: bool  # past SETTLED_SECONDS: its kind does not change any more
 
 
 class ProcessTable:
-    """Looks at every process of the machine, and keeps what does not change of each."""
+    """Scans every process of the machine, and caches the constant facts of each."""
 
     def __init__(self, mark: str, state: Path, clock: FairClock) -> None:
         self._mark, self._state, self._clock = mark, str(state), clock
@@ -36,7 +36,7 @@ class ProcessTable:
         self.ranks: dict[int, tuple[str, int, int]] = {}
 
     def scan(self) -> None:
-        """Look at all processes now."""
+        """Scan all processes now."""
         present = set(psutil.pids())
         for pid in [pid for pid in self._known if pid not in present]:
             del self._known[pid]
@@ -45,11 +45,11 @@ class ProcessTable:
             if known is not None and known.settled and _alive(known.process):
                 continue
             self._known.pop(pid, None)
-            found = self._look(pid)
+            found = self._inspect(pid)
             if found is not None and (found.kind or found.settled):
                 self._known[pid] = found
 
-    def _look(self, pid: int) -> _Known | None:
+    def _inspect(self, pid: int) -> _Known | None:
         try:
             process = psutil.Process(pid)
             created = process.create_time()
@@ -75,13 +75,14 @@ class ProcessTable:
         return _Known(process, created, "", "", nothing, "", settled)
 
     def table(self, leaders: dict[tuple[str, int, int], int]) -> Table:
-        """The jobs' processes that are alive at one moment. leaders: pid by (job, attempt, rank), as they wrote it."""
+        """Return the jobs' processes that are alive at one moment. leaders: pid by (job, attempt, rank), as they wrote
+        it."""
         found: list[tuple[_Known, str]] = []
         for known in self._known.values():
             if known.kind == "job" and (status := _status(known.process)):
                 found.append((known, status))
         at = self._clock.now()
-        # Those that were seen alive before this moment and are alive after it were alive at it.
+        # Processes seen alive before and after this moment were alive at it.
         alive = [(known, status) for known, status in found if _status(known.process)]
         return Table(at, tuple(self._process(known, status, leaders) for known, status in alive))
 
@@ -94,7 +95,7 @@ class ProcessTable:
         )  # fmt: skip
 
     def daemons(self) -> dict[int, tuple[str, float]]:
-        """Name and start of each live daemon, by pid."""
+        """Return name and start of each live daemon, by pid."""
         return {
             pid: (known.name, known.created)
             for pid, known in self._known.items()
@@ -102,7 +103,7 @@ class ProcessTable:
         }
 
     def left(self) -> list[str]:
-        """Everything of the day that is alive: for the end, when nothing may be."""
+        """Return everything of the day that is alive: at the end, nothing may be."""
         return [
             f"pid {pid} ({known.kind} {known.name or known.fields})"
             for pid, known in self._known.items()
@@ -110,7 +111,7 @@ class ProcessTable:
         ]
 
     def kill_left(self) -> None:
-        """End what is left of the day: a day that failed must not disturb the next."""
+        """Kill the rest of the day's processes: a failed day must not disturb the next."""
         for known in list(self._known.values()):
             if known.kind and _status(known.process):
                 try:
@@ -120,18 +121,19 @@ class ProcessTable:
 
 
 def daemon_name(command: list[str]) -> str:
-    """Name of a daemon by its command line: 'controller', 'agent node-0', 'supervisor'; '' for anything else."""
+    """Return the name of a daemon by its command line: 'controller', 'agent node-0', 'supervisor'; '' for anything
+    else."""
     if "agent" in command:
         node = command[command.index("--node") + 1] if "--node" in command else "?"
         return f"agent {node}"
     if "controller" in command:
         return "controller"
-    # `gangwatch up` itself ends once all are ready; what stays is its child.
+    # `gangwatch up` itself ends once all are ready; its child keeps running.
     return "supervisor" if "up" in command and "--foreground" in command else ""
 
 
 def _status(process: psutil.Process) -> str:
-    """The state of a live process; '' for one that is gone or waits to be collected."""
+    """Return the state of a live process; '' for one that is gone or a zombie."""
     try:
         if not process.is_running():
             return ""
@@ -146,7 +148,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _schedule(pid: int) -> tuple[float, float]:
-    """Seconds that the process ran, and that it was runnable and waited (proc_pid_schedstat)."""
+    """Return the seconds that the process ran, and that it was runnable and waited (proc_pid_schedstat)."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The log of runs: one JSON line a run, failures included, and what the lines add up to."""
+"""The log of runs: one JSON line a run, failures included, and their summary."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from benchmarks.ordinary.kinds import KINDS
 
 NO_CODE = (":(exclude)docs", ":(exclude)*.md", ":(exclude)*.jsonl")
-"""What a commit may change without restarting the count: documents and logs."""
+"""Changes that do not restart the count: documents and logs."""
 
 NOT_RUN = (*NO_CODE, ":(exclude)tests", ":(exclude)benchmarks", ":(exclude)examples")
 HARNESS = ("benchmarks/ordinary", ":(exclude)benchmarks/ordinary/runlog.py")
-"""What a day runs nothing of, beside documents; and what it runs beside the product, without this module's counting."""
+"""NOT_RUN: changes in files that no day runs. HARNESS: what a day runs besides the product, without this module."""
 
 
 def append(file: Path, report: dict[str, Any], commit: str, clean: bool) -> None:
@@ -26,15 +26,15 @@ def append(file: Path, report: dict[str, Any], commit: str, clean: bool) -> None
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Every run, in order."""
+    """Return every run, in order."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def summary(runs: list[dict[str, Any]], checkout: Path) -> dict[str, Any]:
-    """What the runs add up to: in all, after the last change of code, and after the last change of what a day runs.
+    """Return totals over the runs: in all, since the last change of code, and since the last change of what a day runs.
 
-    A run counts as one after the last change if no code differs between its commit and the newest run's, and its tree
-    was clean. Tests, examples and other benchmarks are code, and no day runs them: they restart the stricter count.
+    A run counts as one since the last change if no code differs between its commit and the newest run's, and its tree
+    was clean. Tests, examples and other benchmarks are code that no day runs: they restart only the stricter count.
     """
     if not runs:
         return {"runs": 0}
@@ -74,12 +74,12 @@ def _of(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def same_code(checkout: Path, one: str, other: str) -> bool:
-    """Whether two commits differ in documents alone. False where either is unknown."""
+    """Return whether two commits differ in documents alone. False if either is unknown."""
     return _same(checkout, one, other, (".", *NO_CODE))
 
 
 def same_day(checkout: Path, one: str, other: str) -> bool:
-    """Whether a day runs the same in two commits: product and harness. False where either is unknown."""
+    """Return whether a day runs the same product and harness in two commits. False if either is unknown."""
     return _same(checkout, one, other, (".", *NOT_RUN)) and _same(checkout, one, other, HARNESS)
 
 

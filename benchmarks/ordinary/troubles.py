@@ -1,4 +1,4 @@
-"""Troubles: what befalls daemons, the machine and single ranks, by the harness's own hand. Each runs in a thread."""
+"""Troubles: faults of daemons, the machine and single ranks, injected by the harness. Each runs in a thread."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from benchmarks.ordinary.users import Users
 SPIN = Path(__file__).with_name("programs") / "spin.py"
 
 BACK_SECONDS = 60.0
-"""Fair seconds of the machine within which a daemon must be back after the harness ended it or let it go on."""
+"""Fair seconds of the machine within which a daemon must be back after the harness ended or continued it."""
 
 HANG_SECONDS = 70.0
-"""Fair seconds until a hang must be reported: it is one after forty (docs/explanation/detection.md), and a stopped rank
-is seen by its agent once a second."""
+"""Fair seconds until a hang must be reported: the detector needs forty (docs/explanation/detection.md), and the agent
+samples a stopped rank once a second."""
 
 SLOW_SECONDS = 60.0
-"""Fair seconds until a rank that is held for half of the time must be reported."""
+"""Fair seconds until a rank that is stopped for half of the time must be reported."""
 
 RESTART_SECONDS = 45.0
-"""Fair seconds for which a gang that hangs, may be restarted and was found is left to be restarted."""
+"""Fair seconds within which a restartable gang must be restarted after its hang was found."""
 
 WARM_SECONDS = 25.0
-"""A training is left alone for so long first: what is usual of it must be known."""
+"""Undisturbed time of a training before its disturbance, in which its norm is learned."""
 
 
 class Troubles:
-    """Daemons killed and stopped, the machine made busy, ranks disturbed. What was done is counted with the users.
+    """Kills and stops daemons, makes the machine busy, disturbs ranks. Its actions are counted with the users'.
 
     restarts_hangs: whether the policy restarts gangs that hang.
     """
@@ -50,7 +50,7 @@ class Troubles:
     # --- daemons and the machine -------------------------------------------------------------------------------------
 
     def trouble_daemons(self, until: float, pause_seconds: float) -> None:
-        """From time to time something happens to a daemon or to the machine."""
+        """Disturb a daemon or the machine from time to time."""
         kinds = [self._kill_controller, self._kill_agent, self._kill_supervisor, self._stop_daemon, self._busy]
         bag: list[Callable[[], None]] = []
         try:
@@ -83,7 +83,7 @@ class Troubles:
         return True
 
     def _back(self, what: str) -> None:
-        """Wait until everything answers again; complain if it does not in time."""
+        """Wait until everything responds again; complain if it does not in time."""
         began = self.cluster.clock.machine()
         while self.cluster.clock.machine() - began < BACK_SECONDS and not self.stopped:
             try:
@@ -98,7 +98,7 @@ class Troubles:
             self.inbox.complaint("daemon_back", what, f"not back {BACK_SECONDS:g} fair seconds after {what}")
 
     def _kill_controller(self) -> None:
-        with self.cluster.config_lock:  # with a wrong file a controller could not start again, and rightly so
+        with self.cluster.config_lock:  # with an invalid file a controller could not start again
             for pid in self._daemons("controller")[:1]:
                 self.cluster.clock.pause()
                 self.users.say("kill_controller", f"SIGKILL to the controller, pid {pid}")
@@ -117,7 +117,7 @@ class Troubles:
             self._sleep(2.0)
 
     def _kill_supervisor(self) -> None:
-        """All else lives on, and `up` takes it over again."""
+        """Kill the supervisor. All else lives on, and `up` takes it over again."""
         for pid in self._daemons("supervisor")[:1]:
             self.users.say("kill_supervisor", f"SIGKILL to the supervisor, pid {pid}")
             self._end(pid, signal.SIGKILL)
@@ -127,7 +127,7 @@ class Troubles:
                 self.inbox.complaint("up", "supervisor", f"`up` after SIGKILL to the supervisor: {said.err[-600:]}")
 
     def _stop_daemon(self) -> None:
-        """SIGSTOP for some seconds, up to a minute."""
+        """Stop a daemon by SIGSTOP for some seconds, up to a minute."""
         name = self.random.choice(["controller", "agent", "supervisor"])
         pids = self._daemons(name)
         if not pids:
@@ -148,7 +148,7 @@ class Troubles:
             self._back("SIGCONT to the controller")
 
     def _busy(self) -> None:
-        """The machine is busy with something else: more programs that compute than processors."""
+        """Keep the machine busy: run more computing programs than there are processors."""
         seconds = self.random.choice([5.0, 15.0])
         self.users.say("machine_busy", f"for {seconds:g} s")
         many = (os.cpu_count() or 1) + 1
@@ -164,7 +164,7 @@ class Troubles:
     # --- ranks -------------------------------------------------------------------------------------------------------
 
     def trouble_ranks(self, until: float) -> None:
-        """One training after another runs, is left alone until it is known, and then one of its ranks is disturbed."""
+        """Run one training after another, wait until its norm is learned, and disturb one of its ranks."""
         kinds = ["stopped", "held", "killed", "outspun"]
         bag: list[str] = []
         try:
@@ -198,7 +198,7 @@ class Troubles:
             self._cancel(job)
 
     def _warm(self, job: str, until: float) -> bool:
-        """Whether the job has run undisturbed for long enough."""
+        """Return whether the job has run undisturbed for long enough."""
         began: float | None = None
         attempt = 0
         while time.monotonic() < until and not self.stopped:
@@ -223,7 +223,7 @@ class Troubles:
         expected = {"stopped": HANG_SECONDS, "held": SLOW_SECONDS, "outspun": SLOW_SECONDS}.get(kind)
         now = self.cluster.clock.now()
         one = Disturbance(kind, job, attempt, rank, life.node, now.wall, now.fair, expected=expected)
-        # A gang that was moved before may be kept where it is by the cooldown between two moves.
+        # The cooldown between two moves may keep a gang that was moved before on its nodes.
         restartable = self.facts.owner_of[job].request.get("restartable")
         one.restarts = bool(kind == "stopped" and restartable and attempt == 1 and self.restarts_hangs)
         self.inbox.disturbed(one)
@@ -251,7 +251,7 @@ class Troubles:
                 self._go_on(life.pid)
             short = one.expected is not None and self.cluster.clock.now().fair - one.fair < one.expected
             if one.found is None and (short or self.stopped or not self._same(one)):
-                one.expected = None  # it was over before anything could be demanded
+                one.expected = None  # it was over before a verdict could be demanded
 
     def _until_found(self, one: Disturbance, seconds: float) -> None:
         while self.cluster.clock.now().fair - one.fair < seconds and not self.stopped:
@@ -260,7 +260,7 @@ class Troubles:
                 return
 
     def _same(self, one: Disturbance) -> bool:
-        """Whether the attempt that is disturbed is still there."""
+        """Return whether the disturbed attempt still runs."""
         seen = self.facts.reading.jobs.get(one.job) if self.facts.reading is not None else None
         return seen is not None and seen["state"] == "running" and seen["attempt"] == one.attempt
 

@@ -1,4 +1,4 @@
-"""Users: what people do in an ordinary day, drawn from the seed."""
+"""Users: activities of an ordinary day, drawn from the seed."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ TRAIN = (sys.executable, str(PROGRAMS / "train.py"))
 TRAIN_TORCH = str(PROGRAMS / "train_torch.py")
 
 MOST_WAITING = 14
-"""Jobs that wait before users stop submitting: a day is not a backlog."""
+"""Pending jobs at which users stop submitting, to prevent a backlog."""
 
 STARTS_A_MINUTE = 12
-"""Where fewer jobs start, nobody rests."""
+"""Starts a minute below which users do not rest."""
 
 MOST_LOG_BYTES = 1200 * 2**20
 LOG_SHARE = 0.02
-"""Of the free disk, at most so much is written by one job."""
+"""Most that one job writes, as a share of the free disk."""
 
 Activity = Callable[[], object]
 
 
 class Users:
-    """Everybody who uses the cluster. Runs in one thread; what they did goes to the inbox.
+    """All users of the cluster. Runs in one thread; their actions go to the inbox.
 
     only: names of the activities that are drawn; empty: all.
-    done: how often each kind of activity was done. latest: the newest of them, in words.
+    done: how often each kind of activity was done. latest: descriptions of the newest of them.
     """
 
     def __init__(
@@ -66,27 +66,27 @@ class Users:
     # --- the day -----------------------------------------------------------------------------------------------------
 
     def live(self, until: float) -> None:
-        """Do one thing after another until that monotonic time."""
+        """Do one activity after another until that monotonic time."""
         try:
             while time.monotonic() < until and not self.stopped:
                 while self._later and self._later[0][0] <= time.monotonic():
                     self.attempt("later", heapq.heappop(self._later)[2])
                 name, activity = self._choose()
                 self.attempt(name, activity)
-                if not self._behind():
+                if not self._too_few_starts():
                     time.sleep(self.random.expovariate(1 / 1.2))
         except Exception as error:
             self.errors.append(f"the harness itself: users: {error!r}")
             raise
 
     def attempt(self, name: str, activity: Activity) -> None:
-        """Do it, and again where the controller does not answer; what is refused is left."""
+        """Do an activity, and repeat it if the controller does not respond; a refused one is dropped."""
         for _ in range(3):
             try:
                 activity()
                 return
             except AbsentError:
-                # Down because of the harness, or about to be found to be down without it.
+                # The harness keeps it down, or the day's checks will find it down.
                 time.sleep(1.0)
             except RefusedError as error:
                 if error.status not in (404, 409, 422):
@@ -94,7 +94,7 @@ class Users:
                 return
 
     def later(self, seconds: float, activity: Activity) -> None:
-        """Do it after so many seconds."""
+        """Do it after this many seconds."""
         self._count += 1
         heapq.heappush(self._later, (time.monotonic() + seconds, self._count, activity))
 
@@ -110,15 +110,15 @@ class Users:
         choices = [choice for choice in choices if not self.only or choice[0] in self.only]
         if not choices:
             return "rest", lambda: time.sleep(0.5)
-        if self._behind():
+        if self._too_few_starts():
             choices = [choice for choice in choices if choice[0] not in ("rest", "borrowed", "stretched")] or choices
-        # What was done least goes first, so that a short day has everything as well.
+        # Prefer activities not done yet, so that a short day includes all.
         weights = [weight * (4.0 if not self.done[name] else 1.0) for name, weight, _ in choices]
         name, _, activity = self.random.choices(choices, weights)[0]
         return name, activity
 
-    def _behind(self) -> bool:
-        """Whether fewer jobs started lately than a day should have."""
+    def _too_few_starts(self) -> bool:
+        """Return whether fewer jobs started recently than a day should have."""
         minutes = (time.monotonic() - self._began) / 60
         attempts = len({(job, attempt) for job, attempt, _ in list(self.facts.lives)})
         return minutes > 0.5 and attempts / minutes < STARTS_A_MINUTE
@@ -183,7 +183,7 @@ class Users:
     def submit(
         self, kind: str, command: list[str], request: dict[str, Any], fails: bool = False, starts: bool = True
     ) -> str:
-        """Submit by the API or by the command line; the id. Raises AbsentError, RefusedError."""
+        """Submit by the API or by the command line; return the id. Raises AbsentError, RefusedError."""
         by_command = self.random.random() < 0.3
         asked = time.time()
         if by_command:
@@ -228,11 +228,11 @@ class Users:
         return str(json.loads(said.out)["job"])
 
     def _leaves(self, kind: str, how: str) -> None:
-        """Its ranks end, and what they started does not."""
+        """Submit a job whose ranks end before the processes that they started."""
         self._work(kind, {"seconds": self._seconds(), how: 2, "child_seconds": None}, self.random.choice([1, 2]))
 
     def _burst(self) -> None:
-        """Several submissions as fast as can be: most of them meet in one cycle."""
+        """Submit several jobs as fast as possible: most of them meet in one cycle."""
         for _ in range(self.random.randrange(3, 7)):
             ranks = self.random.choice([1, 1, 1, 2, 3, self.cluster.slots])
             self._work("burst", {"seconds": self._seconds()}, ranks)
@@ -270,7 +270,7 @@ class Users:
         self._work("retries", {"seconds": 1.0, "code": 9}, fails=True, max_retries=2)
 
     def _hangs(self) -> None:
-        """It never ends by itself, and somebody cancels it."""
+        """Submit a job without an end, and cancel it later."""
         more: dict[str, Any] = {"grace_seconds": self.random.choice([0.0, 1.0, 3.0])}
         plan = {"seconds": None, "ignore": self.random.random() < 0.5}
         job = self._work("hangs", plan, self.random.choice([1, 2]), **more)
@@ -292,7 +292,7 @@ class Users:
         self.later(20.0, lambda: self._read_log(job, total))
 
     def _read_log(self, job: str, total: int) -> None:
-        """Read its end, and then free the disk, as a user would."""
+        """Read the end of its log, then free the disk, as a user would."""
         if self._jobs().get(job, {}).get("state") != "completed":
             return
         said = self.cluster.command("logs", job, "--rank", "0", "--tail", "3")
@@ -327,7 +327,7 @@ class Users:
         self._work("elastic", plan, max(1, total // 2), time_limit_seconds=60.0, **more)
 
     def _guests(self) -> None:
-        """Jobs that may be stopped take more than their queue's quota."""
+        """Submit preemptible jobs that take more than their queue's quota."""
         if "guest" not in self.facts.queues:
             return
         more: dict[str, Any] = {"queue": "guest", "preemptible": True, "restartable": True, "grace_seconds": 2.0}
@@ -338,17 +338,17 @@ class Users:
             self._work("guests", plan, self.random.choice([1, 2, self.cluster.slots, self._total() // 2 + 1]), **more)
 
     def _owner(self) -> None:
-        """A job that its queue's quota holds, which others may have borrowed."""
+        """Submit a job within its queue's quota, which others may have borrowed."""
         if "owner" not in self.facts.queues:
             return
         quota = int(self.facts.queues["owner"].get("quota") or 1)
         self._work("owner", {"seconds": self._seconds()}, self.random.randrange(1, quota + 1), queue="owner")
 
     def _borrowed(self) -> None:
-        """Guests borrow everything; then the owner comes, and nobody does anything else for a while.
+        """Let guests borrow everything; then submit the owner's job, and rest for a while.
 
-        While users are busy each of their requests lets the scheduler look again: only when all rest does it show
-        whether it comes back by itself at the moment at which guests may be stopped.
+        Each request of a busy user triggers a scheduling pass. Only while all users rest does it show whether the
+        scheduler wakes itself at the moment at which guests may be stopped.
         """
         if not {"guest", "owner"} <= set(self.facts.queues):
             return
@@ -364,7 +364,7 @@ class Users:
         self._rest(40.0)
 
     def _stretched(self) -> None:
-        """A long elastic gang has slots to grow into, and then somebody waits for them."""
+        """Let a long elastic gang grow into free slots, then submit a job that needs them."""
         total = self._total()
         more: dict[str, Any] = {"min_ranks": 1, "max_ranks": total, "restartable": True, "grace_seconds": 3.0}
         more |= {"restart_cost_seconds": 1.0, "queue": "default", "min_run_seconds": 0.0}
@@ -376,7 +376,7 @@ class Users:
         self.later(20.0, lambda: self.cancel(job))
 
     def _rest(self, seconds: float) -> None:
-        """Nobody does anything for so long."""
+        """Rest for this long."""
         self.say("rest", f"for {seconds:.0f} s")
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.stopped:
@@ -402,7 +402,7 @@ class Users:
         ]
 
     def command(self, word: str, target: str, ask: Activity) -> bool:
-        """Ask for something, and let the oracle know of it before it can have happened; whether it was accepted."""
+        """Send a request, and record it for the oracle before it can take effect; return whether it was accepted."""
         command = Command(word, target, time.time(), FOREVER)
         self.inbox.asked(command)
         try:
@@ -446,7 +446,7 @@ class Users:
         self.later(self.random.uniform(4, 20), lambda: self.operate("release", node))
 
     def operate(self, word: str, node: str) -> None:
-        """A command about a node, by either way."""
+        """Send a command about a node, by command line or API."""
         if self.random.random() < 0.5:
             self.command(word, node, lambda: check_said(self.cluster.command("node", word, node, "--reason", "a day")))
         else:
@@ -467,7 +467,7 @@ class Users:
         self.command("thaw", "", lambda: self._post("/api/thaw", {"by": "ordinary"}))
 
     def configure(self, policy: dict[str, Any], kind: str) -> None:
-        """Write another policy and let the controller take it over."""
+        """Write another policy and make the controller load it."""
         self.inbox.policy_changes()
         self.cluster.write_config(policy)
         if self.random.random() < 0.5:
@@ -484,7 +484,7 @@ class Users:
         self.configure(policy, "reload_policy")
 
     def _reload_refused(self) -> None:
-        """A wrong file is refused, and nothing changes."""
+        """Reload an invalid file: it must be refused, and nothing may change."""
         with self.cluster.config_lock:
             right = self.cluster.config_file.read_text()
             self.cluster.config_file.write_text(right + "\n[polcy]\norder = 'fifo'\n")
@@ -497,7 +497,7 @@ class Users:
         self.say("reload_refused", said.err.strip()[-120:])
 
     def _hold(self) -> None:
-        """A queue is closed for a while: its jobs wait, and go on once it is open again."""
+        """Close a queue for a while: its jobs wait, and continue once it is open again."""
         open_ = [queue for queue in self.cluster.config.get("queues", ()) if queue.get("limit") != 0]
         if len(open_) < len(self.cluster.config.get("queues", ())) or not open_:
             return
@@ -517,7 +517,7 @@ class Users:
 
 
 def check_said(said: Said) -> None:
-    """Raises AbsentError where nothing answered, RefusedError where the command said no."""
+    """Raise AbsentError if nothing responded, RefusedError if the command was refused."""
     if said.code == 3:
         raise AbsentError(said.err.strip()[-300:])
     if said.code != 0:
@@ -526,7 +526,7 @@ def check_said(said: Said) -> None:
 
 
 def first_policy(source: random.Random, total: int) -> dict[str, Any]:
-    """The policy that a day begins with."""
+    """Return the policy that a day begins with."""
     owner = max(1, math.ceil(total / 2))
     policy: dict[str, Any] = {
         "order": source.choice(["fair", "fair", "fair", "fifo", "sjf", "las"]),

@@ -1,4 +1,4 @@
-"""The jobs' own evidence: reads what they appended since the last look."""
+"""The jobs' own evidence: reads the lines appended since the last reading."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.ordinary.oracle.facts import RankLife
 
 
 class Witnesses:
-    """Follows the file that the day's job programs append to. counts: of events that are not of one rank's life."""
+    """A reader of the file that the day's job programs append to. counts: of events that are not of one rank's life."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "evidence.jsonl"
@@ -18,7 +18,7 @@ class Witnesses:
         self.counts: Counter[str] = Counter()
 
     def read(self, lives: dict[tuple[str, int, int], RankLife]) -> None:
-        """Bring `lives` up to date."""
+        """Update `lives`."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Agreement: what command line and page say is what the API said, before or after."""
+"""Agreement: command line and page show what the API returned before or after."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def _judge(statement: Statement, before: Reading, after: Reading, between: list[
                 yield Doubt("agreement", subject, f"{statement.source} has it, the API has not")
             continue
         for field in FIELDS:
-            # What changed in between may be told either way: only what stood still must be the same.
+            # Skip fields that changed in between: either value is right.
             if field not in said or field not in first or _plain(first[field]) != _plain(second[field]):
                 continue
             if first.get("state") != second.get("state") or first.get("attempt") != second.get("attempt"):
                 continue
             if field == "waiting_because" and _places(before) != _places(after):
-                continue  # what it waits for may have been another thing for as long as others came and went
-            # A reason may have been another one for a moment: a node that went out of use and came back.
+                continue  # its reason may have changed while other jobs came and went
+            # The reason may have been different for a moment, for example while a node was out of use.
             meanwhile = [known[field] for one in between if (known := _known(one, subject)) and field in known]
             if all(_plain(said[field]) != _plain(value) for value in (first[field], *meanwhile)):
                 text = f"{statement.source} says {field} {said[field]!r}, the API says {first[field]!r}"
@@ -50,14 +50,15 @@ def _judge(statement: Statement, before: Reading, after: Reading, between: list[
 
 
 def _places(reading: Reading) -> dict[str, tuple[object, object]]:
-    """Who holds or wants slots: state and attempt of each job."""
+    """Return the state and attempt of each job that holds or requests slots."""
     return {name: (job["state"], job["attempt"]) for name, job in reading.jobs.items()}
 
 
 def _times_agree(
     statement: Statement, subject: str, first: dict[str, object], second: dict[str, object]
 ) -> Iterator[Doubt]:
-    """An instant that the API had before and after is on the page; and nothing of a job that has ended goes on."""
+    """Check that an instant shown by the API before and after is on the page, and that no time of an ended job
+    advances."""
     said = statement.fields[subject]
     same = first.get("state") == second.get("state") and first.get("attempt") == second.get("attempt")
     if not same:
@@ -71,12 +72,12 @@ def _times_agree(
 
 
 def _plain(value: object) -> object:
-    """A text without its numbers: how much is left of a time changes from look to look."""
+    """Return a text without its numbers: a remaining time changes between readings."""
     return _NUMBER.sub("#", value).strip() if isinstance(value, str) else value
 
 
 def _known(reading: Reading, subject: str) -> dict[str, object] | None:
-    """What the API says of a job or node, in the words that statements use."""
+    """Return the API's fields of a job or node, under the names that statements use."""
     if subject == "cluster":
         return {"frozen": reading.queue.get("frozen")}
     if subject.startswith("node:"):

@@ -1,4 +1,4 @@
-"""Daemons: none ends by itself."""
+"""Daemons: none ends unless the harness ends it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.ordinary.oracle.facts import Doubt, Facts, Instant
 
 
 def nothing_ended(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Every daemon that was seen is still there, unless the harness ended it. The harness removes those it ended."""
+    """Check that every daemon still runs, unless the harness ended it; the harness removes those that it ended."""
     for daemon in facts.daemons.values():
         if daemon.pid < 0 and daemon.touched is None:
             yield Doubt("daemon_ended", daemon.name, f"{daemon.name} (pid {-daemon.pid}) ended by itself")

@@ -1,7 +1,7 @@
-"""Facts: everything that the oracle is given. Times are seconds; `wall` is the time of day, `fair` is the harness's.
+"""Facts: all inputs of the oracle. Times are seconds; `wall` is the time of day, `fair` is the harness's.
 
-A fair second is one in which the machine let processes run and in which the harness itself disturbed no daemon. What
-lasts is measured in fair seconds, so that a starved machine excuses lateness and nothing else.
+A fair second is one in which the machine let processes run and the harness disturbed no daemon. Durations are measured
+in fair seconds, so that an overloaded machine excuses lateness and nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What does not hold. check: the check's name. subject: job, node or daemon. text: the contradiction."""
+    """A violated check. check: the check's name. subject: job, node or daemon. text: the contradiction."""
 
     check: str
     subject: str
@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Something that must not last. patience: fair seconds for which it may; 0: not at all."""
+    """A state that must not last. patience: fair seconds for which it may; 0: not at all."""
 
     check: str
     subject: str
@@ -46,9 +46,9 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job that was accepted. members: ids of its jobs (several of an array). request: what was asked for.
+    """An accepted job. members: ids of its jobs (several of an array). request: the submitted request.
 
-    fails: whether its program ends with anything but 0 by itself. starts: False where its program does not exist.
+    fails: whether its program ends with a code other than 0. starts: False if its program does not exist.
     """
 
     job: str
@@ -62,7 +62,7 @@ class Submission:
 
 @dataclass(slots=True)
 class RankLife:
-    """What one rank of one attempt wrote about itself. code: None while it has not written its end."""
+    """One rank's own record of one attempt. code: None until it has recorded its end."""
 
     job: str
     attempt: int
@@ -81,7 +81,7 @@ class RankLife:
 @dataclass(frozen=True, slots=True)
 class Process:
     """A live process of a job. leader: it is a rank itself, and no child of one. waited: seconds for which it was
-    runnable and did not run, ran: seconds of processor time (both since it began)."""
+    runnable and did not run; ran: seconds of CPU time (both since it began)."""
 
     pid: int
     job: str
@@ -97,7 +97,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The jobs' live processes, all of which were alive at `at`. daemons: pid by name."""
+    """The jobs' live processes, all of them alive at `at`. daemons: pid by name."""
 
     at: Instant
     processes: tuple[Process, ...] = ()
@@ -105,7 +105,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the API said. jobs: every job by id, of one moment between begun and ended. nodes: by name."""
+    """A response of the API. jobs: every job by id, of one moment between begun and ended. nodes: by name."""
 
     begun: Instant
     ended: Instant
@@ -117,7 +117,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What the command line or the page said of jobs or nodes. source: which of them. fields: by job or 'node:NAME'."""
+    """Jobs or nodes as the command line or the page shows them. source: which of the two. fields: by job or
+    'node:NAME'."""
 
     source: str
     begun: Instant
@@ -127,8 +128,8 @@ class Statement:
 
 @dataclass(slots=True)
 class Command:
-    """What a user asked for and gangwatch accepted. word: cancel, freeze, thaw, maintenance, quarantine, release,
-    reload. target: job or node, '' for the cluster."""
+    """A user's request that gangwatch accepted. word: cancel, freeze, thaw, maintenance, quarantine, release, reload.
+    target: job or node, '' for the cluster."""
 
     word: str
     target: str
@@ -139,11 +140,12 @@ class Command:
 
 @dataclass(slots=True)
 class Disturbance:
-    """What the harness did to one rank. kind: stopped, held (stopped and continued in turn), outspun, killed.
+    """A disturbance of one rank by the harness. kind: stopped, held (stopped and continued alternately), outspun,
+    killed.
 
-    expected: fair seconds within which a verdict must name it; None: none is demanded. until: when it was over.
-    found: fair time at which the right verdict was seen first. before: by rank, the wall time and the seconds waited
-    for a processor when the disturbance was seen first. restarts: whether the gang must be restarted once it is found.
+    expected: fair seconds within which a verdict must name it; None: none is demanded. until: its end. found: fair time
+    at which the right verdict was first seen. before: by rank, the wall time and the seconds waited for a processor
+    when the disturbance was first seen. restarts: whether the gang must be restarted after the verdict.
     """
 
     kind: str
@@ -162,7 +164,8 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An agent that the harness killed or stopped: between these wall times, and a little after, its node is silent."""
+    """An agent killed or stopped by the harness between these wall times: the node does not report then and shortly
+    after."""
 
     node: str
     began: float
@@ -181,7 +184,7 @@ class Daemon:
 
 @dataclass(slots=True)
 class Facts:
-    """All that is known. queues: the policy's queues by name, as configured now. policy: its other keys.
+    """All facts. queues: the policy's queues by name, as configured now. policy: its other keys.
 
     policy_settled: False while a user changes the configuration.
     """
@@ -202,21 +205,21 @@ class Facts:
     policy_settled: bool = True
 
     def submitted(self, submission: Submission) -> None:
-        """Take in an accepted submission."""
+        """Record an accepted submission."""
         self.submissions[submission.job] = submission
         for member in submission.members:
             self.owner_of[member] = submission
 
     def attempt_lives(self, job: str, attempt: int) -> list[RankLife]:
-        """The evidence of one attempt's ranks."""
+        """Return the records of one attempt's ranks."""
         return [life for (name, number, _), life in self.lives.items() if name == job and number == attempt]
 
     def cancelled(self, job: str) -> Command | None:
-        """The first accepted cancel of the job or of its array."""
+        """Return the first accepted cancel of the job or of its array."""
         owner = self.owner_of.get(job)
         names = {job, owner.job if owner else job}
         return next((one for one in self.commands if one.word == "cancel" and one.target in names), None)
 
     def took(self, words: tuple[str, ...], target: str = "") -> list[Command]:
-        """Accepted commands of these words about the target, in order."""
+        """Return the accepted commands of these words about the target, in order."""
         return [one for one in self.commands if one.word in words and one.target == target]

@@ -1,4 +1,4 @@
-"""Lives of jobs: none lost, none run twice, nothing left behind; states, ends and times as the processes have them."""
+"""Lives of jobs: none lost, none run twice, nothing left behind; states, ends and times match the processes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Iterator
 from benchmarks.ordinary.oracle.facts import ENDED, HOLDING, Doubt, Facts, Instant, Process, RankLife
 
 STATE_SECONDS = 6.0
-"""Longest that a state may differ from the processes, in fair seconds. The controller asks four times a second, and
-writes each answer to its journal before it shows it."""
+"""Longest difference between a state and the processes, in fair seconds. The controller polls four times a second, and
+journals each result before it shows it."""
 
 START_SECONDS = 20.0
-"""Longest that a gang may be starting without a process: every node forks and records its ranks first."""
+"""Longest time a gang may be starting without a process: every node first forks and records its ranks."""
 
 LEFT_SECONDS = 3.0
-"""Of a child that a job left behind gangwatch waits one second between SIGTERM and SIGKILL."""
+"""gangwatch waits one second between SIGTERM and SIGKILL for a child that a job left behind."""
 
 FREEZE_SECONDS = 1.0
-"""`gangwatch freeze` promises to hold within a second."""
+"""`gangwatch freeze` promises to take effect within a second."""
 
 CLOCK_SECONDS = 0.02
-"""What two processes' readings of one clock may differ by, with the 10 ms of a process's start time."""
+"""Most that two processes' readings of one clock may differ, including the 10 ms of a process's start time."""
 
 _EXIT = re.compile(r"rank (\d+)(?: on node \S+)? (?:exited with|was killed by|ended by|got) \D*(\d+)")
 
 
 def nothing_lost(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Every accepted job is in every answer that was asked for later."""
+    """Check that every accepted job is in every response to a later request."""
     if facts.reading is None:
         return
     for submission in facts.submissions.values():
@@ -39,7 +39,8 @@ def nothing_lost(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def nothing_twice(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """No rank starts twice in an attempt, no two attempts overlap, and only what may be restarted is."""
+    """Check that no rank starts twice in an attempt, no two attempts overlap, and only restartable jobs are
+    restarted."""
     live: dict[str, set[int]] = defaultdict(set)
     for process in facts.table.processes if facts.table is not None else ():
         if process.leader:
@@ -71,7 +72,7 @@ def nothing_twice(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def nothing_left(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """No process of a job outlives it, nor one of an attempt the next. The table is newer than the reading."""
+    """Check that no process outlives its job or its attempt. The table is newer than the reading."""
     table, reading = facts.table, facts.reading
     if table is None or reading is None or table.at.wall < reading.ended.wall:
         return
@@ -86,7 +87,7 @@ def nothing_left(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def states_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """A job that runs has processes where gangwatch says, and one that has none does not run."""
+    """Check that a running job has processes on its nodes, and that a job without processes does not run."""
     table, reading = facts.table, facts.reading
     if table is None or reading is None:
         return
@@ -132,7 +133,7 @@ def _ranks_true(facts: Facts, job: dict[str, object], ranks: dict[int, Process])
 
 
 def ends_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Completed, failed and cancelled are true of the processes, and the reason of a failure is the real one."""
+    """Check completed, failed and cancelled against the processes, and the reason of a failure."""
     if facts.reading is None:
         return
     for job in facts.reading.jobs.values():
@@ -171,7 +172,7 @@ def _failure_true(facts: Facts, job: dict[str, object], lives: list[RankLife]) -
 
 
 def times_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Submission, start and end are no earlier than their cause and no later than their effect."""
+    """Check that submission, start and end are no earlier than their cause and no later than their effect."""
     if facts.reading is None:
         return
     for job in facts.reading.jobs.values():
@@ -203,7 +204,8 @@ def _seconds(wall_ns: int | None) -> float | None:
 
 
 def commands_done(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """A cancelled job ends within its grace; nothing starts while all is frozen, nor on a node out of use."""
+    """Check that a cancelled job ends within its grace, and that nothing starts under a freeze or on a node out of
+    use."""
     reading = facts.reading
     if reading is None:
         return
@@ -225,7 +227,7 @@ def commands_done(facts: Facts, _now: Instant) -> Iterator[Doubt]:
         for node in {one.target for one in facts.commands if one.word == "maintenance"}
     }
     for life in facts.lives.values():
-        # A gang that was already being started goes on: what counts is when the attempt was decided.
+        # A gang that was already starting continues: the decision time of the attempt counts.
         job = reading.jobs.get(life.job)
         started = _seconds(job["attempt_started_ns"]) if job is not None and job["attempt"] == life.attempt else None
         if started is None:
@@ -237,7 +239,7 @@ def commands_done(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def _spans(facts: Facts, opening: tuple[str, ...], closing: tuple[str, ...], target: str) -> list[tuple[float, float]]:
-    """From each accepted opening command to when a closing one was asked for."""
+    """Return the times from each accepted opening command to the request of a closing one."""
     spans: list[tuple[float, float]] = []
     begin: float | None = None
     for command in facts.took(opening + closing, target):

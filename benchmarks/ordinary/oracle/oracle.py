@@ -1,4 +1,5 @@
-"""Doubts become failures: at once where patience is 0, else once they have lasted for that many fair seconds."""
+"""Conversion of doubts to failures: at once if patience is 0, else after they have lasted for that many fair
+seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 SIGHTINGS = 3
-"""A doubt that may last counts only once it was seen so often: one late look explains two."""
+"""Sightings of a lasting doubt before it counts: one late reading explains two."""
 
 
 class Oracle:
@@ -47,13 +48,13 @@ class Oracle:
         self._since: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     def judge(self, now: Instant) -> list[Failure]:
-        """Failures that are certain now."""
+        """Return the failures that are certain now."""
         found: list[Failure] = []
         seen: dict[tuple[str, str, str], tuple[float, int]] = {}
         for check in self._checks:
             self.checked[check.__name__] += 1
             for doubt in check(self.facts, now):
-                # Without digits: how much a wrong figure is off may change from look to look.
+                # Without digits, because the size of an error may change between readings.
                 key = (doubt.check, doubt.subject, "".join(c for c in doubt.text if not c.isdigit()))
                 since, times = self._since.get(key, (now.fair, 0))
                 seen[key] = since, times + 1
@@ -66,5 +67,5 @@ class Oracle:
 
     @property
     def checks(self) -> int:
-        """How many checks were made."""
+        """Return the number of checks made."""
         return sum(self.checked.values())

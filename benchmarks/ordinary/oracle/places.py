@@ -1,4 +1,4 @@
-"""Places: no slot is held twice, by what gangwatch says and by what runs."""
+"""Places: no slot is held twice, neither in gangwatch's output nor by processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.ordinary.oracle.facts import HOLDING, Doubt, Facts, Instant
 
 
 def slots_once(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """In one answer of the API every slot has at most one rank of a job that holds slots, and exists."""
+    """Check that in one API response every slot exists and has at most one rank of a job that holds slots."""
     reading = facts.reading
     if reading is None:
         return
@@ -28,7 +28,7 @@ def slots_once(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def processes_fit(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """No node has more live ranks than slots, and no two live ranks are in one slot."""
+    """Check that no node has more live ranks than slots, and no two live ranks are in one slot."""
     table, reading = facts.table, facts.reading
     if table is None or reading is None:
         return

@@ -1,17 +1,17 @@
-"""Quotas: a queue below its quota gets back what others borrowed, within five seconds of the earliest legal moment.
+"""Quotas: a queue below its quota gets back borrowed slots within five seconds of the earliest legal moment.
 
-The rule is stated here again, from what is promised and not from how it is done. A gang of a queue with a quota must be
-made room for once all of this holds:
+The rule is implemented here again, from the documented promise and not from the product's code. The scheduler must make
+room for a gang of a queue with a quota once all of this holds:
 
 - with it the queue stays within its quota, and no limit above it binds;
 - it is the first of its queue that waits for slots alone;
-- the policy's order is `fair`, the one that has quotas, and preemption is on;
-- nothing is frozen, and no node is out of use or in doubt;
+- the policy's order is `fair`, the one with quotas, and preemption is on;
+- nothing is frozen, and no node is out of use or suspect;
 - free slots, and the slots of gangs that may be stopped, are enough for it. A gang may be stopped if it is preemptible,
-  has run its least time, and belongs to a queue that holds more than its quota. Slots that a waiting gang of higher
-  priority needs are not counted: priority goes before quota, so they may be kept for it.
+  has run its least time, and belongs to a queue that holds more than its quota. Slots that a pending gang of higher
+  priority needs are not counted: priority goes before quota, so they may be reserved for it.
 
-That the promise is kept shows in gangs that stop, in a place that is kept for it, or in its start.
+The promise is kept if gangs stop, if slots are reserved for the gang, or if it starts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from collections.abc import Iterator
 from benchmarks.ordinary.oracle.facts import HOLDING, Document, Doubt, Facts, Instant, Reading
 
 QUOTA_SECONDS = 5.0
-"""What is promised."""
+"""Promised time."""
 
 _SLOTS_ALONE = re.compile(r"first in the queue|needs \d+ slots?; not enough|enough slots are free, but")
 
 
 def quotas_kept(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Of each queue with a quota, its first gang that waits for slots alone."""
+    """Check the first gang that waits for slots alone, of each queue with a quota."""
     reading = facts.reading
     if reading is None or reading.queue.get("frozen") or not _quiet(facts, reading):
         return
@@ -62,7 +62,7 @@ def quotas_kept(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def _quiet(facts: Facts, reading: Reading) -> bool:
-    """Whether every node is in use, nothing stops or moves, and the policy makes room at all."""
+    """Return whether every node is in use, no job stops or moves, and the policy preempts at all."""
     if not facts.policy.get("preempt") or facts.policy.get("order") != "fair" or not facts.policy_settled:
         return False
     if any(not node["present"] or node["state"] != "healthy" for node in reading.nodes.values()):
@@ -73,7 +73,7 @@ def _quiet(facts: Facts, reading: Reading) -> bool:
 
 
 def _shaped(request: Document) -> bool:
-    """Whether slots alone do not say that it fits."""
+    """Return whether the number of slots does not suffice to decide if it fits."""
     return bool(request.get("required_level") or request.get("groups") or request.get("min_ranks"))
 
 
@@ -82,7 +82,7 @@ def _priority(request: Document) -> int:
 
 
 def _needed_before(facts: Facts, reading: Reading, priority: int) -> int:
-    """Slots that waiting gangs of a higher priority than this need."""
+    """Return the slots that pending gangs of a higher priority need."""
     needed = 0
     for row in reading.queue.get("waiting", ()):
         waiting = reading.jobs.get(row["job"])
@@ -100,7 +100,8 @@ def _free(reading: Reading) -> int:
 
 
 def _lent(facts: Facts, reading: Reading, held: dict[str, int], owner: str) -> list[Document]:
-    """Gangs that may be stopped for the owner now, the smallest first, none from a queue at or below its quota."""
+    """Return the gangs that may be stopped for the owner now, the smallest first, none from a queue at or below its
+    quota."""
     left, chosen = dict(held), []
     running = [job for job in reading.jobs.values() if job["state"] == "running"]
     for job in sorted(running, key=lambda one: len(one["ranks"])):

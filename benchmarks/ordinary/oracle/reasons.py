@@ -1,7 +1,7 @@
-"""Reasons: every stated reason for waiting is true, and no job waits with room before it.
+"""Reasons: every stated reason for waiting is true, and the first job in the queue does not wait while it fits.
 
-Each sentence that gangwatch may give is a pattern here, with what must be so for it to be true. A sentence that no
-pattern knows cannot be checked, and so is a failure of its own: a new reason needs a new rule here.
+Each sentence that gangwatch may give has a pattern here, with the condition for it to be true. A sentence without a
+pattern cannot be checked, and so is a failure itself: a new reason needs a new rule here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rule = Callable[["_Case", "re.Match[str]"], str]
 
 
 class _Case:
-    """One waiting job in one reading: what is free, and who holds what."""
+    """One pending job in one reading, with the free and the held slots."""
 
     def __init__(self, facts: Facts, reading: Reading, job: Document) -> None:
         self.facts, self.reading, self.job = facts, reading, job
@@ -30,7 +30,7 @@ class _Case:
         self.least = int(self.request.get("min_ranks") or self.request.get("ranks") or job["size"])
 
     def free(self, states: tuple[str, ...] = ("healthy", "suspect")) -> int:
-        """Slots of present nodes in these states that no job holds."""
+        """Return the slots of present nodes in these states that no job holds."""
         held = self.held_by_node()
         return sum(
             max(node["slots"] - held.get(name, 0), 0)
@@ -48,7 +48,7 @@ class _Case:
 
     @property
     def settled(self) -> bool:
-        """Whether free slots can be counted from outside: no node in doubt, none that this job must avoid."""
+        """Return whether free slots can be counted from outside: no suspect node, none that this job must avoid."""
         doubtful = any(node["state"] == "probation" for node in self.reading.nodes.values())
         return not doubtful and self.job["attempt"] == 0
 
@@ -88,7 +88,7 @@ def _met(word: str, job: Document) -> bool:
 def _array(case: _Case, found: re.Match[str]) -> str:
     members = case.job_named(found["array"])
     active = sum(job["state"] in HOLDING for job in members)
-    # Members before it may be waiting for their turn's slots: they count as those that may run.
+    # Earlier members may be waiting for slots of their own: they count as running.
     index = int(case.job["job"].rpartition(".")[2])
     before = sum(job["state"] == "pending" and int(job["job"].rpartition(".")[2]) < index for job in members)
     return "" if active + before >= int(found["most"]) else f"only {active} of them run, and {before} are before it"
@@ -188,7 +188,7 @@ def _not_together(case: _Case, found: re.Match[str]) -> str:
 
 
 def _kept(case: _Case) -> bool:
-    """Whether slots are kept for a gang that moves or restarts: they are free and not to be had."""
+    """Return whether slots are reserved for a gang that moves or restarts: they are free but unavailable."""
     return any("its reserved slots on" in (job["waiting_because"] or "") for job in case.reading.jobs.values())
 
 
@@ -238,7 +238,7 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = (
 
 
 def judge_reason(facts: Facts, reading: Reading, job: Document, sentence: str) -> str:
-    """Why the sentence is not true of the job in this reading; '' where it is."""
+    """Return why the sentence is not true of the job in this reading; '' if it is true."""
     for pattern, rule in RULES:
         found = pattern.fullmatch(sentence)
         if found is not None:
@@ -247,7 +247,7 @@ def judge_reason(facts: Facts, reading: Reading, job: Document, sentence: str) -
 
 
 def reasons_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Of every pending job: there is a reason, and it is true."""
+    """Check that every pending job has a reason, and that it is true."""
     reading = facts.reading
     if reading is None:
         return
@@ -262,7 +262,7 @@ def reasons_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
 
 
 def room_is_used(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """The first in the queue does not wait while enough slots are free that it could use."""
+    """Check that the first in the queue does not wait while there are enough usable free slots."""
     reading = facts.reading
     if reading is None or reading.queue.get("frozen"):
         return

@@ -1,4 +1,4 @@
-"""Verdicts: nobody is accused who was not disturbed, and who was disturbed is found."""
+"""Verdicts: only disturbed ranks are accused, and every disturbed rank is found."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ RIGHT: dict[str, dict[str, tuple[str, ...]]] = {
     "outspun": {"straggler": ("cpu-contention", "host-contention", "unknown")},
     "killed": {},
 }
-"""By kind of disturbance the kinds of verdict that are right, with their causes."""
+"""By kind of disturbance, the right kinds of verdict with their causes."""
 
 LAG_SECONDS = 20.0
-"""A disturbance is seen in windows of seconds: so long after its end a verdict may still begin."""
+"""Time after a disturbance's end in which its verdict may still begin: disturbances are seen in windows of seconds."""
 
 EARLY_SECONDS = 30.0
-"""A verdict's evidence is a window that may begin before the fault: an alarm adds up what it has seen since a rank was
-last well. What must not be is that all of its evidence lies before."""
+"""A verdict's evidence is a window that may begin before the fault, because an alarm accumulates since the rank was
+last healthy. But not all of its evidence may lie before the fault."""
 
 SILENT_SECONDS = 60.0
-"""So long after an agent was killed or stopped its node may be reported as silent: its stream must be opened again, and
-verdicts last for a while."""
+"""Time after an agent was killed or stopped in which its node may be reported as not reporting: its stream must be
+reopened, and verdicts last for a while."""
 
 RESTART_SECONDS = 40.0
-"""Fair seconds within which a gang that hangs and may be restarted must be stopped after its verdict: the next
-evaluation, and the gang's own grace of eight seconds."""
+"""Fair seconds after its verdict within which a restartable hanging gang must be stopped: the next evaluation, and the
+gang's grace of eight seconds."""
 
 CLEARLY_SHARE, CLEARLY_TIMES = 0.25, 3.0
-"""A rank whose processor is taken must be found where it waits for a quarter of the time and three times as long as the
-middle rank of its peers. Below that the machine is merely busy, and `unknown` or nothing is a right answer as well."""
+"""A rank that loses its processor must be found if it waits for a quarter of the time and three times as long as the
+median rank of its peers. Below that the machine is only busy, and `unknown` or no verdict is right as well."""
 
 STARVED_SHARE = 0.1
 STARVED_TIMES = 2.0
-"""A rank that waited for a processor for a tenth of the time, and for twice as long as the middle rank of its gang, was
-starved in truth, whoever took the processor: a verdict of contention about it is right."""
+"""A rank was really starved if it waited for a processor for a tenth of the time, and twice as long as the median rank
+of its gang, for any reason: a verdict of contention about it is right."""
 
 
 def nobody_accused_wrongly(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Every verdict about a job of the day is about a disturbance, or about a rank that was starved in truth."""
+    """Check that every verdict about a job of the day matches a disturbance or a starved rank."""
     for verdict in facts.reading.verdicts if facts.reading is not None else ():
         if verdict["kind"] == "unknown" or verdict["job"] not in facts.owner_of:
             continue
@@ -76,13 +76,13 @@ def _starved(facts: Facts, verdict: Document) -> bool:
     }
     mine = shares.get(verdict["rank"])
     if mine is None:
-        return not shares  # it has ended: nobody can tell any more
+        return not shares  # it has ended, so there is no more evidence
     middle = sorted(shares.values())[(len(shares) - 1) // 2]
     return mine > STARVED_SHARE and mine > STARVED_TIMES * middle
 
 
 def _silent(facts: Facts, verdict: Document) -> bool:
-    """Whether the node's agent was down by the harness's hand around the verdict's beginning."""
+    """Return whether the harness kept the node's agent down around the verdict's beginning."""
     began = verdict["first_wall_ns"] / 1e9
     return any(
         one.node == verdict["node"] and one.began - EARLY_SECONDS <= began <= one.until + SILENT_SECONDS
@@ -91,7 +91,7 @@ def _silent(facts: Facts, verdict: Document) -> bool:
 
 
 def everybody_found(facts: Facts, now: Instant) -> Iterator[Doubt]:
-    """Each disturbance of which a verdict is demanded has one in time."""
+    """Check that each disturbance with a demanded verdict has one in time."""
     found = facts.reading.verdicts if facts.reading is not None else ()
     for one in facts.disturbances:
         if one.found is not None:
@@ -109,7 +109,7 @@ def everybody_found(facts: Facts, now: Instant) -> Iterator[Doubt]:
 
 
 def hangs_restarted(facts: Facts, now: Instant) -> Iterator[Doubt]:
-    """A gang that may be restarted is stopped soon after its hang was reported."""
+    """Check that a restartable gang is stopped soon after its hang was reported."""
     for one in facts.disturbances:
         job = facts.reading.jobs.get(one.job) if facts.reading is not None else None
         if not one.restarts or one.found is None or job is None:
@@ -128,7 +128,7 @@ def _waited(facts: Facts, one: Disturbance) -> dict[int, float]:
 
 
 def _clearly_starved(facts: Facts, one: Disturbance) -> bool:
-    """Whether the process table shows that the rank waited for a processor, and its peers much less."""
+    """Return whether the process table shows that the rank waited for a processor, and its peers much less."""
     if facts.table is None:
         return False
     shares = {

@@ -1,1 +1,1 @@
-"""The programs that the harness's jobs run. Each writes its own evidence, apart from gangwatch."""
+"""The programs of the harness's jobs. Each writes its own evidence, independent of gangwatch."""

@@ -18,7 +18,7 @@ import time
 BEAT_SECONDS = 0.1
 BURST_SECONDS = 0.004
 COMPUTING = 0.1
-"""Share of computing in what is waited for: an answer of a daemon is mostly timers, sockets and disk."""
+"""Share of computing in a wait: a daemon's response is mostly timers, sockets and disk."""
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         share = min(1.0, BURST_SECONDS / burst_wall)
         punctual = min(1.0, BEAT_SECONDS / max(awake - asleep, 1e-9))
         now = time.monotonic()
-        # A stretch in which nothing ran here at all counts as two beats at most, however long it was.
+        # A period in which nothing ran here at all counts as two beats at most.
         rate = punctual / (1.0 - COMPUTING + COMPUTING / share)
         fair += min(now - last, 2 * BEAT_SECONDS) * rate
         last = now

@@ -1,11 +1,11 @@
 """A small data-parallel training in numpy: every step computes, waits for all ranks, and updates.
 
-    python train.py PLAN
+python train.py PLAN
 
-PLAN: steps, compute_seconds (of processor time a step), rest_seconds (a pause a step, as a loader of data makes),
-report (true: steps are reported to gangwatch), saves_every (steps; 0: only when asked to stop), processor (null, or the
-processor on which the rank `pinned` stays). It saves on SIGTERM, exits with 75, and goes on from there when started
-again. Ranks exchange their sums through rank 0, over TCP.
+PLAN: steps, compute_seconds (of CPU time a step), rest_seconds (a pause a step, like a data loader's), report (true:
+steps are reported to gangwatch), saves_every (steps; 0: only on SIGTERM), processor (null, or the processor of the rank
+`pinned`). On SIGTERM it saves and exits with 75; the next start continues from there. Ranks exchange their sums through
+rank 0, over TCP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAIT_SECONDS = 120.0
 
 
 class Exchange:
-    """Sums over all ranks by way of rank 0, with a flag that any rank may raise."""
+    """Sums over all ranks through rank 0, with a flag that any rank may raise."""
 
     def __init__(self, rank: int, size: int, port: int) -> None:
         self.rank, self.size = rank, size
@@ -57,7 +57,7 @@ class Exchange:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def sum(self, value: float, flag: bool) -> tuple[float, bool]:
-        """The sum of `value`, and whether any rank raised its flag."""
+        """Return the sum of `value`, and whether any rank raised its flag."""
         if self.rank:
             self._peers[0].sendall(struct.pack("<d?", value, flag))
             return self._read(self._peers[0])
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def work(weights: np.ndarray, plan: dict[str, float]) -> np.ndarray:
-    """Compute for the plan's processor time, and rest for its pause."""
+    """Compute for the plan's CPU time, then sleep for its pause."""
     until = time.thread_time() + plan["compute_seconds"]
     while time.thread_time() < until:
         weights = np.tanh(weights @ weights * 0.1 + 0.01)

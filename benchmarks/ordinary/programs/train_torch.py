@@ -1,6 +1,6 @@
-"""A small DistributedDataParallel training over gloo: what a user of PyTorch submits.
+"""A small DistributedDataParallel training over gloo, as a user of PyTorch submits it.
 
-    python train_torch.py PLAN
+python train_torch.py PLAN
 
 PLAN: steps, rest_seconds, report (true: steps are reported to gangwatch). On SIGTERM it ends with 143.
 """
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def train(torch: object, model: object, optimizer: object, plan: dict[str, float]) -> None:
-    """One step."""
+    """Run one step."""
     optimizer.zero_grad()  # type: ignore[attr-defined]
     model(torch.randn(16, 32)).square().mean().backward()  # type: ignore[attr-defined,operator]
     optimizer.step()  # type: ignore[attr-defined]

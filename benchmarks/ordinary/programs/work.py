@@ -1,4 +1,4 @@
-"""An ordinary job: sleeps or computes for some seconds, and behaves as its plan says.
+"""An ordinary job: sleeps or computes for some seconds, as its plan specifies.
 
     python -I -S work.py PLAN
 
@@ -8,8 +8,8 @@ seconds      how long the rank works; null: until it is killed
 code         its exit code; with only_rank, of that rank alone (the others work on)
 number       the signal with which it kills itself instead of exiting
 only_rank    the one rank that fails
-ignore       true: SIGTERM is ignored. Without it SIGTERM is written down and the rank ends with 143
-saves        true: on SIGTERM it saves how long it has worked and exits with 75; the next attempt goes on from there
+ignore       true: SIGTERM is ignored. Without it SIGTERM is recorded and the rank ends with 143
+saves        true: on SIGTERM it saves how long it has worked and exits with 75; the next attempt continues there
 children     processes that it forks; they live for child_seconds and inherit its output
 detached     processes that it starts in sessions of their own (setsid), which outlive it
 child_seconds how long those live; null: until they are killed
@@ -32,14 +32,14 @@ TERMINATED, SAVED = 143, 75
 
 
 def start_children(plan: dict[str, object]) -> None:
-    """Fork what the plan asks for."""
+    """Fork the plan's children."""
     lives = plan.get("child_seconds", 1.0)
     for number in range(int(str(plan.get("children", 0))) + int(str(plan.get("detached", 0)))):
         detached = number >= int(str(plan.get("children", 0)))
         if os.fork() == 0:
             if detached:
                 os.setsid()
-                if os.fork():  # its child is nobody's: the shim alone can find it
+                if os.fork():  # its child has no parent in the job: only the shim can find it
                     os._exit(0)
             signal.signal(signal.SIGTERM, signal.SIG_IGN if plan.get("ignore") else signal.SIG_DFL)
             evidence.write("child", detached=detached)
