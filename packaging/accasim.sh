@@ -1,5 +1,5 @@
 #!/bin/sh
-# An environment of its own for AccaSim, which tests/sim compares our EASY backfilling with. Idempotent.
+# Makes a separate environment for AccaSim; tests/sim compares our EASY backfilling with it. Idempotent.
 #   packaging/accasim.sh PYTHON
 set -eu
 environment=.cache/accasim

@@ -1,15 +1,15 @@
 #!/bin/sh
 # Installs the real components that some tests run against. As root, on Debian 12 or newer.
-#   prometheus    promtool and a server that really scrapes
-#   prometheus-alertmanager  a server that alerts really go through, and amtool
+#   prometheus    promtool and a scraping server
+#   prometheus-alertmanager  the alert server, and amtool
 #   python3-torch PyTorch with gloo, for the DistributedDataParallel tests
 #   gcc           compiles the fake NVML at its real ABI
-#   prometheus-node-exporter, ethtool  say of the same machine what the agent says
-#   curl, openssl ask over TLS, and make the certificates for it
-#   systemd       systemd-analyze, which judges the units
-#   chromium      shows the live page, as a user sees it
+#   prometheus-node-exporter, ethtool  reference values for the agent's metrics of this machine
+#   curl, openssl TLS requests, and certificates for them
+#   systemd       systemd-analyze, which checks the units
+#   chromium      renders the live page
 #   etcd-server   the store of the API server that packaging/kubernetes/build.sh builds
-#   slurmctld, slurmd, slurm-client, munge  a real Slurm: the backend's test bed, and beside which a benchmark decides
+#   slurmctld, slurmd, slurm-client, munge  a real Slurm for the backend's tests and benchmarks
 set -eu
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
     echo "make components: needs root on Debian (apt-get); install these yourself: prometheus prometheus-alertmanager prometheus-node-exporter ethtool python3-torch gcc curl openssl systemd slurmctld slurmd slurm-client munge chromium etcd-server" >&2
@@ -20,7 +20,7 @@ for package in prometheus prometheus-alertmanager prometheus-node-exporter ethto
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $package"
 done
 [ -z "$missing" ] && exit 0
-# Debian starts a service as it installs it; these are for the tests to start themselves.
+# Debian starts a service when it installs it. Prevent that: the tests start these themselves.
 policy=/usr/sbin/policy-rc.d
 created=""
 if [ ! -e "$policy" ]; then

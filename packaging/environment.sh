@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the virtual environment $2 with the interpreter $1, on a machine that may have nothing but Python itself.
-# Debian splits venv's pip off into a package of its own: as root it is installed, otherwise it is named.
+# Makes the virtual environment $2 with the interpreter $1, on a machine that may have only Python itself.
+# Debian has venv's pip in a separate package: as root, install it; otherwise print its name.
 set -eu
 python=$1
 environment=$2

@@ -1,6 +1,6 @@
 #!/bin/sh
-# An environment of its own for grafana-dashboards-builder, which tests/dashboards has load our dashboards. Idempotent.
-# It wants click < 8 and grafanalib < 0.6, and puts a package called `builder` beside whatever is there.
+# Makes a separate environment for grafana-dashboards-builder; tests/dashboards loads our dashboards with it. Idempotent.
+# It requires click < 8 and grafanalib < 0.6, and installs a top-level package called `builder`.
 #   packaging/grafana-dashboards-builder.sh PYTHON
 set -eu
 environment=.cache/grafana-dashboards-builder

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes tests/dashboards/grafana-VERSION.schema.json: Grafana's own types of a dashboard as a JSON schema. Needs npm.
+# Makes tests/dashboards/grafana-VERSION.schema.json: Grafana's own dashboard types as a JSON schema. Needs npm.
 #   packaging/grafana-schema.sh
 set -eu
 version=13.2.3

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Locks of what is installed: versions with hashes, for Python 3.11 on, on Linux on x86_64 and aarch64.
+"""Lock files: versions with hashes, for Python 3.11 on, on Linux on x86_64 and aarch64.
 
     make lock                    # after a change of pyproject.toml; versions stay where they still fit
     make lock UPGRADE=--upgrade  # the newest versions of everything
     python packaging/lock.py --check  # part of `make check`: no network
 
-    locks/runtime.txt  what gangwatch runs with               make demo
+    locks/runtime.txt  requirements of gangwatch              make demo
     locks/image.txt    the same with some extras              Dockerfile
-    locks/build.txt    what makes the wheel                   make, Dockerfile
-    locks/dev.txt      what develops and tests it             make test, make check
-    locks/tools.txt    uv, and what writes the SBOM           make lock, make sbom, Dockerfile
+    locks/build.txt    builds the wheel                       make, Dockerfile
+    locks/dev.txt      development and tests                  make test, make check
+    locks/tools.txt    uv, and the SBOM tools                 make lock, make sbom, Dockerfile
 
-Every file is pip's: `pip install --require-hashes --only-binary :all: -r FILE`. No address of an index or mirror stands
-in it, and the check refuses one.
+Every file is pip's: `pip install --require-hashes --only-binary :all: -r FILE`. It contains no address of an
+index or mirror; the check refuses one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ LOCKS = ROOT / "packaging" / "locks"
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 EDITABLE = "editables>=0.5"
-"""hatchling asks for it when it builds an editable wheel (hatchling.build, get_requires_for_build_editable)."""
+"""hatchling requires it to build an editable wheel (hatchling.build, get_requires_for_build_editable)."""
 
 IN_THE_IMAGE = ("remote-write", "oidc")
-"""Extras that the image has."""
+"""Extras that the image includes."""
 
 TOOLS = ("uv>=0.11", "cyclonedx-bom>=7.2")
 _DIGEST = "# Made by `make lock`. Digest of what it was made from: "
@@ -56,7 +56,7 @@ class Pin(NamedTuple):
 
 
 class LockError(Exception):
-    """A lock that can't be used; the text says which line, and what to do."""
+    """A lock is unusable; the text names the line and the remedy."""
 
 
 def project() -> dict[str, Any]:
@@ -64,7 +64,7 @@ def project() -> dict[str, Any]:
 
 
 def inputs(tree: dict[str, Any]) -> dict[str, list[str]]:
-    """The direct requirements of each lock, by its name."""
+    """Return the direct requirements of each lock, by its name."""
     runs: list[str] = tree["project"]["dependencies"]
     extras: dict[str, list[str]] = tree["project"]["optional-dependencies"]
     build = [*tree["build-system"]["requires"], EDITABLE]
@@ -78,16 +78,16 @@ def inputs(tree: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def digest(requirements: list[str], requires_python: str) -> str:
-    """What a lock was made from, in few characters."""
-    told = json.dumps([sorted(requirements), requires_python]).encode()
-    return hashlib.sha256(told).hexdigest()[:16]
+    """Return a short digest of a lock's inputs."""
+    encoded = json.dumps([sorted(requirements), requires_python]).encode()
+    return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 # --- making ----------------------------------------------------------------------------------------------------------
 
 
 def make(upgrade: bool) -> None:
-    """Write every lock anew. Raises CalledProcessError where uv finds no versions that fit."""
+    """Write every lock again. Raises CalledProcessError if uv finds no versions that fit."""
     tree = project()
     python = tree["project"]["requires-python"]
     LOCKS.mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ def make(upgrade: bool) -> None:
                 f"--python-version={PYTHONS[0]}",
             ]  # fmt: skip
             command += ["--upgrade"] if upgrade else []
-            # One version of a package for all of us: what runs is what was tested.
+            # One version of a package for all locks: the tested version is the one that runs.
             command += [f"--constraint={LOCKS / 'dev.txt'}"] if name in ("runtime", "image", "build") else []
             subprocess.run(command, check=True)
             path.write_text(
@@ -115,7 +115,7 @@ def make(upgrade: bool) -> None:
 
 
 def check_wheels() -> None:
-    """Ask the index whether every lock has wheels for every Python and machine. Raises CalledProcessError."""
+    """Check with the index that every lock has wheels for every Python and machine. Raises CalledProcessError."""
     for name, python, machine in itertools.product(inputs(project()), PYTHONS, MACHINES):
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run(
@@ -132,7 +132,7 @@ def check_wheels() -> None:
 
 
 def pins(path: Path) -> Iterator[Pin]:
-    """The packages of a lock. Raises LockError for any line that is neither a pin with hashes nor a comment."""
+    """Yield the packages of a lock. Raises LockError for any line that is neither a pin with hashes nor a comment."""
     pin: Pin | None = None
     open_pin = False
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
@@ -156,7 +156,7 @@ def pins(path: Path) -> Iterator[Pin]:
 
 
 def complaints() -> list[str]:
-    """What is wrong with the locks; nothing where they fit pyproject.toml."""
+    """Return the errors of the locks; nothing if they match pyproject.toml."""
     tree = project()
     found: list[str] = []
     locked: dict[str, list[Pin]] = {}
@@ -183,12 +183,12 @@ def complaints() -> list[str]:
 
 
 def _unmet(requirements: list[str], locked: list[Pin]) -> Iterator[str]:
-    """Direct requirements that a lock does not fulfil, on any Python and machine that it is for."""
+    """Yield direct requirements that a lock does not fulfil, on any of its Pythons and machines."""
     from packaging.markers import Marker
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    told: set[str] = set()
+    reported: set[str] = set()
     for python, machine in itertools.product(PYTHONS, MACHINES):
         here = {
             "python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine,
@@ -199,11 +199,11 @@ def _unmet(requirements: list[str], locked: list[Pin]) -> Iterator[str]:
         by_name = {canonicalize_name(pin.name): pin.version for pin in applies}
         for text in requirements:
             requirement = Requirement(text)
-            if text in told or (requirement.marker is not None and not requirement.marker.evaluate(here)):
+            if text in reported or (requirement.marker is not None and not requirement.marker.evaluate(here)):
                 continue
             version = by_name.get(canonicalize_name(requirement.name))
             if version is None or not requirement.specifier.contains(version, prereleases=True):
-                told.add(text)
+                reported.add(text)
                 yield f"{text} is not fulfilled by {version or 'anything'} (Python {python} on {machine})"
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes the bill of materials of what the image has of PyPI's, as CycloneDX JSON: sbom.sh PYTHON TOOLS FILE
+# Writes the bill of materials of the image's PyPI packages, as CycloneDX JSON: sbom.sh PYTHON TOOLS FILE
 # TOOLS: a virtual environment with packaging/locks/tools.txt and build.txt. The same steps as the Dockerfile's.
 set -eu
 python=$1

