@@ -57,7 +57,7 @@ def _shown(stage: Stage) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--json", action="store_true", help="One JSON document; it is one in any case.")
+    parser.add_argument("--json", action="store_true", help="accepted for compatibility: the output is always JSON")
     parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gangwatch-delays-") as folder:
         print(json.dumps(measure(Path(folder)), indent=2))

@@ -74,7 +74,7 @@ class Found:
     waited: float
 
 
-def busied(trace: Trace, slots: int, share: float) -> Trace:
+def with_load(trace: Trace, slots: int, share: float) -> Trace:
     """Return the same jobs, arriving faster, so that their work is this share of the slots' capacity meanwhile."""
     span_seconds = (trace.jobs[-1].submitted_ns - trace.jobs[0].submitted_ns) / 1e9
     work = sum(job.run_seconds * job.spec.ranks for job in trace.jobs)
@@ -173,7 +173,7 @@ def main() -> int:
     last = arguments.first + arguments.jobs if arguments.jobs else None
     trace = replace(trace, jobs=trace.jobs[arguments.first : last])
     if arguments.busy is not None:
-        trace = busied(trace, arguments.nodes * 8, arguments.busy)
+        trace = with_load(trace, arguments.nodes * 8, arguments.busy)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     setting = Setting(trace, arguments.nodes, arguments.policy, arguments.restart_cost)
     names = ("off", "on", *(("told",) if arguments.told else ()), "oracle")

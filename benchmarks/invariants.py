@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=100, help="most steps in one world")
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next rounds' follow")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after this many seconds")
-    parser.add_argument("--shrink", action="store_true", help="look for the shortest way to a failure (minutes)")
+    parser.add_argument("--shrink", action="store_true", help="shrink a failure to the fewest steps (minutes)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     began, seed, failure = time.perf_counter(), arguments.seed, ""

@@ -91,7 +91,7 @@ def measure_reporter(reporter: Reporter) -> dict[str, Cost]:
 
 
 @contextmanager
-def other_end(what: str, path: Path) -> Iterator[dict[str, int]]:
+def reading_side(what: str, path: Path) -> Iterator[dict[str, int]]:
     """Run the reading side until the block ends; the yielded dictionary then contains what it read."""
     counts: dict[str, int] = {}
     with subprocess.Popen(
@@ -151,7 +151,7 @@ def serve_datagrams(path: str) -> None:
 def with_agent(folder: Path) -> tuple[dict[str, Cost], dict[str, int]]:
     """Return the costs while the agent's socket reads the ring, and what the agent read of this flood."""
     path = folder / "run" / "bench.sock"
-    with other_end("ring", path) as counts:
+    with reading_side("ring", path) as counts:
         reporter = Reporter({"GANGWATCH_SOCKET": str(path), "RANK": "0"}, slots=65536)
         deadline = time.monotonic() + 10
         while reporter.status != "registered":
@@ -169,7 +169,7 @@ def through_datagrams(folder: Path) -> tuple[Cost, dict[str, int]]:
     full."""
     path = folder / "datagram.sock"
     record = struct.Struct("<QBB6xqqqqqQ")
-    with other_end("datagrams", path) as counts, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    with reading_side("datagrams", path) as counts, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(str(path))
 
         def send() -> None:

@@ -6,8 +6,8 @@ a restart; nothing else differs between the two.
 ================  ======================================================================================================
 defragmentation   gangs of up to 8 must lie on one node; all can be restarted. Off: ``defragmentation_moves = 0``
 elastic           gangs of 2 and more run with half to twice their ranks. Off: with as many as requested
-spares            half of the jobs may be stopped; nodes become slow and stay so (the persistent preset), the detector
-                  tells. On: one spare in each rack of eight nodes
+spares            half of the jobs may be stopped; nodes become slow and stay so (the persistent preset), and the
+                  detector reports them. On: one spare in each rack of eight nodes
 ================  ======================================================================================================
 """
 
@@ -52,7 +52,7 @@ def half_stoppable(_spec: JobSpec, number: int) -> dict[str, Any]:
     return {"restartable": True, "preemptible": number % 2 == 0}
 
 
-def declared(trace: Trace, change: Change) -> Trace:
+def with_declarations(trace: Trace, change: Change) -> Trace:
     """Return the jobs with these declarations."""
     jobs = (replace(job, spec=structs.replace(job.spec, **change(job.spec, n))) for n, job in enumerate(trace.jobs))
     return replace(trace, jobs=tuple(jobs))
@@ -95,14 +95,14 @@ def main() -> int:
     for name, policy in POLICIES.items():
         found: dict[str, Any] = {}
         if arguments.only in (None, "defragmentation"):
-            jobs = declared(trace, narrow)
+            jobs = with_declarations(trace, narrow)
             off = run(jobs, replace(policy, defragmentation_moves=0), arguments.nodes)
             found["defragmentation"] = {"off": off, "on": run(jobs, policy, arguments.nodes)}
         if arguments.only in (None, "elastic"):
-            off = run(declared(trace, rigid), policy, arguments.nodes)
-            found["elastic"] = {"off": off, "on": run(declared(trace, elastic), policy, arguments.nodes)}
+            off = run(with_declarations(trace, rigid), policy, arguments.nodes)
+            found["elastic"] = {"off": off, "on": run(with_declarations(trace, elastic), policy, arguments.nodes)}
         if arguments.only in (None, "spares"):
-            jobs = declared(trace, half_stoppable)
+            jobs = with_declarations(trace, half_stoppable)
             off = run(jobs, policy, arguments.nodes, "persistent", 1)
             on = run(jobs, replace(policy, spare_nodes=1), arguments.nodes, "persistent", 1)
             found["spares"] = {"off": off, "on": on}

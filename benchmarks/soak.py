@@ -72,7 +72,7 @@ KUBELET_EVERY = 2_000
 """Ticks between restarts of the fake kubelet: each starts a process, so they are rarer than other faults."""
 
 
-def hurry() -> None:
+def shorten_retry_delays() -> None:
     """Shorten the product's retry delays of ten to thirty seconds to zero, because ticks take no time."""
     nvml_source.RETRY_LOST_SECONDS = 0.0
     nvml_events.WAIT_MILLISECONDS = 1
@@ -169,7 +169,7 @@ class Site:
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
-    def hurt(self) -> None:
+    def inject_fault(self) -> None:
         """Start one fault and remember how to repair it."""
         name = self.random.choice(
             ["lost", "reload", "mig", "nic", "file", "reset", "processes", "pods", "xid", "release", "log"]
@@ -179,7 +179,7 @@ class Site:
         if heal is not None:
             self.healing.append(heal)
 
-    def heal(self) -> None:
+    def repair(self) -> None:
         """Repair the oldest fault."""
         if self.healing:
             self.healing.pop(0)()
@@ -266,9 +266,9 @@ class Site:
 
     def tick(self, number: int) -> None:
         if self.random.randrange(FAULT_EVERY) == 0:
-            self.hurt()
+            self.inject_fault()
         if self.random.randrange(FAULT_EVERY) == 0:
-            self.heal()
+            self.repair()
         if number % KUBELET_EVERY == KUBELET_EVERY // 2:
             self.kubelet.stop()
         elif number % KUBELET_EVERY == 0 and number:
@@ -283,7 +283,7 @@ class Site:
     def settle(self) -> None:
         """Repair everything and run the node until it has noticed."""
         while self.healing:
-            self.heal()
+            self.repair()
         self.nvml.set_driver_loaded(True)
         for gpu in range(GPUS):
             self.nvml.set_gpu_code(gpu, SUCCESS)
@@ -296,7 +296,7 @@ class Site:
             self.clock.advance(1.0)
             self.node.tick(due_only=True)
 
-    def unwell(self) -> list[str]:
+    def failing(self) -> list[str]:
         """Return the collectors that fail in the newest frame."""
         newest = self.node.newest()
         assert newest is not None
@@ -339,7 +339,7 @@ class Site:
 
 def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
     """Run the soak and return the document that ``--json`` prints."""
-    hurry()
+    shorten_retry_delays()
     use_one_arena()
     logging.disable(logging.CRITICAL)
     before_threads, before_descriptors = threading.active_count(), descriptors()
@@ -360,7 +360,7 @@ def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
                     course.append(round(resident_bytes() / 2**20, 2))
             spent = time.process_time() - began
             site.settle()
-            unwell = site.unwell()
+            failing = site.failing()
             end_bytes, end_descriptors, end_threads = resident_bytes(), descriptors(), threading.active_count()
             site.node.stop()
             abandoned = site.run_threads(thread_seconds)
@@ -374,7 +374,7 @@ def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
         "descriptors_after_stop": max(0, descriptors() - before_descriptors),
         "threads_after_stop": threading.active_count() - before_threads,
     }
-    within = growth < MOST_GROWTH_BYTES and not any(left.values()) and not unwell and site.rates.least >= 0
+    within = growth < MOST_GROWTH_BYTES and not any(left.values()) and not failing and site.rates.least >= 0
     return {
         "benchmark": "soak",
         "machine": {"processors": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()},
@@ -388,7 +388,7 @@ def run(ticks: int, thread_seconds: float, seed: int) -> dict[str, object]:
         "resident_mib_on_the_way": course,
         "growth_mib": round(growth / 2**20, 3),
         "left_over": left,
-        "unwell_at_the_end": unwell,
+        "unwell_at_the_end": failing,
         "threads": {"seconds": thread_seconds, "most_abandoned_at_once": abandoned},
         "rates": {"counted": site.rates.count, "least": site.rates.least},
         "ranges": {"growth_mib": [None, MOST_GROWTH_BYTES / 2**20], "left_over": [0, 0], "rates.least": [0, None]},

@@ -86,7 +86,7 @@ class Load:
         mean_seconds = sum(RUN_SECONDS) / 2 * sum(RANKS) / len(RANKS)
         self._gap_seconds = mean_seconds / (NODES * GPUS * BUSY)
 
-    def happens(self, now_ns: int) -> list[Event]:
+    def events_at(self, now_ns: int) -> list[Event]:
         """Return all events of this instant."""
         events, self._pending = self._pending, []
         while self._ends and self._ends[0][0] <= now_ns:
@@ -122,7 +122,7 @@ def write(path: Path, most: int) -> tuple[State, dict[str, float | int]]:
     store = Store(path, FOR_EVER, durable=False)
     while events < most:
         now_ns += STEP_SECONDS * SECOND
-        events_now += load.happens(now_ns)
+        events_now += load.events_at(now_ns)
         if not events_now:
             continue
         began = time.perf_counter()
@@ -178,7 +178,7 @@ def measure(most: int, processes: int = 1, keep: Path | None = None) -> dict[str
         restarted_alike = encode_state(recovered.state) == lost and not recovered.mismatches
         say(f"restarted in {restart_seconds:.3f} s, {recovered.cycles} cycles replayed, alike: {restarted_alike}")
 
-        past = sorted(_go_back_to(store, last) for _, last in _some_of(store.parts()))
+        past = sorted(_restore_seconds(store, last) for _, last in _sample(store.parts()))
         say(f"moments of the past: {past}")
 
         began = time.perf_counter()
@@ -223,12 +223,12 @@ def written(folder: Path, most: int) -> tuple[Path, bytes, dict[str, float | int
     return path, after.read_bytes(), json.loads(figures.read_text())
 
 
-def _some_of(parts: list[tuple[int | None, int | None]]) -> list[tuple[int | None, int | None]]:
+def _sample(parts: list[tuple[int | None, int | None]]) -> list[tuple[int | None, int | None]]:
     """Return ten parts spread over the journal."""
     return [parts[number * len(parts) // PAST_MOMENTS] for number in range(min(PAST_MOMENTS, len(parts)))]
 
 
-def _go_back_to(store: Store, cycle: int | None) -> float:
+def _restore_seconds(store: Store, cycle: int | None) -> float:
     """Return the seconds to restore the state at the end of a part."""
     began = time.perf_counter()
     with collecting_rarely():
@@ -254,9 +254,9 @@ def _cpu_seconds() -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=1_000_000)
-    parser.add_argument("--json", action="store_true", help="the only form there is; taken for the sake of scripts")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="that replay at once")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the journal stays, or is")
+    parser.add_argument("--json", action="store_true", help="accepted for compatibility: the output is always JSON")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="parallel replay processes")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder of the journal, which is kept")
     options = parser.parse_args()
     figures = measure(options.events, options.processes, options.keep)
     targets = {

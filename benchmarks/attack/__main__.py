@@ -35,7 +35,7 @@ def attacks() -> dict[str, Attack]:
         if module.startswith("attacks_"):
             for name, attack in importlib.import_module(f"benchmarks.attack.{module}").ATTACKS:
                 if name in found:
-                    raise SystemExit(f"two attacks are called {name}")
+                    raise SystemExit(f"duplicate attack name {name}")
                 found[name] = attack
     return found
 
@@ -57,15 +57,17 @@ def failures(outcome: dict[str, Any]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
-    parser.add_argument("--list", action="store_true", help="print the names alone")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this one; may be repeated")
+    parser.add_argument("--list", action="store_true", help="print only the names")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="run only this attack; may be repeated"
+    )
     options = parser.parse_args()
     every = attacks()
     if options.list:
         print("\n".join(every))
         return 0
     if unknown := sorted(set(options.only) - every.keys()):
-        parser.error(f"no attack is called {unknown[0]}; there are {', '.join(every)}")
+        parser.error(f"unknown attack {unknown[0]}; known: {', '.join(every)}")
     outcomes = []
     code = 0
     for name in options.only or every:

@@ -185,13 +185,13 @@ LIES: dict[str, tuple[Callable[[], Lies], float]] = {
 """By name: the frames sent, and the seconds between two of them; 0: as fast as possible."""
 
 DOCUMENTS = {
-    "foreign_ranks": "it reports every rank of jobs that it does not host",
-    "attempt": "it reports attempt 2^61 of jobs that it does not host",
-    "records_flood": "frames of a thousand records, as fast as they are taken",
-    "layouts_flood": "a new layout of 800 columns with each frame, as fast as they are taken",
-    "events_flood": "a thousand events a frame about other nodes' GPUs, as fast as they are taken",
+    "foreign_ranks": "it reports every rank of jobs of other nodes",
+    "attempt": "it reports attempt 2^61 of jobs of other nodes",
+    "records_flood": "frames of a thousand records, as fast as the controller accepts them",
+    "layouts_flood": "a new layout of 800 columns with each frame, as fast as the controller accepts them",
+    "events_flood": "a thousand events a frame about other nodes' GPUs, as fast as the controller accepts them",
     "names": "2,000 new names of gangs a second",
-    "identity": "it answers for another node, and asks honest agents for frames with its certificate and the password",
+    "identity": "it impersonates another node, and requests honest agents' frames by its certificate",
 }
 
 
@@ -484,7 +484,9 @@ ATTACKS: tuple[tuple[str, Callable[[], Result]], ...] = tuple(
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(LIES)}; default: all")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="without each attack, and with it")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="length of each measurement, without and with the attack"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--role", nargs=2, metavar=("ROLE", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -504,7 +506,7 @@ def main() -> int:
         return 0
     for name in options.names:
         if name not in LIES:
-            parser.error(f"no attack {name!r}: there are {', '.join(LIES)}")
+            parser.error(f"unknown attack {name!r}; known: {', '.join(LIES)}")
     results = []
     for name in options.names or LIES:
         results.append(run(name, options.seconds))

@@ -75,7 +75,7 @@ class Result(TypedDict):
     refused: dict[str, int]
 
 
-# --- what attackers send ---------------------------------------------------------------------------------------------
+# --- malicious data --------------------------------------------------------------------------------------------------
 
 
 def ring_file(slots: int = MIN_SLOTS, written: int = 0) -> int:
@@ -436,7 +436,7 @@ def reporting_rank() -> None:
     sys.stdin.readline()
 
 
-def coming_rank() -> None:
+def registering_rank() -> None:
     """Run an honest rank that registers at each line of input; print the time (ms) and the agent's message."""
     for _ in sys.stdin:
         descriptor = ring_file()
@@ -451,7 +451,7 @@ def coming_rank() -> None:
         print(f"{(time.perf_counter() - began) * 1e3} {said}", flush=True)
 
 
-HONEST: dict[str, Callable[[], None]] = {"coming": coming_rank, "reporting": reporting_rank}
+HONEST: dict[str, Callable[[], None]] = {"coming": registering_rank, "reporting": reporting_rank}
 
 
 @dataclass
@@ -498,9 +498,8 @@ class Others:
     def _register(self) -> None:
         wake(self.rank)
         took_ms, _, said = line_of(self.rank).partition(" ")
-        if (
-            said and "reported by process" not in said
-        ):  # its own last connection, whose end the agent has not noticed yet
+        # The agent may not have noticed the end of this rank's previous connection yet.
+        if said and "reported by process" not in said:
             self.failed.append(f"_register: {said}")
         self.registrations.append(float(took_ms))
 
@@ -649,7 +648,9 @@ ATTACKS: tuple[tuple[str, Callable[[], Result]], ...] = tuple(
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; default: all")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="without each attack, and with it")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="length of each measurement, without and with the attack"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--attacker", nargs=4, metavar=("NAME", "PATH", "BEGIN", "UNTIL"), help=argparse.SUPPRESS)
     parser.add_argument("--honest", choices=tuple(HONEST), help=argparse.SUPPRESS)
@@ -663,7 +664,7 @@ def main() -> int:
         return 0
     for name in options.names:
         if name not in PROGRAMS:
-            parser.error(f"no attack {name!r}: there are {', '.join(PROGRAMS)}")
+            parser.error(f"unknown attack {name!r}; known: {', '.join(PROGRAMS)}")
     results = []
     for name in options.names or PROGRAMS:
         results.append(run(name, options.seconds))

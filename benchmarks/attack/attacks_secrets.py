@@ -266,7 +266,7 @@ def forged_user(here: Site) -> list[Ask]:
     ]
 
 
-def frozen_or_forged(here: Site) -> int:
+def count_changes(here: Site) -> int:
     """Return the number of the attackers' changes: to bob's job, the freeze, the node, users of jobs, tokens in
     reach."""
     jobs = {job["job"]: job for job in here.daemon.ask("GET", "/api/jobs")}
@@ -334,7 +334,7 @@ def _measured(name: str, here: Site, asks: list[Ask], seconds: float) -> Result:
         p99_ms_of_others=round(percentile(waits, 0.99), 2),
         p99_ms_of_others_quiet=round(percentile(quiet, 0.99), 2),
         lost=len(honest.failures),
-        wrong_actions=len(printed["wrong"]) + frozen_or_forged(here),
+        wrong_actions=len(printed["wrong"]) + count_changes(here),
         requests=sum(counts.values()),
         statuses=dict(sorted(counts.items())),
     )
@@ -356,11 +356,13 @@ def main() -> int:
     names = [name for name, _ in ATTACKS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; default: all")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="without each attack, and with it")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="length of each measurement, without and with the attack"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in names]:
-        parser.error(f"no attack {unknown[0]!r}: there are {', '.join(names)}")
+        parser.error(f"unknown attack {unknown[0]!r}; known: {', '.join(names)}")
     results = [run(name, options.seconds) for name in options.names or names]
     print(json.dumps({"attacks": results}, indent=2) if options.json else "\n".join(map(str, results)))
     return 0 if all(one["survived"] and not one["wrong_actions"] and not one["lost"] for one in results) else 1

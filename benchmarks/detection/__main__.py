@@ -45,20 +45,20 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
     parser.add_argument("--quick", action="store_true", help="a sample of the grid, within five minutes")
-    parser.add_argument("--seed", type=int, help=f"of everything (default {TEST_SEED})")
+    parser.add_argument("--seed", type=int, help=f"seed of all random choices (default {TEST_SEED})")
     parser.add_argument("--workloads", help=f"mix, by commas: {', '.join(get_args(Workload))} (default all)")
     parser.add_argument("--sizes", help=f"GPUs of a job, by commas (default {', '.join(map(str, SIZES))})")
-    parser.add_argument("--tuning", action="store_true", help="the seed and workloads that thresholds may be set on")
+    parser.add_argument("--tuning", action="store_true", help="use the seed and workloads for setting thresholds")
     parser.add_argument("--counter-only", action="store_true", help="add the same table for jobs that report no steps")
     parser.add_argument("--silent", action="store_true", help="that table alone: no job reports its steps")
-    parser.add_argument("--ablations", action="store_true", help="each part of the detectors off in turn")
+    parser.add_argument("--ablations", action="store_true", help="run with each part of the detectors off in turn")
     parser.add_argument("--healthy-days", type=float, help=f"GPU-days of healthy jobs (default {HEALTHY_DAYS:.0f})")
     parser.add_argument("--ours", action="store_true", help="leave the published rules out: half of the time")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each row (default 2)")
     parser.add_argument("--cells", type=int, help="runs in all, in an order drawn by the seed")
     parser.add_argument("--located", type=int, help="runs of each large size, for localisation")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: processors)")
-    parser.add_argument("--budget", type=float, help="seconds after which nothing more is begun")
+    parser.add_argument("--budget", type=float, help="seconds after which no task starts")
     options = parser.parse_args(arguments)
     if options.seed is None:
         options.seed = TUNING_SEED if options.tuning else TEST_SEED
@@ -70,7 +70,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     try:
         options.sizes = tuple(int(size) for size in options.sizes.split(",")) if options.sizes else SIZES
     except ValueError:
-        parser.error(f"--sizes: {options.sizes!r} are no numbers of GPUs")
+        parser.error(f"--sizes: {options.sizes!r} is not a list of GPU numbers")
     if options.quick and options.budget is None:
         options.budget = QUICK_SECONDS
     return options

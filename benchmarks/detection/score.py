@@ -141,7 +141,7 @@ def _closing(staged: Staged) -> float:
     return staged.fault.end + max(TAIL_SECONDS, TAIL_STEPS * staged.victim.usual)
 
 
-def _of_second(claim: Claim, staged: Staged, closing: float, coarse: bool) -> bool:
+def _names_second_fault(claim: Claim, staged: Staged, closing: float, coarse: bool) -> bool:
     """Return whether the claim is right about the job's second faulty device."""
     second = staged.second
     return (
@@ -172,7 +172,7 @@ def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
             continue
         if claim.kind in OF_WORKLOAD and true_of_workload(claim, truth):
             continue
-        if _of_second(claim, staged, closing, not names_kinds):
+        if _names_second_fault(claim, staged, closing, not names_kinds):
             found.confidences.append((claim.confidence, True))
             continue
         if within and (claim.kind in ACCUSING or claim.kind == "interference" or claim.kind in disorder.kinds):

@@ -333,14 +333,14 @@ class _Controller:
             second.attempt = self.attempt
             self.placements.follow([self._job("j-1", "n0", "n1"), second])
         if op & 96 == 96:
-            self._look()
+            self._tick_detectors()
         if op & 159 == 159:
             self.now_ns += 601 * SECOND
             self.fleet.forget_silent(self.now_ns)
         elif op & 158 == 158:
             self.fleet.forget("j-1")
 
-    def _look(self) -> None:
+    def _tick_detectors(self) -> None:
         self.look.next(WALL_NS + self.now_ns, self.now_ns)
         list(self.fleet.measures())
         self.fleet.newly_refused()

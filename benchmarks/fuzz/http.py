@@ -373,7 +373,7 @@ def _parse_controller(content: bytes) -> str:
     return ACCEPTED if status == b"200" else REFUSED
 
 
-# --- what the API reads ----------------------------------------------------------------------------------------------
+# --- requests to the API ---------------------------------------------------------------------------------------------
 
 _KINDS: tuple[type[msgspec.Struct], ...] = (Submission, Submission, Reason, NodeReason)
 

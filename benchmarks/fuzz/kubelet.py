@@ -187,12 +187,12 @@ def _parse_call(data: bytes) -> str:
     except (SourceError, h2.exceptions.H2Error, ValueError) as error:
         # `Kubelet._call` refuses these errors. hpack and h2 raise ValueError for octets that no peer should send.
         if isinstance(error, ValueError) and error.__traceback__ is not None:
-            _demand_theirs(error)
+            _reraise_own(error)
         return REFUSED_FIRST if isinstance(error, h2.exceptions.ProtocolError) else REFUSED
     return ACCEPTED
 
 
-def _demand_theirs(error: ValueError) -> None:
+def _reraise_own(error: ValueError) -> None:
     """Raise the error again if the product raised it and not h2 or hpack."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -90,7 +90,7 @@ def _record(rng: random.Random, index: int) -> bytes:
 _PATH_ONLY = 3
 
 
-class _Overtaken(Ring):
+class _RacingRing(Ring):
     """A ring whose writer continues while slots are copied."""
 
     meanwhile: tuple[tuple[int, bytes], ...] = ()
@@ -162,7 +162,7 @@ def parse_ring(data: bytes) -> str:
         flags = os.O_PATH if access == _PATH_ONLY else min(access, 2)
         given = os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC)
         try:
-            ring = _Overtaken.of_descriptor(given, 512)
+            ring = _RacingRing.of_descriptor(given, 512)
         except ReporterError as error:
             early = ("not a memory file", "not sealed", " bytes, expected a ring")
             return REFUSED_FIRST if any(words in str(error) for words in early) else REFUSED
@@ -457,7 +457,7 @@ def _receive(connection: _Connection, closer: Closer) -> bool:
     return True
 
 
-# --- what processes say of themselves in /proc -----------------------------------------------------------------------
+# --- process files in /proc ------------------------------------------------------------------------------------------
 
 _CGROUPS = (
     "/kubepods.slice/kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice/cri-{}.scope",

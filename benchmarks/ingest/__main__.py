@@ -75,12 +75,12 @@ def generators(
             command += [str(number) for number in (first, count, agents, share, seed)] + [str(file) for file in files]
             command.append(str(interval_seconds))
             running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-            os.sched_setaffinity(running[-1].pid, apart()[0])
+            os.sched_setaffinity(running[-1].pid, processor_sets()[0])
         for process in running:
             assert process.stdout is not None
             announced = json.loads(process.stdout.readline() or "null")
             if announced is None:
-                raise RuntimeError("a generator did not come up")
+                raise RuntimeError("a generator did not start")
             for node, behaviour in announced["nodes"]:
                 url = f"https://127.0.0.1:{announced['port']}/{node}"
                 record = {"pid": process.pid, "start_time": 1, "node": node, "url": url}
@@ -96,7 +96,7 @@ def generators(
             process.wait(30)
 
 
-def apart() -> tuple[set[int], set[int]]:
+def processor_sets() -> tuple[set[int], set[int]]:
     """Return the processors for the generators and for the controller: it gets the last one, if there are two."""
     every = sorted(os.sched_getaffinity(0))
     return (set(every[:-1]), set(every[-1:])) if len(every) > 1 else (set(every), set(every))
@@ -121,7 +121,7 @@ def measure(
             begun, before = time.monotonic(), sum(map(cpu_seconds, running))
             command += [str(warm_seconds), str(seconds)]
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
-                os.sched_setaffinity(controller.pid, apart()[1])
+                os.sched_setaffinity(controller.pid, processor_sets()[1])
                 printed, _ = controller.communicate()
             if controller.returncode:
                 raise RuntimeError(f"the controller ended with status {controller.returncode}")

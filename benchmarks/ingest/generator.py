@@ -104,9 +104,8 @@ class Generator:
                     self._serve(connection, mask)
             late = int(time.monotonic() * SLOTS) - slot
             if late > self._slots:
-                slot += (
-                    late // self._slots * self._slots
-                )  # this machine is too slow for that many agents: they skip frames
+                # This machine is too slow for that many agents: they skip frames.
+                slot += late // self._slots * self._slots
             while slot < int(time.monotonic() * SLOTS):
                 slot += 1
                 self._send_frames(slot % self._slots)

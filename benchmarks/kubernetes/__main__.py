@@ -115,7 +115,7 @@ class Bed:
         """Delete all pods."""
         self.load.delete([f"{PODS}/{name}" for name in self._pods])
         self._pods = []
-        until("the conditions are gone", lambda: not self.seen.bound)
+        until("no pod is bound", lambda: not self.seen.bound)
 
     # --- the parts ---------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Bed:
         before = {name: processor_seconds(pid) for name, pid in names.items()}
         until("all are bound", lambda: len(self.seen.bound) == pods)
         first = began if began is not None else self.seen.first
-        assert first is not None, "one was seen"
+        assert first is not None, "a bound pod was seen"
         found: Figures = {"binds_per_second": pods / (self.seen.last - first)}
         for name, pid in names.items():
             found[f"{name.replace('-', '_')}_processor_ms"] = (processor_seconds(pid) - before[name]) * 1000 / pods
@@ -284,7 +284,7 @@ def measure(count: int, folder: Path, parts: list[str], who: list[str], say: Cal
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[500, 5000], help="how many, one run each")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[500, 5000], help="numbers of nodes, one run each")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="measurements to make")
     parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO), help="schedulers to measure")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder to keep all logs in")

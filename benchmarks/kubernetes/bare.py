@@ -26,7 +26,7 @@ async def main(kubeconfig: Path, nodes: int, gpus: int) -> None:
 
         async def bind() -> None:
             for number, pod in waiting:
-                assert number < nodes * gpus, "there is no room for more"
+                assert number < nodes * gpus, "more pods than slots"
                 name = pod.metadata.name
                 body = {
                     "apiVersion": "v1",

@@ -27,7 +27,7 @@ class _Status(Part):
     conditions: list[Condition] | None = None
 
 
-class _Some(Part):
+class _PartialObject(Part):
     """The least part of an object to decode, so that the watch does not disturb the measurement."""
 
     metadata: Metadata
@@ -67,9 +67,9 @@ class Seen:
     async def _live(self) -> None:
         async with Client(self._access, agent="benchmark-watch") as client:
             watches: list[Watch[Any]] = [
-                Watch(client, "/api/v1/pods", _Some, self._pod),
+                Watch(client, "/api/v1/pods", _PartialObject, self._pod),
                 Watch(client, "/api/v1/nodes", Node, self._node),
-                Watch(client, "/apis/scheduling.x-k8s.io/v1alpha1/podgroups", _Some, self._group),
+                Watch(client, "/apis/scheduling.x-k8s.io/v1alpha1/podgroups", _PartialObject, self._group),
             ]
             tasks = [asyncio.create_task(watch.run()) for watch in watches]
             for watch in watches:
@@ -80,7 +80,7 @@ class Seen:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _pod(self, key: str, _before: _Some | None, after: _Some | None) -> None:
+    def _pod(self, key: str, _before: _PartialObject | None, after: _PartialObject | None) -> None:
         if after is None:
             self.bound.discard(key)
             self.unschedulable.discard(key)
@@ -89,21 +89,21 @@ class Seen:
                 self.bound.add(key)
                 self.last = time.monotonic()
                 self.first = self.first or self.last
-        elif _says_no(after):
+        elif _unschedulable(after):
             self.unschedulable.add(key)
 
     def _node(self, key: str, _before: Node | None, after: Node | None) -> None:
         marked = after is not None and any(taint.key == "gangwatch.io/quarantine" for taint in after.spec.taints or ())
         (self.tainted.add if marked else self.tainted.discard)(key)
 
-    def _group(self, key: str, _before: _Some | None, after: _Some | None) -> None:
-        if after is not None and _says_no(after):
+    def _group(self, key: str, _before: _PartialObject | None, after: _PartialObject | None) -> None:
+        if after is not None and _unschedulable(after):
             self.unschedulable.add(key)
         else:
             self.unschedulable.discard(key)
 
 
-def _says_no(some: _Some) -> bool:
+def _unschedulable(some: _PartialObject) -> bool:
     return any(one.status == "False" for one in some.status.conditions or ())
 
 

@@ -137,12 +137,12 @@ class Worker:
         with tempfile.TemporaryFile() as output:
             child = os.fork()
             if child == 0:
-                self._be_the_child(tests, applied, output.fileno(), fresh)
+                self._run_child(tests, applied, output.fileno(), fresh)
             code = _wait(child)
             output.seek(0)
             return code, output.read().decode(errors="replace")
 
-    def _be_the_child(self, tests: tuple[str, ...], applied: Applied | None, output: int, fresh: bool) -> None:
+    def _run_child(self, tests: tuple[str, ...], applied: Applied | None, output: int, fresh: bool) -> None:
         code = 3
         try:
             os.setsid()

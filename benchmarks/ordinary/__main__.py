@@ -40,11 +40,13 @@ def lacks(torch: str | None) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the day")
-    parser.add_argument("--seed", type=int, help="of everything that is drawn; default: one of the clock")
+    parser.add_argument("--seed", type=int, help="seed of all random choices; default: from the clock")
     parser.add_argument("--json", action="store_true", help="print the whole report")
     parser.add_argument("--log", type=Path, metavar="FILE", help="append the report, with its commit")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="only print a summary of such a log")
-    parser.add_argument("--checkout", type=Path, default=HERE, help="whose gangwatch runs; default: this one's")
+    parser.add_argument(
+        "--checkout", type=Path, default=HERE, help="checkout of the gangwatch to run; default: this one"
+    )
     parser.add_argument("--only", default="", metavar="NAMES", help="only these activities, with commas between them")
     parser.add_argument(
         "--prerequisites", action="store_true", help="only print the prerequisites that this machine lacks"

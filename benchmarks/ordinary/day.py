@@ -166,7 +166,7 @@ class Day:
             if not self.clock.paused and self.clock.now().fair - self._answered > ANSWER_SECONDS:
                 self._fail("no_answer", "controller", f"no answer for {ANSWER_SECONDS:g} fair seconds: {error}")
         self.table.scan()
-        self._look_at_daemons()
+        self._check_daemons()
         self._check_logs()
         self.witnesses.read(self.facts.lives)
         self.facts.table = self.table.table({key: life.pid for key, life in self.facts.lives.items()})
@@ -196,7 +196,7 @@ class Day:
                 if BUG.search(line):
                     self.inbox.complaint("bug_logged", file.stem, line[:1500])
 
-    def _look_at_daemons(self) -> None:
+    def _check_daemons(self) -> None:
         live = self.table.daemons()
         for pid, (name, created) in live.items():
             self.facts.daemons.setdefault(pid, Daemon(name, pid, created))

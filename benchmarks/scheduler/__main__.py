@@ -59,13 +59,13 @@ def compare_with_slurm(nodes: int, gangs: int, behind: int, pass_seconds: int) -
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=5000)
-    parser.add_argument("--no-slurm", action="store_true", help="leave the real Slurm out")
-    parser.add_argument("--gangs", type=int, default=1000, help="of 3, submitted to both at once")
+    parser.add_argument("--no-slurm", action="store_true", help="skip the real Slurm")
+    parser.add_argument("--gangs", type=int, default=1000, help="gangs of 3, submitted to both at once")
     parser.add_argument("--behind", type=int, default=500, help="gangs that wait behind a reservation in both")
     parser.add_argument(
         "--pass-seconds", type=int, default=30, help="most that Slurm may take for a pass over its queue"
     )
-    parser.add_argument("--json", action="store_true", help="the only form there is; taken for the sake of scripts")
+    parser.add_argument("--json", action="store_true", help="accepted for compatibility: the output is always JSON")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that slurmctld is stopped too
     load = os.getloadavg()[0]

@@ -75,7 +75,7 @@ def measure(nodes: int) -> dict[str, float | int]:
     gang_ms = seconds * 1e3 / max(len(gangs), 1)
 
     outcome, seconds = cluster.run(cluster.job(large_nodes(nodes) * GPUS))
-    assert len(started(outcome)) == 1, "there is room for it"
+    assert len(started(outcome)) == 1, "the gang must start: it fits"
     gang512_ms = seconds * 1e3
 
     outcome, seconds = cluster.run(cluster.job(RACK_NODES * GPUS + 1, level=Level.RACK))
@@ -143,7 +143,7 @@ def measure_slurm_cases(nodes: int, gangs: int, behind: int) -> dict[str, object
         cluster.run(cluster.gang(head(nodes)))
         cluster.run(*(cluster.gang(gang) for gang in waiting(behind)))
         outcome, pass_seconds = cluster.run(AttemptEnded(last, 1, (), all_exited_with=0))
-        assert not started(outcome), "they would delay the head"
+        assert not started(outcome), "no gang may start: it would delay the head"
         passes[name] = {"cycle_seconds": round(pass_seconds, 4), "seen": behind + 1}
     return {
         "gangs": begun,

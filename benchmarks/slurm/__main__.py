@@ -19,9 +19,9 @@ def main() -> int:
     parser.add_argument("--only", choices=("load", "feedback"), help="one half")
     parser.add_argument("--pending", type=int, default=1000, help="jobs that wait while the load is measured")
     parser.add_argument("--seconds", type=float, default=90.0, help="how long the load is measured")
-    parser.add_argument("--gangs", type=int, default=10, help="gangs of the trace")
-    parser.add_argument("--first", type=int, default=0, help="first of the trace's gangs that is taken")
-    parser.add_argument("--slowdown", type=float, default=1.3, help="of the slow node's steps")
+    parser.add_argument("--gangs", type=int, default=10, help="number of gangs from the trace")
+    parser.add_argument("--first", type=int, default=0, help="index of the first gang of the trace")
+    parser.add_argument("--slowdown", type=float, default=1.3, help="slowdown of the slow node's steps")
     options = parser.parse_args()
     found: dict[str, object] = {}
     try:
