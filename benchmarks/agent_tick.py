@@ -180,9 +180,8 @@ def measure(ranks: int, threads: int, rounds: int) -> dict[str, object]:
 
         node = Node("benchmark", [host, process])
         tick_seconds = cpu_seconds(node.tick, rounds)
-        frames = itertools.cycle(
-            [node.tick() for _ in range(8)]
-        )  # series that change between scrapes are rendered again
+        # Eight frames: series that change between scrapes are rendered again.
+        frames = itertools.cycle([node.tick() for _ in range(8)])
         layout, frame = next(frames)
     exposition = Exposition(EVERYTHING)
     registry = CollectorRegistry()

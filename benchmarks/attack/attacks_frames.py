@@ -191,7 +191,7 @@ DOCUMENTS = {
     "layouts_flood": "a new layout of 800 columns with each frame, as fast as the controller accepts them",
     "events_flood": "a thousand events a frame about other nodes' GPUs, as fast as the controller accepts them",
     "names": "2,000 new names of gangs a second",
-    "identity": "it impersonates another node, and requests honest agents' frames by its certificate",
+    "identity": "it impersonates another node, and asks honest agents for frames with its certificate and the password",
 }
 
 
