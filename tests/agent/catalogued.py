@@ -1,4 +1,4 @@
-"""What every collector's test demands of its block: names, kinds and labels are the catalogue's, no series twice."""
+"""Check that a block has only the catalogue's names, kinds and labels, and no series twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def assert_catalogued(block: Block) -> None:
 
 
 def gauge(block: Block, metric: str, **labels: str) -> float:
-    """The value of one gauge, NaN where absent. KeyError where there is no such series."""
+    """Return the value of one gauge: NaN if it is absent. Raise KeyError if there is no such series."""
     wanted = tuple(sorted(labels.items()))
     for index, column in enumerate(block.gauge_columns):
         if (column.metric, column.labels) == (metric, wanted):
@@ -28,7 +28,7 @@ def gauge(block: Block, metric: str, **labels: str) -> float:
 
 
 def counter(block: Block, metric: str, **labels: str) -> int | None:
-    """The value of one counter, None where absent. KeyError where there is no such series."""
+    """Return the value of one counter: None if it is absent. Raise KeyError if there is no such series."""
     wanted = tuple(sorted(labels.items()))
     for index, column in enumerate(block.counter_columns):
         if (column.metric, column.labels) == (metric, wanted):

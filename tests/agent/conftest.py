@@ -15,17 +15,17 @@ from tests.fakes.nvml.control import FakeNvml
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Path of the fake of NVML."""
+    """Return the path of the fake NVML library."""
     return build(tmp_path_factory.mktemp("nvml"), compiler=needs.component("gcc", "gcc"))
 
 
 @pytest.fixture
 def nvml(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    """The fake's controls, on eight H100; whoever used the library has given it back by the end."""
-    # Each test ends the thread that waits for events; a second a time would be most of what they take.
+    """Yield the controls of the fake with eight H100; at the end, check that nothing has the library open."""
+    # Each test stops the thread that waits for events; the default timeout of a second would dominate the run time.
     monkeypatch.setattr(nvml_events, "WAIT_MILLISECONDS", 20)
     fake = FakeNvml(nvml_library)
     fake.reset()
     yield fake
     fake.reset()
-    assert not fake.is_initialized(), "the driver is let go"
+    assert not fake.is_initialized(), "the driver is released"

@@ -1,4 +1,4 @@
-"""The GPU collectors on the fake of NVML, for tests: a machine whose clocks stand still until they are moved."""
+"""GPU collectors on the fake NVML, with clocks that move only when a test advances them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-4000-8000-0*([0-9a-f]+)")
 
 
 class Machine:
-    """A parent and its members on the fake. Times move together: the clock's, and the fake's counters."""
+    """Parent collector and its members on the fake. The clock and the fake's counters advance together."""
 
     def __init__(self, library: Path, fake: FakeNvml, *, burst: bool = False, devices: tuple[str, ...] = ()) -> None:
         self.fake = fake
@@ -44,7 +44,7 @@ class Machine:
         return {member.name: member for member in self.parent.members()}
 
     def member(self, kind: str, gpu: int = 0) -> Collector:
-        """The collector of that kind of the gpu-th GPU that has one."""
+        """Return the collector of that kind for the GPU of index ``gpu`` among those that have one."""
         return [member for name, member in self.members().items() if name.startswith(f"{kind}/")][gpu]
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Machine:
 
 @contextmanager
 def machine(library: Path, fake: FakeNvml, *, burst: bool = False, devices: tuple[str, ...] = ()) -> Iterator[Machine]:
-    """A machine that is closed afterwards, and has given the driver back then."""
+    """Yield a machine; close it afterwards, which releases the driver."""
     made = Machine(library, fake, burst=burst, devices=devices)
     try:
         yield made
@@ -64,12 +64,12 @@ def machine(library: Path, fake: FakeNvml, *, burst: bool = False, devices: tupl
 
 
 def uuid(board: int, gpu: int) -> str:
-    """The fake's UUID of a GPU; boards are numbered from 1 as in boards.c."""
+    """Return the fake's UUID of a GPU; boards are numbered from 1 as in boards.c."""
     return f"GPU-{board:08x}-0000-4000-8000-{gpu:012x}"
 
 
 def lines(blocks: list[Block]) -> list[str]:
-    """Every series and its value, one a line, sorted; the links of one series on one line, since there are many."""
+    """Return every series with its value, one a line, sorted; all links of a series share one line."""
     found: dict[str, list[tuple[int, str]]] = {}
     for block in blocks:
         values: list[float | int | None] = list(block.gauges.tolist())
@@ -82,5 +82,5 @@ def lines(blocks: list[Block]) -> list[str]:
             label = ",".join(f'{name}="{text}"' for name, text in labels.items())
             text = "absent" if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
             found.setdefault(f"{column.metric}{{{label}}}", []).append((link, text))
-    told = sorted(f"{name} {' '.join(text for _, text in sorted(values))}" for name, values in found.items())
-    return [_UUID.sub(r"\1-\2", line) for line in told]
+    result = sorted(f"{name} {' '.join(text for _, text in sorted(values))}" for name, values in found.items())
+    return [_UUID.sub(r"\1-\2", line) for line in result]

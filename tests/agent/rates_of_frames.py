@@ -1,4 +1,4 @@
-"""Rates as a reader of frames computes them: each column's difference between two samples of its tier."""
+"""Rates as a reader of frames computes them, from each column's difference between two samples of its tier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GAP_NS = 60_000_000_000
 
 
 class _Counters(NamedTuple):
-    """Counter columns of one layout, and of each its tier, width and scale."""
+    """Counter columns of one layout, with the tier, width and scale of each."""
 
     layout_id: str
     columns: npt.NDArray[np.intp]
@@ -26,7 +26,7 @@ class _Counters(NamedTuple):
 
 
 class Rates:
-    """Takes frames in their order; keeps the least and the most of all rates that there were."""
+    """Lowest and highest rate over frames that are added in order."""
 
     def __init__(self, metrics: tuple[str, ...] | None = None) -> None:
         self._metrics = metrics
@@ -40,7 +40,7 @@ class Rates:
     def add(self, layout: Layout, frame: Frame) -> None:
         before, self._before = self._before, (layout, frame)
         if before is None or before[0].layout_id != layout.layout_id:
-            # Another layout: a reader begins anew.
+            # A new layout: a reader starts again.
             return
         counters = self._of(layout)
         if not len(counters.columns):
@@ -68,7 +68,7 @@ class Rates:
                 self.worst = str(layout.counters[int(counters.columns[most])])
 
     def _of(self, layout: Layout) -> _Counters:
-        """Those of a layout that are asked for, found once for each layout."""
+        """Return the requested counters of a layout; each layout is searched once."""
         if self._counters is None or self._counters.layout_id != layout.layout_id:
             chosen = [
                 (index, column)

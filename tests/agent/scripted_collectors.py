@@ -20,7 +20,7 @@ class ScriptedCollector:
 
     def __init__(
         self,
-        name: str = "told",
+        name: str = "scripted",
         act: Callable[[ScriptedCollector], Block] | None = None,
         *,
         lane: str | None = None,
@@ -52,7 +52,7 @@ class ScriptedCollector:
 
 
 class Recorder(ScriptedCollector):
-    """A collector that has records too."""
+    """Collector that also has records."""
 
     def __init__(self, name: str = "recorder") -> None:
         super().__init__(name)
@@ -64,7 +64,7 @@ class Recorder(ScriptedCollector):
 
 
 class Holder(ScriptedCollector):
-    """A collector that holds a device."""
+    """Collector that holds a device."""
 
     held = True
 
@@ -77,10 +77,10 @@ class Holder(ScriptedCollector):
 
 
 class Finder(ScriptedCollector):
-    """A collector that finds others: those in ``found``."""
+    """Collector whose members are the collectors in ``found``."""
 
     def __init__(self, name: str = "finder", **arguments: float | str) -> None:
-        super().__init__(name, block=Block(), act=lambda told: told.block, **arguments)  # type: ignore[arg-type]
+        super().__init__(name, block=Block(), act=lambda collector: collector.block, **arguments)  # type: ignore[arg-type]
         self.found: tuple[Collector, ...] = ()
 
     def members(self) -> tuple[Collector, ...]:
@@ -88,37 +88,37 @@ class Finder(ScriptedCollector):
 
 
 def device(name: str, **arguments: float | str) -> ScriptedCollector:
-    """A collector whose series no other has."""
+    """Return a collector with series that no other collector has."""
     block = Block([], [Column(COUNTER.metric, (("device", name),))])
 
-    def count(told: ScriptedCollector) -> Block:
-        block.set_counter(0, told.runs)
+    def count(collector: ScriptedCollector) -> Block:
+        block.set_counter(0, collector.runs)
         return block
 
     return ScriptedCollector(name, count, block=block, **arguments)  # type: ignore[arg-type]
 
 
-def fail(told: ScriptedCollector) -> Block:
-    raise SourceError(f"run {told.runs}")
+def fail(collector: ScriptedCollector) -> Block:
+    raise SourceError(f"run {collector.runs}")
 
 
 class Hang:
-    """A call that does not return until it is let go; ``act`` is a ``ScriptedCollector``'s."""
+    """Call that blocks until ``let_go`` is set; pass ``act`` to a ``ScriptedCollector``."""
 
     def __init__(self, from_run: int = 2) -> None:
         self.let_go = threading.Event()
         self.from_run = from_run
 
-    def act(self, told: ScriptedCollector) -> Block:
-        if told.runs >= self.from_run and not self.let_go.wait(60):
+    def act(self, collector: ScriptedCollector) -> Block:
+        if collector.runs >= self.from_run and not self.let_go.wait(60):
             raise AssertionError("nobody let the hanging call go")
-        if told.block.counter_columns:
-            told.block.set_counter(0, told.runs)
-        return told.block
+        if collector.block.counter_columns:
+            collector.block.set_counter(0, collector.runs)
+        return collector.block
 
 
 def value(newest: tuple[Layout, Frame] | None, metric: str, **labels: str) -> float | int | None:
-    """A gauge's value (NaN where absent) or a counter's (None where absent). KeyError where there is no such series."""
+    """Return the value of a gauge (NaN if absent) or counter (None if absent), or raise KeyError for no such series."""
     wanted = (metric, tuple(sorted(labels.items())))
     if newest is None:
         raise KeyError(wanted)
@@ -133,7 +133,7 @@ def value(newest: tuple[Layout, Frame] | None, metric: str, **labels: str) -> fl
 
 
 def shown(node: Node, metric: str, **labels: str) -> float | int | None:
-    """The value in the node's newest frame; None also where there is no such series."""
+    """Return the value in the node's newest frame; None also if there is no such series."""
     try:
         return value(node.newest(), metric, **labels)
     except KeyError:
@@ -141,9 +141,9 @@ def shown(node: Node, metric: str, **labels: str) -> float | int | None:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> float:
-    """Wait for it; how many seconds it took."""
+    """Wait until the condition is true, and return how many seconds that took."""
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() < began + seconds, f"nothing of the kind within {seconds:g} s"
+        assert time.monotonic() < began + seconds, f"the condition was not true within {seconds:g} s"
         time.sleep(0.005)
     return time.monotonic() - began

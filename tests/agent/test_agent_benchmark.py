@@ -1,4 +1,4 @@
-"""The agent's benchmark counts what it says it counts, and times the driver's calls."""
+"""The agent's benchmark: its counts, its budgets, and its timing of driver calls."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ latency_bucket{le="1"} 3
 """
 
 
-def test_a_series_counts_once_and_only_with_a_value() -> None:
+def test_only_series_with_a_value_count_and_each_once() -> None:
     assert distinct_series(EXPOSITION) == 6
     assert distinct_series(EXPOSITION, own=True) == 2
 
 
-def test_every_budget_and_ratio_is_judged() -> None:
+def test_every_budget_and_ratio_is_checked() -> None:
     good: dict[str, float | int | str] = {
         "cpu_percent_of_core_1hz": 0.4,
         "cpu_percent_of_core_10hz": 2.0,
@@ -56,15 +56,15 @@ def test_every_budget_and_ratio_is_judged() -> None:
         ("cpu_percent_of_core_1hz", 0.6, 1),
         ("cpu_percent_of_core_10hz", 3.1, 1),
         ("rss_mib", 65, 1),
-        ("series", 2900, 2),  # also fewer than five times the peer's
+        ("series", 2900, 2),  # also less than five times the peer's count
         ("series_default", 1201, 1),
         ("scrape_ms_p99", 5.1, 1),
-        ("cpu_ms_per_scrape", 70, 2),  # more than a fifth of the one peer, and more a series than the other
+        ("cpu_ms_per_scrape", 70, 2),  # over a fifth of one peer, and more per series than the other
     ):
         assert len(judge({**good, key: bad})) == broken, key
 
 
-def test_the_drivers_calls_are_timed_and_gaps_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_calls_are_timed_and_missing_ones_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs.component("gcc", "gcc libc6-dev")
     monkeypatch.setenv("GANGWATCH_FAKE_NVML_BOARD", "geforce")
     calls, absent = calls_and_gaps(str(build(tmp_path)), ticks=2)
@@ -74,8 +74,8 @@ def test_the_drivers_calls_are_timed_and_gaps_named(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("module", ["benchmarks.agent", "benchmarks.nvml"])
-def test_without_a_driver_the_real_half_says_so(module: str, tmp_path: Path) -> None:
-    # A machine that has a driver is one without to a process that finds this file before it.
+def test_the_part_on_real_gpus_reports_that_there_is_no_driver(module: str, tmp_path: Path) -> None:
+    # The process finds this file before the real library, so it sees no driver even on a machine that has one.
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     asked = subprocess.run(
         [sys.executable, "-m", module, "--real", "--json"],

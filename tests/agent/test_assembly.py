@@ -1,4 +1,4 @@
-"""Frames put together: what is shown of a collector whose call does not return, and how soon; and at what cost."""
+"""Assembly of frames: what they contain while a collector's call hangs, from when on, and what assembly costs."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ def shown(assembly: Assembly, runners: list[Runner], now_ns: int, metric: str, *
 
 
 @pytest.mark.parametrize("interval_seconds", [0.1, 1.0, 10.0])
-def test_a_run_that_does_not_return_shows_within_two_frames(interval_seconds: float) -> None:
+def test_a_hanging_run_is_visible_within_two_frames(interval_seconds: float) -> None:
     clock = ManualClock()
     runner = Runner(ScriptedCollector(interval_seconds=interval_seconds), clock)
     assembly = Assembly("n0", 1.0, "boot", "1")
     runner.run_once()
-    # The next run begins just after a frame was made, and does not return.
+    # The next run begins just after a frame was made, and hangs.
     clock.advance(interval_seconds + 0.01)
     runner.running_since_ns = began_ns = clock.monotonic_ns()
     one, two = began_ns + SECOND - 1, began_ns + 2 * SECOND + 1
-    assert shown(assembly, [runner], one, "gangwatch_collector_stuck", collector="told") == 0
-    assert shown(assembly, [runner], one, COUNTER.metric, device="sda") == 2**60 + 1, "it may be slow for once"
-    assert shown(assembly, [runner], two, "gangwatch_collector_stuck", collector="told") == 1
-    assert shown(assembly, [runner], two, "gangwatch_collector_success", collector="told") == 0
-    assert shown(assembly, [runner], two, COUNTER.metric, device="sda") is None, "absent at once, not once it is stale"
+    assert shown(assembly, [runner], one, "gangwatch_collector_stuck", collector="scripted") == 0
+    assert shown(assembly, [runner], one, COUNTER.metric, device="sda") == 2**60 + 1, "one slow run is not stuck yet"
+    assert shown(assembly, [runner], two, "gangwatch_collector_stuck", collector="scripted") == 1
+    assert shown(assembly, [runner], two, "gangwatch_collector_success", collector="scripted") == 0
+    assert shown(assembly, [runner], two, COUNTER.metric, device="sda") is None, (
+        "absent at once, before the sample is stale"
+    )
     clock.advance((two - began_ns) / SECOND)
     runner.run_once()
-    assert shown(assembly, [runner], two, "gangwatch_collector_success", collector="told") == 1
+    assert shown(assembly, [runner], two, "gangwatch_collector_success", collector="scripted") == 1
     assert shown(assembly, [runner], two, COUNTER.metric, device="sda") == 2**60 + 2
 
 
-def test_a_frames_arrays_are_its_own() -> None:
+def test_frames_do_not_share_arrays() -> None:
     clock = ManualClock()
     runner = Runner(ScriptedCollector(), clock)
     assembly = Assembly("n0", 1.0, "boot", "1")
@@ -62,15 +64,15 @@ def test_a_frames_arrays_are_its_own() -> None:
     assert again[1][-1] == 1.0
 
 
-def test_what_this_kernel_does_not_tell_of_us_is_absent() -> None:
+def test_process_metrics_that_the_kernel_lacks_are_absent() -> None:
     assembly = Assembly("n0", 1.0, "boot", "1")
     absent = shown(assembly, [], 0, "gangwatch_agent_memory_resident_bytes")
     assert absent != absent
     assert shown(assembly, [], 0, "gangwatch_agent_threads") == 1
 
 
-def test_a_frame_costs_nothing_a_column() -> None:
-    """Of thirty collectors, ten times the columns cost less than twice the time."""
+def test_frame_cost_hardly_depends_on_the_number_of_columns() -> None:
+    """With thirty collectors, ten times the columns take less than twice the time."""
 
     def cost(columns: int) -> float:
         clock = ManualClock()

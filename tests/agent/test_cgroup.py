@@ -1,4 +1,4 @@
-"""Whose a process is by its control group: every form that is known, what a user could forge, and anything at all."""
+"""Owner of a process by its control-group path: known forms, forged paths and arbitrary text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ POD = Membership(pod=UID, container=CONTAINER)
         ("/slurm/uid_1000/job_871/step_2/task_0", Membership("", "", "871", "2", 0)),
         ("/slurm_gpu001/uid_1000/job_871/step_2/task_11", Membership("", "", "871", "2", 11)),
         ("/slurm/uid_1000/job_871", Membership("", "", "871")),
-        # Slurm that runs in a pod is both.
+        # Slurm in a pod: the process belongs to a job and to a pod.
         (
             f"/kubepods/pod{UID}/{CONTAINER}/slurmstepd.scope/job_9/step_0/user/task_1",
             Membership(UID, CONTAINER, "9", "0", 1),
@@ -64,7 +64,7 @@ def test_paths(path: str, expected: Membership | None) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        # A user's own manager makes groups of any name.
+        # A user's systemd manager makes groups of any name.
         (
             f"/user.slice/user-1000.slice/user@1000.service/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice/"
             f"cri-containerd-{CONTAINER}.scope",
@@ -73,7 +73,7 @@ def test_paths(path: str, expected: Membership | None) -> None:
         ("/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_871/step_0/user/task_0", None),
         ("/user.slice/user-1000.slice/user@1000.service/app.slice/slurm/uid_0/job_871/step_0", None),
         ("/system.slice/user@1000.service/slurm/job_871", None),
-        # Inside a job or a pod, one's own are further in.
+        # Inside a job or a pod, groups that the user made are nested deeper.
         (
             f"/system.slice/slurmstepd.scope/job_12/step_0/user/task_0/kubepods/pod{UID}/{CONTAINER}",
             Membership("", "", "12", "0", 0),
@@ -83,12 +83,12 @@ def test_paths(path: str, expected: Membership | None) -> None:
             Membership("", "", "12", "0", 0),
         ),
         (f"/kubepods/pod{UID}/{CONTAINER}/kubepods/pod{'1' * 32}/{'2' * 64}", POD),
-        # Names that only look alike.
+        # Names that only resemble the known forms.
         ("/system.slice/my-slurm-thing.service/job_871", None),
         ("/system.slice/notslurm/job_871", None),
     ],
 )
-def test_what_a_user_names_is_not_believed(path: str, expected: Membership | None) -> None:
+def test_names_that_a_user_can_choose_are_not_trusted(path: str, expected: Membership | None) -> None:
     assert parse_cgroup(f"0::{path}\n") == expected
 
 
@@ -96,13 +96,13 @@ def test_what_a_user_names_is_not_believed(path: str, expected: Membership | Non
 @example("0::" + "/slurm" * 5000)
 @example("0::/" + "pod0123abcd" * 5000)
 @example(":::\n::/slurm/job_\n")
-def test_no_text_crashes_it_or_keeps_it_busy(text: str) -> None:
+def test_arbitrary_text_causes_no_crash_and_no_long_run(text: str) -> None:
     found = parse_cgroup(text)
     assert found is None or found.pod or found.slurm_job
 
 
 @given(st.from_regex(r"\A[0-9a-z_./@-]{0,40}\Z"), st.integers(1, 2**40))
-def test_a_job_is_read_as_it_stands_or_not_at_all(prefix: str, job: int) -> None:
+def test_a_job_number_is_read_exactly_or_not_at_all(prefix: str, job: int) -> None:
     found = parse_cgroup(f"0::/{prefix}/system.slice/slurmstepd.scope/job_{job}/step_0/user/task_1")
     if found is not None and "job_" not in prefix and "pod" not in prefix:
         assert found.slurm_job == str(job) and found.slurm_task == 1

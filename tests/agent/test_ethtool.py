@@ -1,4 +1,4 @@
-"""Drivers' statistics: the call's buffers, the names' meanings, and what becomes of them when a driver changes them."""
+"""Driver statistics by ethtool: buffers of the call, meanings of the names, and changes of the names at run time."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_the_calls_buffers() -> None:
     first = ethtool.read("eth0")
     assert first.names == ("rx_packets", "tx_bytes", "x" * 31)
     assert [int(value) for value in first.values] == [1, 2**64 - 1, 3]
-    assert ethtool.read("eth0").names is first.names, "so that a reader knows that nothing moved"
+    assert ethtool.read("eth0").names is first.names, "the same object shows that the names have not changed"
     driver.statistics["eth0"] = {"rx_packets": 1, "tx_packets": 2, "x" * 31: 3}
-    assert ethtool.read("eth0").names == ("rx_packets", "tx_packets", "x" * 31), "as many as before, and others"
+    assert ethtool.read("eth0").names == ("rx_packets", "tx_packets", "x" * 31), "the same number of names, but others"
     ethtool.close()
 
 
@@ -60,7 +60,7 @@ def test_a_driver_without_statistics() -> None:
         Ethtool(FakeDriver({"eth0": {}})).read("eth0")
 
 
-def test_a_driver_whose_count_changes_between_two_calls() -> None:
+def test_a_changed_number_of_statistics_between_two_calls_is_handled() -> None:
     class Changing(FakeDriver):
         def __call__(self, interface: str, buffer: memoryview) -> None:
             super().__call__(interface, buffer)
@@ -75,28 +75,35 @@ def test_every_published_statistic_of_mlx5(device: RdmaDevice) -> None:
     collector = EthtoolCounters(device, Ethtool(FakeDriver({"rail0": numbered(*names)})))
     block = collector.collect()
     assert_catalogued(block)
-    told = numbered(*names)
+    expected = numbered(*names)
     assert (
         counter(block, "gangwatch_rdma_pause_frames_total", direction="receive", priority="3", **PORT)
-        == told["rx_prio3_pause"]
+        == expected["rx_prio3_pause"]
     )
     assert (
         counter(block, "gangwatch_rdma_pause_seconds_total", direction="transmit", priority="3", **PORT)
-        == told["tx_prio3_pause_duration"]
+        == expected["tx_prio3_pause_duration"]
     )
     assert (
         counter(block, "gangwatch_rdma_pause_transitions_total", direction="receive", priority="3", **PORT)
-        == told["rx_prio3_pause_transition"]
+        == expected["rx_prio3_pause_transition"]
     )
     assert (
         counter(block, "gangwatch_rdma_priority_discards_total", priority="3", reason="congestion", **PORT)
-        == told["rx_prio3_cong_discard"]
+        == expected["rx_prio3_cong_discard"]
     )
-    assert counter(block, "gangwatch_rdma_physical_corrected_bit_errors_total", **PORT) == told["rx_corrected_bits_phy"]
-    assert counter(block, "gangwatch_rdma_physical_lane_errors_total", lane="2", **PORT) == told["rx_err_lane_2_phy"]
-    assert counter(block, "gangwatch_rdma_module_events_total", event="high_temp", **PORT) == told["module_high_temp"]
+    assert (
+        counter(block, "gangwatch_rdma_physical_corrected_bit_errors_total", **PORT)
+        == expected["rx_corrected_bits_phy"]
+    )
+    assert (
+        counter(block, "gangwatch_rdma_physical_lane_errors_total", lane="2", **PORT) == expected["rx_err_lane_2_phy"]
+    )
+    assert (
+        counter(block, "gangwatch_rdma_module_events_total", event="high_temp", **PORT) == expected["module_high_temp"]
+    )
     assert gauge(block, "gangwatch_rdma_pcie_stalled_ratio", operation="write", **PORT) == pytest.approx(
-        told["outbound_pci_stalled_wr"] / 100
+        expected["outbound_pci_stalled_wr"] / 100
     )
     widths = {column.metric: column.width for column in block.counter_columns}
     assert widths["gangwatch_rdma_pcie_stall_events_total"] == 32
@@ -106,11 +113,11 @@ def test_every_published_statistic_of_mlx5(device: RdmaDevice) -> None:
     collector.close()
 
 
-def test_priorities_that_get_flow_control_while_we_look(device: RdmaDevice) -> None:
+def test_statistics_that_change_priority_at_run_time_are_not_mixed_up(device: RdmaDevice) -> None:
     driver = FakeDriver({"rail0": {"rx_prio3_pause": 5, "rx_prio3_pause_duration": 6}})
     collector = EthtoolCounters(device, Ethtool(driver))
     first = collector.collect()
-    # As many names as before, of another priority: by number alone this would be priority 3's.
+    # The same number of names, but of another priority: by position alone this would be priority 3's value.
     driver.statistics["rail0"] = {"rx_prio4_pause": 7, "rx_prio4_pause_duration": 8}
     second = collector.collect()
     assert second is not first
@@ -121,7 +128,7 @@ def test_priorities_that_get_flow_control_while_we_look(device: RdmaDevice) -> N
     collector.close()
 
 
-def test_a_netdev_that_cannot_be_asked_and_heals(device: RdmaDevice) -> None:
+def test_a_netdev_that_fails_temporarily_recovers(device: RdmaDevice) -> None:
     driver = FakeDriver({"rail0": {"link_down_events_phy": 5}})
     collector = EthtoolCounters(device, Ethtool(driver))
     collector.collect()
@@ -129,7 +136,7 @@ def test_a_netdev_that_cannot_be_asked_and_heals(device: RdmaDevice) -> None:
         driver.fails = number
         with pytest.raises(SourceError) as raised:
             collector.collect()
-        assert not isinstance(raised.value, UnsupportedError), "one that answered before is asked again"
+        assert not isinstance(raised.value, UnsupportedError), "a netdev that worked before is tried again"
     driver.fails = 0
     assert counter(collector.collect(), "gangwatch_rdma_physical_link_down_events_total", **PORT) == 5
     collector.close()
@@ -156,7 +163,7 @@ def test_meanings_of_several_drivers(name: str, metric: str, labels: dict[str, s
 
 
 @pytest.mark.parametrize("name", ["rx3_packets", "rx_prio8_pause", "rx_prio3_pause_", "ch0_poll", "", "rx_prio٣_pause"])
-def test_what_is_a_queues_or_nobodys(name: str) -> None:
+def test_per_queue_and_unknown_statistics_have_no_metric(name: str) -> None:
     assert ethtool_counter(name) is None
 
 
@@ -173,14 +180,14 @@ def test_recorded_statistics(tmp_path: Path) -> None:
         recorded.read("rail0")
 
 
-def test_names_are_cut_at_their_end() -> None:
+def test_names_end_at_their_terminator() -> None:
     assert parse_names(b"a".ljust(32, b"\0") + b"b" * 32 + b"c\0d".ljust(32, b"\0"), 3) == ("a", "b" * 32, "c")
     with pytest.raises(SourceError):
         parse_names(b"a" * 40, 2)
 
 
-def test_this_kernel_tells_what_ethtool_prints() -> None:
-    """Names are the same; a value lies between what it was before and after."""
+def test_statistics_of_this_kernel_equal_those_that_ethtool_prints() -> None:
+    """Names are equal; each value lies between the values before and after."""
     program = needs.component("ethtool", "ethtool")
     for interface in sorted(path.name for path in Path("/sys/class/net").iterdir() if (path / "device").exists()):
         ethtool = Ethtool()

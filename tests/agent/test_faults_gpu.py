@@ -1,4 +1,4 @@
-"""Faults of GPUs and their driver: each costs its own series, shows in the agent's own metrics, and heals by itself."""
+"""Faults of GPUs and their driver. Each affects its own series only, shows in the agent's metrics, and recovers."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ def site(tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest
 
 
 def of_gpu(name: str, address: str = "0000:61:00.0") -> bool:
-    """Whether a collector is of the GPU of that address: the fake's fourth."""
+    """Return whether a collector belongs to the GPU with that address (the fake's fourth)."""
     return name.endswith(address)
 
 
 @pytest.mark.slow
 @pytest.mark.serial
-def test_a_hung_driver_call_costs_its_gpu_and_nobody_else(tmp_path: Path, nvml_library: Path, nvml: FakeNvml) -> None:
-    """At the product's own intervals: /metrics answers within 50 ms all the while, and all others stay fresh."""
+def test_a_hung_driver_call_affects_only_its_gpu(tmp_path: Path, nvml_library: Path, nvml: FakeNvml) -> None:
+    """With the product's intervals, /metrics responds within 50 ms throughout, and all other series stay fresh."""
     with TrainingNode(tmp_path, nvml_library, nvml, 1.0) as site:
         others = [f"gpu/{address}" for address in site.tree.gpus if not of_gpu(address)]
         nvml.hang(3)
         try:
             frames = site.frames_until(lambda: "gpu/0000:61:00.0" in site.stuck())
-            assert frames <= 3, "a run that hangs begins within the first of them"
+            assert frames <= 3, "the hanging run begins during the first one"
             ends = time.monotonic() + HANG_SECONDS
             took: list[float] = []
             while time.monotonic() < ends:
                 text, seconds = site.scrape()
                 took.append(seconds)
-                assert all(of_gpu(name) or name == "nvml" for name in site.failing()), "only its own"
+                assert all(of_gpu(name) or name == "nvml" for name in site.failing()), "only its own series"
                 assert max(site.age(name) for name in (*others, "host", "rdma/mlx5_0", "network")) < 3.0
                 assert site.present(POWER) == ALL_GPUS - 1
                 assert 'gangwatch_collector_stuck{collector="gpu/0000:61:00.0",node="n0"} 1' in text
                 time.sleep(0.1)
             assert statistics.median(took) < SCRAPE_SECONDS
-            assert sorted(took)[len(took) * 9 // 10] < SCRAPE_SECONDS, "but for what else the machine does"
+            assert sorted(took)[len(took) * 9 // 10] < SCRAPE_SECONDS, "with tolerance for other load of the machine"
         finally:
             nvml.hang(3, False)
         wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS)
@@ -68,7 +68,7 @@ def test_a_hung_driver_call_costs_its_gpu_and_nobody_else(tmp_path: Path, nvml_l
     assert not threads_of()
 
 
-def test_a_driver_that_hangs_as_a_whole_costs_its_lane(site: TrainingNode) -> None:
+def test_a_driver_that_hangs_completely_affects_only_its_lane(site: TrainingNode) -> None:
     for gpu in range(ALL_GPUS):
         site.nvml.hang(gpu)
     wait_until(lambda: site.present(POWER) == 0)
@@ -86,7 +86,7 @@ def test_a_driver_that_hangs_as_a_whole_costs_its_lane(site: TrainingNode) -> No
     assert site.value("gangwatch_agent_threads_abandoned") == 0
 
 
-def test_a_gpu_that_falls_off_the_bus_and_comes_back(site: TrainingNode) -> None:
+def test_a_gpu_that_falls_off_the_bus_recovers_on_return(site: TrainingNode) -> None:
     site.nvml.set_gpu_code(3, GPU_IS_LOST)
     lost = "gpu/0000:61:00.0"
     assert site.runs_unseen(lost, lambda: lost in site.failing()) <= MOST_RUNS_UNSEEN
@@ -95,13 +95,13 @@ def test_a_gpu_that_falls_off_the_bus_and_comes_back(site: TrainingNode) -> None
     assert {name for name in site.failing() if name != "nvml"} <= {
         f"{kind}/0000:61:00.0" for kind in ("gpu", "gpu-slow", "gpu-processes")
     }
-    assert site.present("gangwatch_gpu_up") == ALL_GPUS, "it is shown as down, not forgotten"
+    assert site.present("gangwatch_gpu_up") == ALL_GPUS, "the GPU is reported as down, not dropped"
     site.nvml.set_gpu_code(3, SUCCESS)
     wait_until(lambda: site.gpus_up() == ALL_GPUS and site.present(POWER) == ALL_GPUS)
     wait_until(lambda: site.failing() == set())
 
 
-def test_a_driver_reload(site: TrainingNode) -> None:
+def test_the_agent_recovers_from_a_driver_reload(site: TrainingNode) -> None:
     site.nvml.set_driver_loaded(False)
     unseen = site.runs_unseen("nvml", lambda: any(name.startswith(("nvml", "gpu/")) for name in site.failing()))
     assert unseen <= MOST_RUNS_UNSEEN
@@ -113,22 +113,22 @@ def test_a_driver_reload(site: TrainingNode) -> None:
     wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS and site.gpus_up() == ALL_GPUS)
 
 
-def test_a_mig_reconfiguration(site: TrainingNode) -> None:
+def test_mig_series_follow_a_reconfiguration(site: TrainingNode) -> None:
     assert site.present("gangwatch_gpu_mig_info") == 0
     before = set(site.values(POWER))
     for layout in (1, 2, 0):
         site.nvml.set_mig(2, layout)
         wait_until(lambda layout=layout: (site.present("gangwatch_gpu_mig_info") > 0) is (layout > 0))  # type: ignore[misc]
         wait_until(lambda: site.failing() == set() and site.present(POWER) == ALL_GPUS)
-        assert set(site.values(POWER)) == before, "the GPUs' own series are what they were"
+        assert set(site.values(POWER)) == before, "the series of the GPUs are unchanged"
     assert site.present("gangwatch_gpu_mig_info") == 0
 
 
-def test_the_gpus_are_given_back_for_a_reset_and_taken_again(site: TrainingNode) -> None:
+def test_the_gpus_are_released_for_a_reset_and_acquired_again(site: TrainingNode) -> None:
     assert site.nvml.is_initialized()
     site.node.release()
     wait_until(lambda: site.value("gangwatch_agent_released") == 1)
-    assert not site.nvml.is_initialized(), "nothing of ours stands in the way of a reset"
+    assert not site.nvml.is_initialized(), "the agent does not block a reset"
     wait_until(lambda: site.present(POWER) == 0)
     assert not {"host", "rdma/mlx5_0", "network"} & site.failing()
     site.node.acquire()
@@ -136,7 +136,7 @@ def test_the_gpus_are_given_back_for_a_reset_and_taken_again(site: TrainingNode)
     assert site.nvml.is_initialized() and site.value("gangwatch_agent_released") == 0
 
 
-def test_released_while_a_call_hangs_it_is_not_claimed_to_be_released(site: TrainingNode) -> None:
+def test_a_release_during_a_hung_call_is_reported_as_incomplete(site: TrainingNode) -> None:
     site.nvml.hang(3)
     wait_until(lambda: "gpu/0000:61:00.0" in site.stuck())
     site.node.release()
@@ -151,8 +151,8 @@ def test_released_while_a_call_hangs_it_is_not_claimed_to_be_released(site: Trai
 
 
 @pytest.mark.parametrize("fault", ["lost", "reload", "mig"])
-def test_counters_never_run_backwards_or_leap(site: TrainingNode, fault: str) -> None:
-    """What a reader makes of the frames around a fault: no negative rate, and none that no GPU can have."""
+def test_rates_stay_possible_around_a_fault(site: TrainingNode, fault: str) -> None:
+    """A reader of the frames around a fault computes no negative rate, and no rate that is impossible for a GPU."""
     from agent.schema.frame import Frame, Layout
     from tests.agent.rates_of_frames import Rates
 
@@ -174,5 +174,5 @@ def test_counters_never_run_backwards_or_leap(site: TrainingNode, fault: str) ->
     before = rates.count
     wait_until(lambda: rates.count > before + 8 * 4)
     remove()
-    # 8 GPUs of at most 700 W each; a read that was late makes the next interval shorter than it seems.
+    # 8 GPUs of at most 700 W each; a late read makes the next interval look longer than it is.
     assert rates.least >= 0 and rates.most < 2000, (rates.least, rates.most)

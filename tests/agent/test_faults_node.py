@@ -1,4 +1,4 @@
-"""Faults of the network, the kubelet, receivers and clocks: each costs its own series, shows, and heals by itself."""
+"""Faults of network, kubelet, receivers and clocks. Each affects only its own series, is visible, and recovers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACED = (KubeletCollector, OwnerCollector)
 
 
 class Jumping(SystemClock):
-    """The machine's clocks, ahead by what the test says."""
+    """System clock plus an offset that the test sets."""
 
     def __init__(self) -> None:
         self.ahead_ns = 0
@@ -63,7 +63,7 @@ def site(
 # --- the network -----------------------------------------------------------------------------------------------------
 
 
-def test_a_nic_that_vanishes_and_comes_back(site: TrainingNode) -> None:
+def test_a_nic_that_disappears_recovers_on_return(site: TrainingNode) -> None:
     assert site.value("gangwatch_rdma_devices") == site.present(RECEIVED) == 8
     site.tree.remove_nic("mlx5_3")
     assert site.runs_unseen("rdma", lambda: site.value("gangwatch_rdma_devices") == 7) <= MOST_RUNS_UNSEEN
@@ -73,8 +73,8 @@ def test_a_nic_that_vanishes_and_comes_back(site: TrainingNode) -> None:
     wait_until(lambda: site.present(RECEIVED) == 8 and site.failing() == set())
 
 
-def test_one_file_that_answers_einval_costs_one_series(site: TrainingNode) -> None:
-    # A real file that answers so: a loopback has no speed (net-sysfs.c, speed_show).
+def test_a_file_that_fails_with_einval_affects_one_series(site: TrainingNode) -> None:
+    # A real file that fails so: the loopback interface has no speed (net-sysfs.c, speed_show).
     speed = Path("/sys/class/net/lo/speed")
     try:
         speed.read_bytes()
@@ -98,12 +98,12 @@ def test_one_file_that_answers_einval_costs_one_series(site: TrainingNode) -> No
     wait_until(lambda: site.value("gangwatch_rdma_files_unreadable", device="mlx5_5") == 0)
 
 
-def test_counters_that_are_reset_or_turn_give_no_negative_and_no_absurd_rate(site: TrainingNode) -> None:
+def test_counters_that_reset_or_wrap_give_no_impossible_rate(site: TrainingNode) -> None:
     rates = Rates((RECEIVED, "gangwatch_rdma_out_of_sequence_packets_total"))
     port = site.tree.nic("mlx5_0").port
     words = port / "counters" / "port_rcv_data"
     sequence = port / "hw_counters" / "out_of_sequence"
-    # 64 bits high up, where a float is no longer exact; 32 bits just below their end.
+    # A 64-bit value beyond the exact range of a float; a 32-bit value just before it wraps.
     write_number(words, 2**62)
     write_number(sequence, 2**32 - 10)
     began = site.seq()
@@ -116,23 +116,23 @@ def test_counters_that_are_reset_or_turn_give_no_negative_and_no_absurd_rate(sit
         wait_until(lambda: site.seq() > began + 3)  # noqa: B023
     remove()
     assert rates.count > 100
-    # At most 1,000 words or a dozen packets came between two samples, which are a good part of an interval apart.
+    # At most 1,000 words or a dozen packets arrive between two samples; the samples are most of an interval apart.
     assert rates.least >= 0 and rates.most <= 1000 * WORD_BYTES / (INTERVAL_SECONDS / 4), (rates.worst, rates.most)
 
 
 # --- the kubelet -----------------------------------------------------------------------------------------------------
 
 
-def test_a_kubelet_that_restarts(site: TrainingNode, clock: Jumping) -> None:
+def test_a_kubelet_restart_removes_no_series(site: TrainingNode, clock: Jumping) -> None:
     gpu = next(iter(site.values("gangwatch_gpu_up")))[0][1]
     site.kubelet.pods = [Pod("team", "llama-0", (Container("main", (("nvidia.com/gpu", gpu),)),))]
     wait_until(lambda: site.present("gangwatch_gpu_owner_info") == 1)
     site.kubelet.stop()
     assert site.runs_unseen("kubelet", lambda: site.failing() == {"kubelet"}) <= MOST_RUNS_UNSEEN
-    assert site.present("gangwatch_gpu_owner_info") == 1, "a restart takes no series away"
+    assert site.present("gangwatch_gpu_owner_info") == 1, "a restart removes no series"
     site.kubelet.start()
     wait_until(lambda: site.failing() == set())
-    # One that hangs is as one that is gone.
+    # A hung kubelet has the same effect as one that is down.
     site.kubelet.hanging.set()
     wait_until(lambda: site.failing() == {"kubelet"})
     assert KEEP_NS < 60e9
@@ -141,7 +141,7 @@ def test_a_kubelet_that_restarts(site: TrainingNode, clock: Jumping) -> None:
     wait_until(lambda: site.failing() == set() and site.present("gangwatch_gpu_owner_info") == 0)
 
 
-def test_an_ended_jobs_series_vanish_from_what_is_published(site: TrainingNode) -> None:
+def test_series_of_an_ended_job_are_no_longer_published(site: TrainingNode) -> None:
     gpus = sorted(labels[0][1] for labels in site.values("gangwatch_gpu_up"))
     site.kubelet.pods = [
         Pod("team", f"llama-{gpu}", (Container("main", (("nvidia.com/gpu", gpu),)),)) for gpu in gpus[:2]
@@ -151,7 +151,7 @@ def test_an_ended_jobs_series_vanish_from_what_is_published(site: TrainingNode) 
     wait_until(lambda: gpus[0] not in {dict(labels)["gpu"] for labels in site.values("gangwatch_gpu_owner_info")})
     text = site.scrape()[0]
     assert f'pod="llama-{gpus[0]}"' not in text and f'pod="llama-{gpus[1]}"' in text
-    # The product's own pace: listed when due at a run of one collector, joined at the next run of another.
+    # With the product's intervals: one collector lists when it is due; another joins at its next run.
     paces = [inspect.signature(kind.__init__).parameters["interval_seconds"].default for kind in PACED]
     assert LIST_NS / 1e9 + sum(paces) + LINGER_NS / 1e9 <= 60
 
@@ -159,7 +159,7 @@ def test_an_ended_jobs_series_vanish_from_what_is_published(site: TrainingNode) 
 # --- receivers -------------------------------------------------------------------------------------------------------
 
 
-def test_a_receiver_that_takes_nothing_fills_its_own_queue(
+def test_a_receiver_that_reads_nothing_fills_only_its_own_queue(
     tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch)
@@ -183,7 +183,7 @@ def test_a_receiver_that_takes_nothing_fills_its_own_queue(
             wait_until(dropped)
             before = site.seq()
             wait_until(lambda: site.seq() > before + 4)
-            assert site.failing() == set(), "frames go on being made and served"
+            assert site.failing() == set(), "the node still makes and serves frames"
             text = site.scrape()[0]
             assert 'gangwatch_push_queue_frames{sink="otlp"} 3' in text.replace('node="n0",', "").replace(
                 ',node="n0"', ""
@@ -194,7 +194,7 @@ def test_a_receiver_that_takes_nothing_fills_its_own_queue(
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_wall_clock_that_jumps_moves_nothing_but_the_label(site: TrainingNode, clock: Jumping) -> None:
+def test_a_wall_clock_jump_changes_only_the_frame_time(site: TrainingNode, clock: Jumping) -> None:
     rates = Rates()
     remove = site.node.add_listener(rates.add)
     for jump_seconds in (-3600, 7200, -(10**8)):
@@ -205,11 +205,13 @@ def test_a_wall_clock_that_jumps_moves_nothing_but_the_label(site: TrainingNode,
     remove()
     assert rates.least >= 0
     newest = site.node.newest()
-    assert newest is not None and abs(newest[1].wall_ns - clock.wall_ns()) < 60 * 10**9, "the label is the clock's"
+    assert newest is not None and abs(newest[1].wall_ns - clock.wall_ns()) < 60 * 10**9, (
+        "the frame has the clock's time"
+    )
 
 
-def test_a_machine_that_was_suspended_goes_on(site: TrainingNode, clock: Jumping) -> None:
-    """Monotonic time leaps by an hour, for the node and its schedules: missed runs are skipped, not made up for."""
+def test_a_suspended_machine_continues(site: TrainingNode, clock: Jumping) -> None:
+    """Monotonic time jumps by an hour for the node and its schedules: missed runs are skipped, not repeated."""
     runs = site.value("gangwatch_agent_frames_total")
     clock.ahead_ns += 3600 * 10**9
     wait_until(lambda: site.failing() == set() and site.age("gpu/0000:61:00.0") < 5)

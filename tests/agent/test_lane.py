@@ -374,9 +374,9 @@ def test_a_clock_that_jumps_costs_one_frame(started: Callable[..., Node]) -> Non
     node.tick()
     clock.advance(3600)
     newest = node.tick()
-    assert value(newest, "gangwatch_collector_success", collector="told") == 1
+    assert value(newest, "gangwatch_collector_success", collector="scripted") == 1
     assert newest[1].tier_ns[1] == newest[1].monotonic_ns
     clock._wall_ns -= 10**18
     newest = node.tick()
     assert newest[1].wall_ns < 10**18 and newest[1].seq == 3
-    assert value(newest, "gangwatch_collector_sample_age_seconds", collector="told") == 0
+    assert value(newest, "gangwatch_collector_sample_age_seconds", collector="scripted") == 0
