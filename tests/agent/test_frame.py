@@ -1,4 +1,4 @@
-"""Layouts, frames and records on the wire: what goes out comes back, and what is no message of ours is refused."""
+"""Layouts, frames and records on the wire: they survive a round trip, and invalid messages are rejected."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def assert_same(one: Frame, other: Frame) -> None:
     for name in ("tier_ns", "counters", "counters_valid"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
         assert getattr(one, name).dtype == getattr(other, name).dtype, name
-    # Bit by bit: NaN differs from itself, and -0.0 equals 0.0.
+    # Compare bits, because NaN differs from itself and -0.0 equals 0.0.
     assert one.gauges.tobytes() == other.gauges.tobytes()
 
 
@@ -116,18 +116,18 @@ def a_frame(**changed: object) -> Frame:
 
 
 @given(frames())
-def test_a_frame_comes_back_as_it_went(frame: Frame) -> None:
+def test_a_frame_survives_a_round_trip(frame: Frame) -> None:
     back = decode(encode_frame(frame))
     assert isinstance(back, Frame)
     assert_same(frame, back)
 
 
 @given(layouts())
-def test_a_layout_comes_back_as_it_went(layout: Layout) -> None:
+def test_a_layout_survives_a_round_trip(layout: Layout) -> None:
     assert decode(encode_layout(layout)) == layout
 
 
-def test_counters_keep_every_bit_above_2_to_the_53_and_absent_stays_absent() -> None:
+def test_counters_keep_all_bits_and_absent_counters_stay_absent() -> None:
     back = decode(encode_frame(a_frame()))
     assert isinstance(back, Frame)
     assert back.counters.tolist() == [2**53 + 1, 2**64 - 1, 0]
@@ -136,21 +136,21 @@ def test_counters_keep_every_bit_above_2_to_the_53_and_absent_stays_absent() -> 
 
 
 @given(frames(), st.data())
-def test_a_truncated_message_is_refused(frame: Frame, data: st.DataObject) -> None:
+def test_a_truncated_message_is_rejected(frame: Frame, data: st.DataObject) -> None:
     message = encode_frame(frame)
     with pytest.raises(FrameError):
         decode(message[: data.draw(st.integers(0, len(message) - 1))])
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_refused(garbage: bytes) -> None:
+def test_garbage_is_rejected(garbage: bytes) -> None:
     with pytest.raises(FrameError):
         decode(garbage)
 
 
 @settings(max_examples=300)
 @given(frames() | layouts(), st.data())
-def test_damage_gives_a_message_or_a_refusal_and_nothing_else(whole: Frame | Layout, data: st.DataObject) -> None:
+def test_a_damaged_message_is_decoded_or_rejected(whole: Frame | Layout, data: st.DataObject) -> None:
     message = bytearray(encode_frame(whole) if isinstance(whole, Frame) else encode_layout(whole))
     for _ in range(data.draw(st.integers(1, 4))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
@@ -179,12 +179,12 @@ def changed(message: bytes, **fields: object) -> bytes:
         ({"k": "picture"}, "picture"),
     ],
 )
-def test_a_wrong_field_is_named(fields: dict[str, object], named: str) -> None:
+def test_an_error_names_the_invalid_field(fields: dict[str, object], named: str) -> None:
     with pytest.raises(FrameError, match=named):
         decode(changed(encode_frame(a_frame()), **fields))
 
 
-def test_more_records_than_a_frame_holds_are_refused() -> None:
+def test_too_many_records_are_rejected() -> None:
     one = OpenRecord(Member("j-1", 1, 0), "step", 4, 5)
     decode(encode_frame(a_frame(records=(one,) * MAX_RECORDS)))
     with pytest.raises(FrameError, match="records"):
@@ -192,7 +192,7 @@ def test_more_records_than_a_frame_holds_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("version", "understood"), [(-1, False), (0, True), (1, True), (2, True), (3, False)])
-def test_neighbouring_versions_understand_each_other(version: int, understood: bool) -> None:
+def test_adjacent_protocol_versions_are_compatible(version: int, understood: bool) -> None:
     message = changed(encode_frame(a_frame()), v=version, field_of_a_later_version=[1, 2])
     if understood:
         assert isinstance(decode(message), Frame)
@@ -202,8 +202,8 @@ def test_neighbouring_versions_understand_each_other(version: int, understood: b
 
 
 @pytest.mark.parametrize("version", [WIRE_VERSION - 1, WIRE_VERSION + 1])
-def test_what_a_neighbouring_release_added_is_ignored_and_the_rest_is_read(version: int) -> None:
-    """Fields at every level, and records of a kind that is not known here: their numbers are a gap to the reader."""
+def test_additions_of_an_adjacent_release_are_ignored(version: int) -> None:
+    """Cover unknown fields at every level, and records of unknown kinds: a reader sees their numbers as a gap."""
     known = StepRecord(Member("j-000001", 1, 0), 7, 1, 2)
     frame = a_frame(records=(known, EventRecord("xid", "GPU-1", 5), known), record_seq=10)
     message = msgspec.msgpack.decode(encode_frame(frame))
@@ -216,17 +216,17 @@ def test_what_a_neighbouring_release_added_is_ignored_and_the_rest_is_read(versi
     assert (read.records, read.record_seq) == ((known, known), 11)
     assert read.gauges.tobytes() == frame.gauges.tobytes()
     layout = make_layout("n0", [Tier("any", 1.0)], [Column("gangwatch_host_load1")], [])
-    told = msgspec.msgpack.decode(encode_layout(layout))
-    told["v"] = version
-    told["layout"]["gauges"][0]["statistic"] = "mean"
-    told["layout"]["tiers"][0]["phase"] = 0.5
-    told["layout"]["layout_id"] = "over fields that are not known here"
-    taken = decode(msgspec.msgpack.encode(told))
+    content = msgspec.msgpack.decode(encode_layout(layout))
+    content["v"] = version
+    content["layout"]["gauges"][0]["statistic"] = "mean"
+    content["layout"]["tiers"][0]["phase"] = 0.5
+    content["layout"]["layout_id"] = "over fields that are not known here"
+    taken = decode(msgspec.msgpack.encode(content))
     assert isinstance(taken, Layout)
     assert taken.gauges == layout.gauges and taken.layout_id == "over fields that are not known here"
 
 
-def test_a_layout_that_lies_about_itself_is_refused() -> None:
+def test_a_layout_with_a_wrong_id_is_rejected() -> None:
     layout = make_layout("n0", [Tier("host", 1.0)], [Column("a")], [Column("b")])
     body = msgspec.msgpack.decode(encode_layout(layout))
     for change, named in (
@@ -239,7 +239,7 @@ def test_a_layout_that_lies_about_itself_is_refused() -> None:
             decode(msgspec.msgpack.encode(body | {"layout": body["layout"] | change}))
 
 
-def test_equal_content_has_an_equal_id_and_any_change_another() -> None:
+def test_layout_ids_are_equal_exactly_for_equal_content() -> None:
     def made(node: str = "n0", metric: str = "a", tier: int = 0) -> str:
         tiers = [Tier("host", 1.0), Tier("gpu", 1.0)]
         return make_layout(node, tiers, [Column(metric, (("x", "y"),), tier)], []).layout_id
@@ -248,7 +248,7 @@ def test_equal_content_has_an_equal_id_and_any_change_another() -> None:
     assert len({made(), made(node="n1"), made(metric="b"), made(tier=1)}) == 4
 
 
-def test_a_frame_that_does_not_fit_its_layout_is_refused() -> None:
+def test_a_frame_that_does_not_match_its_layout_is_rejected() -> None:
     layout = make_layout("n0", [Tier("host", 1.0)], [Column("a"), Column("b")], [Column("c")] * 3)
     fits = a_frame(layout_id=layout.layout_id)
     check_fits(layout, fits)
@@ -259,7 +259,7 @@ def test_a_frame_that_does_not_fit_its_layout_is_refused() -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.data())
-def test_messages_are_cut_out_of_the_stream_wherever_it_is_split(messages: list[bytes], data: st.DataObject) -> None:
+def test_messages_are_read_from_a_stream_split_anywhere(messages: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(map(with_length, messages))
     splitter = MessageSplitter()
     found: list[bytes] = []
@@ -270,7 +270,7 @@ def test_messages_are_cut_out_of_the_stream_wherever_it_is_split(messages: list[
     assert found == messages
 
 
-def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
+def test_an_oversized_message_is_rejected_before_it_is_read() -> None:
     with pytest.raises(FrameError, match=str(MAX_MESSAGE_BYTES)):
         MessageSplitter().feed((MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
 
@@ -298,7 +298,7 @@ def test_a_selection_keeps_the_named_columns_and_their_values() -> None:
 RECORDS = (OpenRecord(Member("g", 1, 0), "step", 7, 5), OpenRecord(Member("g", 1, 1), "collective", 9, 6))
 
 
-def test_records_that_did_not_change_are_the_same_objects() -> None:
+def test_unchanged_records_are_the_same_objects() -> None:
     decoder = Decoder()
     first, second = (decoder.decode(encode_frame(a_frame(seq=seq, records=RECORDS))) for seq in (1, 2))
     assert isinstance(first, Frame) and isinstance(second, Frame)
@@ -307,7 +307,7 @@ def test_records_that_did_not_change_are_the_same_objects() -> None:
     assert isinstance(third, Frame) and third.records == RECORDS[:1]
 
 
-def test_a_layout_put_away_is_the_layout() -> None:
+def test_a_stored_layout_is_read_back_unchanged() -> None:
     layout = make_layout("n0", [Tier("host", 1.0)], [Column("gangwatch_host_load1")], [])
     packed = pack(layout)
     assert packed.whole() == layout.whole() == layout

@@ -1,7 +1,7 @@
-"""Every value of every board, against what was looked at and found right: tests/agent/golden/gpu-BOARD.txt.
+"""Every value of every board, compared with the reviewed files tests/agent/golden/gpu-BOARD.txt.
 
-In the fake's pattern each field is a number of its own (field x 1000 + GPU x 100 + link), so that no value can stand in
-another's place; GANGWATCH_UPDATE_GOLDEN=1 writes the files anew.
+The fake gives each field a distinct number (field x 1000 + GPU x 100 + link), so swapped values are detected.
+GANGWATCH_UPDATE_GOLDEN=1 rewrites the files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).with_name("golden")
 
 
 def read_all(one: Machine) -> list[Block]:
-    """Every member twice, a second apart, as profiling needs two samples; then the parent's own."""
+    """Read every member twice, a second apart, because profiling needs two samples; then read the parent."""
     one.parent.collect()
     for _ in range(2):
         one.advance(1.0)
@@ -29,7 +29,7 @@ def read_all(one: Machine) -> list[Block]:
 
 
 @pytest.mark.parametrize("board", BOARDS)
-def test_every_value(nvml_library: Path, nvml: FakeNvml, board: str) -> None:
+def test_every_value_equals_the_golden_file(nvml_library: Path, nvml: FakeNvml, board: str) -> None:
     nvml.reset(board)
     nvml.set_pattern()
     nvml.set_gpus(2 if board in ("h100", "h100-mig", "a100-bridge") else 1)
@@ -37,27 +37,25 @@ def test_every_value(nvml_library: Path, nvml: FakeNvml, board: str) -> None:
         blocks = read_all(one)
         for block in blocks:
             assert_catalogued(block)
-        told = lines(blocks)
+        found = lines(blocks)
     golden = GOLDEN / f"gpu-{board}.txt"
     if os.environ.get("GANGWATCH_UPDATE_GOLDEN"):
-        golden.write_text("\n".join(told) + "\n")
-    assert told == golden.read_text().splitlines()
+        golden.write_text("\n".join(found) + "\n")
+    assert found == golden.read_text().splitlines()
 
 
 @pytest.mark.parametrize("board", BOARDS)
-def test_no_series_is_absent_on_a_healthy_board_and_none_stands_twice(
-    nvml_library: Path, nvml: FakeNvml, board: str
-) -> None:
+def test_a_healthy_board_has_no_absent_and_no_duplicate_series(nvml_library: Path, nvml: FakeNvml, board: str) -> None:
     nvml.reset(board)
     with machine(nvml_library, nvml) as one:
-        told = lines(read_all(one))
+        found = lines(read_all(one))
         seen = [column for block in read_all(one) for column in (*block.gauge_columns, *block.counter_columns)]
-    assert [line for line in told if "absent" in line] == []
+    assert [line for line in found if "absent" in line] == []
     names = [(column.metric, column.labels) for column in seen]
     assert len(names) == len(set(names))
 
 
-def test_eight_h100_have_two_thousand_series_and_more(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_eight_h100_have_more_than_two_thousand_series(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml) as one:
         columns = [
             column
@@ -68,8 +66,8 @@ def test_eight_h100_have_two_thousand_series_and_more(nvml_library: Path, nvml: 
     assert len(columns) > 2500
 
 
-def test_the_calls_that_a_second_costs_are_few(nvml_library: Path, nvml: FakeNvml) -> None:
-    """One batch of fields, and nothing that is known to measure inside of the driver."""
+def test_a_fast_run_makes_few_driver_calls(nvml_library: Path, nvml: FakeNvml) -> None:
+    """Expect one batch of fields, and no call that is known to start a measurement in the driver."""
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         fast = one.member("gpu")

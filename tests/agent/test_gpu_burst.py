@@ -1,4 +1,4 @@
-"""Ten times a second: extremes, mean and time above a threshold, of what a second's reading would miss."""
+"""Burst sampling, ten times a second: extremes, mean and time above a threshold, which one reading a second misses."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TENTH_NS = 100_000_000
 MILLIWATTS = (100_000, 695_000, 200_000, 699_000, 100_000)
 
 
-def test_a_window_forgets_what_is_older_and_counts_what_was_high() -> None:
+def test_a_window_drops_old_samples_and_sums_time_above_the_threshold() -> None:
     window = Window(1.0, 10.0)
     for tenth in range(30):
         window.add((tenth + 1) * TENTH_NS, 20.0 if tenth in (5, 27) else float(tenth % 3), TENTH_NS)
     assert window.statistics(30 * TENTH_NS) == (0.0, pytest.approx(31 / 10), 20.0)
-    assert window.high_ns == 2 * TENTH_NS, "since the start, not in the window: no slow scrape loses it"
+    assert window.high_ns == 2 * TENTH_NS, "the total is since the start, so a slow scrape loses nothing"
     assert all(math.isnan(value) for value in window.statistics(60 * TENTH_NS))
 
 
-def test_short_peaks_of_power_are_kept(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_short_power_peaks_are_kept(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml, burst=True) as one:
         one.parent.collect()
         burst = one.member("gpu-burst")
@@ -46,13 +46,13 @@ def test_short_peaks_of_power_are_kept(nvml_library: Path, nvml: FakeNvml) -> No
         assert counter(block, "gangwatch_gpu_burst_utilization_high_seconds_total", **GPU) is not None
 
 
-def test_nvlink_bursts_are_rates_of_totals_by_the_drivers_own_time(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_nvlink_burst_rates_use_the_timestamps_of_the_driver(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml, burst=True) as one:
         one.parent.collect()
         burst = one.member("gpu-burst")
         rate = "gangwatch_gpu_burst_nvlink_transmit_window_bytes_per_second"
         kibibytes = 0
-        for gigabytes in (0, 1, 46, 0):  # in a tenth of a second, of the 47.8 that 18 links can carry in it
+        for gigabytes in (0, 1, 46, 0):  # in a tenth of a second; 18 links can carry 47.8 in that time
             kibibytes += gigabytes * 10**9 // 1024
             nvml.set_field(138, kibibytes, gpu=0, scope=ALL)
             one.advance(0.1)
@@ -66,7 +66,7 @@ def test_nvlink_bursts_are_rates_of_totals_by_the_drivers_own_time(nvml_library:
         assert gauge(block, rate, **GPU, statistic="max") == pytest.approx(460e9, rel=1e-6), "a reset gives no rate"
 
 
-def test_without_links_or_samples_there_are_no_columns_for_them(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_a_gpu_without_links_or_samples_has_no_columns_for_them(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.reset("geforce")
     nvml.set_call("nvmlDeviceGetSamples", NOT_SUPPORTED)
     with machine(nvml_library, nvml, burst=True) as one:
@@ -75,7 +75,7 @@ def test_without_links_or_samples_there_are_no_columns_for_them(nvml_library: Pa
     assert {column.metric for column in block.gauge_columns} == {"gangwatch_gpu_burst_power_window_watts"}
 
 
-def test_bursts_are_read_only_where_they_are_asked_for(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_bursts_are_sampled_only_if_enabled(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         assert not any(name.startswith("gpu-burst") for name in one.members())

@@ -1,4 +1,4 @@
-"""What goes wrong with GPUs and their driver: what each fault costs, how it shows, and that it heals by itself."""
+"""Faults of GPUs and their driver: which series each fault affects, how it is reported, and how it recovers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEMPERATURE = "gangwatch_gpu_temperature_celsius"
 # --- one GPU ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_gpu_fails_alone_is_left_alone_and_heals(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_a_lost_gpu_fails_alone_is_not_polled_and_recovers(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         first, second = one.member("gpu", 0), one.member("gpu", 1)
@@ -43,13 +43,15 @@ def test_a_lost_gpu_fails_alone_is_left_alone_and_heals(nvml_library: Path, nvml
         for kind in ("gpu", "gpu-slow", "gpu-processes"):
             with pytest.raises(GpuLostError):
                 one.member(kind, 0).collect()
-        assert nvml.asked("nvmlDeviceGetFieldValues", 0) == asked, "every call may hold the driver's lock for long"
+        assert nvml.asked("nvmlDeviceGetFieldValues", 0) == asked, (
+            "no call is made, because each may hold the driver's lock for long"
+        )
         assert not math.isnan(gauge(second.collect(), TEMPERATURE, **SECOND))
 
         block = one.parent.collect()
         assert gauge(block, "gangwatch_gpu_up", **FIRST) == 0
         assert gauge(block, "gangwatch_gpu_up", **SECOND) == 1
-        assert one.member("gpu", 0) is first, "its collectors stay, and say what is wrong"
+        assert one.member("gpu", 0) is first, "its collectors remain and report the error"
 
         nvml.set_gpu_code(0, 0)
         one.advance(RETRY_LOST_SECONDS)
@@ -58,9 +60,7 @@ def test_a_lost_gpu_fails_alone_is_left_alone_and_heals(nvml_library: Path, nvml
         assert not math.isnan(gauge(healed.collect(), TEMPERATURE, **FIRST))
 
 
-def test_a_gpu_that_is_back_before_the_parent_looks_heals_with_the_same_collectors(
-    nvml_library: Path, nvml: FakeNvml
-) -> None:
+def test_a_gpu_that_returns_before_the_next_scan_keeps_its_collectors(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         first = one.member("gpu")
@@ -77,7 +77,7 @@ def test_a_gpu_that_is_back_before_the_parent_looks_heals_with_the_same_collecto
 
 
 @pytest.mark.parametrize("code", [TIMEOUT, UNKNOWN])
-def test_a_call_that_fails_for_a_moment_costs_its_own_value(nvml_library: Path, nvml: FakeNvml, code: int) -> None:
+def test_a_temporary_failure_of_a_call_affects_only_its_value(nvml_library: Path, nvml: FakeNvml, code: int) -> None:
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         fast = one.member("gpu")
@@ -90,9 +90,7 @@ def test_a_call_that_fails_for_a_moment_costs_its_own_value(nvml_library: Path, 
         assert not math.isnan(gauge(fast.collect(), TEMPERATURE, **FIRST))
 
 
-def test_symbols_that_the_driver_is_too_old_for_cost_their_series_or_are_made_up_for(
-    nvml: FakeNvml, tmp_path: Path
-) -> None:
+def test_symbols_missing_in_an_old_driver_cost_their_series_or_have_a_fallback(nvml: FakeNvml, tmp_path: Path) -> None:
     gone = (
         "nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlGpmSampleGet",
         "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetSamples", "nvmlDeviceGetProcessUtilization",
@@ -104,17 +102,17 @@ def test_symbols_that_the_driver_is_too_old_for_cost_their_series_or_are_made_up
     with machine(library, fake) as one:
         one.parent.collect()
         blocks = [member.collect() for name, member in one.members().items() if not name.startswith("gpu-topology")]
-        told = {column.metric for block in blocks for column in (*block.gauge_columns, *block.counter_columns)}
+        metrics = {column.metric for block in blocks for column in (*block.gauge_columns, *block.counter_columns)}
         fast = one.member("gpu").collect()
-    assert not math.isnan(gauge(fast, TEMPERATURE, **FIRST)), "by the older call"
-    assert gauge(fast, "gangwatch_gpu_throttle_state", **FIRST, reason="power_cap") == 1, "by its older name"
-    assert not {metric for metric in told if metric.startswith("gangwatch_fabric")}
-    assert {"gangwatch_gpu_sm_active_ratio", "gangwatch_gpu_ecc_sram_errors_total"} & told == set()
-    assert "gangwatch_gpu_utilization_window_ratio" not in told
+    assert not math.isnan(gauge(fast, TEMPERATURE, **FIRST)), "read by the older call"
+    assert gauge(fast, "gangwatch_gpu_throttle_state", **FIRST, reason="power_cap") == 1, "read by its older name"
+    assert not {metric for metric in metrics if metric.startswith("gangwatch_fabric")}
+    assert {"gangwatch_gpu_sm_active_ratio", "gangwatch_gpu_ecc_sram_errors_total"} & metrics == set()
+    assert "gangwatch_gpu_utilization_window_ratio" not in metrics
     assert len(THROTTLE_REASONS) == 11
 
 
-def test_a_driver_without_batched_fields_still_tells_the_rest(nvml: FakeNvml, tmp_path: Path) -> None:
+def test_a_driver_without_batched_fields_still_gives_the_other_values(nvml: FakeNvml, tmp_path: Path) -> None:
     library = build(tmp_path, hidden=["nvmlDeviceGetFieldValues"], compiler=needs.component("gcc", "gcc"))
     fake = FakeNvml(library)
     fake.reset()
@@ -126,7 +124,7 @@ def test_a_driver_without_batched_fields_still_tells_the_rest(nvml: FakeNvml, tm
         one.member("gpu-slow").collect()
 
 
-def test_profiling_that_is_refused_or_stops_costs_itself(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_failing_profiling_affects_only_its_own_series(nvml_library: Path, nvml: FakeNvml) -> None:
     active = "gangwatch_gpu_sm_active_ratio"
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -135,19 +133,19 @@ def test_profiling_that_is_refused_or_stops_costs_itself(nvml_library: Path, nvm
         one.advance(1.0)
         assert 0 < gauge(fast.collect(), active, **FIRST) <= 1
         one.advance(0.05)
-        assert math.isnan(gauge(fast.collect(), active, **FIRST)), "two samples too near say nothing"
+        assert math.isnan(gauge(fast.collect(), active, **FIRST)), "samples that are too close give no value"
         nvml.set_call("nvmlGpmSampleGet", TIMEOUT, 0)
         one.advance(1.0)
         assert math.isnan(gauge(fast.collect(), active, **FIRST))
         nvml.set_call("nvmlGpmSampleGet", 0, 0)
         one.advance(1.0)
-        assert math.isnan(gauge(fast.collect(), active, **FIRST)), "nobody knows since when"
+        assert math.isnan(gauge(fast.collect(), active, **FIRST)), "the start of the interval is unknown"
         one.advance(1.0)
         assert 0 < gauge(fast.collect(), active, **FIRST) <= 1
 
 
-def test_counters_that_begin_anew_give_no_rate(nvml_library: Path, nvml: FakeNvml) -> None:
-    """After a driver's reload totals are small again, and a 32-bit count may turn: neither is ever a huge rate."""
+def test_counters_that_restart_give_no_rate(nvml_library: Path, nvml: FakeNvml) -> None:
+    """Totals are small again after a driver reload, and 32-bit counts may wrap: neither gives a huge rate."""
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         slow, fast = one.member("gpu-slow"), one.member("gpu")
@@ -173,7 +171,7 @@ def test_counters_that_begin_anew_give_no_rate(nvml_library: Path, nvml: FakeNvm
 # --- the driver ------------------------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_is_reloaded_heals(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_collectors_recover_from_a_driver_reload(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         fast = one.member("gpu")
@@ -185,15 +183,15 @@ def test_a_driver_that_is_reloaded_heals(nvml_library: Path, nvml: FakeNvml) -> 
             fast.collect()
         with pytest.raises(SourceError) as failed:
             one.parent.collect()
-        assert not isinstance(failed.value, UnsupportedError), "there were GPUs: it keeps asking"
+        assert not isinstance(failed.value, UnsupportedError), "there were GPUs before, so it keeps polling"
         assert one.parent.members() == ()
         nvml.set_driver_loaded(True)
         one.parent.collect()
         assert not math.isnan(gauge(one.member("gpu").collect(), TEMPERATURE, **FIRST))
 
 
-def test_a_driver_that_was_reloaded_behind_our_back_heals(nvml_library: Path, nvml: FakeNvml) -> None:
-    """Unloaded and loaded again between two calls: the library is not initialised any more."""
+def test_collectors_recover_from_a_reload_between_two_calls(nvml_library: Path, nvml: FakeNvml) -> None:
+    """Unload and load the driver between two calls: the library is no longer initialised."""
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         fast = one.member("gpu")
@@ -208,10 +206,10 @@ def test_a_driver_that_was_reloaded_behind_our_back_heals(nvml_library: Path, nv
         assert not math.isnan(gauge(one.member("gpu").collect(), TEMPERATURE, **FIRST))
 
 
-def test_what_the_driver_lent_is_given_back_whatever_becomes_of_it(nvml_library: Path, nvml: FakeNvml) -> None:
-    """Profiling buffers are the library's: one that is dead takes them back still, since nobody else would."""
+def test_profiling_buffers_are_freed_even_on_a_dead_library(nvml_library: Path, nvml: FakeNvml) -> None:
+    """The library owns the profiling buffers. A dead library must still free them, because nothing else can."""
     nvml.reset("h100-mig")
-    before = nvml.gpm_samples()  # of collectors that other tests replaced: a node closes those
+    before = nvml.gpm_samples()  # of collectors that other tests replaced; a node would close those
     with machine(nvml_library, nvml) as one:
 
         def collect_all() -> None:
@@ -236,14 +234,14 @@ def test_what_the_driver_lent_is_given_back_whatever_becomes_of_it(nvml_library:
             with pytest.raises(GpuLostError):
                 one.member("gpu").collect()
             nvml.set_call("nvmlDeviceGetFieldValues", 0, 0)
-            assert nvml.gpm_samples() == before, "parts that could not be made as a whole hold nothing"
+            assert nvml.gpm_samples() == before, "an incomplete set of parts holds no buffers"
             one.advance(RETRY_LOST_SECONDS)
             collect_all()
             assert nvml.gpm_samples() == held
     assert nvml.gpm_samples() == before
 
 
-def test_a_mig_reconfiguration_makes_new_instances(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_a_mig_reconfiguration_creates_new_instances(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.reset("h100-mig")
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -259,7 +257,7 @@ def test_a_mig_reconfiguration_makes_new_instances(nvml_library: Path, nvml: Fak
         nvml.set_mig(0, 2)
         one.parent.collect()
         assert one.member("gpu", 0) is not first
-        assert one.member("gpu", 1) is other, "the other GPU is not disturbed"
+        assert one.member("gpu", 1) is other, "the other GPU is not affected"
         one.advance(1.0)
         renewed = one.member("gpu-mig").collect()
         assert len({dict(column.labels)["mig"] for column in renewed.gauge_columns}) == 7
@@ -275,7 +273,7 @@ def test_a_mig_reconfiguration_makes_new_instances(nvml_library: Path, nvml: Fak
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_shares_the_machine_tells_of_its_own_gpus_only(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_a_node_on_a_shared_machine_reports_only_its_own_gpus(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml, devices=(uuid(1, 1),)) as one:
         one.parent.collect()
         blocks = [member.collect() for member in one.parent.members()]
@@ -284,7 +282,7 @@ def test_a_node_that_shares_the_machine_tells_of_its_own_gpus_only(nvml_library:
         assert labels == {uuid(1, 1)}
 
 
-def test_without_a_gpu_there_is_nothing_to_collect(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_a_machine_without_gpus_is_unsupported(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.set_gpus(0)
     with pytest.raises(UnsupportedError, match="no GPU responds"):
         NvmlCollector(str(nvml_library)).collect()
@@ -301,16 +299,16 @@ def test_a_node_without_gpus_does_not_list_the_collector(tmp_path: Path) -> None
 
 
 class Running:
-    """A node of GPUs that runs by itself, ten frames a second, and what its frames say."""
+    """Running node with GPUs, ten frames a second, and access to its frames."""
 
     def __init__(self, library: Path) -> None:
         self.collector = NvmlCollector(str(library), 0.1)
-        # The parent looks for new handles every ten seconds, which is long for a test.
+        # The parent scans for new handles every ten seconds, which is long for a test.
         self.collector.interval_seconds = 0.3
         self.node = Node("n0", [self.collector], interval_seconds=0.1)
 
     def value(self, metric: str, **labels: str) -> float | None:
-        """The newest frame's value; None where there is no such series, NaN where it is absent."""
+        """Return the value in the newest frame: None if there is no such series, NaN if it is absent."""
         newest = self.node.newest()
         if newest is None:
             return None
@@ -346,47 +344,47 @@ def running(nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch)
     return Running(nvml_library)
 
 
-def test_a_call_that_hangs_in_one_gpu_keeps_no_other_waiting(running: Running, nvml: FakeNvml) -> None:
+def test_a_hung_call_of_one_gpu_delays_no_other_gpu(running: Running, nvml: FakeNvml) -> None:
     node = running.node
     node.start()
     try:
-        running.until(lambda: running.is_fresh(FIRST) and running.is_fresh(SECOND), "both are told of")
+        running.until(lambda: running.is_fresh(FIRST) and running.is_fresh(SECOND), "both GPUs are reported")
         nvml.hang(0)
         running.until(
             lambda: running.value("gangwatch_collector_success", collector="gpu/0000:1b:00.0") == 0, "it shows"
         )
         running.until(lambda: running.is_absent(FIRST), "the hung GPU's series go stale")
-        running.until(lambda: running.is_fresh(SECOND), "the other's do not stay so")
+        running.until(lambda: running.is_fresh(SECOND), "the other GPU's series are fresh again")
         seen = nvml.asked("nvmlDeviceGetFieldValues", 1)
-        running.until(lambda: nvml.asked("nvmlDeviceGetFieldValues", 1) > seen + 5, "it is read on and on")
+        running.until(lambda: nvml.asked("nvmlDeviceGetFieldValues", 1) > seen + 5, "the other GPU is still polled")
         nvml.hang(0, False)
-        running.until(lambda: running.is_fresh(FIRST), "the GPU is back by itself")
+        running.until(lambda: running.is_fresh(FIRST), "the GPU has recovered")
     finally:
         nvml.hang(0, False)
         node.stop()
-    running.until(lambda: not nvml.is_initialized(), "the driver is let go")
+    running.until(lambda: not nvml.is_initialized(), "the driver is released")
 
 
-def test_released_gpus_can_be_reset_and_are_taken_again(running: Running, nvml: FakeNvml) -> None:
+def test_released_gpus_can_be_reset_and_are_acquired_again(running: Running, nvml: FakeNvml) -> None:
     node = running.node
     node.start()
     try:
-        running.until(lambda: running.is_fresh(FIRST), "it is told of")
+        running.until(lambda: running.is_fresh(FIRST), "the GPU is reported")
         node.release()
         running.until(lambda: not nvml.is_initialized() and not node.holds_devices(), "nothing holds the driver")
         running.until(lambda: running.is_absent(FIRST), "its series are absent")
         node.acquire()
-        running.until(lambda: running.is_fresh(FIRST), "it is told of again")
+        running.until(lambda: running.is_fresh(FIRST), "the GPU is reported again")
     finally:
         node.stop()
-    running.until(lambda: not nvml.is_initialized(), "the driver is let go")
+    running.until(lambda: not nvml.is_initialized(), "the driver is released")
 
 
-def test_a_reload_under_a_running_node_heals(running: Running, nvml: FakeNvml) -> None:
+def test_a_running_node_recovers_from_a_driver_reload(running: Running, nvml: FakeNvml) -> None:
     node = running.node
     node.start()
     try:
-        running.until(lambda: running.is_fresh(FIRST), "it is told of")
+        running.until(lambda: running.is_fresh(FIRST), "the GPU is reported")
         nvml.set_driver_loaded(False)
         running.until(lambda: running.value("gangwatch_collector_success", collector="nvml") == 0, "it shows")
         nvml.set_driver_loaded(True)
@@ -394,4 +392,4 @@ def test_a_reload_under_a_running_node_heals(running: Running, nvml: FakeNvml) -
         assert running.value("gangwatch_collector_success", collector="nvml") == 1
     finally:
         node.stop()
-    running.until(lambda: not nvml.is_initialized(), "the driver is let go")
+    running.until(lambda: not nvml.is_initialized(), "the driver is released")

@@ -1,4 +1,4 @@
-"""Who computes on a GPU, and how much of it each process has for itself."""
+"""Processes on a GPU, and each one's share of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 1 << 30
 PREFIX = "gangwatch_gpu_process_"
 
 
-def test_processes_that_take_turns_have_each_their_own_share(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_processes_that_share_a_gpu_have_separate_shares(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.add_process(0, 4711, 30 * GIB, sm_percent=61, memory_percent=20)
     nvml.add_process(0, 4712, 10 * GIB, sm_percent=33, memory_percent=5)
     nvml.add_process(0, 4713, 1 * GIB)
@@ -37,7 +37,7 @@ def test_processes_that_take_turns_have_each_their_own_share(nvml_library: Path,
         assert {gpu.uuid: gpu.minor for gpu in one.inventory.gpus}[uuid(1, 3)] == 3
 
 
-def test_without_shares_the_total_is_given_to_nobody(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_without_shares_the_total_is_not_assigned_to_a_process(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.add_process(0, 4711, 30 * GIB, sm_percent=61)
     nvml.add_process(0, 4712, 10 * GIB, sm_percent=33)
     nvml.set_call("nvmlDeviceGetProcessUtilization", NOT_SUPPORTED)
@@ -49,7 +49,7 @@ def test_without_shares_the_total_is_given_to_nobody(nvml_library: Path, nvml: F
         }
 
 
-def test_a_process_that_comes_or_goes_has_series_or_none(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_series_follow_starting_and_ending_processes(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.add_process(0, 4711, GIB, sm_percent=10)
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -68,7 +68,7 @@ def test_a_process_that_comes_or_goes_has_series_or_none(nvml_library: Path, nvm
 
 
 def test_an_impossible_share_is_absent(nvml_library: Path, nvml: FakeNvml) -> None:
-    """Drivers have given thousands of percent for a process that just began."""
+    """Some drivers have reported thousands of percent for a process that just started."""
     nvml.add_process(0, 4711, GIB, sm_percent=4000, memory_percent=12)
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -78,7 +78,7 @@ def test_an_impossible_share_is_absent(nvml_library: Path, nvml: FakeNvml) -> No
         assert gauge(block, f"{PREFIX}memory_utilization_ratio", **labels) == 0.12
 
 
-def test_processes_of_mig_instances_are_theirs(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_processes_of_mig_instances_belong_to_their_instance(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.reset("h100-mig")
     nvml.add_process(0, 4711, GIB, gpu_instance=1)
     nvml.add_process(0, 4712, 2 * GIB, gpu_instance=3)
@@ -92,7 +92,9 @@ def test_processes_of_mig_instances_are_theirs(nvml_library: Path, nvml: FakeNvm
         assert GpuProcess(4712, uuid(4, 0), migs[3]) in one.inventory.processes
 
 
-def test_a_crowd_is_bounded_and_counted(nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_processes_is_limited_and_the_rest_is_counted(
+    nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpu_processes, "MOST_PROCESSES", 5)
     for number in range(60):
         nvml.add_process(0, 5000 + number, (number + 1) * GIB)
@@ -102,11 +104,11 @@ def test_a_crowd_is_bounded_and_counted(nvml_library: Path, nvml: FakeNvml, monk
         assert gauge(block, "gangwatch_gpu_processes", gpu=uuid(1, 0)) == 60
         assert gauge(block, "gangwatch_gpu_processes_not_shown", gpu=uuid(1, 0)) == 55
         shown = {dict(column.labels)["pid"] for column in block.gauge_columns[2:]}
-        assert shown == {"5055", "5056", "5057", "5058", "5059"}, "those of most memory"
+        assert shown == {"5055", "5056", "5057", "5058", "5059"}, "the processes with the most memory are kept"
 
 
-def test_resource_claims_find_the_instance_that_they_name(nvml_library: Path, nvml: FakeNvml) -> None:
-    """A claim names an instance by its profile's number and its place in memory, which the driver tells root."""
+def test_resource_claims_are_matched_to_their_instance(nvml_library: Path, nvml: FakeNvml) -> None:
+    """A claim names an instance by its profile number and memory placement; the driver gives both only to root."""
     nvml.reset("h100-mig")
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -120,4 +122,6 @@ def test_resource_claims_find_the_instance_that_they_name(nvml_library: Path, nv
         one.parent.collect()
         gpu = one.inventory.gpus[0]
         assert len(gpu.instances) == 7 and {mig.profile for mig in gpu.instances} == {None}
-        assert resolve_claimed(f"gpu-{gpu.minor}-mig-19-3-1", one.inventory.gpus) is None, "rather nothing than a guess"
+        assert resolve_claimed(f"gpu-{gpu.minor}-mig-19-3-1", one.inventory.gpus) is None, (
+            "no match, because it would be a guess"
+        )

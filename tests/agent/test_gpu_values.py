@@ -1,4 +1,4 @@
-"""What the drivers' numbers mean: decodings, scales, states and fallbacks, each by a value worked out by hand."""
+"""Meaning of the driver's numbers: decoding, scales, states and fallbacks, each checked with a hand-computed value."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ GPU = {"gpu": uuid(1, 0)}
 B200 = {"gpu": uuid(3, 0)}
 
 
-def test_power_is_the_mean_of_a_second_where_the_gpu_has_it(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_power_is_the_one_second_mean_if_the_gpu_has_it(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.set_field(185, 345_678, gpu=0, kind=UNSIGNED_INT)
     nvml.set_field(186, 500_000, gpu=0, kind=UNSIGNED_INT)
-    nvml.set_field(185, gpu=1, code=NOT_SUPPORTED)  # as GA100
+    nvml.set_field(185, gpu=1, code=NOT_SUPPORTED)  # like GA100
     nvml.set_field(186, 222_000, gpu=1, kind=UNSIGNED_INT)
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -38,7 +38,7 @@ def test_power_is_the_mean_of_a_second_where_the_gpu_has_it(nvml_library: Path, 
     assert gauge(second, "gangwatch_gpu_power_watts", gpu=uuid(1, 1)) == 222
 
 
-def test_the_newest_source_of_the_temperature_is_used(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_the_temperature_comes_from_the_newest_source(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.reset("b200")
     nvml.set_reading("nvmlDeviceGetTemperatureV", 61)
     nvml.set_field(308, gpu=1, code=NOT_SUPPORTED)
@@ -49,7 +49,7 @@ def test_the_newest_source_of_the_temperature_is_used(nvml_library: Path, nvml: 
     assert gauge(whole, "gangwatch_gpu_temperature_celsius", gpu=uuid(3, 1)) == 61
 
 
-def test_limits_of_the_temperature_are_margins_or_degrees(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_temperature_limits_are_margins_or_degrees(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.set_field(193, -5 & 0xFFFF_FFFF, kind=SIGNED_INT)
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -63,7 +63,7 @@ def test_limits_of_the_temperature_are_margins_or_degrees(nvml_library: Path, nv
     assert gauge(older, "gangwatch_gpu_temperature_threshold_celsius", gpu=uuid(2, 0), threshold="slowdown") == 89
 
 
-def test_throttling_is_a_state_and_a_time(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_throttling_has_a_state_and_a_duration(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.set_reading("nvmlDeviceGetCurrentClocksEventReasons", 0x8 | 0x40 | 0x400)
     nvml.set_field(270, 1_500_000_000, gpu=0)
     with machine(nvml_library, nvml) as one:
@@ -79,7 +79,7 @@ def test_throttling_is_a_state_and_a_time(nvml_library: Path, nvml: FakeNvml) ->
 
 
 @pytest.mark.parametrize("action", range(len(RECOVERY_ACTIONS)))
-def test_the_recovery_action_is_the_one_that_is_1(nvml_library: Path, nvml: FakeNvml, action: int) -> None:
+def test_exactly_the_reported_recovery_action_is_1(nvml_library: Path, nvml: FakeNvml, action: int) -> None:
     nvml.set_field(230, action, kind=UNSIGNED_INT)
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -88,7 +88,7 @@ def test_the_recovery_action_is_the_one_that_is_1(nvml_library: Path, nvml: Fake
     assert values == {name: float(number == action) for number, name in enumerate(RECOVERY_ACTIONS)}
 
 
-def test_a_pcie_link_below_its_most_is_a_share_of_it(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_a_degraded_pcie_link_has_a_ratio_below_1(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.set_reading("nvmlDeviceGetCurrPcieLinkGeneration", 1, gpu=0)
     nvml.set_reading("nvmlDeviceGetCurrPcieLinkWidth", 8, gpu=0)
     nvml.set_reading("nvmlDeviceGetCurrPcieLinkGeneration", 77, gpu=1)
@@ -106,7 +106,7 @@ def test_a_pcie_link_below_its_most_is_a_share_of_it(nvml_library: Path, nvml: F
         assert math.isnan(gauge(slow.collect(), "gangwatch_gpu_pcie_link_ratio", **GPU))
 
 
-def test_pcie_bytes_are_the_integral_of_what_profiling_measures(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_pcie_bytes_are_the_integral_of_the_profiled_rates(nvml_library: Path, nvml: FakeNvml) -> None:
     name = "gangwatch_gpu_pcie_transmit_bytes"
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -121,8 +121,8 @@ def test_pcie_bytes_are_the_integral_of_what_profiling_measures(nvml_library: Pa
         assert sent > 5e9
 
 
-def test_without_profiling_pcie_bytes_are_the_drivers_if_they_are_wide(nvml_library: Path, nvml: FakeNvml) -> None:
-    """In 32 bits they turn fourteen times a second at the speed of PCIe 5: no difference says how often."""
+def test_without_profiling_pcie_bytes_come_from_64_bit_driver_counters(nvml_library: Path, nvml: FakeNvml) -> None:
+    """A 32-bit counter wraps fourteen times a second at PCIe 5 speed, so differences are ambiguous."""
     nvml.set_call("nvmlGpmQueryDeviceSupport", NOT_SUPPORTED)
     nvml.set_field(197, 7 << 40, gpu=1, kind=UNSIGNED_LONG_LONG)
     with machine(nvml_library, nvml) as one:
@@ -155,7 +155,7 @@ def test_bit_error_ratios_of_nvlink_5(nvml_library: Path, nvml: FakeNvml) -> Non
     assert gauge(block, ratio, **B200, link="3", stage="raw") == pytest.approx(5e-9)
 
 
-def test_a_link_that_does_not_answer_costs_itself(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_a_failing_link_affects_only_its_own_series(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.set_field(138, gpu=0, scope=7, code=TIMEOUT)
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -165,7 +165,7 @@ def test_a_link_that_does_not_answer_costs_itself(nvml_library: Path, nvml: Fake
     assert counter(block, sent, **GPU, link="6") is not None
 
 
-def test_errors_of_all_links_are_summed_by_kind_unless_a_link_is_silent(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_link_errors_are_summed_by_kind_unless_a_link_is_missing(nvml_library: Path, nvml: FakeNvml) -> None:
     summed = "gangwatch_gpu_nvlink_errors_total"
     for link in range(18):
         nvml.set_field(161, 100 + link, gpu=0, scope=link)
@@ -181,9 +181,7 @@ def test_errors_of_all_links_are_summed_by_kind_unless_a_link_is_silent(nvml_lib
         assert recoveries is not None and counter(block, summed, **GPU, kind="recovery") >= recoveries
 
 
-def test_what_links_carried_is_a_matter_of_seconds_where_nothing_better_is_told(
-    nvml_library: Path, nvml: FakeNvml
-) -> None:
+def test_link_bytes_fall_back_to_the_integral_of_rates(nvml_library: Path, nvml: FakeNvml) -> None:
     data, raw = "gangwatch_nvlink_transmit_bytes_total", "gangwatch_nvlink_transmit_raw_bytes_total"
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -208,7 +206,7 @@ def test_what_links_carried_is_a_matter_of_seconds_where_nothing_better_is_told(
         (0, set(), math.nan),
     ],
 )  # fmt: skip
-def test_the_fabrics_health_mask(
+def test_the_fabric_health_mask_is_decoded(
     nvml_library: Path, nvml: FakeNvml, mask: int, faults: set[str], misconfiguration: float
 ) -> None:
     nvml.set_reading("nvmlDeviceGetGpuFabricInfoV", mask)
@@ -221,12 +219,12 @@ def test_the_fabrics_health_mask(
         if column.metric == "gangwatch_fabric_fault"
     }
     assert {aspect for aspect, value in told.items() if value == 1} == faults
-    assert all(math.isnan(value) for value in told.values()) is (mask == 0), "0 is not told, which is not well"
+    assert all(math.isnan(value) for value in told.values()) is (mask == 0), "0 means unknown, not healthy"
     told_misconfiguration = gauge(block, "gangwatch_fabric_misconfiguration", **GPU)
     assert told_misconfiguration == misconfiguration or math.isnan(misconfiguration)
 
 
-def test_the_fabrics_summary_is_of_newer_drivers_only(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_only_newer_drivers_have_the_fabric_summary(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         older = one.member("gpu-slow").collect()
@@ -239,7 +237,7 @@ def test_the_fabrics_summary_is_of_newer_drivers_only(nvml_library: Path, nvml: 
     assert gauge(limited, "gangwatch_fabric_health", gpu=uuid(3, 6), health="limited_capacity") == 1
 
 
-def test_bridged_gpus_are_each_others_remote_end(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_bridged_gpus_are_remote_ends_of_each_other(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.reset("a100-bridge")
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -247,7 +245,7 @@ def test_bridged_gpus_are_each_others_remote_end(nvml_library: Path, nvml: FakeN
         block = topology.collect()
         asked = nvml.asked("nvmlDeviceGetNvLinkRemotePciInfo_v2", 0)
         assert topology.collect() is block
-        assert nvml.asked("nvmlDeviceGetNvLinkRemotePciInfo_v2", 0) == asked, "asked once"
+        assert nvml.asked("nvmlDeviceGetNvLinkRemotePciInfo_v2", 0) == asked, "requested once"
     first, second = uuid(6, 0), uuid(6, 1)
     link = {"link": "3", "remote": second, "remote_kind": "gpu", "remote_link": "3", "version": "3.0"}
     assert gauge(block, "gangwatch_nvlink_info", gpu=first, **link) == 1
@@ -255,7 +253,7 @@ def test_bridged_gpus_are_each_others_remote_end(nvml_library: Path, nvml: FakeN
     assert gauge(block, "gangwatch_gpu_numa_node", gpu=second) == 1
 
 
-def test_utilization_between_fetches_is_the_drivers_own_samples(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_utilization_comes_from_the_samples_of_the_driver(nvml_library: Path, nvml: FakeNvml) -> None:
     window = "gangwatch_gpu_utilization_window_ratio"
 
     def asked() -> int:
@@ -264,7 +262,9 @@ def test_utilization_between_fetches_is_the_drivers_own_samples(nvml_library: Pa
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         fast = one.member("gpu")
-        assert math.isnan(gauge(fast.collect(), window, **GPU, statistic="mean")), "what was before us is not ours"
+        assert math.isnan(gauge(fast.collect(), window, **GPU, statistic="mean")), (
+            "samples from before the start are not used"
+        )
         one.advance(1.0)
         block = fast.collect()
         low, mean, high = (gauge(block, window, **GPU, statistic=name) for name in ("min", "mean", "max"))
@@ -273,7 +273,7 @@ def test_utilization_between_fetches_is_the_drivers_own_samples(nvml_library: Pa
         for _ in range(FETCH_RUNS - 1):
             one.advance(1.0)
             assert gauge(fast.collect(), window, **GPU, statistic="mean") == mean
-        assert asked() == before, "the window stands until the samples are fetched again"
+        assert asked() == before, "the window stays until the samples are fetched again"
         one.advance(1.0)
         assert gauge(fast.collect(), window, **GPU, statistic="mean") != mean
         assert asked() == before + 1
@@ -282,7 +282,7 @@ def test_utilization_between_fetches_is_the_drivers_own_samples(nvml_library: Pa
         assert math.isnan(told), "no new samples"
 
 
-def test_mig_instances_are_each_as_busy_as_they_are(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_mig_instances_have_separate_utilization(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.reset("h100-mig")
     with machine(nvml_library, nvml) as one:
         one.parent.collect()

@@ -13,7 +13,7 @@ from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.fakes.sysfs.tree import build
 
 
-def test_every_value(tmp_path: Path) -> None:
+def test_every_value_equals_the_golden_file(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2)
     interface = tmp_path / "class" / "net" / "rail1"
     (interface / "operstate").write_text("down\n")
