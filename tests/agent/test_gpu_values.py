@@ -181,7 +181,7 @@ def test_link_errors_are_summed_by_kind_unless_a_link_is_missing(nvml_library: P
         assert recoveries is not None and counter(block, summed, **GPU, kind="recovery") >= recoveries
 
 
-def test_link_bytes_fall_back_to_the_integral_of_rates(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_raw_link_totals_are_in_the_fast_tier_if_there_is_nothing_better(nvml_library: Path, nvml: FakeNvml) -> None:
     data, raw = "gangwatch_nvlink_transmit_bytes_total", "gangwatch_nvlink_transmit_raw_bytes_total"
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
@@ -213,15 +213,15 @@ def test_the_fabric_health_mask_is_decoded(
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         block = one.member("gpu-slow").collect()
-    told = {
+    values = {
         dict(column.labels)["aspect"]: value
         for column, value in zip(block.gauge_columns, block.gauges.tolist(), strict=True)
         if column.metric == "gangwatch_fabric_fault"
     }
-    assert {aspect for aspect, value in told.items() if value == 1} == faults
-    assert all(math.isnan(value) for value in told.values()) is (mask == 0), "0 means unknown, not healthy"
-    told_misconfiguration = gauge(block, "gangwatch_fabric_misconfiguration", **GPU)
-    assert told_misconfiguration == misconfiguration or math.isnan(misconfiguration)
+    assert {aspect for aspect, value in values.items() if value == 1} == faults
+    assert all(math.isnan(value) for value in values.values()) is (mask == 0), "0 means unknown, not healthy"
+    found = gauge(block, "gangwatch_fabric_misconfiguration", **GPU)
+    assert found == misconfiguration or math.isnan(misconfiguration)
 
 
 def test_only_newer_drivers_have_the_fabric_summary(nvml_library: Path, nvml: FakeNvml) -> None:
@@ -278,8 +278,8 @@ def test_utilization_comes_from_the_samples_of_the_driver(nvml_library: Path, nv
         assert gauge(fast.collect(), window, **GPU, statistic="mean") != mean
         assert asked() == before + 1
         for _ in range(FETCH_RUNS):
-            told = gauge(fast.collect(), window, **GPU, statistic="max")
-        assert math.isnan(told), "no new samples"
+            newest = gauge(fast.collect(), window, **GPU, statistic="max")
+        assert math.isnan(newest), "no new samples"
 
 
 def test_mig_instances_have_separate_utilization(nvml_library: Path, nvml: FakeNvml) -> None:

@@ -1,4 +1,4 @@
-"""The host's collectors on recorded and written files, and on this machine."""
+"""Host collectors on recorded and written files, and on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent.sources.proc.proc import (
 from tests import needs
 from tests.agent.catalogued import assert_catalogued, counter, gauge
 
-# Linux 6.1, two processors; written by hand from the documented forms.
+# Linux 6.1 with two processors; written by hand in the documented formats.
 STAT = b"""cpu  301854 612 111922 8979004 3552 2 3944 10 44 36
 cpu0 150000 312 55922 4489502 1776 1 1944 5 22 18
 cpu1 151854 300 56000 4489502 1776 1 2000 5 22 18
@@ -84,7 +84,7 @@ def devices_of(roots: tuple[Path, Path]) -> HostDeviceCollector:
     return HostDeviceCollector(str(roots[0]), str(roots[1]))
 
 
-def test_every_value_of_the_files(roots: tuple[Path, Path]) -> None:
+def test_every_host_value_is_collected(roots: tuple[Path, Path]) -> None:
     collector = collector_of(roots)
     block = collector.collect()
     assert_catalogued(block)
@@ -101,9 +101,9 @@ def test_every_value_of_the_files(roots: tuple[Path, Path]) -> None:
         "gangwatch_host_pressure_stalled_seconds_total",
     )
     assert counter(block, waiting, resource="cpu") == 15_000
-    assert counter(block, stalled, resource="cpu") is None, "a kernel that does not tell it: absent, not zero"
+    assert counter(block, stalled, resource="cpu") is None, "absent, not zero, if the kernel does not report it"
     assert counter(block, stalled, resource="memory") == 25_000
-    assert counter(block, waiting, resource="io") is None, "there is no such file"
+    assert counter(block, waiting, resource="io") is None, "no such file"
     assert counter(block, "gangwatch_host_context_switches_total") == 38014093
     assert gauge(block, "gangwatch_host_processes_running") == 3
     assert gauge(block, "gangwatch_host_processes_blocked") == 1
@@ -112,7 +112,7 @@ def test_every_value_of_the_files(roots: tuple[Path, Path]) -> None:
     collector.close()
 
 
-def test_every_value_of_the_devices(roots: tuple[Path, Path]) -> None:
+def test_every_device_value_is_collected(roots: tuple[Path, Path]) -> None:
     collector = devices_of(roots)
     block = collector.collect()
     assert_catalogued(block)
@@ -129,11 +129,11 @@ def test_every_value_of_the_devices(roots: tuple[Path, Path]) -> None:
     assert counter(block, "gangwatch_host_network_receive_errors_total", device="eth0") == 7
     assert counter(block, "gangwatch_host_network_transmit_errors_total", device="eth0") == 9
     devices = {dict(column.labels).get("device") for column in block.counter_columns}
-    assert devices == {"nvme0n1", "sda", "lo", "eth0"}, "no partition, loop device or pod's interface"
+    assert devices == {"nvme0n1", "sda", "lo", "eth0"}, "no partition, no loop device, no interface of a pod"
     collector.close()
 
 
-def test_the_block_is_the_same_until_a_device_comes(roots: tuple[Path, Path]) -> None:
+def test_the_block_stays_the_same_until_a_device_is_added(roots: tuple[Path, Path]) -> None:
     proc, sys = roots
     collector = devices_of(roots)
     first = collector.collect()
@@ -148,7 +148,7 @@ def test_the_block_is_the_same_until_a_device_comes(roots: tuple[Path, Path]) ->
     collector.close()
 
 
-def test_idle_time_that_steps_back_does_not_make_a_counter_fall(roots: tuple[Path, Path]) -> None:
+def test_decreasing_idle_time_does_not_decrease_a_counter(roots: tuple[Path, Path]) -> None:
     collector = collector_of(roots)
     collector.collect()
     (roots[0] / "stat").write_bytes(STAT.replace(b"8979004 3552", b"8979001 3550"))
@@ -158,7 +158,7 @@ def test_idle_time_that_steps_back_does_not_make_a_counter_fall(roots: tuple[Pat
     collector.close()
 
 
-def test_busy_milliseconds_wrap_at_32_bits_and_a_new_disk_begins_anew(roots: tuple[Path, Path]) -> None:
+def test_busy_milliseconds_wrap_at_32_bits_and_restart_for_a_new_disk(roots: tuple[Path, Path]) -> None:
     def busy(io_ms: int) -> int | None:
         (roots[0] / "diskstats").write_bytes(b"8 0 sda 0 0 0 0 0 0 0 0 0 %d 0\n" % io_ms)
         return counter(collector.collect(), "gangwatch_host_disk_io_time_seconds_total", device="sda")
@@ -167,11 +167,11 @@ def test_busy_milliseconds_wrap_at_32_bits_and_a_new_disk_begins_anew(roots: tup
     assert busy(2**32 - 10) == (2**32 - 10) * 10**6
     assert busy(5) == (2**32 + 5) * 10**6
     assert busy(7) == (2**32 + 7) * 10**6
-    assert busy(3) == 3 * 10**6, "a fall that is no wrap is another disk of that name"
+    assert busy(3) == 3 * 10**6, "a decrease that is no wrap means another disk of that name"
     collector.close()
 
 
-def test_an_old_kernel_tells_less(roots: tuple[Path, Path]) -> None:
+def test_columns_that_an_old_kernel_lacks_are_absent(roots: tuple[Path, Path]) -> None:
     (roots[0] / "vmstat").write_bytes(b"nr_free_pages 1\npgmajfault 175\n")
     (roots[0] / "stat").write_bytes(STAT.split(b"intr")[0])
     collector = collector_of(roots)
@@ -184,7 +184,7 @@ def test_an_old_kernel_tells_less(roots: tuple[Path, Path]) -> None:
     collector.close()
 
 
-def test_one_broken_file_takes_only_its_own_columns(roots: tuple[Path, Path]) -> None:
+def test_a_broken_file_affects_only_its_own_columns(roots: tuple[Path, Path]) -> None:
     collector = collector_of(roots)
     collector.collect()
     (roots[0] / "meminfo").write_bytes(b"nonsense")
@@ -194,7 +194,7 @@ def test_one_broken_file_takes_only_its_own_columns(roots: tuple[Path, Path]) ->
     collector.close()
 
 
-def test_a_machine_without_any_of_the_files_is_a_failure_that_names_one(tmp_path: Path) -> None:
+def test_the_error_names_a_file_if_all_are_missing(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=str(tmp_path / "stat")):
         HostCollector(str(tmp_path)).collect()
     with pytest.raises(SourceError, match=str(tmp_path / "diskstats")):
@@ -205,11 +205,11 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_descriptors_are_given_back(roots: tuple[Path, Path]) -> None:
+def test_close_closes_all_descriptors(roots: tuple[Path, Path]) -> None:
     for collector in (collector_of(roots), devices_of(roots)):
         before = descriptors()
         collector.collect()
-        assert descriptors() > before, "they are kept between runs"
+        assert descriptors() > before, "descriptors stay open between runs"
         collector.close()
         assert descriptors() == before
 

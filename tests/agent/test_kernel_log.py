@@ -1,4 +1,4 @@
-"""The kernel's log: its messages, its records, and the events that become of them."""
+"""The kernel log: its messages, its records, and the events made from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import needs
 from tests.agent.catalogued import assert_catalogued, counter
 from tests.fakes.sysfs.tree import build
 
-# Wordings from the kernel's and the drivers' sources and from logs that people have published.
+# Messages from the sources of the kernel and drivers, and from published logs.
 MESSAGES = [
     ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1122, GPU has fallen off the bus.", "xid", "0000:3b:00.0", {"code": "79"}),
     ("NVRM: Xid (PCI:0000:03:00): 145, RLW_SRC_TRACK Nonfatal XC0 i0 Link 00", "xid", "0000:03:00.0", {"code": "145"}),
@@ -106,7 +106,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("text", "kind", "entity", "detail"), MESSAGES)
-def test_messages(text: str, kind: str, entity: str, detail: dict[str, str]) -> None:
+def test_messages_are_recognised(text: str, kind: str, entity: str, detail: dict[str, str]) -> None:
     event = parse_message(text)
     assert event is not None
     assert (event.kind, event.entity) == (kind, entity)
@@ -131,7 +131,7 @@ def test_every_kind_has_an_example() -> None:
         "somebody said: Out of memory: Killed process 1 (init)",
     ],
 )
-def test_messages_of_no_interest(text: str) -> None:
+def test_other_messages_are_ignored(text: str) -> None:
     assert parse_message(text) is None
 
 
@@ -145,7 +145,7 @@ def test_records() -> None:
             parse_record(line)
 
 
-def test_a_recorded_log_is_followed_in_pieces(tmp_path: Path) -> None:
+def test_a_recorded_log_is_read_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_bytes(b"6,10,1,-;first\n SUBSYSTEM=pci\n DEVICE=+pci:0000:00:00.0\n6,11,2,-;sec")
     log = KernelLog(str(path))
@@ -172,7 +172,7 @@ def test_events_and_counts(tmp_path: Path, ledger: XidLedger) -> None:
     block = collector.collect()
     assert_catalogued(block)
     kinds = "gangwatch_kernel_log_events_total"
-    assert counter(block, kinds, kind="nic_link") == 0, "what the log remembers is no event of this agent's time"
+    assert counter(block, kinds, kind="nic_link") == 0, "messages from before the agent started are not events"
     before = collector.take_records()
     assert [record for record in before if isinstance(record, EventRecord)] == before
     assert [(record.kind, record.entity, record.time_ns) for record in before if isinstance(record, EventRecord)] == [
@@ -192,7 +192,7 @@ def test_events_and_counts(tmp_path: Path, ledger: XidLedger) -> None:
     collector.collect()
     assert counter(block, kinds, kind="nic_link") == 1
     assert counter(block, kinds, kind="xid") == 1
-    assert ledger.take_records() == [], "the driver told of it already"
+    assert ledger.take_records() == [], "the driver has already reported it"
     (event,) = collector.take_records()
     assert isinstance(event, EventRecord) and "before_start" not in event.detail
     assert collector.take_records() == []
@@ -208,7 +208,7 @@ def test_a_process_cannot_forge_a_kernel_message(tmp_path: Path, ledger: XidLedg
     collector.close()
 
 
-def test_a_flood_is_read_in_turns(tmp_path: Path, ledger: XidLedger) -> None:
+def test_a_flood_of_messages_is_read_in_limited_pieces(tmp_path: Path, ledger: XidLedger) -> None:
     path = tmp_path / "kmsg"
     clock = ManualClock()
     path.write_text("".join(f"4,{number},1,-;nfs: server filer OK\n" for number in range(3 * MOST_A_RUN)))
@@ -220,16 +220,16 @@ def test_a_flood_is_read_in_turns(tmp_path: Path, ledger: XidLedger) -> None:
         runs += 1
         assert runs < 10
     assert runs >= 2
-    assert len(collector.take_records()) == 1024, "memory is bounded"
+    assert len(collector.take_records()) == 1024, "memory use is limited"
     collector.close()
 
 
-def test_no_log(tmp_path: Path) -> None:
+def test_a_missing_log_is_unsupported(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="absent"):
         KernelLogCollector(str(tmp_path / "absent"))
 
 
-def test_this_machines_log(ledger: XidLedger) -> None:
+def test_the_log_of_this_machine_is_read(ledger: XidLedger) -> None:
     try:
         collector = KernelLogCollector(xids=ledger)
     except UnsupportedError as error:
@@ -241,7 +241,7 @@ def test_this_machines_log(ledger: XidLedger) -> None:
     collector.close()
 
 
-def test_a_message_written_to_this_machines_log_is_read_and_not_believed() -> None:
+def test_a_message_from_user_space_is_read_and_not_trusted() -> None:
     try:
         log = KernelLog("/dev/kmsg")
     except UnsupportedError as error:
@@ -250,7 +250,7 @@ def test_a_message_written_to_this_machines_log_is_read_and_not_believed() -> No
     while log.read(MOST_A_RUN):
         pass
     with Path("/dev/kmsg").open("wb", buffering=0) as kernel:
-        # Not the driver's words at the beginning: others on this machine may read its log too.
+        # The text does not start like a driver message, because other programs may read this machine's log too.
         kernel.write(b"<4>gangwatch test: NVRM: Xid (PCI:0000:1b:00): 79\n")
     (record,) = (one for one in log.read(MOST_A_RUN) if "gangwatch test" in one.text)
     assert record.text == "gangwatch test: NVRM: Xid (PCI:0000:1b:00): 79"

@@ -1,4 +1,4 @@
-"""The kubelet's socket: our client against gRPC's server, our reading against Google's writing and against anything."""
+"""The kubelet's socket: the client against gRPC's server, the parser against Google's encoder and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def client(fake: FakeKubelet) -> Kubelet:
     return Kubelet(fake.path, 10.0)
 
 
-def test_what_the_kubelet_lists_is_what_we_read(client: Kubelet) -> None:
+def test_the_client_reads_what_the_kubelet_lists(client: Kubelet) -> None:
     assert client.list() == PODS
-    assert client.list() is client.list(), "an answer that is the same is not read again"
+    assert client.list() is client.list(), "an identical response is not parsed again"
 
 
-def test_allocatable_devices_and_one_pod(client: Kubelet, fake: FakeKubelet) -> None:
+def test_allocatable_devices_and_one_pod_are_read(client: Kubelet, fake: FakeKubelet) -> None:
     fake.allocatable = [("nvidia.com/gpu", f"{GPU}::{replica}") for replica in range(3)]
     assert client.allocatable() == tuple(fake.allocatable)
     assert client.get("inference", "slice") == PODS[1]
@@ -81,7 +81,7 @@ def test_allocatable_devices_and_one_pod(client: Kubelet, fake: FakeKubelet) -> 
         client.get("inference", "x" * 254)
 
 
-def test_the_list_grows_to_megabytes_and_is_read_and_no_further(client: Kubelet, fake: FakeKubelet) -> None:
+def test_a_list_of_megabytes_is_read_up_to_the_limit(client: Kubelet, fake: FakeKubelet) -> None:
     long = "x" * 10_000
     fake.pods = [Pod("n", f"p{number}", (Container(long, (("nvidia.com/gpu", GPU),)),)) for number in range(1000)]
     assert client.list() == tuple(fake.pods)
@@ -93,17 +93,17 @@ def test_the_list_grows_to_megabytes_and_is_read_and_no_further(client: Kubelet,
     assert client.list() == ()
 
 
-def test_a_kubelet_that_hangs_costs_the_deadline(fake: FakeKubelet) -> None:
+def test_a_hung_kubelet_ends_in_a_deadline_error(fake: FakeKubelet) -> None:
     client = Kubelet(fake.path, 0.2)
     fake.hanging.set()
-    # Who notices first, it or we, differs from run to run.
+    # Either the server or the client may notice the deadline first.
     with pytest.raises(SourceError, match=r"no response within 0.2 s|deadline exceeded"):
         client.list()
     fake.hanging.clear()
     assert Kubelet(fake.path, 10.0).list() == PODS
 
 
-def test_a_kubelet_that_restarts_is_asked_again(client: Kubelet, fake: FakeKubelet) -> None:
+def test_the_client_reconnects_to_a_restarted_kubelet(client: Kubelet, fake: FakeKubelet) -> None:
     assert client.list() == PODS
     fake.stop()
     with pytest.raises(SourceError, match=r"kubelet.sock: List: "):
@@ -112,7 +112,7 @@ def test_a_kubelet_that_restarts_is_asked_again(client: Kubelet, fake: FakeKubel
     assert client.list() == PODS
 
 
-def test_no_socket_and_one_that_nobody_listens_on(tmp_path: Path) -> None:
+def test_a_missing_socket_and_a_socket_without_a_listener_are_errors(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="No such file"):
         Kubelet(f"{tmp_path}/none.sock").list()
     with pytest.raises(SourceError, match="path too long"):
@@ -127,13 +127,15 @@ def test_no_socket_and_one_that_nobody_listens_on(tmp_path: Path) -> None:
         (grpc.StatusCode.UNAUTHENTICATED, "status 16"),
     ],
 )
-def test_a_refusal_says_why(client: Kubelet, fake: FakeKubelet, code: grpc.StatusCode, text: str) -> None:
+def test_the_error_contains_the_status_of_the_kubelet(
+    client: Kubelet, fake: FakeKubelet, code: grpc.StatusCode, text: str
+) -> None:
     fake.failure = (code, "we said: 50 % no")
     with pytest.raises(SourceError, match=f"{text}.*we said: 50 % no"):
         client.list()
 
 
-def test_a_method_that_the_kubelet_does_not_have_is_unsupported(client: Kubelet, fake: FakeKubelet) -> None:
+def test_a_method_missing_in_the_kubelet_is_unsupported(client: Kubelet, fake: FakeKubelet) -> None:
     fake.failure = (grpc.StatusCode.UNIMPLEMENTED, "PodResources API Get method disabled")
     with pytest.raises(UnsupportedError, match="disabled"):
         client.get("a", "b")
@@ -142,7 +144,7 @@ def test_a_method_that_the_kubelet_does_not_have_is_unsupported(client: Kubelet,
         client._call("ListEverything")
 
 
-def test_rubbish_is_refused_and_the_next_answer_read(client: Kubelet, fake: FakeKubelet) -> None:
+def test_an_invalid_response_is_rejected_and_the_next_is_read(client: Kubelet, fake: FakeKubelet) -> None:
     for rubbish in (b"\xff" * 50, b"\x0a\xff", b"\x0b\x0c", b"\x08"):
         fake.rubbish = rubbish
         with pytest.raises(SourceError, match="protocol buffer"):
@@ -151,11 +153,11 @@ def test_rubbish_is_refused_and_the_next_answer_read(client: Kubelet, fake: Fake
     assert client.list() == PODS
 
 
-def test_what_speaks_no_http2_is_an_error_and_no_more(tmp_path: Path) -> None:
+def test_a_server_without_http2_is_an_error(tmp_path: Path) -> None:
     path = f"{tmp_path}/odd.sock"
     random.seed(3)
     answers = [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(9), *(random.randbytes(200) for _ in range(20))]
-    # A settings frame, and then anything.
+    # A settings frame, then arbitrary bytes.
     answers += [b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + random.randbytes(60) for _ in range(20)]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -163,7 +165,7 @@ def test_what_speaks_no_http2_is_an_error_and_no_more(tmp_path: Path) -> None:
 
         def serve() -> None:
             for answer in answers:
-                # What can't be read any further is left unread: then the other end is closed before this one.
+                # The client does not read further after an error and closes its end first.
                 with listener.accept()[0] as connection, contextlib.suppress(ConnectionError):
                     connection.sendall(answer)
                     connection.shutdown(socket.SHUT_WR)
@@ -204,14 +206,14 @@ pods = st.lists(
 
 
 @given(pods)
-def test_what_google_writes_we_read(written: tuple[Pod, ...]) -> None:
+def test_messages_of_googles_encoder_are_read(written: tuple[Pod, ...]) -> None:
     assert parse_list(encode_list(written)) == written
 
 
 @given(st.binary(max_size=300))
 @example(b"\x0a" * 300)
 @example(b"\x80" * 300)
-def test_no_octets_crash_or_hang_the_reading(data: bytes) -> None:
+def test_arbitrary_bytes_cause_no_crash_and_no_hang(data: bytes) -> None:
     for parse in (parse_list, parse_allocatable):
         try:
             parse(data)
@@ -220,8 +222,8 @@ def test_no_octets_crash_or_hang_the_reading(data: bytes) -> None:
 
 
 @given(pods, st.data())
-def test_a_damaged_answer_is_refused_or_read_as_far_as_it_says(written: tuple[Pod, ...], data: st.DataObject) -> None:
-    """Cut short inside a field it is refused; with a changed octet it is some answer, and never an accident."""
+def test_a_damaged_response_is_rejected_or_parsed(written: tuple[Pod, ...], data: st.DataObject) -> None:
+    """Reject a message cut inside a field; a changed byte gives a valid response or an error, never a crash."""
     whole = encode_list(written)
     if not whole:
         return
@@ -254,7 +256,7 @@ def test_a_damaged_answer_is_refused_or_read_as_far_as_it_says(written: tuple[Po
         (b"\x0a\x03\x0a\x01\xff", "not UTF-8"),
     ],
 )
-def test_what_does_not_add_up_is_refused(data: bytes, why: str) -> None:
+def test_inconsistent_messages_are_rejected(data: bytes, why: str) -> None:
     with pytest.raises(SourceError, match=why):
         parse_list(data)
 
@@ -265,6 +267,6 @@ def test_fields_of_later_kubelets_are_skipped() -> None:
     assert parse_list(later) == PODS[:1]
 
 
-def test_more_devices_than_any_node_has_are_refused() -> None:
+def test_too_many_devices_are_rejected() -> None:
     with pytest.raises(SourceError, match="devices"):
         parse_list(b"\x0a\x00" * (MAX_DEVICES + 1))

@@ -1,4 +1,4 @@
-"""Lanes: who shares a thread, who comes and goes, and what a call that does not return costs the others."""
+"""Lanes: collectors that share a thread, changing members, and the effect of a hung call on the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INTERVAL = 0.05
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., Node]]:
-    """Starts nodes of the given collectors, and stops them at the end."""
+    """Yield a function that starts a node with the given collectors; stop these nodes at the end."""
     nodes: list[Node] = []
 
     def start(*collectors: ScriptedCollector) -> Node:
@@ -50,7 +50,7 @@ def success(node: Node, name: str) -> float | int | None:
     return shown(node, "gangwatch_collector_success", collector=name)
 
 
-def test_a_lane_is_one_thread_and_each_keeps_its_interval(started: Callable[..., Node]) -> None:
+def test_collectors_of_a_lane_share_a_thread_and_keep_their_intervals(started: Callable[..., Node]) -> None:
     fast = ScriptedCollector("fast", lane="one", interval_seconds=INTERVAL)
     slow = device("slow", lane="one", interval_seconds=10 * INTERVAL)
     alone = device("alone", interval_seconds=INTERVAL)
@@ -58,26 +58,26 @@ def test_a_lane_is_one_thread_and_each_keeps_its_interval(started: Callable[...,
     wait_until(lambda: slow.runs >= 3)
     assert fast.threads == slow.threads and len(fast.threads) == 1
     assert fast.threads.isdisjoint(alone.threads)
-    # The first runs of both come within the first frame; after that it is ten to one, give or take a missed tick.
+    # Both run within the first frame; after that the ratio is ten to one, apart from missed ticks.
     assert fast.runs > 2 * slow.runs
 
 
-def test_a_phase_spreads_collectors_of_one_lane() -> None:
+def test_phases_spread_the_collectors_of_a_lane() -> None:
     from agent.runner import Runner
 
     clock = ManualClock(monotonic_ns=7_000_000_000)
     runners = []
     for position in range(4):
-        told = ScriptedCollector(str(position), lane="gpus")
-        told.phase = position / 4  # type: ignore[attr-defined]
-        runner = Runner(told, clock)
+        collector = ScriptedCollector(str(position), lane="gpus")
+        collector.phase = position / 4  # type: ignore[attr-defined]
+        runner = Runner(collector, clock)
         runner.schedule(7_000_000_000, 0, 1_000_000_000)
         runners.append(runner)
     assert [one.due_ns - 7_000_000_000 for one in runners] == [0, 250_000_000, 500_000_000, 750_000_000]
     clock.advance(3.6)
     for one in runners:
         one.run_once()
-    # Absolute: where a run was late, the next is due at its instant all the same.
+    # Schedules are absolute: a late run does not move the next one.
     assert [one.due_ns - 7_000_000_000 for one in runners] == [
         4_000_000_000,
         4_250_000_000,
@@ -86,12 +86,12 @@ def test_a_phase_spreads_collectors_of_one_lane() -> None:
     ]
 
 
-def test_a_slow_collector_runs_at_once_and_then_at_its_own_place() -> None:
+def test_a_slow_collector_runs_at_once_and_then_at_its_phase() -> None:
     from agent.runner import Runner
 
     clock = ManualClock()
-    told = ScriptedCollector(interval_seconds=10.0)
-    runner = Runner(told, clock)
+    collector = ScriptedCollector(interval_seconds=10.0)
+    runner = Runner(collector, clock)
     runner.schedule(0, 4_200_000_000, 1_000_000_000)
     assert runner.due_ns == 200_000_000
     clock.advance(0.25)
@@ -105,7 +105,7 @@ def test_a_slow_collector_runs_at_once_and_then_at_its_own_place() -> None:
 # --- stuck -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_lanes_others_go_on_and_the_stuck_one_comes_back(started: Callable[..., Node]) -> None:
+def test_other_collectors_of_the_lane_continue_and_the_stuck_one_returns(started: Callable[..., Node]) -> None:
     hang = Hang()
     stuck = ScriptedCollector("stuck", hang.act, lane="driver", interval_seconds=INTERVAL)
     other = device("other", lane="driver", interval_seconds=INTERVAL)
@@ -119,19 +119,19 @@ def test_the_lanes_others_go_on_and_the_stuck_one_comes_back(started: Callable[.
         assert shown(node, "gangwatch_collector_stuck", collector="stuck") == 1
         assert shown(node, "gangwatch_collector_stuck", collector="other") == 0
         assert shown(node, "gangwatch_agent_threads_abandoned") == 1
-        assert shown(node, COUNTER.metric, device="sda") is None, "what is stuck is absent"
+        assert shown(node, COUNTER.metric, device="sda") is None, "the stuck collector's series are absent"
         assert len(other.threads) == 2 and stuck.runs == 2
     finally:
         hang.let_go.set()
     wait_until(lambda: stuck.runs > 4)
     wait_until(lambda: success(node, "stuck") == 1 and shown(node, "gangwatch_agent_threads_abandoned") == 0)
-    assert len(other.threads) == 2, "the lane is one thread again, the newer"
+    assert len(other.threads) == 2, "the lane has one thread again, the newer one"
     node.stop()
     assert (stuck.closed, other.closed) == (1, 1)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("n0/")]
 
 
-def test_where_all_hang_the_threads_are_bounded() -> None:
+def test_the_number_of_threads_is_limited_if_all_collectors_hang() -> None:
     from agent.runner import Runner
     from agent.worker_thread import Lane
 
@@ -140,11 +140,11 @@ def test_where_all_hang_the_threads_are_bounded() -> None:
     lane = Lane("driver", "test/driver", clock, lambda runner: None)
     every = [ScriptedCollector(str(number), hang.act, lane="driver") for number in range(MOST_ABANDONED + 3)]
     lane.start()
-    for told in every:
-        lane.add(Runner(told, clock))
+    for collector in every:
+        lane.add(Runner(collector, clock))
     try:
         for turn in range(MOST_ABANDONED + 3):
-            wait_until(lambda turn=turn: sum(told.runs for told in every) == min(turn, MOST_ABANDONED) + 1)  # type: ignore[misc]
+            wait_until(lambda turn=turn: sum(collector.runs for collector in every) == min(turn, MOST_ABANDONED) + 1)  # type: ignore[misc]
             clock.advance(10)
             lane.hand_over(clock.monotonic_ns())
         assert lane.abandoned == MOST_ABANDONED
@@ -153,11 +153,11 @@ def test_where_all_hang_the_threads_are_bounded() -> None:
     wait_until(lambda: lane.abandoned == 0)
     lane.stop()
     lane.join(clock.monotonic_ns() + 20_000_000_000)
-    assert [told.closed for told in every] == [1] * len(every)
+    assert [collector.closed for collector in every] == [1] * len(every)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("test/driver")]
 
 
-def test_what_is_stuck_alone_in_its_lane_keeps_it(started: Callable[..., Node]) -> None:
+def test_a_collector_stuck_alone_in_its_lane_keeps_its_thread(started: Callable[..., Node]) -> None:
     hang = Hang()
     stuck = ScriptedCollector("stuck", hang.act, interval_seconds=INTERVAL)
     node = started(stuck)
@@ -173,7 +173,7 @@ def test_what_is_stuck_alone_in_its_lane_keeps_it(started: Callable[..., Node]) 
 # --- members ---------------------------------------------------------------------------------------------------------
 
 
-def test_members_come_and_go_with_their_columns() -> None:
+def test_columns_follow_the_members() -> None:
     clock = ManualClock()
     finder = Finder()
     node = Node("n0", [finder, ScriptedCollector("last")], clock)
@@ -186,7 +186,7 @@ def test_members_come_and_go_with_their_columns() -> None:
     assert value(newest, COUNTER.metric, device="sda1") == 1
     before = newest[0]
     assert node.tick()[0] is before
-    # Another object of the same name: the device went and came back.
+    # Another object of the same name: the device disappeared and returned.
     finder.found = (second, again := device("sda1"))
     newest = node.tick()
     assert [tier.name for tier in newest[0].tiers] == ["node", "finder", "sdb1", "sda1", "last"]
@@ -199,21 +199,21 @@ def test_members_come_and_go_with_their_columns() -> None:
     assert (first.closed, second.closed, again.closed, finder.closed) == (1, 1, 1, 1)
 
 
-def test_a_member_may_have_members_and_all_go_with_the_parent() -> None:
+def test_nested_members_are_removed_with_their_parent() -> None:
     outer, inner, leaf = Finder("outer"), Finder("inner"), device("leaf")
     outer.found, inner.found = (inner,), (leaf,)
     node = Node("n0", [outer], ManualClock())
     assert [tier.name for tier in node.tick()[0].tiers] == ["node", "outer", "inner", "leaf"]
 
-    def taken_out(told: ScriptedCollector) -> object:
+    def remove_members(collector: ScriptedCollector) -> object:
         raise UnsupportedError("no such bus")
 
-    outer.act = taken_out  # type: ignore[assignment]
+    outer.act = remove_members  # type: ignore[assignment]
     assert [tier.name for tier in node.tick()[0].tiers] == ["node"]
     assert (outer.closed, inner.closed, leaf.closed) == (1, 1, 1)
 
 
-def test_two_members_of_one_name_are_one_and_a_failure() -> None:
+def test_a_duplicate_member_name_is_a_failure_and_one_is_kept() -> None:
     finder = Finder()
     finder.found = (device("same"), device("same"))
     node = Node("n0", [finder], ManualClock())
@@ -222,7 +222,7 @@ def test_two_members_of_one_name_are_one_and_a_failure() -> None:
     assert value(newest, "gangwatch_collector_failures_total", collector="finder") == 1
 
 
-def test_a_members_last_records_are_not_lost() -> None:
+def test_the_last_records_of_a_removed_member_are_kept() -> None:
     finder, recorder = Finder(), Recorder()
     finder.found = (recorder,)
     node = Node("n0", [finder], ManualClock())
@@ -247,7 +247,7 @@ def test_members_run_in_their_own_lanes_and_are_closed_there(started: Callable[.
     wait_until(lambda: shown(node, COUNTER.metric, device="far") is None)
 
 
-def test_a_member_that_is_taken_away_while_it_is_stuck_is_closed_when_its_call_returns(
+def test_a_member_removed_while_stuck_is_closed_when_its_call_returns(
     started: Callable[..., Node],
 ) -> None:
     hang = Hang()
@@ -270,7 +270,7 @@ def test_a_member_that_is_taken_away_while_it_is_stuck_is_closed_when_its_call_r
 # --- release ---------------------------------------------------------------------------------------------------------
 
 
-def test_devices_are_given_back_and_taken_again(started: Callable[..., Node]) -> None:
+def test_devices_are_released_and_acquired_again(started: Callable[..., Node]) -> None:
     holder = Holder("holder", lane="driver", interval_seconds=INTERVAL)
     other = device("other", lane="driver", interval_seconds=INTERVAL)
     node = started(holder, other)
@@ -289,7 +289,7 @@ def test_devices_are_given_back_and_taken_again(started: Callable[..., Node]) ->
     assert [holder.held, shown(node, "gangwatch_agent_released")] == [True, 0]
 
 
-def test_what_is_stuck_has_not_given_its_device_back(started: Callable[..., Node]) -> None:
+def test_a_stuck_collector_has_not_released_its_device(started: Callable[..., Node]) -> None:
     hang = Hang()
     holder = Holder("holder", hang.act, lane="driver", interval_seconds=INTERVAL)
     other = device("other", lane="driver", interval_seconds=INTERVAL)
@@ -305,14 +305,14 @@ def test_what_is_stuck_has_not_given_its_device_back(started: Callable[..., Node
     assert not holder.held
 
 
-def test_without_threads_too_devices_are_given_back() -> None:
+def test_devices_are_released_without_threads_too() -> None:
     holder = Holder()
     node = Node("n0", [holder], ManualClock())
     node.tick()
     node.release()
     newest = node.tick()
     assert value(newest, "gangwatch_agent_released") == 1 and holder.runs == 1 and not holder.held
-    assert value(newest, COUNTER.metric, device="sda") is None, "the columns stand, and are absent"
+    assert value(newest, COUNTER.metric, device="sda") is None, "the columns remain, and are absent"
     node.acquire()
     assert value(node.tick(), COUNTER.metric, device="sda") == 2**60 + 2
 
@@ -320,13 +320,13 @@ def test_without_threads_too_devices_are_given_back() -> None:
 # --- cost ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_collector_that_costs_too_much_is_slowed_and_recovers() -> None:
+def test_an_expensive_collector_is_slowed_down_and_recovers() -> None:
     clock = ManualClock()
     cost = 0.8
 
-    def slow(told: ScriptedCollector) -> object:
+    def slow(collector: ScriptedCollector) -> object:
         clock.advance(cost)
-        return told.block
+        return collector.block
 
     node = Node("n0", [ScriptedCollector("slow", slow)], clock)  # type: ignore[arg-type]
     intervals = []
@@ -334,22 +334,22 @@ def test_a_collector_that_costs_too_much_is_slowed_and_recovers() -> None:
         clock.advance(0.2)
         newest = node.tick()
         intervals.append(value(newest, "gangwatch_collector_interval_seconds", collector="slow"))
-    assert intervals == [1] * (OVER_BUDGET_RUNS - 1) + [2, 2], "0.8 s is within half of two seconds"
+    assert intervals == [1] * (OVER_BUDGET_RUNS - 1) + [2, 2], "0.8 s is less than half of two seconds"
     cost = 1000.0
     for _ in range(100):
         newest = node.tick()
     assert value(newest, "gangwatch_collector_interval_seconds", collector="slow") == MOST_SLOWING
-    assert newest[0].tiers[1].interval_seconds == 1.0, "the tier's name for it stays"
+    assert newest[0].tiers[1].interval_seconds == 1.0, "the tier keeps its nominal interval"
     cost = 0.001
     for _ in range(100):
         newest = node.tick()
     assert value(newest, "gangwatch_collector_interval_seconds", collector="slow") == 1
 
 
-def test_the_agent_tells_its_own_cost() -> None:
-    def burn(told: ScriptedCollector) -> object:
+def test_the_agent_reports_its_own_cost() -> None:
+    def burn(collector: ScriptedCollector) -> object:
         sum(range(200_000))
-        return told.block
+        return collector.block
 
     node = Node("n0", [ScriptedCollector("burning", burn)], ManualClock())  # type: ignore[arg-type]
     newest = node.tick()
@@ -361,16 +361,16 @@ def test_the_agent_tells_its_own_cost() -> None:
         ("gangwatch_agent_open_descriptors", 3),
         ("gangwatch_agent_threads", 1),
     ):
-        told = value(newest, metric)
-        assert told is not None and not math.isnan(told) and told >= least
+        found = value(newest, metric)
+        assert found is not None and not math.isnan(found) and found >= least
     assert value(newest, "gangwatch_agent_threads_abandoned") == 0
 
 
-def test_a_clock_that_jumps_costs_one_frame(started: Callable[..., Node]) -> None:
-    """A machine that was suspended with its monotonic clock running, and a wall clock that was set back."""
+def test_a_clock_jump_affects_one_frame(started: Callable[..., Node]) -> None:
+    """Simulate a suspended machine with a running monotonic clock, and a wall clock that is set back."""
     clock = ManualClock()
-    told = ScriptedCollector()
-    node = Node("n0", [told], clock)
+    collector = ScriptedCollector()
+    node = Node("n0", [collector], clock)
     node.tick()
     clock.advance(3600)
     newest = node.tick()

@@ -1,4 +1,4 @@
-"""RDMA netlink: messages byte by byte, and the exchange over a raw socket pair."""
+"""RDMA netlink: messages byte by byte, and exchanges over a raw socket pair."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def answer(counters: list[tuple[str, int]], sequence: int = 1, *, padded: bool =
     return message(netlink.STATISTICS_GET, 0, sequence, statistics(counters, padded=padded))
 
 
-def test_a_request() -> None:
-    """Counters of device 3, port 1; and the list of all devices."""
+def test_requests_are_encoded() -> None:
+    """Encode the request for counters of device 3, port 1, and for the list of all devices."""
     assert request(netlink.STATISTICS_GET, 0, 7, (netlink.DEVICE_INDEX, 3), (netlink.PORT_INDEX, 1)) == struct.pack(
         "=IHHII HHI HHI", 32, 5137, 1, 7, 0, 8, 1, 3, 8, 3, 1
     )
@@ -41,7 +41,7 @@ def test_statistics(padded: bool) -> None:
     assert [struct.unpack_from("=Q", data, at)[0] for _, at in found] == [value for _, value in COUNTERS]
 
 
-def test_a_shape_takes_all_values_at_once() -> None:
+def test_a_shape_reads_all_values_at_once() -> None:
     first = answer(COUNTERS)
     shape = Shape(first, len(first))
     assert shape.names == tuple(name for name, _ in COUNTERS)
@@ -49,7 +49,7 @@ def test_a_shape_takes_all_values_at_once() -> None:
     assert shape.values(again, len(again)) == tuple(2**64 - 1 - value for _, value in COUNTERS)
 
 
-def test_a_shape_knows_when_it_does_not_fit() -> None:
+def test_a_shape_rejects_a_message_that_does_not_fit() -> None:
     first = answer(COUNTERS)
     shape = Shape(first, len(first))
     renamed = answer([(name[::-1], value) for name, value in COUNTERS])
@@ -72,7 +72,7 @@ def test_a_device() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 15, 17, 2**31])
-def test_a_length_that_cannot_be(size: int) -> None:
+def test_an_impossible_length_is_rejected(size: int) -> None:
     with pytest.raises(SourceError, match="bytes"):
         list(messages(struct.pack("=IHHII", size, 5137, 0, 1, 0), 16))
 
@@ -109,7 +109,7 @@ CONSTANTS = {
 
 
 def test_constants_are_the_kernel_headers(tmp_path: Path) -> None:
-    """Also ethtool's; a 64-bit machine's sizes."""
+    """Compare also the constants of ethtool, and the sizes on a 64-bit machine."""
     compiler = needs.component("gcc", "gcc")
     headers = ("stddef.h", "stdio.h", "linux/ethtool.h", "linux/if.h", "linux/netlink.h", "linux/sockios.h",
                "rdma/rdma_netlink.h")  # fmt: skip
@@ -145,7 +145,7 @@ def test_an_exchange(socket: RdmaNetlink, fake: FakeRdma) -> None:
     assert fake.asked == 2
 
 
-def test_late_answers_to_earlier_requests_are_passed_over(socket: RdmaNetlink, fake: FakeRdma) -> None:
+def test_late_responses_to_earlier_requests_are_skipped(socket: RdmaNetlink, fake: FakeRdma) -> None:
     fake.stale = 3
     length = socket.statistics(0, 1)
     assert len(Shape(socket.buffer, length).names) == len(COUNTERS)
@@ -165,17 +165,19 @@ def test_refusals(socket: RdmaNetlink, fake: FakeRdma, number: int, unsupported:
         assert isinstance(raised.value, UnsupportedError) is unsupported
 
 
-def test_silence_ends(socket: RdmaNetlink, fake: FakeRdma, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_response_ends_in_a_timeout(
+    socket: RdmaNetlink, fake: FakeRdma, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(netlink, "TIMEOUT_SECONDS", 0.05)
     fake.silent = True
     with pytest.raises(SourceError, match="timed out"):
         socket.statistics(0, 1)
     fake.silent = False
-    assert socket.statistics(0, 1) > 0, "a fresh socket"
+    assert socket.statistics(0, 1) > 0, "the client opens a new socket"
 
 
 def test_this_kernel() -> None:
-    """With RDMA it lists the devices that sysfs has; without, it says that it has none, which is remembered."""
+    """Expect the devices of sysfs on a kernel with RDMA; without it, expect an error, which is cached."""
     opened = RdmaNetlink()
     try:
         assert isinstance(opened.devices(), dict)

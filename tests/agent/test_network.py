@@ -1,4 +1,4 @@
-"""Network interfaces: on a synthesised node, and on this machine."""
+"""Network interfaces of a synthesised node and of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.fakes.sysfs.tree import build
 
 
-def test_every_value_equals_the_golden_file(tmp_path: Path) -> None:
+def test_every_value_of_the_files_is_collected(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2)
     interface = tmp_path / "class" / "net" / "rail1"
     (interface / "operstate").write_text("down\n")
@@ -44,12 +44,14 @@ def test_every_value_equals_the_golden_file(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_what_an_interface_that_is_down_does_not_tell(tmp_path: Path) -> None:
+def test_values_that_an_interface_lacks_while_down_are_absent(tmp_path: Path) -> None:
     build(tmp_path, nics=1)
     interface = tmp_path / "class" / "net" / "rail0"
     (interface / "speed").write_text("-1\n")
     (interface / "carrier").unlink()
-    (interface / "carrier").symlink_to("/sys/class/net/lo/speed")  # the running kernel's EINVAL
+    (interface / "carrier").symlink_to(
+        "/sys/class/net/lo/speed"
+    )  # reading it fails with EINVAL from the running kernel
     collector = NetworkCollector(str(tmp_path))
     block = collector.collect()
     assert math.isnan(gauge(block, "gangwatch_network_speed_bytes_per_second", device="rail0"))
@@ -58,7 +60,7 @@ def test_what_an_interface_that_is_down_does_not_tell(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_interfaces_of_hardware_and_bonds_alone(tmp_path: Path) -> None:
+def test_only_hardware_interfaces_and_bonds_are_read(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2)
     (tree.nics[1].device / "physfn").symlink_to(tree.nics[0].device)
     for name in ("lo", "veth1", "bond0/bonding"):

@@ -1,4 +1,4 @@
-"""NFS mounts' statistics, in the form that the kernel's documentation and source give."""
+"""Statistics of NFS mounts in the format of the kernel's documentation and source."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_not_of_the_form_is_refused(line: bytes) -> None:
         parse_mountstats(b"device a:/b mounted on /b with fstype nfs statvers=1.1\n" + line)
 
 
-def test_every_value_equals_the_golden_file(tmp_path: Path) -> None:
+def test_every_value_of_the_files_is_collected(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "mountstats").write_bytes(MOUNTSTATS)
     collector = NfsCollector(str(tmp_path))
