@@ -103,14 +103,14 @@ def fail(collector: ScriptedCollector) -> Block:
 
 
 class Hang:
-    """Call that blocks until ``let_go`` is set; pass ``act`` to a ``ScriptedCollector``."""
+    """Call that blocks until ``released`` is set; pass ``act`` to a ``ScriptedCollector``."""
 
     def __init__(self, from_run: int = 2) -> None:
-        self.let_go = threading.Event()
+        self.released = threading.Event()
         self.from_run = from_run
 
     def act(self, collector: ScriptedCollector) -> Block:
-        if collector.runs >= self.from_run and not self.let_go.wait(60):
+        if collector.runs >= self.from_run and not self.released.wait(60):
             raise AssertionError("nobody let the hanging call go")
         if collector.block.counter_columns:
             collector.block.set_counter(0, collector.runs)

@@ -122,7 +122,7 @@ def test_other_collectors_of_the_lane_continue_and_the_stuck_one_returns(started
         assert shown(node, COUNTER.metric, device="sda") is None, "the stuck collector's series are absent"
         assert len(other.threads) == 2 and stuck.runs == 2
     finally:
-        hang.let_go.set()
+        hang.released.set()
     wait_until(lambda: stuck.runs > 4)
     wait_until(lambda: success(node, "stuck") == 1 and shown(node, "gangwatch_agent_threads_abandoned") == 0)
     assert len(other.threads) == 2, "the lane has one thread again, the newer one"
@@ -149,7 +149,7 @@ def test_the_number_of_threads_is_limited_if_all_collectors_hang() -> None:
             lane.hand_over(clock.monotonic_ns())
         assert lane.abandoned == MOST_ABANDONED
     finally:
-        hang.let_go.set()
+        hang.released.set()
     wait_until(lambda: lane.abandoned == 0)
     lane.stop()
     lane.join(clock.monotonic_ns() + 20_000_000_000)
@@ -165,7 +165,7 @@ def test_a_collector_stuck_alone_in_its_lane_keeps_its_thread(started: Callable[
         wait_until(lambda: shown(node, "gangwatch_collector_stuck", collector="stuck") == 1)
         assert success(node, "stuck") == 0
     finally:
-        hang.let_go.set()
+        hang.released.set()
     wait_until(lambda: success(node, "stuck") == 1)
     assert len(stuck.threads) == 1
 
@@ -261,7 +261,7 @@ def test_a_member_removed_while_stuck_is_closed_when_its_call_returns(
         wait_until(lambda: success(node, "stuck") is None)
         assert stuck.closed == 0 and shown(node, "gangwatch_agent_threads_abandoned") == 1
     finally:
-        hang.let_go.set()
+        hang.released.set()
     wait_until(lambda: stuck.closed == 1)
     wait_until(lambda: shown(node, "gangwatch_agent_threads_abandoned") == 0)
     assert stuck.runs == 2
@@ -300,7 +300,7 @@ def test_a_stuck_collector_has_not_released_its_device(started: Callable[..., No
         wait_until(lambda: shown(node, "gangwatch_agent_threads_abandoned") == 1)
         assert shown(node, "gangwatch_agent_released") == 0 and holder.held
     finally:
-        hang.let_go.set()
+        hang.released.set()
     wait_until(lambda: shown(node, "gangwatch_agent_released") == 1)
     assert not holder.held
 

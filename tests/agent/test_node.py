@@ -1,4 +1,4 @@
-"""A node: frames of what collectors gave, whatever becomes of any of them."""
+"""Node: its frames contain the newest blocks of its collectors, even if some of them fail or hang."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def started() -> Iterator[Callable[[Node], Node]]:
-    """Starts nodes, and stops them at the end."""
+    """Yield a function that starts a node; stop these nodes at the end."""
     nodes: list[Node] = []
 
     def start(node: Node) -> Node:
@@ -47,10 +47,10 @@ def started() -> Iterator[Callable[[Node], Node]]:
         node.stop()
 
 
-def test_a_frame_holds_what_the_collectors_gave(clock: ManualClock) -> None:
+def test_a_frame_contains_the_blocks_of_the_collectors(clock: ManualClock) -> None:
     first, second = ScriptedCollector("first"), ScriptedCollector("second")
     second.block = Block([Column("gangwatch_host_cpus")], [])
-    second.act = lambda told: told.block
+    second.act = lambda collector: collector.block
     node = Node("n0", [first, second], clock, version="9.9.9")
     layout, frame = newest = node.tick()
     check_fits(layout, frame)
@@ -77,20 +77,20 @@ def test_a_frame_holds_what_the_collectors_gave(clock: ManualClock) -> None:
     assert node.tick()[1].seq == 2
 
 
-def test_only_what_is_due_is_run_where_that_is_asked(clock: ManualClock) -> None:
+def test_only_due_collectors_run_on_request(clock: ManualClock) -> None:
     fast, slow = (
         ScriptedCollector("fast"),
         ScriptedCollector("slow", interval_seconds=10.0, block=Block([Column("gangwatch_host_cpus")])),
     )
-    slow.act = lambda told: told.block
+    slow.act = lambda collector: collector.block
     node = Node("n0", [fast, slow], clock)
     for _ in range(20):
         node.tick(due_only=True)
         clock.advance(1.0)
-    assert (fast.runs, slow.runs) == (20, 3), "at once, and then at the instants of its own schedule"
+    assert (fast.runs, slow.runs) == (20, 3), "at once, then on its schedule"
 
 
-def test_an_idle_collector_is_run_half_as_often_and_is_not_stale(clock: ManualClock) -> None:
+def test_an_idle_collector_runs_half_as_often_and_is_not_stale(clock: ManualClock) -> None:
     sampling = ScriptedCollector("sampling", interval_seconds=0.5)
     node = Node("n0", [sampling], clock)
     runs: list[int] = []
@@ -105,10 +105,10 @@ def test_an_idle_collector_is_run_half_as_often_and_is_not_stale(clock: ManualCl
     assert [round(count, -1) for count in runs] == [20, 10, 20]
 
 
-def test_a_tiers_time_is_from_before_the_read(clock: ManualClock) -> None:
-    def slow(told: ScriptedCollector) -> Block:
+def test_the_time_of_a_tier_is_taken_before_the_read(clock: ManualClock) -> None:
+    def slow(collector: ScriptedCollector) -> Block:
         clock.advance(0.25)
-        return told.block
+        return collector.block
 
     node = Node("n0", [ScriptedCollector("slow", slow)], clock)
     began_ns = clock.monotonic_ns()
@@ -118,13 +118,13 @@ def test_a_tiers_time_is_from_before_the_read(clock: ManualClock) -> None:
     assert value(newest, "gangwatch_collector_sample_age_seconds", collector="slow") == 0.25
 
 
-def test_a_failing_collector_stops_no_other_and_goes_stale(
+def test_a_failing_collector_becomes_stale_and_stops_no_other(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = ScriptedCollector("good"), ScriptedCollector("bad")
     bad.block = Block([Column("gangwatch_host_cpus")], [Column("gangwatch_agent_frames_total")])
     bad.block.set_gauge(0, 2.0)
-    bad.act = lambda told: told.block
+    bad.act = lambda collector: collector.block
     node = Node("n0", [good, bad], clock)
     node.tick()
 
@@ -141,17 +141,17 @@ def test_a_failing_collector_stops_no_other_and_goes_stale(
     assert value(newest, "gangwatch_collector_sample_age_seconds", collector="bad") == pytest.approx(3.1)
     assert value(newest, GAUGE.metric) == 3
     assert value(newest, "gangwatch_collector_success", collector="good") == 1
-    assert frame.tier_ns[2] == 5_000_000_000, "the time of the sample that there is"
+    assert frame.tier_ns[2] == 5_000_000_000, "the time of its newest sample"
 
-    bad.act = lambda told: told.block
+    bad.act = lambda collector: collector.block
     newest = node.tick()
     assert value(newest, "gangwatch_host_cpus") == 2
     assert value(newest, "gangwatch_collector_success", collector="bad") == 1
     assert newest[0] is layout, "the same blocks: the same layout"
 
 
-def test_a_bug_in_a_collector_is_its_own(clock: ManualClock) -> None:
-    def broken(told: ScriptedCollector) -> Block:
+def test_a_bug_in_a_collector_affects_only_that_collector(clock: ManualClock) -> None:
+    def broken(collector: ScriptedCollector) -> Block:
         raise ZeroDivisionError("a bug")
 
     newest = Node("n0", [ScriptedCollector("broken", broken), ScriptedCollector("good")], clock).tick()
@@ -160,8 +160,8 @@ def test_a_bug_in_a_collector_is_its_own(clock: ManualClock) -> None:
 
 
 def test_an_error_is_logged_once_and_again_after_a_while(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(told: ScriptedCollector) -> Block:
-        raise SourceError("/proc/stat: gone" if told.runs != 3 else "/proc/stat: another")
+    def broken(collector: ScriptedCollector) -> Block:
+        raise SourceError("/proc/stat: gone" if collector.runs != 3 else "/proc/stat: another")
 
     node = Node("n0", [ScriptedCollector("broken", broken)], clock)
     with caplog.at_level(logging.WARNING):
@@ -173,11 +173,11 @@ def test_an_error_is_logged_once_and_again_after_a_while(clock: ManualClock, cap
     assert len(caplog.records) == 3
 
 
-def test_a_collector_that_the_machine_has_nothing_for_is_not_listed(clock: ManualClock) -> None:
-    def unsupported(told: ScriptedCollector) -> Block:
-        if told.runs > 1:
+def test_a_collector_unsupported_by_the_machine_is_not_listed(clock: ManualClock) -> None:
+    def unsupported(collector: ScriptedCollector) -> Block:
+        if collector.runs > 1:
             raise UnsupportedError("the GPU was taken out")
-        return told.block
+        return collector.block
 
     node = Node("n0", [ScriptedCollector("absent", unsupported), ScriptedCollector("good")], clock)
     before, _ = node.tick()
@@ -190,18 +190,18 @@ def test_a_collector_that_the_machine_has_nothing_for_is_not_listed(clock: Manua
         value(newest, "gangwatch_collector_success", collector="absent")
 
 
-def test_a_new_block_makes_a_new_layout_and_the_same_block_does_not(clock: ManualClock) -> None:
-    told = ScriptedCollector()
-    node = Node("n0", [told], clock)
+def test_only_a_new_block_makes_a_new_layout(clock: ManualClock) -> None:
+    collector = ScriptedCollector()
+    node = Node("n0", [collector], clock)
     first, _ = node.tick()
     assert node.tick()[0] is first
-    told.block = Block([GAUGE], [COUNTER, Column(COUNTER.metric, (("device", "sdb"),))])
+    collector.block = Block([GAUGE], [COUNTER, Column(COUNTER.metric, (("device", "sdb"),))])
     second, frame = node.tick()
     assert second.layout_id != first.layout_id
     check_fits(second, frame)
 
 
-def test_a_frame_does_not_change_when_its_collector_goes_on(clock: ManualClock) -> None:
+def test_a_frame_does_not_change_after_later_runs(clock: ManualClock) -> None:
     node = Node("n0", [ScriptedCollector()], clock)
     before = node.tick()
     node.tick()
@@ -209,7 +209,7 @@ def test_a_frame_does_not_change_when_its_collector_goes_on(clock: ManualClock) 
     assert value(before, COUNTER.metric, device="sda") == 2**60 + 1
 
 
-def test_records_are_numbered_and_what_does_not_fit_leaves_a_gap(clock: ManualClock) -> None:
+def test_records_are_numbered_and_dropped_records_leave_a_gap(clock: ManualClock) -> None:
     recorder = Recorder()
     assert isinstance(recorder, RecordSource) and not isinstance(ScriptedCollector(), RecordSource)
     node = Node("n0", [ScriptedCollector(), recorder], clock)
@@ -226,15 +226,15 @@ def test_records_are_numbered_and_what_does_not_fit_leaves_a_gap(clock: ManualCl
     assert node.tick()[1].record_seq == 3 + MAX_RECORDS + 5
 
 
-def test_two_collectors_of_one_name_are_refused() -> None:
+def test_duplicate_collector_names_are_rejected() -> None:
     with pytest.raises(ValueError, match="the same name"):
         Node("n0", [ScriptedCollector("a"), ScriptedCollector("a")])
 
 
-# --- by itself -------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
-def test_frames_do_not_drift_and_missed_ones_are_skipped() -> None:
+def test_frame_times_do_not_drift_and_missed_frames_are_skipped() -> None:
     due, instants = 1_000, []
     for took in (300, 300, 2_500, 1_000, 0):
         instants.append(due)
@@ -244,9 +244,9 @@ def test_frames_do_not_drift_and_missed_ones_are_skipped() -> None:
 
 
 def test_a_started_node_makes_frames_until_it_is_stopped(started: Callable[[Node], Node]) -> None:
-    told = ScriptedCollector()
-    told.interval_seconds = 0.02
-    node = Node("n0", [told], interval_seconds=0.02)
+    collector = ScriptedCollector()
+    collector.interval_seconds = 0.02
+    node = Node("n0", [collector], interval_seconds=0.02)
     with node.subscribe() as subscription:
         started(node)
         frames = [frame for (_, frame), _ in zip(subscription, range(5), strict=False)]
@@ -256,20 +256,20 @@ def test_a_started_node_makes_frames_until_it_is_stopped(started: Callable[[Node
     with pytest.raises(RuntimeError):
         node.start()
     node.stop()
-    assert told.closed == 1
+    assert collector.closed == 1
     stopped_at = node.newest()
     time.sleep(0.1)
     assert node.newest() is stopped_at
 
 
-def test_a_stuck_collector_is_stale_awaited_by_nobody_and_left_behind(started: Callable[[Node], Node]) -> None:
+def test_a_stuck_collector_becomes_stale_and_does_not_delay_the_stop(started: Callable[[Node], Node]) -> None:
     release = threading.Event()
 
-    def stuck_later(told: ScriptedCollector) -> Block:
-        if told.runs > 1:
+    def stuck_later(collector: ScriptedCollector) -> Block:
+        if collector.runs > 1:
             release.wait(60)
-        told.block.set_gauge(0, 1.0)
-        return told.block
+        collector.block.set_gauge(0, 1.0)
+        return collector.block
 
     stuck, good = ScriptedCollector("stuck", stuck_later), ScriptedCollector("good")
     stuck.interval_seconds = good.interval_seconds = 0.05
@@ -292,12 +292,12 @@ def test_a_stuck_collector_is_stale_awaited_by_nobody_and_left_behind(started: C
         before = good.runs
         wait_until(lambda: good.runs > before)
         node.stop()
-        assert (stuck.closed, good.closed) == (0, 1), "what is stuck cannot be closed"
+        assert (stuck.closed, good.closed) == (0, 1), "a stuck collector cannot be closed"
     finally:
         release.set()
 
 
-def test_a_slow_subscriber_loses_the_oldest_and_blocks_nobody(clock: ManualClock) -> None:
+def test_a_slow_subscriber_loses_the_oldest_frames_and_blocks_no_other(clock: ManualClock) -> None:
     node = Node("n0", [ScriptedCollector()], clock)
     slow, fast = node.subscribe(most=2), node.subscribe(most=100)
     for _ in range(5):
@@ -312,32 +312,32 @@ def test_a_slow_subscriber_loses_the_oldest_and_blocks_nobody(clock: ManualClock
     fast.close()
 
 
-def test_a_listener_hears_every_frame_until_it_is_removed(clock: ManualClock) -> None:
+def test_a_listener_receives_every_frame_until_it_is_removed(clock: ManualClock) -> None:
     node = Node("n0", [], clock)
-    heard: list[int] = []
-    remove = node.add_listener(lambda layout, frame: heard.append(frame.seq))
+    received: list[int] = []
+    remove = node.add_listener(lambda layout, frame: received.append(frame.seq))
     node.tick()
     node.tick()
     remove()
     node.tick()
-    assert heard == [1, 2]
+    assert received == [1, 2]
 
 
-def test_a_listener_that_raises_is_taken_away(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_raises_is_removed(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     def broken(layout: Layout, frame: Frame) -> None:
         raise RuntimeError("the loop is closed")
 
-    heard: list[int] = []
+    received: list[int] = []
     node = Node("n0", [], clock)
     node.add_listener(broken)
-    node.add_listener(lambda layout, frame: heard.append(frame.seq))
+    node.add_listener(lambda layout, frame: received.append(frame.seq))
     node.tick()
     node.tick()
-    assert heard == [1, 2]
+    assert received == [1, 2]
     assert len(caplog.records) == 1
 
 
-def test_the_tuple_of_collectors_makes_what_this_machine_has(tmp_path: Path) -> None:
+def test_make_collectors_gives_the_collectors_that_this_machine_supports(tmp_path: Path) -> None:
     machine = Machine(Attribution(None), nvml_library=f"{tmp_path}/no-such.so", step_socket=f"{tmp_path}/steps.sock")
     collectors, left_out = make_collectors(machine)
     assert len(collectors) + len(left_out) == len(COLLECTORS)

@@ -1,4 +1,4 @@
-"""Our RDMA values under node_exporter's names, against the real node_exporter on the same tree, value by value."""
+"""RDMA values under node_exporter's names, compared with the real node_exporter on the same tree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOWN_BUG = "node_infiniband_lifespan_seconds"
 
 @contextmanager
 def node_exporter(root: Path) -> Iterator[str]:
-    """Its exposition's address, with the infiniband collector alone."""
+    """Yield the address of the exposition of a node_exporter that runs only the infiniband collector."""
     program = needs.component("prometheus-node-exporter", "prometheus-node-exporter")
     port = held_port()
     arguments = [
@@ -71,7 +71,7 @@ def theirs(root: Path) -> Series:
 
 
 def ours(root: Path) -> Series:
-    """All our series that have a name of theirs, under that name and with their labels."""
+    """Return all series of the agent that node_exporter also has, with its names and labels."""
     parent = RdmaCollector(str(root))
     blocks = [parent.collect(), *(member.collect() for member in parent.members())]
     found: Series = {}
@@ -94,9 +94,9 @@ def ours(root: Path) -> Series:
 
 
 def exposed(root: Path) -> Series:
-    """What an agent's own exposition has under their names."""
+    """Return the series that an agent's own exposition has under node_exporter's names."""
     node = Node("here", [RdmaCollector(str(root))], version="1")
-    node.tick()  # finds the devices; the next one reads them
+    node.tick()  # finds the devices; the next tick reads them
     text = expose(*node.tick(), Settings(compatibility=("node_exporter",))).decode()
     node.stop()
     return {(name, tuple(sorted(LABEL.findall(labels)))): float(value) for name, labels, value in SERIES.findall(text)}
@@ -112,10 +112,10 @@ def compare(root: Path) -> tuple[Series, Series]:
     return them, us
 
 
-def test_the_recorded_tree() -> None:
+def test_values_of_the_recorded_tree_equal_node_exporter() -> None:
     root = needs.data("sysfs-tree")
     _, us = compare(root)
-    # Their version in Debian 12 knows no hardware counters; the files do.
+    # node_exporter of Debian 12 does not read hardware counters; the files have them.
     files = root / "class" / "infiniband" / "mlx5_0" / "ports" / "1" / "hw_counters"
     port = (("device", "mlx5_0"), ("port", "1"))
     for name, file in (
@@ -132,7 +132,7 @@ def test_the_recorded_tree() -> None:
     assert us[KNOWN_BUG, port] == 0.01
 
 
-def test_the_recorded_tree_through_the_exposition() -> None:
+def test_the_exposition_of_the_recorded_tree_equals_node_exporter() -> None:
     root = needs.data("sysfs-tree")
     them = theirs(root)
     us = {

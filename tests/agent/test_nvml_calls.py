@@ -1,4 +1,4 @@
-"""Calls whose answers lie side by side: each value at its place, and each call's failure its own."""
+"""Batches of calls: each value has its place, and a failing call affects only its own values."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def test_every_value_is_at_its_place(device: Device, nvml: FakeNvml) -> None:
     assert set(found) == {"bit 0", "bit 3", "bit 6", "total", "used", "gpu", "memory", "sm", "celsius"}
     assert (found["bit 0"], found["bit 3"], found["bit 6"]) == (0, 1, 1)
     assert found["gpu"] == pytest.approx(0.37) and 1e9 < found["sm"] < 3e9
-    assert found["total"] > found["used"] > 2**32, "more than four bytes hold"
+    assert found["total"] > found["used"] > 2**32, "the value needs more than four bytes"
     nvml.set_reading(DEGREES, (1 << 32) - 5)
     assert read(batch, placed(batch))["celsius"] == -5
 
 
-def test_the_older_call_is_taken_where_the_newer_is_never_answered(device: Device, nvml: FakeNvml) -> None:
+def test_the_older_call_is_used_if_the_newer_is_unsupported(device: Device, nvml: FakeNvml) -> None:
     nvml.set_call(DEGREES, NOT_SUPPORTED)
     batch = CallBatch(device, CALLS)
     assert "celsius" not in read(batch, placed(batch)) and "older" in read(batch, placed(batch))
 
 
-def test_a_call_that_fails_costs_its_own_values_and_for_that_moment(device: Device, nvml: FakeNvml) -> None:
+def test_a_failing_call_affects_only_its_own_values_and_only_then(device: Device, nvml: FakeNvml) -> None:
     batch = CallBatch(device, CALLS)
     values = placed(batch)
     before = read(batch, values)
@@ -84,7 +84,7 @@ def test_a_call_that_fails_costs_its_own_values_and_for_that_moment(device: Devi
     assert read(batch, values).keys() == before.keys() and not any(map(math.isnan, read(batch, values).values()))
 
 
-def test_what_will_never_be_answered_is_not_asked_again(device: Device, nvml: FakeNvml) -> None:
+def test_an_unsupported_call_is_not_repeated(device: Device, nvml: FakeNvml) -> None:
     batch = CallBatch(device, CALLS)
     values = placed(batch)
     nvml.set_call(CLOCK, NOT_SUPPORTED)
@@ -93,7 +93,7 @@ def test_what_will_never_be_answered_is_not_asked_again(device: Device, nvml: Fa
     assert math.isnan(read(batch, values)["sm"]) and nvml.asked(CLOCK, 0) == asked
 
 
-def test_a_lost_gpu_is_the_callers_to_judge(device: Device, nvml: FakeNvml) -> None:
+def test_a_lost_gpu_is_reported_to_the_caller(device: Device, nvml: FakeNvml) -> None:
     batch = CallBatch(device, CALLS)
     values = placed(batch)
     nvml.set_gpu_code(0, GPU_IS_LOST)

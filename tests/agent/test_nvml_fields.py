@@ -1,4 +1,4 @@
-"""Batches of fields: each entry's own code and type, what is dropped, what is asked again, what falls back."""
+"""Batches of fields: code and type of each entry, dropped fields, retries and fallbacks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def device(nvml_library: Path, nvml: FakeNvml) -> Iterator[Device]:
 
 
 class Read:
-    """A batch with places of its own."""
+    """Batch with its own value array."""
 
     def __init__(self, device: Device, *wanted: Wanted) -> None:
         self.batch = FieldBatch(device, wanted)
@@ -80,13 +80,13 @@ def as_bits(value: float) -> int:
         (UNSIGNED_SHORT, 0xABCD_0009, 9),
     ],
 )
-def test_each_value_type_is_honoured(device: Device, nvml: FakeNvml, kind: int, bits: int, value: float) -> None:
+def test_each_value_type_is_decoded(device: Device, nvml: FakeNvml, kind: int, bits: int, value: float) -> None:
     nvml.set_field(POWER, bits, kind=kind)
     assert Read(device, gauge(one("g"), Source(POWER))).again().gauges.tolist() == [value]
 
 
-def test_a_narrow_value_leaves_no_trace_of_what_was_there_before(device: Device, nvml: FakeNvml) -> None:
-    """The driver writes four of the eight bytes; the array is reused."""
+def test_a_narrow_value_does_not_keep_bytes_of_the_previous_value(device: Device, nvml: FakeNvml) -> None:
+    """The driver writes four of the eight bytes, and the array is reused."""
     nvml.set_field(POWER, (1 << 64) - 1)
     read = Read(device, gauge(one("g"), Source(POWER)), counter(one("c"), Source(POWER))).again()
     nvml.set_field(POWER, 5, kind=UNSIGNED_INT)
@@ -102,7 +102,7 @@ def test_a_type_may_change_from_run_to_run(device: Device, nvml: FakeNvml) -> No
     assert read.again().gauges.tolist() == [1.25]
 
 
-def test_counters_are_exact_and_take_their_width_from_their_type(device: Device, nvml: FakeNvml) -> None:
+def test_counters_are_exact_and_have_the_width_of_their_type(device: Device, nvml: FakeNvml) -> None:
     nvml.set_field(ENERGY, 2**63 + 1)
     nvml.set_field(94, 2**32 - 1, kind=UNSIGNED_INT)
     read = Read(device, counter(one("wide"), Source(ENERGY)), counter(one("narrow"), Source(94))).again()
@@ -110,14 +110,14 @@ def test_counters_are_exact_and_take_their_width_from_their_type(device: Device,
     assert [column.width for column in read.batch.counters] == [64, 32]
 
 
-def test_a_counter_that_turns_too_fast_in_32_bits_is_left_out(device: Device, nvml: FakeNvml) -> None:
+def test_a_32_bit_counter_that_wraps_too_fast_is_left_out(device: Device, nvml: FakeNvml) -> None:
     narrow = counter(one("bytes"), Source(197), wide_only=True)
     assert Read(device, narrow).batch.counters == []
     nvml.set_field(197, 7, kind=UNSIGNED_LONG_LONG)
     assert Read(device, narrow).again().counters.tolist() == [7]
 
 
-def test_a_scope_is_one_link_and_the_factor_is_exact(device: Device, nvml: FakeNvml) -> None:
+def test_a_scope_selects_one_link_and_the_factor_is_exact(device: Device, nvml: FakeNvml) -> None:
     nvml.set_field(LINK_BYTES, 2**50 + 1, scope=17)
     nvml.set_field(LINK_BYTES, 3, scope=0)
     read = Read(
@@ -127,22 +127,22 @@ def test_a_scope_is_one_link_and_the_factor_is_exact(device: Device, nvml: FakeN
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
-def test_what_is_never_answered_has_no_column_and_is_not_asked_for(device: Device, nvml: FakeNvml, code: int) -> None:
+def test_an_unsupported_field_has_no_column_and_is_not_requested(device: Device, nvml: FakeNvml, code: int) -> None:
     nvml.set_field(POWER, code=code)
     read = Read(device, gauge(one("power"), Source(POWER)), gauge(one("other"), Source(190))).again()
     assert [column.metric for column in read.batch.gauges] == ["other"]
     nvml.clear_fields()
-    assert len(read.again().gauges) == 1, "for the life of the handle"
+    assert len(read.again().gauges) == 1, "not requested again with this handle"
 
 
-def test_the_second_source_is_used_where_the_first_is_none(device: Device, nvml: FakeNvml) -> None:
+def test_the_second_source_is_used_if_the_first_is_unsupported(device: Device, nvml: FakeNvml) -> None:
     nvml.set_field(185, code=NOT_SUPPORTED)
     nvml.set_field(186, 9)
     assert Read(device, gauge(one("power"), Source(185), Source(186))).again().gauges.tolist() == [9]
 
 
 @pytest.mark.parametrize("code", [TIMEOUT, UNKNOWN])
-def test_what_fails_for_a_moment_is_absent_for_that_moment(device: Device, nvml: FakeNvml, code: int) -> None:
+def test_a_field_is_absent_during_a_temporary_failure(device: Device, nvml: FakeNvml, code: int) -> None:
     nvml.set_field(POWER, code=code)
     wanted = (gauge(one("power"), Source(POWER)), counter(one("energy"), Source(ENERGY)))
     read = Read(device, *wanted).again()
@@ -155,7 +155,7 @@ def test_what_fails_for_a_moment_is_absent_for_that_moment(device: Device, nvml:
     assert read.valid.tolist() == [False]
 
 
-def test_a_field_that_ends_later_is_dropped_and_the_others_go_on(device: Device, nvml: FakeNvml) -> None:
+def test_a_field_that_becomes_unsupported_is_dropped_alone(device: Device, nvml: FakeNvml) -> None:
     for field in (186, 187, 188):
         nvml.set_field(field, field)
     read = Read(
@@ -174,10 +174,10 @@ def test_a_field_that_ends_later_is_dropped_and_the_others_go_on(device: Device,
     assert read.valid.tolist() == [True]
     nvml.set_field(187, 187)
     assert math.isnan(read.again().gauges[1])
-    assert nvml.asked("nvmlDeviceGetFieldValues", 0) == before + 3, "asked once more when it was dropped"
+    assert nvml.asked("nvmlDeviceGetFieldValues", 0) == before + 3, "requested once more when it was dropped"
 
 
-def test_a_whole_call_that_fails_leaves_everything_absent(device: Device, nvml: FakeNvml) -> None:
+def test_all_fields_are_absent_if_the_whole_call_fails(device: Device, nvml: FakeNvml) -> None:
     read = Read(device, gauge(one("power"), Source(POWER)), counter(one("energy"), Source(ENERGY))).again()
     nvml.set_call("nvmlDeviceGetFieldValues", TIMEOUT, 0)
     read.again()
@@ -185,7 +185,7 @@ def test_a_whole_call_that_fails_leaves_everything_absent(device: Device, nvml: 
     assert read.valid.tolist() == [False]
 
 
-def test_a_field_may_say_that_the_gpu_is_lost_or_the_driver_gone(device: Device, nvml: FakeNvml) -> None:
+def test_the_code_of_a_field_can_report_a_lost_gpu_or_driver(device: Device, nvml: FakeNvml) -> None:
     read = Read(device, gauge(one("power"), Source(POWER)))
     nvml.set_field(POWER, code=GPU_IS_LOST)
     with pytest.raises(GpuLostError, match="field 186"):
@@ -196,7 +196,7 @@ def test_a_field_may_say_that_the_gpu_is_lost_or_the_driver_gone(device: Device,
     assert device.library.dead
 
 
-def test_a_gauge_may_be_decoded_into_several(device: Device, nvml: FakeNvml) -> None:
+def test_a_field_can_be_decoded_into_several_gauges(device: Device, nvml: FakeNvml) -> None:
     nvml.set_field(230, 5, kind=UNSIGNED_INT)
     states = decoded([one("low"), one("high")], lambda raw: (raw & 1, raw >> 1), Source(230))
     read = Read(device, gauge(one("power"), Source(190)), states)
@@ -205,7 +205,7 @@ def test_a_gauge_may_be_decoded_into_several(device: Device, nvml: FakeNvml) -> 
     assert np.isnan(read.again().gauges[1:]).all()
 
 
-def test_many_fields_are_asked_in_several_calls(
+def test_many_fields_are_requested_in_several_calls(
     device: Device, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml_fields, "CALL_FIELDS", 5)

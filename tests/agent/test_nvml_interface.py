@@ -1,4 +1,4 @@
-"""The structures and numbers that are ours, against the vendor's own bindings; and the library's life."""
+"""Structures and constants, compared with the vendor's bindings; opening and closing of the library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ THEIRS = {
 
 
 @pytest.mark.parametrize("structure", THEIRS, ids=lambda one: one.__name__)
-def test_structures_are_laid_out_as_the_vendors(structure: type[ctypes.Structure]) -> None:
+def test_structures_have_the_layout_of_the_vendors(structure: type[ctypes.Structure]) -> None:
     vendors = THEIRS[structure]
     assert ctypes.sizeof(structure) == ctypes.sizeof(vendors)
     assert [getattr(structure, name).offset for name, *_ in structure._fields_] == [
@@ -54,19 +54,19 @@ def test_structures_are_laid_out_as_the_vendors(structure: type[ctypes.Structure
     ]
 
 
-def test_a_gpu_instance_is_laid_out_as_the_vendors() -> None:
+def test_a_gpu_instance_has_the_layout_of_the_vendors() -> None:
     vendors = pynvml.c_nvmlGpuInstanceInfo_t
     assert ctypes.sizeof(ours.GpuInstanceInfo) == ctypes.sizeof(vendors)
     assert ours.GpuInstanceInfo.profile.offset == vendors.profileId.offset
     assert ours.GpuInstanceInfo.start.offset == vendors.placement.offset
 
 
-def test_a_request_for_profiling_has_room_for_what_the_bindings_know() -> None:
+def test_a_profiling_request_has_room_for_all_metrics_of_the_bindings() -> None:
     assert ours.GPM_METRICS >= pynvml.NVML_GPM_METRIC_MAX
     assert ours.GpmRequest.metrics.offset == pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
 
 
-def test_versions_are_the_vendors() -> None:
+def test_versions_equal_those_of_the_vendor() -> None:
     assert ours.Memory().version == pynvml.nvmlMemory_v2
     assert ours.Temperature().version == pynvml.nvmlTemperature_v1
     assert ours.Margin().version == pynvml.nvmlMarginTemperature_v1
@@ -75,7 +75,7 @@ def test_versions_are_the_vendors() -> None:
     assert ours.FabricV3().version == pynvml.nvmlGpuFabricInfo_v3
 
 
-def test_codes_are_the_vendors() -> None:
+def test_codes_equal_those_of_the_vendor() -> None:
     lost = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND}
     assert lost == ours.LOST
     dead = {
@@ -96,34 +96,34 @@ def test_codes_are_the_vendors() -> None:
     assert ours.code_text(12345) == "error (12345)"
 
 
-# --- the library's life ----------------------------------------------------------------------------------------------
+# --- open and close --------------------------------------------------------------------------------------------------
 
 
-def test_without_the_library_there_is_nothing(tmp_path: Path) -> None:
+def test_a_missing_library_is_unsupported(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no-such-library"):
         Library(str(tmp_path / "no-such-library.so"))
 
 
-def test_a_library_that_is_no_nvml_is_refused() -> None:
+def test_a_library_that_is_not_nvml_is_rejected() -> None:
     with pytest.raises(UnsupportedError, match="no nvmlInit_v2"):
         Library("libc.so.6")
 
 
 @pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND])
-def test_without_a_driver_there_is_nothing(nvml_library: Path, nvml: FakeNvml, code: int) -> None:
+def test_a_missing_driver_is_unsupported(nvml_library: Path, nvml: FakeNvml, code: int) -> None:
     nvml.set_init_code(code)
     with pytest.raises(UnsupportedError, match="nvmlInit"):
         Library(str(nvml_library))
 
 
-def test_a_driver_that_fails_otherwise_is_a_failure(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_other_driver_errors_are_failures(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.set_init_code(UNKNOWN)
     with pytest.raises(SourceError, match="Unknown") as failed:
         Library(str(nvml_library))
     assert not isinstance(failed.value, UnsupportedError)
 
 
-def test_closing_gives_the_driver_back_and_everything_after_it_says_so(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_close_releases_the_driver_and_later_calls_fail(nvml_library: Path, nvml: FakeNvml) -> None:
     library = Library(str(nvml_library))
     assert nvml.is_initialized()
     assert library.function("nvmlNothingOfThatName") is None
@@ -137,7 +137,7 @@ def test_closing_gives_the_driver_back_and_everything_after_it_says_so(nvml_libr
         library.function("nvmlInit_v2")
 
 
-def test_a_library_is_unmapped_unless_something_is_still_inside_of_it(tmp_path: Path) -> None:
+def test_a_library_is_unmapped_unless_a_call_is_still_running(tmp_path: Path) -> None:
     made = build(tmp_path, compiler=needs.component("gcc", "gcc"))
 
     def mapped() -> bool:
@@ -150,10 +150,10 @@ def test_a_library_is_unmapped_unless_something_is_still_inside_of_it(tmp_path: 
     library = Library(str(made))
     with library.using():
         library.close()
-        assert mapped(), "a call that has not returned comes back into this code"
+        assert mapped(), "a running call will return into this code"
 
 
-def test_gpus_tell_who_they_are_and_a_lost_one_is_not_among_them(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_gpus_are_identified_and_a_lost_gpu_is_left_out(nvml_library: Path, nvml: FakeNvml) -> None:
     library = Library(str(nvml_library))
     devices = find_devices(library)
     assert [device.index for device in devices] == list(range(8))
@@ -166,7 +166,7 @@ def test_gpus_tell_who_they_are_and_a_lost_one_is_not_among_them(nvml_library: P
     library.close()
 
 
-def test_mig_instances_are_kept_where_the_driver_is_silent_for_a_moment(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_mig_instances_are_kept_during_a_temporary_driver_error(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.reset("h100-mig")
     library = Library(str(nvml_library))
     known = find_devices(library)
@@ -177,12 +177,12 @@ def test_mig_instances_are_kept_where_the_driver_is_silent_for_a_moment(nvml_lib
     library.close()
 
 
-def test_bus_ids_are_written_as_the_kernel_does() -> None:
+def test_bus_ids_have_the_format_of_the_kernel() -> None:
     assert pci_address("00000000:3B:00.0") == "0000:3b:00.0"
     assert pci_address("00010000:A1:00.0") == "10000:a1:00.0"
 
 
-def test_a_list_that_outgrows_its_room_is_asked_for_again(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_a_list_that_outgrows_its_buffer_is_requested_again(nvml_library: Path, nvml: FakeNvml) -> None:
     for pid in range(40):
         nvml.add_process(0, 1000 + pid, 1 << 20)
     library = Library(str(nvml_library))

@@ -1,4 +1,4 @@
-"""A stream's frames read by what they have in common: never anything else than each read alone."""
+"""Stream decoder that reuses the structure of the previous frame: same results as decoding each frame alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ changes = st.fixed_dictionaries(
 )
 
 
-def told(decoder: Decoder | None, message: bytes) -> list[object]:
+def decoded(decoder: Decoder | None, message: bytes) -> list[object]:
     try:
         found = decode(message) if decoder is None else decoder.decode(message)
     except FrameError as error:
@@ -40,26 +40,26 @@ def told(decoder: Decoder | None, message: bytes) -> list[object]:
 
 
 @given(st.lists(changes, min_size=1, max_size=8))
-def test_each_frame_of_a_stream_is_what_it_is_alone(stream: list[dict[str, object]]) -> None:
+def test_frames_of_a_stream_equal_frames_decoded_alone(stream: list[dict[str, object]]) -> None:
     decoder, frame = Decoder(), a_frame()
     for change in stream:
         frame = structs.replace(frame, **change)  # type: ignore[arg-type]
         message = encode_frame(frame)
-        assert told(decoder, message) == told(None, message)
+        assert decoded(decoder, message) == decoded(None, message)
 
 
 @given(st.data())
-def test_bytes_that_are_wrong_in_a_frame_like_the_one_before_are_wrong_in_the_same_way(data: st.DataObject) -> None:
+def test_damaged_frames_give_the_same_result_with_and_without_the_stream(data: st.DataObject) -> None:
     decoder = Decoder()
     message = bytearray(encode_frame(a_frame(seq=300, records=RECORDS)))
     decoder.decode(bytes(message))
     for _ in range(data.draw(st.integers(1, 3))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(message[: data.draw(st.integers(0, len(message)))]) if data.draw(st.booleans()) else bytes(message)
-    assert told(decoder, cut) == told(None, cut)
+    assert decoded(decoder, cut) == decoded(None, cut)
 
 
-def test_a_stream_is_read_by_its_outline() -> None:
+def test_a_stream_decoder_reuses_the_previous_frame() -> None:
     decoder = Decoder()
     first, second, third = (decoder.decode(encode_frame(a_frame(seq=seq))) for seq in (200, 201, 202))
     assert isinstance(first, Frame) and isinstance(second, Frame) and isinstance(third, Frame)

@@ -1,4 +1,4 @@
-"""What the kubelet, the driver and the processes tell, as series to join on; and that they go when the job does."""
+"""Owner series from the kubelet, the driver and the processes, for joins; they end with their job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CGROUP = f"/kubepods/burstable/pod{UID}/{'f0' * 32}"
 
 
 class World:
-    """A node with a kubelet, processes and GPUs, all of them made up, and the two collectors that look at it."""
+    """Simulated node with a kubelet, processes and GPUs, and the two collectors that read it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class World:
         (self.logs / f"team_{name}_{uid}").mkdir()
 
     def rows(self) -> list[dict[str, str]]:
-        """The owners that are published now, without what is empty."""
+        """Return the published owners, without empty labels."""
         block = self.owners.collect()
         assert_catalogued(block)
         assert (block.gauges[2:] == 1.0).all()
@@ -96,25 +96,25 @@ def test_a_pod_and_its_rank(world: World) -> None:
     assert world.owners.collect() is block, "the same owners: the same block, and no new layout"
 
 
-def test_an_ended_job_is_gone_within_the_minute(world: World) -> None:
+def test_an_ended_job_is_removed_within_a_minute(world: World) -> None:
     world.start_pod()
     world.lister.collect()
     world.processes.add(77, CGROUP, environment={"RANK": "5"})
     world.inventory.processes = (GpuProcess(77, GPU),)
     world.clock.advance(1)
     assert world.rows() == [POD_ROW | {"rank": "5"}]
-    # The process ends; the driver is asked for its processes only every half minute.
+    # The process ends; the driver's processes are polled only every half minute.
     world.processes.remove(77)
     assert world.rows() == [POD_ROW]
     world.kubelet.pods.clear()
     world.lister.collect()
-    assert world.rows() == [POD_ROW], "the kubelet was asked just now"
+    assert world.rows() == [POD_ROW], "the kubelet was polled just now"
     world.clock.advance(10)
     world.lister.collect()
     assert world.rows() == []
 
 
-def test_a_kubelet_that_is_gone_costs_its_own_series_and_heals(world: World) -> None:
+def test_an_unreachable_kubelet_affects_only_its_series_and_recovers(world: World) -> None:
     world.start_pod()
     world.processes.add(9, "/system.slice/slurmstepd.scope/job_871/step_0/user/task_0")
     world.inventory.processes = (GpuProcess(9, OTHER),)
@@ -126,20 +126,20 @@ def test_a_kubelet_that_is_gone_costs_its_own_series_and_heals(world: World) -> 
         world.clock.advance(10)
         with pytest.raises(SourceError, match="List"):
             world.lister.collect()
-        assert world.rows() == [POD_ROW, slurm], "a restart is no reason to forget"
+        assert world.rows() == [POD_ROW, slurm], "a restart removes nothing"
     world.clock.advance(KEEP_NS / 1e9)
-    assert world.rows() == [slurm], "what nobody vouches for is gone within a minute"
+    assert world.rows() == [slurm], "unconfirmed owners are removed within a minute"
     world.kubelet.start()
     world.lister.collect()
     assert world.rows() == [POD_ROW, slurm]
 
 
-def test_a_process_of_an_unlisted_pod_has_the_kubelet_asked_at_once(world: World) -> None:
+def test_a_process_of_an_unlisted_pod_triggers_a_request_to_the_kubelet(world: World) -> None:
     world.lister.collect()
     world.start_pod()
     world.clock.advance(2)
     world.lister.collect()
-    assert world.kubelet.calls == 2, "List and GetAllocatableResources; it is not time to ask again"
+    assert world.kubelet.calls == 2, "List and GetAllocatableResources; the next poll is not due"
     world.processes.add(77, CGROUP)
     world.inventory.processes = (GpuProcess(77, GPU),)
     assert world.rows() == [{"gpu": GPU, "namespace": "team", "pod": "llama-0", "gang": f"pod-{UID}"}]
@@ -147,10 +147,10 @@ def test_a_process_of_an_unlisted_pod_has_the_kubelet_asked_at_once(world: World
     assert world.kubelet.calls == 3
     assert world.rows() == [POD_ROW]
     world.lister.collect()
-    assert world.kubelet.calls == 3, "asked once for it"
+    assert world.kubelet.calls == 3, "one request for the new pod"
 
 
-def test_a_number_that_passes_to_another_process_does_not_pass_its_gpu_on(world: World) -> None:
+def test_a_reused_pid_does_not_inherit_the_gpu(world: World) -> None:
     world.processes.add(77, "/slurm/uid_1/job_871/step_0/task_0", start_time=100)
     world.inventory.processes = (GpuProcess(77, GPU),)
     assert [row["slurm_job"] for row in world.rows()] == ["871"]
@@ -158,10 +158,10 @@ def test_a_number_that_passes_to_another_process_does_not_pass_its_gpu_on(world:
     assert world.rows() == []
     assert world.rows() == []
     world.inventory.processes = (GpuProcess(77, GPU),)
-    assert [row["slurm_job"] for row in world.rows()] == ["999"], "the driver was asked anew, and says so"
+    assert [row["slurm_job"] for row in world.rows()] == ["999"], "the driver was polled again and reports it"
 
 
-def test_ranks_of_the_local_backend(world: World, tmp_path: Path) -> None:
+def test_ranks_of_the_local_backend_are_owners(world: World, tmp_path: Path) -> None:
     write_rank(tmp_path / "ranks" / "n0", os.getpid(), rank=3, slot="1")
     attribution = Attribution(str(tmp_path / "ranks" / "n0"), clock=world.clock)
     collector = OwnerCollector(attribution, world.table, world.inventory, slots=(GPU, OTHER), clock=world.clock)
@@ -172,7 +172,7 @@ def test_ranks_of_the_local_backend(world: World, tmp_path: Path) -> None:
     assert len(slots_of_processors.collect().gauge_columns) == 2
 
 
-def test_job_files(world: World, tmp_path: Path) -> None:
+def test_job_files_give_owners(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "jobs"
     folder.mkdir()
     (folder / "0").write_text("871\n\n872 1000\n")
@@ -192,7 +192,7 @@ def test_job_files(world: World, tmp_path: Path) -> None:
     assert world.rows() == [POD_ROW]
 
 
-def test_rdma_devices_by_their_address(world: World, tmp_path: Path) -> None:
+def test_rdma_devices_are_found_by_their_address(world: World, tmp_path: Path) -> None:
     address = "0000:3b:02.1"
     (tmp_path / "sys" / "devices" / address).mkdir(parents=True)
     (tmp_path / "sys" / "class" / "infiniband" / "mlx5_3").mkdir(parents=True)
@@ -205,7 +205,7 @@ def test_rdma_devices_by_their_address(world: World, tmp_path: Path) -> None:
     assert gauge(block, "gangwatch_rdma_owner_info", resource="vendor.com/vf", **labels) == 1
 
 
-def test_minor_numbers_come_from_the_kernels_driver_where_nvml_did_not_tell(world: World) -> None:
+def test_minor_numbers_come_from_the_kernel_driver_if_nvml_has_none(world: World) -> None:
     world.processes.add_gpu("0000:1b:00.0", GPU, 3)
     world.processes.add_gpu("0000:2b:00.0", OTHER, 2)
     world.kubelet.pods = [Pod("team", "p", (Container("main", (("nvidia.com/gpu", "nvidia3"),)),))]
@@ -215,10 +215,10 @@ def test_minor_numbers_come_from_the_kernels_driver_where_nvml_did_not_tell(worl
         assert [row["gpu"] for row in world.rows()] == [GPU]
     world.inventory.gpus = (GpuDevice(GPU, 0, 0),)
     block = world.owners.collect()
-    assert gauge(block, "gangwatch_owner_devices_unresolved") == 1, "no GPU of ours has that number"
+    assert gauge(block, "gangwatch_owner_devices_unresolved") == 1, "no GPU of this node has that number"
 
 
-def test_pods_of_one_name_are_not_told_apart_by_guessing(world: World) -> None:
+def test_pods_of_one_name_are_not_distinguished_by_a_guess(world: World) -> None:
     world.start_pod()
     (world.logs / f"team_llama-0_{UID[:-1]}0").mkdir()
     world.lister.collect()
@@ -245,7 +245,7 @@ def test_devices_are_counted_by_resource(world: World) -> None:
         gauge(block, "gangwatch_kubelet_devices_allocated", resource="rdma/hca")
 
 
-def test_a_kubelet_of_before_allocatable_resources(world: World) -> None:
+def test_a_kubelet_without_allocatable_resources_is_supported(world: World) -> None:
     class Old:
         def list(self) -> tuple[Pod, ...]:
             return (Pod("team", "p", (Container("main", (("nvidia.com/gpu", GPU),)),)),)
