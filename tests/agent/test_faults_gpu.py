@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.scripted_collectors import wait_until
-from tests.agent.training_node import MOST_RUNS_UNSEEN, TrainingNode, hurry, threads_of
+from tests.agent.training_node import MOST_RUNS_UNSEEN, TrainingNode, shorten_intervals, threads_of
 from tests.fakes.nvml.control import GPU_IS_LOST, SUCCESS, FakeNvml
 
 HANG_SECONDS = float(os.environ.get("GANGWATCH_HANG_SECONDS", "6"))
@@ -25,7 +25,7 @@ ALL_GPUS = 8
 
 @pytest.fixture
 def site(tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingNode]:
-    hurry(monkeypatch)
+    shorten_intervals(monkeypatch)
     with TrainingNode(tmp_path, nvml_library, nvml) as running:
         try:
             yield running

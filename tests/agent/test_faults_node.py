@@ -18,7 +18,7 @@ from exporter.push.push import PushTarget
 from tests import needs
 from tests.agent.rates_of_frames import Rates
 from tests.agent.scripted_collectors import wait_until
-from tests.agent.training_node import INTERVAL_SECONDS, MOST_RUNS_UNSEEN, TrainingNode, hurry, threads_of
+from tests.agent.training_node import INTERVAL_SECONDS, MOST_RUNS_UNSEEN, TrainingNode, shorten_intervals, threads_of
 from tests.fakes.nvml.control import FakeNvml
 from tests.fakes.sysfs.tree import write_number
 
@@ -54,7 +54,7 @@ def clock() -> Jumping:
 def site(
     tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, clock: Jumping
 ) -> Iterator[TrainingNode]:
-    hurry(monkeypatch)
+    shorten_intervals(monkeypatch)
     with TrainingNode(tmp_path, nvml_library, nvml, clock=clock) as running:
         yield running
     assert not threads_of()
@@ -162,7 +162,7 @@ def test_series_of_an_ended_job_are_no_longer_published(site: TrainingNode) -> N
 def test_a_receiver_that_reads_nothing_fills_only_its_own_queue(
     tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurry(monkeypatch)
+    shorten_intervals(monkeypatch)
     monkeypatch.setattr(push, "SEND_SECONDS", 0.5)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Who owns which device: names of devices, and the join of what several tellers know."""
+"""Owners of devices: device names, and the join of several sources."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ GPUS = (
         ("::3", None),
     ],
 )
-def test_ids_of_device_plugins(device: str, expected: tuple[str, str] | None) -> None:
+def test_ids_of_device_plugins_are_resolved(device: str, expected: tuple[str, str] | None) -> None:
     assert resolve(device, GPUS) == expected
 
 
@@ -78,19 +78,19 @@ def test_ids_of_device_plugins(device: str, expected: tuple[str, str] | None) ->
         ("gpu-vfio-1", None),
     ],
 )
-def test_names_in_resource_claims(device: str, expected: tuple[str, str] | None) -> None:
+def test_names_in_resource_claims_are_resolved(device: str, expected: tuple[str, str] | None) -> None:
     assert resolve_claimed(device, GPUS) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "expected"), [("0", (G0, "")), ("1.7", (G1, M1)), (G2, (G2, "")), (M1, (G1, M1)), ("5", None), ("x", None)]
 )
-def test_names_of_job_files(name: str, expected: tuple[str, str] | None) -> None:
+def test_names_of_job_files_are_resolved(name: str, expected: tuple[str, str] | None) -> None:
     assert resolve_file(name, GPUS) == expected
 
 
 @given(st.text(max_size=40))
-def test_no_name_is_too_strange(name: str) -> None:
+def test_arbitrary_names_are_resolved_to_a_gpu_or_none(name: str) -> None:
     for of in (resolve, resolve_claimed, resolve_file):
         found = of(name, GPUS)
         assert found is None or found[0].startswith("GPU-")
@@ -110,7 +110,7 @@ def test_a_container_and_its_process_are_one_owner() -> None:
     assert join.owners().gpus == (GpuOwner(G0, "", Owner("team", "llama-0", "main", "pod-u-1", "0", "5")),)
 
 
-def test_processes_that_share_a_gpu_have_each_its_own_owner() -> None:
+def test_processes_that_share_a_gpu_have_separate_owners() -> None:
     join = Join(GPUS)
     join.pods([pod("a", f"{G0}::0"), pod("b", f"{G0}::1")], {})
     join.processes(
@@ -129,7 +129,7 @@ def test_processes_that_share_a_gpu_have_each_its_own_owner() -> None:
     )
 
 
-def test_pods_that_share_a_gpu_are_each_an_owner() -> None:
+def test_pods_that_share_a_gpu_are_separate_owners() -> None:
     join = Join(GPUS)
     join.pods([pod("a", f"{G0}::0", f"{G0}::1"), pod("b", f"{G0}::2"), pod("c", M1)], {})
     assert join.owners().gpus == (
@@ -139,7 +139,7 @@ def test_pods_that_share_a_gpu_are_each_an_owner() -> None:
     )
 
 
-def test_a_process_is_not_guessed_into_one_of_two_containers() -> None:
+def test_a_process_is_not_assigned_to_one_of_two_containers_by_guess() -> None:
     both = Pod("team", "p", tuple(Container(name, (("nvidia.com/gpu", G0),)) for name in "ab"))
     join = Join(GPUS)
     join.pods([both], {})
@@ -151,7 +151,7 @@ def test_a_process_is_not_guessed_into_one_of_two_containers() -> None:
     ]
 
 
-def test_a_prologs_word_and_the_processes_are_one_owner() -> None:
+def test_a_job_file_and_its_process_are_one_owner() -> None:
     join = Join(GPUS)
     join.jobs([("0", "871"), ("1.7", "872"), ("9", "873")])
     process = Owner("", "", "", "slurm-871.0", "0", "4", "871")
@@ -161,7 +161,7 @@ def test_a_prologs_word_and_the_processes_are_one_owner() -> None:
     assert owners.unresolved == 1
 
 
-def test_a_local_rank_is_told_twice_and_stands_once() -> None:
+def test_a_local_rank_from_two_sources_is_one_owner() -> None:
     join = Join(GPUS)
     rank = Owner(gang="j-000001", attempt="1", rank="0")
     join.rank(G0, rank)
@@ -169,7 +169,7 @@ def test_a_local_rank_is_told_twice_and_stands_once() -> None:
     assert join.owners().gpus == (GpuOwner(G0, "", rank),)
 
 
-def test_claims_and_rdma_devices() -> None:
+def test_claims_and_rdma_devices_have_owners() -> None:
     claimed = (ClaimedDevice(GPU_DRIVER, "n", "gpu-1", "c"), ClaimedDevice("dra.net", "n", "pci-0000-3b-02-1", "c"))
     pods = [
         Pod("team", "claims", (Container("main", (), claimed),)),
@@ -189,7 +189,7 @@ def test_claims_and_rdma_devices() -> None:
     assert owners.unresolved == 0
 
 
-def test_owners_are_bounded_and_what_is_left_out_is_counted() -> None:
+def test_the_number_of_owners_is_limited_and_the_rest_is_counted() -> None:
     join = Join(GPUS)
     join.pods([pod(f"p{number}", f"{G0}::{number}") for number in range(MAX_OWNERS + 40)], {})
     owners = join.owners()
@@ -201,20 +201,20 @@ owner = st.builds(Owner, words, words, words, words, words, words, words)
 
 
 @given(st.lists(owner, max_size=6))
-def test_nothing_told_is_lost_and_nothing_is_made_up(told: list[Owner]) -> None:
-    owners = join_owners(told)
-    assert owners == sorted(set(owners)) == join_owners([*reversed(told), *told])
+def test_joined_owners_keep_all_known_fields_and_add_none(parts: list[Owner]) -> None:
+    owners = join_owners(parts)
+    assert owners == sorted(set(owners)) == join_owners([*reversed(parts), *parts])
     for one in owners:
         for field in Owner.__slots__:
             value = getattr(one, field)
-            assert not value or value in {getattr(part, field) for part in told}
-    for part in told:
+            assert not value or value in {getattr(part, field) for part in parts}
+    for part in parts:
         assert any(
             all(getattr(part, field) in ("", getattr(one, field)) for field in Owner.__slots__) for one in owners
         )
 
 
-def test_information_of_the_driver() -> None:
+def test_the_information_file_of_the_driver_is_parsed() -> None:
     lines = ("Model: \t\t NVIDIA H100", "IRQ:   \t\t 18", f"GPU UUID: \t {G0}", "Bus Location: \t 0000:1B:00.0")
     text = "\n".join((*lines, "Device Minor: \t 3\n"))
     assert parse_information(text) == (G0, 3, "0000:1b:00.0")

@@ -1,4 +1,4 @@
-"""Whatever bytes come, a parser gives what they say or refuses: no crash, no hang, no number that is not there."""
+"""Parsers with arbitrary bytes: each parses or rejects them, without a crash, a hang or an invented number."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_number_is_the_number(value: int, end: bytes) -> None:
 
 
 @given(st.one_of(st.text(alphabet="0123456789_-+.eNA \n", max_size=25).map(str.encode), st.binary(max_size=25)))
-def test_nothing_else_is_a_number(data: bytes) -> None:
+def test_other_bytes_are_not_a_number(data: bytes) -> None:
     try:
         value = parse_number(data)
     except ValueError:
@@ -105,7 +105,7 @@ def test_nothing_else_is_a_number(data: bytes) -> None:
 
 
 @given(st.sampled_from(["mlx5_core", "bnxt_en", "irdma", "efa", "rxe", "", "x"]), st.text(min_size=1, max_size=40))
-def test_every_file_name_is_some_series(driver: str, name: str) -> None:
+def test_every_file_name_maps_to_a_series(driver: str, name: str) -> None:
     for meaning in (hardware_counter(driver, name), port_counter(name)):
         metric = BY_NAME[meaning.metric]
         assert {name for name, _ in meaning.labels} | {"device", "port"} == set(metric.labels)
@@ -165,11 +165,13 @@ counters = st.lists(
 
 
 @given(counters, st.booleans(), st.data())
-def test_netlink_messages_with_bytes_changed(told: list[tuple[str, int]], padded: bool, data: st.DataObject) -> None:
-    whole = message(netlink.STATISTICS_GET, 0, 1, statistics(told, padded=padded))
-    assert read_all(whole) == told
+def test_netlink_messages_with_bytes_changed(
+    counters: list[tuple[str, int]], padded: bool, data: st.DataObject
+) -> None:
+    whole = message(netlink.STATISTICS_GET, 0, 1, statistics(counters, padded=padded))
+    assert read_all(whole) == counters
     shape = netlink.Shape(whole, len(whole))
-    assert shape.values(whole, len(whole)) == tuple(value for _, value in told)
+    assert shape.values(whole, len(whole)) == tuple(value for _, value in counters)
     at = data.draw(st.integers(0, len(whole) - 1))
     broken = bytearray(whole)
     broken[at] ^= data.draw(st.integers(1, 255))
@@ -177,10 +179,10 @@ def test_netlink_messages_with_bytes_changed(told: list[tuple[str, int]], padded
         read_all(bytes(broken))
     except SourceError:
         pass
-    # A changed byte is a changed value, or this answer is of another shape: never one counter's value as another's.
+    # A changed byte changes one value or makes the shape reject the message; values never move to other counters.
     values = shape.values(broken, len(broken))
     if values is not None and at >= netlink.HEADER.size:
-        assert sum(ours != theirs for ours, (_, theirs) in zip(values, told, strict=True)) == 1
+        assert sum(ours != theirs for ours, (_, theirs) in zip(values, counters, strict=True)) == 1
     cut = data.draw(st.integers(0, len(whole) - 1))
     assert shape.values(whole[:cut] + bytes(64), cut) is None
 
@@ -218,8 +220,8 @@ def test_a_record_is_read_back(priority: int, sequence: int, microseconds: int, 
 
 
 @pytest.mark.parametrize("length", [10_000, 100_000])
-def test_long_lines_take_no_long_time(length: int) -> None:
-    """No pattern looks back and forth: a line that a process can make arbitrarily long costs what it is long."""
+def test_long_lines_are_read_in_linear_time(length: int) -> None:
+    """No pattern backtracks: the cost of a line, which a process can make arbitrarily long, is linear in its length."""
     for text, _, _, _ in MESSAGES:
         parse_message(text[: len(text) // 2] + "x (" * (length // 3))
     parse_message("mlx5_core 0000:18:00.0: " + "mlx5_cmd_out_err" * (length // 16))

@@ -1,4 +1,4 @@
-"""PCI Express links and AER counts, on a synthesised node."""
+"""PCI Express links and AER counts of a synthesised node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_links_and_errors(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_a_gpu_off_the_bus_costs_its_own_values(tmp_path: Path) -> None:
+def test_a_gpu_off_the_bus_affects_only_its_own_values(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=1, gpus=2)
     gpu = tmp_path / "bus" / "pci" / "devices" / tree.gpus[0]
     collector = PcieCollector(str(tmp_path))
@@ -58,11 +58,11 @@ def test_a_gpu_off_the_bus_costs_its_own_values(tmp_path: Path) -> None:
     assert counter(block, errors, error="TLP", severity="nonfatal", **address) == 0
     assert counter(block, errors, error="TLP", severity="fatal", pci_address=tree.gpus[1]) == 0
     (gpu / "aer_dev_fatal").write_text("\n".join(f"{name} 1" for name in (*AER_UNCORRECTABLE, "TOTAL_ERR_FATAL")))
-    assert counter(collector.collect(), errors, error="TLP", severity="fatal", **address) == 1, "and heals"
+    assert counter(collector.collect(), errors, error="TLP", severity="fatal", **address) == 1, "the series recovers"
     collector.close()
 
 
-def test_devices_come_and_go(tmp_path: Path) -> None:
+def test_series_follow_added_and_removed_devices(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2, gpus=0)
     collector = PcieCollector(str(tmp_path))
     both = collector.collect()

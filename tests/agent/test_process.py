@@ -1,4 +1,4 @@
-"""The process collector on real processes that do as they are told, and on written trees for what they can't show."""
+"""Process collector on real processes that run commands of a test, and on written trees for all other cases."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ for line in sys.stdin:
 
 
 class Rank:
-    """A real process that evaluates what it is told, and the place where the collector finds it."""
+    """Real process that evaluates expressions, and its entry for the collector."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -83,12 +83,12 @@ def rank() -> Iterator[Rank]:
 
 @pytest.fixture(params=[None, 0], ids=["kept descriptors", "no descriptor to spare"])
 def collector(request: pytest.FixtureRequest, rank: Rank) -> Iterator[ProcessCollector]:
-    # An interval at which every run also looks for children.
+    # With this interval, every run also scans for children.
     before = descriptors()
     one = ProcessCollector(rank, interval_seconds=2.0, most_descriptors=request.param)
     yield one
     one.close()
-    assert descriptors() == before, "descriptors are given back"
+    assert descriptors() == before, "all descriptors are closed"
 
 
 def descriptors() -> int:
@@ -104,11 +104,11 @@ def value(collector: ProcessCollector, metric: str) -> int:
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < end, "nothing of the kind within 30 s"
+        assert time.monotonic() < end, "the condition was not true within 30 s"
         time.sleep(0.01)
 
 
-def test_processor_time_is_what_the_process_used(rank: Rank, collector: ProcessCollector) -> None:
+def test_processor_time_is_counted(rank: Rank, collector: ProcessCollector) -> None:
     block = collector.collect()
     assert_catalogued(block)
     rank.do("burn(0.2)")
@@ -117,7 +117,7 @@ def test_processor_time_is_what_the_process_used(rank: Rank, collector: ProcessC
     assert collector.collect() is block
 
 
-def test_a_thread_that_ends_takes_nothing_with_it(rank: Rank, collector: ProcessCollector) -> None:
+def test_time_of_an_ended_thread_is_kept(rank: Rank, collector: ProcessCollector) -> None:
     rank.do("[burner := threading.Thread(target=burn, args=(0.2,)), burner.start()]")
     wait_until(lambda: value(collector, CPU) > 100_000_000)
     assert gauge(collector.collect(), "gangwatch_rank_threads", **LABELS) in (1, 2)
@@ -127,7 +127,7 @@ def test_a_thread_that_ends_takes_nothing_with_it(rank: Rank, collector: Process
     assert value(collector, CPU) >= before + 50_000_000
 
 
-def test_a_child_is_the_ranks_and_takes_nothing_with_it(rank: Rank, collector: ProcessCollector) -> None:
+def test_time_of_a_child_counts_for_the_rank_and_is_kept(rank: Rank, collector: ProcessCollector) -> None:
     burn = "import sys, time\\nwhile time.process_time() < 0.3: pass\\nprint(flush=True)\\nsys.stdin.read()"
     rank.do(
         f"[child := subprocess.Popen([sys.executable, '-c', '{burn}'], stdin=subprocess.PIPE, stdout=subprocess.PIPE),"
@@ -141,7 +141,7 @@ def test_a_child_is_the_ranks_and_takes_nothing_with_it(rank: Rank, collector: P
     assert gauge(collector.collect(), "gangwatch_rank_threads", **LABELS) == 1
 
 
-def test_a_child_that_another_adopts_stays_the_ranks(rank: Rank, collector: ProcessCollector) -> None:
+def test_an_orphaned_child_still_counts_for_the_rank(rank: Rank, collector: ProcessCollector) -> None:
     grandchild = "[sys.executable, '-c', 'import sys; sys.stdin.read()']"
     between = f"import subprocess, sys; child = subprocess.Popen({grandchild}); print(child.pid, flush=True); input()"
     rank.do(
@@ -150,14 +150,14 @@ def test_a_child_that_another_adopts_stays_the_ranks(rank: Rank, collector: Proc
     )
     assert gauge(collector.collect(), "gangwatch_rank_threads", **LABELS) == 3
     rank.do("[child.kill(), child.wait()]")
-    # The orphan reads the same pipe, whose other end the rank still holds.
+    # The orphan reads the same pipe; the rank still holds its other end.
     assert gauge(collector.collect(), "gangwatch_rank_threads", **LABELS) == 2
     rank.do("child.stdin.close()")
     wait_until(lambda: gauge(collector.collect(), "gangwatch_rank_threads", **LABELS) == 1)
 
 
-def test_the_state_of_the_processes_is_told(rank: Rank, collector: ProcessCollector) -> None:
-    """Running, stopped, a child that is stopped, a zombie that nobody has waited for, and gone."""
+def test_the_state_of_the_processes_is_reported(rank: Rank, collector: ProcessCollector) -> None:
+    """Expect the states running, stopped, stopped child, unreaped zombie, and ended."""
 
     def state() -> float | None:
         return gauge(collector.collect(), "gangwatch_rank_process_state", **LABELS)
@@ -175,13 +175,13 @@ def test_the_state_of_the_processes_is_told(rank: Rank, collector: ProcessCollec
     wait_until(lambda: state() == ProcessState.RUNNING)
     rank.process.kill()
     wait_until(lambda: state() == ProcessState.ZOMBIE)
-    rank.alive = False  # who names the ranks does not name it any more
+    rank.alive = False  # the source of ranks no longer lists it
     assert state() == ProcessState.ZOMBIE
     rank.process.wait()
     assert collector.collect().gauge_columns == ()
 
 
-def test_a_stop_is_seen_as_stopped_samples(rank: Rank, collector: ProcessCollector) -> None:
+def test_a_stopped_process_has_stopped_samples(rank: Rank, collector: ProcessCollector) -> None:
     rank.do("0")
     assert (value(collector, STOPPED), value(collector, SAMPLES)) == (0, 2)
     os.kill(rank.process.pid, signal.SIGSTOP)
@@ -192,7 +192,7 @@ def test_a_stop_is_seen_as_stopped_samples(rank: Rank, collector: ProcessCollect
     assert (value(collector, STOPPED), value(collector, SAMPLES)) == (2, 6)
 
 
-def test_a_childs_bytes_are_counted_once(rank: Rank, collector: ProcessCollector, tmp_path: Path) -> None:
+def test_bytes_of_a_child_are_counted_once(rank: Rank, collector: ProcessCollector, tmp_path: Path) -> None:
     write = f"import os, sys; f = open('{tmp_path}/x', 'wb'); f.write(bytes(1 << 20)); f.flush(); os.fsync(f.fileno())"
     rank.do(
         f'[child := subprocess.Popen([sys.executable, "-c", "{write}; print(flush=True); input()"],'
@@ -202,18 +202,20 @@ def test_a_childs_bytes_are_counted_once(rank: Rank, collector: ProcessCollector
     rank.do("[child.kill(), child.wait()]")
     for _ in range(3):
         collector.collect()
-    # Once waited for, the child's bytes are also the parent's own, and the kernel's count is the whole truth.
+    # After the parent has waited for the child, the kernel adds the child's bytes to the parent's.
     kernel = parse_process_io(Path(f"/proc/{rank.process.pid}/io").read_bytes()).written_bytes
     assert seen <= value(collector, WRITTEN) == kernel
 
 
-def test_a_rank_that_ends_is_let_go(rank: Rank, collector: ProcessCollector) -> None:
+def test_an_ended_rank_is_removed(rank: Rank, collector: ProcessCollector) -> None:
     first = collector.collect()
     assert len(first.counter_columns) == 7
     rank.process.kill()
     rank.process.wait()
     gone = collector.collect()
-    assert not gone.counters_valid.any() and all(math.isnan(one) for one in gone.gauges), "absent until it is let go"
+    assert not gone.counters_valid.any() and all(math.isnan(one) for one in gone.gauges), (
+        "absent until the rank is removed"
+    )
     rank.alive = False
     assert collector.collect().counter_columns == ()
 
@@ -247,7 +249,7 @@ class Written:
 MAIN = RankFile("j-000001", 1, 0, 50, 5)
 
 
-def test_without_children_files_descendants_are_found_by_their_parents(tmp_path: Path) -> None:
+def test_descendants_are_found_by_parent_pids_without_children_files(tmp_path: Path) -> None:
     write_process(tmp_path, 50, 1)
     write_process(tmp_path, 51, 50)
     write_process(tmp_path, 52, 51)
@@ -261,14 +263,14 @@ def test_without_children_files_descendants_are_found_by_their_parents(tmp_path:
     collector.close()
 
 
-def test_a_pid_that_passed_to_another_process_is_not_the_rank(tmp_path: Path) -> None:
+def test_a_reused_pid_is_not_counted_for_the_rank(tmp_path: Path) -> None:
     write_process(tmp_path, 50, 1, start_time=6)
     collector = ProcessCollector(Written(MAIN), str(tmp_path))
     assert counter(collector.collect(), CPU, **LABELS) is None
     collector.close()
 
 
-def test_a_rank_below_a_rank_is_counted_for_itself(tmp_path: Path) -> None:
+def test_a_rank_that_is_a_descendant_of_a_rank_is_counted_separately(tmp_path: Path) -> None:
     write_process(tmp_path, 50, 1)
     write_process(tmp_path, 51, 50)
     collector = ProcessCollector(Written(MAIN, RankFile("j-000001", 1, 1, 51, 5)), str(tmp_path))
@@ -279,7 +281,7 @@ def test_a_rank_below_a_rank_is_counted_for_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("0\n", None), ("1\n", 9 * TICK_NS), (None, 9 * TICK_NS)])
-def test_block_io_is_absent_where_the_kernel_does_not_count_it(
+def test_block_io_is_absent_if_the_kernel_does_not_count_it(
     tmp_path: Path, setting: str | None, expected: int | None
 ) -> None:
     write_process(tmp_path, 50, 1)
@@ -291,7 +293,7 @@ def test_block_io_is_absent_where_the_kernel_does_not_count_it(
     collector.close()
 
 
-def test_what_may_not_be_read_is_absent_and_the_rest_is_there(tmp_path: Path) -> None:
+def test_unreadable_values_are_absent_and_the_others_present(tmp_path: Path) -> None:
     write_process(tmp_path, 50, 1, io=False)
     collector = ProcessCollector(Written(MAIN), str(tmp_path))
     block = collector.collect()
@@ -316,20 +318,20 @@ def test_storage_bytes_never_fall(samples: list[tuple[int, int]]) -> None:
     ("samples", "total"),
     [
         ([(100, 0), (5, 0)], 105),
-        ([(100, 0), (100, 100)], 100),  # ended, and in the parent's count at once
-        ([(100, 0), (0, 100), (100, 0)], 100),  # in the parent's count one sample later
-        ([(100, 0), (0, 100), (0, 0), (30, 0)], 130),  # nobody waited for it: what comes later is new
+        ([(100, 0), (100, 100)], 100),  # ended; added to the parent's count at once
+        ([(100, 0), (0, 100), (100, 0)], 100),  # added to the parent's count one sample later
+        ([(100, 0), (0, 100), (0, 0), (30, 0)], 130),  # no process waited for it: later bytes are new
         ([(100, 0), (130, 100)], 130),
     ],
 )
-def test_what_an_ended_child_wrote_is_counted_once(samples: list[tuple[int, int]], total: int) -> None:
+def test_bytes_of_an_ended_child_are_counted_once(samples: list[tuple[int, int]], total: int) -> None:
     counted = StorageBytes()
     for appeared, ended in samples:
         counted.add(appeared, ended)
     assert counted.total == total
 
 
-def test_a_name_may_hold_anything() -> None:
+def test_a_process_name_may_contain_any_bytes() -> None:
     rest = " ".join(["R", "4", *["0"] * 15, "2", "0", "77", "0", "3", *["0"] * 18, "6"])
     for name in (b"python", b"a) S 1 (b", b"\xff\n)", b""):
         stat = parse_process_stat(b"12 (" + name + b") " + rest.encode())

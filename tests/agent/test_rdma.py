@@ -1,4 +1,4 @@
-"""RDMA collectors on a synthesised tree: every file is a series, faults stay where they are, devices come and go."""
+"""RDMA collectors on a synthesised tree: one series per file, isolated faults, added and removed devices."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def test_every_file_of_every_driver_is_one_series(tmp_path: Path, driver: str) -
     for block in blocks:
         assert_catalogued(block)
     every = series_of(*blocks)
-    assert len(set(every)) == len(every), "no series stands in two blocks"
-    told = [
+    assert len(set(every)) == len(every), "no series is in two blocks"
+    values = [
         int(value) for block in blocks for value, good in zip(block.counters, block.counters_valid, strict=True) if good
     ]
-    told += [
+    values += [
         int(value)
         for block in blocks
         for column, value in zip(block.gauge_columns, block.gauges, strict=True)
         if column.metric == "gangwatch_rdma_resources"
     ]
-    assert sorted(told) == [1000 + number for number in range(1, expected + 1)]
+    assert sorted(values) == [1000 + number for number in range(1, expected + 1)]
     close(parent)
 
 
@@ -125,7 +125,7 @@ def test_values_and_widths(tmp_path: Path) -> None:
 
 
 def test_two_files_of_one_meaning_are_two_series(tmp_path: Path) -> None:
-    """As in bnxt_re of Linux 6.13 and newer, which has words of mlx5's beside its own."""
+    """Use names as in bnxt_re of Linux 6.13 and newer, which has mlx5's names in addition to its own."""
     tree = build(tmp_path, nics=1, driver="bnxt_en")
     hardware = tree.nics[0].port / "hw_counters"
     write_number(hardware / "rx_out_of_buffer", 5)
@@ -135,13 +135,13 @@ def test_two_files_of_one_meaning_are_two_series(tmp_path: Path) -> None:
     blocks = [one.collect() for one in parent.members() if not one.name.startswith("rdma-ethtool")]
     every = series_of(*blocks)
     assert len(set(every)) == len(every)
-    told = {
+    values = {
         (column.metric, dict(column.labels).get("counter")): int(value)
         for block in blocks
         for column, value in zip(block.counter_columns, block.counters, strict=True)
     }
-    assert told["gangwatch_rdma_out_of_buffer_total", None] == 6
-    assert told["gangwatch_rdma_hw_counters_total", "rx_out_of_buffer"] == 5
+    assert values["gangwatch_rdma_out_of_buffer_total", None] == 6
+    assert values["gangwatch_rdma_hw_counters_total", "rx_out_of_buffer"] == 5
     close(parent)
 
 
@@ -163,7 +163,7 @@ def test_members_are_the_same_objects_until_a_device_changes(tmp_path: Path) -> 
     close(parent)
 
 
-def test_a_nic_that_vanishes_costs_only_its_own_series_and_heals(tmp_path: Path) -> None:
+def test_a_nic_that_disappears_affects_only_its_series_and_recovers(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2)
     parent = collector_of(tree)
     parent.collect()
@@ -174,7 +174,7 @@ def test_a_nic_that_vanishes_costs_only_its_own_series_and_heals(tmp_path: Path)
         gone.collect()
     assert stays.collect().counters_valid.all()
     tree.return_nic("mlx5_0")
-    assert gone.collect().counters_valid.all(), "back before it was missed"
+    assert gone.collect().counters_valid.all(), "back before its removal was detected"
     tree.remove_nic("mlx5_0")
     block = parent.collect()
     assert gauge(block, "gangwatch_rdma_devices") == 1
@@ -187,7 +187,7 @@ def test_a_nic_that_vanishes_costs_only_its_own_series_and_heals(tmp_path: Path)
     gone.close()
 
 
-def test_a_nic_that_comes_and_goes_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_removed_nic_leaves_no_open_descriptors(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=1)
     parent = collector_of(tree)
     descriptors: list[int] = []
@@ -200,7 +200,7 @@ def test_a_nic_that_comes_and_goes_leaves_nothing_behind(tmp_path: Path) -> None
         with pytest.raises(SourceError):
             members[0].collect()
         parent.collect()
-        for one in members:  # which a node does with those that are members no more
+        for one in members:  # a node closes removed members
             one.close()
         descriptors.append(len(list(Path("/proc/self/fd").iterdir())))
         tree.return_nic("mlx5_0")
@@ -208,12 +208,12 @@ def test_a_nic_that_comes_and_goes_leaves_nothing_behind(tmp_path: Path) -> None
     close(parent)
 
 
-def test_files_without_a_number_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_without_a_number_are_not_read_again_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = build(tmp_path, nics=1)
     hardware, counters = tree.nics[0].port / "hw_counters", tree.nics[0].port / "counters"
     (counters / "port_xmit_wait").write_text("N/A (no PMA)\n")
     (hardware / "out_of_sequence").unlink()
-    # The running kernel's own refusal: the loopback interface has no speed, and its file answers EINVAL.
+    # A real error of the running kernel: the loopback interface has no speed, and reading its file fails with EINVAL.
     (hardware / "out_of_sequence").symlink_to("/sys/class/net/lo/speed")
     (hardware / "packet_seq_err").write_text("12_3\n")
     (hardware / "rnr_nak_retry_err").write_text(str(2**64))
@@ -234,7 +234,7 @@ def test_files_without_a_number_are_left_alone(tmp_path: Path, monkeypatch: pyte
     really = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest, **more: opened.append(str(path)) or really(path, *rest, **more))
     fast.collect()
-    assert opened == [], "asking again would cost a firmware command and a line in the kernel's log"
+    assert opened == [], "each further read would cost a firmware command and a kernel log line"
     assert gauge(parent.collect(), "gangwatch_rdma_files_unreadable", device="mlx5_0") == 4
     write_number(counters / "port_xmit_wait", 7)
     for _ in range(600):
@@ -260,7 +260,7 @@ def test_management_nics_and_excluded_ones_are_not_read(tmp_path: Path, monkeypa
     assert sum(path.endswith("/vpd") for path in opened) == 4
     opened.clear()
     parent.collect()
-    assert not [path for path in opened if path.endswith("/vpd")], "product data are read once"
+    assert not [path for path in opened if path.endswith("/vpd")], "vital product data are read once"
     by_address = collector_of(tree, excluded=(tree.nics[0].address,))
     by_address.collect()
     assert "rdma/mlx5_0" not in {one.name for one in by_address.members()}
@@ -268,7 +268,7 @@ def test_management_nics_and_excluded_ones_are_not_read(tmp_path: Path, monkeypa
     close(by_address)
 
 
-def test_mlx5_is_asked_first_for_what_makes_it_ask_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_make_mlx5_query_its_device_are_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = build(tmp_path, nics=1)
     parent = collector_of(tree)
     parent.collect()
@@ -283,7 +283,7 @@ def test_mlx5_is_asked_first_for_what_makes_it_ask_its_device(tmp_path: Path, mo
     close(parent)
 
 
-def test_descriptors_are_kept_and_given_back(tmp_path: Path) -> None:
+def test_descriptors_stay_open_and_are_closed_at_the_end(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=8)
 
     def descriptors() -> int:
@@ -296,12 +296,12 @@ def test_descriptors_are_kept_and_given_back(tmp_path: Path) -> None:
         for one in parent.members():
             one.collect()
     kept = descriptors() - before
-    assert 8 * 10 < kept < 8 * 20, "the fast tier's, and those alone"
+    assert 8 * 10 < kept < 8 * 20, "only descriptors of the fast tier"
     close(parent)
     assert descriptors() == before
 
 
-def test_a_port_without_anything_to_tell(tmp_path: Path) -> None:
+def test_a_port_without_counters_has_no_series(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=1)
     port = tree.nics[0].port
     for folder in ("counters", "hw_counters"):
@@ -320,24 +320,24 @@ def test_a_port_without_anything_to_tell(tmp_path: Path) -> None:
     close(parent)
 
 
-def test_no_rdma_at_all(tmp_path: Path) -> None:
+def test_a_machine_without_rdma_is_unsupported_until_a_driver_is_loaded(tmp_path: Path) -> None:
     parent = RdmaCollector(str(tmp_path))
     assert gauge(parent.collect(), "gangwatch_rdma_devices") == 0
     assert parent.members() == ()
     build(tmp_path, nics=1)
     parent.collect()
-    assert parent.members(), "the driver was loaded after the agent"
+    assert parent.members(), "the driver was loaded after the agent started"
     close(parent)
 
 
-def test_virtual_functions_name_their_physical_one(tmp_path: Path) -> None:
+def test_virtual_functions_have_the_name_of_their_physical_function(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2)
     (tree.nics[1].device / "physfn").symlink_to(tree.nics[0].device)
     devices, _ = DeviceFinder(str(tmp_path)).find()
     assert [one.physical_function for one in devices] == ["", tree.nics[0].address]
 
 
-def test_representors_are_no_ports_netdev(tmp_path: Path) -> None:
+def test_representors_are_not_the_netdev_of_a_port(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=1)
     nic = tree.nics[0]
     (nic.port / "gid_attrs" / "ndevs" / "0").unlink()
@@ -348,13 +348,13 @@ def test_representors_are_no_ports_netdev(tmp_path: Path) -> None:
     assert devices[0].ports[0].netdev == "rail0"
 
 
-def test_a_nodes_frames_follow_the_devices(tmp_path: Path) -> None:
+def test_frames_of_a_node_follow_the_devices(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2)
     node = Node("here", [collector_of(tree)], proc_root=str(tmp_path), version="1")
 
     def devices() -> dict[str, int]:
-        """How many counters each RDMA device has in the newest frame that are present."""
-        node.tick()  # the parent first, and the members that it has found since
+        """Return the number of present counters of each RDMA device in the newest frame."""
+        node.tick()  # first the parent, then the members that it found
         layout, frame = node.tick()
         found: dict[str, int] = {}
         for column, good in zip(layout.counters, frame.counters_valid, strict=True):
@@ -379,7 +379,7 @@ def by_netlink(tree: Tree, fake: FakeRdma) -> RdmaCollector:
     return collector_of(tree, lambda: RdmaNetlink(fake.connect))
 
 
-def test_netlink_tells_what_the_files_tell(tmp_path: Path) -> None:
+def test_netlink_gives_the_values_of_the_files(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2)
     tree.advance(3.0, {"mlx5_1": 0.5})
     names = HARDWARE["mlx5_core"]
@@ -430,7 +430,7 @@ def test_a_counter_that_appears_in_the_message_is_a_new_series(tmp_path: Path) -
     close(parent)
 
 
-def test_where_netlink_does_not_answer_the_files_are_read(tmp_path: Path) -> None:
+def test_the_files_are_read_if_netlink_fails(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=1)
     for fake in (FakeRdma(refuses=22), FakeRdma({"another": [("np_cnp_sent", 1)]})):
         parent = by_netlink(tree, fake)
@@ -440,17 +440,17 @@ def test_where_netlink_does_not_answer_the_files_are_read(tmp_path: Path) -> Non
         close(parent)
 
 
-def test_a_device_that_gets_another_index_is_found_again(tmp_path: Path) -> None:
+def test_a_device_with_a_new_index_is_found_again(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=1)
     fake = FakeRdma({"mlx5_0": [("np_cnp_sent", 1)]})
     parent = by_netlink(tree, fake)
     parent.collect()
     fast = member(parent, "rdma/mlx5_0")
     fast.collect()
-    fake.indexes["mlx5_0"] = 7  # the driver was loaded again
+    fake.indexes["mlx5_0"] = 7  # the driver was reloaded
     with pytest.raises(SourceError) as raised:
         fast.collect()
-    assert not isinstance(raised.value, UnsupportedError), "one that answered before is asked again"
+    assert not isinstance(raised.value, UnsupportedError), "a device that responded before is queried again"
     parent.collect()
     assert (
         counter(member(parent, "rdma/mlx5_0").collect(), "gangwatch_rdma_cnp_sent_total", device="mlx5_0", port="1")
@@ -464,7 +464,7 @@ def test_a_device_that_gets_another_index_is_found_again(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "rate"),
     [
         ("400 Gb/sec (4X NDR)", (50e9, 4)),
         ("2.5 Gb/sec (1X SDR)", (312.5e6, 1)),
@@ -472,17 +472,17 @@ def test_a_device_that_gets_another_index_is_found_again(tmp_path: Path) -> None
         ("100 Gb/sec", (12.5e9, None)),
     ],
 )
-def test_rates(text: str, told: tuple[float, int | None]) -> None:
-    assert parse_rate(text) == told
+def test_port_rates_are_parsed(text: str, rate: tuple[float, int | None]) -> None:
+    assert parse_rate(text) == rate
 
 
 @pytest.mark.parametrize("text", ["", "400", "-4 Gb/sec (4X)", "4e5 Gb/sec", "400 Gb/sec (x NDR)", "٤ Gb/sec"])
-def test_what_is_no_rate(text: str) -> None:
+def test_invalid_rates_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="no port rate"):
         parse_rate(text)
 
 
 @pytest.mark.parametrize("text", ["", "ACTIVE", "4 ACTIVE", ": ACTIVE", "-1: DOWN", "٤: ACTIVE"])
-def test_what_is_no_state(text: str) -> None:
+def test_invalid_states_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="no port state"):
         parse_state(text)

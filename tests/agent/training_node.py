@@ -44,7 +44,7 @@ MOST_RUNS_UNSEEN = 1
 be over when a frame is made that does not show it. Counted in runs, it holds however slow the machine is."""
 
 
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the product does every ten or thirty seconds, it does twice a second."""
     monkeypatch.setattr(nvml_collector, "INTERVAL_SECONDS", 2 * INTERVAL_SECONDS)
     monkeypatch.setattr(nvml_source, "RETRY_LOST_SECONDS", 2 * INTERVAL_SECONDS)

@@ -25,7 +25,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Cause, Finding, Verdict
 from scheduler_feedback.detectors.health.health import HealthDetector
-from tests.agent.training_node import TrainingNode, hurry
+from tests.agent.training_node import TrainingNode, shorten_intervals
 from tests.fakes.nvml.control import GPU_IS_LOST, FakeNvml
 
 SECOND = 1_000_000_000
@@ -67,7 +67,7 @@ class Watching:
 
 @pytest.fixture
 def site(tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingNode]:
-    hurry(monkeypatch)
+    shorten_intervals(monkeypatch)
     with TrainingNode(tmp_path, nvml_library, nvml) as running:
         try:
             yield running

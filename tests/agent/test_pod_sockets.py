@@ -1,4 +1,4 @@
-"""Pods that may mount nothing of the host report their steps through a volume of their own, as themselves alone."""
+"""Pods without host mounts report steps through a socket in their own volume, and only under their own name."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ while True:
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder whose name leaves room: a socket's path may have 107 bytes (unix(7))."""
+    """Yield a folder with a short path, because a socket path has at most 107 bytes (unix(7))."""
     folder = Path(tempfile.mkdtemp(prefix="gw", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
 
 
 def volume(pods: Path, uid: str, name: str = "gangwatch") -> Path:
-    """An emptyDir as the kubelet makes it: open to whatever user the pod runs as."""
+    """Make an emptyDir like the kubelet's: writable for any user that the pod runs as."""
     folder = pods / uid / "volumes" / "kubernetes.io~empty-dir" / name
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     return folder
 
 
-# --- the doors alone -------------------------------------------------------------------------------------------------
+# --- the sockets alone-----------------------------------------------------------------------------------------------
 
 
 def close(listeners: list[socket.socket]) -> int:
@@ -57,33 +57,33 @@ def close(listeners: list[socket.socket]) -> int:
     return len(listeners)
 
 
-def test_a_pod_with_the_volume_has_a_door_that_any_user_may_use_for_as_long_as_it_lives(short: Path) -> None:
-    doors = PodSockets(str(short))
+def test_a_pod_with_the_volume_has_a_socket_for_any_user_while_it_lives(short: Path) -> None:
+    sockets = PodSockets(str(short))
     folder = volume(short, UIDS[0])
     volume(short, UIDS[1], "cache")
-    opened, gone = doors.look()
+    opened, gone = sockets.look()
     assert (len(opened), gone) == (1, [])
     status = (folder / DOOR).lstat()
     assert stat.S_ISSOCK(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o666
-    assert doors.look() == ([], [])
+    assert sockets.look() == ([], [])
     shutil.rmtree(short / UIDS[0])
-    assert doors.look() == ([], opened)
+    assert sockets.look() == ([], opened)
     close(opened)
 
 
-def test_what_a_pod_does_to_its_door_is_mended_and_no_link_of_its_is_followed(short: Path) -> None:
+def test_a_socket_that_a_pod_damaged_is_restored_and_no_link_is_followed(short: Path) -> None:
     pods, secret = short / "pods", short / "secret"
     pods.mkdir()
     secret.write_text("the host's")
     secret.chmod(0o600)
     folder = volume(pods, UIDS[0])
     (folder / DOOR).symlink_to(secret)
-    doors = PodSockets(str(pods))
-    first, _ = doors.look()
+    sockets = PodSockets(str(pods))
+    first, _ = sockets.look()
     assert len(first) == 1 and stat.S_ISSOCK((folder / DOOR).lstat().st_mode)
     (folder / DOOR).unlink()
     (folder / DOOR).symlink_to(secret)
-    second, gone = doors.look()
+    second, gone = sockets.look()
     assert gone == first and len(second) == 1 and stat.S_ISSOCK((folder / DOOR).lstat().st_mode)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and secret.read_text() == "the host's"
 
@@ -92,21 +92,21 @@ def test_what_a_pod_does_to_its_door_is_mended_and_no_link_of_its_is_followed(sh
     other = pods / UIDS[1] / "volumes" / "kubernetes.io~empty-dir"
     other.mkdir(parents=True)
     (other / "gangwatch").symlink_to(elsewhere)
-    assert doors.look() == ([], [])
+    assert sockets.look() == ([], [])
     assert not list(elsewhere.iterdir())
     close(first)
-    assert len(list(doors.close())) == 1
+    assert len(list(sockets.close())) == 1
 
 
-def test_no_folder_of_pods_is_no_trouble(tmp_path: Path) -> None:
+def test_a_missing_folder_of_pods_is_not_an_error(tmp_path: Path) -> None:
     assert PodSockets(str(tmp_path / "absent")).look() == ([], [])
 
 
-# --- an agent at work ------------------------------------------------------------------------------------------------
+# --- a real agent ----------------------------------------------------------------------------------------------------
 
 
 class Pods:
-    """Processes as a kubelet would start them, and a real agent that sees them in their pods' control groups."""
+    """Processes like those that a kubelet starts, and a real agent that sees them in their pods' control groups."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.pods, self.proc = folder, folder / "pods", folder / "proc"
@@ -127,7 +127,7 @@ class Pods:
         until("the agent is up", lambda: bool(self.state.agents()))
 
     def start(self, uid: str, number: int, **claims: str) -> None:
-        """A pod of one process, which sees its emptyDir at a path of its own, as in a container."""
+        """Start a pod of one process, which sees its emptyDir at its own path, as in a container."""
         inside = self.folder / f"run{number}"
         inside.symlink_to(volume(self.pods, uid))
         environment = {**os.environ, "GANGWATCH_SOCKET": str(inside / DOOR), "RANK": str(number), **claims}
@@ -146,12 +146,12 @@ class Pods:
         process.stdin.close()
 
     def ranks(self) -> set[tuple[str, str]]:
-        """(gang, rank) of those whose steps the agent publishes."""
+        """Return (gang, rank) of each rank with published steps."""
         (record,) = self.state.agents().values()
         try:
             with urlopen(f"{record.url}/metrics", timeout=10) as answer:
                 lines = answer.read().decode().splitlines()
-        except HTTPError:  # 503: there is no frame yet
+        except HTTPError:  # 503: no frame yet
             return set()
         found = set()
         for line in lines:
@@ -167,20 +167,20 @@ class Pods:
             process.wait(10)
 
 
-def until(what: str, look: Callable[[], bool], seconds: float = 40.0) -> None:
+def until(what: str, condition: Callable[[], bool], seconds: float = 40.0) -> None:
     limit = time.monotonic() + seconds
-    while not look():
+    while not condition():
         assert time.monotonic() < limit, what
         time.sleep(0.1)
 
 
-def test_a_real_agent_hears_the_steps_of_pods_by_their_doors_and_each_speaks_for_itself_alone(short: Path) -> None:
+def test_a_real_agent_receives_steps_of_pods_and_each_only_under_its_own_name(short: Path) -> None:
     pods = Pods(short)
     try:
         pods.agent()
         pods.start(UIDS[0], 0)
         until("the first reports", lambda: pods.ranks() == {(f"pod-{UIDS[0]}", "0")})
-        # It says that it is the other pod, and nothing that it says is believed.
+        # It claims to be the other pod; the agent rejects the claim.
         pods.start(UIDS[1], 1, GANGWATCH_JOB=f"pod-{UIDS[0]}", RANK="0")
         time.sleep(3)
         assert pods.ranks() == {(f"pod-{UIDS[0]}", "0")}
