@@ -1,4 +1,4 @@
-"""RDMA devices that were given to containers: found and read from inside their namespaces, and let go with them."""
+"""RDMA devices of containers: the collector reads them inside their namespaces, and drops them with the container."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OWN = Path("/proc/self/ns/net")
 
 
 class Containers:
-    """Namespaces by inode, each with its own kernel's end; one may not be entered."""
+    """Namespaces by inode, each with its own fake kernel; one of them cannot be entered."""
 
     def __init__(self) -> None:
         self.ends: dict[int, FakeRdma] = {}
@@ -63,7 +63,7 @@ def collector(root: Path, containers: Containers, host: FakeRdma) -> RdmaCollect
     )
 
 
-def test_a_containers_device_is_read_from_inside(tmp_path: Path, containers: Containers) -> None:
+def test_the_device_of_a_container_is_read_in_its_namespace(tmp_path: Path, containers: Containers) -> None:
     parent = collector(tmp_path, containers, FakeRdma(exclusive=True))
     containers.ends = {11: FakeRdma({"mlx5_2": COUNTERS}), 12: FakeRdma({"mlx5_3": COUNTERS})}
     block = parent.collect()
@@ -73,10 +73,10 @@ def test_a_containers_device_is_read_from_inside(tmp_path: Path, containers: Con
     first, second = parent.members()
     assert (first.name, second.name) == ("rdma/mlx5_2", "rdma/mlx5_3")
     for member, device in ((first, "mlx5_2"), (second, "mlx5_3")):
-        told = member.collect()
-        assert_catalogued(told)
-        assert counter(told, SENT[0], device=device, port="1") == SENT[1]
-    assert all(one.fileno() == -1 for one in containers.sockets), "an open one would keep the namespace alive"
+        found = member.collect()
+        assert_catalogued(found)
+        assert counter(found, SENT[0], device=device, port="1") == SENT[1]
+    assert all(one.fileno() == -1 for one in containers.sockets), "an open socket would keep the namespace alive"
     assert parent.collect() is block and parent.members() == (first, second)
     del containers.ends[11]
     parent.collect()
@@ -85,7 +85,7 @@ def test_a_containers_device_is_read_from_inside(tmp_path: Path, containers: Con
     parent.close()
 
 
-def test_a_namespace_that_may_not_be_entered_costs_its_own_series(tmp_path: Path, containers: Containers) -> None:
+def test_a_namespace_without_permission_affects_only_its_series(tmp_path: Path, containers: Containers) -> None:
     parent = collector(tmp_path, containers, FakeRdma(exclusive=True))
     containers.ends = {11: FakeRdma({"mlx5_2": COUNTERS}), 12: FakeRdma({"mlx5_3": COUNTERS})}
     containers.closed = {12}
@@ -101,7 +101,7 @@ def test_a_namespace_that_may_not_be_entered_costs_its_own_series(tmp_path: Path
 
 
 @pytest.mark.parametrize("host", [FakeRdma(), FakeRdma(refuses=95)], ids=["shared", "an old kernel"])
-def test_in_the_shared_mode_nobody_is_entered(tmp_path: Path, containers: Containers, host: FakeRdma) -> None:
+def test_in_shared_mode_no_namespace_is_entered(tmp_path: Path, containers: Containers, host: FakeRdma) -> None:
     parent = collector(tmp_path, containers, host)
     containers.ends = {11: FakeRdma({"mlx5_2": COUNTERS})}
     assert gauge(parent.collect(), "gangwatch_rdma_namespaces_exclusive") == 0
@@ -117,7 +117,7 @@ def cookie(one: socket.socket) -> bytes:
         return one.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
 
 
-def test_a_socket_made_inside_is_of_that_namespace() -> None:
+def test_a_socket_made_in_a_namespace_belongs_to_it() -> None:
     unshare = needs.component("unshare", "util-linux")
     with subprocess.Popen([unshare, "--net", "sleep", "600"], stderr=subprocess.DEVNULL) as process:
         try:

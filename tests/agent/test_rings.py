@@ -1,4 +1,4 @@
-"""Rings in shared memory: what a reader makes of whatever their writers put there."""
+"""Rings in shared memory: reading of valid, torn, overwritten and arbitrary records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END = rings.STEP_ENDED
 
 
 class Writer:
-    """A ring in a memory file, written slot by slot."""
+    """Writer of a ring in a memory file, slot by slot."""
 
     def __init__(self, slots: int = SLOTS) -> None:
         self.slots = slots
@@ -34,7 +34,7 @@ class Writer:
         self.written = 0
 
     def ring(self) -> Ring:
-        """A reader, which closes the descriptor."""
+        """Return a reader of the ring; the reader closes the descriptor."""
         return Ring(self.descriptor, self.slots)
 
     def put(
@@ -75,7 +75,7 @@ def numbers(ring: Ring, now_ns: int = NOW_NS, **options: int) -> list[int]:
     return [record.number for record in ring.read(now_ns, **options)]
 
 
-def test_each_record_is_read_once_and_across_the_ring_end(writer: Writer, ring: Ring) -> None:
+def test_each_record_is_read_once_also_across_the_end_of_the_ring(writer: Writer, ring: Ring) -> None:
     seen: list[int] = []
     for _ in range(20):
         for _ in range(37):
@@ -86,47 +86,47 @@ def test_each_record_is_read_once_and_across_the_ring_end(writer: Writer, ring: 
     assert (ring.lost, ring.malformed) == (0, 0)
 
 
-def test_what_was_overwritten_is_lost_and_counted(writer: Writer, ring: Ring) -> None:
+def test_overwritten_records_are_counted_as_lost(writer: Writer, ring: Ring) -> None:
     writer.put()
     assert numbers(ring) == [0]
     for _ in range(1000):
         writer.put()
-    # The slot after the newest may be half written at any moment: one less than there are slots is read.
+    # The slot after the newest may be half written, so a reader reads one record less than there are slots.
     assert numbers(ring, NOW_NS + 1_000_000) == list(range(1001 - (SLOTS - 1), 1001))
     assert ring.lost == 1000 - (SLOTS - 1)
 
 
-def test_a_ring_that_was_written_before_we_came_has_lost_nothing(writer: Writer, ring: Ring) -> None:
+def test_records_from_before_the_reader_are_not_counted_as_lost(writer: Writer, ring: Ring) -> None:
     for _ in range(1000):
         writer.put()
     assert len(numbers(ring)) == SLOTS - 1
     assert ring.lost == 0
 
 
-def test_one_reading_takes_no_more_than_its_limit(writer: Writer, ring: Ring) -> None:
+def test_one_read_takes_at_most_its_limit(writer: Writer, ring: Ring) -> None:
     for _ in range(100):
         writer.put()
     assert numbers(ring, limit=64) == list(range(64))
     assert numbers(ring, limit=64) == list(range(64, 100))
 
 
-def test_what_is_overwritten_under_the_copy_is_dropped(writer: Writer, ring: Ring) -> None:
+def test_records_overwritten_during_the_copy_are_dropped(writer: Writer, ring: Ring) -> None:
     for _ in range(SLOTS - 1):
         writer.put()
     copy = ring._copy
 
-    def overtaken(start: int, end: int) -> bytes:
+    def copy_and_overwrite(start: int, end: int) -> bytes:
         copied = copy(start, end)
         for _ in range(3):
             writer.put()
         return copied
 
-    ring._copy = overtaken  # type: ignore[method-assign]
+    ring._copy = copy_and_overwrite  # type: ignore[method-assign]
     assert numbers(ring) == list(range(3, SLOTS - 1))
     assert ring.lost == 3
 
 
-def test_a_record_in_the_making_is_waited_for_once(writer: Writer, ring: Ring) -> None:
+def test_a_half_written_record_is_retried_once(writer: Writer, ring: Ring) -> None:
     writer.put()
     writer.put(sequences=(0, 0))
     writer.put()
@@ -163,7 +163,7 @@ def test_a_torn_record_that_is_not_new_is_skipped(writer: Writer, ring: Ring) ->
         {"time_ns": -5},
         {"time_ns": NOW_NS + rings.FUTURE_NS + 1},
         {"values": (-1, 0, 0)},
-        {"values": (NOW_NS, 0, 0)},  # begun before the machine booted
+        {"values": (NOW_NS, 0, 0)},  # started before the machine booted
         {"flags": rings.WAIT_KNOWN, "values": (5, 6, 0)},
         {"flags": rings.WAIT_KNOWN, "values": (5, -1, 0)},
         {"flags": rings.TOKENS_KNOWN, "values": (5, 0, -1)},
@@ -179,14 +179,14 @@ def test_an_impossible_record_is_counted_and_the_next_is_read(
     assert ring.malformed == 1
 
 
-def test_unknown_wait_and_tokens_are_none(writer: Writer, ring: Ring) -> None:
+def test_unknown_wait_and_token_counts_are_none(writer: Writer, ring: Ring) -> None:
     writer.put(values=(5, 4, 3))
     writer.put(flags=rings.WAIT_KNOWN | rings.TOKENS_KNOWN, values=(5, 0, 0))
     assert [(record.wait_ns, record.tokens) for record in ring.read(NOW_NS)] == [(None, None), (0, 0)]
 
 
 @pytest.mark.parametrize("count", [2**64 - 1, 2**40 * 1000])
-def test_a_count_that_no_writer_could_reach_is_none(count: int, writer: Writer, ring: Ring) -> None:
+def test_an_impossible_count_is_ignored(count: int, writer: Writer, ring: Ring) -> None:
     writer.put()
     assert numbers(ring) == [0]
     writer.count(count)
@@ -194,11 +194,11 @@ def test_a_count_that_no_writer_could_reach_is_none(count: int, writer: Writer, 
     assert (ring.malformed, ring.lost) == (1, 0)
 
 
-def test_a_count_that_falls(writer: Writer, ring: Ring) -> None:
+def test_a_decreasing_count_reads_no_record_twice(writer: Writer, ring: Ring) -> None:
     for _ in range(200):
         writer.put()
     assert len(numbers(ring)) == 200
-    writer.count(199)  # another thread stored late: nothing is read twice
+    writer.count(199)  # another thread stored late
     assert numbers(ring) == []
     assert ring.malformed == 0
     writer.count(3)
@@ -210,7 +210,7 @@ def test_a_count_that_falls(writer: Writer, ring: Ring) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), reads=st.integers(1, 4))
-def test_no_bytes_make_a_reader_raise_or_believe_the_impossible(data: st.DataObject, reads: int) -> None:
+def test_arbitrary_bytes_cause_no_error_and_no_impossible_record(data: st.DataObject, reads: int) -> None:
     writer = Writer()
     ring = writer.ring()
     now_ns = data.draw(st.sampled_from([1, 10**9, NOW_NS, 2**62]))
@@ -280,7 +280,7 @@ def test_a_sealed_file_of_the_right_size_is_a_ring() -> None:
         (64 + 300 * 64, SEALS, struct.pack("<8sII", b"GWRING01", 64, 300), "not a step ring"),
     ],
 )
-def test_no_other_file_is_read(size: int, seals: int, header: bytes | None, said: str) -> None:
+def test_invalid_files_are_rejected(size: int, seals: int, header: bytes | None, said: str) -> None:
     descriptor = memory_file(size, seals, header)
     try:
         with pytest.raises(ReporterError, match=said):
@@ -289,7 +289,7 @@ def test_no_other_file_is_read(size: int, seals: int, header: bytes | None, said
         os.close(descriptor)
 
 
-def test_a_file_that_is_no_memory_file_is_refused() -> None:
+def test_a_file_that_is_not_a_memory_file_is_rejected() -> None:
     descriptor = os.open("/proc/self/stat", os.O_RDONLY)
     try:
         with pytest.raises(ReporterError, match="not a memory file"):
@@ -299,7 +299,7 @@ def test_a_file_that_is_no_memory_file_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("magic", "said"), [(b"GWRING02", "layout 2"), (b"GWRING00", "layout 0"), (b"GWRING99", "99")])
-def test_a_ring_of_another_layout_says_which_and_what_to_upgrade(magic: bytes, said: str) -> None:
+def test_the_error_for_another_layout_names_it_and_the_upgrade(magic: bytes, said: str) -> None:
     descriptor = os.memfd_create("ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         size = rings.HEADER_BYTES + SLOTS * rings.SLOT_BYTES
@@ -312,9 +312,7 @@ def test_a_ring_of_another_layout_says_which_and_what_to_upgrade(magic: bytes, s
         os.close(descriptor)
 
 
-def test_records_of_kinds_and_flags_that_a_later_writer_has_are_counted_and_the_rest_is_read(
-    writer: Writer, ring: Ring
-) -> None:
+def test_records_with_unknown_kinds_or_flags_are_counted_and_skipped(writer: Writer, ring: Ring) -> None:
     writer.put()
     writer.put(kind=9)
     writer.put(flags=64)

@@ -1,4 +1,4 @@
-"""The soak runs, keeps its promises over a short way, and tells what it promises to tell."""
+"""A short soak run: it finds no leak and no failure, and prints every promised key."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests import needs
 
 @pytest.mark.slow
 @pytest.mark.serial
-def test_a_short_soak_keeps_nothing_and_breaks_nothing() -> None:
-    """In a process of its own: what a soak hurries stays hurried, and its memory is to be the agent's alone."""
+def test_a_short_soak_finds_no_leak_and_no_failure() -> None:
+    """Run it in its own process, because it shortens intervals and must measure only the memory of the agent."""
     needs.component("gcc", "gcc")
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.soak", "--ticks", "1500", "--thread-seconds", "4", "--json"],
@@ -29,6 +29,6 @@ def test_a_short_soak_keeps_nothing_and_breaks_nothing() -> None:
     assert ran.stdout, ran.stderr
     result = json.loads(ran.stdout)
     assert result["within_ranges"] and ran.returncode == 0, result
-    assert len(result["faults"]) >= 10, "every kind of fault there is"
+    assert len(result["faults"]) >= 10, "every kind of fault occurs"
     assert result["threads"]["most_abandoned_at_once"] >= 1
     assert result["rates"]["counted"] > 100_000

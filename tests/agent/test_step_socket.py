@@ -1,4 +1,4 @@
-"""The step socket: nobody can hold it up, and only one agent listens."""
+"""Step socket: no client can block it, and only one agent listens."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def send(client: socket.socket, data: bytes, descriptors: list[int]) -> None:
     try:
         client.sendmsg([data], rights)
     except BrokenPipeError:
-        pass  # refused before it was heard: the answer waits to be read
+        pass  # rejected before all data were read; the response is still there to read
 
 
 def answer(client: socket.socket) -> dict[str, object]:
@@ -103,25 +103,25 @@ def register(path: str, rank: int = 0) -> socket.socket:
     return client
 
 
-def test_a_reporter_is_admitted_and_seen_to_leave(listening: StepSocket, path: str) -> None:
+def test_a_reporter_is_admitted_and_its_end_is_detected(listening: StepSocket, path: str) -> None:
     with register(path) as client:
         assert answer(client) == {"ok": True}
         (found,) = listening.registered()
         assert (found.peer, found.member) == (Peer(os.getpid(), os.getuid()), Member("g", 1, 0))
         assert not found.closed
-    wait_until(lambda: found.closed, "its end goes unnoticed")
+    wait_until(lambda: found.closed, "the end of the connection is not detected")
     assert found.ring.read(1) == []
     listening.forget(found)
     assert listening.registered() == []
     assert refusals(listening) == 0
 
 
-def test_a_registered_reporter_says_where_it_stands(listening: StepSocket, path: str) -> None:
+def test_a_registered_reporter_reports_its_place(listening: StepSocket, path: str) -> None:
     with register(path) as client:
         assert answer(client) == {"ok": True}
         (found,) = listening.registered()
         assert found.place == Place()
-        # Two at once, in pieces, and with words that are not its own to say: it is heard of its own rank alone.
+        # Two places at once, in pieces, and with fields that it may not set: only its own rank's place changes.
         both = place(data=1, stage=2, tensor=3) + place(data=4, stage=5, rank=7, gang="other")
         for start in range(0, len(both), 11):
             client.sendall(both[start : start + 11])
@@ -133,7 +133,7 @@ def test_a_registered_reporter_says_where_it_stands(listening: StepSocket, path:
 @pytest.mark.parametrize(
     "said",
     [
-        b"what is no message" * 1000,
+        b"not a real message" * 1000,
         message(b"not json"),
         message(b'{"v":2,"place":{}}'),
         message(b'{"v":1}'),
@@ -142,27 +142,27 @@ def test_a_registered_reporter_says_where_it_stands(listening: StepSocket, path:
         message(b'{"v":1,"place":{"data":0}}') * (MAX_PLACES + 1),
     ],
 )
-def test_nonsense_about_a_place_ends_the_connection_and_no_other(said: bytes, listening: StepSocket, path: str) -> None:
+def test_an_invalid_place_closes_only_its_own_connection(said: bytes, listening: StepSocket, path: str) -> None:
     with register(path) as client, register(path, rank=1) as other:
         assert answer(client) == answer(other) == {"ok": True}
         first, second = sorted(listening.registered(), key=lambda one: one.member.rank)
         try:
             client.sendall(said)
         except OSError:
-            pass  # shown out before it was done
-        wait_until(lambda: first.closed, "nonsense goes unnoticed")
+            pass  # disconnected before everything was sent
+        wait_until(lambda: first.closed, "the connection stays open after an invalid place")
         assert not second.closed
         other.sendall(place(tensor=1))
-        wait_until(lambda: second.place == Place(tensor=1), "the other is not heard")
+        wait_until(lambda: second.place == Place(tensor=1), "the place of the other rank is not received")
     assert refusals(listening) == 1
 
 
-def test_the_socket_is_this_users_alone(listening: StepSocket, path: str) -> None:
+def test_only_this_user_can_use_the_socket(listening: StepSocket, path: str) -> None:
     assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
 
 
-def test_a_message_may_come_in_pieces_and_the_descriptor_with_the_first(listening: StepSocket, path: str) -> None:
+def test_a_message_may_arrive_in_pieces_with_the_descriptor_first(listening: StepSocket, path: str) -> None:
     descriptor = memory_file(WHOLE)
     with connect(path) as client:
         whole = claim(gang="g", rank=4)
@@ -192,18 +192,20 @@ def test_a_message_may_come_in_pieces_and_the_descriptor_with_the_first(listenin
         (message(b"{")[:4], "no complete registration within 0.3 s"),
     ],
 )
-def test_garbage_is_refused_counted_and_told(sent: bytes, said: str, listening: StepSocket, path: str) -> None:
+def test_garbage_is_rejected_counted_and_the_reason_is_sent(
+    sent: bytes, said: str, listening: StepSocket, path: str
+) -> None:
     with connect(path) as client:
         client.sendall(sent)
-        told = answer(client)
-        assert told["ok"] is False and said in str(told["error"])
+        response = answer(client)
+        assert response["ok"] is False and said in str(response["error"])
         assert client.recv(1) == b""
     assert refusals(listening) == 1
     assert said in listening.refusals[0].reason
     assert listening.registered() == []
 
 
-def test_a_file_that_is_not_sealed_is_refused(listening: StepSocket, path: str) -> None:
+def test_an_unsealed_file_is_rejected(listening: StepSocket, path: str) -> None:
     descriptor = memory_file(WHOLE, seals=0)
     with connect(path) as client:
         send(client, claim(gang="g"), [descriptor])
@@ -211,7 +213,7 @@ def test_a_file_that_is_not_sealed_is_refused(listening: StepSocket, path: str) 
     os.close(descriptor)
 
 
-def test_the_silent_do_not_keep_others_waiting(listening: StepSocket, path: str) -> None:
+def test_clients_that_send_nothing_do_not_delay_others(listening: StepSocket, path: str) -> None:
     silent = [connect(path) for _ in range(20)]
     with register(path) as client:
         assert answer(client) == {"ok": True}
@@ -220,7 +222,7 @@ def test_the_silent_do_not_keep_others_waiting(listening: StepSocket, path: str)
         each.close()
 
 
-def test_descriptors_are_never_kept_open(path: str) -> None:
+def test_no_descriptor_stays_open(path: str) -> None:
     before = open_descriptors()
     listening = StepSocket(path, admit_all)
     descriptors = [memory_file(WHOLE) for _ in range(10)]
@@ -229,7 +231,7 @@ def test_descriptors_are_never_kept_open(path: str) -> None:
         send(client, claim(gang="g")[:3], descriptors[:1])
         send(client, claim(gang="g")[3:], [])
         assert answer(client) == {"ok": True}
-        # Both ends of the connection, and the ring's.
+        # Both ends of the connection, and the ring.
         wait_until(lambda: open_descriptors() == listens + 3, "extra descriptors stay open")
         send(client, b"\0", descriptors)
         assert "too many descriptors" in str(answer(client)["error"])
@@ -243,7 +245,7 @@ def test_descriptors_are_never_kept_open(path: str) -> None:
         send(client, b"garbage!", descriptors[:1])
         answer(client)
     for found in listening.registered():
-        wait_until(lambda found=found: found.closed, "its end goes unnoticed")
+        wait_until(lambda found=found: found.closed, "the end of the connection is not detected")
         listening.forget(found)
     wait_until(lambda: open_descriptors() == listens, "descriptors of refused clients stay open")
     for descriptor in descriptors:
@@ -260,12 +262,12 @@ def test_one_rank_has_one_reporter(listening: StepSocket, path: str) -> None:
         with register(path, rank=1) as other:
             assert answer(other) == {"ok": True}
     (found, *_) = listening.registered()
-    wait_until(lambda: found.closed, "its end goes unnoticed")
+    wait_until(lambda: found.closed, "the end of the connection is not detected")
     with register(path) as again:
         assert answer(again) == {"ok": True}
 
 
-def test_one_that_cannot_be_judged_yet_is_asked_about_again(path: str) -> None:
+def test_admission_is_retried_if_it_cannot_be_decided_yet(path: str) -> None:
     asked: list[float] = []
 
     def admit(peer: Peer, claim: Claim, waited: float) -> Admission | None:
@@ -281,7 +283,7 @@ def test_one_that_cannot_be_judged_yet_is_asked_about_again(path: str) -> None:
         listening.close()
 
 
-def test_who_is_not_admitted_is_told_why(path: str) -> None:
+def test_a_rejected_reporter_receives_the_reason(path: str) -> None:
     def refuse(peer: Peer, claim: Claim, waited: float) -> Admission | None:
         raise ReporterError("not of this node")
 
@@ -294,7 +296,7 @@ def test_who_is_not_admitted_is_told_why(path: str) -> None:
         listening.close()
 
 
-def test_more_than_it_holds_are_refused(path: str) -> None:
+def test_reporters_above_the_limit_are_rejected(path: str) -> None:
     listening = StepSocket(path, admit_all, quotas=Quotas(reporters=2))
     try:
         clients = [register(path, rank) for rank in range(2)]
@@ -308,7 +310,7 @@ def test_more_than_it_holds_are_refused(path: str) -> None:
         listening.close()
 
 
-def test_a_second_agent_is_refused_and_a_dead_ones_socket_replaced(path: str) -> None:
+def test_a_second_agent_fails_and_the_socket_of_a_dead_one_is_replaced(path: str) -> None:
     Path(path).parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(path)
@@ -324,7 +326,7 @@ def test_a_second_agent_is_refused_and_a_dead_ones_socket_replaced(path: str) ->
     assert not Path(path).exists()
 
 
-def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_the_error_names_an_unusable_path(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="too long"):
         StepSocket(str(tmp_path / ("x" * 120) / "n.sock"), admit_all)
     (tmp_path / "file").write_text("")
@@ -335,16 +337,16 @@ def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     open_to_all.chmod(0o755)
     with pytest.raises(SourceError, match="mode 0700"):
         StepSocket(str(open_to_all / "n.sock"), admit_all)
-    open_to_all.chmod(0o711)  # others may enter it, and neither list nor change it
+    open_to_all.chmod(0o711)  # other users may enter it, but not list or change it
     listening = StepSocket(str(open_to_all / "n.sock"), admit_all)
     assert stat.S_IMODE((open_to_all / "n.sock").stat().st_mode) == 0o666
     listening.close()
     occupied = tmp_path / "occupied"
     occupied.mkdir(mode=0o700)
-    (occupied / "n.sock").write_text("a file of somebody's")
+    (occupied / "n.sock").write_text("a file of another program")
     with pytest.raises(SourceError, match=r"n\.sock"):
         StepSocket(str(occupied / "n.sock"), admit_all)
-    assert (occupied / "n.sock").read_text() == "a file of somebody's"
+    assert (occupied / "n.sock").read_text() == "a file of another program"
 
 
 @settings(max_examples=300, deadline=None)
@@ -362,7 +364,7 @@ def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         }
     ).map(lambda value: json.dumps(value).encode())
 )
-def test_no_bytes_make_an_impossible_claim(body: bytes) -> None:
+def test_arbitrary_bytes_never_give_an_impossible_claim(body: bytes) -> None:
     try:
         said = parse_claim(body)
     except ReporterError:

@@ -1,4 +1,4 @@
-"""The collector of steps: who may report as whom, and what becomes of records."""
+"""Collector of steps: identity of reporters, and processing of their records."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_rank_file(folder: Path, member: Member = SELF, pid: int | None = None)
 
 
 class Offset(SystemClock):
-    """The machine's clock, ahead by what the test says: the rings' stamps stay in the past."""
+    """System clock plus an offset that the test sets; timestamps in the rings stay in the past."""
 
     def __init__(self) -> None:
         self.ahead_ns = 0
@@ -67,7 +67,7 @@ class Offset(SystemClock):
 
 
 class Bench:
-    """A collector with its folder of ranks, and reporters of this process."""
+    """Collector with its folder of ranks, and reporters of this process."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "run" / "n.sock")
@@ -83,7 +83,7 @@ class Bench:
         return made
 
     def value(self, metric: str, member: Member | None = SELF) -> float | int | None:
-        """The newest value of a series, None where it is absent."""
+        """Return the newest value of a series, or None if it is absent."""
         return value(self.collector._columns.block, metric, member)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ def test_steps_of_an_attested_rank(bench: Bench) -> None:
     assert bench.collector.take_records() == []
 
 
-def test_where_a_rank_stands_is_a_series_of_its_own_and_nobody_elses(bench: Bench) -> None:
+def test_the_place_of_a_rank_is_a_series_of_that_rank_only(bench: Bench) -> None:
     write_rank_file(bench.ranks)
     reporter = bench.reporter(GANGWATCH_PIPELINE_STAGE="1", GANGWATCH_DATA_RANK="4")
     own = (("attempt", "2"), ("data", "4"), ("expert", ""), ("gang", "j-000001"), ("rank", "3"), ("stage", "1"))
@@ -173,9 +173,9 @@ def test_where_a_rank_stands_is_a_series_of_its_own_and_nobody_elses(bench: Benc
 
     assert places() == [(*own, ("tensor", ""))]
     block = bench.collector.collect()
-    assert bench.collector.collect() is block, "what has not changed is not laid out anew"
+    assert bench.collector.collect() is block, "an unchanged place makes no new layout"
     reporter.place(data=4, stage=1, tensor=0)
-    wait_until(lambda: places() == [(*own, ("tensor", "0"))], "what came later is not told")
+    wait_until(lambda: places() == [(*own, ("tensor", "0"))], "the later place is not reported")
     assert BY_NAME["gangwatch_rank_place_info"].labels == tuple(name for name, _ in places()[0])
 
 
@@ -192,7 +192,7 @@ def test_an_unknown_wait_has_no_value(bench: Bench) -> None:
     assert (record.wait_ns, record.tokens) == (None, None)
 
 
-def test_a_rank_that_never_arrives_is_seen_while_it_hangs(bench: Bench) -> None:
+def test_a_hanging_rank_is_visible_during_the_hang(bench: Bench) -> None:
     write_rank_file(bench.ranks)
     reporter = bench.reporter()
     with reporter.step(number=7) as step, reporter.wait():
@@ -205,13 +205,13 @@ def test_a_rank_that_never_arrives_is_seen_while_it_hangs(bench: Bench) -> None:
                 ("collective", 0),
             ]
             assert len(inside) == 2
-        # A collector that is stuck says nothing, instead of the same again.
+        # A stuck collector publishes nothing, instead of repeating old values.
         assert bench.collector.take_records() == []
     bench.collector.collect()
     assert [type(record) for record in bench.collector.take_records()] == [StepRecord]
 
 
-def test_an_agent_that_restarts_sees_a_hang_and_counts_no_step_twice(bench: Bench) -> None:
+def test_a_restarted_agent_detects_a_hang_and_counts_no_step_twice(bench: Bench) -> None:
     write_rank_file(bench.ranks)
     reporter = bench.reporter()
     with reporter.step():
@@ -221,7 +221,7 @@ def test_an_agent_that_restarts_sees_a_hang_and_counts_no_step_twice(bench: Benc
         assert len(finished(bench.collector.take_records())) == 1
         bench.collector.close()
         bench.collector = StepCollector(bench.path, Attribution(str(bench.ranks)))
-        wait_until(bench.collector._socket.registered, "the reporter does not come back")
+        wait_until(bench.collector._socket.registered, "the reporter does not reconnect")
         bench.collector.collect()
         records = bench.collector.take_records()
         assert [record.what for record in records if isinstance(record, OpenRecord)] == ["step", "collective"]
@@ -232,7 +232,7 @@ def test_an_agent_that_restarts_sees_a_hang_and_counts_no_step_twice(bench: Benc
     assert (record.step, record.collectives) == (1, 1)
 
 
-def test_the_last_steps_of_a_rank_that_ends_are_seen_and_its_columns_go(bench: Bench) -> None:
+def test_the_last_steps_of_an_ended_rank_are_read_and_its_columns_removed(bench: Bench) -> None:
     write_rank_file(bench.ranks)
     reporter = bench.reporter()
     begun = bench.collector.collect()
@@ -245,7 +245,7 @@ def test_the_last_steps_of_a_rank_that_ends_are_seen_and_its_columns_go(bench: B
     assert bench.collector.collect() is begun
     records = bench.collector.take_records()
     assert len(finished(records)) == 1
-    assert len(records) == 1, "a rank that is gone is inside of nothing"
+    assert len(records) == 1, "an ended rank is in no phase"
     assert bench.value("gangwatch_rank_steps_total") == 1
     assert bench.value("gangwatch_step_reporters", None) == 0
     assert bench.collector._socket.registered() == []
@@ -255,7 +255,7 @@ def test_the_last_steps_of_a_rank_that_ends_are_seen_and_its_columns_go(bench: B
         bench.value("gangwatch_rank_steps_total")
 
 
-def test_a_claim_that_contradicts_what_is_attested_is_refused_once_in_the_records(bench: Bench) -> None:
+def test_a_claim_that_contradicts_the_evidence_gives_one_record(bench: Bench) -> None:
     write_rank_file(bench.ranks)
     for _ in range(2):
         reporter = bench.reporter(GANGWATCH_JOB="j-000001", RANK="4")
@@ -274,13 +274,13 @@ def test_a_claim_that_contradicts_what_is_attested_is_refused_once_in_the_record
     assert value(block, "gangwatch_step_reporters", None) == 0
 
 
-def test_a_process_of_another_node_is_refused(bench: Bench, tmp_path: Path) -> None:
+def test_a_process_of_another_node_is_rejected(bench: Bench, tmp_path: Path) -> None:
     write_rank_file(tmp_path / "ranks" / "node-b")
     reporter = bench.reporter(GANGWATCH_JOB="j-000001", RANK="3")
     assert reporter.status == f"refused: process {os.getpid()} belongs to node node-b"
 
 
-def test_a_rank_that_registers_before_its_rank_file_stands_gets_its_own_name(bench: Bench) -> None:
+def test_a_rank_that_registers_before_its_rank_file_exists_gets_its_name(bench: Bench) -> None:
     reporter = steps.Reporter({"GANGWATCH_SOCKET": bench.path, "GANGWATCH_JOB": "j-000001", "RANK": "3"})
     bench.reporters.append(reporter)
     time.sleep(0.3)
@@ -291,7 +291,9 @@ def test_a_rank_that_registers_before_its_rank_file_stands_gets_its_own_name(ben
     assert registered.member == SELF
 
 
-def test_who_is_not_attested_reports_under_a_name_of_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_evidence_reports_under_a_separate_name(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ATTEST_SECONDS", 0.2)
     bench.reporter(GANGWATCH_JOB="j-000001", RANK="3")
     bench.reporter()
@@ -300,7 +302,7 @@ def test_who_is_not_attested_reports_under_a_name_of_its_own(bench: Bench, monke
     assert nameless == Member(f"uid-{os.getuid()}/{os.getpid()}", 0, 0)
 
 
-def test_a_second_agent_is_refused(bench: Bench) -> None:
+def test_a_second_agent_on_the_same_socket_fails(bench: Bench) -> None:
     with pytest.raises(SourceError, match="another agent"):
         StepCollector(bench.path, Attribution(None))
 
@@ -329,7 +331,7 @@ def test_a_second_agent_is_refused(bench: Bench) -> None:
         (Claim(1, gang="pod-u", rank=0), Identity("slurm-12.0", None, None, "slurm"), "claims gang pod-u"),
     ],
 )
-def test_what_is_attested_beats_what_is_claimed(claim: Claim, identity: Identity, expected: Member | str) -> None:
+def test_evidence_overrides_claims(claim: Claim, identity: Identity, expected: Member | str) -> None:
     if isinstance(expected, Member):
         assert judge(claim, identity) == expected
     else:
@@ -349,7 +351,7 @@ VICTIM = "0123abcd-4567-89ef-0123-000000000000"
         (f"/kubepods/pod{POD}/{'f0' * 32}", {"GANGWATCH_JOB": "mine", "RANK": "1"}, Member(f"pod-{POD}", 0, 1)),
         (f"/kubepods/pod{POD}/{'f0' * 32}", {"GANGWATCH_JOB": f"pod-{VICTIM}", "RANK": "1"}, "claims gang pod-"),
         (f"/kubepods/pod{POD}/{'f0' * 32}", {"GANGWATCH_JOB": "slurm-871.0", "RANK": "1"}, "claims gang slurm-871.0"),
-        # What another pod or job is called, made as a control group of one's own, further in.
+        # The name of another pod or job, as a nested control group that the user made.
         (
             f"/kubepods/pod{POD}/{'f0' * 32}/kubepods/pod{VICTIM}/{'0f' * 32}",
             {"GANGWATCH_JOB": f"pod-{VICTIM}", "RANK": "1"},
@@ -365,7 +367,7 @@ VICTIM = "0123abcd-4567-89ef-0123-000000000000"
             {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"},
             Member("slurm-12.0", 1, 0),
         ),
-        # Below a user's own manager, nothing is attested: it may report, under a name that no job can have.
+        # Below a user's systemd manager there is no evidence: the process reports under a name that no job can have.
         (
             "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_871/step_0/user/task_0",
             {"SLURM_JOB_ID": "871", "SLURM_PROCID": "0"},
@@ -376,7 +378,7 @@ VICTIM = "0123abcd-4567-89ef-0123-000000000000"
 def test_no_process_reports_as_another_pod_or_job(
     tmp_path: Path, cgroup: str, environment: dict[str, str], outcome: Member | str
 ) -> None:
-    """A real process at the real socket; only its control group is made up."""
+    """Connect a real process to the real socket; only its control group is simulated."""
     tree = ProcTree(tmp_path / "proc")
     tree.add(os.getpid(), cgroup, start_time=1)
     path = str(tmp_path / "run" / "n.sock")
@@ -394,13 +396,13 @@ def test_no_process_reports_as_another_pod_or_job(
         collector.close()
 
 
-def test_a_process_that_got_the_number_of_the_one_that_connected_is_not_taken_for_it(bench: Bench) -> None:
-    """Connect, leave the connection to a child, end, and wait for a victim to get the number."""
+def test_a_reused_pid_of_a_connected_process_is_not_trusted(bench: Bench) -> None:
+    """Connect, pass the connection to a child, exit, and wait until a victim gets the pid."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
         write_rank_file(bench.ranks, pid=victim.pid)
         peer, claim = Peer(victim.pid, os.getuid()), Claim(1, gang="j-000001", rank=3)
         assert bench.collector._admit(peer, claim, 0.0) == (SELF, Tenant("job", "j-000001")), (
-            "it could have connected now"
+            "the victim could have connected itself by now"
         )
         with pytest.raises(ReporterError, match="started after the connection"):
             bench.collector._admit(peer, claim, 3600.0)
@@ -415,7 +417,7 @@ def record(kind: int, number: int, time_ns: int, duration_ns: int = 0, **fields:
     return RingRecord(kind, number, time_ns, duration_ns, **values)  # type: ignore[arg-type]
 
 
-def test_a_step_that_is_told_after_the_next_has_begun() -> None:
+def test_a_step_reported_after_the_start_of_the_next_is_counted() -> None:
     progress = Progress(SELF, 0)
     progress.fold(record(rings.STEP_BEGUN, 1, 100))
     progress.fold(record(rings.COLLECTIVE_ENTERED, 0, 110))
@@ -427,7 +429,7 @@ def test_a_step_that_is_told_after_the_next_has_begun() -> None:
     assert progress.newest_step == 2
 
 
-def test_an_abandoned_step_is_over_and_not_counted() -> None:
+def test_an_abandoned_step_has_ended_and_is_not_counted() -> None:
     progress = Progress(SELF, 0)
     progress.fold(record(rings.STEP_BEGUN, 1, 100))
     assert progress.fold(record(rings.STEP_ENDED, 1, 150, 50, abandoned=True)) is None
@@ -441,7 +443,7 @@ def test_totals_wrap_instead_of_overflowing() -> None:
     assert progress.totals()[:3] == (3, (3 * (2**63 - 1)) % 2**64, (3 * (2**63 - 1)) % 2**64)
 
 
-def test_what_a_rank_leaves_open_is_bounded() -> None:
+def test_the_number_of_unfinished_steps_is_limited() -> None:
     progress = Progress(SELF, 0)
     for number in range(1000):
         progress.fold(record(rings.STEP_BEGUN, number, 100 + number))
@@ -450,9 +452,7 @@ def test_what_a_rank_leaves_open_is_bounded() -> None:
     assert len(progress._entered_in) == module.MAX_STEPS_IN_FLIGHT
 
 
-def test_records_that_nobody_takes_are_bounded_and_counted_as_lost(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unread_records_are_limited_and_counted_as_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rank_file(bench.ranks)
     reporter = bench.reporter()
     most = MAX_RECORDS - module.OTHERS_RECORDS
@@ -466,7 +466,7 @@ def test_records_that_nobody_takes_are_bounded_and_counted_as_lost(
     assert len(bench.collector.take_records()) == most
 
 
-def test_garbage_in_a_ring_is_counted_and_the_rank_goes_on(bench: Bench) -> None:
+def test_garbage_in_a_ring_is_counted_and_later_steps_are_read(bench: Bench) -> None:
     write_rank_file(bench.ranks)
     reporter = bench.reporter()
     assert reporter._ring is not None

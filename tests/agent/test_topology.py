@@ -1,4 +1,4 @@
-"""Distances and rails: by hand, on a synthesised node, and as properties of any paths."""
+"""PCI distances and rails: by hand, on a synthesised node, and as properties of arbitrary paths."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def test_distances(other: PciDevice, expected: Distance) -> None:
     assert distance(other, GPU) is expected
 
 
-def test_the_switch_that_a_device_hangs_below() -> None:
+def test_the_switch_of_a_device_is_the_nearest_one() -> None:
     assert switch_of(GPU) == "0000:16:00.0"
     assert switch_of(nic("a", "pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "a")) == "0000:16:00.0"
     nested = nic("a", "pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:04.0", "0000:20:00.0", "0000:21:00.0", "a")
-    assert switch_of(nested) == "0000:20:00.0", "the nearest"
+    assert switch_of(nested) == "0000:20:00.0", "the nearest switch"
     for bare in (("pci0000:15", "0000:15:01.0", "a"), ("pci0000:00", "a"), ()):
-        assert switch_of(nic("a", *bare)) == "", "at a root port, on the root bus, nobody knows"
+        assert switch_of(nic("a", *bare)) == "", "there is no switch at a root port or on the root bus"
 
 
-def test_two_functions_of_one_card_are_beside_one_another() -> None:
+def test_two_functions_of_one_card_have_the_shortest_distance() -> None:
     one = nic("0000:1b:00.0", "pci0000:15", "0000:15:01.0", "0000:1b:00.0")
     two = nic("0000:1b:00.1", "pci0000:15", "0000:15:01.0", "0000:1b:00.1")
     assert distance(one, two) is Distance.PIX
@@ -74,7 +74,7 @@ def test_two_gpus_of_a_switch_get_two_nics() -> None:
     ]
 
 
-def test_two_gpus_share_the_near_nic_rather_than_take_a_far_one() -> None:
+def test_two_gpus_share_a_near_nic_instead_of_a_far_one() -> None:
     switch = ("pci0000:15", "0000:15:01.0", "0000:16:00.0")
     gpus = [nic(f"0000:2{index}:00.0", *switch, f"0000:17:0{index}.0", f"0000:2{index}:00.0") for index in (1, 2)]
     near = nic("0000:18:00.0", *switch, "0000:17:00.0", "0000:18:00.0")
@@ -93,11 +93,11 @@ devices = st.builds(
 
 
 @given(st.lists(devices, max_size=9), st.lists(devices, max_size=9))
-def test_rails_of_anything(gpus: list[PciDevice], nics: list[PciDevice]) -> None:
+def test_rails_of_arbitrary_devices_use_the_nearest_nics(gpus: list[PciDevice], nics: list[PciDevice]) -> None:
     found = rails(gpus, nics)
     assert len(found) == (len(gpus) if nics else 0)
     for one in found:
-        assert one.distance == min(distance(one.gpu, nic) for nic in nics), "never one that is farther than need be"
+        assert one.distance == min(distance(one.gpu, nic) for nic in nics), "never farther than necessary"
         assert distance(one.nic, one.gpu) == one.distance
     assert {one.number for one in found} == set(range(len({one.nic.address for one in found})))
 
@@ -111,7 +111,9 @@ def test_a_synthesised_node(tmp_path: Path) -> None:
     assert gauge(block, metric, nic="mlx5_0", pci_address=tree.gpus[0]) == Distance.PIX
     assert gauge(block, metric, nic="mlx5_1", pci_address=tree.gpus[0]) == Distance.NODE
     assert gauge(block, metric, nic="mlx5_7", pci_address=tree.gpus[0]) == Distance.SYS
-    assert sum(column.metric == metric for column in block.gauge_columns) == 64, "management NICs are none of it"
+    assert sum(column.metric == metric for column in block.gauge_columns) == 64, (
+        "management NICs are not part of the rails"
+    )
     for index, gpu in enumerate(tree.gpus):
         assert gauge(
             block,

@@ -1,4 +1,4 @@
-"""Whole collectors on a tree some of whose files hold garbage: that is absent, and all else is what it was."""
+"""Collectors on a tree with garbage in some files: the affected values are absent, all others unchanged."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def values_of(block: Block) -> Values:
 
 
 def read_all(root: str) -> Values:
-    """Every value of a node's first run; a collector may say that it can't read, and nothing else."""
-    told: Values = {}
+    """Return every value of a node's first run; the only error that a collector may raise is SourceError."""
+    values: Values = {}
     for make in make_all(root):
         try:
             parent = make()
@@ -72,22 +72,22 @@ def read_all(root: str) -> Values:
             continue
         members: tuple[Collector, ...] = ()
         try:
-            told |= values_of(parent.collect())
+            values |= values_of(parent.collect())
             members = parent.members() if isinstance(parent, RdmaCollector) else ()
         except SourceError:
             pass
         for member in members:
             try:
-                told |= values_of(member.collect())
+                values |= values_of(member.collect())
             except SourceError:
                 pass
             member.close()
         parent.close()
-    return told
+    return values
 
 
 class Damage:
-    """Files with other content while the ``with`` lasts."""
+    """Context manager that replaces the content of files."""
 
     def __init__(self, damage: dict[Path, bytes]) -> None:
         self._damage = damage
@@ -108,44 +108,44 @@ def files_of(folder: Path) -> list[Path]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), contents=st.lists(GARBAGE, min_size=1, max_size=8))
-def test_any_files_of_the_node(tree: Tree, seed: int, contents: list[bytes]) -> None:
-    """No crash and no hang, whichever files they are, and no negative counter."""
+def test_garbage_in_any_files_causes_no_crash(tree: Tree, seed: int, contents: list[bytes]) -> None:
+    """Expect no crash, no hang and no negative counter, whichever files are damaged."""
     chosen = random.Random(seed).sample(files_of(tree.root), len(contents))
     with Damage(dict(zip(chosen, contents, strict=True))):
-        told = read_all(str(tree.root))
-    assert told
-    assert all(value >= 0 for (metric, _), value in told.items() if metric.endswith("_total"))
+        values = read_all(str(tree.root))
+    assert values
+    assert all(value >= 0 for (metric, _), value in values.items() if metric.endswith("_total"))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), contents=st.lists(GARBAGE, min_size=1, max_size=8))
-def test_a_counter_file_is_its_own_series_and_no_other(tree: Tree, seed: int, contents: list[bytes]) -> None:
+def test_a_damaged_counter_file_affects_only_its_own_series(tree: Tree, seed: int, contents: list[bytes]) -> None:
     port = tree.nics[0].port
     counters = [*files_of(port / "counters"), *files_of(port / "hw_counters")]
     before = read_all(str(tree.root))
     chosen = random.Random(seed).sample(counters, len(contents))
     with Damage(dict(zip(chosen, contents, strict=True))):
-        told = read_all(str(tree.root))
+        values = read_all(str(tree.root))
     numbers: set[float] = set()
     for content in contents:
         try:
-            # Text loses some more kinds of white space than bytes do.
+            # Stripping text removes more kinds of white space than stripping bytes.
             number = parse_number(content.decode("utf-8", "replace").strip().encode())
         except ValueError:
             continue
         if number < 1 << 64:
             numbers |= {number, number * WORD_BYTES, number * 0.001}
     own = {key for key in before if "files_unreadable" not in key[0]}
-    assert told.keys() <= before.keys(), "garbage is no new series"
-    lost = own - told.keys()
-    other = {key for key in own & told.keys() if told[key] != before[key]}
-    assert len(lost | other) <= len(contents), "one file, one series"
-    assert all(told[key] in numbers for key in other), {key: told[key] for key in other}
-    unreadable = [value for (metric, _), value in told.items() if metric == "gangwatch_rdma_files_unreadable"]
-    assert unreadable, "and it is said"
+    assert values.keys() <= before.keys(), "garbage creates no new series"
+    lost = own - values.keys()
+    other = {key for key in own & values.keys() if values[key] != before[key]}
+    assert len(lost | other) <= len(contents), "one file affects one series"
+    assert all(values[key] in numbers for key in other), {key: values[key] for key in other}
+    unreadable = [value for (metric, _), value in values.items() if metric == "gangwatch_rdma_files_unreadable"]
+    assert unreadable, "the unreadable file is counted"
 
 
-def test_the_whole_tree_as_garbage(tree: Tree) -> None:
+def test_a_tree_of_garbage_causes_no_crash(tree: Tree) -> None:
     noise = random.Random(1)
     for _ in range(3):
         damage = {

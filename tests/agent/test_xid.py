@@ -1,4 +1,4 @@
-"""XIDs: each occurrence once, whoever tells of it; with number, time, meaning and NVIDIA's action."""
+"""XIDs: each occurrence counts once, from either source, with number, time, meaning and NVIDIA's action."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def taken(ledger: XidLedger) -> list[EventRecord]:
     return [record for record in records if isinstance(record, EventRecord)]
 
 
-def test_the_table_names_each_code_once_and_acts_in_nvidias_words() -> None:
+def test_the_table_has_each_code_once_with_an_action_of_nvidia() -> None:
     buckets = {
         "", "CHECK_MECHANICALS", "CHECK_UVM", "CONTACT_SUPPORT", "IGNORE", "RESET_GPU", "RESTART_APP", "RESTART_BM",
         "RESTART_VM", "UPDATE_SWFW", "WORKFLOW_NVLINK5_ERR", "WORKFLOW_NVLINK_ERR", "WORKFLOW_XID_45",
@@ -37,7 +37,7 @@ def test_the_table_names_each_code_once_and_acts_in_nvidias_words() -> None:
     assert describe(9999) == (9999, "XID_9999", "Not in NVIDIA's public catalogue", "")
 
 
-def test_a_record_says_everything() -> None:
+def test_a_record_has_all_details() -> None:
     ledger = XidLedger()
     ledger.name_gpu(ADDRESS, UUID)
     assert ledger.add("0000:1A:00", 79, NOW, "kernel_log", "GPU has fallen off the bus.")
@@ -56,7 +56,7 @@ def test_a_record_says_everything() -> None:
     assert taken(ledger) == []
 
 
-def test_both_sources_of_one_occurrence_count_once_in_either_order() -> None:
+def test_one_occurrence_from_both_sources_counts_once() -> None:
     for first, second in (("nvml", "kernel_log"), ("kernel_log", "nvml")):
         ledger = XidLedger()
         assert ledger.add(ADDRESS, 31, NOW, first)  # type: ignore[arg-type]
@@ -65,17 +65,17 @@ def test_both_sources_of_one_occurrence_count_once_in_either_order() -> None:
         assert len(taken(ledger)) == 1
 
 
-def test_repeats_are_never_lost() -> None:
+def test_no_repeated_xid_is_lost() -> None:
     ledger = XidLedger()
     for number in range(5):
         assert ledger.add(ADDRESS, 31, NOW + number, "kernel_log")
-    told = [ledger.add(ADDRESS, 31, NOW + SECOND + number, "nvml") for number in range(6)]
-    assert told == [False] * 5 + [True], "five were the same five; the sixth is new"
+    added = [ledger.add(ADDRESS, 31, NOW + SECOND + number, "nvml") for number in range(6)]
+    assert added == [False] * 5 + [True], "five are the same as before; the sixth is new"
     assert ledger.newest().counts == ((ADDRESS, 31, 6, NOW + SECOND + 5),)
     assert [record.detail["sequence"] for record in taken(ledger)] == ["1", "2", "3", "4", "5", "6"]
 
 
-def test_other_codes_other_gpus_and_other_times_are_other_occurrences() -> None:
+def test_another_code_gpu_or_time_is_another_occurrence() -> None:
     ledger = XidLedger()
     assert ledger.add(ADDRESS, 31, NOW, "kernel_log")
     assert ledger.add(ADDRESS, 43, NOW, "nvml")
@@ -84,7 +84,7 @@ def test_other_codes_other_gpus_and_other_times_are_other_occurrences() -> None:
     assert sum(total for _, _, total, _ in ledger.newest().counts) == 4
 
 
-def test_the_collector_counts_by_code_from_zero_and_dates_the_newest() -> None:
+def test_the_collector_counts_by_code_from_zero_and_has_the_newest_time() -> None:
     ledger = XidLedger()
     collector = XidCollector(ledger)
     ledger.name_gpu(ADDRESS, UUID)
@@ -98,7 +98,7 @@ def test_the_collector_counts_by_code_from_zero_and_dates_the_newest() -> None:
     assert_catalogued(block)
     assert counter(block, "gangwatch_gpu_xid_total", gpu=UUID, code="31") == 2
     assert counter(block, "gangwatch_gpu_xid_total", gpu=UUID, code="79") == 1
-    assert counter(block, "gangwatch_gpu_xid_total", gpu="0000:1b:00.0", code="79") == 1, "no UUID is known of it"
+    assert counter(block, "gangwatch_gpu_xid_total", gpu="0000:1b:00.0", code="79") == 1, "its UUID is unknown"
     assert counter(block, "gangwatch_gpu_xid_events_total", gpu=UUID) == 3
     assert gauge(block, "gangwatch_gpu_xid_newest_timestamp_seconds", gpu=UUID, code="31") == NOW / 1e9 + 2
     assert isinstance(collector, RecordSource)
@@ -108,7 +108,7 @@ def test_the_collector_counts_by_code_from_zero_and_dates_the_newest() -> None:
     assert counter(collector.collect(), "gangwatch_gpu_xid_total", gpu="GPU-b", code="79") == 1
 
 
-def test_a_storm_is_bounded() -> None:
+def test_memory_is_limited_during_a_storm_of_xids() -> None:
     ledger = XidLedger()
     for number in range(3 * MOST_RECORDS):
         ledger.add(ADDRESS, 31, NOW + number, "kernel_log")
@@ -121,6 +121,6 @@ def test_a_storm_is_bounded() -> None:
     assert ledger.dropped == 10_000 - 511 - 1
 
 
-def test_without_a_driver_there_is_nothing_to_tell() -> None:
+def test_without_a_driver_the_collector_is_unsupported() -> None:
     with pytest.raises(UnsupportedError):
         XidCollector(XidLedger(), driver_present=False)

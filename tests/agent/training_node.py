@@ -1,7 +1,7 @@
-"""A whole agent on the fakes: eight H100 and eight NICs, a kubelet, a server; for tests that break one thing of it.
+"""Complete agent on fakes (eight H100, eight NICs, a kubelet, a server), for tests that break one part of it.
 
-Everything is the product's own but for the hardware: the collectors that ``make_collectors`` gives, in a running node,
-behind the exporter's server. Slow tiers are run as often as the fast one, so that a test need not wait for them.
+Only the hardware is fake: the collectors come from ``make_collectors`` and run in a node behind the exporter's server.
+Slow tiers run as often as the fast one, so that tests do not wait for them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ be over when a frame is made that does not show it. Counted in runs, it holds ho
 
 
 def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the product does every ten or thirty seconds, it does twice a second."""
+    """Run twice a second what the product runs every ten or thirty seconds."""
     monkeypatch.setattr(nvml_collector, "INTERVAL_SECONDS", 2 * INTERVAL_SECONDS)
     monkeypatch.setattr(nvml_source, "RETRY_LOST_SECONDS", 2 * INTERVAL_SECONDS)
     monkeypatch.setattr(rdma_collector, "DISCOVERY_SECONDS", 2 * INTERVAL_SECONDS)
@@ -56,7 +56,7 @@ def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TrainingNode:
-    """The agent, running while the ``with`` lasts; then its threads are gone and its descriptors closed."""
+    """Agent that runs while the context is open; its exit ends all threads and closes all descriptors."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class TrainingNode:
         self._logging.stop()
 
     def _logged(self, run_once: Callable[[Runner], None]) -> Callable[[Runner], None]:
-        """A run that is noted: whose, from when, until when."""
+        """Wrap a run so that its collector, start and end are recorded."""
 
         def logged(runner: Runner) -> None:
             began_ns = self._clock.monotonic_ns()
@@ -118,10 +118,10 @@ class TrainingNode:
 
         return logged
 
-    # --- questions to the newest frame -------------------------------------------------------------------------------
+    # --- values of the newest frame ---------------------------------------------------------------------------------
 
     def values(self, metric: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """The present series of a metric, by their labels."""
+        """Return the present values of a metric by labels."""
         newest = self.node.newest()
         if newest is None:
             return {}
@@ -136,15 +136,15 @@ class TrainingNode:
         return found
 
     def failing(self) -> set[str]:
-        """Collectors whose newest run failed, is stuck or is too old; {"?"} before there is any."""
-        told = self.values("gangwatch_collector_success")
-        return {labels[0][1] for labels, success in told.items() if not success} if told else {"?"}
+        """Return the collectors whose newest run failed, is stuck or is too old; {"?"} before the first run."""
+        states = self.values("gangwatch_collector_success")
+        return {labels[0][1] for labels, success in states.items() if not success} if states else {"?"}
 
     def stuck(self) -> set[str]:
         return {labels[0][1] for labels, stuck in self.values("gangwatch_collector_stuck").items() if stuck}
 
     def age(self, collector: str) -> float:
-        """Age of the collector's newest sample, in seconds; infinite where it has none."""
+        """Return the age of the collector's newest sample in seconds; infinite if it has none."""
         age = shown(self.node, "gangwatch_collector_sample_age_seconds", collector=collector)
         return math.inf if age is None or math.isnan(age) else float(age)
 
@@ -152,7 +152,7 @@ class TrainingNode:
         return sum(self.values("gangwatch_gpu_up").values())
 
     def present(self, metric: str) -> int:
-        """How many series of the metric have a value."""
+        """Return how many series of the metric have a value."""
         return len(self.values(metric))
 
     def value(self, metric: str, **labels: str) -> float | int | None:
@@ -163,8 +163,8 @@ class TrainingNode:
         return 0 if newest is None else newest[1].seq
 
     def runs_unseen(self, collector: str, condition: Callable[[], bool]) -> int:
-        """Wait for a frame that shows it; how many of the collector's runs, of those that began after this call, were
-        over when the newest frame was made that did not."""
+        """Wait for a frame that meets the condition. Count the collector's runs that began after this call and ended
+        before the newest frame that did not meet it."""
         began_ns = self._clock.monotonic_ns()
         frames: list[tuple[int, bool]] = []
         remove = self.node.add_listener(lambda _, frame: frames.append((frame.monotonic_ns, condition())))
@@ -177,7 +177,7 @@ class TrainingNode:
         return sum(name == collector and begun >= began_ns and ended < unseen_ns for name, begun, ended in self._runs)
 
     def frames_until(self, condition: Callable[[], bool]) -> int:
-        """Wait for it; in the how manieth frame from now it held."""
+        """Wait until the condition is true, and return the number of frames that took."""
         began = self.seq()
         wait_until(condition)
         return self.seq() - began
@@ -185,7 +185,7 @@ class TrainingNode:
     # --- the server --------------------------------------------------------------------------------------------------
 
     def scrape(self) -> tuple[str, float]:
-        """/metrics, and how many seconds it took."""
+        """Return the text of /metrics and the seconds that the request took."""
         began = time.monotonic()
         with urllib.request.urlopen(f"{self.server.url}/metrics", timeout=30) as answer:
             text = answer.read().decode()
@@ -193,7 +193,7 @@ class TrainingNode:
 
 
 def threads_of(node: str = "n0") -> set[str]:
-    """Names of a node's threads that are alive."""
+    """Return the names of the node's threads that are alive."""
     return {thread.name for thread in threading.enumerate() if re.match(rf"{node}/|nvml-events", thread.name)}
 
 
