@@ -18,7 +18,7 @@ from tests.fakes.nvml.control import FakeNvml
 BEGAN_SECONDS = 1000.0
 
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-4000-8000-0*([0-9a-f]+)")
-"""The fake's UUIDs, of which only the end tells them apart within one machine."""
+"""The fake's UUIDs; only their ends differ within one machine."""
 
 
 class Machine:
@@ -44,7 +44,7 @@ class Machine:
         return {member.name: member for member in self.parent.members()}
 
     def member(self, kind: str, gpu: int = 0) -> Collector:
-        """Return the collector of that kind for the GPU of index ``gpu`` among those that have one."""
+        """Return the collector of that kind for the GPU with index ``gpu`` among the GPUs with such a collector."""
         return [member for name, member in self.members().items() if name.startswith(f"{kind}/")][gpu]
 
     def close(self) -> None:

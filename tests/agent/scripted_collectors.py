@@ -111,7 +111,7 @@ class Hang:
 
     def act(self, collector: ScriptedCollector) -> Block:
         if collector.runs >= self.from_run and not self.released.wait(60):
-            raise AssertionError("nobody let the hanging call go")
+            raise AssertionError("the test did not release the hanging call")
         if collector.block.counter_columns:
             collector.block.set_counter(0, collector.runs)
         return collector.block

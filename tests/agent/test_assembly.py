@@ -79,7 +79,9 @@ def test_frame_cost_hardly_depends_on_the_number_of_columns() -> None:
         runners = []
         for number in range(30):
             block = Block([Column(GAUGE.metric, (("device", f"{number}-{column}"),)) for column in range(columns)])
-            runners.append(Runner(ScriptedCollector(str(number), lambda told: told.block, block=block), clock))
+            runners.append(
+                Runner(ScriptedCollector(str(number), lambda collector: collector.block, block=block), clock)
+            )
         assembly = Assembly("n0", 1.0, "boot", "1")
         best = float("inf")
         for _ in range(30):

@@ -15,7 +15,7 @@ from tests.agent.training_node import MOST_RUNS_UNSEEN, TrainingNode, shorten_in
 from tests.fakes.nvml.control import GPU_IS_LOST, SUCCESS, FakeNvml
 
 HANG_SECONDS = float(os.environ.get("GANGWATCH_HANG_SECONDS", "6"))
-"""How long the hung call hangs; 60 is what is promised, and what nightly runs try."""
+"""Duration of the hung call; nightly runs use 60, the documented limit."""
 
 SCRAPE_SECONDS = 0.05
 

@@ -106,7 +106,7 @@ def test_a_missing_folder_of_pods_is_not_an_error(tmp_path: Path) -> None:
 
 
 class Pods:
-    """Processes like those that a kubelet starts, and a real agent that sees them in their pods' control groups."""
+    """Processes as a kubelet starts them, and a real agent that finds them in the control groups of their pods."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.pods, self.proc = folder, folder / "pods", folder / "proc"

@@ -227,8 +227,8 @@ def write_process(
     proc: Path, pid: int, parent: int, start_time: int = 5, state: str = "S", ran: int = 7, io: bool = True
 ) -> None:
     # By proc(5)'s field numbers: state, parent, threads, start time, block-I/O ticks.
-    told = {3: state, 4: str(parent), 20: "1", 22: str(start_time), 42: "9"}
-    fields = [told.get(number, "0") for number in range(3, 53)]
+    known = {3: state, 4: str(parent), 20: "1", 22: str(start_time), 42: "9"}
+    fields = [known.get(number, "0") for number in range(3, 53)]
     folder = proc / str(pid)
     (folder / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
     (folder / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}\n")

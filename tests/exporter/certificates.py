@@ -1,4 +1,4 @@
-"""A certificate authority and what it signs, made by openssl as they are needed."""
+"""Certificate authority and certificates, made by openssl on demand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests import needs
 
 
 class Authority:
-    """A CA in a folder. Keys are P-256, so that making one takes milliseconds."""
+    """CA in a folder. Keys are P-256, because they take only milliseconds to make."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._openssl = needs.component("openssl", "openssl")
@@ -21,7 +21,7 @@ class Authority:
         )
 
     def sign(self, name: str, names: str = "IP:127.0.0.1,DNS:localhost", days: int = 2) -> tuple[Path, Path]:
-        """A certificate and its key. names: subjectAltName; days: negative for one that has expired."""
+        """Return a certificate and its key. names: subjectAltName. days: validity; negative if it is to be expired."""
         certificate, key, request = (self._folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
         extensions = self._folder / f"{name}.ext"
         extensions.write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")

@@ -1,7 +1,7 @@
-"""What dashboards that people already have ask, as facts: their expressions, variables filled in.
+"""Expressions of existing dashboards, with variables filled in.
 
-Grafana 12239 is NVIDIA's own for dcgm-exporter; 1860 and 12740-style boards ask node_exporter; the rest is what each
-exporter's own documentation and alert rules ask.
+Grafana 12239 is NVIDIA's dashboard for dcgm-exporter; 1860 and dashboards like 12740 query node_exporter; the other
+expressions are from the documentation and alert rules of each exporter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole nodes of fakes: NVML's library, a sysfs tree, a proc tree; collectors run once each time they are asked to."""
+"""Complete nodes on fakes (NVML library, sysfs tree, proc tree), with collectors that run once on each request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NICS = {"h100": 8, "a100": 8, "b200": 8, "h100-mig": 8, "geforce": 0, "a100-brid
 
 
 class FakeNode:
-    """A node of one board. ``frame`` runs what is due by the machine's clock."""
+    """Node with one board. ``frame`` runs the collectors that are due by the system clock."""
 
     def __init__(self, fake: FakeNvml, tree: Tree) -> None:
         self.fake, self.tree = fake, tree
@@ -36,7 +36,7 @@ class FakeNode:
         self.node = Node("n0", collectors, proc_root=root, version="0.0.0")
 
     def frame(self) -> tuple[Layout, Frame]:
-        """A frame in which everything has been read: profiling and rates need two runs, a tenth of a second apart."""
+        """Return a frame with all values: profiling and rates need two runs, a tenth of a second apart."""
         self.node.tick()
         self.node.tick()
         time.sleep(0.12)
@@ -44,10 +44,10 @@ class FakeNode:
 
 
 class Workshop:
-    """Makes nodes in a folder: the library is compiled once, and a tree serves every board with so many NICs."""
+    """Maker of nodes in a folder: the library is compiled once, and boards with equal NIC counts share a tree."""
 
     def __init__(self, folder: Path) -> None:
-        """Skips where there is no compiler."""
+        """Skip the test if there is no compiler."""
         needs.component("gcc", "gcc")
         self._folder = folder
         self._library = build_nvml(folder)

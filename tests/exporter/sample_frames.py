@@ -1,4 +1,4 @@
-"""Frames for the exporter's tests: any, and one that is known by heart."""
+"""Frames for the exporter's tests: arbitrary ones, and a fixed one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def frame_of(
 
 
 def small_layout(node: str = "n0") -> Layout:
-    """Two families whose columns interleave, one of them with labels; a counter of seconds and one of a count."""
+    """Return two families with interleaved columns, one with labels; a counter of seconds and a plain one."""
     cpu, disk = "gangwatch_host_cpu_seconds_total", "gangwatch_host_network_receive_errors_total"
     return make_layout(
         node,
@@ -66,13 +66,13 @@ def small_frame(layout: Layout, seq: int = 1) -> Frame:
 
 
 def series_key(chosen: tuple[str, list[str]] | tuple[str, list[str], float]) -> tuple[str, ...]:
-    """Name and label values of a metric drawn together with more values than it needs."""
+    """Return the name and label values of a metric that was drawn with more values than it needs."""
     return (chosen[0], *chosen[1][: len(BY_NAME[chosen[0]].labels)])
 
 
 @st.composite
 def exposed(draw: st.DrawFn) -> tuple[Layout, Frame]:
-    """Any layout of the catalogue's metrics without a series twice, and any frame of it."""
+    """Draw a layout of metrics of the catalogue without duplicate series, and a frame of it."""
     chosen = draw(
         st.lists(
             st.tuples(METRIC_NAMES, st.lists(LABEL_TEXT, min_size=12, max_size=12)),

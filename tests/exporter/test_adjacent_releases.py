@@ -1,7 +1,6 @@
-"""An agent and a controller of neighbouring releases, over HTTP, in both directions.
+"""Agent and controller of adjacent releases, over HTTP, in both directions.
 
-What another release would send is what this one sends, with its own version number, fields that this one has not heard
-of, and metrics that it does not know.
+The messages of the other release are those of this one with another version number, unknown fields and unknown metrics.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ COUNTED = Column("gangwatch_gpu_energy_joules_total", (("gpu", "GPU-1"),))
 
 
 def as_of(version: int, message: bytes) -> bytes:
-    """The message as a release of that wire version sends it."""
+    """Return the message as a release of that wire version sends it."""
     tree = msgspec.msgpack.decode(message)
     tree["v"] = version
     tree["of_another_release"] = {"deeply": [1, 2]}
@@ -39,7 +38,7 @@ def as_of(version: int, message: bytes) -> bytes:
 
 
 def follow(folder: Path, url: str, wanted: tuple[str, ...]) -> list[tuple[AnyLayout, Frame]]:
-    """What a controller's feed hears of the agent, until two frames came or it complains."""
+    """Return what a controller's feed receives from the agent, until two frames arrive or it logs an error."""
     got: list[tuple[AnyLayout, Frame]] = []
     (folder / "n0.json").write_text(json.dumps({"pid": 1, "start_time": 1, "node": "n0", "url": url, "later": 1}))
     feed = Feed(folder, lambda layout, frame, _ns: got.append((layout, frame)), wanted, SystemClock())
@@ -64,11 +63,11 @@ def made(layout: Layout) -> tuple[Layout, Frame]:
 
 @pytest.mark.parametrize("version", [WIRE_VERSION - 1, WIRE_VERSION, WIRE_VERSION + 1])
 @pytest.mark.parametrize("wanted", [(), ("gangwatch_gpu_power_watts", "gangwatch_gpu_energy_joules_total")])
-def test_a_controller_hears_an_agent_of_another_release(
+def test_a_controller_receives_frames_of_an_agent_of_another_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, wanted: tuple[str, ...]
 ) -> None:
     assert OF_NEXT_YEAR.metric not in BY_NAME
-    # To the agent itself its metrics are known, whichever they are.
+    # The agent itself knows all of its metrics.
     layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN] if wanted else [KNOWN, OF_NEXT_YEAR], [COUNTED])
     monkeypatch.setattr(server, "encode_frame", lambda frame: as_of(version, encode_frame(frame)))
     monkeypatch.setattr(server, "encode_layout", lambda layout: as_of(version, encode_layout(layout)))
@@ -78,7 +77,7 @@ def test_a_controller_hears_an_agent_of_another_release(
     assert frame.gauges[0] == 612.5 and int(frame.counters[0]) == 2**60 + 1
 
 
-def test_an_agent_serves_a_controller_that_asks_for_what_it_does_not_know(tmp_path: Path) -> None:
+def test_an_agent_serves_a_controller_that_requests_unknown_metrics(tmp_path: Path) -> None:
     layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN], [COUNTED])
     with ThreadedServer(agent_app(lambda: made(layout), lambda _: lambda: None)) as agent:
         ((told, frame), *_) = follow(tmp_path, agent.url, (KNOWN.metric, OF_NEXT_YEAR.metric))
@@ -86,12 +85,12 @@ def test_an_agent_serves_a_controller_that_asks_for_what_it_does_not_know(tmp_pa
             f"{agent.url}/frames?metrics={KNOWN.metric},{OF_NEXT_YEAR.metric}", method="HEAD"
         )
         with urllib.request.urlopen(asked, timeout=30) as answer:
-            assert answer.headers[server.UNKNOWN_HEADER] == OF_NEXT_YEAR.metric, "what it does not know is said"
+            assert answer.headers[server.UNKNOWN_HEADER] == OF_NEXT_YEAR.metric, "the agent lists the unknown metrics"
     assert told.whole().gauges == (KNOWN,) and frame.gauges[0] == 612.5
 
 
 @pytest.mark.parametrize("version", [WIRE_VERSION - 2, WIRE_VERSION + 2])
-def test_releases_further_apart_say_so(
+def test_releases_further_apart_report_the_incompatibility(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: int
 ) -> None:
     layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN], [COUNTED])

@@ -1,4 +1,4 @@
-"""`gangwatch agent` itself, alone, on a whole node of fakes: scraped by a real Prometheus, signalled, reloaded."""
+"""Process `gangwatch agent` on a complete fake node: scraped by a real Prometheus, signalled, reloaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = ("dcgm", "node_exporter", "rdma_exporter")
 
 
 def get(url: str, path: str) -> tuple[int, bytes]:
-    """Status and body; 0 where nobody answers."""
+    """Return status and body; status 0 if there is no response."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
     try:
@@ -49,7 +49,7 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 class Agent:
-    """A running agent and its tree."""
+    """Running agent and its tree."""
 
     def __init__(self, folder: Path, configuration: str = "", *options: str) -> None:
         self.tree = build_tree(folder / "sys")
@@ -71,8 +71,8 @@ class Agent:
             env={**os.environ, "GANGWATCH_FAKE_NVML_BOARD": "h100", "NOTIFY_SOCKET": str(folder / "notify")},
         )
 
-    def told(self) -> str:
-        """The next word to the service manager."""
+    def next_notification(self) -> str:
+        """Return the next message to the service manager."""
         return self.notified.recv(4096).decode()
 
     def names(self) -> set[str]:
@@ -100,7 +100,7 @@ def agent(folder: Path, configuration: str = "", *options: str) -> Iterator[Agen
 
 
 @pytest.mark.slow
-def test_dashboards_that_people_have_are_answered_by_a_prometheus_that_scraped_us(tmp_path: Path) -> None:
+def test_existing_dashboards_get_data_from_a_prometheus_that_scrapes_the_agent(tmp_path: Path) -> None:
     program = needs.component("prometheus", "prometheus")
     options = [word for name in NAMES for word in ("--compatibility", name)]
     with agent(tmp_path, "", "--profile", "full", *options) as one:
@@ -139,31 +139,33 @@ def test_dashboards_that_people_have_are_answered_by_a_prometheus_that_scraped_u
 
 
 @pytest.mark.slow
-def test_signals_and_reloads(tmp_path: Path) -> None:
+def test_signals_reload_and_stop_the_agent(tmp_path: Path) -> None:
     with agent(tmp_path, "[exporter]\nprofile = 'default'\n") as one:
-        assert one.told().startswith("READY=1")
+        assert one.next_notification().startswith("READY=1")
         wait_until(lambda: "gangwatch_gpu_power_watts" in one.names(), "GPUs")
         assert "gangwatch_gpu_max_clock_hertz" not in one.names()
 
         one.process.send_signal(signal.SIGUSR1)
         wait_until(lambda: "gangwatch_gpu_power_watts" not in one.names(), "the GPUs' release")
-        assert "gangwatch_rdma_port_state" in one.names(), "the rest goes on"
+        assert "gangwatch_rdma_port_state" in one.names(), "everything else continues"
         one.process.send_signal(signal.SIGUSR2)
         wait_until(lambda: "gangwatch_gpu_power_watts" in one.names(), "the GPUs' return")
 
         one.file.write_text("[exporter]\nprofile = 'full'\ncompatibility = ['dcgm']\n")
         one.process.send_signal(signal.SIGHUP)
-        assert one.told().startswith("RELOADING=1\nMONOTONIC_USEC=") and one.told() == "READY=1"
+        assert (
+            one.next_notification().startswith("RELOADING=1\nMONOTONIC_USEC=") and one.next_notification() == "READY=1"
+        )
         assert {"gangwatch_gpu_max_clock_hertz", "DCGM_FI_DEV_GPU_TEMP"} <= one.names()
 
         one.file.write_text("[exporter]\nprofile = 'tiny'\n")
         one.process.send_signal(signal.SIGHUP)
-        assert one.told().startswith("RELOADING=1") and one.told() == "READY=1"
-        assert "DCGM_FI_DEV_GPU_TEMP" in one.names(), "what is wrong is not taken over"
+        assert one.next_notification().startswith("RELOADING=1") and one.next_notification() == "READY=1"
+        assert "DCGM_FI_DEV_GPU_TEMP" in one.names(), "an invalid configuration is not applied"
         assert "exporter.profile: expected 'default' or 'full', not 'tiny'" in one.log()
 
         one.process.terminate()
-        assert one.told() == "STOPPING=1"
+        assert one.next_notification() == "STOPPING=1"
         assert one.process.wait(30) == 0
         assert not (one.state / "agents" / "n0.json").exists()
 
@@ -176,7 +178,7 @@ def test_signals_and_reloads(tmp_path: Path) -> None:
         ("[otlp]\nendpoint = 'collector'\n", "otlp.endpoint: 'collector' is not an http or https URL"),
     ],
 )
-def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, configuration: str, complaint: str) -> None:
+def test_an_invalid_configuration_is_rejected_at_the_start(tmp_path: Path, configuration: str, complaint: str) -> None:
     (tmp_path / "gangwatch.toml").write_text(configuration)
     refused = subprocess.run(
         [
@@ -191,7 +193,7 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, configuration: s
     assert complaint in refused.stderr
 
 
-def test_an_agent_that_pushes_nothing_imports_nothing_for_it() -> None:
+def test_an_agent_without_push_does_not_import_its_modules() -> None:
     heavy = ("asyncio", "bcrypt", "cramjam", "google", "http.client", "uvicorn", "yaml", "aiohttp", "starlette", "ssl")
     program = (
         "import sys; import gangwatch.daemons, exporter.publisher, agent.node, agent.collectors; "

@@ -1,4 +1,4 @@
-"""An ASGI app, such as the controller's, behind the same TLS and passwords as an agent."""
+"""ASGI app, such as the controller's, behind the same TLS and passwords as an agent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def served(guard: Security | None) -> Iterator[int]:
-    """The port while it is served."""
+    """Serve the app, and yield the port."""
     server, listener = create_server(hello, "127.0.0.1", 0, security=guard)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -54,13 +54,13 @@ def get(connection: http.client.HTTPConnection, **headers: str) -> tuple[int, ht
     return told
 
 
-def test_without_a_configuration_only_a_host_that_names_loopback_is_answered() -> None:
+def test_without_a_configuration_only_loopback_hosts_are_accepted() -> None:
     with served(None) as port:
         assert get(http.client.HTTPConnection("127.0.0.1", port, timeout=30))[0] == 200
         assert get(http.client.HTTPConnection("127.0.0.1", port, timeout=30), Host="evil.example")[0] == 403
 
 
-def test_a_port_and_a_socket_in_a_folder_have_one_series_together(tmp_path: Path) -> None:
+def test_a_port_and_a_socket_in_a_folder_share_one_series(tmp_path: Path) -> None:
     server, listener = create_server(hello, "127.0.0.1", 0)
     with local_socket(tmp_path / "api.sock") as unix:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener, *unix]})
@@ -79,7 +79,9 @@ def test_a_port_and_a_socket_in_a_folder_have_one_series_together(tmp_path: Path
     assert "gangwatch_http_accepted_total 2" in told
 
 
-def test_tls_a_password_and_a_certificate_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_and_a_password_work_and_a_new_certificate_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(security, "CHECK_SECONDS", 0.0)
     first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
     file = tmp_path / "web.yml"

@@ -1,6 +1,6 @@
-"""What a scrape of each board gives, against what it gave: families, kinds, labels and how many series.
+"""Scrape of each board, compared with golden files: families, kinds, labels and numbers of series.
 
-GANGWATCH_UPDATE_GOLDEN=1 writes the files anew.
+GANGWATCH_UPDATE_GOLDEN=1 rewrites the files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Layout, 
 
 
 def shape(layout: Layout, frame: Frame) -> str:
-    """A line a family: name, kind, number of series, and each label's values or their number."""
+    """Return one line per family: name, kind, number of series, and each label's values or their number."""
     kinds: dict[str, str] = {}
     labels: dict[str, dict[str, set[str]]] = {}
     counts: dict[str, int] = {}
@@ -71,7 +71,7 @@ def shape(layout: Layout, frame: Frame) -> str:
 
 
 @pytest.mark.parametrize("board", BOARDS)
-def test_series_of_the_board(board: str, frames: dict[str, tuple[Layout, Frame]]) -> None:
+def test_series_of_the_board_equal_the_golden_file(board: str, frames: dict[str, tuple[Layout, Frame]]) -> None:
     golden = GOLDEN / f"{board}.txt"
     found = shape(*frames[board])
     if os.environ.get("GANGWATCH_UPDATE_GOLDEN"):
@@ -90,7 +90,7 @@ def test_promtool_finds_nothing_to_say_about_the_clean_names(
 
 
 @pytest.mark.parametrize("board", BOARDS)
-def test_open_metrics_is_read_and_says_the_same(board: str, frames: dict[str, tuple[Layout, Frame]]) -> None:
+def test_open_metrics_is_parsed_and_has_the_same_values(board: str, frames: dict[str, tuple[Layout, Frame]]) -> None:
     layout, frame = frames[board]
     body = expose(layout, frame, EVERYTHING, open_metrics=True)
     found = {
@@ -98,21 +98,21 @@ def test_open_metrics_is_read_and_says_the_same(board: str, frames: dict[str, tu
         for family in parse_open_metrics(body.decode())
         for sample in family.samples
     }
-    # The reader of the text format calls every counter _total, DCGM's too.
+    # The parser of the text format appends _total to every counter, also to DCGM's.
     text = series_of(expose(layout, frame, EVERYTHING))
     assert {(name.removesuffix("_total"), labels): value for (name, labels), value in found.items()} == {
         (name.removesuffix("_total"), labels): value for (name, labels), value in text.items()
     }
 
 
-def test_the_default_profile_of_a_whole_node_leaves_room_for_its_jobs(frames: dict[str, tuple[Layout, Frame]]) -> None:
+def test_the_default_profile_of_a_node_leaves_room_for_its_jobs(frames: dict[str, tuple[Layout, Frame]]) -> None:
     full = len(series_of(expose(*frames["h100"])))
     default = len(series_of(expose(*frames["h100"], Settings(profile="default"))))
     assert full >= 3000
-    assert default <= 1050, "1,200 with eight ranks and their owners"
+    assert default <= 1050, "the limit is 1,200 with eight ranks and their owners"
 
 
-def test_the_default_profile_has_what_dashboards_are_made_of(frames: dict[str, tuple[Layout, Frame]]) -> None:
+def test_the_default_profile_has_the_metrics_of_the_dashboards(frames: dict[str, tuple[Layout, Frame]]) -> None:
     names = {name for name, _ in series_of(expose(*frames["h100"], Settings(profile="default")))}
     assert names >= {
         *(f"gangwatch_gpu_{name}" for name in ("info", "up", "utilization_ratio", "memory_used_bytes", "power_watts")),

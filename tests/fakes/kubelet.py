@@ -1,9 +1,8 @@
-"""A kubelet's pod-resources socket: gRPC's own server and Google's protocol buffers, so that ours meet another's hand.
+"""Pod-resources socket of a kubelet, on gRPC's server and Google's protocol buffers, independent of the agent's code.
 
     python -m tests.fakes.kubelet SOCKET [NAMESPACE/POD/CONTAINER=DEVICE ...]
 
-serves until it is stopped; `FakeKubelet` does so inside a test, and is told there to hang, fail, restart or talk
-rubbish.
+serves until it is stopped. `FakeKubelet` serves inside a test, which can make it hang, fail, restart or send garbage.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ _MESSAGES: dict[str, tuple[tuple[str, int, int, str, bool], ...]] = {
 
 
 def _make_classes() -> dict[str, Any]:
-    """Google's classes of the messages above, made from their description: no compiler, no generated file."""
+    """Return Google's classes for the messages above, built from descriptors without a compiler or generated files."""
     file = descriptor_pb2.FileDescriptorProto(name="podresources/v1/api.proto", package="v1", syntax="proto3")
     for name, own in _MESSAGES.items():
         message = file.message_type.add(name=name)
@@ -95,17 +94,17 @@ CLASSES = _make_classes()
 
 
 def encode_pod(pod: Pod) -> Any:
-    """The pod as Google's message, with the processors, memory and topology that a kubelet tells besides."""
+    """Return the pod as Google's message, with the CPUs, memory and topology that a kubelet also sends."""
     message = CLASSES["PodResources"](name=pod.name, namespace=pod.namespace)
     for container in pod.containers:
-        told = message.containers.add(name=container.name, cpu_ids=range(4, 12))
-        memory = told.memory.add(memory_type="memory", size=2**34)
+        encoded = message.containers.add(name=container.name, cpu_ids=range(4, 12))
+        memory = encoded.memory.add(memory_type="memory", size=2**34)
         memory.topology.nodes.add(ID=1)
         for resource, device in container.devices:
-            devices = told.devices.add(resource_name=resource, device_ids=[device])
+            devices = encoded.devices.add(resource_name=resource, device_ids=[device])
             devices.topology.nodes.add(ID=0)
         for claimed in container.claimed:
-            claim = told.dynamic_resources.add(claim_name=claimed.claim, claim_namespace=pod.namespace)
+            claim = encoded.dynamic_resources.add(claim_name=claimed.claim, claim_namespace=pod.namespace)
             claim.claim_resources.add(
                 driver_name=claimed.driver,
                 pool_name=claimed.pool,
@@ -116,15 +115,15 @@ def encode_pod(pod: Pod) -> Any:
 
 
 def encode_list(pods: Iterable[Pod]) -> bytes:
-    """A ListPodResourcesResponse of these pods."""
+    """Return an encoded ListPodResourcesResponse with these pods."""
     return bytes(CLASSES["ListPodResourcesResponse"](pod_resources=map(encode_pod, pods)).SerializeToString())
 
 
 class FakeKubelet:
-    """Serves at a unix socket while the ``with`` lasts. Its attributes may be changed at any time.
+    """Kubelet that serves on a unix socket while the context is open. A test may change its attributes at any time.
 
-    pods: what is listed. allocatable: (resource, device) pairs. hanging: calls are not answered while it is set.
-    failure: (status, message) instead of an answer. rubbish: these octets instead of an answer's message.
+    pods: the listed pods. allocatable: (resource, device) pairs. hanging: calls block while it is set.
+    failure: (status, message) instead of a response. rubbish: bytes to send instead of a response message.
     """
 
     def __init__(self, path: Path | str, pods: Iterable[Pod] = ()) -> None:
@@ -139,7 +138,7 @@ class FakeKubelet:
         self._server: grpc.Server | None = None
 
     def start(self) -> None:
-        """Listen; a socket that an earlier kubelet left behind is replaced."""
+        """Listen; replace a socket that an earlier kubelet left behind."""
         Path(self.path).unlink(missing_ok=True)
         self._released.clear()
         server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.max_send_message_length", -1)])
@@ -154,7 +153,7 @@ class FakeKubelet:
         self._server = server
 
     def stop(self) -> None:
-        """Stop at once, with the socket's file left behind, as a kubelet that is killed does."""
+        """Stop at once and leave the socket file behind, like a killed kubelet."""
         self._released.set()
         if self._server is not None:
             self._server.stop(None).wait()

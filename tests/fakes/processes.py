@@ -1,4 +1,4 @@
-"""A tree under which processes stand as in /proc: for control groups and environments that no test can really have."""
+"""Tree of processes in the format of /proc, for control groups and environments that a test cannot create."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ProcTree:
-    """Writes what an agent reads of a process. `root` takes the place of /proc."""
+    """Writer of the files that an agent reads of a process. `root` replaces /proc."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -24,7 +24,7 @@ class ProcTree:
         environment: dict[str, str] | None = None,
         command: bytes = b"python\0train.py\0",
     ) -> None:
-        """A process; one of that number is replaced. start_time: in ticks since the boot, field 22 of stat."""
+        """Add a process or replace the one with that pid. start_time: ticks since boot, field 22 of stat."""
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
         rest = ["0"] * 50
@@ -36,11 +36,11 @@ class ProcTree:
         (folder / "environ").write_text("\0".join([*entries, ""]))
 
     def remove(self, pid: int) -> None:
-        """The process has ended and was waited for."""
+        """Remove a process, as after its end and its parent's wait."""
         shutil.rmtree(self.root / str(pid))
 
     def add_gpu(self, address: str, uuid: str, minor: int) -> None:
-        """A GPU as the kernel's driver tells of it in driver/nvidia/gpus."""
+        """Add a GPU in the format of the kernel driver's driver/nvidia/gpus."""
         folder = self.root / "driver" / "nvidia" / "gpus" / address
         folder.mkdir(parents=True)
         lines = ("Model: \t\t NVIDIA H100 80GB HBM3", f"GPU UUID: \t {uuid}", f"Bus Location: \t {address}")

@@ -1,7 +1,7 @@
-"""A fake of the kernel's SIOCETHTOOL at the level of the call: it writes the answer into the caller's buffer.
+"""Fake of the kernel's SIOCETHTOOL at the level of the call: it writes the response into the caller's buffer.
 
-``FakeDriver`` takes the place of ``agent.sources.rdma.ethtool.SystemCall``. The buffers are those of
-include/uapi/linux/ethtool.h; names and numbers are made up.
+``FakeDriver`` replaces ``agent.sources.rdma.ethtool.SystemCall``. The buffers are those of
+include/uapi/linux/ethtool.h; names and numbers are invented.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent.sources.rdma.ethtool import GET_SET_INFO, GET_STATISTICS, GET_STRINGS
 
 @dataclass
 class FakeDriver:
-    """statistics: by interface, its names and values, which a test may change at any time."""
+    """Driver with names and values by interface in ``statistics``, which a test may change at any time."""
 
     statistics: dict[str, Mapping[str, int]] = field(default_factory=dict)
     fails: int = 0
@@ -30,7 +30,7 @@ class FakeDriver:
         statistics = self.statistics[interface]
         (command,) = struct.unpack_from("=I", buffer)
         if command == GET_SET_INFO:
-            # A set without entries is taken out of the mask.
+            # The kernel clears the mask bit of a set without entries.
             struct.pack_into("=IIQI", buffer, 0, command, 0, 2 if statistics else 0, len(statistics))
         elif command == GET_STRINGS:
             struct.pack_into("=III", buffer, 0, command, 1, len(statistics))

@@ -1,7 +1,7 @@
-"""A fake of the kernel's end of an RDMA netlink socket, at the lowest level that can be had: raw messages.
+"""Fake of the kernel's end of an RDMA netlink socket, at the level of raw messages.
 
-``FakeRdma.connect`` takes the place of ``agent.sources.rdma.netlink.connect``: it gives one end of a datagram socket
-pair, and a thread answers at the other as nldev.c does, byte for byte in its layout. Everything it tells is made up.
+``FakeRdma.connect`` replaces ``agent.sources.rdma.netlink.connect``: it returns one end of a datagram socket pair, and
+a thread answers on the other end with the byte layout of nldev.c. All values are invented.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NESTED = 0x8000
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """One attribute, padded to four bytes."""
+    """Return one attribute, padded to four bytes."""
     raw = struct.pack("=HH", 4 + len(payload), kind) + payload
     return raw + bytes(-len(raw) % 4)
 
@@ -30,7 +30,7 @@ def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
 
 
 def statistics(counters: Sequence[tuple[str, int]], index: int = 0, port: int = 1, *, padded: bool = False) -> bytes:
-    """The payload of a STAT_GET answer. padded: with the padding attributes of machines that need aligned values."""
+    """Return the payload of a STAT_GET response. padded: with padding attributes, for machines that need alignment."""
     entries = b"".join(
         attribute(
             netlink.COUNTER | NESTED,
@@ -48,7 +48,7 @@ def statistics(counters: Sequence[tuple[str, int]], index: int = 0, port: int = 
 
 
 def device(name: str, index: int) -> bytes:
-    """The payload of one message of the GET dump."""
+    """Return the payload of one message of the GET dump."""
     return attribute(netlink.DEVICE_INDEX, struct.pack("=I", index)) + attribute(
         netlink.DEVICE_NAME, name.encode() + b"\0"
     )
@@ -60,14 +60,14 @@ def error(code: int, request: bytes) -> bytes:
 
 @dataclass
 class FakeRdma:
-    """counters: by device name, what each of its ports tells. silent: answers nothing. refuses: an errno for all."""
+    """Fake RDMA kernel. counters: of each port, by device name. silent: never respond. refuses: errno of all calls."""
 
     counters: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     silent: bool = False
     refuses: int = 0
     exclusive: bool = False
     stale: int = 0
-    """So many answers to requests of long ago come before the right one."""
+    """Number of responses to old requests that precede the right one."""
     indexes: dict[str, int] = field(default_factory=dict)
     asked: int = 0
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -83,7 +83,7 @@ class FakeRdma:
         return self.indexes.setdefault(name, len(self.indexes))
 
     def _serve(self, end: socket.socket) -> None:
-        # A reader that has given up (an answer of long ago first, a refusal) closes its end: the rest has no reader.
+        # A client that has given up (old response first, error) has closed its end: drop the rest.
         with end, contextlib.suppress(ConnectionError):
             while request := end.recv(4096):
                 self.asked += 1

@@ -1,1 +1,1 @@
-"""A fake of the driver's library at its real interface; the C is compiled by build.py and driven by control.py."""
+"""Fake NVML library with the real interface; build.py compiles the C code, control.py controls it."""

@@ -1,4 +1,4 @@
-/* Processes, events, and GPM: what runs on the GPUs and what happens to them. */
+/* Processes, events and GPM. */
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -15,7 +15,7 @@
 struct process_info { u32 pid; u64 memory; u32 gpu_instance, compute_instance; };
 struct process_sample { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; };
 
-/* The process at `index` of this device, or of the default; 0 where there is none. */
+/* The process at `index` of this device, or the default one; 0 if there is none. */
 static int process_at(const struct device *device, int index, struct process *process)
 {
     int own = 0;
@@ -190,7 +190,7 @@ EXPORT int nvmlGpmQueryDeviceSupport(struct device *device, struct gpm_support *
 
 static int gpm_samples;
 
-/* How many samples are allocated and not yet freed. */
+/* Number of samples that are allocated and not freed. */
 EXPORT int fake_gpm_samples(void) { return __atomic_load_n(&gpm_samples, __ATOMIC_RELAXED); }
 
 EXPORT int nvmlGpmSampleAlloc(struct gpm_sample **sample)
@@ -226,7 +226,7 @@ EXPORT int nvmlGpmMigSampleGet(struct device *device, u32 instance, struct gpm_s
     return SUCCESS;
 }
 
-/* Percent for pipes, MiB/s for links. An instance is less busy the higher its number. */
+/* Percent for pipes, MiB/s for links. Instances with higher numbers are less busy. */
 static int gpm_value(const struct gpm_sample *sample, u32 id, double *value)
 {
     static const double percent[] = {0, 97, 91, 38, 12, 55, 1, 54, 0.5, 2, 43, 0.25, 9, 4};

@@ -1,4 +1,4 @@
-/* The machines that can be played. Figures are those of the makers' data sheets and of `nvidia-smi -q`. */
+/* The machines that the fake can simulate. Figures come from data sheets and from `nvidia-smi -q`. */
 
 #include "fake.h"
 
@@ -6,7 +6,7 @@
 
 static const struct mig_profile
     layout_off[] = {{.name = NULL}},
-    /* As nvidia-smi numbers profiles and places them: the large one at the end of memory, the others before it. */
+    /* Profile numbers and placements as in nvidia-smi: the large one at the end of memory, the others before it. */
     layout_mixed[] = {{"3g.40gb", 3, 3, 60, 40448, 9, 4}, {"2g.20gb", 2, 2, 32, 20096, 14, 0},
                       {"1g.10gb", 1, 1, 16, 9984, 19, 2}, {"1g.10gb", 1, 1, 16, 9984, 19, 3}, {.name = NULL}},
     layout_seven[] = {{"1g.10gb", 1, 1, 16, 9984, 19, 0}, {"1g.10gb", 1, 1, 16, 9984, 19, 1},

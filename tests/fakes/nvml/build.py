@@ -1,4 +1,4 @@
-"""Compiles the fake of NVML. ``python -m tests.fakes.nvml.build DIRECTORY`` prints the library's path."""
+"""Compilation of the fake NVML. ``python -m tests.fakes.nvml.build DIRECTORY`` prints the library's path."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SONAME = "libnvidia-ml.so.1"
 
 
 def build(directory: Path, hidden: Sequence[str] = (), compiler: str = "gcc") -> Path:
-    """Compile into ``directory`` and give the library's path.
+    """Compile into ``directory`` and return the library's path.
 
-    hidden: symbols that this library shall not have, as a driver that is older than they are.
-    Raises subprocess.CalledProcessError where the compiler refuses, FileNotFoundError where there is none.
+    hidden: symbols to leave out, as in an older driver.
+    Raises subprocess.CalledProcessError if compilation fails, FileNotFoundError if there is no compiler.
     """
     source = Path(__file__).parent
     library = directory / SONAME

@@ -1,4 +1,4 @@
-/* What can be changed from outside, and the beginning of every call. */
+/* Controls for tests, and the prologue of every call. */
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -56,7 +56,7 @@ int temperature_celsius(int gpu, u64 elapsed) { return 52 + gpu + (int)(6 * wave
 
 u64 total(u64 from, double per_second) { return from + (u64)(per_second * (double)elapsed_us() / 1e6); }
 
-/* --- setting up -------------------------------------------------------------------------------------------------- */
+/* --- set-up ------------------------------------------------------------------------------------------------------ */
 
 static u32 board_named(const char *name)
 {
@@ -85,7 +85,7 @@ static void fill(struct control *into, const char *board_name)
     __atomic_store_n(&into->magic, CONTROL_MAGIC, __ATOMIC_RELEASE);
 }
 
-/* Keep what can be changed in this file, which another process may have filled already. 0 on success. */
+/* Keep the controls in this file, which another process may have initialised already. Returns 0 on success. */
 EXPORT int fake_attach(const char *path)
 {
     int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -120,7 +120,7 @@ EXPORT int nvmlInitWithFlags(u32 flags)
 {
     (void)flags;
     int code = enter(__func__, NULL);
-    /* enter() says UNINITIALIZED, which is what this call is for. */
+    /* enter() returns UNINITIALIZED, which is expected in this call. */
     if (code != SUCCESS && code != UNINITIALIZED)
         return code;
     if (control->init_code)
@@ -147,18 +147,18 @@ EXPORT int nvmlShutdown(void)
     return was ? SUCCESS : UNINITIALIZED;
 }
 
-/* --- the beginning of every call --------------------------------------------------------------------------------- */
+/* --- prologue of every call -------------------------------------------------------------------------------------- */
 
 #define CALLS 256
 static struct {
     const char *symbol;
-    u64 count[GPUS + 1]; /* the last: of no GPU */
+    u64 count[GPUS + 1]; /* the last: calls without a GPU */
 } asked[CALLS];
 
 static void count_call(const char *symbol, int gpu)
 {
     u32 at = (u32)(((uintptr_t)symbol >> 3) % CALLS);
-    /* __func__ is one object a function, so that the pointer identifies it. */
+    /* __func__ is one object per function, so its pointer identifies the function. */
     for (int step = 0; step < CALLS && asked[at].symbol != symbol; step++) {
         const char *free_place = NULL;
         if (__atomic_compare_exchange_n(&asked[at].symbol, &free_place, symbol, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
@@ -221,7 +221,7 @@ u64 reading(const char *symbol, const struct device *device, u64 plausible)
     return plausible;
 }
 
-/* --- what tests call --------------------------------------------------------------------------------------------- */
+/* --- interface for tests ------------------------------------------------------------------------------------------ */
 
 EXPORT void fake_reset(const char *board_name)
 {
@@ -242,8 +242,8 @@ EXPORT void fake_set_event_code(u32 code)
     syscall(SYS_futex, &control->event_head, FUTEX_WAKE, 1 << 20, NULL, NULL, 0);
 }
 
-/* Let counters stand at `elapsed` microseconds after their beginning, which then is midnight of 2026-01-01 UTC; 0: move
- * with the clock again. */
+/* Freeze counters at `elapsed` microseconds after their start, which then is midnight of 2026-01-01 UTC; 0: advance with
+ * the clock again. */
 EXPORT void fake_set_clock_us(u64 elapsed)
 {
     if (elapsed)
@@ -278,7 +278,7 @@ static struct call_rule *place_for_call(const char *symbol, u32 gpu)
     return place;
 }
 
-/* Let `symbol` give `code` for `gpu` (16: calls of no GPU; ALL: any) after `delay` microseconds. 0, or -1: no room. */
+/* Make `symbol` return `code` for `gpu` (16: calls without a GPU; ALL: any) after `delay` microseconds. -1: no room. */
 EXPORT int fake_set_call(const char *symbol, u32 gpu, u32 code, u32 delay)
 {
     struct call_rule *rule = place_for_call(symbol, gpu);
@@ -290,7 +290,7 @@ EXPORT int fake_set_call(const char *symbol, u32 gpu, u32 code, u32 delay)
     return 0;
 }
 
-/* Let a call that gives one number give this one; of a fabric it is the health mask. 0, or -1: no room. */
+/* Set the number that a call returns; for a fabric, the health mask. Returns 0, or -1 if there is no room. */
 EXPORT int fake_set_reading(const char *symbol, u32 gpu, u64 value)
 {
     struct call_rule *rule = place_for_call(symbol, gpu);
@@ -302,7 +302,7 @@ EXPORT int fake_set_reading(const char *symbol, u32 gpu, u64 value)
     return 0;
 }
 
-/* Let a field give `code`, or `value` of NVML value type `type` where code is SUCCESS. 0, or -1: no room. */
+/* Set a field's `code`, or its `value` of NVML value type `type` if code is SUCCESS. Returns 0, or -1: no room. */
 EXPORT int fake_set_field(u32 gpu, u32 field, u32 scope, u32 code, u32 type, u64 value)
 {
     struct field_rule *place = NULL;
@@ -324,7 +324,7 @@ EXPORT int fake_set_field(u32 gpu, u32 field, u32 scope, u32 code, u32 type, u64
 
 EXPORT void fake_clear_fields(void) { memset(control->fields, 0, sizeof control->fields); }
 
-/* kind 0 compute, 1 graphics. Taking away: fake_clear_processes. */
+/* kind: 0 compute, 1 graphics. fake_clear_processes removes processes. */
 EXPORT int fake_add_process(u32 gpu, u32 pid, u64 memory_bytes, u32 sm, u32 memory_percent, u32 gpu_instance, u32 kind)
 {
     for (int index = 0; index < PROCESSES; index++)
@@ -360,7 +360,7 @@ EXPORT void fake_set_mig(u32 gpu, u32 layout)
     fake_push_event(gpu, 0x100, 0, NO_INSTANCE);
 }
 
-/* Unload the driver, or load it again: every handle and initialisation of before is dead. */
+/* Unload or load the driver; all older handles and initialisations become invalid. */
 EXPORT void fake_set_driver_loaded(u32 loaded)
 {
     control->driver_loaded = loaded;

@@ -1,4 +1,4 @@
-"""Drives the fake of NVML: from the process that loaded it, or from another that maps the same control file."""
+"""Controls of the fake NVML, for the process that loaded it or another one that maps the same control file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BOARDS = ("h100", "a100", "b200", "h100-mig", "geforce", "a100-bridge", "gh200")
 
 
 class FakeNvml:
-    """The fake's controls, one method each. GPUs are numbered as the board has them, 0 first.
+    """Controls of the fake, one method each. GPUs are numbered from 0, in the order of the board.
 
-    control_file: a file that the process under test names in GANGWATCH_FAKE_NVML_CONTROL; None drives the library as
-    this process itself has loaded it. Raises OSError where the library or the file cannot be had.
+    control_file: the file in GANGWATCH_FAKE_NVML_CONTROL of the process under test; None controls the library that
+    this process has loaded. Raises OSError if the library or the file cannot be opened.
     """
 
     def __init__(self, library: Path, control_file: Path | None = None) -> None:
@@ -41,26 +41,26 @@ class FakeNvml:
             raise OSError(f"{control_file}: cannot be mapped")
 
     def reset(self, board: str = "h100") -> None:
-        """Everything as at the beginning, on this board."""
+        """Restore the initial state, with this board."""
         self._c.fake_reset(board.encode())
 
     def is_initialized(self) -> bool:
         return bool(self._c.fake_is_initialized())
 
     def asked(self, symbol: str, gpu: int = SYSTEM) -> int:
-        """How often this process called the symbol for the GPU."""
+        """Return how often this process has called the symbol for the GPU."""
         return int(self._c.fake_asked(symbol.encode(), gpu))
 
     def gpm_samples(self) -> int:
-        """Profiling samples that this process has allocated and not freed."""
+        """Return the number of profiling samples that this process has allocated and not freed."""
         return int(self._c.fake_gpm_samples())
 
     def set_clock(self, seconds: float) -> None:
-        """Counters stand where they are so long after their beginning; 0 lets them move with the clock."""
+        """Freeze counters at their values this long after the start; 0 lets them advance with the clock."""
         self._c.fake_set_clock_us(round(seconds * 1e6))
 
     def set_pattern(self, on: bool = True) -> None:
-        """Each field is field * 1000 + gpu * 100 + scope, so that none can stand for another."""
+        """Give each field the distinct value field * 1000 + gpu * 100 + scope, so that swapped values are detected."""
         self._c.fake_set_pattern(int(on))
 
     def set_gpus(self, present: int) -> None:
@@ -70,27 +70,27 @@ class FakeNvml:
         self._c.fake_set_init_code(code)
 
     def set_delay(self, seconds: float) -> None:
-        """Every call takes so much longer."""
+        """Delay every call by this time."""
         self._c.fake_set_delay_us(round(seconds * 1e6))
 
     def set_gpu_code(self, gpu: int, code: int) -> None:
-        """Every call on the GPU gives this code."""
+        """Make every call on the GPU return this code."""
         self._c.fake_set_gpu_code(gpu, code)
 
     def set_call(self, symbol: str, code: int, gpu: int = ALL, delay: float = 0.0) -> None:
-        """The call gives this code, after so many seconds; SUCCESS without delay takes that back."""
+        """Make the call return this code after the delay in seconds; SUCCESS without delay resets it."""
         if self._c.fake_set_call(symbol.encode(), gpu, code, round(delay * 1e6)):
             raise ValueError(f"no room for a rule on {symbol}")
 
     def set_reading(self, symbol: str, value: int, gpu: int = ALL) -> None:
-        """The call gives this number: PCIe generations and widths, temperature, clock reasons, power state,
-        utilisation; of nvmlDeviceGetGpuFabricInfoV it is the health mask."""
+        """Make the call return this number: PCIe generation or width, temperature, clock reasons, power state,
+        utilisation; for nvmlDeviceGetGpuFabricInfoV it is the health mask."""
         if self._c.fake_set_reading(symbol.encode(), gpu, value):
             raise ValueError(f"no room for a rule on {symbol}")
 
     def set_field(self, field: int, value: int = 0, *, gpu: int = ALL, scope: int = ALL, code: int = SUCCESS,
                   kind: int = UNSIGNED_LONG_LONG) -> None:  # fmt: skip
-        """The field gives the value (its 64 bits; kind is NVML's value type) or the code."""
+        """Set the field's value (64 bits; kind is NVML's value type) or its code."""
         if self._c.fake_set_field(gpu, field, scope, code, kind, value & 0xFFFFFFFFFFFFFFFF):
             raise ValueError(f"no room for a rule on field {field}")
 
@@ -98,7 +98,7 @@ class FakeNvml:
         self._c.fake_clear_fields()
 
     def hang(self, gpu: int, hanging: bool = True) -> None:
-        """Calls on the GPU do not return until this is taken back."""
+        """Block all calls on the GPU until ``hanging`` is reset."""
         self._c.fake_set_hang(gpu, int(hanging))
 
     def push_xid(self, gpu: int, code: int) -> None:
@@ -108,19 +108,19 @@ class FakeNvml:
         self._c.fake_push_event(gpu, kind, data, instance)
 
     def set_event_code(self, code: int) -> None:
-        """A wait for events gives this code at once instead of waiting."""
+        """Make waits for events return this code at once."""
         self._c.fake_set_event_code(code)
 
     def set_mig(self, gpu: int, layout: int) -> None:
-        """Reconfigure MIG: 0 off, 1 of mixed sizes, 2 seven small ones. Handles of before are dead."""
+        """Reconfigure MIG: 0 off, 1 mixed sizes, 2 seven small instances. Older handles become invalid."""
         self._c.fake_set_mig(gpu, layout)
 
     def set_driver_loaded(self, loaded: bool) -> None:
-        """Unload the driver, or load it again; handles and initialisations of before are dead."""
+        """Unload or load the driver; older handles and initialisations become invalid."""
         self._c.fake_set_driver_loaded(int(loaded))
 
     def set_default_pid(self, pid: int) -> None:
-        """The process that each GPU has while no other is added; 0 for none."""
+        """Set the process that each GPU has until another is added; 0 for none."""
         self._c.fake_set_default_pid(pid)
 
     def add_process(self, gpu: int, pid: int, memory_bytes: int, sm_percent: int = 0, memory_percent: int = 0,

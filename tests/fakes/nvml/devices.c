@@ -1,4 +1,4 @@
-/* Which devices there are, and who they are. */
+/* Enumeration and identity of devices. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static struct device whole[GPUS], instances[GPUS][MIG_SLOTS];
 
 int gpus_present(void) { return control->gpus == ALL ? board()->gpus : (int)control->gpus; }
 
-/* The handle of the GPU that sits at position `gpu`; control->slot_of says which position answers which index. */
+/* The handle of the GPU at position `gpu`; control->slot_of maps indexes to positions. */
 struct device *gpu_device(int gpu)
 {
     whole[gpu].gpu = gpu;
@@ -332,7 +332,7 @@ struct instance_info {
     u32 id, profile, start, size;
 };
 
-/* A GPU instance is a thing of its own to the driver; here it is the compute instance in it. Root alone is told. */
+/* The driver distinguishes GPU and compute instances; here they are one. Only root may read this. */
 EXPORT int nvmlDeviceGetGpuInstanceById(struct device *device, u32 id, struct device **instance)
 {
     ENTER_WHOLE(device);

@@ -1,10 +1,10 @@
 /*
- * A fake of libnvidia-ml.so.1 at its real interface, so that everything above the driver's library runs without a GPU.
+ * A fake of libnvidia-ml.so.1 with its real interface, so that all code above the library runs without a GPU.
  *
- * It is no recording. A board (boards.c) says what a machine has; numbers move with time as those of a machine in
- * training do; whatever a test wants otherwise is in `struct control`, which may lie in a file that another process maps
- * too (GANGWATCH_FAKE_NVML_CONTROL), so that faults can be put into a live agent. Layouts and codes follow the
- * documentation in nvml.h 12.9 and 13.5; those that callers depend on are checked against pynvml's in
+ * It is not a recording. A board (boards.c) defines the hardware; values change with time as on a machine in training.
+ * Tests override values in `struct control`, which may be in a file that another process maps too
+ * (GANGWATCH_FAKE_NVML_CONTROL), so that a test can inject faults into a running agent. Layouts and codes follow the
+ * documentation in nvml.h 12.9 and 13.5; those that callers depend on are compared with pynvml's in
  * tests/agent/test_nvml_interface.py.
  */
 
@@ -52,8 +52,8 @@ struct board {
     u32 graphics_mhz, idle_mhz, memory_mhz;
     u32 pcie_generation, pci_device, pci_subsystem;
     int links, link_mbps, nvlink_version, switches;
-    int c2c_links, c2c_mbps;  /* to a processor on the same module, whose power the module has a reading of */
-    /* What this generation of GPU and driver tells. */
+    int c2c_links, c2c_mbps;  /* to a CPU on the same module; the module reports its power */
+    /* What this generation of GPU and driver supports. */
     int ecc, retired_pages, row_remap, memory_temperature, temperature_limits, power_average, throttle_times;
     int pcie_errors, pcie_bytes, gpm, fabric_version, recovery_action, mig;
     const char *pci[GPUS];
@@ -65,10 +65,10 @@ struct mig_profile {
     const char *name;
     int slices, compute_slices, multiprocessors;
     u64 memory_mib;
-    u32 id, start; /* of the profile, and the first slice of memory that an instance has */
+    u32 id, start; /* profile number, and first memory slice of the instance */
 };
 
-/* Instances of layout `layout`; ends with a name of NULL. Layout 0 is MIG switched off. */
+/* Instances of layout `layout`; the last has a NULL name. Layout 0: MIG is off. */
 const struct mig_profile *mig_layout(u32 layout);
 
 /* --- control ----------------------------------------------------------------------------------------------------- */
@@ -102,20 +102,20 @@ struct event {
     u64 type, data;
 };
 
-/* Everything that can be changed from outside. Words are written whole; a reader may see any mixture of old and new. */
+/* All controls. Each word is written atomically; a reader may see a mix of old and new words. */
 struct control {
     u32 magic, size;
     u32 board;
-    u32 gpus;                 /* present; ALL: the board's */
+    u32 gpus;                 /* present GPUs; ALL: as on the board */
     u32 init_code;
     u32 driver_loaded;
-    u32 driver_generation;    /* another one: handles and initialisations of before are dead */
-    u32 pattern;              /* 1: each field is field * 1000 + gpu * 100 + scope, so that none can stand for another */
+    u32 driver_generation;    /* a new value invalidates handles and initialisations */
+    u32 pattern;              /* 1: each field is field * 1000 + gpu * 100 + scope, so swapped values are detected */
     u32 delay_us;
-    u32 default_pid;          /* each GPU has one process of this id while no other is set; 0: none */
-    u32 event_code;           /* what a wait for events gives instead of waiting */
+    u32 default_pid;          /* each GPU has a process with this pid until another is set; 0: none */
+    u32 event_code;           /* returned by waits for events, which then do not block */
     u32 event_head;           /* events ever pushed; a futex */
-    u64 epoch_us, clock_us;   /* when counters began; elapsed time if it stands still, or 0 */
+    u64 epoch_us, clock_us;   /* start of the counters; elapsed time if frozen, or 0 */
     u32 gpu_code[GPUS], gpu_hang[GPUS], mig_layout[GPUS], mig_generation[GPUS], slot_of[GPUS];
     struct field_rule fields[FIELD_RULES];
     struct call_rule calls[CALL_RULES];
@@ -135,7 +135,7 @@ struct device {
     u32 driver_generation, mig_generation;
 };
 
-/* Begin a call: `device` may be NULL for calls of the whole system. Counts it, delays it, hangs it, gives its code. */
+/* Begin a call; `device` may be NULL for system calls. Counts, delays or hangs the call, and returns its code. */
 int enter(const char *symbol, const struct device *device);
 #define ENTER(device)                                                                                                  \
     do {                                                                                                               \
@@ -144,10 +144,10 @@ int enter(const char *symbol, const struct device *device);
             return entered;                                                                                            \
     } while (0)
 
-/* What the reading is where a test has set it otherwise, or `plausible`. */
+/* The value that a test has set for the reading, or `plausible`. */
 u64 reading(const char *symbol, const struct device *device, u64 plausible);
 
-/* The same for calls that are meaningless on a MIG instance. */
+/* The same for calls that are invalid on a MIG instance. */
 #define ENTER_WHOLE(device)                                                                                            \
     do {                                                                                                               \
         ENTER(device);                                                                                                 \
@@ -171,11 +171,11 @@ double wave(int gpu, u64 elapsed, u64 period_us);
 u32 utilization_percent(int gpu, u64 elapsed);
 u32 power_mw(int gpu, u64 elapsed);
 int temperature_celsius(int gpu, u64 elapsed);
-/* What has come together at `per_second` since counters began. */
+/* The total at a rate of `per_second` since the start of the counters. */
 u64 total(u64 from, double per_second);
 u64 memory_used(const struct device *device);
 
-/* Answers one field; fields.c. */
+/* Return the value of one field; see fields.c. */
 int field_value(const struct device *device, u32 field, u32 scope, u32 *type, u64 *value);
 
 #endif

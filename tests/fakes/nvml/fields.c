@@ -1,4 +1,4 @@
-/* nvmlDeviceGetFieldValues: which field this board tells, in which type, and what it says now. */
+/* nvmlDeviceGetFieldValues: supported fields of this board, their types and current values. */
 
 #include <string.h>
 
@@ -19,13 +19,13 @@ struct field_request {
 
 static int is_c2c_field(u32 field) { return (field >= 171 && field <= 172) || (field >= 231 && field <= 234); }
 
-/* Errors of one link, each link with a field of its own and no scope, up to Ampere: 0 to 5, the total, 6 to 11. */
+/* Errors per link up to Ampere: one field a link, without scope: links 0 to 5, the total, links 6 to 11. */
 static int is_numbered_link_field(u32 field)
 {
     return (field >= 32 && field <= 59) || (field >= 96 && field <= 119);
 }
 
-/* The link that such a field is of; those of all links together: -1. */
+/* The link of such a field; -1 for the total of all links. */
 static int numbered_link(u32 field)
 {
     if (field >= 96)
@@ -44,7 +44,7 @@ static int is_link_field(u32 field)
 
 static int is_total_field(u32 field) { return field >= 138 && field <= 141; }
 
-/* The value type in which drivers give a field; what is not listed is an unsigned 64-bit count. */
+/* The value type of a field; fields not listed here are unsigned 64-bit counts. */
 static u32 type_of(u32 field)
 {
     if (field == 308)
@@ -95,7 +95,7 @@ static int is_supported(u32 field)
         return nvlink5;
     if (field == 170 || is_c2c_field(field))
         return here->c2c_links > 0;
-    if (is_numbered_link_field(field)) /* drivers from 525 on don't give them for Hopper */
+    if (is_numbered_link_field(field)) /* drivers since 525 do not support them on Hopper */
         return here->links && here->nvlink_version < 6 && numbered_link(field) < here->links;
     if (!is_link_field(field) || !here->links)
         return 0;
@@ -118,7 +118,7 @@ static u64 real_as_bits(double value)
     return bits;
 }
 
-/* Bytes a second on one link in one direction; links of one GPU carry slightly different loads, as they do. */
+/* Bytes a second on one link in one direction; links of one GPU have slightly different loads, as in reality. */
 static double link_bytes_per_second(int gpu, u32 link)
 {
     return board()->link_mbps * 1e6 * (0.30 + 0.01 * gpu + 0.002 * link);
@@ -242,7 +242,7 @@ EXPORT int nvmlDeviceGetFieldValues(struct device *device, int count, struct fie
         answer->timestamp = now;
         answer->latency = 1;
         answer->type = type;
-        /* Narrow types leave the rest of the union as it was: whatever the caller had there. */
+        /* Narrow types leave the other bytes of the union unchanged. */
         if (type == U32 || type == S32)
             memcpy(&answer->value, &value, 4);
         else if (type == U16)

@@ -1,4 +1,4 @@
-/* Calls that give one reading each. */
+/* Calls that return one reading each. */
 
 #include "fake.h"
 
@@ -30,7 +30,7 @@ EXPORT int nvmlDeviceGetUtilizationRates(struct device *device, struct utilizati
     return SUCCESS;
 }
 
-/* As the driver keeps them: one each 100 ms, 60 in all. Types: 0 power mW, 1 GPU, 2 memory (percent). */
+/* Samples as the driver keeps them: one every 100 ms, 60 in total. Types: 0 power mW, 1 GPU, 2 memory (percent). */
 EXPORT int nvmlDeviceGetSamples(struct device *device, u32 type, u64 last_seen, u32 *value_type, u32 *count,
                                 struct sample *samples)
 {
@@ -204,7 +204,7 @@ EXPORT int nvmlDeviceGetMarginTemperature(struct device *device, struct margin_v
     return SUCCESS;
 }
 
-/* 0 shutdown, 1 slowdown, 2 memory, 3 GPU maximum; boards that count in T.Limit do not give these. */
+/* 0 shutdown, 1 slowdown, 2 memory, 3 GPU maximum; boards with T.Limit margins do not have these. */
 EXPORT int nvmlDeviceGetTemperatureThreshold(struct device *device, u32 which, u32 *celsius)
 {
     static const u32 thresholds[] = {92, 89, 95, 85};
@@ -362,7 +362,7 @@ PCIE(nvmlDeviceGetCurrPcieLinkWidth, 16)
 PCIE(nvmlDeviceGetMaxPcieLinkWidth, 16)
 PCIE(nvmlDeviceGetPcieReplayCounter, device->gpu == 3)
 
-/* Kilobytes a second. The real one measures for 20 ms, and so does this. */
+/* Kilobytes a second. Like the real call, this one takes 20 ms. */
 int usleep(unsigned int microseconds);
 EXPORT int nvmlDeviceGetPcieThroughput(struct device *device, u32 direction, u32 *kilobytes)
 {

@@ -1,4 +1,4 @@
-/* What is connected to what: NVLink, its fabric, PCIe and NUMA. */
+/* Topology: NVLink, its fabric, PCIe and NUMA. */
 
 #include <stdio.h>
 #include <string.h>
@@ -89,7 +89,7 @@ struct fabric {
     u8 summary;
 };
 
-/* All two-bit flags false, configuration right: what a healthy fabric gives. */
+/* All two-bit flags false, configuration correct: a healthy fabric. */
 #define HEALTHY (2u | 2u << 2 | 2u << 4 | 2u << 6 | 1u << 8 | 1u << 12 | 1u << 14)
 
 EXPORT int nvmlDeviceGetGpuFabricInfoV(struct device *device, struct fabric *fabric)

@@ -1,1 +1,1 @@
-"""A synthesised /sys and /proc of a training node. Everything in it is made up; nothing was recorded on a machine."""
+"""Synthesised /sys and /proc of a training node. All values are invented; nothing was recorded on a machine."""

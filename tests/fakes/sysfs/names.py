@@ -1,4 +1,4 @@
-"""Names of the files that each RDMA driver has, as its source in Linux 6.12 lists them, and of mlx5's statistics."""
+"""File names of each RDMA driver, from its source in Linux 6.12, and names of mlx5's statistics."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LOSSLESS_PRIORITY = 3
 
 
 def mlx5_statistics() -> tuple[str, ...]:
-    """``ethtool -S`` of a ConnectX-7 port with flow control on one priority and four queues: 200 names."""
+    """Return the 200 ``ethtool -S`` names of a ConnectX-7 port with flow control on one priority, and four queues."""
     names = ["rx_packets", "rx_bytes", "tx_packets", "tx_bytes", "tx_queue_stopped", "rx_out_of_buffer"]
     names += ["rx_vport_rdma_unicast_packets", "rx_vport_rdma_unicast_bytes"]
     names += ["tx_vport_rdma_unicast_packets", "tx_vport_rdma_unicast_bytes"]

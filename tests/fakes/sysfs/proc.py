@@ -1,4 +1,4 @@
-"""The synthesised node's /proc: the machine's files that the host collector reads, and nothing of processes."""
+"""Synthesised /proc of the node: the system files that the host collector reads, without processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROCESSORS = 4
 
 
 class ProcTree:
-    """Writes the files, and moves their counts on."""
+    """Writer of the files, which advances their counts."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -18,7 +18,7 @@ class ProcTree:
         self._interfaces: Sequence[str] = ()
 
     def write(self, interfaces: Sequence[str]) -> None:
-        """All files, as of one hour after the boot."""
+        """Write all files with the values of one hour after boot."""
         self._interfaces = interfaces
         for folder in ("net", "1/net", "pressure", "self", "sys/kernel/random"):
             (self._root / folder).mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class ProcTree:
             self._replace(path, header + table)
 
     def _replace(self, path: str, lines: Sequence[str]) -> None:
-        """In place: the agent keeps its descriptors, as it may on a kernel's file."""
+        """Write in place, because the agent keeps its descriptors open."""
         file = self._root / path
         text = ("\n".join(lines) + "\n").encode()
         with file.open("r+b" if file.exists() else "w+b") as opened:

@@ -1,6 +1,6 @@
-"""How a NIC's counters move: a rate, a share of it lost to congestion, and what each counter makes of that.
+"""Model of a NIC's counters: a rate, the share lost to congestion, and the effect on each counter.
 
-A plausible shape, not a measurement: nobody has published a tree with mlx5's congestion counters moving.
+The model is plausible, not measured: there is no published tree with changing congestion counters of mlx5.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WRITE_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Traffic:
-    """What one NIC does until told otherwise. load: share of the rate; congestion: share of packets marked, 0 to 1."""
+    """Traffic of one NIC. load: share of the rate; congestion: share of marked packets, 0 to 1. Both may be changed."""
 
     rate_bytes_per_second: float
     load: float = 0.5
@@ -26,7 +26,7 @@ class Traffic:
     totals: dict[str, float] = field(default_factory=dict)
 
     def advance(self, seconds: float) -> dict[str, int]:
-        """Move on by so much time; the new value of every counter that moved, by the file's or statistic's name."""
+        """Advance by this time. Return the new value of every changed counter, by name of the file or statistic."""
         sent = self.rate_bytes_per_second * self.load * (1 - 0.4 * self.congestion) * seconds
         packets = sent / PACKET_BYTES
         marked = packets * self.congestion * 0.05
@@ -50,13 +50,13 @@ class Traffic:
             "packet_seq_err": marked / 500,
             "roce_adp_retrans": marked / 2000,
             "local_ack_timeout_err": marked / 20000,
-            # Other drivers' words for the same.
+            # The same values under other drivers' names.
             "rx_bytes": sent, "tx_bytes": sent, "rx_pkts": packets, "tx_pkts": packets,
             "sent_pkts": packets, "rcvd_pkts": packets, "rx_ecn_marked_pkts": marked, "tx_cnp_pkts": marked / 4,
             "rx_cnp_pkts": marked / 4, "cnpSent": marked / 4, "cnpHandled": marked / 4, "RxECNMrkd": marked,
             "InRdmaWrites": sent / WRITE_BYTES, "OutRdmaWrites": sent / WRITE_BYTES,
             "rdma_write_bytes": sent, "rdma_write_recv_bytes": sent, "rdma_write_wrs": sent / WRITE_BYTES,
-            # The network driver's.
+            # Statistics of the network driver.
             "rx_bytes_phy": sent, "tx_bytes_phy": sent, "rx_packets_phy": packets, "tx_packets_phy": packets,
             "rx_bits_phy": sent * 8, "rx_corrected_bits_phy": sent * 8e-8,
             "rx_vport_rdma_unicast_bytes": sent, "tx_vport_rdma_unicast_bytes": sent,

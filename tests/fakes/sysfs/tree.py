@@ -1,8 +1,8 @@
-"""Builds a synthesised node: PCI topology with rails, GPUs, RDMA NICs with all their counter files, and its /proc.
+"""Builder of a synthesised node: PCI topology with rails, GPUs, RDMA NICs with all counter files, and /proc.
 
-Made up from the kernel's documented forms, after a DGX H100: one PCIe switch a GPU with a NIC beside it, four of them a
-socket. ``build`` writes it, ``Tree.advance`` moves its counters on. The agent runs on it with ``--sysfs-root ROOT
---proc-root ROOT``. What a file system cannot do (answer EINVAL, hang) is left to the tests that need it.
+It follows the kernel's documented formats and a DGX H100: one PCIe switch for each GPU and its NIC, four switches per
+socket. ``build`` writes the node, ``Tree.advance`` advances its counters. The agent runs on it with ``--sysfs-root ROOT
+--proc-root ROOT``. Tests that need more than a file system (EINVAL, hangs) must add that themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AER_UNCORRECTABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """One RDMA device of the tree."""
+    """RDMA device of the tree."""
 
     name: str
     address: str
@@ -48,7 +48,7 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What ``build`` wrote. root holds both /sys and /proc, whose names do not meet."""
+    """Node that ``build`` wrote. root contains both /sys and /proc, whose names do not collide."""
 
     root: Path
     gpus: tuple[str, ...]
@@ -57,7 +57,7 @@ class Tree:
     kernel_log: Path
 
     def advance(self, seconds: float, congestion: Mapping[str, float] | None = None) -> None:
-        """Move every counter on. congestion: by NIC, the share of its packets that are marked from now on."""
+        """Advance every counter. congestion: share of marked packets from now on, by NIC."""
         for nic in self.nics:
             if congestion is not None:
                 nic.traffic.congestion = congestion.get(nic.name, 0.0)
@@ -88,9 +88,9 @@ class Tree:
         return next(nic for nic in self.nics if nic.name == name)
 
     def remove_nic(self, name: str) -> None:
-        """Take a NIC off the bus: its folder goes, and the links to it with it.
+        """Remove a NIC from the bus, with its folder and the links to it.
 
-        A kernel answers ENODEV to those who still hold a file of it; here they read nothing.
+        Open files of the NIC read as empty here; a kernel would return ENODEV.
         """
         nic = self.nic(name)
         shutil.copytree(nic.device, self.root / f"removed-{nic.name}", symlinks=True)
@@ -102,20 +102,20 @@ class Tree:
             (self.root / link).unlink(missing_ok=True)
 
     def return_nic(self, name: str) -> None:
-        """Put back what ``remove_nic`` took."""
+        """Restore a NIC that ``remove_nic`` removed."""
         nic = self.nic(name)
         shutil.move(self.root / f"removed-{nic.name}", nic.device)
         _link_nic(self.root, nic)
 
     def log(self, message: str, seconds_since_boot: float, level: int = 4) -> None:
-        """Append a record to the kernel's log, in the form of /dev/kmsg."""
+        """Append a record to the kernel log, in the format of /dev/kmsg."""
         sequence = self.kernel_log.read_text().count("\n")
         with self.kernel_log.open("a") as log:
             log.write(f"{level},{sequence},{round(seconds_since_boot * 1e6)},-;{message}\n")
 
 
 def write_number(path: Path, value: int) -> None:
-    """Write a counter file in place, in one write of one length: a reader never sees half a number."""
+    """Write a counter file in place, with one write of fixed length, so that a reader never sees half a number."""
     text = str(value % (1 << 64)).ljust(_NUMBER_WIDTH) + "\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
@@ -135,9 +135,9 @@ def build(
     link_layer: str = "Ethernet",
     rate: str = "400 Gb/sec (4X NDR)",
 ) -> Tree:
-    """Write a node. gpu_buses: PCI bus of each GPU, two hexadecimal digits, at least 06; NICs stand beside them.
+    """Write a node. gpu_buses: PCI bus of each GPU, two hexadecimal digits, at least 06; NICs get adjacent buses.
 
-    management_nics: NVSwitch management functions, as HGX B200 has, which must not be read.
+    management_nics: NVSwitch management functions, as on HGX B200; the agent must not read them.
     """
     root.mkdir(parents=True, exist_ok=True)
     places = max(gpus, nics)
@@ -170,7 +170,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _switch(root: Path, bus: str) -> Path:
-    """The folder of the switch's upstream port: a root port above it, downstream ports to come below."""
+    """Return the folder of the switch's upstream port, below a root port; callers add downstream ports."""
     number = int(bus, 16)
     return (
         root / "devices" / f"pci0000:{number - 6:02x}" / f"0000:{number - 6:02x}:01.0" / f"0000:{number - 5:02x}:00.0"
@@ -178,7 +178,7 @@ def _switch(root: Path, bus: str) -> Path:
 
 
 def _pci(root: Path, device: Path, numa: int, pci_class: str, vendor: str, product: str, speed: str) -> None:
-    """A PCI function's own files, and its link on the bus."""
+    """Write the files of a PCI function, and its link on the bus."""
     for name, text in (
         ("class", pci_class), ("vendor", vendor), ("device", product), ("numa_node", str(numa)),
         ("current_link_speed", speed), ("max_link_speed", speed), ("current_link_width", "16"),
@@ -262,7 +262,7 @@ def _link_nic(root: Path, nic: Nic) -> None:
 
 
 def _management_nic(root: Path, index: int) -> None:
-    """A ConnectX function that manages NVLink switches: an InfiniBand controller with a mark in its product data."""
+    """Write a ConnectX function that manages NVLink switches: an InfiniBand controller with a mark in its VPD."""
     device = root / "devices" / "pci0000:00" / "0000:00:02.0" / f"0000:02:00.{index % 8}"
     _pci(root, device, 0, "0x020700", "0x15b3", "0x1021", "32.0 GT/s PCIe")
     (device / "vpd").write_bytes(b"\x82\x10\x00NVLink switch\x90\x20\x00V3\x0bSMDL=SW_MNG\x78")
