@@ -21,7 +21,7 @@ class Authority:
         )
 
     def sign(self, name: str, names: str = "IP:127.0.0.1,DNS:localhost", days: int = 2) -> tuple[Path, Path]:
-        """Return a certificate and its key. names: subjectAltName. days: validity; negative if it is to be expired."""
+        """Return a certificate and its key. names: subjectAltName. days: validity, negative for an expired one."""
         certificate, key, request = (self._folder / f"{name}.{end}" for end in ("pem", "key", "csr"))
         extensions = self._folder / f"{name}.ext"
         extensions.write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")

@@ -72,21 +72,21 @@ def test_a_controller_receives_frames_of_an_agent_of_another_release(
     monkeypatch.setattr(server, "encode_frame", lambda frame: as_of(version, encode_frame(frame)))
     monkeypatch.setattr(server, "encode_layout", lambda layout: as_of(version, encode_layout(layout)))
     with ThreadedServer(agent_app(lambda: made(layout), lambda _: lambda: None)) as agent:
-        ((told, frame), *_) = follow(tmp_path, agent.url, wanted)
-    assert told.whole().gauges[0] == KNOWN and told.whole().counters == (COUNTED,)
+        ((received, frame), *_) = follow(tmp_path, agent.url, wanted)
+    assert received.whole().gauges[0] == KNOWN and received.whole().counters == (COUNTED,)
     assert frame.gauges[0] == 612.5 and int(frame.counters[0]) == 2**60 + 1
 
 
 def test_an_agent_serves_a_controller_that_requests_unknown_metrics(tmp_path: Path) -> None:
     layout = make_layout("n0", [Tier("any", 1.0)], [KNOWN], [COUNTED])
     with ThreadedServer(agent_app(lambda: made(layout), lambda _: lambda: None)) as agent:
-        ((told, frame), *_) = follow(tmp_path, agent.url, (KNOWN.metric, OF_NEXT_YEAR.metric))
+        ((received, frame), *_) = follow(tmp_path, agent.url, (KNOWN.metric, OF_NEXT_YEAR.metric))
         asked = urllib.request.Request(
             f"{agent.url}/frames?metrics={KNOWN.metric},{OF_NEXT_YEAR.metric}", method="HEAD"
         )
         with urllib.request.urlopen(asked, timeout=30) as answer:
             assert answer.headers[server.UNKNOWN_HEADER] == OF_NEXT_YEAR.metric, "the agent lists the unknown metrics"
-    assert told.whole().gauges == (KNOWN,) and frame.gauges[0] == 612.5
+    assert received.whole().gauges == (KNOWN,) and frame.gauges[0] == 612.5
 
 
 @pytest.mark.parametrize("version", [WIRE_VERSION - 2, WIRE_VERSION + 2])

@@ -49,9 +49,9 @@ def served(guard: Security | None) -> Iterator[int]:
 def get(connection: http.client.HTTPConnection, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
     connection.request("GET", "/", headers=headers)
     answer = connection.getresponse()
-    told = answer.status, answer.headers, answer.read()
+    response = answer.status, answer.headers, answer.read()
     connection.close()
-    return told
+    return response
 
 
 def test_without_a_configuration_only_loopback_hosts_are_accepted() -> None:
@@ -71,12 +71,12 @@ def test_a_port_and_a_socket_in_a_folder_share_one_series(tmp_path: Path) -> Non
                 connection.connect(str(tmp_path / "api.sock"))
                 connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 assert connection.recv(12) == b"HTTP/1.1 200"
-            told = expose_samples(server.measures())
+            text = expose_samples(server.measures())
         finally:
             server.should_exit = True
             thread.join()
             listener.close()
-    assert "gangwatch_http_accepted_total 2" in told
+    assert "gangwatch_http_accepted_total 2" in text
 
 
 def test_tls_and_a_password_work_and_a_new_certificate_is_loaded(

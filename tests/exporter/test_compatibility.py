@@ -1,4 +1,4 @@
-"""Names that others' dashboards have: each value and each label as the other prints it."""
+"""Metric names of other exporters: values and labels as the other exporter prints them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DCGM_LABELS = {
 
 
 class Made:
-    """A layout and frames of it, from columns with values."""
+    """Layout and frames from columns with values."""
 
     def __init__(self, gauges: dict[Column, float], counters: dict[Column, int]) -> None:
         self.gauges, self.counters = gauges, counters
@@ -76,7 +76,7 @@ def of(name: str, *more: tuple[str, str]) -> Column:
         ("gangwatch_gpu_energy_joules_total", 123_456_789, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "123456789"),
     ],
 )
-def test_dcgms_names_units_and_labels(ours: str, value: float, theirs: str, printed: str) -> None:
+def test_series_have_the_names_units_and_labels_of_dcgm(ours: str, value: float, theirs: str, printed: str) -> None:
     is_counter = BY_NAME[ours].kind == "counter"
     made = Made(
         {GPU_INFO: 1.0, **({} if is_counter else {of(ours): value})}, {of(ours): int(value)} if is_counter else {}
@@ -84,12 +84,12 @@ def test_dcgms_names_units_and_labels(ours: str, value: float, theirs: str, prin
     body = expose(made.layout, made.frame(), DCGM)
     (line,) = lines(body, f"{theirs}{{")
     assert line.rpartition(" ")[2] == printed
-    # The reader of the text format calls every counter _total.
+    # The parser of the text format appends _total to every counter.
     ((_, labels),) = (key for key in series_of(body) if key[0].removesuffix("_total") == theirs)
     assert dict(labels) == DCGM_LABELS
 
 
-def test_one_of_ours_is_several_of_dcgms() -> None:
+def test_one_metric_may_give_several_dcgm_metrics() -> None:
     made = Made(
         {GPU_INFO: 1.0},
         {
@@ -108,7 +108,7 @@ def test_one_of_ours_is_several_of_dcgms() -> None:
     }
 
 
-def test_an_instance_has_dcgms_labels_of_one() -> None:
+def test_a_mig_instance_has_the_dcgm_labels_of_an_instance() -> None:
     mig = ("mig", "MIG-1")
     instance = of(
         "gangwatch_gpu_mig_info", mig, ("compute_instance", "0"), ("gpu_instance", "9"), ("profile", "1g.10gb")
@@ -132,21 +132,21 @@ def test_an_instance_has_dcgms_labels_of_one() -> None:
     assert found == {"DCGM_FI_DEV_FB_USED": (5.0, labels), "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": (0.25, labels)}
 
 
-def test_nvlink_bandwidth_is_of_both_directions_in_dcgms_own_unit() -> None:
+def test_nvlink_bandwidth_sums_both_directions_in_the_unit_of_dcgm() -> None:
     rates = {of(f"gangwatch_gpu_nvlink_{way}_bytes_per_second"): 1024e6 for way in ("transmit", "receive")}
     made = Made({GPU_INFO: 1.0, **rates}, {})
     (line,) = lines(expose(made.layout, made.frame(), DCGM), "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{")
     assert line.endswith(" 2000")
 
 
-def test_the_hostname_is_spelled_as_the_release_at_hand_does() -> None:
+def test_the_hostname_label_follows_the_dcgm_release() -> None:
     made = Made({GPU_INFO: 1.0, of("gangwatch_gpu_power_watts"): 1.0}, {})
     body = expose(made.layout, made.frame(), Settings(compatibility=("dcgm",), hostname_label="hostname"))
     assert 'hostname="n0"' in lines(body, "DCGM_FI_DEV_POWER_USAGE")[0]
     assert "Hostname" not in body.decode()
 
 
-def test_a_pod_stands_on_dcgms_series_and_on_none_where_several_share_the_gpu() -> None:
+def test_dcgm_series_have_a_pod_label_unless_pods_share_the_gpu() -> None:
     gauges = {
         GPU_INFO: 1.0,
         of("gangwatch_gpu_power_watts"): 1.0,
@@ -160,12 +160,12 @@ def test_a_pod_stands_on_dcgms_series_and_on_none_where_several_share_the_gpu() 
     assert dict(labels) == DCGM_LABELS
 
 
-def test_a_gpu_without_its_info_has_none_of_dcgms_series() -> None:
+def test_a_gpu_without_info_has_no_dcgm_series() -> None:
     made = Made({of("gangwatch_gpu_power_watts"): 1.0}, {})
     assert b"DCGM_" not in expose(made.layout, made.frame(), DCGM)
 
 
-def test_a_counter_that_is_not_called_so_is_of_unknown_type_in_open_metrics() -> None:
+def test_counters_without_total_have_unknown_type_in_open_metrics() -> None:
     made = Made({GPU_INFO: 1.0}, {of("gangwatch_gpu_energy_joules_total"): 7})
     body = expose(made.layout, made.frame(), DCGM, open_metrics=True)
     assert b"# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION unknown\n" in body
@@ -178,7 +178,7 @@ def test_a_counter_that_is_not_called_so_is_of_unknown_type_in_open_metrics() ->
     [("0000:1b:00.0", "00000000:1B:00.0"), ("00000000:1B:00.0", "00000000:1B:00.0"), ("", ""),
      ("10000:e1:00.0", "00010000:E1:00.0")],
 )  # fmt: skip
-def test_addresses_are_written_as_dcgm_does(ours: str, theirs: str) -> None:
+def test_addresses_have_the_format_of_dcgm(ours: str, theirs: str) -> None:
     assert dcgm_address(ours) == theirs
 
 
@@ -215,16 +215,16 @@ def test_xids_and_clock_events_are_counted_within_the_window() -> None:
     assert dict(labels) == DCGM_LABELS | {"xid": "31", "window_size_in_ms": "300000"}
 
 
-def test_an_xid_that_comes_up_while_we_watch_counts_whole_and_a_reset_counts_from_zero() -> None:
+def test_a_new_xid_counts_fully_and_a_reset_counts_from_zero() -> None:
     memory = Memory()
     assert memory.rise("old", 0, 9) == 0
     assert memory.rise("new", 10, 1) == 1
     assert memory.rise("new", 20, 3) == 3
-    assert memory.rise("new", 30, 2) == 2, "it began anew"
+    assert memory.rise("new", 30, 2) == 2, "the counter restarted"
     assert memory.rise("new", 30 + WINDOW_NS, 2) == 0
 
 
-def test_our_throttle_reasons_are_called_as_dcgms_clock_events() -> None:
+def test_throttle_reasons_have_the_names_of_dcgm_clock_events() -> None:
     from agent.collectors.gpu.gpu import THROTTLE_REASONS
 
     assert set(CLOCK_EVENTS) <= {reason for reason, _ in THROTTLE_REASONS}
@@ -233,7 +233,7 @@ def test_our_throttle_reasons_are_called_as_dcgms_clock_events() -> None:
 # --- node_exporter and rdma_exporter ---------------------------------------------------------------------------------
 
 
-def test_node_exporters_names_have_its_labels_only() -> None:
+def test_node_exporter_names_have_only_its_labels() -> None:
     device, port = ("device", "mlx5_0"), ("port", "1")
     named = dict.fromkeys(BY_NAME["gangwatch_rdma_device_info"].labels, "x") | {"device": "mlx5_0", "board_id": "B"}
     made = Made(
@@ -260,7 +260,7 @@ def test_node_exporters_names_have_its_labels_only() -> None:
     }  # fmt: skip
 
 
-def test_rdma_exporters_pause_series() -> None:
+def test_pause_series_equal_those_of_rdma_exporter() -> None:
     port = (("device", "mlx5_0"), ("port", "1"))
     counters = {
         Column(
@@ -285,17 +285,17 @@ def test_rdma_exporters_pause_series() -> None:
     }  # fmt: skip
 
 
-def test_every_compatibility_name_of_the_catalogue_is_published_by_someone() -> None:
+def test_every_compatibility_name_of_the_catalogue_is_published() -> None:
     for metric in METRICS:
         if metric.compatibility:
             assert metric.compatibility.startswith(("DCGM_FI_", "node_", "rdma_roce_pfc_")), metric.name
             if "*" in metric.compatibility:
                 assert len(metric.labels) == 1, metric.name
     names = [metric.compatibility for metric in METRICS if metric.compatibility]
-    assert len(names) == len(set(names)), "two of ours can't be one of theirs"
+    assert len(names) == len(set(names)), "two metrics must not share one compatibility name"
     assert set(COMPATIBILITY) == {"dcgm", "node_exporter", "rdma_exporter"}
 
 
-def test_no_compatibility_name_is_printed_unless_it_was_asked_for() -> None:
+def test_compatibility_names_are_printed_only_if_enabled() -> None:
     made = Made({GPU_INFO: 1.0, of("gangwatch_gpu_power_watts"): math.pi}, {})
     assert all(name.startswith("gangwatch_") for name, _ in series_of(expose(made.layout, made.frame())))

@@ -1,4 +1,4 @@
-"""Expositions from frame to frame: always what a fresh one would be, in both formats, plain and compressed."""
+"""Expositions from frame to frame: equal to a fresh rendering in both formats, plain and compressed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def series_of(body: bytes, open_metrics: bool = False) -> Series:
-    """What a client reads, the exporter's own series left out."""
+    """Return the series that a client reads, without the exporter's own series."""
     parse = parse_open_metrics if open_metrics else parse_text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
@@ -33,7 +33,7 @@ def series_of(body: bytes, open_metrics: bool = False) -> Series:
 
 
 def own_of(body: bytes) -> dict[str, float]:
-    """The exporter's own series by name, with their reason where they have one."""
+    """Return the exporter's own series by name, and by reason if they have one."""
     return {
         sample.name + sample.labels.get("reason", ""): sample.value
         for family in parse_text(body.decode())
@@ -44,7 +44,7 @@ def own_of(body: bytes) -> dict[str, float]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Layout, list[Frame]]:
-    """A layout and frames of it, from each to the next of which only some values change, come or go."""
+    """Draw a layout and frames; between frames, only some values change, appear or disappear."""
     layout, first = draw(exposed())
     frames = [first]
     for seq in range(2, draw(st.integers(2, 5)) + 1):
@@ -63,7 +63,7 @@ def histories(draw: st.DrawFn) -> tuple[Layout, list[Frame]]:
 
 @settings(max_examples=60)
 @given(histories(), st.booleans())
-def test_from_frame_to_frame_it_is_what_a_fresh_one_is(made: tuple[Layout, list[Frame]], open_metrics: bool) -> None:
+def test_an_updated_exposition_equals_a_fresh_one(made: tuple[Layout, list[Frame]], open_metrics: bool) -> None:
     layout, frames = made
     kept = Exposition(EVERYTHING, open_metrics)
     for frame in frames:
@@ -71,14 +71,14 @@ def test_from_frame_to_frame_it_is_what_a_fresh_one_is(made: tuple[Layout, list[
         fresh = expose(layout, frame, EVERYTHING, open_metrics).removesuffix(b"# EOF\n")
         assert plain.startswith(fresh)
         assert gzip.decompress(kept.body(layout, frame, compress=True)) == plain
-        assert kept.body(layout, frame) is plain, "of one frame it is rendered once"
+        assert kept.body(layout, frame) is plain, "each frame is rendered once"
 
 
 @settings(max_examples=60)
 @given(exposed())
-def test_open_metrics_says_the_same_as_the_text(made: tuple[Layout, Frame]) -> None:
+def test_open_metrics_has_the_same_values_as_the_text(made: tuple[Layout, Frame]) -> None:
     layout, frame = made
-    # An info's value is 1 in OpenMetrics, which its parser insists on; ours never have another.
+    # The parser of OpenMetrics requires the value 1 for an info; the agent publishes no other value.
     for index, column in enumerate(layout.gauges):
         if BY_NAME[column.metric].kind == "info":
             frame.gauges[index] = 1.0
@@ -87,7 +87,7 @@ def test_open_metrics_says_the_same_as_the_text(made: tuple[Layout, Frame]) -> N
     assert open_metrics.endswith(b"# EOF\n")
 
 
-def test_a_known_frame_as_open_metrics() -> None:
+def test_open_metrics_of_a_known_frame() -> None:
     layout = small_layout()
     lines = expose(layout, small_frame(layout), open_metrics=True).decode().splitlines()
     assert lines[0:3] == [
@@ -103,13 +103,13 @@ def test_a_known_frame_as_open_metrics() -> None:
     ]
 
 
-def test_no_two_families_are_one_in_open_metrics() -> None:
-    """There a counter loses its _total and an info its _info: what is left must still be a name of its own."""
+def test_family_names_are_unique_in_open_metrics() -> None:
+    """OpenMetrics removes _total from counters and _info from infos; the remaining names must be unique."""
     names = [metric.name.removesuffix("_total").removesuffix("_info") for metric in METRICS]
     assert sorted(names) == sorted(set(names))
 
 
-def test_a_part_in_which_nothing_changed_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_part_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = [Column("gangwatch_gpu_power_watts", (("gpu", f"GPU-{index:036}"),)) for index in range(400)]
     more = [Column("gangwatch_gpu_temperature_celsius", (("gpu", f"GPU-{index:036}"),)) for index in range(400)]
     layout = make_layout("n0", [Tier("gpu", 1.0)], [*columns, *more], [])
@@ -124,7 +124,7 @@ def test_a_part_in_which_nothing_changed_is_not_rendered_again(monkeypatch: pyte
     kept = Exposition(EVERYTHING)
     values = [float(index) for index in range(800)]
     kept.body(layout, frame_of(layout, values, [], seq=1), compress=True)
-    assert len(packed) == 3, "two families of more than 16 KiB, and the exporter's own"
+    assert len(packed) == 3, "two families of more than 16 KiB, and the exporter's own series"
     packed.clear()
     values[7] += 1
     body = kept.body(layout, frame_of(layout, values, [], seq=2), compress=True)
@@ -142,7 +142,7 @@ def test_a_family_that_lost_its_last_series_loses_its_header() -> None:
     assert b"# TYPE gangwatch_gpu_power_watts gauge" in kept.body(layout, small_frame(layout, seq=3))
 
 
-def test_a_restarted_agents_first_frame_is_not_the_old_ones() -> None:
+def test_the_first_frame_of_a_restarted_agent_is_rendered_again() -> None:
     layout = small_layout()
     kept = Exposition(EVERYTHING)
     first = small_frame(layout)
@@ -154,7 +154,7 @@ def test_a_restarted_agents_first_frame_is_not_the_old_ones() -> None:
     assert kept.body(layout, again) != before
 
 
-# --- what is left out ------------------------------------------------------------------------------------------------
+# --- omitted series --------------------------------------------------------------------------------------------------
 
 
 def many(families: int, series: int) -> tuple[Layout, Frame]:
@@ -164,7 +164,7 @@ def many(families: int, series: int) -> tuple[Layout, Frame]:
     return layout, frame_of(layout, [1.0] * len(columns), [])
 
 
-def test_the_limit_holds_and_what_it_drops_is_told() -> None:
+def test_series_above_the_limit_are_dropped_and_counted() -> None:
     layout, frame = many(4, 50)
     body = Exposition(Settings(series_limit=130)).body(layout, frame)
     assert len(series_of(body)) == 130
@@ -174,7 +174,7 @@ def test_the_limit_holds_and_what_it_drops_is_told() -> None:
     assert own["gangwatch_exporter_series_limit"] == 130
 
 
-def test_deny_goes_over_allow_and_allow_over_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deny_overrides_allow_and_allow_overrides_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporter.prometheus.profiles.FULL_ONLY", ("gangwatch_gpu_*_clock_hertz",))
     columns = [
         Column(name, (("gpu", "GPU-1"),))
@@ -196,7 +196,7 @@ def test_deny_goes_over_allow_and_allow_over_the_profile(monkeypatch: pytest.Mon
     assert own["gangwatch_exporter_series_left_outdeny"] == 1
 
 
-def test_a_renamed_metric_keeps_its_old_name_beside_the_new() -> None:
+def test_a_renamed_metric_is_published_under_both_names() -> None:
     layout = small_layout()
     renamed = (Renamed("gangwatch_host_load", "gangwatch_host_load1", "0.2"),)
     body = Exposition(EVERYTHING, renamed=renamed).body(layout, small_frame(layout))
@@ -224,7 +224,7 @@ def owned() -> Layout:
     return make_layout("n0", [Tier("gpu", 1.0)], gauges, [])
 
 
-def test_an_owner_stands_on_the_series_only_where_that_was_asked_for() -> None:
+def test_owner_labels_are_added_only_if_enabled() -> None:
     layout = owned()
     frame = frame_of(layout, [100.0, 200.0, 1.0, 1.0, 1.0], [])
     plain = series_of(expose(layout, frame))
@@ -232,11 +232,11 @@ def test_an_owner_stands_on_the_series_only_where_that_was_asked_for() -> None:
     joined = series_of(expose(layout, frame, Settings(owner_labels=True)))
     own = (("container", "c"), ("gpu", "GPU-1"), ("namespace", "ml"), ("node", "n0"), ("pod", "a"))
     assert joined["gangwatch_gpu_power_watts", own] == 100.0
-    # Two pods share the second: neither is given the whole of it.
+    # Two pods share the second GPU: its series get no pod label.
     assert joined["gangwatch_gpu_power_watts", (("gpu", "GPU-2"), ("node", "n0"))] == 200.0
 
 
-def test_an_owner_that_goes_takes_its_labels_along_at_once() -> None:
+def test_labels_of_an_ended_owner_disappear_at_once() -> None:
     layout = owned()
     kept = Exposition(Settings(owner_labels=True))
     kept.body(layout, frame_of(layout, [100.0, 200.0, 1.0, 1.0, 1.0], [], seq=1))

@@ -1,4 +1,4 @@
-"""A frame as JSON and as messages: the same numbers as in the text."""
+"""Frames as JSON and as messages: the same numbers as in the text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from exporter.prometheus.exposition import expose
 from tests.exporter.sample_frames import exposed, small_frame, small_layout
 
 
-def test_the_document_of_a_known_frame() -> None:
+def test_json_of_a_known_frame() -> None:
     layout = small_layout()
     document = json.loads(frame_json(layout, small_frame(layout)), parse_float=Decimal)
     series = document.pop("series")
@@ -66,9 +66,9 @@ def test_the_document_of_a_known_frame() -> None:
 
 
 @given(exposed())
-def test_document_and_text_agree_value_by_value(made: tuple[Layout, Frame]) -> None:
+def test_json_and_text_have_equal_values(made: tuple[Layout, Frame]) -> None:
     layout, frame = made
-    # As text, so that no conversion can hide a difference.
+    # Compare text, so that no conversion can hide a difference.
     document = json.loads(frame_json(layout, frame), parse_float=str, parse_int=str)
     in_document = sorted((one["name"], one["value"]) for one in document["series"])
     lines = [line for line in expose(layout, frame).decode().split("\n") if line and not line.startswith("#")]
@@ -77,7 +77,7 @@ def test_document_and_text_agree_value_by_value(made: tuple[Layout, Frame]) -> N
 
 
 @given(exposed())
-def test_messages_hold_the_layout_and_the_frame(made: tuple[Layout, Frame]) -> None:
+def test_messages_contain_the_layout_and_the_frame(made: tuple[Layout, Frame]) -> None:
     layout, frame = made
     first, second = (decode(message) for message in MessageSplitter().feed(frame_messages(layout, frame)))
     assert first == layout
@@ -99,7 +99,7 @@ def test_patterns() -> None:
             wanted_metrics(wrong)
 
 
-def test_a_renamed_metric_is_had_by_either_name() -> None:
+def test_a_renamed_metric_is_found_by_both_names() -> None:
     renamed = (Renamed("gangwatch_host_load", "gangwatch_host_load1", "9.9"),)
     layout = small_layout()
     frame = small_frame(layout)
@@ -150,11 +150,13 @@ def test_counters_are_summed_by_labels() -> None:
     assert (sums.tier_ns.tolist(), sums.gauges.tolist()) == ([2, 3], [300.0])
     assert (sums.counters.tolist(), sums.counters_valid.tolist()) == ([6, 60, 7], [True] * 3)
     frame.counters_valid[4] = False
-    assert chosen.apply(frame).counters_valid.tolist() == [True, False, True], "a sum without a part is wrong"
+    assert chosen.apply(frame).counters_valid.tolist() == [True, False, True], "a sum without all its parts is absent"
     fewer = make_layout("n0", layout.tiers, layout.gauges, layout.counters[1:])
-    assert selection(fewer, patterns).layout.layout_id != chosen.layout.layout_id, "another sum: never differenced"
+    assert selection(fewer, patterns).layout.layout_id != chosen.layout.layout_id, (
+        "the parts changed, so there is no difference"
+    )
     total = selection(layout, ("gangwatch_nvlink_transmit_bytes_total()",))
-    assert total.apply(frame).counters.tolist() == [6, 60], "columns of two times are not summed"
+    assert total.apply(frame).counters.tolist() == [6, 60], "columns of different times are not summed"
     for wrong in (
         "gangwatch_gpu_power_watts(gpu)",
         "gangwatch_nvlink_transmit_bytes_total(nic)",

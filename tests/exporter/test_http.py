@@ -1,4 +1,4 @@
-"""The HTTP server by itself: what is no request, what is slow, what is too much, and that none of it harms the next."""
+"""HTTP server alone: invalid, slow and too many requests do not affect the next one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def talk(address: tuple[str, int], *parts: bytes, end: bool = True) -> bytes:
 GOOD = b"GET /a?b=c HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def test_requests_follow_one_another_on_a_connection_also_in_one_piece(address: tuple[str, int]) -> None:
+def test_a_connection_serves_several_requests_also_in_one_packet(address: tuple[str, int]) -> None:
     answer = talk(address, GOOD + GOOD, GOOD[:7], GOOD[7:])
     assert answer.count(b"HTTP/1.1 200 OK\r\n") == 3
     assert answer.count(b"GET /a b=c ['host']\n") == 3
@@ -87,17 +87,19 @@ def test_close_and_http_1_0_end_the_connection(address: tuple[str, int]) -> None
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     ],
 )
-def test_what_is_no_request_of_ours_is_refused_and_ends_the_connection(
+def test_an_invalid_request_is_rejected_and_ends_the_connection(
     address: tuple[str, int], request_bytes: bytes, status: int
 ) -> None:
     answer = talk(address, request_bytes + GOOD)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
-    assert answer.count(b"HTTP/1.1") == 1, "what follows a refused request is not answered: it may be its body"
-    assert talk(address, GOOD).startswith(b"HTTP/1.1 200"), "the next is"
+    assert answer.count(b"HTTP/1.1") == 1, (
+        "bytes after a rejected request get no response, because they may be its body"
+    )
+    assert talk(address, GOOD).startswith(b"HTTP/1.1 200"), "the next connection gets a response"
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_do_anything_but_parse_or_be_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_rejected(data: bytes) -> None:
     try:
         request, _ = parse_request(data)
     except BadRequestError as error:
@@ -106,20 +108,20 @@ def test_no_bytes_do_anything_but_parse_or_be_refused(data: bytes) -> None:
         assert request.path.startswith("/")
 
 
-def test_a_bug_costs_its_own_answer(address: tuple[str, int], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_affects_only_its_own_response(address: tuple[str, int], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         answer = talk(address, b"GET /bug HTTP/1.1\r\nHost: x\r\n\r\n" + GOOD)
     assert answer.startswith(b"HTTP/1.1 500 ") and b"HTTP/1.1 200 OK" in answer
     assert "GET /bug failed" in caplog.text
 
 
-def test_who_sends_slowly_is_let_go(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_sender_is_disconnected(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_http, "REQUEST_SECONDS", 0.3)
     assert talk(address, GOOD[:10], end=False).startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("bound", ["MOST_CONNECTIONS", "MOST_CONNECTIONS_EACH"])
-def test_at_the_bound_the_longest_idle_makes_room(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_limit_the_longest_idle_connection_is_closed(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_http, bound, 3)
     listener = listen("127.0.0.1", 0)
     server = HttpServer(hello, listener)
@@ -135,7 +137,7 @@ def test_at_the_bound_the_longest_idle_makes_room(bound: str, monkeypatch: pytes
     for client in (*idle, idle[0]):
         ask(client)
     assert talk(listener.getsockname(), GOOD).startswith(b"HTTP/1.1 200")
-    assert idle[1].recv(1) == b"", "the one that idled longest"
+    assert idle[1].recv(1) == b"", "the connection that was idle longest"
     idle[2].sendall(GOOD)
     assert idle[2].recv(65536).startswith(b"HTTP/1.1 200")
     for client in idle:
@@ -143,7 +145,7 @@ def test_at_the_bound_the_longest_idle_makes_room(bound: str, monkeypatch: pytes
     server.stop()
 
 
-def test_new_connections_of_a_peer_have_a_rate_and_those_of_our_own_user_have_none(
+def test_new_connections_are_rate_limited_except_those_of_the_own_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agent_http, "CONNECTIONS_PER_SECOND", 0.01)
@@ -159,16 +161,16 @@ def test_new_connections_of_a_peer_have_a_rate_and_those_of_our_own_user_have_no
             with contextlib.suppress(OSError):  # a reset, or not connected any more (ENOTCONN)
                 answers.append(talk(place, GOOD))
         assert len([answer for answer in answers if answer.startswith(b"HTTP/1.1 200")]) == 1, (
-            "one at once, and the next in 100 s"
+            "one connection at once, and the next in 100 s"
         )
         monkeypatch.undo()
-        assert talk(place, GOOD).startswith(b"HTTP/1.1 200"), "and nobody else is held up"
+        assert talk(place, GOOD).startswith(b"HTTP/1.1 200"), "other peers are not delayed"
         assert server.refused["rate"] == 4
     finally:
         server.stop()
 
 
-def test_it_stops_with_connections_open_and_leaves_no_thread() -> None:
+def test_the_server_stops_with_open_connections_and_leaves_no_thread() -> None:
     listener = listen("127.0.0.1", 0)
     before = threading.active_count()
     server = HttpServer(hello, listener)
@@ -210,5 +212,5 @@ def test_whether_gzip_is_accepted(header: str, accepted: bool) -> None:
         ("application/openmetrics-text;q=0.2,text/plain;q=0.9", False),
     ],
 )  # fmt: skip
-def test_which_format_is_wanted(header: str, wanted: bool) -> None:
+def test_the_accept_header_selects_the_format(header: str, wanted: bool) -> None:
     assert wants_open_metrics(header) is wanted

@@ -1,4 +1,4 @@
-"""Prometheus text: read back by Prometheus's own parsers, digit for digit."""
+"""Prometheus text: Prometheus's parsers read back every digit."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         names.append(family.name)
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
-            assert key not in samples, "a series stands twice"
+            assert key not in samples, "duplicate series"
             samples[key] = float(sample.value)
-    assert len(set(names)) == len(names), "a family stands in two places"
+    assert len(set(names)) == len(names), "the family is split"
     return samples
 
 
@@ -76,7 +76,7 @@ def test_the_text_of_a_known_frame() -> None:
 
 
 @given(exposed())
-def test_any_frame_is_read_back_as_it_is(made: tuple[Layout, Frame]) -> None:
+def test_any_frame_is_read_back_unchanged(made: tuple[Layout, Frame]) -> None:
     layout, frame = made
     text = expose(layout, frame)
     assert parsed(text) == expected(layout, frame)
@@ -94,21 +94,21 @@ def test_a_gauge_reads_back_as_the_same_number(value: float) -> None:
     assert float(gauge_text(value)) == value
 
 
-def test_every_scale_of_the_catalogue_can_be_printed_without_loss() -> None:
+def test_every_scale_of_the_catalogue_is_printed_without_loss() -> None:
     for metric in METRICS:
         decimals_of(metric)
     with pytest.raises(ValueError, match="scale"):
         decimals_of(Metric("x", "counter", "help", scale=1 / 1024))
 
 
-def test_no_label_of_ours_is_one_of_prometheus_own() -> None:
+def test_no_label_is_reserved_by_prometheus() -> None:
     for metric in METRICS:
         assert not {"job", "instance", "node", "le", "quantile"} & set(metric.labels), metric.name
         assert not any(label.startswith("__") for label in metric.labels), metric.name
         assert metric.labels == tuple(sorted(metric.labels)), metric.name
 
 
-def test_a_frame_that_does_not_fit_is_refused() -> None:
+def test_a_frame_of_another_layout_is_rejected() -> None:
     layout = small_layout()
     with pytest.raises(FrameError):
         expose(small_layout("n1"), small_frame(layout))
@@ -122,9 +122,7 @@ def test_a_frame_that_does_not_fit_is_refused() -> None:
         ([], [Column("gangwatch_host_load1")], "is a gauge"),
     ],
 )
-def test_a_column_that_is_not_the_catalogues_is_refused(
-    gauges: list[Column], counters: list[Column], named: str
-) -> None:
+def test_a_column_outside_the_catalogue_is_rejected(gauges: list[Column], counters: list[Column], named: str) -> None:
     layout = make_layout("n0", [Tier("any", 1.0)], gauges, counters)
     with pytest.raises(FrameError, match=named):
         expose(layout, frame_of(layout, [1.0] * len(gauges), [1] * len(counters)))
@@ -141,7 +139,7 @@ def whole_catalogue() -> tuple[Layout, Frame]:
     return layout, frame_of(layout, [0.5] * len(gauges), list(range(len(counters))))
 
 
-def test_promtool_finds_nothing_to_say_about_the_whole_catalogue() -> None:
+def test_promtool_accepts_the_whole_catalogue() -> None:
     promtool = needs.component("promtool", "prometheus")
     checked = subprocess.run([promtool, "check", "metrics"], input=expose(*whole_catalogue()), capture_output=True)
     assert (checked.returncode, checked.stdout.decode(), checked.stderr.decode()) == (0, "", "")
@@ -180,7 +178,7 @@ def test_samples_by_name_are_grouped_by_family() -> None:
         unique_by=series_key,
     )
 )
-def test_any_samples_are_read_back_as_they_are(samples: list[tuple[str, list[str], float]]) -> None:
+def test_any_samples_are_read_back_unchanged(samples: list[tuple[str, list[str], float]]) -> None:
     given_samples = [
         (name, tuple(zip(BY_NAME[name].labels, values, strict=False)), value) for name, values, value in samples
     ]
@@ -197,7 +195,7 @@ def test_any_samples_are_read_back_as_they_are(samples: list[tuple[str, list[str
         ([("gangwatch_frozen", (), 1.0), ("gangwatch_frozen", (), 0.0)], "twice"),
     ],
 )
-def test_samples_that_are_not_the_catalogues_are_refused(
+def test_samples_outside_the_catalogue_are_rejected(
     samples: list[tuple[str, tuple[tuple[str, str], ...], float]], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):

@@ -1,4 +1,4 @@
-"""Pushing: to a receiver that decodes with OpenTelemetry's own messages, to a real Prometheus, and to bad ones."""
+"""Pushing to a receiver that decodes with OpenTelemetry's messages, to a real Prometheus, and to broken receivers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WALL_NS = 1_700_000_000_000_000_000
 
 
 class Source:
-    """A node whose frames the test makes."""
+    """Node with frames that the test makes."""
 
     def __init__(self, layout: Layout | None = None) -> None:
         self.layout = layout or small_layout()
@@ -58,7 +58,7 @@ class Source:
         return lambda: self.listeners.remove(listener)
 
     def make(self, seq: int, wall_ns: int = WALL_NS) -> Frame:
-        """Frame number `seq`, made that many seconds after the first."""
+        """Make the frame with number `seq`, that many seconds after the first."""
         one = small_frame(self.layout, seq)
         at_ns = seq * 1_000_000_000
         frame = Frame(
@@ -71,7 +71,7 @@ class Source:
 
 
 class Receiver:
-    """An HTTP server that keeps what is posted to it, and answers as it is told: (status, headers, body) by turn."""
+    """HTTP server that stores the posted bodies, and sends the responses in `answers`: (status, headers, body)."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.bodies: list[bytes] = []
@@ -150,12 +150,12 @@ def start() -> Iterator[Callable[..., Pusher]]:
 def wait_until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < end, "nothing of the kind within 30 s"
+        assert time.monotonic() < end, "the condition was not true within 30 s"
         time.sleep(0.005)
 
 
 def points_of(request: ExportMetricsServiceRequest) -> dict[tuple[str, tuple[tuple[str, str], ...]], NumberDataPoint]:
-    """Every point by its metric's name and its attributes; none may stand twice."""
+    """Return every point by metric name and attributes; fail on duplicates."""
     points: dict[tuple[str, tuple[tuple[str, str], ...]], NumberDataPoint] = {}
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:
@@ -176,7 +176,7 @@ def number(point: NumberDataPoint) -> float:
 
 
 @given(exposed())
-def test_any_frame_arrives_as_the_text_says_it(made: tuple[Layout, Frame]) -> None:
+def test_any_frame_arrives_with_the_values_of_the_text(made: tuple[Layout, Frame]) -> None:
     layout, frame = made
     request = ExportMetricsServiceRequest.FromString(gzip.decompress(Otlp().encode(layout, frame, lambda _: True)))
     ours = {
@@ -193,7 +193,7 @@ def test_any_frame_arrives_as_the_text_says_it(made: tuple[Layout, Frame]) -> No
     assert all(math.isclose(ours[key], text[key], rel_tol=1e-15) for key in text)
 
 
-def test_a_gpu_and_a_port_go_under_opentelemetrys_names() -> None:
+def test_metrics_of_a_gpu_and_a_port_have_opentelemetry_names() -> None:
     gpu, port = ("gpu", "GPU-1"), (("device", "mlx5_0"), ("port", "1"))
     info = dict.fromkeys(BY_NAME["gangwatch_gpu_info"].labels, "")
     info |= {"gpu": "GPU-1", "model": "NVIDIA H100 80GB HBM3", "driver": "550.54"}
@@ -237,14 +237,14 @@ def test_a_gpu_and_a_port_go_under_opentelemetrys_names() -> None:
     assert metrics["hw.gpu.utilization"].WhichOneof("data") == "gauge"
 
 
-def test_every_convention_is_of_a_metric_that_there_is() -> None:
+def test_every_convention_belongs_to_an_existing_metric() -> None:
     assert CONVENTIONS.keys() <= BY_NAME.keys()
     for name, convention in CONVENTIONS.items():
         assert convention.monotonic or convention.is_sum
         assert (BY_NAME[name].kind == "counter") <= convention.is_sum
 
 
-def test_a_point_carries_its_own_tiers_time(receiver: Receiver) -> None:
+def test_a_point_has_the_time_of_its_tier(receiver: Receiver) -> None:
     layout = make_layout(
         "n0",
         [Tier("fast", 1.0), Tier("slow", 10.0)],
@@ -262,8 +262,8 @@ def test_a_point_carries_its_own_tiers_time(receiver: Receiver) -> None:
     assert points["gangwatch_host_cpus", ()].time_unix_nano == WALL_NS - 7_000_000_000
 
 
-def test_a_counter_begins_with_its_first_point_and_anew_with_each_fall() -> None:
-    """The data model's rule for streams of unknown start: no receiver may take a total for what came since."""
+def test_a_counter_starts_with_its_first_point_and_after_each_decrease() -> None:
+    """Follow OTLP's rule for streams of unknown start, so that no receiver takes a total for an increase."""
     port = (("device", "mlx5_0"), ("port", "1"))
     energy, packets = (
         ("gangwatch_gpu_energy_joules_total", (("gpu", "G"),)),
@@ -271,8 +271,8 @@ def test_a_counter_begins_with_its_first_point_and_anew_with_each_fall() -> None
     )
     otlp = Otlp()
 
-    def told(seconds: int, joules: int, downed: int, more: bool = False) -> dict[str, tuple[int, int, float]]:
-        """Start, time (seconds after the beginning) and value of each point."""
+    def points_at(seconds: int, joules: int, downed: int, more: bool = False) -> dict[str, tuple[int, int, float]]:
+        """Return start, time (both in seconds after the first frame) and value of each point."""
         columns = [Column(*energy), Column(*packets), *([Column(packets[0], (("device", "b"), ("port", "1")))] * more)]
         layout = make_layout("n0", [Tier("any", 1.0)], [], columns)
         one = frame_of(layout, [], [joules, downed, 7][: 2 + more])
@@ -291,16 +291,16 @@ def test_a_counter_begins_with_its_first_point_and_anew_with_each_fall() -> None
         }
 
     downed = packets[0] + "mlx5_0"
-    assert told(0, 5000, 3) == {"hw.energy": (0, 0, 5.0), downed: (0, 0, 3)}
-    assert told(15, 6000, 3) == {"hw.energy": (0, 15, 6.0), downed: (0, 15, 3)}
-    assert told(30, 100, 4)["hw.energy"] == (15, 30, 0.1), "the driver was loaded anew after the point before"
-    after = told(45, 200, 1, more=True)
-    assert after["hw.energy"] == (15, 45, 0.2), "another layout is no new beginning"
+    assert points_at(0, 5000, 3) == {"hw.energy": (0, 0, 5.0), downed: (0, 0, 3)}
+    assert points_at(15, 6000, 3) == {"hw.energy": (0, 15, 6.0), downed: (0, 15, 3)}
+    assert points_at(30, 100, 4)["hw.energy"] == (15, 30, 0.1), "the driver was reloaded after the previous point"
+    after = points_at(45, 200, 1, more=True)
+    assert after["hw.energy"] == (15, 45, 0.2), "another layout is not a new start"
     assert after[downed] == (30, 45, 1) and after[packets[0] + "b"] == (45, 45, 7)
-    assert told(-100, 300, 1)["hw.energy"] == (-100, -100, 0.3), (
-        "a clock that was set back: never a start after the point"
+    assert points_at(-100, 300, 1)["hw.energy"] == (-100, -100, 0.3), (
+        "the clock was set back: the start is never after the point"
     )
-    assert told(-85, 400, 1)["hw.energy"] == (-100, -85, 0.4)
+    assert points_at(-85, 400, 1)["hw.energy"] == (-100, -85, 0.4)
 
 
 def test_frames_are_pushed_at_their_interval_over_one_connection(
@@ -317,7 +317,7 @@ def test_frames_are_pushed_at_their_interval_over_one_connection(
     assert source.listeners and (pusher.stop(), source.listeners)[1] == []
 
 
-def test_what_waits_at_the_stop_is_sent_if_the_receiver_takes_it(
+def test_queued_frames_are_sent_at_stop_if_the_receiver_accepts_them(
     receiver: Receiver, start: Callable[..., Pusher]
 ) -> None:
     receiver.hold.clear()
@@ -330,9 +330,7 @@ def test_what_waits_at_the_stop_is_sent_if_the_receiver_takes_it(
     assert (pusher.sent, pusher.failures) == (5, 0)
 
 
-def test_what_the_profile_and_the_lists_leave_out_is_not_pushed(
-    receiver: Receiver, start: Callable[..., Pusher]
-) -> None:
+def test_series_excluded_by_profile_or_lists_are_not_pushed(receiver: Receiver, start: Callable[..., Pusher]) -> None:
     source = Source()
     start(source, PushTarget(receiver.url), Settings(deny=("*_watts",)))
     source.make(1)
@@ -341,7 +339,7 @@ def test_what_the_profile_and_the_lists_leave_out_is_not_pushed(
     assert "gangwatch_host_load1" in names and "hw.power" not in names
 
 
-def test_a_receiver_that_is_away_loses_nothing_that_the_queue_holds(
+def test_frames_in_the_queue_survive_an_outage_of_the_receiver(
     receiver: Receiver, start: Callable[..., Pusher]
 ) -> None:
     receiver.answers = [(503, {}, b"later"), (429, {"Retry-After": "0"}, b""), (502, {}, b"")]
@@ -354,7 +352,7 @@ def test_a_receiver_that_is_away_loses_nothing_that_the_queue_holds(
     assert receiver.bodies[0] == receiver.bodies[1] == receiver.bodies[2] == receiver.bodies[3]
 
 
-def test_what_is_refused_for_good_is_dropped_and_counted(receiver: Receiver, start: Callable[..., Pusher]) -> None:
+def test_permanently_rejected_frames_are_dropped_and_counted(receiver: Receiver, start: Callable[..., Pusher]) -> None:
     receiver.answers = [(400, {}, b"malformed")]
     source = Source()
     pusher = start(source, PushTarget(receiver.url, interval_seconds=1.0))
@@ -366,7 +364,7 @@ def test_what_is_refused_for_good_is_dropped_and_counted(receiver: Receiver, sta
     assert measures["gangwatch_push_dropped_total", (("reason", "refused"), ("sink", "otlp"))] == 1
 
 
-def test_a_full_queue_drops_the_oldest_and_says_so(
+def test_a_full_queue_drops_the_oldest_frames_and_logs_it(
     receiver: Receiver, start: Callable[..., Pusher], caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.hold.clear()
@@ -385,15 +383,15 @@ def test_a_full_queue_drops_the_oldest_and_says_so(
     assert [(one - WALL_NS) // 1_000_000_000 for one in times][-5:] == [16, 17, 18, 19, 20]
 
 
-def test_what_was_taken_in_part_is_told(
+def test_partial_success_is_reported(
     receiver: Receiver, start: Callable[..., Pusher], caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = ExportMetricsServiceResponse()
-    told.partial_success.rejected_data_points = 3
-    told.partial_success.error_message = "too old"
-    assert partial_success(told.SerializeToString()) == "3 points refused: too old"
+    reply = ExportMetricsServiceResponse()
+    reply.partial_success.rejected_data_points = 3
+    reply.partial_success.error_message = "too old"
+    assert partial_success(reply.SerializeToString()) == "3 points refused: too old"
     assert partial_success(ExportMetricsServiceResponse().SerializeToString()) == ""
-    receiver.answers = [(200, {}, told.SerializeToString())]
+    receiver.answers = [(200, {}, reply.SerializeToString())]
     source = Source()
     pusher = start(source, PushTarget(receiver.url))
     source.make(1)
@@ -402,12 +400,12 @@ def test_what_was_taken_in_part_is_told(
 
 
 @given(st.binary(max_size=60))
-def test_no_answer_of_a_receiver_confuses_us(answer: bytes) -> None:
+def test_arbitrary_responses_of_a_receiver_cause_no_error(answer: bytes) -> None:
     partial_success(answer)
 
 
 def test_over_tls_with_a_token(tmp_path: Path, start: Callable[..., Pusher], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push, "BACKOFF_LEAST_SECONDS", 30.0)  # one try is enough to see that it fails
+    monkeypatch.setattr(push, "BACKOFF_LEAST_SECONDS", 30.0)  # one attempt is enough
     authority = Authority(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.sign("collector"))
@@ -421,7 +419,7 @@ def test_over_tls_with_a_token(tmp_path: Path, start: Callable[..., Pusher], mon
         source.make(1)
         wait_until(lambda: known.sent == 1 and unknown.failures)
         assert receiver.headers[0]["authorization"] == "Bearer abc"
-        assert len(receiver.bodies) == 1, "nothing is sent to whom nobody vouches for"
+        assert len(receiver.bodies) == 1, "nothing is sent to an unverified receiver"
     finally:
         receiver.close()
 
@@ -436,19 +434,19 @@ def test_over_tls_with_a_token(tmp_path: Path, start: Callable[..., Pusher], mon
         (PushTarget("https://host/", ca_file=Path("/absent")), r"otlp\.ca_file: /absent: No such file"),
     ],
 )
-def test_a_target_that_cannot_be_used_is_named(target: PushTarget, complaint: str) -> None:
+def test_the_error_names_an_unusable_target(target: PushTarget, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Pusher(Otlp(), target, Source(), EVERYTHING)
 
 
-def test_sinks_are_named_as_their_sections() -> None:
+def test_sinks_have_the_names_of_their_sections() -> None:
     assert [sink.name for sink in SINKS] == ["otlp", "remote_write"]
 
 
 # --- remote write ----------------------------------------------------------------------------------------------------
 
 
-def test_a_real_prometheus_takes_what_is_written(tmp_path: Path) -> None:
+def test_a_real_prometheus_accepts_remote_write(tmp_path: Path) -> None:
     program = needs.component("prometheus", "prometheus")
     address = f"127.0.0.1:{held_port()}"
     (tmp_path / "prometheus.yml").write_text("global: {scrape_interval: 1h}\n")
@@ -490,7 +488,7 @@ def test_a_real_prometheus_takes_what_is_written(tmp_path: Path) -> None:
             "/api/v1/query?query=" + quote("count_over_time(gangwatch_host_load1[1m])") + f"&time={now_ns / 1e9 + 4}"
         )
         assert json.loads(body)["data"]["result"][0]["value"][1] == "3"
-        # A clock that was set back: out of order for Prometheus, and never to be taken.
+        # The clock was set back: the samples are out of order, and Prometheus rejects them permanently.
         source.make(4, now_ns - 60_000_000_000)
         wait_until(lambda: pusher.refused == 1)
         pusher.stop()

@@ -1,4 +1,4 @@
-"""A real node, served, judged by promtool and scraped by a real Prometheus."""
+"""Metrics of a real node, checked by promtool and scraped by a real Prometheus."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ scrape_configs:
 
 
 class ThisProcess:
-    """A rank that is there: the test itself."""
+    """Source of one existing rank: the process of the test."""
 
     def ranks(self) -> list[RankFile]:
         stat = read_process_stat("/proc", os.getpid())
@@ -65,7 +65,7 @@ def get(url: str, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def test_promtool_finds_nothing_to_say_about_a_real_node(served: ThreadedServer) -> None:
+def test_promtool_accepts_the_metrics_of_a_real_node(served: ThreadedServer) -> None:
     promtool = needs.component("promtool", "prometheus")
     text = get(served.url, "/metrics")[1]
     assert b"gangwatch_rank_cpu_seconds_total{" in text
@@ -73,7 +73,7 @@ def test_promtool_finds_nothing_to_say_about_a_real_node(served: ThreadedServer)
     assert (checked.returncode, checked.stdout.decode(), checked.stderr.decode()) == (0, "", "")
 
 
-def test_a_real_scrape_renames_no_label_of_ours(served: ThreadedServer, tmp_path: Path) -> None:
+def test_a_real_scrape_renames_no_label(served: ThreadedServer, tmp_path: Path) -> None:
     prometheus = needs.component("prometheus", "prometheus")
     configuration = tmp_path / "prometheus.yml"
     configuration.write_text(CONFIGURATION.format(target=urlsplit(served.url).netloc))
