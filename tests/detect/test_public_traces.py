@@ -10,7 +10,7 @@ import pytest
 from tests import needs
 from tests.detect.traces import authors, bytedance, detect, of_kind, pai, write_bytedance, write_pai
 
-# --- as they are ------------------------------------------------------------------------------------------------------
+# --- unchanged --------------------------------------------------------------------------------------------------------
 
 
 def test_deliberately_slowed_worker_is_found() -> None:
@@ -58,27 +58,27 @@ def test_several_slow_workers_are_reported_as_unknown() -> None:
     assert all(verdict["detected_step"] > 2150 for verdict in unknown)
 
 
-# --- read as a stream -------------------------------------------------------------------------------------------------
+# --- as a stream ------------------------------------------------------------------------------------------------------
 
 
 def test_verdict_uses_no_later_steps(tmp_path: Path) -> None:
     """A trace that ends at the step of detection gives the same verdict."""
     table = bytedance("AR")
     whole = detect(needs.data("steps", "bytedance-AR.parquet"))
-    (told,) = of_kind(whole, "straggler")
-    kept = table["step"] <= told["detected_step"]
+    (verdict,) = of_kind(whole, "straggler")
+    kept = table["step"] <= verdict["detected_step"]
     begun = detect(write_bytedance(tmp_path / "begun.parquet", {name: values[kept] for name, values in table.items()}))
     (again,) = of_kind(begun, "straggler")
     same = ("rank", "first_step", "detected_step", "slowdown", "confidence", "evidence")
-    assert [again[name] for name in same] == [told[name] for name in same]
+    assert [again[name] for name in same] == [verdict[name] for name in same]
 
 
 def test_verdict_on_a_worker_uses_no_later_steps(tmp_path: Path) -> None:
     iterations, times = pai("pai-job1")
-    (told,) = of_kind(detect(needs.data("steps", "pai-job1.csv")), "straggler")
-    kept = iterations <= told["detected_step"]
+    (verdict,) = of_kind(detect(needs.data("steps", "pai-job1.csv")), "straggler")
+    kept = iterations <= verdict["detected_step"]
     (again,) = of_kind(detect(write_pai(tmp_path / "begun.csv", iterations[kept], times[kept])), "straggler")
-    assert (again["worker"], again["detected_step"]) == (told["worker"], told["detected_step"])
+    assert (again["worker"], again["detected_step"]) == (verdict["worker"], verdict["detected_step"])
 
 
 # --- variants ---------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_verdict_on_a_worker_uses_no_later_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_permuting_the_replicas_permutes_the_verdict(tmp_path: Path, seed: int) -> None:
-    """With exchanged data ranks, random rank numbers and rows in any order."""
+    """Exchange data ranks, and use random rank numbers and a random order of rows."""
     random = np.random.default_rng(seed)
     table = bytedance("AR")
     to = random.permutation(4)
@@ -154,8 +154,8 @@ def test_job_without_its_slow_period_has_no_straggler(tmp_path: Path, seed: int)
 @pytest.mark.parametrize(("rank", "factor"), [(1, 1.5), (4, 2.0), (7, 1.7)])
 @pytest.mark.parametrize("begin", [10, 20])
 def test_slow_rank_of_a_small_unequal_pipeline_is_found(tmp_path: Path, rank: int, factor: float, begin: int) -> None:
-    """Trial ST with one rank's computing stretched from some step on, and its step made longer by as much: two ranks a
-    stage can't out-vote one another, its own past tells."""
+    """Stretch one rank's compute in trial ST from some step on, and lengthen the step by as much. Two ranks a stage
+    have no majority, so the detector must compare the rank with its own past."""
     table = bytedance("ST")
     numbers = np.unique(table["step"])
     own = np.isin(table["optype"].astype(str), ["forward-compute", "backward-compute"])

@@ -1,4 +1,4 @@
-"""The public traces as tables that tests can change and write."""
+"""Public traces as tables that tests can change and write."""
 
 from __future__ import annotations
 

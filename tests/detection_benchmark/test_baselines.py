@@ -1,4 +1,4 @@
-"""Each baseline is the published rule: on the public traces whose outcome is known, else on cases worked by hand."""
+"""Baselines follow the published rules: checked on public traces with known results, else on hand-computed cases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMPUTE = ("forward-compute", "backward-compute")
 
 
 def traced_compute(name: str) -> FloatArray:
-    """Median over steps of the time that each traced rank of a ByteDance trace computes: [ranks], by rank."""
+    """Return each traced rank's median compute time over the steps of a ByteDance trace: [ranks], by rank."""
     parquet = needs.package("pyarrow.parquet")
     table = parquet.read_table(needs.data("steps", f"bytedance-{name}.parquet"))
     columns = {key: np.array(table[key].to_pylist()) for key in ("rank", "step", "duration")}
@@ -51,10 +51,10 @@ def traced_compute(name: str) -> FloatArray:
     return np.asarray(np.median(total, axis=0))
 
 
-def told(
+def telemetry_of(
     seconds: FloatArray, wait: FloatArray, *, stage: Sequence[int] | None = None, per_tick: int = 1
 ) -> list[Telemetry]:
-    """Steps [k, n] of one job as a stream of telemetry, with no counters."""
+    """Return steps [k, n] of one job as a stream of telemetry without counters."""
     count = seconds.shape[1]
     shape = Shape(
         "j",
@@ -77,13 +77,13 @@ def told(
 
 
 def synchronous(compute: FloatArray, communication: float = 0.2) -> tuple[FloatArray, FloatArray]:
-    """(seconds, wait) of ranks that compute [k, n] and then meet."""
+    """Return (seconds, wait) of ranks that compute for [k, n] seconds and then synchronise."""
     seconds = np.repeat(compute.max(axis=1, keepdims=True) + communication, compute.shape[1], axis=1)
     return seconds, seconds - compute
 
 
 def accused(rule: str, stream: list[Telemetry]) -> set[int | str]:
-    """Whom a rule accuses over a stream."""
+    """Return the members that a rule accuses in a stream."""
     panel = Panel([kind() for kind in BASELINES if kind.name == rule])
     claims = [claim for telemetry in stream for claim in panel.look(telemetry)[rule]]
     return {claim.node if claim.rank < 0 else claim.rank for claim in claims}
@@ -104,14 +104,14 @@ def test_nvrx_flags_two_of_eight_healthy_ranks_on_the_trace_with_unequal_stages(
 
 def test_nvrx_streams_the_same_score() -> None:
     compute = np.tile(traced_compute("AR"), (6, 1))
-    assert accused("nvrx", told(*synchronous(compute))) == {0}
+    assert accused("nvrx", telemetry_of(*synchronous(compute))) == {0}
 
 
-def test_nvrx_is_the_fastest_median_over_the_own() -> None:
+def test_the_nvrx_score_is_the_fastest_median_divided_by_the_own_median() -> None:
     assert nvrx.scores(np.array([1.0, 2.0, 4.0])).tolist() == [1.0, 0.5, 0.25]
 
 
-def test_dlrover_and_two_sigma_name_the_slow_worker_and_are_blind_below_twice() -> None:
+def test_dlrover_and_two_sigma_find_a_worker_only_if_it_is_twice_as_slow() -> None:
     medians = traced_compute("AR")
     assert np.flatnonzero(dlrover.flagged(medians)).tolist() == [0]
     assert np.flatnonzero(mean_2sigma.flagged(medians)).tolist() == [0]
@@ -119,7 +119,7 @@ def test_dlrover_and_two_sigma_name_the_slow_worker_and_are_blind_below_twice() 
     assert dlrover.flagged(np.array([1.0, 1.0, 1.0, 2.01])).tolist() == [False, False, False, True]
 
 
-def test_two_sigma_cannot_flag_anybody_among_four() -> None:
+def test_two_sigma_cannot_flag_a_rank_among_four() -> None:
     # The largest possible deviation among n is (n - 1)/sqrt(n) sigmas: 1.5 among four.
     assert not mean_2sigma.flagged(np.array([1.0, 1.0, 1.0, 100.0])).any()
     assert mean_2sigma.flagged(np.array([1.0] * 9 + [100.0])).any()
@@ -131,10 +131,10 @@ def test_the_sliding_window_compares_ten_with_ten() -> None:
     assert sliding_window.changed([1.0] * 10 + [1.11] * 10)
     compute = np.ones((40, 8))
     compute[20:, 3] = 1.5
-    assert accused("sliding_window", told(*synchronous(compute))) == {3}
+    assert accused("sliding_window", telemetry_of(*synchronous(compute))) == {3}
 
 
-def test_the_change_point_is_certain_soon_after_a_change_and_not_before() -> None:
+def test_the_change_point_becomes_certain_soon_after_a_change() -> None:
     random = np.random.default_rng(4)
     point = bocd_verified.ChangePoint()
     before = [point.take(v) for v in 1.0 + 0.01 * random.standard_normal(120)]
@@ -148,18 +148,18 @@ def test_a_change_of_less_than_a_tenth_is_not_verified() -> None:
     for factor, expected in ((1.05, set()), (1.3, {2})):
         compute = 1.0 + 0.003 * random.standard_normal((90, 8))
         compute[60:, 2] *= factor
-        assert accused("bocd_verified", told(*synchronous(compute))) == expected
+        assert accused("bocd_verified", telemetry_of(*synchronous(compute))) == expected
 
 
-def test_eroica_wants_a_slower_job_and_five_deviations() -> None:
+def test_eroica_requires_a_slower_job_and_five_deviations() -> None:
     assert eroica_mad.flagged(np.array([1.0, 1.1, 0.9, 1.2, 0.8, 1.6])).tolist() == [False] * 5 + [False]
     assert eroica_mad.flagged(np.array([1.0, 1.1, 0.9, 1.2, 0.8, 2.0])).tolist() == [False] * 5 + [True]
     random = np.random.default_rng(4)
     compute = 1.0 + 0.01 * random.standard_normal((160, 8))
     compute[:, 5] *= 1.2
-    assert accused("eroica_mad", told(*synchronous(compute))) == set()  # no slower than its best
+    assert accused("eroica_mad", telemetry_of(*synchronous(compute))) == set()  # the job is not slower than its best
     compute[80:, 5] *= 1.3
-    assert accused("eroica_mad", told(*synchronous(compute))) == {5}
+    assert accused("eroica_mad", telemetry_of(*synchronous(compute))) == {5}
 
 
 def test_minder_needs_four_minutes_of_the_same_machine() -> None:
@@ -183,13 +183,13 @@ def test_minder_needs_four_minutes_of_the_same_machine() -> None:
     assert accused("pairwise_distance", stream(480)) == {"node-2"}
 
 
-def test_dissimilarity_is_the_normalised_sum_of_distances() -> None:
+def test_dissimilarity_is_a_normalised_sum_of_distances() -> None:
     score = pairwise_distance.dissimilarity(np.array([[0.0], [0.0], [0.0], [3.0]]))
     sums = np.array([3.0, 3.0, 3.0, 9.0])
     assert score == pytest.approx((sums - sums.mean()) / sums.std())
 
 
-def test_names_are_those_of_the_report() -> None:
+def test_baselines_have_the_names_of_the_report() -> None:
     assert json.dumps([rule.name for rule in BASELINES]) == json.dumps(
         ["nvrx", "dlrover", "mean_2sigma", "sliding_window", "bocd_verified", "pairwise_distance", "eroica_mad"]
     )

@@ -1,4 +1,4 @@
-"""The evaluation as a command: the document's form, on a sample that takes seconds."""
+"""Evaluation command: the structure of its JSON document, on a sample that takes seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADLINE = (
 )
 
 
-def test_a_slow_gpu_of_a_plain_job_is_found_by_ours_and_by_the_rules_that_can() -> None:
+def test_gangwatch_and_the_capable_rules_find_a_slow_gpu_of_a_plain_job() -> None:
     cells = (
         Cell("clock-lock", 0.5, 64, "step", "balanced", 1, 1.0, 4_100_001),
         Cell("clock-lock", 0.5, 64, "step", "balanced", 1, 1.5, 4_100_002),
@@ -45,7 +45,7 @@ def test_a_slow_gpu_of_a_plain_job_is_found_by_ours_and_by_the_rules_that_can() 
         assert result.outcomes["dlrover"].tp == 0
 
 
-def test_healthy_jobs_last_the_gpu_days_asked_for() -> None:
+def test_healthy_jobs_last_the_requested_gpu_days() -> None:
     found = healthy.run(Health("balanced", 4.0, 4_100_003, baselines=True))
     assert found.gpu_days == pytest.approx(4.0, rel=0.3)
     assert set(found.by_method) == {"ours", *NAMES}
@@ -53,7 +53,7 @@ def test_healthy_jobs_last_the_gpu_days_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_has_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     few = "--quick --json --cells 2 --healthy-days 0 --located 0 --sizes 64 --workloads balanced --counter-only"
     assert evaluation.main([*few.split(), "--jobs", "1", "--seed", "4100005"]) == 0
     captured = capsys.readouterr()
@@ -71,22 +71,22 @@ def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_it_runs_as_a_module() -> None:
+def test_the_evaluation_runs_as_a_module() -> None:
     few = (
         "--quick --json --cells 1 --healthy-days 0 --located 0 --sizes 16 --workloads balanced --jobs 2 --seed 4100006"
     )
     command = [sys.executable, "-m", "benchmarks.detection", *few.split()]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    assert json.loads(told.stdout)["parts"] == {"planned": 1, "run": 1}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert json.loads(result.stdout)["parts"] == {"planned": 1, "run": 1}
 
 
-def test_unknown_workloads_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_an_unknown_workload(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         evaluation.parsed(["--workloads", "balanced,fancy"])
     assert "fancy" in capsys.readouterr().err
 
 
-def test_tuning_and_test_share_no_seed_and_not_all_workloads() -> None:
+def test_tuning_and_test_sets_share_no_seed_and_not_all_workloads() -> None:
     tuning, test = evaluation.parsed(["--tuning"]), evaluation.parsed([])
     assert tuning.seed < 100_000 < test.seed
     assert set(tuning.workloads) < set(test.workloads)

@@ -1,4 +1,4 @@
-"""What counts as right: worked by hand on one cell; and the statistics."""
+"""Scoring of claims, computed by hand on one cell; and the statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def followed(one: Truth) -> Truth:
     return one
 
 
-def claim(staged: Staged, after: float = 20.0, **told: object) -> Claim:
+def claim(staged: Staged, after: float = 20.0, **changes: object) -> Claim:
     fault = staged.fault
     rank = fault.ranks[0]
     given: dict[str, object] = {
@@ -41,7 +41,7 @@ def claim(staged: Staged, after: float = 20.0, **told: object) -> Claim:
         "rank": rank,
         "node": staged.victim.place.nodes[rank],
     }
-    return Claim(**(given | told))  # type: ignore[arg-type]
+    return Claim(**(given | changes))  # type: ignore[arg-type]
 
 
 def counts(one: Truth, *claims: Claim, ours: bool = True) -> tuple[int, int, int]:
@@ -49,7 +49,7 @@ def counts(one: Truth, *claims: Claim, ours: bool = True) -> tuple[int, int, int
     return found.tp, found.fp, found.fn
 
 
-def test_the_right_rank_in_time_is_right_and_its_delay_is_counted_from_the_onset() -> None:
+def test_the_correct_rank_in_time_is_right_with_a_delay_from_the_onset() -> None:
     one = followed(truth())
     assert one.onset is not None
     found = judge(one, [claim(one.staged)], True)
@@ -59,7 +59,7 @@ def test_the_right_rank_in_time_is_right_and_its_delay_is_counted_from_the_onset
     assert found.top1 and found.first == "straggler"
 
 
-def test_what_is_wrong() -> None:
+def test_wrong_claims_are_counted_as_wrong() -> None:
     one = followed(truth())
     staged = one.staged
     other = (staged.fault.ranks[0] + 8) % 64
@@ -76,16 +76,16 @@ def test_what_is_wrong() -> None:
     assert counts(one, claim(staged), both) == (1, 0, 0)
 
 
-def test_a_ramp_is_counted_from_where_it_crosses_a_tenth() -> None:
+def test_a_ramp_starts_when_it_exceeds_a_tenth() -> None:
     staged, _ = cells.stage(Cell("clock-lock", 0.5, 64, "ramp", "balanced", 10, 2.0, 4_000_002), 0)
     one = followed(Truth(staged))
     assert one.onset is not None
     rises_for = 0.5 * staged.fault.seconds
-    # A fifth of the way up, as far as the job's step follows the rank's own linearly.
+    # A fifth of the ramp, if the job's step time follows the rank's linearly.
     assert 0.05 * rises_for < one.onset - staged.fault.begin < 0.6 * rises_for
 
 
-def test_interference_is_right_with_the_aggressor_named_and_never_with_hardware() -> None:
+def test_interference_must_name_the_aggressor_and_not_hardware() -> None:
     one = followed(truth("uplink-congestion"))
     staged = one.staged
     named = claim(staged, kind="interference", rank=-1, aggressor=staged.fault.aggressor)
@@ -94,7 +94,7 @@ def test_interference_is_right_with_the_aggressor_named_and_never_with_hardware(
     assert counts(one, claim(staged)) == (0, 1, 1)
 
 
-def test_a_node_at_fault_is_named_by_itself_or_by_its_ranks() -> None:
+def test_a_faulty_node_may_be_named_directly_or_by_its_ranks() -> None:
     one = followed(truth("cpu-contention"))
     staged = one.staged
     assert counts(one, claim(staged, rank=-1)) == (1, 0, 0)
@@ -102,7 +102,7 @@ def test_a_node_at_fault_is_named_by_itself_or_by_its_ranks() -> None:
     assert counts(one, claim(staged, rank=(staged.fault.ranks[0] + 8) % 64, node="elsewhere")) == (0, 1, 1)
 
 
-def test_the_workload_may_be_called_what_it_is() -> None:
+def test_a_claim_of_the_real_workload_is_not_wrong() -> None:
     one = followed(truth("clock-lock", "unequal-stages"))
     assert counts(one, claim(one.staged, kind="stage_imbalance", rank=-1)) == (0, 0, 1)
     one = followed(truth("clock-lock", "balanced"))
@@ -112,13 +112,13 @@ def test_the_workload_may_be_called_what_it_is() -> None:
     assert counts(one, claim(one.staged)) == (0, 1, 1)
 
 
-def test_lost_agents_are_nobodys_fault() -> None:
+def test_lost_agents_are_not_the_fault_of_a_rank() -> None:
     one = followed(truth("agent-loss"))
     assert counts(one) == (0, 0, 0)
     assert counts(one, claim(one.staged)) == (0, 1, 0)
 
 
-def test_a_second_sick_device_may_be_accused_and_is_not_the_first() -> None:
+def test_accusing_a_second_faulty_device_is_not_wrong_and_not_right() -> None:
     cell = Cell("thermal", 0.2, 64, "step", "balanced", 10, 2.0, 4_000_004, second="nic-errors")
     one = followed(Truth(cells.stage(cell, 0)[0]))
     staged, second = one.staged, one.staged.second
@@ -129,7 +129,7 @@ def test_a_second_sick_device_may_be_accused_and_is_not_the_first() -> None:
     assert counts(one, claim(staged), other) == (1, 0, 0)
 
 
-def test_published_rules_need_the_member_only_and_are_blind_to_the_rest() -> None:
+def test_published_rules_need_only_the_correct_member() -> None:
     one = followed(truth())
     assert counts(one, claim(one.staged), ours=False) == (1, 0, 0)
     machine = claim(one.staged, rank=-1, level="node")
@@ -140,18 +140,18 @@ def test_published_rules_need_the_member_only_and_are_blind_to_the_rest() -> Non
     assert counts(one, claim(one.staged), ours=False) == (0, 1, 1)
 
 
-def test_a_claim_told_again_is_one() -> None:
-    heard = Heard()
-    heard.hear([Claim(5.0, "k", "j", "straggler", 3), Claim(9.0, "k", "j", "straggler", 3)])
-    heard.hear([Claim(12.0, "k", "j", "straggler", 3), Claim(1.0, "z", "other", "straggler", 3)])
-    assert [one.at for one in heard.about("j")] == [5.0]
+def test_a_repeated_claim_counts_once() -> None:
+    received = Heard()
+    received.hear([Claim(5.0, "k", "j", "straggler", 3), Claim(9.0, "k", "j", "straggler", 3)])
+    received.hear([Claim(12.0, "k", "j", "straggler", 3), Claim(1.0, "z", "other", "straggler", 3)])
+    assert [one.at for one in received.about("j")] == [5.0]
 
 
-def test_a_claim_that_may_move_a_job_only_when_told_again_is_counted_for_that() -> None:
-    heard = Heard()
-    heard.hear([Claim(5.0, "k", "j", "straggler", 3), Claim(5.0, "z", "j", "straggler", 4)])
-    heard.hear([Claim(9.0, "k", "j", "straggler", 3, moves=True)])
-    assert heard.moves == {"k"}
+def test_a_claim_that_may_move_a_job_only_on_repetition_counts_as_moving() -> None:
+    received = Heard()
+    received.hear([Claim(5.0, "k", "j", "straggler", 3), Claim(5.0, "z", "j", "straggler", 4)])
+    received.hear([Claim(9.0, "k", "j", "straggler", 3, moves=True)])
+    assert received.moves == {"k"}
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,14 @@ def test_a_claim_that_may_move_a_job_only_when_told_again_is_counted_for_that() 
         (Kind.WORKLOAD, Cause.DATA_LOADING, 0.99, False),
     ],
 )
-def test_what_our_scheduler_may_move_a_job_for(kind: Kind, cause: Cause, confidence: float, moves: bool) -> None:
+def test_only_confident_verdicts_on_causes_that_a_move_fixes_may_move_a_job(
+    kind: Kind, cause: Cause, confidence: float, moves: bool
+) -> None:
     verdict = Verdict("v", kind, "j", 1, 3, "n0", cause, confidence, 1.5, 0.1, 0.15, 1, 2)
     assert claim_of(verdict, 5.0).moves is moves
 
 
-def test_the_grid_has_every_class_severity_and_workload_and_no_impossible_job() -> None:
+def test_the_grid_has_every_combination_and_no_impossible_job() -> None:
     rows = list(cells.grid())
     assert {row.disorder for row in rows} == set(DISORDERS)
     slowing = [row for row in rows if not DISORDERS[row.disorder].lasting]
@@ -179,28 +181,28 @@ def test_the_grid_has_every_class_severity_and_workload_and_no_impossible_job() 
     assert len({row.key for row in rows}) == len(rows)
 
 
-def test_step_lengths_are_spread_over_a_rows_repeats() -> None:
+def test_step_lengths_are_spread_over_the_repeats_of_a_row() -> None:
     row = Cell("clock-lock", 0.2, 64, "step", "balanced", 1, 1.0, 0)
     drawn = [cells.drawn(row, 7, n, np.random.default_rng(n)).step_seconds for n in range(4)]
     edges = [0.3 * (45 / 0.3) ** (k / 4) for k in range(5)]
     assert [sum(low <= one <= high for one in drawn) for low, high in itertools.pairwise(edges)] == [1] * 4
 
 
-def test_a_seed_stages_the_same_cell_again() -> None:
+def test_a_seed_reproduces_the_same_cell() -> None:
     one = Cell("uplink-congestion", 0.2, 64, "step", "moe", 1, 2.0, 4_000_003)
     first, second = (cells.stage(one, 64)[0] for _ in range(2))
     assert first.fault == second.fault
     assert first.victim.place.nodes == second.victim.place.nodes
 
 
-def test_fleets_hold_every_cell_once_and_mass_loss_alone() -> None:
+def test_fleets_contain_every_cell_once_and_mass_loss_separately() -> None:
     rows = [Cell(name, 0.2, 256, "step", "balanced", 1, 2.0, n) for n, name in enumerate(DISORDERS)]
     fleets = compose(rows, 3)
     assert sorted(cell.seed for fleet in fleets for cell in fleet.cells) == list(range(len(rows)))
     assert [len(fleet.cells) for fleet in fleets if any(c.disorder == "mass-loss" for c in fleet.cells)] == [1]
 
 
-def test_wilson_and_poisson_against_printed_tables() -> None:
+def test_wilson_and_poisson_intervals_equal_printed_tables() -> None:
     # Wilson 1927 for 10 of 10 and 5 of 10; Garwood 1936 for 0, 1 and 10 events.
     assert statistics.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
     assert statistics.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
@@ -211,32 +213,32 @@ def test_wilson_and_poisson_against_printed_tables() -> None:
     assert statistics.poisson_upper(1000) == pytest.approx(1053.6, abs=1.5)
 
 
-def test_calibration_is_the_gap_between_confidence_and_truth() -> None:
+def test_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
     assert statistics.calibration_error([0.9] * 10, [True] * 9 + [False]) == pytest.approx(0.0)
     assert statistics.calibration_error([0.9] * 10, [True] * 5 + [False] * 5) == pytest.approx(0.4)
     assert statistics.calibration_error([], []) is None
 
 
-def test_scores() -> None:
+def test_scores_are_computed() -> None:
     found = statistics.scores(90, 10, 30)
     assert (found["precision"], found["recall"], found["f1"]) == (0.9, 0.75, 0.8182)
     assert found["f1_interval"][0] < 0.8182 < found["f1_interval"][1]
     assert statistics.scores(0, 0, 0)["precision"] is None
 
 
-def test_the_logistic_map_finds_what_the_odds_were_multiplied_by() -> None:
+def test_the_logistic_map_finds_the_factor_of_the_odds() -> None:
     random = np.random.default_rng(5)
     log_odds = random.normal(0.5, 1.5, 20_000)
-    told = 1.0 / (1.0 + np.exp(-log_odds))
+    confidence = 1.0 / (1.0 + np.exp(-log_odds))
     right = random.random(20_000) < 1.0 / (1.0 + np.exp(-(0.6 * log_odds + 0.8)))
-    found = statistics.platt(told.tolist(), right.tolist())
+    found = statistics.platt(confidence.tolist(), right.tolist())
     assert found == pytest.approx((0.6, 0.8), abs=0.06)
     few = statistics.platt([0.6] * 3, [True] * 3)
-    assert few is not None and few[1] < 1.5  # few verdicts do not decide
+    assert few is not None and few[1] < 1.5  # few verdicts are not sufficient evidence
     assert statistics.platt([], []) is None
 
 
-def test_reliability_is_how_often_each_confidence_came_true() -> None:
+def test_reliability_is_the_accuracy_at_each_confidence() -> None:
     rows = statistics.reliability([0.95] * 20 + [0.55] * 4, [True] * 19 + [False] + [True, False] * 2)
     assert [(row["confidence"], row["right"], row["told"]) for row in rows] == [(0.55, 0.5, 4), (0.95, 0.95, 20)]
     assert rows[1]["interval"][0] < 0.95 < rows[1]["interval"][1]

@@ -1,4 +1,4 @@
-"""TLS, client certificates and passwords, as curl meets them; reloaded while it runs."""
+"""TLS, client certificates and passwords, tested with curl; and their reload at run time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.exporter.sample_frames import small_frame, small_layout
 
 
 def hash_of(password: str) -> str:
-    """As `htpasswd -nBC 4` writes it; the least cost, for the test's sake."""
+    """Return a hash like `htpasswd -nBC 4`: the lowest cost, to keep the test fast."""
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode().replace("$2b$", "$2y$")
 
 
@@ -47,7 +47,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(autouse=True)
-def looks_at_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_files_at_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "CHECK_SECONDS", 0.0)
 
 
@@ -62,7 +62,7 @@ USERS = f"basic_auth_users:\n  prometheus: {HASH}\n"
 
 
 class Served:
-    """An agent's app behind a web configuration, and curl."""
+    """Agent app behind a web configuration, with curl as client."""
 
     def __init__(self, file: Path) -> None:
         self._layout, self._seq = small_layout(), 0
@@ -72,7 +72,7 @@ class Served:
         self.security = security
 
     def newest(self) -> tuple[Layout, Frame]:
-        # A new frame each time: of one frame an exposition is rendered once, the exporter's own series with it.
+        # Return a new frame each time, because a frame is rendered only once, together with the exporter's own series.
         self._seq += 1
         return self._layout, small_frame(self._layout, self._seq)
 
@@ -80,7 +80,7 @@ class Served:
         return lambda: None
 
     def curl(self, path: str, *options: str) -> tuple[int, str]:
-        """curl's exit code, and the status with the body."""
+        """Return curl's exit code, and the status with the body."""
         program = needs.component("curl", "curl")
         asked = subprocess.run(
             [program, "-sS", "--max-time", "30", "-w", "%{http_code}", *options, f"{self.server.url}{path}"],
@@ -108,7 +108,9 @@ def serve() -> Iterator[Callable[[Path], Served]]:
 # --- by curl ---------------------------------------------------------------------------------------------------------
 
 
-def test_tls_and_a_password(tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]) -> None:
+def test_requests_need_tls_and_a_password(
+    tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]
+) -> None:
     served = serve(web_file(tmp_path, authority, more=USERS))
     known = ("--cacert", str(authority.certificate))
     assert served.server.url.startswith("https://127.0.0.1:")
@@ -119,14 +121,14 @@ def test_tls_and_a_password(tmp_path: Path, authority: Authority, serve: Callabl
         assert code == 0 and said.endswith("401") and "gangwatch_" not in said, wrong
     code, said = served.curl("/metrics", *known, "-D", "-")
     assert "WWW-Authenticate: Basic\n" in said
-    # 503, the frame being an old one: a probe has no password, and is answered.
+    # 503 because the frame is old: probes need no password.
     assert served.curl("/healthz", *known)[1].endswith("s old\n503")
     assert served.curl("/metrics", "-u", "prometheus:secret")[0] == 60, "curl does not know the CA"
     counted = served.curl("/metrics", *known, "-u", "prometheus:secret")[1]
     assert 'gangwatch_exporter_requests_refused_total{node="n0",status="401"} 5' in counted
 
 
-def test_a_client_certificate(
+def test_requests_need_a_client_certificate(
     tmp_path: Path, authority: Authority, stranger: Authority, serve: Callable[[Path], Served]
 ) -> None:
     tls = f"  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: {authority.certificate}\n"
@@ -147,7 +149,9 @@ def test_a_client_certificate(
         assert code != 0 and "gangwatch_" not in said
 
 
-def test_only_clients_of_these_names(tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]) -> None:
+def test_only_clients_with_allowed_names_are_accepted(
+    tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]
+) -> None:
     tls = (
         f"  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: {authority.certificate}\n"
         "  client_allowed_sans: [prometheus.example]\n"
@@ -160,7 +164,7 @@ def test_only_clients_of_these_names(tmp_path: Path, authority: Authority, serve
         assert (code == 0 and said.endswith("200")) is answered
 
 
-def test_an_expired_certificate_of_the_server_is_refused_by_its_client(
+def test_a_client_rejects_an_expired_server_certificate(
     tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]
 ) -> None:
     certificate, key = authority.sign("expired", days=-1)
@@ -170,14 +174,16 @@ def test_an_expired_certificate_of_the_server_is_refused_by_its_client(
     assert code == 60 and "expired" in said
 
 
-def test_versions_are_kept_to(tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]) -> None:
+def test_only_the_configured_tls_versions_are_accepted(
+    tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]
+) -> None:
     served = serve(web_file(tmp_path, authority, "  min_version: TLS13\n", USERS))
     options = ("--cacert", str(authority.certificate), "-u", "prometheus:secret")
     assert served.curl("/metrics", *options)[0] == 0
     assert served.curl("/metrics", *options, "--tls-max", "1.2")[0] != 0
 
 
-def test_who_speaks_no_tls_gets_nothing_and_harms_nobody(
+def test_a_client_without_tls_gets_no_response_and_affects_no_other(
     tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]
 ) -> None:
     served = serve(web_file(tmp_path, authority, more=USERS))
@@ -185,18 +191,18 @@ def test_who_speaks_no_tls_gets_nothing_and_harms_nobody(
     assert address.port is not None
     with socket.create_connection(("127.0.0.1", address.port), timeout=30) as plain:
         plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        heard = b""
+        received = b""
         try:
             while data := plain.recv(65536):
-                heard += data
+                received += data
         except ConnectionResetError:
             pass
-        assert b"HTTP/" not in heard
+        assert b"HTTP/" not in received
     options = ("--cacert", str(authority.certificate), "-u", "prometheus:secret")
     assert served.curl("/metrics", *options)[1].endswith("200")
 
 
-def test_headers_of_the_file_are_on_every_answer(
+def test_configured_headers_are_in_every_response(
     tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]
 ) -> None:
     more = "http_server_config:\n  headers: {X-Content-Type-Options: nosniff, X-Frame-Options: deny}\n"
@@ -206,10 +212,10 @@ def test_headers_of_the_file_are_on_every_answer(
         assert "X-Content-Type-Options: nosniff\n" in said and "X-Frame-Options: deny\n" in said
 
 
-# --- taken over while it runs ----------------------------------------------------------------------------------------
+# --- reload at run time ----------------------------------------------------------------------------------------------
 
 
-def test_a_new_certificate_and_new_users_are_taken_over(
+def test_a_new_certificate_and_new_users_are_loaded(
     tmp_path: Path, authority: Authority, stranger: Authority, serve: Callable[[Path], Served]
 ) -> None:
     file = web_file(tmp_path, authority, more=USERS)
@@ -219,13 +225,15 @@ def test_a_new_certificate_and_new_users_are_taken_over(
     before = file.read_text()
     file.write_text(web_file(tmp_path, stranger).read_text() + f"basic_auth_users: {{other: {hash_of('new')!r}}}\n")
     assert served.curl("/metrics", *first, "-u", "prometheus:secret")[0] == 60
-    assert served.curl("/metrics", *second, "-u", "prometheus:secret")[1].endswith("401"), "remembered no longer"
+    assert served.curl("/metrics", *second, "-u", "prometheus:secret")[1].endswith("401"), (
+        "the cached password is dropped"
+    )
     assert served.curl("/metrics", *second, "-u", "other:new")[1].endswith("200")
     file.write_text(before)
     assert served.curl("/metrics", *first, "-u", "prometheus:secret")[1].endswith("200")
 
 
-def test_a_kept_connection_lives_no_longer_than_its_certificate(
+def test_a_connection_does_not_outlive_its_client_certificate(
     tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]
 ) -> None:
     file = web_file(tmp_path, authority, more=USERS)
@@ -241,7 +249,7 @@ def test_a_kept_connection_lives_no_longer_than_its_certificate(
         answer.read()
         return answer
 
-    # The frame is old by this machine's clock: what is asked about is the connection.
+    # The status is 503 because the frame is old; the test checks only the connection.
     assert not ask().will_close
     web_file(tmp_path, authority, more=USERS)
     assert ask().will_close
@@ -249,7 +257,7 @@ def test_a_kept_connection_lives_no_longer_than_its_certificate(
 
 
 @pytest.mark.parametrize("wrong", ["tls_server_config: {", "basic_auth_user: {}\n", "basic_auth_users: {}\n", ""])
-def test_a_change_that_cannot_be_used_leaves_the_old_in_force(
+def test_an_invalid_change_keeps_the_old_configuration(
     tmp_path: Path, authority: Authority, serve: Callable[[Path], Served], wrong: str
 ) -> None:
     file = web_file(tmp_path, authority, more=USERS)
@@ -267,7 +275,9 @@ def test_a_change_that_cannot_be_used_leaves_the_old_in_force(
     assert 'gangwatch_exporter_web_config_in_force{node="n0"} 1\n' in served.curl("/metrics", *options)[1]
 
 
-def test_half_of_a_new_pair_is_not_taken(tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]) -> None:
+def test_half_of_a_new_key_pair_is_not_loaded(
+    tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]
+) -> None:
     certificate, key = authority.sign("pair")
     file = tmp_path / "web.yml"
     file.write_text(f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\n{USERS}")
@@ -285,7 +295,7 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_bcrypt_is_paid_once_for_a_right_password() -> None:
+def test_bcrypt_runs_once_for_a_correct_password() -> None:
     passwords = Passwords(lambda: 0.0)
     users = {"a": HASH}
     for _ in range(1000):
@@ -294,15 +304,15 @@ def test_bcrypt_is_paid_once_for_a_right_password() -> None:
     assert passwords.check({"a": hash_of("another")}, basic("a", "secret"), "10.0.0.1") is False
 
 
-def test_wrong_passwords_are_few_a_second_for_each_address() -> None:
+def test_wrong_passwords_are_rate_limited_by_address() -> None:
     now = 0.0
     passwords = Passwords(lambda: now)
     users = {"a": HASH}
     assert passwords.check(users, basic("a", "secret"), "good") is True
     tried = [passwords.check(users, basic("a", f"guess {number}"), "bad") for number in range(50)]
     assert tried == [False] * TRIES_AT_ONCE + [None] * (50 - TRIES_AT_ONCE)
-    assert passwords.check(users, basic("a", "secret"), "bad") is True, "what is remembered is no try"
-    assert passwords.check(users, basic("a", "other"), "good") is False, "another address has its own tries"
+    assert passwords.check(users, basic("a", "secret"), "bad") is True, "a cached password is not an attempt"
+    assert passwords.check(users, basic("a", "other"), "good") is False, "another address has its own limit"
     now = 1.0
     assert passwords.check(users, basic("a", "guess"), "bad") is False
 
@@ -312,24 +322,24 @@ def test_wrong_passwords_are_few_a_second_for_each_address() -> None:
     ["", "Basic", "Basic !!!", "Bearer abc", "Basic " + base64.b64encode(b"a").decode(), basic("a", "secret\0x"),
      basic("", "secret"), basic("b", "secret"), "Basic \xff"],
 )  # fmt: skip
-def test_what_is_no_right_password(header: str) -> None:
+def test_invalid_credentials_are_rejected(header: str) -> None:
     assert Passwords().check({"a": HASH}, header, "x") is False
 
 
-def test_only_72_bytes_of_a_password_count_as_everywhere() -> None:
+def test_only_72_bytes_of_a_password_count_as_in_bcrypt() -> None:
     long = "p" * 80
     hashed = bcrypt.hashpw(long.encode()[:72], bcrypt.gensalt(4)).decode()
     assert Passwords().check({"a": hashed}, basic("a", long), "x") is True
 
 
-def test_a_bucket_fills_with_time_and_no_further_than_it_holds() -> None:
+def test_a_token_bucket_refills_up_to_its_capacity() -> None:
     bucket = Bucket(2.0, 3, 0.0)
     assert [bucket.take(0.0) for _ in range(4)] == [True, True, True, False]
     assert [bucket.take(2.0), bucket.take(2.0)] == [True, False]
     assert [bucket.take(1000.0) for _ in range(4)] == [True, True, True, False]
 
 
-def test_the_rate_limit_of_the_file_is_kept(tmp_path: Path) -> None:
+def test_the_configured_rate_limit_applies(tmp_path: Path) -> None:
     file = tmp_path / "web.yml"
     file.write_text("rate_limit: {interval: 100ms, burst: 2}\n")
     now = 0.0
@@ -343,7 +353,7 @@ def test_the_rate_limit_of_the_file_is_kept(tmp_path: Path) -> None:
 # --- off loopback ----------------------------------------------------------------------------------------------------
 
 
-def test_off_loopback_there_is_tls_and_proof_or_nothing(tmp_path: Path, authority: Authority) -> None:
+def test_off_loopback_the_server_requires_tls_and_authentication(tmp_path: Path, authority: Authority) -> None:
     app = agent_app(lambda: None, lambda _: lambda: None)
     file = tmp_path / "web.yml"
     file.write_text(USERS)
@@ -352,10 +362,10 @@ def test_off_loopback_there_is_tls_and_proof_or_nothing(tmp_path: Path, authorit
     with pytest.raises(ConfigError, match="has neither basic_auth_users nor client_auth_type"):
         ThreadedServer(app, "0.0.0.0", 0, Security(web_file(tmp_path, authority)))
     with ThreadedServer(app, "0.0.0.0", 0, Security(web_file(tmp_path, authority, more=USERS))) as server:
-        assert server.url.startswith("https://127.0.0.1:"), "as this machine reaches it"
+        assert server.url.startswith("https://127.0.0.1:"), "reached from this machine"
 
 
-def test_protection_cannot_be_taken_away_by_a_reload(tmp_path: Path, authority: Authority) -> None:
+def test_a_reload_cannot_remove_the_protection(tmp_path: Path, authority: Authority) -> None:
     file = web_file(tmp_path, authority, more=USERS)
     guard = Security(file)
     time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The server over real sockets: what it answers, whom it refuses, and that its streams follow a node."""
+"""Server over real sockets: responses, rejected requests, and streams that follow a node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.exporter.sample_frames import small_frame, small_layout
 
 
 class Source:
-    """A node as the server sees it, whose frames the test makes."""
+    """Node as the server sees it, with frames that the test makes."""
 
     def __init__(self) -> None:
         self.layout = small_layout()
@@ -68,7 +68,7 @@ def source() -> Source:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    # small_frame's own time.
+    # The time of small_frame.
     return ManualClock(monotonic_ns=5_000_000_000)
 
 
@@ -102,7 +102,7 @@ def ask(
 
 
 class Reader:
-    """A reader of /frames."""
+    """Reader of /frames."""
 
     def __init__(self, server: ThreadedServer, query: str = "") -> None:
         self.connection = connect(server)
@@ -129,20 +129,20 @@ class Reader:
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < end, "nothing of the kind within 30 s"
+        assert time.monotonic() < end, "the condition was not true within 30 s"
         time.sleep(0.005)
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_and_frame_are_the_newest_frame(server: ThreadedServer, source: Source) -> None:
+def test_metrics_and_frame_return_the_newest_frame(server: ThreadedServer, source: Source) -> None:
     source.make()
     frame = source.make()
     status, headers, body = ask(server, "/metrics")
     assert (status, headers["content-type"]) == (200, TEXT_TYPE)
     text = expose(source.layout, frame)
-    assert body.startswith(text), "the frame's series stand first, the exporter's own after them"
+    assert body.startswith(text), "the frame's series come first, then the exporter's own"
     assert b"\ngangwatch_exporter_series{" in body
     status, headers, packed = ask(server, "/metrics", **{"accept-encoding": "gzip"})
     assert (status, headers["content-encoding"]) == (200, "gzip")
@@ -163,7 +163,7 @@ def test_metrics_and_frame_are_the_newest_frame(server: ThreadedServer, source: 
     assert read.seq == 2
 
 
-def test_who_asks_for_every_frame_finds_the_next_one_rendered(
+def test_the_next_frame_is_rendered_early_for_a_client_that_reads_all(
     server: ThreadedServer, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered: list[int] = []
@@ -179,20 +179,20 @@ def test_who_asks_for_every_frame_finds_the_next_one_rendered(
         assert ask(server, "/metrics")[0] == 200
     assert rendered == [1, 2, 3]
     source.make()
-    assert rendered == [1, 2, 3, 4], "before anyone has asked"
+    assert rendered == [1, 2, 3, 4], "before any request"
     ask(server, "/metrics")
     assert rendered == [1, 2, 3, 4]
     source.make()
     source.make()
-    assert rendered == [1, 2, 3, 4, 5], "one that nobody came for, and no more"
+    assert rendered == [1, 2, 3, 4, 5], "one unused rendering, and no more"
     assert source.listeners == []
     source.make()
     source.make()
     ask(server, "/metrics")
-    assert rendered == [1, 2, 3, 4, 5, 8], "who asks now and then has nothing rendered in vain"
+    assert rendered == [1, 2, 3, 4, 5, 8], "nothing is rendered early for a client that reads rarely"
 
 
-def test_before_the_first_frame_it_is_healthy_and_not_ready(server: ThreadedServer, source: Source) -> None:
+def test_before_the_first_frame_the_agent_is_healthy_and_not_ready(server: ThreadedServer, source: Source) -> None:
     assert ask(server, "/healthz")[0] == 200
     for path in ("/readyz", "/metrics", "/frame"):
         status, _, body = ask(server, path)
@@ -201,7 +201,7 @@ def test_before_the_first_frame_it_is_healthy_and_not_ready(server: ThreadedServ
     assert ask(server, "/readyz")[0] == 200
 
 
-def test_when_frames_stop_it_is_neither_ready_nor_healthy(
+def test_without_new_frames_the_agent_is_neither_ready_nor_healthy(
     server: ThreadedServer, source: Source, clock: ManualClock
 ) -> None:
     source.make()
@@ -213,7 +213,7 @@ def test_when_frames_stop_it_is_neither_ready_nor_healthy(
         assert (status, body) == (503, b"the latest frame is 12.5 s old\n"), path
 
 
-def test_head_is_get_without_the_body(server: ThreadedServer, source: Source) -> None:
+def test_head_equals_get_without_the_body(server: ThreadedServer, source: Source) -> None:
     source.make()
     for path in ("/metrics", "/frame", "/healthz", "/readyz"):
         _, headers, body = ask(server, path)
@@ -231,13 +231,13 @@ def test_everything_is_read_only(server: ThreadedServer, source: Source, method:
     assert (status, headers["allow"]) == (405, "GET, HEAD")
 
 
-def test_an_unknown_path_is_told_what_there_is(server: ThreadedServer) -> None:
+def test_the_response_to_an_unknown_path_lists_the_paths(server: ThreadedServer) -> None:
     status, _, body = ask(server, "/metric")
     assert status == 404
     assert b"/metrics" in body
 
 
-# --- whom it answers -------------------------------------------------------------------------------------------------
+# --- accepted hosts --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_an_unknown_path_is_told_what_there_is(server: ThreadedServer) -> None:
         ("", False),
     ],
 )
-def test_only_a_host_that_names_loopback_is_answered(
+def test_only_requests_with_a_loopback_host_are_accepted(
     server: ThreadedServer, source: Source, host: str, answered: bool
 ) -> None:
     source.make()
@@ -269,14 +269,14 @@ def test_only_a_host_that_names_loopback_is_answered(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gpu001.example", ""])
-def test_it_refuses_to_listen_off_loopback_without_protection(host: str) -> None:
+def test_listening_off_loopback_without_protection_is_rejected(host: str) -> None:
     with pytest.raises(
         ConfigError, match=r"not a loopback address, and there is no web configuration.*--web-config.*ssh -L"
     ):
         listen(host, 0)
 
 
-def test_a_port_in_use_is_named_with_what_to_do(app: AgentApp) -> None:
+def test_the_error_for_a_port_in_use_names_it_and_the_remedy(app: AgentApp) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"host '127\.0\.0\.1', port {port}: the port is in use; stop"):
@@ -285,14 +285,14 @@ def test_a_port_in_use_is_named_with_what_to_do(app: AgentApp) -> None:
         listen("127.0.0.1", 70000)
 
 
-def test_the_port_is_known_before_it_runs() -> None:
+def test_the_port_is_known_before_the_server_runs() -> None:
     for host in ("127.0.0.1", "localhost"):
         with listen(host, 0) as listener:
             assert url_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
             assert listener.getsockname()[1] > 0
 
 
-def test_names_of_this_machine() -> None:
+def test_names_of_this_machine_are_recognised() -> None:
     for host in ("localhost", "127.0.0.1", "::1", "[::1]", "127.1.2.3"):
         assert is_loopback(host)
     for host in ("", "0.0.0.0", "::", "localhost.", "example.org", "::ffff:10.0.0.1"):
@@ -302,7 +302,7 @@ def test_names_of_this_machine() -> None:
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_a_layout_and_then_every_frame(server: ThreadedServer, source: Source) -> None:
+def test_a_stream_has_a_layout_and_then_every_frame(server: ThreadedServer, source: Source) -> None:
     source.make()
     reader = Reader(server)
     assert reader.next() == source.layout
@@ -315,7 +315,7 @@ def test_a_stream_is_a_layout_and_then_every_frame(server: ThreadedServer, sourc
         check_fits(source.layout, frame)
     source.layout = small_layout("renamed")
     source.make()
-    assert reader.next() == source.layout, "a new layout goes before its first frame"
+    assert reader.next() == source.layout, "a new layout precedes its first frame"
     frame = reader.next()
     assert isinstance(frame, Frame) and frame.seq == 5
     reader.close()
@@ -330,7 +330,7 @@ def test_a_stream_can_begin_before_the_first_frame(server: ThreadedServer, sourc
     reader.close()
 
 
-def test_a_stream_holds_the_metrics_that_were_asked_for(server: ThreadedServer, source: Source) -> None:
+def test_a_stream_contains_the_requested_metrics(server: ThreadedServer, source: Source) -> None:
     source.make()
     reader = Reader(server, "?metrics=gangwatch_gpu_*,gangwatch_host_network_receive_errors_total")
     layout, frame = reader.next(), reader.next()
@@ -352,7 +352,7 @@ def test_a_stream_holds_the_metrics_that_were_asked_for(server: ThreadedServer, 
         ("?metric=gangwatch_host_load1", b"unknown parameter metric"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_refused_with_the_reason(
+def test_a_pattern_without_matches_is_rejected_with_the_reason(
     server: ThreadedServer, query: str, reason: bytes
 ) -> None:
     status, _, body = ask(server, f"/frames{query}")
@@ -360,7 +360,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_reason(
     assert reason in body
 
 
-def test_a_reader_that_goes_is_forgotten(server: ThreadedServer, source: Source, app: AgentApp) -> None:
+def test_a_disconnected_reader_is_removed(server: ThreadedServer, source: Source, app: AgentApp) -> None:
     source.make()
     first, second = Reader(server), Reader(server)
     first.next()
@@ -371,13 +371,13 @@ def test_a_reader_that_goes_is_forgotten(server: ThreadedServer, source: Source,
     wait_until(lambda: source.listeners == [])
 
 
-def test_streams_are_bounded(server: ThreadedServer, source: Source, clock: ManualClock) -> None:
+def test_the_number_of_streams_is_limited(server: ThreadedServer, source: Source, clock: ManualClock) -> None:
     readers = [Reader(server) for _ in range(MOST_STREAMS_EACH)]
     status, _, body = ask(server, "/frames")
     assert status == 503
     assert str(MOST_STREAMS_EACH).encode() in body
     clock.advance(LEAST_STREAM_SECONDS)
-    readers.append(Reader(server))  # the oldest makes room
+    readers.append(Reader(server))  # the server closes the oldest stream
     assert readers[0].next() is None
     for reader in readers:
         reader.close()
@@ -391,15 +391,15 @@ def test_stopping_ends_streams_cleanly_and_at_once(app: AgentApp, source: Source
         reader.next()
         reader.next()
         began = time.monotonic()
-    # Not cut off: the response's own end arrives.
+    # The response ends regularly instead of being cut off.
     assert reader.next() is None
     assert time.monotonic() - began < 15
     reader.close()
     assert source.listeners == []
 
 
-def test_a_slow_reader_loses_the_oldest_frames_and_holds_up_nobody(source: Source) -> None:
-    """Without sockets, so that how much a socket's buffers swallow does not matter."""
+def test_a_slow_reader_loses_the_oldest_frames_and_delays_no_other(source: Source) -> None:
+    """Use no sockets, because their buffers would hide the effect."""
     closed: list[FrameStream] = []
     stream = FrameStream((), closed.append)
     stream.put(source.layout, source.make())
@@ -418,7 +418,7 @@ def test_a_slow_reader_loses_the_oldest_frames_and_holds_up_nobody(source: Sourc
     assert closed == [stream]
 
 
-def test_what_another_release_knows_is_left_out_and_told(server: ThreadedServer, source: Source) -> None:
+def test_metrics_of_another_release_are_left_out_and_listed(server: ThreadedServer, source: Source) -> None:
     source.make()
     reader = Reader(server, "?metrics=gangwatch_gpu_*,gangwatch_of_next_year")
     assert reader.answer.headers[UNKNOWN_HEADER] == "gangwatch_of_next_year"

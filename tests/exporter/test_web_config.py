@@ -1,4 +1,4 @@
-"""The web configuration's format: what is known is taken, what is not is refused with file and key."""
+"""Format of the web configuration: known keys are read, all others are rejected with file and key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
-def test_every_key_of_the_format_is_taken(tmp_path: Path) -> None:
+def test_every_key_of_the_format_is_read(tmp_path: Path) -> None:
     config = load_web_config(
         write(
             tmp_path,
@@ -48,11 +48,11 @@ def test_every_key_of_the_format_is_taken(tmp_path: Path) -> None:
     assert dict(config.users) == {"a": HASH, "b": HASH}
     assert (config.rate_seconds, config.burst) == (1.0, 20)
     assert config.authenticates
-    assert HASH not in repr(config), "what is secret does not end up in a log"
+    assert HASH not in repr(config), "secrets must not appear in a log"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "tls_server_config:\nbasic_auth_users:\n", "# nothing\n"])
-def test_nothing_is_a_configuration_without_protection(tmp_path: Path, text: str) -> None:
+def test_an_empty_file_is_a_configuration_without_protection(tmp_path: Path, text: str) -> None:
     config = load_web_config(write(tmp_path, text))
     assert config.tls is None and not config.authenticates
 
@@ -95,7 +95,7 @@ def test_nothing_is_a_configuration_without_protection(tmp_path: Path, text: str
         ("!!python/object/apply:os.system [ls]", "not YAML"),
     ],
 )
-def test_what_is_wrong_is_refused_with_file_and_key(tmp_path: Path, text: str, complaint: str) -> None:
+def test_errors_name_the_file_and_the_key(tmp_path: Path, text: str, complaint: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(ConfigError) as refusal:
         load_web_config(file)
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_refused_with_file_and_key(tmp_path: Path, text: str, c
 
 
 @given(st.text(max_size=200))
-def test_no_text_does_anything_but_load_or_be_refused(text: str) -> None:
+def test_arbitrary_text_is_loaded_or_rejected(text: str) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +117,7 @@ def test_no_text_does_anything_but_load_or_be_refused(text: str) -> None:
             assert str(error).startswith(str(file))
 
 
-def test_a_pair_may_stand_inline(tmp_path: Path) -> None:
+def test_a_key_pair_may_be_inline(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).sign("inline")
     indent = "\n    "
     text = "tls_server_config:\n" + "".join(
@@ -129,7 +129,7 @@ def test_a_pair_may_stand_inline(tmp_path: Path) -> None:
     assert make_context(config) is not None
 
 
-def _knows_x25519() -> bool:
+def _supports_x25519() -> bool:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ecdh_curve("X25519")
     except (OSError, ValueError):
@@ -137,7 +137,7 @@ def _knows_x25519() -> bool:
     return True
 
 
-def test_a_pair_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_the_error_names_an_unusable_key_pair(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"web\.yml: tls_server_config\.cert_file, key_file: No such file"):
         make_context(load_web_config(write(tmp_path, PAIR)))
     (tmp_path / "a.pem").write_text("nonsense")
@@ -147,7 +147,7 @@ def test_a_pair_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     for suites in ("CurveP256", "CurveP384", "CurveP521", "X25519"):
         certificate, key = Authority(tmp_path).sign("curve")
         text = f"tls_server_config: {{cert_file: {certificate}, key_file: {key}, curve_preferences: [{suites}]}}"
-        if suites == "X25519" and not _knows_x25519():  # CPython 3.11.2 of Debian 12
+        if suites == "X25519" and not _supports_x25519():  # CPython 3.11.2 of Debian 12
             with pytest.raises(ConfigError, match=r"web\.yml: tls_server_config\.curve_preferences: "):
                 make_context(load_web_config(write(tmp_path, text)))
             continue

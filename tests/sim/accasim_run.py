@@ -1,12 +1,12 @@
-"""Runs AccaSim's EASYBackfilling in an environment of its own; imports nothing of ours.
+"""Run of AccaSim's EASYBackfilling in a separate environment; imports nothing of gangwatch.
 
 Standard input: {"nodes", "slots", "jobs": [[id, submit second, run seconds, ranks], ...], "reservation": bool}.
 Standard output: {id: second of its start}. AccaSim (Galleguillos, Kiziltan, Netti, Soto, 2020; PyPI accasim 1.1.3, MIT)
-was written for Python 3.5, where `collections.Mapping` still stood.
+was written for Python 3.5, which still had `collections.Mapping`.
 
-reservation: hand the scheduler's reserved nodes to its allocator. As published it hands over an empty list
-(scheduler_class.py line 499), so that whatever fits is backfilled and the reservation binds nobody; release 1.0.0 still
-handed them over.
+reservation: pass the scheduler's reserved nodes to its allocator. The published release passes an empty list
+(scheduler_class.py line 499), so every job that fits is backfilled and the reservation has no effect. Release 1.0.0
+still passed the nodes.
 """
 
 import collections
@@ -30,7 +30,7 @@ question = json.load(sys.stdin)
 
 
 class Jobs(Reader):
-    """Gives the jobs of the question, in their order."""
+    """Reader of the jobs on standard input, in order."""
 
     def __init__(self, factory):
         super().__init__(factory)
@@ -53,7 +53,7 @@ class Jobs(Reader):
 
 
 class Allocator(FirstFit):
-    """First fit; given the nodes that the scheduler has reserved where the question asks for that."""
+    """First fit, which gets the scheduler's reserved nodes if `reservation` is set."""
 
     def allocating_method(self, es, cur_time, skip=False, reserved_time=None, reserved_nodes=None):
         if question["reservation"] and reserved_time is not None:

@@ -1,6 +1,6 @@
-"""The rules of Muri's published runs once more, as short as they can be said, for the simulator to agree with.
+"""Short independent implementation of the rules of Muri's published runs, as a reference for the simulator.
 
-Written from reading Rivendile/Muri, simulator/run_sim.py; shares no code with it, nor with the simulator or the cycle.
+It follows Rivendile/Muri, simulator/run_sim.py. It shares no code with that file, the simulator or the cycle.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read(path: Path) -> list[_Job]:
 
 
 def run(path: Path, order: str, gpus: int = 64) -> dict[str, tuple[float, float]]:
-    """(submission, end) of each job in seconds. order: 'srtf', 'srsf' or 'las'."""
+    """Return (submission, end) of each job in seconds. order: 'srtf', 'srsf' or 'las'."""
     coming, live, done = read(path), list[_Job](), dict[str, tuple[float, float]]()
     ends_at = falls_at = NEVER
     levels: list[list[_Job]] = [[], [], []]
@@ -65,7 +65,7 @@ def run(path: Path, order: str, gpus: int = 64) -> dict[str, tuple[float, float]
             if job.runs:
                 job.left -= max(now - job.since - job.stall, 0.0)
                 job.attained += now - job.since
-                # A microsecond's grace: sums of floats stop short of a limit that is awaited to the instant.
+                # Allow a microsecond, because sums of floats may be slightly below an exact limit.
                 if job.level < 2 and job.attained * job.gpus >= MURI_LAS_GPU_SECONDS[job.level] - 1e-6:
                     levels[job.level].remove(job)
                     job.level += 1

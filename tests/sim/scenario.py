@@ -1,4 +1,4 @@
-"""Small simulations whose outcome can be worked out by hand."""
+"""Small simulations with results that can be computed by hand."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ FIFO_EASY = Policy(order=Order.FIFO, backfill=Backfilling.EASY, estimates=Estima
 
 
 def job(job_id: str, at: float, ranks: int, run_seconds: float, **specification: Any) -> TraceJob:
-    """A job that comes `at` seconds after the beginning."""
+    """Return a job that arrives `at` seconds after the start."""
     spec = JobSpec(job_id, SIMULATED_COMMAND, ranks, **specification)
     return TraceJob(job_id, 0, round(at * 1e9), run_seconds, spec)
 
 
 def simulation(jobs: Iterable[TraceJob], nodes: int, slots: int, **settings: Any) -> Simulation:
-    """FIFO with EASY and exact estimates, where nothing else is said."""
+    """Return a simulation, by default with FIFO, EASY backfilling and exact estimates."""
     settings.setdefault("policy", FIFO_EASY)
     return Simulation(Trace("scenario", tuple(jobs)), grid(nodes, slots), spans=True, **settings)
 
 
 def starts(engine: Engine) -> dict[str, float]:
-    """When each job first started, in seconds after the beginning."""
+    """Return the first start of each job, in seconds after the start of the simulation."""
     return {
         job_id: (course.first_start_ns - engine.first_ns) / 1e9
         for job_id, course in engine.courses.items()
@@ -37,7 +37,7 @@ def starts(engine: Engine) -> dict[str, float]:
 
 
 def ends(engine: Engine) -> dict[str, float]:
-    """When each job ended, in seconds after the beginning."""
+    """Return the end of each job, in seconds after the start of the simulation."""
     return {
         job_id: (course.ended_ns - engine.first_ns) / 1e9
         for job_id, course in engine.courses.items()

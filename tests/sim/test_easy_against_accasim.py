@@ -1,14 +1,14 @@
-"""EASY backfilling beside another implementation: AccaSim's, on a thousand jobs of Philly at a time.
+"""EASY backfilling compared with AccaSim's implementation, on a thousand jobs of Philly at a time.
 
-Exact estimates, no topology: 8 GPUs a node, any of them for any gang. What AccaSim does otherwise is its own doing, and
-each single difference is shown to be so:
+Estimates are exact and there is no topology: 8 GPUs a node, any of them for any gang. The tests explain each single
+difference by a property of AccaSim:
 
-* As published (1.1.3) it backfills whatever fits: the reserved nodes never reach its allocator (see accasim_run.py).
-* With the reservation handed over it backfills only what ends before the head's start. EASY as described by Lifka
-  (1995) and by Mu'alem and Feitelson (2001) also lets go what does not need the head's nodes, however long it runs.
+* Published release 1.1.3 backfills every job that fits: its allocator never gets the reserved nodes (accasim_run.py).
+* With the reservation, it backfills only jobs that end before the head's start. EASY as described by Lifka (1995) and
+  by Mu'alem and Feitelson (2001) also starts jobs of any length that do not need the head's nodes.
 
-To compare decision by decision, and not courses that a single difference leads apart, our cycle is led along AccaSim's
-course: at every instant it sees what AccaSim saw, decides, and is then made to follow what AccaSim did.
+A single difference would change the whole later schedule. To compare decision by decision, the cycle follows AccaSim's
+schedule: at every instant it gets AccaSim's state, decides, and then has to apply AccaSim's decision.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tests import needs
 from tests.sim.scenario import FIFO_EASY
 
 SECOND = 10**9
-pytestmark = pytest.mark.xdist_group("accasim")  # one process asks AccaSim once a piece
+pytestmark = pytest.mark.xdist_group("accasim")  # one process runs AccaSim once for each piece
 _ENVIRONMENT = Path(__file__).resolve().parents[2] / ".cache" / "accasim" / "bin" / "python"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Jobs of the trace, a thousand but for one piece, on a cluster that is too small for them."""
+    """Piece of the trace, mostly a thousand jobs, on a cluster that is too small for them."""
 
     first: int
     nodes: int
@@ -71,7 +71,7 @@ def jobs_of(piece: Piece) -> tuple[TraceJob, ...]:
 
 @cache
 def accasim(piece: Piece, reservation: bool) -> dict[str, int]:
-    """Start of each job in seconds, by AccaSim."""
+    """Return the start of each job in seconds, from AccaSim."""
     if not _ENVIRONMENT.exists():
         needs.absent("AccaSim is absent: packaging/accasim.sh python3 (or make components)")
     jobs = [[job.job_id, job.submitted_ns // SECOND, int(job.run_seconds), job.spec.ranks] for job in jobs_of(piece)]
@@ -86,7 +86,7 @@ def accasim(piece: Piece, reservation: bool) -> dict[str, int]:
 
 
 def ours(piece: Piece) -> dict[str, int]:
-    """Start of each job in seconds, by our simulator."""
+    """Return the start of each job in seconds, from gangwatch's simulator."""
     trace = replace(_philly(), jobs=jobs_of(piece))
     engine = Simulation(trace, grid(piece.nodes, piece.slots), FIFO_EASY).engine()
     engine.run()
@@ -97,14 +97,14 @@ def ours(piece: Piece) -> dict[str, int]:
     }
 
 
-# --- whole courses ---------------------------------------------------------------------------------------------------
+# --- whole schedules -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("piece", SAME, ids=str)
 def test_every_job_starts_at_the_same_second(piece: Piece) -> None:
     theirs, mine = accasim(piece, reservation=True), ours(piece)
     waited = sum(mine[job.job_id] * SECOND > job.submitted_ns for job in jobs_of(piece))
-    assert waited > 100, "jobs that wait for nobody show nothing"
+    assert waited > 100, "the piece needs waiting jobs to be a test"
     assert {job_id: (mine[job_id], at) for job_id, at in theirs.items() if mine[job_id] != at} == {}
 
 
@@ -113,10 +113,10 @@ def test_every_job_starts_at_the_same_second(piece: Piece) -> None:
 
 @dataclass(frozen=True)
 class Instant:
-    """What AccaSim saw and did, and what our cycle would have done.
+    """State at one instant, AccaSim's decision, and the cycle's decision.
 
-    left: slots that are free before anything is started. busy: (end, ranks) of each gang that runs on. waiting: in
-    their order. mine, theirs: ids of the jobs that are started.
+    left: free slots before the decision. busy: (end, ranks) of each gang that continues to run. waiting: pending jobs
+    in order. mine, theirs: ids of the started jobs.
     """
 
     at: int
@@ -128,7 +128,7 @@ class Instant:
 
 
 def along(piece: Piece, theirs: dict[str, int]) -> Iterator[Instant]:
-    """Lead our cycle along AccaSim's course; every instant at which somebody waited."""
+    """Make the cycle follow AccaSim's schedule, and yield every instant with pending jobs."""
     jobs = {job.job_id: job for job in jobs_of(piece)}
     arrivals: dict[int, list[TraceJob]] = {}
     ends: dict[int, list[TraceJob]] = {}
@@ -176,7 +176,7 @@ def along(piece: Piece, theirs: dict[str, int]) -> Iterator[Instant]:
 
 
 def head_start(instant: Instant, head: TraceJob, started: list[TraceJob]) -> int:
-    """When the head could start if these were started now: by counting slots alone."""
+    """Return when the head could start if these jobs started now, by the number of slots only."""
     free = instant.left - sum(job.spec.ranks for job in started)
     ends = sorted([*instant.busy, *((instant.at + int(job.run_seconds), job.spec.ranks) for job in started)])
     at = instant.at
@@ -188,14 +188,14 @@ def head_start(instant: Instant, head: TraceJob, started: list[TraceJob]) -> int
 
 
 def reasons(instant: Instant) -> Iterator[str]:
-    """Why each job that only one of the two started was, or was not, started."""
+    """Yield the reason for each job that only one of the two started."""
     if instant.mine == instant.theirs:
         return
     by_id = {job.job_id: job for job in instant.waiting}
     mine = [job for job in instant.waiting if job.job_id in instant.mine]
     position = next((n for n, job in enumerate(instant.waiting) if job.job_id not in instant.mine), None)
     if position is None:
-        yield f"unexplained: there was room for everybody, and not for {sorted(instant.mine - instant.theirs)}"
+        yield f"unexplained: all jobs fitted, but these were not started: {sorted(instant.mine - instant.theirs)}"
         return
     head, before = instant.waiting[position], list(instant.waiting[:position])
     at = head_start(instant, head, before)
@@ -212,7 +212,7 @@ def reasons(instant: Instant) -> Iterator[str]:
     for job_id in instant.mine - instant.theirs:
         job = by_id[job_id]
         if job not in before and instant.at + job.run_seconds > at:
-            yield "ours runs beside the reservation"
+            yield "ours runs outside the reservation"
         elif job.spec.ranks > instant.left - sum(by_id[other].spec.ranks for other in instant.theirs):
             yield "theirs gave the room to another"
         else:
@@ -222,21 +222,21 @@ def reasons(instant: Instant) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("piece", (SAME[1], *OTHER), ids=str)
-def test_with_its_reservation_it_differs_only_beside_the_reserved_nodes(piece: Piece) -> None:
+def test_with_the_reservation_only_jobs_outside_of_it_differ(piece: Piece) -> None:
     decided = 0
     for instant in along(piece, accasim(piece, reservation=True)):
         decided += 1
         why = set(reasons(instant))
-        assert why <= {"ours runs beside the reservation", "ours gave the room to another"}, instant
-        # Room that went to another went to one beside the reservation.
-        assert not why or "ours runs beside the reservation" in why
+        assert why <= {"ours runs outside the reservation", "ours gave the room to another"}, instant
+        # Slots given to another job went to a job outside the reservation.
+        assert not why or "ours runs outside the reservation" in why
     assert decided > 500
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("piece", (SAME[1], OTHER[1]), ids=str)
-def test_as_published_it_delays_the_head(piece: Piece) -> None:
+def test_accasim_as_published_delays_the_head(piece: Piece) -> None:
     found: Counter[str] = Counter()
     for instant in along(piece, accasim(piece, reservation=False)):
         found.update(reasons(instant))

@@ -1,4 +1,4 @@
-"""The engine: simulations that can be worked out by hand, and what must hold of any."""
+"""Engine: simulations computed by hand, and properties of every simulation."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_first_come_first_served_on_one_node() -> None:
     assert report.avg_queue_seconds == pytest.approx((0 + 90 + 130) / 3)
     assert report.max_queue_seconds == 130
     assert report.utilization == pytest.approx((200 + 50 + 60) / (2 * 180))
-    assert report.fragmentation == 1.0, "the only free slot was beside b"
+    assert report.fragmentation == 1.0, "the only free slot was on b's node"
 
 
-def test_a_job_is_backfilled_where_it_delays_nobody() -> None:
+def test_a_job_is_backfilled_if_it_delays_no_other() -> None:
     jobs = [job("long", 0, 2, 100), job("wide", 1, 4, 50), job("fits", 2, 2, 98), job("too long", 3, 2, 200)]
     engine = simulation(jobs, 2, 2).engine()
     report = engine.run()
@@ -39,7 +39,7 @@ def test_a_job_is_backfilled_where_it_delays_nobody() -> None:
     assert starts(none)["fits"] == 150
 
 
-def test_ends_and_arrivals_of_one_instant_are_one_cycle() -> None:
+def test_ends_and_arrivals_at_one_instant_make_one_cycle() -> None:
     seen: list[tuple[int, int]] = []
 
     class Counting(Journal):
@@ -53,7 +53,7 @@ def test_ends_and_arrivals_of_one_instant_are_one_cycle() -> None:
     assert starts(engine) == {"a": 0, "b": 0, "c": 10}
 
 
-def test_a_gang_larger_than_the_cluster_is_refused_with_its_reason_and_others_go_on() -> None:
+def test_a_gang_larger_than_the_cluster_is_rejected_and_others_continue() -> None:
     engine = simulation([job("a", 0, 1, 10), job("huge", 1, 5, 10), job("b", 2, 4, 10)], 2, 2).engine()
     report = engine.run()
     assert (report.jobs, report.unfinished) == (2, 0)
@@ -62,7 +62,7 @@ def test_a_gang_larger_than_the_cluster_is_refused_with_its_reason_and_others_go
     assert "asks for 5 ranks; this cluster can hold at most 4 (2 nodes x 2 slots)" in str(refused["reason"])
 
 
-def test_jobs_of_no_length_and_equal_instants() -> None:
+def test_jobs_of_zero_length_and_equal_arrivals_complete() -> None:
     engine = simulation([job(str(number), 5, 2, 0) for number in range(20)], 1, 2).engine()
     report = engine.run()
     assert report.jobs == 20
@@ -97,14 +97,16 @@ def test_two_gangs_never_share_a_slot_and_every_gang_is_whole() -> None:
         assert 0 <= held[node] <= engine.account.capacity[node]
 
 
-def test_progress_is_told() -> None:
-    told: list[tuple[int, int]] = []
-    simulation([job(str(n), n, 1, 5) for n in range(10)], 1, 1).run(lambda ended, of_all: told.append((ended, of_all)))
-    assert told[-1] == (10, 10)
-    assert told == sorted(told)
+def test_progress_is_reported() -> None:
+    reported: list[tuple[int, int]] = []
+    simulation([job(str(n), n, 1, 5) for n in range(10)], 1, 1).run(
+        lambda ended, of_all: reported.append((ended, of_all))
+    )
+    assert reported[-1] == (10, 10)
+    assert reported == sorted(reported)
 
 
-def test_load_is_a_setting() -> None:
+def test_load_scales_the_arrivals() -> None:
     jobs = [job("a", 0, 1, 10), job("b", 100, 1, 10)]
     assert simulation(jobs, 1, 1).run().makespan_seconds == 110
     assert simulation(jobs, 1, 1, load=4.0).run().makespan_seconds == 35

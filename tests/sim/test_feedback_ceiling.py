@@ -1,4 +1,4 @@
-"""The ceiling of feedback: what is called the best without foresight is so, and lives that are drawn come out so."""
+"""Ceiling of feedback: the computed best result without foresight is optimal and agrees with drawn fault durations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.sim.scenario import job
 LIFE = Life(600.0, 1.5)
 
 
-def test_the_law_of_lives_is_the_one_that_is_drawn_from() -> None:
-    """By steps: E min(L, t) is the area under the probability to last longer."""
+def test_the_duration_law_agrees_with_drawn_durations() -> None:
+    """Integrate in steps: E min(L, t) is the area under the survival probability."""
     steps = [2.0 ** (step / 64) for step in range(-640, 64 * 24)]
     area = steps[0]
     for low, high in itertools.pairwise(steps):
@@ -35,7 +35,7 @@ def test_the_law_of_lives_is_the_one_that_is_drawn_from() -> None:
 
 @pytest.mark.parametrize("cost", [10.0, 60.0, 300.0, 900.0])
 @pytest.mark.parametrize("slowdown", [1.15, 1.5, 2.2])
-def test_no_other_wait_is_cheaper_and_lives_that_are_drawn_come_out_so(slowdown: float, cost: float) -> None:
+def test_no_other_wait_is_cheaper_and_drawn_durations_agree(slowdown: float, cost: float) -> None:
     draw = random.Random(1)
     lives = [LIFE.mean_seconds * math.exp(draw.gauss(0.0, 1.5) - 1.5**2 / 2) for _ in range(20_000)]
     expected = Hit(LIFE, 0.0, slowdown, 20_000.0).expected(cost)
@@ -49,14 +49,14 @@ def test_no_other_wait_is_cheaper_and_lives_that_are_drawn_come_out_so(slowdown:
         assert made >= 0.98 * expected.stops
 
 
-def test_a_gang_that_ends_before_the_wait_is_over_stays() -> None:
+def test_a_gang_that_ends_before_the_end_of_the_wait_stays() -> None:
     hit = Hit(LIFE, 5000.0, 1.5, 100.0)
     assert hit.best_wait(300.0)[1] == math.inf
     assert hit.drawn(300.0).stops == pytest.approx(100.0 / 3)
 
 
-def test_the_witness_sees_all_that_off_loses_where_no_gang_starts_on_a_slow_node() -> None:
-    """Thirty gangs that have their nodes to themselves and all start at once."""
+def test_witnessed_hits_explain_all_losses_without_feedback() -> None:
+    """Use thirty gangs on separate nodes that all start at once, so that no gang starts on a slow node."""
     trace = Trace("thirty", tuple(job(str(number), 0.0, 16, 36_000.0) for number in range(30)))
     hits, lost_seconds = witnessed(trace, 3)
     assert len(hits) >= 5

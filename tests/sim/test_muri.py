@@ -1,4 +1,4 @@
-"""`--preset muri` gives the published figures, and ours of resampled traces are those of an independent reference."""
+"""`--preset muri` gives the published figures, and those of an independent reference on resampled traces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def simulate(path: Path, order: str) -> Engine:
 
 @pytest.mark.parametrize(("name", "order"), PUBLISHED)
 @pytest.mark.slow
-def test_published_figures(name: str, order: str) -> None:
+def test_the_preset_gives_the_published_figures(name: str, order: str) -> None:
     report = simulate(needs.data("jobs", name), order).run()
     jct, makespan = PUBLISHED[name, order]
     assert report.unfinished == 0 and report.preemptions > 100
@@ -44,7 +44,7 @@ def test_published_figures(name: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["srtf", "srsf", "las"])
-def test_the_reference_is_the_published_one(order: str) -> None:
+def test_the_reference_gives_the_published_figures(order: str) -> None:
     done = muri_reference.run(needs.data("jobs", "muri-trace3.csv"), order)
     jct, makespan = PUBLISHED["muri-trace3.csv", order]
     assert sum(end - submitted for submitted, end in done.values()) / len(done) == pytest.approx(jct * 1000, rel=1e-5)
@@ -52,7 +52,7 @@ def test_the_reference_is_the_published_one(order: str) -> None:
 
 
 def resampled(path: Path, seed: int, jobs: int) -> None:
-    """Write a trace of that family: its jobs drawn with replacement, their arrivals from its intervals."""
+    """Write a resampled trace: jobs drawn with replacement, arrivals from its intervals."""
     with needs.data("jobs", "muri-trace1.csv").open() as file:
         rows = list(csv.DictReader(file))
     chance = random.Random(seed)
@@ -67,7 +67,7 @@ def resampled(path: Path, seed: int, jobs: int) -> None:
 
 @pytest.mark.parametrize("order", ["srtf", "srsf", "las"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_resampled_traces_of_that_family(tmp_path: Path, seed: int, order: str) -> None:
+def test_resampled_traces_agree_with_the_reference(tmp_path: Path, seed: int, order: str) -> None:
     path = tmp_path / "trace.csv"
     resampled(path, seed, 250)
     engine = simulate(path, order)
@@ -75,12 +75,12 @@ def test_resampled_traces_of_that_family(tmp_path: Path, seed: int, order: str) 
     expected = muri_reference.run(path, order)
     jct = sum(end - submitted for submitted, end in expected.values()) / len(expected)
     assert report.preemptions > 20
-    # LAS rounds the instants at which a job falls up to whole seconds in the published runs, and so in the reference.
+    # The published LAS runs, and so the reference, round the instants of demotion up to whole seconds.
     assert report.avg_jct_seconds == pytest.approx(jct, rel=0.01 if order == "las" else 1e-4)
     assert report.makespan_seconds == pytest.approx(max(end for _, end in expected.values()), rel=0.002)
 
 
-def test_a_replan_costs_those_who_go_on_what_their_model_needs_for_a_start() -> None:
+def test_a_replan_costs_each_continuing_job_its_start_time() -> None:
     trace = read_trace(needs.data("jobs", "muri-trace3.csv"), "muri")
     two = [replace(job, submitted_ns=n * 100 * 10**9, run_seconds=1000.0) for n, job in enumerate(trace.jobs[:2])]
     engine = Simulation(

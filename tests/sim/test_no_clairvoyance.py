@@ -1,4 +1,4 @@
-"""The default policy with estimates from history never knows how long a running job will run."""
+"""The default policy with estimates from history does not use the true run time of a running job."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _changed(trace: Trace, number: int, factor: float) -> Trace:
 
 
 def _first_difference(trace: Trace, policy: Policy, number: int, factor: float) -> tuple[int | None, int]:
-    """(instant of the first other decision, instant at which the changed job first ends in either run)."""
+    """Return the instant of the first different decision, and the first end of the changed job in either run."""
     one, before = _undisturbed(trace, policy)
     other, after = _run(_changed(trace, number, factor), policy)
     job_id = trace.jobs[number].job_id

@@ -107,11 +107,11 @@ def test_faults_of_a_file_slow_jobs_and_feedback_moves_them(jobs: Path, tmp_path
     assert report(*base)["avg_jct_seconds"] == 7200
     slow = report(*base, "--faults", faults)
     assert slow["avg_jct_seconds"] == 600 + 2 * 6600
-    told = report(*base, "--faults", faults, "--feedback", "on", "--seed", "3")
-    assert told["migrations"] == 1
-    assert 7260 < told["avg_jct_seconds"] < 7320
+    moved = report(*base, "--faults", faults, "--feedback", "on", "--seed", "3")
+    assert moved["migrations"] == 1
+    assert 7260 < moved["avg_jct_seconds"] < 7320
     at_once = report(*base, "--faults", faults, "--feedback", "told", "--seed", "3")
-    assert 7260 <= at_once["avg_jct_seconds"] < told["avg_jct_seconds"], "it waits and sees from an earlier instant on"
+    assert 7260 <= at_once["avg_jct_seconds"] < moved["avg_jct_seconds"], "the wait begins earlier"
     assert report(*base, "--faults", faults, "--feedback", "oracle")["avg_jct_seconds"] == 7260
 
 
@@ -128,7 +128,7 @@ def test_page_is_self_contained(jobs: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     text = page.read_text()
     assert not re.search(r"https?://|src=|@import|<link", text)
-    assert text.count("</script>") == 2, "no job's name ends a script"
+    assert text.count("</script>") == 2, "no job name ends a script"
     found = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     data = json.loads(found[1])
@@ -245,11 +245,11 @@ def test_unfinished_jobs_are_listed_with_the_reason(tmp_path: Path) -> None:
     )
     document = report("--jobs", path, "--format", "gangwatch", "--nodes", "4x8")
     assert (document["jobs"], document["unfinished"]) == (1, 3)
-    told = {one["job"]: (one["line"], one["reason"]) for one in document["refused"]}
-    assert told.keys() == {"late", "wide", "other"}
-    assert told["late"] == (2, "never ended: it waits for nobody, an unknown job")
-    assert told["wide"][1].startswith("never ended: needs 16 slots within one node; ")
-    assert told["other"][1].startswith("never ended: needs 2 slots on H100; ")
+    reasons = {one["job"]: (one["line"], one["reason"]) for one in document["refused"]}
+    assert reasons.keys() == {"late", "wide", "other"}
+    assert reasons["late"] == (2, "never ended: it waits for nobody, an unknown job")
+    assert reasons["wide"][1].startswith("never ended: needs 16 slots within one node; ")
+    assert reasons["other"][1].startswith("never ended: needs 2 slots on H100; ")
 
 
 def test_simulation_beyond_the_year_2200_is_refused(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def on_a_terminal(*arguments: str | Path, stdout_too: bool = False) -> tuple[str
         while True:
             try:
                 part = os.read(ours, 65536)
-            except OSError:  # EIO: nobody has the other end any more
+            except OSError:  # EIO: the other end is closed
                 break
             if not part:
                 break
@@ -290,6 +290,6 @@ def test_progress_is_shown_only_on_a_terminal(jobs: Path) -> None:
     assert "jobs ended" in shown and "reading " in shown
     assert "jobs ended" not in printed and "avg_jct_seconds" in printed
     _, shown = on_a_terminal(*arguments, "--json")
-    assert shown == "", "a document on its way to a program"
+    assert shown == "", "no progress with --json"
     piped = invoke(*arguments)
     assert "jobs ended" not in piped.output and piped.exit_code == 0
