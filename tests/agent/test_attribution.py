@@ -172,7 +172,7 @@ CONTAINER = "f0" * 32
         ("/", None),
     ],
 )
-def test_control_group_paths(path: str, gang: str | None) -> None:
+def test_control_group_paths_give_the_gang(path: str, gang: str | None) -> None:
     for text in (f"0::{path}\n", f"12:pids:/\n4:memory:{path}\n1:name=systemd:/\n"):
         found = identity_of_cgroup(text)
         assert (found.gang if found else None) == gang

@@ -56,7 +56,7 @@ POD = Membership(pod=UID, container=CONTAINER)
         ("/", None),
     ],
 )
-def test_paths(path: str, expected: Membership | None) -> None:
+def test_known_paths_are_recognised(path: str, expected: Membership | None) -> None:
     for text in (f"0::{path}\n", f"12:pids:/\n4:memory:{path}\n1:name=systemd:/\n"):
         assert parse_cgroup(text) == expected
 

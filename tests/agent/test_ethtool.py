@@ -35,7 +35,7 @@ def numbered(*names: str) -> dict[str, int]:
     return {name: 100 + position for position, name in enumerate(names)}
 
 
-def test_the_calls_buffers() -> None:
+def test_the_buffers_of_the_calls_have_the_kernels_layout() -> None:
     driver = FakeDriver({"eth0": {"rx_packets": 1, "tx_bytes": 2**64 - 1, "x" * 31: 3}})
     ethtool = Ethtool(driver)
     first = ethtool.read("eth0")
@@ -50,12 +50,12 @@ def test_the_calls_buffers() -> None:
 @pytest.mark.parametrize(
     ("number", "error"), [(errno.ENODEV, SourceError), (errno.EOPNOTSUPP, UnsupportedError), (errno.EBUSY, SourceError)]
 )
-def test_refusals(number: int, error: type[Exception]) -> None:
+def test_error_numbers_become_exceptions(number: int, error: type[Exception]) -> None:
     with pytest.raises(error, match="eth0"):
         Ethtool(FakeDriver({"eth0": {}}, fails=number)).read("eth0")
 
 
-def test_a_driver_without_statistics() -> None:
+def test_a_driver_without_statistics_has_no_series() -> None:
     with pytest.raises(UnsupportedError):
         Ethtool(FakeDriver({"eth0": {}})).read("eth0")
 
@@ -70,7 +70,7 @@ def test_a_changed_number_of_statistics_between_two_calls_is_handled() -> None:
         Ethtool(Changing({"eth0": {"a": 1}})).read("eth0")
 
 
-def test_every_published_statistic_of_mlx5(device: RdmaDevice) -> None:
+def test_every_published_statistic_of_mlx5_is_collected(device: RdmaDevice) -> None:
     names = mlx5_statistics()
     collector = EthtoolCounters(device, Ethtool(FakeDriver({"rail0": numbered(*names)})))
     block = collector.collect()
@@ -155,7 +155,7 @@ def test_a_netdev_that_fails_temporarily_recovers(device: RdmaDevice) -> None:
         ("tx_pause_storm_error_events", "pause_storm_events", {"severity": "error"}),
     ],
 )
-def test_meanings_of_several_drivers(name: str, metric: str, labels: dict[str, str]) -> None:
+def test_names_of_several_drivers_map_to_metrics(name: str, metric: str, labels: dict[str, str]) -> None:
     meaning = ethtool_counter(name)
     assert meaning is not None
     assert (meaning.metric, dict(meaning.labels)) == (f"gangwatch_rdma_{metric}_total", labels)
@@ -167,7 +167,7 @@ def test_per_queue_and_unknown_statistics_have_no_metric(name: str) -> None:
     assert ethtool_counter(name) is None
 
 
-def test_recorded_statistics(tmp_path: Path) -> None:
+def test_recorded_statistics_are_read(tmp_path: Path) -> None:
     assert parse_recorded(b"NIC statistics:\n     rx_packets: 5\n     odd: name: 18446744073709551615\n") == {
         "rx_packets": 5,
         "odd: name": 2**64 - 1,

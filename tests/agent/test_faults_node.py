@@ -28,7 +28,7 @@ SYMBOLS = "gangwatch_rdma_port_symbol_errors_total"
 WORD_BYTES = 4
 
 PACED = (KubeletCollector, OwnerCollector)
-"""Those by which the end of a pod is learnt."""
+"""Collectors that detect the end of a pod."""
 
 
 class Jumping(SystemClock):

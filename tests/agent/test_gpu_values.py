@@ -143,7 +143,7 @@ def test_nvlink_totals_are_bytes_and_exact(nvml_library: Path, nvml: FakeNvml) -
     assert gauge(slow, "gangwatch_nvlink_state", **GPU, link="4") == 3
 
 
-def test_bit_error_ratios_of_nvlink_5(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_bit_error_ratios_of_nvlink_5_are_decoded(nvml_library: Path, nvml: FakeNvml) -> None:
     nvml.reset("b200")
     nvml.set_field(220, 4 << 8 | 12, gpu=0, scope=2)
     with machine(nvml_library, nvml) as one:

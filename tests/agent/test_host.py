@@ -228,20 +228,20 @@ def test_close_closes_all_descriptors(roots: tuple[Path, Path]) -> None:
         (parse_net_dev, b"\n\neth0: 1 2\n"),
     ],
 )
-def test_what_is_not_of_the_form_is_refused(parse: object, data: bytes) -> None:
+def test_malformed_files_are_rejected(parse: object, data: bytes) -> None:
     assert callable(parse)
     with pytest.raises(SourceError):
         parse(data)
 
 
-def test_recorded_pressure_files() -> None:
+def test_recorded_pressure_files_are_read() -> None:
     recorded = needs.data("proc-tree", "pressure")
     assert parse_pressure((recorded / "memory").read_bytes()) == (15, 25)
     assert parse_pressure((recorded / "io").read_bytes()) == (15, 25)
     assert parse_pressure((recorded / "cpu").read_bytes()) == (15, None)
 
 
-def test_this_machine() -> None:
+def test_the_host_collectors_run_on_this_machine() -> None:
     collector = HostCollector()
     block = collector.collect()
     assert_catalogued(block)

@@ -135,7 +135,7 @@ def test_other_messages_are_ignored(text: str) -> None:
     assert parse_message(text) is None
 
 
-def test_records() -> None:
+def test_records_are_parsed() -> None:
     assert parse_record(b"6,339,5140900,-;NET: Registered PF_INET6; family") == LogRecord(
         0, 6, 339, 5140900, "NET: Registered PF_INET6; family"
     )
@@ -163,7 +163,7 @@ def ledger() -> XidLedger:
     return XidLedger()
 
 
-def test_events_and_counts(tmp_path: Path, ledger: XidLedger) -> None:
+def test_messages_become_events_and_counts(tmp_path: Path, ledger: XidLedger) -> None:
     tree = build(tmp_path, nics=1, gpus=1)
     clock = ManualClock(monotonic_ns=100 * 10**9, wall_ns=1_700_000_100 * 10**9)
     tree.log("NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.", 50.0)

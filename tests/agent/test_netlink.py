@@ -33,7 +33,7 @@ def test_requests_are_encoded() -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_statistics(padded: bool) -> None:
+def test_statistics_are_decoded(padded: bool) -> None:
     data = answer(COUNTERS, padded=padded)
     (only,) = messages(data, len(data))
     found = parse_statistics(data, only)
@@ -62,7 +62,7 @@ def test_a_shape_rejects_a_message_that_does_not_fit() -> None:
         Shape(answer([]), len(answer([])))
 
 
-def test_a_device() -> None:
+def test_a_device_is_decoded() -> None:
     data = message(netlink.DEVICE_GET, netlink.MULTI, 1, device("mlx5_0", 4))
     (only,) = messages(data, len(data))
     assert parse_device(data, only) == ("mlx5_0", 4, 1, "")
@@ -108,7 +108,7 @@ CONSTANTS = {
 }
 
 
-def test_constants_are_the_kernel_headers(tmp_path: Path) -> None:
+def test_constants_equal_the_kernel_headers(tmp_path: Path) -> None:
     """Compare also the constants of ethtool, and the sizes on a 64-bit machine."""
     compiler = needs.component("gcc", "gcc")
     headers = ("stddef.h", "stdio.h", "linux/ethtool.h", "linux/if.h", "linux/netlink.h", "linux/sockios.h",
@@ -136,7 +136,7 @@ def socket(fake: FakeRdma) -> Iterator[RdmaNetlink]:
     opened.close()
 
 
-def test_an_exchange(socket: RdmaNetlink, fake: FakeRdma) -> None:
+def test_a_request_gets_its_response(socket: RdmaNetlink, fake: FakeRdma) -> None:
     devices = socket.devices()
     assert devices == {"mlx5_0": 0, "mlx5_1": 1}
     length = socket.statistics(devices["mlx5_1"], 1)
@@ -157,7 +157,7 @@ def test_late_responses_to_earlier_requests_are_skipped(socket: RdmaNetlink, fak
 @pytest.mark.parametrize(
     ("number", "unsupported"), [(errno.EINVAL, True), (errno.EOPNOTSUPP, True), (errno.EPERM, True), (errno.EIO, False)]
 )
-def test_refusals(socket: RdmaNetlink, fake: FakeRdma, number: int, unsupported: bool) -> None:
+def test_error_numbers_become_exceptions(socket: RdmaNetlink, fake: FakeRdma, number: int, unsupported: bool) -> None:
     fake.refuses = number
     for ask in (socket.devices, lambda: socket.statistics(0, 1)):
         with pytest.raises(SourceError) as raised:
@@ -176,7 +176,7 @@ def test_a_missing_response_ends_in_a_timeout(
     assert socket.statistics(0, 1) > 0, "the client opens a new socket"
 
 
-def test_this_kernel() -> None:
+def test_this_kernel_responds() -> None:
     """Expect the devices of sysfs on a kernel with RDMA; without it, expect an error, which is cached."""
     opened = RdmaNetlink()
     try:

@@ -77,13 +77,13 @@ def test_only_hardware_interfaces_and_bonds_are_read(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_this_machine() -> None:
+def test_the_interfaces_of_this_machine_are_read() -> None:
     collector = NetworkCollector()
     block = collector.collect()
     assert_catalogued(block)
     collector.close()
 
 
-def test_no_interfaces_at_all(tmp_path: Path) -> None:
+def test_a_machine_without_interfaces_is_handled(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="class/net"):
         NetworkCollector(str(tmp_path))

@@ -38,7 +38,7 @@ device tmpfs mounted on /run with fstype tmpfs
 """
 
 
-def test_parsing() -> None:
+def test_mount_statistics_are_parsed() -> None:
     data, other = parse_mountstats(MOUNTSTATS)
     assert (data.export, data.mount) == ("filer:/srv/data", "/mnt/training data")
     assert (data.read_bytes, data.written_bytes) == (1210214218, 7)
@@ -52,7 +52,7 @@ def test_parsing() -> None:
     "line",
     [b"\tbytes:\t1 2 3\n", b"\tper-op statistics\n\t READ: 1 2 x 4 5 6 7 8\n", b"\tper-op statistics\n\t READ\n"],
 )
-def test_what_is_not_of_the_form_is_refused(line: bytes) -> None:
+def test_malformed_lines_are_rejected(line: bytes) -> None:
     with pytest.raises(SourceError, match="mountstats"):
         parse_mountstats(b"device a:/b mounted on /b with fstype nfs statvers=1.1\n" + line)
 
@@ -83,14 +83,14 @@ def test_every_value_of_the_files_is_collected(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_the_synthesised_node_has_one(tmp_path: Path) -> None:
+def test_the_synthesised_node_has_an_nfs_mount(tmp_path: Path) -> None:
     build(tmp_path, nics=1)
     collector = NfsCollector(str(tmp_path))
     assert counter(collector.collect(), "gangwatch_host_nfs_operations_total", mount="/data", operation="WRITE") == 1000
     collector.close()
 
 
-def test_this_machine(tmp_path: Path) -> None:
+def test_the_mounts_of_this_machine_are_read(tmp_path: Path) -> None:
     collector = NfsCollector()
     assert_catalogued(collector.collect())
     collector.close()

@@ -27,7 +27,7 @@ SERIES = re.compile(r"^(node_infiniband_\w+)\{(.*)\} (\S+)$", re.M)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 KNOWN_BUG = "node_infiniband_lifespan_seconds"
-"""An integer division by 1000 there: ten milliseconds become 0 seconds."""
+"""node_exporter divides by 1000 as integers, so ten milliseconds become 0 seconds."""
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def test_the_exposition_of_the_recorded_tree_equals_node_exporter() -> None:
 
 
 @pytest.mark.parametrize("driver", ["mlx5_core", "bnxt_en", "efa"])
-def test_a_synthesised_node(tmp_path: Path, driver: str) -> None:
+def test_values_of_a_synthesised_node_equal_node_exporter(tmp_path: Path, driver: str) -> None:
     tree = build(tmp_path, nics=4, driver=driver)
     tree.advance(1000.0, {tree.nics[1].name: 0.7})
     compare(tmp_path)

@@ -83,7 +83,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 POD_ROW = {"gpu": GPU, "namespace": "team", "pod": "llama-0", "container": "main", "gang": f"pod-{UID}"}
 
 
-def test_a_pod_and_its_rank(world: World) -> None:
+def test_a_pod_and_its_rank_are_an_owner(world: World) -> None:
     assert world.rows() == []
     world.start_pod()
     world.clock.advance(1)

@@ -67,7 +67,7 @@ TEXTS: tuple[Callable[[str], object], ...] = (
 @example(data=b"")
 @example(data=b"\n\n\n")
 @example(data="٣".encode())
-def test_files(parse: Callable[[bytes], object], data: bytes) -> None:
+def test_arbitrary_file_content_is_parsed_or_rejected(parse: Callable[[bytes], object], data: bytes) -> None:
     try:
         parse(data)
     except (SourceError, ReporterError, ValueError):
@@ -78,7 +78,7 @@ def test_files(parse: Callable[[bytes], object], data: bytes) -> None:
 @given(text=st.one_of(st.text(max_size=60), GARBAGE.map(lambda data: data.decode("utf-8", "replace"))))
 @example(text="")
 @example(text="٣")
-def test_texts(parse: Callable[[str], object], text: str) -> None:
+def test_arbitrary_text_is_parsed_or_rejected(parse: Callable[[str], object], text: str) -> None:
     try:
         value = parse(text)
     except ValueError:
@@ -88,7 +88,7 @@ def test_texts(parse: Callable[[str], object], text: str) -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.sampled_from([b"", b"\n", b" \n", b"   "]))
-def test_a_number_is_the_number(value: int, end: bytes) -> None:
+def test_a_number_is_read_exactly(value: int, end: bytes) -> None:
     assert parse_number(str(value).encode() + end) == value
 
 
@@ -113,7 +113,7 @@ def test_every_file_name_maps_to_a_series(driver: str, name: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_every_statistic_name(name: str) -> None:
+def test_every_statistic_name_maps_to_a_series_or_none(name: str) -> None:
     meaning = ethtool_counter(name)
     if meaning is not None:
         assert {name for name, _ in meaning.labels} | {"device", "port"} == set(BY_NAME[meaning.metric].labels)
@@ -123,7 +123,7 @@ def test_every_statistic_name(name: str) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 12))
-def test_ethtool_names(data: bytes, count: int) -> None:
+def test_arbitrary_ethtool_names_are_read(data: bytes, count: int) -> None:
     try:
         names = parse_names(data, count)
     except SourceError:
@@ -151,7 +151,7 @@ def read_all(data: bytes) -> list[tuple[str, int]]:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_as_netlink(data: bytes) -> None:
+def test_arbitrary_netlink_bytes_are_parsed_or_rejected(data: bytes) -> None:
     try:
         read_all(data)
         netlink.Shape(data, len(data))
@@ -165,7 +165,7 @@ counters = st.lists(
 
 
 @given(counters, st.booleans(), st.data())
-def test_netlink_messages_with_bytes_changed(
+def test_netlink_messages_with_changed_bytes_mix_up_no_counters(
     counters: list[tuple[str, int]], padded: bool, data: st.DataObject
 ) -> None:
     whole = message(netlink.STATISTICS_GET, 0, 1, statistics(counters, padded=padded))
@@ -195,7 +195,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=30).map(" ".join)))
-def test_any_message(text: str) -> None:
+def test_arbitrary_kernel_messages_cause_no_crash(text: str) -> None:
     event = parse_message(text)
     if event is not None:
         assert event.kind in KINDS and event.entity
@@ -206,7 +206,7 @@ def test_any_message(text: str) -> None:
 
 @pytest.mark.parametrize("text", [text for text, _, _, _ in MESSAGES])
 @given(st.data())
-def test_messages_cut_and_changed(text: str, data: st.DataObject) -> None:
+def test_truncated_and_changed_kernel_messages_cause_no_crash(text: str, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
     parse_message(text[:at])
     parse_message(text[:at] + data.draw(st.text(max_size=5)) + text[at:])

@@ -14,7 +14,7 @@ from tests.agent.catalogued import assert_catalogued, counter, gauge
 from tests.fakes.sysfs.tree import AER_CORRECTABLE, AER_UNCORRECTABLE, build
 
 
-def test_links_and_errors(tmp_path: Path) -> None:
+def test_links_and_errors_are_read(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2, gpus=2)
     gpu = tmp_path / "bus" / "pci" / "devices" / tree.gpus[0]
     (gpu / "current_link_speed").write_text("8.0 GT/s PCIe\n")
@@ -88,11 +88,11 @@ def test_virtual_functions_are_left_out(tmp_path: Path) -> None:
     ("text", "generation"),
     [("2.5 GT/s PCIe", 1), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6), ("8 GT/s", 3), ("Unknown", None)],
 )
-def test_generations(text: str, generation: int | None) -> None:
+def test_link_speeds_give_the_generation(text: str, generation: int | None) -> None:
     assert parse_generation(text) == generation
 
 
-def test_what_is_not_of_the_form_is_refused() -> None:
+def test_malformed_files_are_rejected() -> None:
     for text in ("", "7.0 GT/s PCIe", "fast", "-8.0 GT/s"):
         with pytest.raises(ValueError, match="no link speed"):
             parse_generation(text)
@@ -104,7 +104,7 @@ def test_what_is_not_of_the_form_is_refused() -> None:
         parse_aer(b"RxErr none\n")
 
 
-def test_this_machine() -> None:
+def test_the_links_of_this_machine_are_read() -> None:
     collector = PcieCollector()
     assert_catalogued(collector.collect())
     collector.close()

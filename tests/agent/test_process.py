@@ -340,6 +340,6 @@ def test_a_process_name_may_contain_any_bytes() -> None:
 
 @pytest.mark.parametrize("parse", [parse_process_stat, parse_schedstat, parse_process_io, parse_statm])
 @pytest.mark.parametrize("data", [b"", b"1 (a) S 1", b"x y z", b"read_bytes: x\n"])
-def test_what_is_not_of_the_form_is_refused(parse: Callable[[bytes], object], data: bytes) -> None:
+def test_malformed_files_are_rejected(parse: Callable[[bytes], object], data: bytes) -> None:
     with pytest.raises(SourceError):
         parse(data)

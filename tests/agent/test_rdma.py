@@ -78,7 +78,7 @@ def test_every_file_of_every_driver_is_one_series(tmp_path: Path, driver: str) -
     close(parent)
 
 
-def test_values_and_widths(tmp_path: Path) -> None:
+def test_values_and_counter_widths_are_correct(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=2)
     nic = tree.nics[1]
     write_number(nic.port / "hw_counters" / "np_cnp_sent", 2**40 + 1)

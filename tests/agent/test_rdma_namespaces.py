@@ -22,7 +22,7 @@ from tests.fakes.netlink import FakeRdma
 from tests.fakes.sysfs.names import HARDWARE
 
 SO_NETNS_COOKIE = 71
-"""asm-generic/socket.h: which network namespace a socket is of (Linux 5.14)."""
+"""asm-generic/socket.h: cookie of the socket's network namespace (Linux 5.14)."""
 
 COUNTERS = [(name, 100 + number) for number, name in enumerate(HARDWARE["mlx5_core"])]
 SENT = ("gangwatch_rdma_cnp_sent_total", COUNTERS[[name for name, _ in COUNTERS].index("np_cnp_sent")][1])

@@ -36,7 +36,7 @@ def nic(address: str, *path: str, numa_node: int | None = 0) -> PciDevice:
         (nic("a", numa_node=None), Distance.SYS),
     ],
 )
-def test_distances(other: PciDevice, expected: Distance) -> None:
+def test_distances_between_devices(other: PciDevice, expected: Distance) -> None:
     assert distance(GPU, other) is expected
     assert distance(other, GPU) is expected
 
@@ -56,7 +56,7 @@ def test_two_functions_of_one_card_have_the_shortest_distance() -> None:
     assert distance(one, two) is Distance.PIX
 
 
-def test_paths() -> None:
+def test_paths_are_read_from_sysfs_links() -> None:
     real = "/sys/devices/pci0000:15/0000:15:01.0/0000:1b:00.0"
     assert path_of(real) == ("pci0000:15", "0000:15:01.0", "0000:1b:00.0")
     assert path_of("/sys/devices/virtual/net/lo") == ()
@@ -102,7 +102,7 @@ def test_rails_of_arbitrary_devices_use_the_nearest_nics(gpus: list[PciDevice], 
     assert {one.number for one in found} == set(range(len({one.nic.address for one in found})))
 
 
-def test_a_synthesised_node(tmp_path: Path) -> None:
+def test_rails_of_a_synthesised_node(tmp_path: Path) -> None:
     tree = build(tmp_path, nics=8, gpus=8, management_nics=2)
     collector = TopologyCollector(str(tmp_path))
     block = collector.collect()
@@ -132,6 +132,6 @@ def test_a_synthesised_node(tmp_path: Path) -> None:
     collector.close()
 
 
-def test_a_machine_without_gpus(tmp_path: Path) -> None:
+def test_a_machine_without_gpus_has_no_topology(tmp_path: Path) -> None:
     block = TopologyCollector(str(tmp_path)).collect()
     assert block.gauge_columns == () and block.counter_columns == ()

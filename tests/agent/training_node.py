@@ -40,8 +40,8 @@ from tests.fakes.sysfs.tree import Tree, build
 INTERVAL_SECONDS = 0.25
 
 MOST_RUNS_UNSEEN = 1
-"""A fault is to show within two intervals of the collector that meets it: at most one run that began after it may
-be over when a frame is made that does not show it. Counted in runs, it holds however slow the machine is."""
+"""A fault must be visible within two intervals of its collector: at most one run that began after the fault may end
+before a frame without it. The limit counts runs, so it does not depend on the machine's speed."""
 
 
 def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ DCGM_12239 = (
     "count(DCGM_FI_DEV_FB_FREE) by (Hostname)",
     'count(DCGM_FI_DEV_FB_FREE{Hostname=~"n0"}) by (gpu)',
 )
-"""NVIDIA DCGM Exporter Dashboard, its panels and its two variables."""
+"""NVIDIA DCGM Exporter Dashboard: panels and its two variables."""
 
 DCGM_ELSEWHERE = (
     'DCGM_FI_DEV_GPU_UTIL{device="nvidia0", modelName=~"NVIDIA H100.*"}',

@@ -18,7 +18,7 @@ from tests.fakes.sysfs.tree import Tree
 from tests.fakes.sysfs.tree import build as build_tree
 
 NICS = {"h100": 8, "a100": 8, "b200": 8, "h100-mig": 8, "geforce": 0, "a100-bridge": 2, "gh200": 0}
-"""RDMA devices beside the GPUs of each board."""
+"""Number of RDMA devices for each board."""
 
 
 class FakeNode:

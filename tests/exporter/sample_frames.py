@@ -11,10 +11,10 @@ from agent.schema.catalog import BY_NAME, EXPORTER, METRICS
 from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, StepRecord, Tier, make_layout
 
 LABEL_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-"""Anything that UTF-8 can carry: quotes, backslashes and line ends among it."""
+"""Any text that UTF-8 can encode, with quotes, backslashes and line ends."""
 
 METRIC_NAMES = st.sampled_from([metric.name for metric in METRICS if metric not in EXPORTER])
-"""Of what stands in frames: the exporter adds its own to an exposition."""
+"""Metrics in frames, without those that the exporter adds to an exposition."""
 
 
 def frame_of(

@@ -24,7 +24,7 @@ BOARDS = tuple(NICS)
 EVERYTHING = Settings(compatibility=("dcgm", "node_exporter", "rdma_exporter"))
 
 MOST_VALUES = 12
-"""A label with more values than this, or that tells devices apart, stands in a golden file by their number."""
+"""Golden files have only the number of values for labels with more values than this, and for labels of devices."""
 
 IDENTITIES = frozenset(
     {

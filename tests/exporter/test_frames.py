@@ -85,7 +85,7 @@ def test_messages_contain_the_layout_and_the_frame(made: tuple[Layout, Frame]) -
     assert second.counters.tolist() == frame.counters.tolist()
 
 
-def test_patterns() -> None:
+def test_patterns_select_metrics() -> None:
     known = ("gangwatch_rank_*", "gangwatch_host_load1")
     assert wanted_metrics("") == ((), ())
     assert wanted_metrics("gangwatch_rank_*, gangwatch_host_load1,") == (known, ())

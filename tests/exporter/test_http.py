@@ -193,7 +193,7 @@ def test_the_server_stops_with_open_connections_and_leaves_no_thread() -> None:
     [("gzip", True), ("", False), ("identity", False), ("gzip;q=0", False), ("deflate, GZIP ;q=0.5", True), ("*", True),
      ("*;q=0", False), ("gzip;q=0, *", False), ("gzip;q=x", False)],
 )  # fmt: skip
-def test_whether_gzip_is_accepted(header: str, accepted: bool) -> None:
+def test_the_accept_encoding_header_enables_gzip(header: str, accepted: bool) -> None:
     assert accepts_gzip({"accept-encoding": header}) is accepted
 
 

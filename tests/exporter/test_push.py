@@ -404,7 +404,9 @@ def test_arbitrary_responses_of_a_receiver_cause_no_error(answer: bytes) -> None
     partial_success(answer)
 
 
-def test_over_tls_with_a_token(tmp_path: Path, start: Callable[..., Pusher], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_are_pushed_over_tls_with_a_token(
+    tmp_path: Path, start: Callable[..., Pusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(push, "BACKOFF_LEAST_SECONDS", 30.0)  # one attempt is enough
     authority = Authority(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

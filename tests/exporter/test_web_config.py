@@ -14,7 +14,7 @@ from exporter.security.web_config import load_web_config, make_context
 from tests.exporter.certificates import Authority
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
-"""From the format's own documentation."""
+"""From the documentation of the format."""
 
 PAIR = "tls_server_config:\n  cert_file: a.pem\n  key_file: a.key\n"
 

@@ -56,7 +56,7 @@ class Piece:
 
 
 SAME = (Piece(40_000, 16), Piece(40_000, 8), Piece(40_000, 12))
-"""Where nothing long fits beside a reservation."""
+"""Pieces in which no long job fits outside a reservation."""
 OTHER = (Piece(0, 32, jobs=500), Piece(60_000, 8))
 
 

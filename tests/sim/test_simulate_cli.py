@@ -204,7 +204,7 @@ def test_error_in_a_fault_file_has_line_and_column(jobs: Path, tmp_path: Path) -
         assert says in str(result.exception)
 
 
-def test_nodes_of_a_topology_file(jobs: Path, tmp_path: Path) -> None:
+def test_nodes_may_come_from_a_topology_file(jobs: Path, tmp_path: Path) -> None:
     nodes = tmp_path / "nodes.csv"
     nodes.write_text("node,slots,rack,spine,gpu_type\na,4,r0,s0,H100\nb,4,r0,s0,H100\nc,8,r1,s0,A100\n")
     assert report("--jobs", jobs, "--format", "gangwatch", "--nodes", nodes)["jobs"] == 60

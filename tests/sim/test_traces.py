@@ -30,10 +30,10 @@ def reasons(trace: Trace) -> list[str]:
     return [one.reason for one in trace.refused]
 
 
-# --- what is well formed ---------------------------------------------------------------------------------------------
+# --- valid files -----------------------------------------------------------------------------------------------------
 
 
-def test_philly_trace(file: Path) -> None:
+def test_a_philly_trace_is_read(file: Path) -> None:
     trace = read(file, PHILLY + "2017-10-09 07:01:55,66.5,4,266.0,vc1\n")
     [job] = trace.jobs
     assert (job.job_id, job.line, job.run_seconds) == ("2", 2, 66.5)
@@ -134,7 +134,7 @@ _SACCT_NEW = (
 )
 
 
-def test_sacct_columns_of_new_slurm(file: Path) -> None:
+def test_sacct_columns_of_new_slurm_are_read(file: Path) -> None:
     trace = read(file, _SACCT_NEW, "slurm")
     sweep, train = trace.jobs
     assert (train.job_id, train.run_seconds, train.spec.ranks) == ("100", 3600.0, 16)
@@ -147,7 +147,7 @@ def test_sacct_columns_of_new_slurm(file: Path) -> None:
     ]
 
 
-def test_sacct_columns_of_old_slurm(file: Path) -> None:
+def test_sacct_columns_of_old_slurm_are_read(file: Path) -> None:
     text = (
         "JobID|Submit|Start|End|Elapsed|Timelimit|NNodes|AllocGRES|Partition\n"
         "7|2019-01-01T00:00:00|2019-01-01T00:10:00|2019-01-02T01:10:00|1-01:00:00|2-00:00:00|4|gpu:8|dgx\n"
@@ -172,7 +172,7 @@ def test_sacct_without_elapsed_takes_start_and_end(file: Path) -> None:
 @pytest.mark.parametrize(
     "limit", ["90", '{"set": true, "infinite": false, "number": 90}'], ids=["22.05", "23.02 and later"]
 )
-def test_sacct_as_json(file: Path, limit: str) -> None:
+def test_sacct_output_as_json_is_read(file: Path, limit: str) -> None:
     text = (
         '{"meta": {}, "jobs": ['
         '{"job_id": 5, "name": "train", "user": "ann", "partition": "gpu", "array": {"job_id": 0, "task_id": null},'
@@ -189,7 +189,7 @@ def test_sacct_as_json(file: Path, limit: str) -> None:
     assert trace.refused[1].reason.startswith("jobs[2]: no 'time'")
 
 
-# --- what is wrong with a file ---------------------------------------------------------------------------------------
+# --- invalid files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_load_shortens_the_time_between_arrivals(file: Path) -> None:
         ("openb-pods.csv", "openb", 6203, 1949, None),
     ],
 )
-def test_public_traces(name: str, format_name: str, jobs: int, refused: int, ranks: int | None) -> None:
+def test_the_public_traces_are_read(name: str, format_name: str, jobs: int, refused: int, ranks: int | None) -> None:
     trace = read_trace(needs.data("jobs", name), format_name)
     assert (len(trace.jobs), len(trace.refused)) == (jobs, refused)
     assert list(trace.jobs) == sorted(trace.jobs, key=lambda job: job.submitted_ns)

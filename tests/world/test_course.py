@@ -1,4 +1,4 @@
-"""Jobs through time: what faults cost, what they leave alone, and that the same seed happens the same way."""
+"""Jobs over time: effects of faults, unaffected values, and reproducibility by seed."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def with_fault(one: Course, disorder: str, severity: float = 0.2, form: Form = "
 
 
 def ratios(one: Course) -> tuple[np.ndarray, np.ndarray]:
-    """(begin of each step, its length over what it would have taken without faults)."""
+    """Return (start of each step, its length divided by its length without faults)."""
     begin = np.concatenate([block.begin for block in one.blocks])
     ratio = np.concatenate([(block.end - block.begin) / block.without for block in one.blocks])
     return begin, ratio
 
 
 @pytest.mark.parametrize("disorder", SLOWING)
-def test_a_fault_costs_what_it_is_said_to_and_only_while_it_lasts(disorder: str) -> None:
+def test_a_fault_costs_its_stated_slowdown_only_while_it_lasts(disorder: str) -> None:
     one = course()
     with_fault(one, disorder)
     one.advance_to(ONSET + LENGTH + 100.0)
     begin, ratio = ratios(one)
-    # A cooler takes its time to heat and to cool; so may what is said.
+    # Heating and cooling take time, so thermal faults get more tolerance.
     settled = (begin > ONSET + 80.0) & (begin < ONSET + LENGTH - 30.0)
     after = begin > ONSET + LENGTH + 60.0
     assert ratio[begin < ONSET - 30.0] == pytest.approx(1.0, abs=1e-6)
@@ -66,7 +66,7 @@ def test_magnitudes_are_solved_for_every_severity(severity: float, workload: Wor
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_shapes_over_time(form: Form) -> None:
+def test_faults_have_their_form_over_time(form: Form) -> None:
     fault = Fault("clock-lock", "j", (1,), 100.0, 200.0, form, period=20.0)
     times = np.arange(90.0, 310.0, 1.0)
     there = fault.intensity(times)
@@ -90,7 +90,7 @@ def test_the_culprit_computes_longer_and_the_victims_wait() -> None:
     assert np.sort(kernels)[-2] / np.median(kernels) < 1.05
 
 
-def test_a_sick_link_slows_all_ranks_alike() -> None:
+def test_a_faulty_link_slows_all_ranks_equally() -> None:
     one = course()
     with_fault(one, "nvlink")
     one.advance_to(ONSET + LENGTH)
@@ -110,7 +110,7 @@ def test_a_hang_never_ends(disorder: str) -> None:
     assert last.hangs is not None and last.hangs[0] == 9
 
 
-def test_the_same_seed_happens_the_same_way_and_another_one_does_not() -> None:
+def test_only_the_same_seed_gives_the_same_course() -> None:
     ends = []
     for seed in (5, 5, 6):
         one = course(seed=seed)
@@ -144,4 +144,4 @@ def test_interference_acts_only_while_both_send() -> None:
     during = ratio[begin > ONSET + 10.0]
     assert ratio[begin < ONSET - 30.0] == pytest.approx(1.0)
     assert 0.1 < during.mean() - 1.0 < 0.35
-    assert during.std() > 0.02  # collectives that fall between the aggressor's are not slowed
+    assert during.std() > 0.02  # collectives between those of the aggressor are not slowed

@@ -1,4 +1,4 @@
-"""The exact exit: frames as agents send them, which the product's own fleet takes without a complaint."""
+"""Exact exit of the simulated world: frames as agents send them, which the product's fleet accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.world.test_course import LENGTH, course, with_fault
 
 
 def column(layout: Layout, metric: str, **labels: str) -> int:
-    """Index of a counter."""
+    """Return the index of a counter."""
     found = [
         index
         for index, one in enumerate(layout.counters)
@@ -37,7 +37,7 @@ def by_node(sent: list[Sent]) -> dict[str, list[tuple[Layout, Frame]]]:
     return found
 
 
-def test_every_name_and_label_is_the_catalogues() -> None:
+def test_every_name_and_label_is_in_the_catalogue() -> None:
     for _, layout, _ in FrameExit([course()], 1).until(2.0):
         for columns, kinds in ((layout.gauges, ("gauge", "info")), (layout.counters, ("counter",))):
             for one in columns:
@@ -84,7 +84,7 @@ def test_records_contain_each_step_once_and_open_steps() -> None:
     assert frames[-1].record_seq == sum(len(frame.records) for frame in frames[:-1])
 
 
-def test_what_goes_wrong_on_the_way() -> None:
+def test_frames_may_be_doubled_late_restarted_or_reloaded() -> None:
     rough = Path(lost=0.1, doubled=0.2, late=0.2, restarted=0.02, reloaded=0.02)
     sent = list(FrameExit([course()], 1, path=rough).until(120.0))
     frames = [frame for _, frame in by_node(sent)["node-00000"]]
@@ -134,22 +134,22 @@ def test_a_slow_link_shows_in_the_frames_counters() -> None:
 
 
 def test_frames_contain_every_input_of_the_detectors() -> None:
-    """What the fast exit fills in, frames must: a detector judged with more than it gets would be judged in vain."""
+    """Frames must contain all that the fast exit contains; else an evaluation would give detectors extra input."""
     fleet = Fleet()
     for at, layout, frame in FrameExit([course(workload="long-context")], 1).until(30.0):
         fleet.observe(layout, frame, round(at * NS))
     live = Look(fleet).next(WALL_START_NS + 30 * NS)
     fast = World([course(workload="long-context")], 1, 1.0, PERFECT).tick(30.0)
 
-    def filled(told: object) -> set[str]:
-        return {name for name in told.__dataclass_fields__ if getattr(told, name) is not None}  # type: ignore[attr-defined]
+    def filled(part: object) -> set[str]:
+        return {name for name in part.__dataclass_fields__ if getattr(part, name) is not None}  # type: ignore[attr-defined]
 
     (mine,), (theirs,) = live.jobs, fast.jobs
-    assert set(theirs.shape.sharing) - set(mine.shape.sharing) == {"uplink"}, "which a fabric's file tells"
+    assert set(theirs.shape.sharing) - set(mine.shape.sharing) == {"uplink"}, "the fabric comes from a file"
     both = ((fast, live), (theirs, mine), (theirs.shape, mine.shape), (theirs.steps, mine.steps))
     for at_once, in_turn in (*both, (fast.counters, live.counters)):
         missing = filled(at_once) - filled(in_turn)
-        assert missing <= {"lag_seconds"}, "which is told of jobs that report no steps"
+        assert missing <= {"lag_seconds"}, "the lag exists only for jobs without reported steps"
     for name in ("data", "stage", "tensor", "rail"):
         assert np.array_equal(mine.shape.coordinate(name), theirs.shape.coordinate(name)), name
 
@@ -183,11 +183,11 @@ def test_frames_give_the_same_features_as_the_fast_exit() -> None:
         fleet.observe(layout, frame, round(at * NS))
     found.append(look.next(WALL_START_NS + round(seconds * NS)))
     fast = [World([course()], 1, 1.0, PERFECT).tick(seconds)]
-    told = np.concatenate([t.counters.values for t in found if t.counters.values.shape[2] == 64], axis=1)
+    values = np.concatenate([t.counters.values for t in found if t.counters.values.shape[2] == 64], axis=1)
     for feature in FEATURES:
-        mine = told[FEATURE[feature.name]]
+        mine = values[FEATURE[feature.name]]
         theirs = fast[0].counters.values[FEATURE[feature.name], 5:]
         assert np.isfinite(mine).any(), feature.name
-        # Rates of rare errors stand for a job's life and are drawn anew by every meter; all else is the same world.
+        # Each meter draws its own rates of rare errors for the whole job; all other values come from the same world.
         if feature.name not in COUNTS and np.nanmean(theirs) > 1e-2:
             assert np.nanmean(mine) == pytest.approx(np.nanmean(theirs), rel=0.25), feature.name

@@ -1,4 +1,4 @@
-"""How long iterations are that nobody reports: our inference from the counters, beside what the world did."""
+"""Inferred iteration time of jobs that report no steps: from counters, compared with the simulated world."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ JOBS: tuple[tuple[plan.Workload, float], ...] = (
 
 
 @pytest.fixture(scope="module")
-def told() -> tuple[dict[str, float], dict[str, list[float]]]:
-    """(what the detector inferred, the seconds of every step) by job. The detector is shown no step."""
+def inferred() -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Return (inferred period, seconds of every step) by job. The detector does not get the steps."""
     random = np.random.default_rng(11)
     courses = []
     for number, (workload, step_seconds) in enumerate(JOBS):
@@ -39,19 +39,20 @@ def told() -> tuple[dict[str, float], dict[str, list[float]]]:
     return dict(detector.periods()), steps
 
 
-TOLD = ("balanced-1.7", "balanced-6.1", "moe-14.2", "balanced-9.3")
-"""The shortest by two nodes that sample at different moments; of 0.6 s, and of experts in 1.5 s, two do not tell it."""
+VISIBLE = ("balanced-1.7", "balanced-6.1", "moe-14.2", "balanced-9.3")
+"""Jobs with detectable iterations. Two nodes must sample at different moments to detect the shortest; two nodes are not
+enough for iterations of 0.6 s, or of 1.5 s with experts."""
 
 
-@pytest.mark.parametrize("job", TOLD)
+@pytest.mark.parametrize("job", VISIBLE)
 def test_the_inferred_iteration_is_within_two_per_cent_of_the_true_one(
-    job: str, told: tuple[dict[str, float], dict[str, list[float]]]
+    job: str, inferred: tuple[dict[str, float], dict[str, list[float]]]
 ) -> None:
-    periods, steps = told
+    periods, steps = inferred
     assert periods[job] == pytest.approx(np.mean(steps[job]), rel=0.02)
 
 
 def test_no_period_is_reported_for_invisible_iterations(
-    told: tuple[dict[str, float], dict[str, list[float]]],
+    inferred: tuple[dict[str, float], dict[str, list[float]]],
 ) -> None:
-    assert told[0].keys() == set(TOLD)
+    assert inferred[0].keys() == set(VISIBLE)

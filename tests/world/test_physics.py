@@ -1,4 +1,4 @@
-"""The world's physics against what can be worked out by hand, and against what real traces show."""
+"""Physics of the simulated world, compared with hand-computed values and with real traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import needs
 
 
 def finished(stages: int, microbatches: int, forward: float, backward: float, transfer: float = 0.0) -> float:
-    """When an even pipeline is done."""
+    """Return when an even pipeline ends."""
     ones = np.ones((1, 1, stages))
     done = pipeline.finish(
         forward * ones,
@@ -26,7 +26,7 @@ def finished(stages: int, microbatches: int, forward: float, backward: float, tr
 
 
 @given(st.integers(1, 8), st.integers(1, 24))
-def test_an_even_pipeline_takes_its_microbatches_and_one_bubble_a_stage(stages: int, microbatches: int) -> None:
+def test_an_even_pipeline_takes_its_microbatches_plus_one_bubble_a_stage(stages: int, microbatches: int) -> None:
     # Narayanan et al. 2021: (m + p - 1)(f + b) for 1F1B with m >= p; a pipeline never does better.
     taken = finished(stages, microbatches, 1.0, 2.0)
     assert taken >= 3.0 * microbatches
@@ -51,11 +51,11 @@ def test_a_slow_stage_sets_the_pace() -> None:
     slow = np.ones((1, 1, 4))
     slow[..., 2] = 1.5
     done = pipeline.finish(slow, 2 * slow, np.ones((1, 1, 16)), np.zeros((1, 1, 3)), np.zeros((1, 1, 4)))
-    # It runs all of its own work, and what comes before its first and after its last cannot hide behind it.
+    # The slow stage runs all its work; work before its first and after its last microbatch cannot overlap with it.
     assert 16 * 4.5 + 3 * 2 <= float(done.max()) <= 16 * 4.5 + 3 * 3
 
 
-def test_rings_move_at_the_pace_of_their_slowest_link_and_trees_win_where_hops_cost() -> None:
+def test_rings_have_the_speed_of_their_slowest_link_and_trees_win_with_costly_hops() -> None:
     even, sick = np.full((1, 8), 50e9), np.full((1, 8), 50e9)
     sick[0, 3] = 10e9
     assert collective.ring(8e9, even, 8, 0.0)[0] == pytest.approx(2 * 7 / 8 * 8e9 / 50e9)
@@ -68,7 +68,7 @@ def test_rings_move_at_the_pace_of_their_slowest_link_and_trees_win_where_hops_c
     assert collective.ring(8e9, even, 1, 1.0)[0] == 0.0
 
 
-def test_power_goes_with_the_cube_and_the_cap_holds_the_clock() -> None:
+def test_power_is_cubic_in_the_clock_and_the_cap_limits_the_clock() -> None:
     governor = Governor.of(hardware.H100, 4, np.random.default_rng(1))
     one = np.ones(4)
     dynamic = governor.watts(one, one, 0 * one) - hardware.H100.idle_watts
@@ -78,7 +78,7 @@ def test_power_goes_with_the_cube_and_the_cap_holds_the_clock() -> None:
     assert governor.watts(governor.free_clock(), one, 0 * one) == pytest.approx(hardware.H100.limit_watts)
 
 
-def test_a_failing_cooler_heats_first_and_then_slows() -> None:
+def test_a_failing_cooler_first_heats_and_then_slows_the_gpu() -> None:
     governor = Governor.of(hardware.H100, 4, np.random.default_rng(1))
     compute, spin = np.full(4, 0.8), np.full(4, 0.2)
     hindrance = governor.hindrance_for(0.7, np.array([2]), compute, spin)
@@ -94,7 +94,7 @@ def test_a_failing_cooler_heats_first_and_then_slows() -> None:
 
 @pytest.mark.parametrize("workload", plan.WORKLOADS)
 @pytest.mark.parametrize("seconds", [0.3, 2.0, 15.0, 45.0])
-def test_a_planned_job_takes_about_the_time_asked_for(workload: plan.Workload, seconds: float) -> None:
+def test_a_planned_job_takes_about_the_requested_time(workload: plan.Workload, seconds: float) -> None:
     for gpus in (16, 64, 256):
         made = plan.make("j", gpus, workload, seconds, np.random.default_rng(gpus))
         assert made.stages * made.data * made.tensor == gpus
@@ -119,7 +119,7 @@ def test_clocks_slow_matrix_products_only() -> None:
     assert 1.8 < ratio < 2.0
 
 
-def test_one_slow_rank_slows_all_and_waits_least_as_in_the_real_trace() -> None:
+def test_one_slow_rank_slows_all_and_waits_least_as_in_a_real_trace() -> None:
     parquet = needs.package("pyarrow.parquet")
     table = parquet.read_table(needs.data("steps", "bytedance-AR.parquet"))
     kinds, ranks = np.array(table["optype"].to_pylist()), np.array(table["rank"].to_pylist())
@@ -127,9 +127,9 @@ def test_one_slow_rank_slows_all_and_waits_least_as_in_the_real_trace() -> None:
     computing = np.isin(kinds, ["forward-compute", "backward-compute"])
     own = np.bincount(ranks[computing], seconds[computing], minlength=ranks.max() + 1)
     first = np.unique(ranks[stages == stages[ranks == 0][0]])
-    traced = own[0] / np.median(own[first])  # 2.35: how much slower rank 0 computes than its stage
+    traced = own[0] / np.median(own[first])  # 2.35: rank 0's compute time divided by that of its stage
 
-    # The same layout in the world: 4 stages x 4 replicas x 4 tensor ranks, rank 0's tensor group made as slow.
+    # The same layout in the world: 4 stages x 4 replicas x 4 tensor ranks, with rank 0's tensor group equally slow.
     made = plan.make("j", 64, "balanced", 20.0, np.random.default_rng(3), per_node=4)
     calm = condition.calm(made.shape, made.microbatches)
     usual = step.run(made, calm)
@@ -143,7 +143,7 @@ def test_one_slow_rank_slows_all_and_waits_least_as_in_the_real_trace() -> None:
     assert wait[0, 1:].min() / peers > 0.9  # the trace: 0.995
 
 
-def test_flows_that_meet_on_one_link_share_it() -> None:
+def test_flows_on_one_link_share_it() -> None:
     random = np.random.default_rng(1)
     hashed = np.mean([fabric.hashed_share(8, False, random).mean() for _ in range(200)])
     assert 0.5 < hashed < 1.0  # ECMP collides

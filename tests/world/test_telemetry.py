@@ -1,4 +1,4 @@
-"""What is heard of the world: rates that add up, losses that are losses, and nothing of the truth."""
+"""Telemetry of the simulated world: consistent rates, real losses, and no ground truth."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from scheduler_feedback.sim.world.telemetry import NS, PERFECT, ROUGH, WALL_STAR
 from tests.world.test_course import LENGTH, ONSET, course, with_fault
 
 
-def heard(world: World, seconds: float, tick: float = 10.0) -> list[Telemetry]:
+def observed(world: World, seconds: float, tick: float = 10.0) -> list[Telemetry]:
     return [world.tick(tick) for _ in range(round(seconds / tick))]
 
 
 def feature(stream: list[Telemetry], name: str) -> np.ndarray:
-    """[windows, ranks]."""
+    """Return the feature's values: [windows, ranks]."""
     return np.concatenate([t.counters.values[FEATURE[name]] for t in stream])
 
 
 @pytest.mark.parametrize("sampling", [1.0, 10.0, 30.0])
-def test_bytes_are_those_of_the_steps(sampling: float) -> None:
+def test_bytes_equal_those_of_the_steps(sampling: float) -> None:
     one = course(seconds=3.0)
-    stream = heard(World([one], 1, sampling, PERFECT), 900.0, 30.0)
+    stream = observed(World([one], 1, sampling, PERFECT), 900.0, 30.0)
     made = one.plan
     end = np.concatenate([b.end for t in [0] for b in one.blocks])
     steps_a_second = 1.0 / np.median(np.diff(end))
@@ -38,15 +38,15 @@ def test_bytes_are_those_of_the_steps(sampling: float) -> None:
     assert sent == pytest.approx(expected, rel=0.03)
 
 
-def test_a_window_sees_the_phase_it_falls_into() -> None:
-    # A step of 20 s sampled every second: the NIC is silent while it computes and busy while gradients move.
+def test_a_window_contains_only_its_own_phase() -> None:
+    # A step of 20 s, sampled every second: the NIC is idle during compute and busy during the gradient exchange.
     one = course(seconds=20.0)
-    sent = feature(heard(World([one], 1, 1.0, PERFECT), 300.0), "nic_transmit_bytes")[30:, 0]
+    sent = feature(observed(World([one], 1, 1.0, PERFECT), 300.0), "nic_transmit_bytes")[30:, 0]
     assert sent.max() > 5 * np.median(sent)
 
 
-def test_every_feature_of_a_healthy_job_is_there_and_in_its_range() -> None:
-    stream = heard(World([course()], 1, 10.0, PERFECT), 600.0)
+def test_every_feature_of_a_healthy_job_is_present_and_in_range() -> None:
+    stream = observed(World([course()], 1, 10.0, PERFECT), 600.0)
     for one in FEATURES:
         values = feature(stream, one.name)[2:]
         assert np.isfinite(values).all(), one.name
@@ -68,15 +68,15 @@ def test_fault_counters_are_on_the_faulty_ranks() -> None:
     ):
         one = course()
         with_fault(one, disorder)
-        values = feature(heard(World([one], 1, 10.0, PERFECT), ONSET + LENGTH), name)
+        values = feature(observed(World([one], 1, 10.0, PERFECT), ONSET + LENGTH), name)
         inside = values[int(ONSET + 100) // 10 :].mean(axis=0)
         assert int(inside.argmax()) == 9, disorder
         assert values[2 : int(ONSET) // 10 - 2, 9].max() < 0.1 * inside[9], disorder
 
 
-def test_steps_come_once_in_order_and_add_up() -> None:
+def test_steps_arrive_once_in_order_and_add_up() -> None:
     one = course()
-    stream = heard(World([one], 1, 10.0, PERFECT), 600.0)
+    stream = observed(World([one], 1, 10.0, PERFECT), 600.0)
     tables = [t.jobs[0].steps for t in stream]
     numbers = np.concatenate([table.number for table in tables if table is not None])
     assert numbers.tolist() == list(range(1, len(numbers) + 1))
@@ -89,7 +89,7 @@ def test_steps_come_once_in_order_and_add_up() -> None:
     assert seconds.sum(axis=0) == pytest.approx(np.full(64, end), abs=0.1)
 
 
-def test_nothing_is_reported_before_it_happened() -> None:
+def test_no_event_is_reported_before_it_happens() -> None:
     world = World([course()], 1, 1.0, ROUGH)
     for _ in range(60):
         telemetry = world.tick(5.0)
@@ -98,12 +98,12 @@ def test_nothing_is_reported_before_it_happened() -> None:
         assert steps is None or len(steps) == 0 or steps.end_ns.max() <= telemetry.now_ns
 
 
-def test_what_is_lost_is_absent_not_zero() -> None:
+def test_lost_values_are_absent_not_zero() -> None:
     rough = Delivery(missing=0.2, late=0.1, reset=0.05, lost=0.2, held=0.0, silent_per_day=0.0)
-    stream = heard(World([course()], 1, 10.0, rough), 900.0)
+    stream = observed(World([course()], 1, 10.0, rough), 900.0)
     power, sent = feature(stream, "power")[2:], feature(stream, "nic_transmit_bytes")[2:]
     assert np.isnan(power).mean() == pytest.approx(0.3, abs=0.06)
-    assert np.isnan(sent).mean() > np.isnan(power).mean()  # a counter that begins anew has no rate, a gauge stands
+    assert np.isnan(sent).mean() > np.isnan(power).mean()  # a restarted counter has no rate; a gauge keeps its value
     assert np.nanmin(power) > 50
     seconds = np.concatenate([t.jobs[0].steps.seconds for t in stream])  # type: ignore[union-attr]
     assert np.isnan(seconds).mean() == pytest.approx(0.2, abs=0.03)
@@ -113,7 +113,7 @@ def test_agents_in_an_outage_are_not_received() -> None:
     one = course(gpus=256, seconds=2.0)
     lost = tuple(range(64))
     one.faults.append(Fault("mass-loss", "j", lost, ONSET, LENGTH))
-    stream = heard(World([one], 1, 10.0, PERFECT), ONSET + 120.0)
+    stream = observed(World([one], 1, 10.0, PERFECT), ONSET + 120.0)
     last = stream[-1]
     silent = [node for node, at in last.heard_ns.items() if last.now_ns - at > 60 * NS]
     assert sorted(silent) == [f"node-{n:05d}" for n in range(8)]
@@ -123,22 +123,22 @@ def test_agents_in_an_outage_are_not_received() -> None:
     assert all(s is None or np.isnan(s.seconds[:, :64]).all() for s in steps)
 
 
-def test_hang_shows_the_rank_that_never_arrived() -> None:
+def test_a_hang_shows_the_rank_that_did_not_arrive() -> None:
     for disorder, absent in (("hang-compute", [9]), ("hang-transport", [])):
         one = course()
         one.faults.append(Fault(disorder, "j", (9,), ONSET, LENGTH))
-        last = heard(World([one], 1, 10.0, PERFECT), ONSET + 200.0)[-1].jobs[0]
+        last = observed(World([one], 1, 10.0, PERFECT), ONSET + 200.0)[-1].jobs[0]
         assert last.open_steps is not None and last.open_collectives is not None
         number = last.open_steps[0, 0]
         assert (last.open_steps[:, 0] == number).all()
         assert np.flatnonzero(last.open_collectives[:, 0] != number).tolist() == absent
 
 
-def test_events_are_reported_once_and_on_their_node() -> None:
+def test_events_are_reported_once_on_their_node() -> None:
     one = course()
     with_fault(one, "nic-flap")
     events = [
-        e for t in heard(World([one], 1, 10.0, PERFECT), ONSET + LENGTH) for e in t.events if e.event.kind == LINK
+        e for t in observed(World([one], 1, 10.0, PERFECT), ONSET + LENGTH) for e in t.events if e.event.kind == LINK
     ]
     assert {event.node for event in events} == {"node-00001"}
     assert {event.event.entity for event in events} == {"mlx5_1"}
@@ -146,7 +146,7 @@ def test_events_are_reported_once_and_on_their_node() -> None:
     assert len(times) == len(set(times)) >= 20
     one = course()
     one.faults.append(Fault("detachment", "j", (9,), ONSET, LENGTH))
-    stream = heard(World([one], 1, 10.0, PERFECT), ONSET + 100.0)
+    stream = observed(World([one], 1, 10.0, PERFECT), ONSET + 100.0)
     kinds = [(e.event.kind, e.event.detail.get("code", "")) for t in stream for e in t.events if e.node == "node-00001"]
     assert (XID, "79") in kinds and (DEVICE_LOST, "") in kinds
     assert np.isnan(stream[-1].counters.values[FEATURE["power"]][:, 9]).all()
@@ -168,7 +168,7 @@ def test_jobs_that_share_a_nic_or_a_host_read_the_same_counter() -> None:
     assert not np.array_equal(values[FEATURE["power"], 2:, :16], values[FEATURE["power"], 2:, 16:])
 
 
-def test_jobs_come_and_go() -> None:
+def test_telemetry_follows_starting_and_ending_jobs() -> None:
     early, late = course(), course(gpus=16)
     late.plan = plan.make("k", 16, "balanced", 1.0, np.random.default_rng(1))
     late = Course(late.plan, fabric.place(np.arange(40, 42), 16), np.random.default_rng(1), begin=100.0)
@@ -196,7 +196,7 @@ def test_time_without_waiting_is_computing_or_stall() -> None:
 
 
 def test_windows_close_on_time_at_any_tick_length() -> None:
-    stream = heard(World([course()], 1, 30.0, PERFECT), 300.0, 5.0)
+    stream = observed(World([course()], 1, 30.0, PERFECT), 300.0, 5.0)
     assert [len(one.counters.at_ns) for one in stream] == ([0] * 5 + [1]) * 10
     ends = np.concatenate([one.counters.at_ns for one in stream])
     assert ((ends - WALL_START_NS) // NS).tolist() == list(range(30, 301, 30))
@@ -205,7 +205,7 @@ def test_windows_close_on_time_at_any_tick_length() -> None:
 def test_replicas_with_longer_documents_report_more_tokens() -> None:
     one = course()
     with_fault(one, "sequence-imbalance", severity=0.3)
-    stream = heard(World([one], 1, 10.0, PERFECT), ONSET + LENGTH)
+    stream = observed(World([one], 1, 10.0, PERFECT), ONSET + LENGTH)
     tables = [table for tick in stream if (table := tick.jobs[0].steps) is not None and len(table)]
     tokens = np.concatenate([table.tokens for table in tables if table.tokens is not None])
     own = np.concatenate([table.seconds - table.wait_seconds for table in tables])

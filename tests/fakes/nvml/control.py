@@ -10,7 +10,7 @@ ALL = 0xFFFFFFFF
 """Any GPU, any scope."""
 
 SYSTEM = 16
-"""As a GPU of a call: calls that are of no GPU."""
+"""Instead of a GPU: calls without a GPU."""
 
 SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
 DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND = 9, 10, 12, 13

@@ -59,7 +59,7 @@ PREFIX = {"mlx5_core": "mlx5_", "bnxt_en": "bnxt_re", "bnxt_re": "bnxt_re", "ird
           "efa": "rdmap", "rxe": "rxe"}  # fmt: skip
 
 LOSSLESS_PRIORITY = 3
-"""The priority that RoCE is carried in and that has flow control, as most fabrics are set up."""
+"""Priority of RoCE traffic, with flow control, as in most fabrics."""
 
 
 def mlx5_statistics() -> tuple[str, ...]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from tests.fakes.sysfs.names import LOSSLESS_PRIORITY
 
 PACKET_BYTES = 4096
-"""RoCE's largest path MTU, which bulk traffic fills."""
+"""RoCE's largest path MTU, which bulk traffic uses fully."""
 
 WRITE_BYTES = 1 << 20
-"""A write of a collective's chunk."""
+"""Size of an RDMA write: one chunk of a collective."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from tests.fakes.sysfs.proc import ProcTree
 from tests.fakes.sysfs.traffic import Traffic
 
 GPU_ADDRESSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
-"""Buses of a DGX H100's GPUs; the fake NVML's boards have the same."""
+"""PCI buses of the GPUs in a DGX H100; the boards of the fake NVML have the same."""
 
 _NUMBER_WIDTH = 21
 
