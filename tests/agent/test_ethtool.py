@@ -35,7 +35,7 @@ def numbered(*names: str) -> dict[str, int]:
     return {name: 100 + position for position, name in enumerate(names)}
 
 
-def test_the_buffers_of_the_calls_have_the_kernels_layout() -> None:
+def test_names_and_values_are_read_from_the_buffers_of_the_calls() -> None:
     driver = FakeDriver({"eth0": {"rx_packets": 1, "tx_bytes": 2**64 - 1, "x" * 31: 3}})
     ethtool = Ethtool(driver)
     first = ethtool.read("eth0")
@@ -55,12 +55,12 @@ def test_error_numbers_become_exceptions(number: int, error: type[Exception]) ->
         Ethtool(FakeDriver({"eth0": {}}, fails=number)).read("eth0")
 
 
-def test_a_driver_without_statistics_has_no_series() -> None:
+def test_a_driver_without_statistics_is_unsupported() -> None:
     with pytest.raises(UnsupportedError):
         Ethtool(FakeDriver({"eth0": {}})).read("eth0")
 
 
-def test_a_changed_number_of_statistics_between_two_calls_is_handled() -> None:
+def test_a_changed_number_of_statistics_between_two_calls_is_an_error() -> None:
     class Changing(FakeDriver):
         def __call__(self, interface: str, buffer: memoryview) -> None:
             super().__call__(interface, buffer)

@@ -112,7 +112,7 @@ def test_the_client_reconnects_to_a_restarted_kubelet(client: Kubelet, fake: Fak
     assert client.list() == PODS
 
 
-def test_a_missing_socket_and_a_socket_without_a_listener_are_errors(tmp_path: Path) -> None:
+def test_a_missing_socket_and_a_too_long_path_are_errors(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="No such file"):
         Kubelet(f"{tmp_path}/none.sock").list()
     with pytest.raises(SourceError, match="path too long"):

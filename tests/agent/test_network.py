@@ -84,6 +84,6 @@ def test_the_interfaces_of_this_machine_are_read() -> None:
     collector.close()
 
 
-def test_a_machine_without_interfaces_is_handled(tmp_path: Path) -> None:
+def test_a_machine_without_interfaces_is_unsupported(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="class/net"):
         NetworkCollector(str(tmp_path))

@@ -320,7 +320,7 @@ def test_a_port_without_counters_has_no_series(tmp_path: Path) -> None:
     close(parent)
 
 
-def test_a_machine_without_rdma_is_unsupported_until_a_driver_is_loaded(tmp_path: Path) -> None:
+def test_a_machine_without_rdma_has_no_members_until_a_driver_is_loaded(tmp_path: Path) -> None:
     parent = RdmaCollector(str(tmp_path))
     assert gauge(parent.collect(), "gangwatch_rdma_devices") == 0
     assert parent.members() == ()

@@ -50,13 +50,13 @@ def test_the_switch_of_a_device_is_the_nearest_one() -> None:
         assert switch_of(nic("a", *bare)) == "", "there is no switch at a root port or on the root bus"
 
 
-def test_two_functions_of_one_card_have_the_shortest_distance() -> None:
+def test_two_functions_of_one_card_have_distance_pix() -> None:
     one = nic("0000:1b:00.0", "pci0000:15", "0000:15:01.0", "0000:1b:00.0")
     two = nic("0000:1b:00.1", "pci0000:15", "0000:15:01.0", "0000:1b:00.1")
     assert distance(one, two) is Distance.PIX
 
 
-def test_paths_are_read_from_sysfs_links() -> None:
+def test_pci_paths_are_parsed() -> None:
     real = "/sys/devices/pci0000:15/0000:15:01.0/0000:1b:00.0"
     assert path_of(real) == ("pci0000:15", "0000:15:01.0", "0000:1b:00.0")
     assert path_of("/sys/devices/virtual/net/lo") == ()

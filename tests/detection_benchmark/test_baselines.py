@@ -111,7 +111,7 @@ def test_the_nvrx_score_is_the_fastest_median_divided_by_the_own_median() -> Non
     assert nvrx.scores(np.array([1.0, 2.0, 4.0])).tolist() == [1.0, 0.5, 0.25]
 
 
-def test_dlrover_and_two_sigma_find_a_worker_only_if_it_is_twice_as_slow() -> None:
+def test_dlrover_and_two_sigma_flag_the_slow_worker_and_dlrover_none_below_twice() -> None:
     medians = traced_compute("AR")
     assert np.flatnonzero(dlrover.flagged(medians)).tolist() == [0]
     assert np.flatnonzero(mean_2sigma.flagged(medians)).tolist() == [0]

@@ -233,7 +233,7 @@ def test_a_new_certificate_and_new_users_are_loaded(
     assert served.curl("/metrics", *first, "-u", "prometheus:secret")[1].endswith("200")
 
 
-def test_a_connection_does_not_outlive_its_client_certificate(
+def test_a_connection_closes_after_its_certificate_is_replaced(
     tmp_path: Path, authority: Authority, serve: Callable[[Path], Served]
 ) -> None:
     file = web_file(tmp_path, authority, more=USERS)
