@@ -31,7 +31,7 @@ child.wait()
 
 
 @pytest.fixture
-def family() -> Iterator[tuple[int, int]]:
+def parent_and_child() -> Iterator[tuple[int, int]]:
     """Yield the pids of a process and its child; both are alive."""
     with subprocess.Popen(
         [sys.executable, "-c", PARENT_OF_A_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -55,8 +55,10 @@ def write_rank(folder: Path, pid: int, rank: int = 0, gang: str = "j-000001", **
     return path
 
 
-def test_a_process_and_its_descendants_belong_to_the_rank_in_its_file(tmp_path: Path, family: tuple[int, int]) -> None:
-    parent, child = family
+def test_a_process_and_its_descendants_belong_to_the_rank_in_its_file(
+    tmp_path: Path, parent_and_child: tuple[int, int]
+) -> None:
+    parent, child = parent_and_child
     write_rank(tmp_path / "n0", parent, rank=3)
     attribution = Attribution(str(tmp_path / "n0"))
     rank = Identity("j-000001", 2, 3, "local")
@@ -65,16 +67,16 @@ def test_a_process_and_its_descendants_belong_to_the_rank_in_its_file(tmp_path: 
     assert [one.pid for one in attribution.ranks()] == [parent]
 
 
-def test_the_nearest_ancestor_with_a_rank_file_wins(tmp_path: Path, family: tuple[int, int]) -> None:
-    parent, child = family
+def test_the_nearest_ancestor_with_a_rank_file_wins(tmp_path: Path, parent_and_child: tuple[int, int]) -> None:
+    parent, child = parent_and_child
     write_rank(tmp_path / "n0", parent, rank=0)
     write_rank(tmp_path / "n0", child, rank=1)
     found = Attribution(str(tmp_path / "n0")).of_pid(child)
     assert found is not None and found.rank == 1
 
 
-def test_a_child_of_the_shim_alone_has_a_gang_and_no_rank(tmp_path: Path, family: tuple[int, int]) -> None:
-    parent, child = family
+def test_a_child_of_the_shim_alone_has_a_gang_and_no_rank(tmp_path: Path, parent_and_child: tuple[int, int]) -> None:
+    parent, child = parent_and_child
     # The rank's own process has ended (no process has this start time); its shim, the parent here, is alive.
     write_rank(tmp_path / "n0", parent, start_time=1, shim_pid=parent, shim_start_time=start_time(parent))
     attribution = Attribution(str(tmp_path / "n0"))
@@ -82,8 +84,8 @@ def test_a_child_of_the_shim_alone_has_a_gang_and_no_rank(tmp_path: Path, family
     assert attribution.ranks() == []
 
 
-def test_a_reused_pid_is_not_the_rank(tmp_path: Path, family: tuple[int, int]) -> None:
-    parent, child = family
+def test_a_reused_pid_is_not_the_rank(tmp_path: Path, parent_and_child: tuple[int, int]) -> None:
+    parent, child = parent_and_child
     write_rank(tmp_path / "n0", parent, start_time=start_time(parent) - 1)
     attribution = Attribution(str(tmp_path / "n0"))
     found = attribution.of_pid(child)
@@ -91,8 +93,10 @@ def test_a_reused_pid_is_not_the_rank(tmp_path: Path, family: tuple[int, int]) -
     assert attribution.ranks() == []
 
 
-def test_a_rank_file_of_another_node_does_not_make_the_process_local(tmp_path: Path, family: tuple[int, int]) -> None:
-    parent, child = family
+def test_a_rank_file_of_another_node_does_not_make_the_process_local(
+    tmp_path: Path, parent_and_child: tuple[int, int]
+) -> None:
+    parent, child = parent_and_child
     write_rank(tmp_path / "n1", parent)
     (tmp_path / "n0").mkdir()
     ours, theirs = Attribution(str(tmp_path / "n0")), Attribution(str(tmp_path / "n1"))
@@ -103,8 +107,8 @@ def test_a_rank_file_of_another_node_does_not_make_the_process_local(tmp_path: P
     assert ours.elsewhere(os.getpid()) is None
 
 
-def test_changes_of_the_folder_are_detected(tmp_path: Path, family: tuple[int, int]) -> None:
-    parent, _ = family
+def test_changes_of_the_folder_are_detected(tmp_path: Path, parent_and_child: tuple[int, int]) -> None:
+    parent, _ = parent_and_child
     clock = ManualClock()
     attribution = Attribution(str(tmp_path / "n0"), clock=clock)
     assert attribution.ranks() == []
@@ -118,8 +122,8 @@ def test_changes_of_the_folder_are_detected(tmp_path: Path, family: tuple[int, i
     assert attribution.ranks() == []
 
 
-def test_invalid_rank_files_are_ignored(tmp_path: Path, family: tuple[int, int]) -> None:
-    parent, _ = family
+def test_invalid_rank_files_are_ignored(tmp_path: Path, parent_and_child: tuple[int, int]) -> None:
+    parent, _ = parent_and_child
     write_rank(tmp_path / "n0", parent)
     (tmp_path / "n0" / "j-000002.1.0.json").write_text("{")
     (tmp_path / "n0" / "j-000003.1.0.json").write_bytes(b'{"gang": "\xff"}')

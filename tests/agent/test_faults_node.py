@@ -31,7 +31,7 @@ PACED = (KubeletCollector, OwnerCollector)
 """Collectors that detect the end of a pod."""
 
 
-class Jumping(SystemClock):
+class OffsetClock(SystemClock):
     """System clock plus an offset that the test sets."""
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class Jumping(SystemClock):
 
 
 @pytest.fixture
-def clock() -> Jumping:
-    return Jumping()
+def clock() -> OffsetClock:
+    return OffsetClock()
 
 
 @pytest.fixture
 def site(
-    tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, clock: Jumping
+    tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, clock: OffsetClock
 ) -> Iterator[TrainingNode]:
     shorten_intervals(monkeypatch)
     with TrainingNode(tmp_path, nvml_library, nvml, clock=clock) as running:
@@ -123,7 +123,7 @@ def test_counters_that_reset_or_wrap_give_no_impossible_rate(site: TrainingNode)
 # --- the kubelet -----------------------------------------------------------------------------------------------------
 
 
-def test_a_kubelet_restart_removes_no_series(site: TrainingNode, clock: Jumping) -> None:
+def test_a_kubelet_restart_removes_no_series(site: TrainingNode, clock: OffsetClock) -> None:
     gpu = next(iter(site.values("gangwatch_gpu_up")))[0][1]
     site.kubelet.pods = [Pod("team", "llama-0", (Container("main", (("nvidia.com/gpu", gpu),)),))]
     wait_until(lambda: site.present("gangwatch_gpu_owner_info") == 1)
@@ -194,7 +194,7 @@ def test_a_receiver_that_reads_nothing_fills_only_its_own_queue(
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_wall_clock_jump_changes_only_the_frame_time(site: TrainingNode, clock: Jumping) -> None:
+def test_a_wall_clock_jump_changes_only_the_frame_time(site: TrainingNode, clock: OffsetClock) -> None:
     rates = Rates()
     remove = site.node.add_listener(rates.add)
     for jump_seconds in (-3600, 7200, -(10**8)):
@@ -210,7 +210,7 @@ def test_a_wall_clock_jump_changes_only_the_frame_time(site: TrainingNode, clock
     )
 
 
-def test_a_suspended_machine_continues(site: TrainingNode, clock: Jumping) -> None:
+def test_a_suspended_machine_continues(site: TrainingNode, clock: OffsetClock) -> None:
     """Monotonic time jumps by an hour for the node and its schedules: missed runs are skipped, not repeated."""
     runs = site.value("gangwatch_agent_frames_total")
     clock.ahead_ns += 3600 * 10**9

@@ -72,9 +72,9 @@ def test_a_fast_run_makes_few_driver_calls(nvml_library: Path, nvml: FakeNvml) -
         one.parent.collect()
         fast = one.member("gpu")
         fast.collect()
-        before = {symbol: nvml.asked(symbol, 0) for symbol in ("nvmlDeviceGetFieldValues", "nvmlGpmSampleGet")}
+        before = {symbol: nvml.call_count(symbol, 0) for symbol in ("nvmlDeviceGetFieldValues", "nvmlGpmSampleGet")}
         one.advance(1.0)
         fast.collect()
-        assert nvml.asked("nvmlDeviceGetFieldValues", 0) == before["nvmlDeviceGetFieldValues"] + 1
-        assert nvml.asked("nvmlGpmSampleGet", 0) == before["nvmlGpmSampleGet"] + 1
-        assert nvml.asked("nvmlDeviceGetPcieThroughput", 0) == 0
+        assert nvml.call_count("nvmlDeviceGetFieldValues", 0) == before["nvmlDeviceGetFieldValues"] + 1
+        assert nvml.call_count("nvmlGpmSampleGet", 0) == before["nvmlGpmSampleGet"] + 1
+        assert nvml.call_count("nvmlDeviceGetPcieThroughput", 0) == 0

@@ -39,11 +39,11 @@ def test_a_lost_gpu_fails_alone_is_not_polled_and_recovers(nvml_library: Path, n
         nvml.set_gpu_code(0, GPU_IS_LOST)
         with pytest.raises(GpuLostError, match=f"GPU {uuid(1, 0)} at 0000:1b:00.0"):
             first.collect()
-        asked = nvml.asked("nvmlDeviceGetFieldValues", 0)
+        asked = nvml.call_count("nvmlDeviceGetFieldValues", 0)
         for kind in ("gpu", "gpu-slow", "gpu-processes"):
             with pytest.raises(GpuLostError):
                 one.member(kind, 0).collect()
-        assert nvml.asked("nvmlDeviceGetFieldValues", 0) == asked, (
+        assert nvml.call_count("nvmlDeviceGetFieldValues", 0) == asked, (
             "no call is made, because each may hold the driver's lock for long"
         )
         assert not math.isnan(gauge(second.collect(), TEMPERATURE, **SECOND))
@@ -351,12 +351,15 @@ def test_a_hung_call_of_one_gpu_delays_no_other_gpu(running: Running, nvml: Fake
         running.until(lambda: running.is_fresh(FIRST) and running.is_fresh(SECOND), "both GPUs are reported")
         nvml.hang(0)
         running.until(
-            lambda: running.value("gangwatch_collector_success", collector="gpu/0000:1b:00.0") == 0, "it shows"
+            lambda: running.value("gangwatch_collector_success", collector="gpu/0000:1b:00.0") == 0,
+            "the failure is visible",
         )
         running.until(lambda: running.is_absent(FIRST), "the hung GPU's series go stale")
         running.until(lambda: running.is_fresh(SECOND), "the other GPU's series are fresh again")
-        seen = nvml.asked("nvmlDeviceGetFieldValues", 1)
-        running.until(lambda: nvml.asked("nvmlDeviceGetFieldValues", 1) > seen + 5, "the other GPU is still polled")
+        seen = nvml.call_count("nvmlDeviceGetFieldValues", 1)
+        running.until(
+            lambda: nvml.call_count("nvmlDeviceGetFieldValues", 1) > seen + 5, "the other GPU is still polled"
+        )
         nvml.hang(0, False)
         running.until(lambda: running.is_fresh(FIRST), "the GPU has recovered")
     finally:
@@ -386,9 +389,11 @@ def test_a_running_node_recovers_from_a_driver_reload(running: Running, nvml: Fa
     try:
         running.until(lambda: running.is_fresh(FIRST), "the GPU is reported")
         nvml.set_driver_loaded(False)
-        running.until(lambda: running.value("gangwatch_collector_success", collector="nvml") == 0, "it shows")
+        running.until(
+            lambda: running.value("gangwatch_collector_success", collector="nvml") == 0, "the failure is visible"
+        )
         nvml.set_driver_loaded(True)
-        running.until(lambda: running.is_fresh(FIRST) and running.is_fresh(SECOND), "it heals")
+        running.until(lambda: running.is_fresh(FIRST) and running.is_fresh(SECOND), "the GPU has recovered")
         assert running.value("gangwatch_collector_success", collector="nvml") == 1
     finally:
         node.stop()

@@ -243,9 +243,9 @@ def test_bridged_gpus_are_remote_ends_of_each_other(nvml_library: Path, nvml: Fa
         one.parent.collect()
         topology = one.members()["gpu-topology"]
         block = topology.collect()
-        asked = nvml.asked("nvmlDeviceGetNvLinkRemotePciInfo_v2", 0)
+        asked = nvml.call_count("nvmlDeviceGetNvLinkRemotePciInfo_v2", 0)
         assert topology.collect() is block
-        assert nvml.asked("nvmlDeviceGetNvLinkRemotePciInfo_v2", 0) == asked, "requested once"
+        assert nvml.call_count("nvmlDeviceGetNvLinkRemotePciInfo_v2", 0) == asked, "requested once"
     first, second = uuid(6, 0), uuid(6, 1)
     link = {"link": "3", "remote": second, "remote_kind": "gpu", "remote_link": "3", "version": "3.0"}
     assert gauge(block, "gangwatch_nvlink_info", gpu=first, **link) == 1
@@ -257,7 +257,7 @@ def test_utilization_comes_from_the_samples_of_the_driver(nvml_library: Path, nv
     window = "gangwatch_gpu_utilization_window_ratio"
 
     def asked() -> int:
-        return nvml.asked("nvmlDeviceGetSamples", 0)
+        return nvml.call_count("nvmlDeviceGetSamples", 0)
 
     with machine(nvml_library, nvml) as one:
         one.parent.collect()

@@ -89,8 +89,8 @@ def test_an_unsupported_call_is_not_repeated(device: Device, nvml: FakeNvml) -> 
     values = placed(batch)
     nvml.set_call(CLOCK, NOT_SUPPORTED)
     assert math.isnan(read(batch, values)["sm"])
-    asked = nvml.asked(CLOCK, 0)
-    assert math.isnan(read(batch, values)["sm"]) and nvml.asked(CLOCK, 0) == asked
+    asked = nvml.call_count(CLOCK, 0)
+    assert math.isnan(read(batch, values)["sm"]) and nvml.call_count(CLOCK, 0) == asked
 
 
 def test_a_lost_gpu_is_reported_to_the_caller(device: Device, nvml: FakeNvml) -> None:

@@ -51,7 +51,7 @@ def test_an_xid_wakes_a_thread_that_blocks_in_the_driver(
     library = Library(str(nvml_library))
     watcher = EventWatcher(library, find_devices(library), events.append)
     watcher.start()
-    wait_until(lambda: nvml.asked(WAIT), "the thread waits")
+    wait_until(lambda: nvml.call_count(WAIT), "the thread waits")
     began = time.monotonic()
     nvml.push_xid(3, 79)
     wait_until(lambda: events, "the XID")
@@ -66,7 +66,7 @@ def test_an_xid_wakes_a_thread_that_blocks_in_the_driver(
 
 
 def test_every_repeated_xid_is_reported(watcher: EventWatcher, nvml: FakeNvml, events: list[GpuEvent]) -> None:
-    wait_until(lambda: nvml.asked(WAIT), "the thread waits")
+    wait_until(lambda: nvml.call_count(WAIT), "the thread waits")
     for _ in range(50):
         nvml.push_xid(0, 31)
     wait_until(lambda: len(events) == 50, "fifty equal XIDs")
@@ -80,7 +80,7 @@ def test_a_gpu_registers_only_the_events_that_it_supports(
     library = Library(str(nvml_library))
     watcher = EventWatcher(library, find_devices(library), events.append)
     watcher.start()
-    wait_until(lambda: nvml.asked(WAIT), "the thread waits")
+    wait_until(lambda: nvml.call_count(WAIT), "the thread waits")
     nvml.push_event(0, 0x2)
     nvml.push_xid(0, 62)
     wait_until(lambda: events, "the XID")
@@ -92,15 +92,15 @@ def test_a_gpu_registers_only_the_events_that_it_supports(
 def test_the_event_set_is_recreated_without_a_lost_gpu(
     watcher: EventWatcher, nvml: FakeNvml, events: list[GpuEvent]
 ) -> None:
-    wait_until(lambda: nvml.asked(WAIT), "the thread waits")
+    wait_until(lambda: nvml.call_count(WAIT), "the thread waits")
     nvml.set_event_code(GPU_IS_LOST)
     nvml.set_gpu_code(0, GPU_IS_LOST)
-    wait_until(lambda: nvml.asked("nvmlEventSetCreate") >= 3, "the event set is created again, repeatedly")
+    wait_until(lambda: nvml.call_count("nvmlEventSetCreate") >= 3, "the event set is created again, repeatedly")
     nvml.set_event_code(0)
-    made = nvml.asked("nvmlEventSetCreate")
-    waits = nvml.asked(WAIT)
-    wait_until(lambda: nvml.asked(WAIT) > waits + 1, "it waits again")
-    assert nvml.asked("nvmlEventSetCreate") <= made + 1
+    made = nvml.call_count("nvmlEventSetCreate")
+    waits = nvml.call_count(WAIT)
+    wait_until(lambda: nvml.call_count(WAIT) > waits + 1, "it waits again")
+    assert nvml.call_count("nvmlEventSetCreate") <= made + 1
     nvml.push_xid(5, 48)
     wait_until(lambda: events, "the XID of another GPU")
     assert events[0].device.uuid == uuid(1, 5)
@@ -109,11 +109,11 @@ def test_the_event_set_is_recreated_without_a_lost_gpu(
 def test_the_watcher_survives_a_temporary_error(watcher: EventWatcher, nvml: FakeNvml, events: list[GpuEvent]) -> None:
     nvml.set_call("nvmlEventSetCreate", UNKNOWN, SYSTEM)
     nvml.set_event_code(UNKNOWN)
-    wait_until(lambda: nvml.asked("nvmlEventSetCreate") >= 2, "the event set is created again")
+    wait_until(lambda: nvml.call_count("nvmlEventSetCreate") >= 2, "the event set is created again")
     nvml.set_call("nvmlEventSetCreate", 0, SYSTEM)
     nvml.set_event_code(0)
-    waits = nvml.asked(WAIT)
-    wait_until(lambda: nvml.asked(WAIT) > waits + 1, "it waits again")
+    waits = nvml.call_count(WAIT)
+    wait_until(lambda: nvml.call_count(WAIT) > waits + 1, "it waits again")
     nvml.push_xid(1, 94)
     wait_until(lambda: events, "the XID")
 
@@ -122,7 +122,7 @@ def test_a_dead_driver_ends_the_thread_and_marks_the_library(nvml_library: Path,
     library = Library(str(nvml_library))
     watcher = EventWatcher(library, find_devices(library), lambda event: None)
     watcher.start()
-    wait_until(lambda: nvml.asked(WAIT), "the thread waits")
+    wait_until(lambda: nvml.call_count(WAIT), "the thread waits")
     nvml.set_call(WAIT, DRIVER_NOT_LOADED, SYSTEM)
     wait_until(lambda: not watcher.alive, "the thread ends")
     assert library.dead
@@ -132,11 +132,11 @@ def test_a_dead_driver_ends_the_thread_and_marks_the_library(nvml_library: Path,
 def test_the_parent_adds_driver_events_to_the_ledger(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
-        wait_until(lambda: nvml.asked(WAIT), "the thread waits")
+        wait_until(lambda: nvml.call_count(WAIT), "the thread waits")
         nvml.push_xid(2, 79)
         nvml.push_event(2, 0x2)
         ledger: XidLedger = one.xids
-        wait_until(lambda: ledger.newest().counts and ledger.newest().events, "both")
+        wait_until(lambda: ledger.newest().counts and ledger.newest().events, "the XID and the event are counted")
         newest = ledger.newest()
         assert [(gpu, code, count) for gpu, code, count, _ in newest.counts] == [(uuid(1, 2), 79, 1)]
         assert newest.events == ((uuid(1, 2), "double_bit_ecc_error", 1),)

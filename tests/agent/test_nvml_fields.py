@@ -166,7 +166,7 @@ def test_a_field_that_becomes_unsupported_is_dropped_alone(device: Device, nvml:
         gauge(one("c"), Source(188)),
     ).again()
     assert read.gauges.tolist() == [186, 187, 188]
-    before = nvml.asked("nvmlDeviceGetFieldValues", 0)
+    before = nvml.call_count("nvmlDeviceGetFieldValues", 0)
     nvml.set_field(187, code=NOT_SUPPORTED)
     read.again()
     assert read.gauges[[0, 2]].tolist() == [186, 188]
@@ -174,7 +174,7 @@ def test_a_field_that_becomes_unsupported_is_dropped_alone(device: Device, nvml:
     assert read.valid.tolist() == [True]
     nvml.set_field(187, 187)
     assert math.isnan(read.again().gauges[1])
-    assert nvml.asked("nvmlDeviceGetFieldValues", 0) == before + 3, "requested once more when it was dropped"
+    assert nvml.call_count("nvmlDeviceGetFieldValues", 0) == before + 3, "requested once more when it was dropped"
 
 
 def test_all_fields_are_absent_if_the_whole_call_fails(device: Device, nvml: FakeNvml) -> None:
@@ -211,9 +211,9 @@ def test_many_fields_are_requested_in_several_calls(
     monkeypatch.setattr(nvml_fields, "CALL_FIELDS", 5)
     nvml.set_pattern()
     read = Read(device, *(counter(one(str(link)), Source(LINK_BYTES, 1, link)) for link in range(18)))
-    before = nvml.asked("nvmlDeviceGetFieldValues", 0)
+    before = nvml.call_count("nvmlDeviceGetFieldValues", 0)
     assert read.again().counters.tolist() == [138000 + link for link in range(18)]
-    assert nvml.asked("nvmlDeviceGetFieldValues", 0) == before + 4
+    assert nvml.call_count("nvmlDeviceGetFieldValues", 0) == before + 4
 
 
 def test_bit_error_ratios_are_unpacked() -> None:

@@ -33,8 +33,8 @@ while True:
 
 
 @pytest.fixture
-def short() -> Iterator[Path]:
-    """Yield a folder with a short path, because a socket path has at most 107 bytes (unix(7))."""
+def short_folder() -> Iterator[Path]:
+    """Yield a folder with a short_folder path, because a socket path has at most 107 bytes (unix(7))."""
     folder = Path(tempfile.mkdtemp(prefix="gw", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
@@ -57,22 +57,22 @@ def close(listeners: list[socket.socket]) -> int:
     return len(listeners)
 
 
-def test_a_pod_with_the_volume_has_a_socket_for_any_user_while_it_lives(short: Path) -> None:
-    sockets = PodSockets(str(short))
-    folder = volume(short, UIDS[0])
-    volume(short, UIDS[1], "cache")
+def test_a_pod_with_the_volume_has_a_socket_for_any_user_while_it_lives(short_folder: Path) -> None:
+    sockets = PodSockets(str(short_folder))
+    folder = volume(short_folder, UIDS[0])
+    volume(short_folder, UIDS[1], "cache")
     opened, gone = sockets.look()
     assert (len(opened), gone) == (1, [])
     status = (folder / DOOR).lstat()
     assert stat.S_ISSOCK(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o666
     assert sockets.look() == ([], [])
-    shutil.rmtree(short / UIDS[0])
+    shutil.rmtree(short_folder / UIDS[0])
     assert sockets.look() == ([], opened)
     close(opened)
 
 
-def test_a_socket_that_a_pod_damaged_is_restored_and_no_link_is_followed(short: Path) -> None:
-    pods, secret = short / "pods", short / "secret"
+def test_a_socket_that_a_pod_damaged_is_restored_and_no_link_is_followed(short_folder: Path) -> None:
+    pods, secret = short_folder / "pods", short_folder / "secret"
     pods.mkdir()
     secret.write_text("the host's")
     secret.chmod(0o600)
@@ -87,7 +87,7 @@ def test_a_socket_that_a_pod_damaged_is_restored_and_no_link_is_followed(short: 
     assert gone == first and len(second) == 1 and stat.S_ISSOCK((folder / DOOR).lstat().st_mode)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and secret.read_text() == "the host's"
 
-    elsewhere = short / "elsewhere"
+    elsewhere = short_folder / "elsewhere"
     elsewhere.mkdir()
     other = pods / UIDS[1] / "volumes" / "kubernetes.io~empty-dir"
     other.mkdir(parents=True)
@@ -174,18 +174,18 @@ def until(what: str, condition: Callable[[], bool], seconds: float = 40.0) -> No
         time.sleep(0.1)
 
 
-def test_a_real_agent_receives_steps_of_pods_and_each_only_under_its_own_name(short: Path) -> None:
-    pods = Pods(short)
+def test_a_real_agent_receives_steps_of_pods_and_each_only_under_its_own_name(short_folder: Path) -> None:
+    pods = Pods(short_folder)
     try:
         pods.agent()
         pods.start(UIDS[0], 0)
-        until("the first reports", lambda: pods.ranks() == {(f"pod-{UIDS[0]}", "0")})
+        until("the first pod reports", lambda: pods.ranks() == {(f"pod-{UIDS[0]}", "0")})
         # It claims to be the other pod; the agent rejects the claim.
         pods.start(UIDS[1], 1, GANGWATCH_JOB=f"pod-{UIDS[0]}", RANK="0")
         time.sleep(3)
         assert pods.ranks() == {(f"pod-{UIDS[0]}", "0")}
         pods.start("0" * 8 + UIDS[1][8:], 2, GANGWATCH_JOB="train")
         wanted = {(f"pod-{UIDS[0]}", "0"), (f"pod-{'0' * 8}{UIDS[1][8:]}", "2")}
-        until("the third reports as its pod", lambda: pods.ranks() == wanted)
+        until("the third pod reports under its own name", lambda: pods.ranks() == wanted)
     finally:
         pods.stop()

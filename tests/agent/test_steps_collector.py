@@ -56,7 +56,7 @@ def write_rank_file(folder: Path, member: Member = SELF, pid: int | None = None)
     (folder / f"{member.gang}.{member.attempt}.{member.rank}.json").write_text(json.dumps(content))
 
 
-class Offset(SystemClock):
+class OffsetClock(SystemClock):
     """System clock plus an offset that the test sets; timestamps in the rings stay in the past."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "run" / "n.sock")
         self.ranks = folder / "ranks" / "node-a"
-        self.clock = Offset()
+        self.clock = OffsetClock()
         self.collector = StepCollector(self.path, Attribution(str(self.ranks)), clock=self.clock)
         self.reporters: list[steps.Reporter] = []
 
@@ -385,7 +385,7 @@ def test_no_process_reports_as_another_pod_or_job(
     collector = StepCollector(path, Attribution(None, str(tree.root)))
     reporter = steps.Reporter({"GANGWATCH_SOCKET": path, **environment})
     try:
-        wait_until(lambda: reporter.status == "registered" or reporter.status.startswith("refused"), "an answer")
+        wait_until(lambda: reporter.status == "registered" or reporter.status.startswith("refused"), "no response")
         members = [registered.member for registered in collector._socket.registered()]
         if isinstance(outcome, Member):
             assert members == [outcome]

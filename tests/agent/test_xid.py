@@ -16,7 +16,7 @@ NOW = 1_800_000_000_000_000_000
 SECOND = 1_000_000_000
 
 
-def taken(ledger: XidLedger) -> list[EventRecord]:
+def take_events(ledger: XidLedger) -> list[EventRecord]:
     records = ledger.take_records()
     assert all(isinstance(record, EventRecord) for record in records)
     return [record for record in records if isinstance(record, EventRecord)]
@@ -41,7 +41,7 @@ def test_a_record_has_all_details() -> None:
     ledger = XidLedger()
     ledger.name_gpu(ADDRESS, UUID)
     assert ledger.add("0000:1A:00", 79, NOW, "kernel_log", "GPU has fallen off the bus.")
-    (record,) = taken(ledger)
+    (record,) = take_events(ledger)
     assert (record.kind, record.entity, record.time_ns) == ("xid", UUID, NOW)
     assert record.detail == {
         "sequence": "1",
@@ -53,7 +53,7 @@ def test_a_record_has_all_details() -> None:
         "pci_address": ADDRESS,
         "message": "GPU has fallen off the bus.",
     }
-    assert taken(ledger) == []
+    assert take_events(ledger) == []
 
 
 def test_one_occurrence_from_both_sources_counts_once() -> None:
@@ -62,7 +62,7 @@ def test_one_occurrence_from_both_sources_counts_once() -> None:
         assert ledger.add(ADDRESS, 31, NOW, first)  # type: ignore[arg-type]
         assert not ledger.add("0000:1a:00", 31, NOW + 3 * SECOND, second)  # type: ignore[arg-type]
         assert [total for _, _, total, _ in ledger.newest().counts] == [1]
-        assert len(taken(ledger)) == 1
+        assert len(take_events(ledger)) == 1
 
 
 def test_no_repeated_xid_is_lost() -> None:
@@ -72,7 +72,7 @@ def test_no_repeated_xid_is_lost() -> None:
     added = [ledger.add(ADDRESS, 31, NOW + SECOND + number, "nvml") for number in range(6)]
     assert added == [False] * 5 + [True], "five are the same as before; the sixth is new"
     assert ledger.newest().counts == ((ADDRESS, 31, 6, NOW + SECOND + 5),)
-    assert [record.detail["sequence"] for record in taken(ledger)] == ["1", "2", "3", "4", "5", "6"]
+    assert [record.detail["sequence"] for record in take_events(ledger)] == ["1", "2", "3", "4", "5", "6"]
 
 
 def test_another_code_gpu_or_time_is_another_occurrence() -> None:
@@ -112,7 +112,7 @@ def test_memory_is_limited_during_a_storm_of_xids() -> None:
     ledger = XidLedger()
     for number in range(3 * MOST_RECORDS):
         ledger.add(ADDRESS, 31, NOW + number, "kernel_log")
-    records = taken(ledger)
+    records = take_events(ledger)
     assert len(records) == MOST_RECORDS
     assert records[-1].detail["sequence"] == str(3 * MOST_RECORDS)
     for code in range(10_000):

@@ -129,7 +129,7 @@ def test_existing_dashboards_get_data_from_a_prometheus_that_scrapes_the_agent(t
             return not unanswered
 
         try:
-            wait_until(ask, f"answers to {sorted(unanswered)}")
+            wait_until(ask, f"responses to {sorted(unanswered)}")
             _, body = get(f"http://{address}", "/api/v1/targets")
             (target,) = json.loads(body)["data"]["activeTargets"]
             assert target["health"] == "up" and target["lastError"] == ""
@@ -146,10 +146,10 @@ def test_signals_reload_and_stop_the_agent(tmp_path: Path) -> None:
         assert "gangwatch_gpu_max_clock_hertz" not in one.names()
 
         one.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: "gangwatch_gpu_power_watts" not in one.names(), "the GPUs' release")
+        wait_until(lambda: "gangwatch_gpu_power_watts" not in one.names(), "the release of the GPUs")
         assert "gangwatch_rdma_port_state" in one.names(), "everything else continues"
         one.process.send_signal(signal.SIGUSR2)
-        wait_until(lambda: "gangwatch_gpu_power_watts" in one.names(), "the GPUs' return")
+        wait_until(lambda: "gangwatch_gpu_power_watts" in one.names(), "the return of the GPUs")
 
         one.file.write_text("[exporter]\nprofile = 'full'\ncompatibility = ['dcgm']\n")
         one.process.send_signal(signal.SIGHUP)

@@ -47,7 +47,7 @@ class FakeNvml:
     def is_initialized(self) -> bool:
         return bool(self._c.fake_is_initialized())
 
-    def asked(self, symbol: str, gpu: int = SYSTEM) -> int:
+    def call_count(self, symbol: str, gpu: int = SYSTEM) -> int:
         """Return how often this process has called the symbol for the GPU."""
         return int(self._c.fake_asked(symbol.encode(), gpu))
 
