@@ -34,7 +34,7 @@ while True:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Yield a folder with a short_folder path, because a socket path has at most 107 bytes (unix(7))."""
+    """Yield a folder with a short path, because a socket path has at most 107 bytes (unix(7))."""
     folder = Path(tempfile.mkdtemp(prefix="gw", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
