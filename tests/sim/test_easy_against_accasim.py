@@ -195,7 +195,7 @@ def reasons(instant: Instant) -> Iterator[str]:
     mine = [job for job in instant.waiting if job.job_id in instant.mine]
     position = next((n for n, job in enumerate(instant.waiting) if job.job_id not in instant.mine), None)
     if position is None:
-        yield f"unexplained: all jobs fitted, but these were not started: {sorted(instant.mine - instant.theirs)}"
+        yield f"unexplained: all jobs fitted, but AccaSim did not start {sorted(instant.mine - instant.theirs)}"
         return
     head, before = instant.waiting[position], list(instant.waiting[:position])
     at = head_start(instant, head, before)
