@@ -192,7 +192,7 @@ def test_any_samples_are_read_back_unchanged(samples: list[tuple[str, list[str],
         ([("gangwatch_unheard_of", (), 1.0)], "gangwatch_unheard_of"),
         ([("gangwatch_nodes", (), 1.0)], "gangwatch_nodes: labels"),
         ([("gangwatch_frozen", (("job", "x"),), 1.0)], "gangwatch_frozen: labels"),
-        ([("gangwatch_frozen", (), 1.0), ("gangwatch_frozen", (), 0.0)], "twice"),
+        ([("gangwatch_frozen", (), 1.0), ("gangwatch_frozen", (), 0.0)], "duplicate series"),
     ],
 )
 def test_samples_outside_the_catalogue_are_rejected(
