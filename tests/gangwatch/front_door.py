@@ -1,4 +1,4 @@
-"""The front door as a user has it: the program itself, in processes, on a state folder of its own."""
+"""Fixture that runs the real `gangwatch` program in processes, with a state folder of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FrontDoor:
         } | {"HOME": str(folder.parent), "COLUMNS": "200"}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command and leave it running; the caller waits for it."""
+        """Start a command and return at once; the caller waits for it."""
         command, *rest = arguments
         return subprocess.Popen(
             [sys.executable, "-m", "gangwatch", command, "--state", str(self.state), *rest],
@@ -41,7 +41,7 @@ class FrontDoor:
         )
 
     def run(self, *arguments: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end. code: the exit code that is expected, None for any."""
+        """Run a command to its end. code: the expected exit code, None for any."""
         with self.start(*arguments) as process:
             out, err = process.communicate(timeout=DEADLINE_SECONDS)
         assert code is None or process.returncode == code, (
@@ -50,7 +50,7 @@ class FrontDoor:
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def json(self, *arguments: str) -> Any:
-        """What a command with --json prints: one document, and nothing else."""
+        """Return what a command prints with --json: one document, and nothing else."""
         command, *rest = arguments
         return json.loads(self.run(command, "--json", *rest).stdout)
 
@@ -65,7 +65,7 @@ class FrontDoor:
         return job
 
     def wait_for(self, job_id: str, *states: str) -> dict[str, Any]:
-        """The job once it is in one of the states."""
+        """Wait until the job is in one of the states, and return it."""
         found: dict[str, Any] = {}
 
         def there() -> bool:
@@ -76,7 +76,7 @@ class FrontDoor:
         return found
 
     def kill(self, name: str) -> int:
-        """Kill a daemon with -9, by name: 'supervisor', 'controller', or a node's; its pid, once it is gone."""
+        """Kill a daemon ('supervisor', 'controller' or a node) with SIGKILL; return its pid after it has exited."""
         record = {"supervisor": self.state.supervisor, "controller": self.state.controller}.get(
             name, lambda: self.state.agent(name)
         )()
@@ -90,7 +90,7 @@ class FrontDoor:
         return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
 
     def close(self) -> None:
-        """Stop everything; nothing may be left, whatever the test did."""
+        """Stop everything, so that no process is left, even if the test failed."""
         self.run("down")
         assert remains(self.state) == set()
 

@@ -1,4 +1,4 @@
-"""A real controller whose parts have bugs: it comes up, says so everywhere, and starts and finishes jobs."""
+"""A real controller with bugs in its parts: it starts, reports every broken part, and runs jobs to their end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def status_of(url: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_bugs_in_a_detector_folding_a_page_and_the_api_leave_jobs_alone(door: FrontDoor) -> None:
+def test_bugs_in_detector_fleet_page_and_api_do_not_affect_jobs(door: FrontDoor) -> None:
     door.up()
     controller = door.state.controller()
     assert controller is not None
@@ -82,7 +82,7 @@ def test_bugs_in_a_detector_folding_a_page_and_the_api_leave_jobs_alone(door: Fr
     assert 'gangwatch_detector_failures_total{detector="hang"} 1' in metrics
     assert 'gangwatch_part_failures_total{part="api"} 3' in metrics
     log = door.state.log_file("controller").read_text()
-    assert log.count("part=api") == 1, "three failures of one bug are one entry"
+    assert log.count("part=api") == 1, "three failures of one bug are logged once"
     assert log.count("part=hang") == 1
     again = door.run("up")
     assert "already running" in again.stderr
@@ -92,8 +92,8 @@ def parts(url: str) -> list[str]:
     return [one["part"] for one in json.loads(status_of(f"{url}/api/parts")[1])]
 
 
-def test_up_says_which_part_is_broken_and_goes_on(door: FrontDoor) -> None:
-    """Bugs that show before `up` returns are in what it says; later ones in what `up` says again."""
+def test_up_reports_broken_parts_and_continues(door: FrontDoor) -> None:
+    """`up` reports bugs that appear before it returns; a second `up` reports later ones."""
     door.up()
     controller = door.state.controller()
     assert controller is not None

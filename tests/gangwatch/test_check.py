@@ -1,4 +1,4 @@
-"""`gangwatch check`: what was found is true, and what is missing names what brings it."""
+"""`gangwatch check`: the report is correct, and each missing item names what provides it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangwatch.health import machine
 from gangwatch.state_folder import StateFolder
 
 
-def test_this_machine_is_described_in_full(tmp_path: Path) -> None:
+def test_check_describes_this_machine_in_full(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["check", "--json", "--state", str(tmp_path / "state")])
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
@@ -26,17 +26,17 @@ def test_this_machine_is_described_in_full(tmp_path: Path) -> None:
         assert finding["detail"], finding
         assert finding["state"] == "found" or finding["remedy"] or finding["name"] == "nvml", finding
     assert found["processors"] == len(os.sched_getaffinity(0))
-    assert not (tmp_path / "state").exists(), "check leaves nothing behind"
+    assert not (tmp_path / "state").exists(), "check creates no state folder"
 
 
-def test_a_table_for_people(tmp_path: Path) -> None:
+def test_check_prints_a_table(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["check", "--state", str(tmp_path)], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "sealed memory" in result.stdout
     assert "REMEDY" in result.stdout
 
 
-def test_an_empty_machine_misses_everything_and_says_what_brings_it(tmp_path: Path) -> None:
+def test_on_an_empty_machine_each_missing_item_names_its_remedy(tmp_path: Path) -> None:
     looks = (
         machine.pressure(tmp_path),
         machine.schedstat(tmp_path),
@@ -49,7 +49,7 @@ def test_an_empty_machine_misses_everything_and_says_what_brings_it(tmp_path: Pa
     assert all(finding.remedy for finding in looks)
 
 
-def test_schedstat_that_reads_zero_is_missing(tmp_path: Path) -> None:
+def test_schedstat_with_only_zeros_is_reported_missing(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "schedstat").write_text("0 0 0\n")
     assert machine.schedstat(tmp_path).state == "missing"
@@ -57,7 +57,7 @@ def test_schedstat_that_reads_zero_is_missing(tmp_path: Path) -> None:
     assert machine.schedstat(tmp_path).state == "found"
 
 
-def test_control_groups_found_and_not_delegated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cgroups_that_are_not_delegated_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "cgroup").write_text("1:cpu:/x\n0::/user.slice/mine\n")
     mount = tmp_path / "cgroup"
@@ -77,7 +77,7 @@ def test_rdma_devices_are_named(tmp_path: Path) -> None:
     assert machine.rdma(tmp_path).detail == "2 device(s): mlx5_0, mlx5_1"
 
 
-def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -86,7 +86,7 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
     assert machine.port(number, StateFolder(tmp_path)).state == "found"
 
 
-def test_a_long_state_folder_puts_its_sockets_elsewhere(tmp_path: Path) -> None:
+def test_sockets_of_a_long_state_folder_are_created_elsewhere(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     assert "step sockets in /tmp" in machine.state_folder(StateFolder(long)).detail

@@ -1,4 +1,4 @@
-"""The command line itself: every command explains itself with an example, starts quickly, and exits as documented."""
+"""The command line: every command has help with an example, starts quickly, and exits with the documented code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_parse(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each example's options exist: it is parsed as it stands, beside the files that it names, without being run."""
+    """Parse each example without running it; the files that it names exist next to it. All its options must exist."""
     monkeypatch.chdir(tmp_path)
     for file in ("philly.csv", "trace1.csv", "backup.sqlite"):
         (tmp_path / file).touch()
@@ -46,7 +46,7 @@ def test_help_names_every_command() -> None:
         assert text.split()[0] in shown
 
 
-def test_a_wrong_command_is_wrong_usage_and_the_near_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_exits_with_2_and_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["submitt"]) == 2
     assert "did you mean submit?" in capsys.readouterr().err
 
@@ -63,7 +63,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
     [["jobs"], ["nodes"], ["cancel", "j-000001"], ["explain", "j-000001"], ["story", "j-000001"], ["freeze"], ["thaw"],
      ["verdict", "list"], ["reload"], ["submit", "true"]],
 )  # fmt: skip
-def test_nothing_running_exits_with_3_and_says_what_to_do(
+def test_without_a_controller_commands_exit_with_3_and_say_what_to_do(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([arguments[0], "--state", str(tmp_path), *arguments[1:]]) == 3
@@ -72,18 +72,18 @@ def test_nothing_running_exits_with_3_and_says_what_to_do(
     assert captured.err == f"Error: no controller is running for {tmp_path}: start one with `gangwatch up`\n"
 
 
-def test_down_of_nothing_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_down_succeeds_when_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["down", "--state", str(tmp_path / "absent"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"state": str(tmp_path / "absent"), "jobs": 0, "daemons": 0}
     assert not (tmp_path / "absent").exists()
 
 
 @pytest.mark.parametrize("job", ["../../etc/passwd", "", ".", "a/b"])
-def test_logs_of_what_is_no_job_id_are_refused(job: str, tmp_path: Path) -> None:
+def test_logs_refuses_an_invalid_job_id(job: str, tmp_path: Path) -> None:
     assert run(["logs", "--state", str(tmp_path), job]) == 2
 
 
-def test_the_program_and_the_module_are_the_same(tmp_path: Path) -> None:
+def test_the_program_and_the_module_print_the_same_version(tmp_path: Path) -> None:
     shown = subprocess.run([sys.executable, "-m", "gangwatch", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("gangwatch ")
     failed = subprocess.run(
@@ -92,7 +92,7 @@ def test_the_program_and_the_module_are_the_same(tmp_path: Path) -> None:
     assert (failed.returncode, failed.stdout) == (3, "")
 
 
-def test_the_front_page_imports_nothing_heavy() -> None:
+def test_help_imports_no_heavy_module() -> None:
     heavy = ("numpy", "rich", "aiohttp", "starlette", "uvicorn", "sqlite3", "asyncio", "pynvml")
     program = (
         "import sys, gangwatch.cli as cli; cli.run(['--help']); "
@@ -102,7 +102,7 @@ def test_the_front_page_imports_nothing_heavy() -> None:
     assert shown.stderr.strip() == "[]"
 
 
-def test_an_agent_imports_no_more_than_it_needs() -> None:
+def test_the_agent_imports_only_what_it_needs() -> None:
     heavy = ("aiohttp", "starlette", "rich", "sqlite3")
     program = (
         "import sys; import gangwatch.daemons as daemons; import agent.node, agent.rank_attribution, exporter.server; "

@@ -1,4 +1,4 @@
-"""`jobs`, `node maintenance` and names as a user has them, on real daemons."""
+"""`jobs`, `node maintenance` and job names, run against real daemons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAVES = (
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """Two nodes of two slots, running."""
+    """Two running nodes of two slots each."""
     with front_door(tmp_path_factory.mktemp("jobs")) as running:
         running.up()
         yield running
@@ -33,7 +33,7 @@ def cells(line: str) -> list[str]:
     return line.split()
 
 
-def test_the_list_of_jobs(door: FrontDoor) -> None:
+def test_jobs_lists_and_filters_jobs(door: FrontDoor) -> None:
     ran = door.submit("--queue", "night", "--", sys.executable, "-c", "raise SystemExit(3)")
     door.wait_for(ran, "failed")
     wide = door.submit("--name", "wide", "--ranks", "4", "--", *SLEEPS)
@@ -42,7 +42,7 @@ def test_the_list_of_jobs(door: FrontDoor) -> None:
 
     header, *rows = door.run("jobs").stdout.splitlines()
     assert cells(header) == ["JOB", "NAME", "USER", "QUEUE", "STATE", "RANKS", "TIME", "REASON"]
-    assert [cells(row)[0] for row in rows] == [wide, waiting], "jobs that have ended are listed on request"
+    assert [cells(row)[0] for row in rows] == [wide, waiting], "ended jobs are listed only on request"
     assert cells(rows[0])[4:6] == ["running", "4"]
     assert cells(rows[1])[4:7] == ["pending", "2", "-"] and "needs 2 slots" in rows[1]
 
@@ -54,7 +54,7 @@ def test_the_list_of_jobs(door: FrontDoor) -> None:
     assert "rank 0 exited with 3" in door.run("jobs", "--ended").stdout
     assert listed("--in-state", "pending", "--in-state", "failed") == [ran, waiting]
     assert listed("--user", "nobody-of-that-name") == []
-    assert [job["job"] for job in door.json("jobs")] == [ran, wide, waiting], "programs get all, as ever"
+    assert [job["job"] for job in door.json("jobs")] == [ran, wide, waiting], "the JSON document lists all jobs"
     assert [job["job"] for job in door.json("jobs", "--ended")] == [ran]
     assert "--ended" in door.run("jobs", "--queue", "night").stderr
 
@@ -78,7 +78,7 @@ def test_an_array_is_listed_by_its_own_id(door: FrontDoor) -> None:
     assert [job["job"] for job in door.json("jobs", array)] == [f"{array}.{index}" for index in range(3)]
 
 
-def test_names_and_limits(door: FrontDoor) -> None:
+def test_job_names_and_list_limits(door: FrontDoor) -> None:
     refused = door.run("submit", "--name", "a\u202eb", "--", "true", code=2)
     assert "RIGHT-TO-LEFT OVERRIDE" in refused.stderr
     job = door.submit("--time-limit", "1-00:00:00", "--", sys.executable, "-m", "this")
@@ -86,12 +86,12 @@ def test_names_and_limits(door: FrontDoor) -> None:
     assert (document["name"], document["time_limit_seconds"]) == ("this", 86400.0)
 
 
-def test_maintenance_lists_who_is_there_and_a_drain_waits_until_the_node_is_empty(door: FrontDoor) -> None:
+def test_maintenance_lists_the_jobs_of_a_node_and_drain_waits_until_it_is_empty(door: FrontDoor) -> None:
     stays = door.submit("--name", "stays", "--grace", "1s", "--", *SLEEPS)
     door.wait_for(stays, "running")
     leaves = door.submit("--name", "leaves", "--restartable", "--time-limit", "1h", "--", *SAVES)
     node = door.wait_for(leaves, "running")["ranks"][0]["node"]
-    assert door.job(stays)["ranks"][0]["node"] == node, "packed together"
+    assert door.job(stays)["ranks"][0]["node"] == node, "both jobs are packed on one node"
     said = door.run("node", "maintenance", node, "--reason", "new fans").stderr
     assert f"{stays} (stays" in said and "is not restartable: it runs to its end here" in said
     assert f"{leaves} (leaves" in said and "can be moved" in said

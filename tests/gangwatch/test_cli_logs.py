@@ -1,4 +1,4 @@
-"""`gangwatch logs`: whole lines, whose they are, the newest attempt, and no byte lost while they grow."""
+"""`gangwatch logs`: whole lines with their rank, from the newest attempt, with no byte lost while the files grow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def logs(state: Path, attempt: int | None = None, rank: int | None = None) -> Ra
     return RankLogs(StateFolder(state), "j-000001", attempt, rank)
 
 
-def test_every_rank_with_its_number_and_one_without(tmp_path: Path) -> None:
+def test_lines_carry_the_rank_number_unless_one_rank_is_selected(tmp_path: Path) -> None:
     write(tmp_path, 1, 0, b"zero\n")
     write(tmp_path, 1, 10, b"ten\nno end")
     write(tmp_path, 1, 2, b"\xff\n")
@@ -35,13 +35,13 @@ def test_every_rank_with_its_number_and_one_without(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [0, 1, 2, 3, 9])
 @pytest.mark.parametrize("end", [b"", b"\n"])
-def test_the_last_lines(tmp_path: Path, lines: int, end: bytes) -> None:
+def test_tail_prints_the_last_lines(tmp_path: Path, lines: int, end: bytes) -> None:
     write(tmp_path, 1, 0, b"a\nb\n" + b"c" * 100_000 + end)
     want = ["a\n", "b\n", "c" * 100_000 + "\n"][max(0, 3 - lines) :] if lines else []
     assert list(logs(tmp_path, rank=0).newest(lines)) == want
 
 
-def test_growing_lines_come_once_and_whole(tmp_path: Path) -> None:
+def test_a_growing_line_is_printed_once_and_complete(tmp_path: Path) -> None:
     write(tmp_path, 1, 0, b"one\ntw")
     reader = logs(tmp_path, rank=0)
     assert list(reader.newest(None, final=False)) == ["one\n"]
@@ -52,7 +52,7 @@ def test_growing_lines_come_once_and_whole(tmp_path: Path) -> None:
     assert list(reader.more(final=True)) == []
 
 
-def test_a_newer_attempt_is_followed_after_the_rest_of_the_older(tmp_path: Path) -> None:
+def test_following_prints_the_rest_of_an_attempt_before_the_next_attempt(tmp_path: Path) -> None:
     write(tmp_path, 9, 0, b"first\n")
     reader = logs(tmp_path)
     assert list(reader.newest(None, final=False)) == ["0: first\n"]
@@ -62,7 +62,7 @@ def test_a_newer_attempt_is_followed_after_the_rest_of_the_older(tmp_path: Path)
     assert list(logs(tmp_path, attempt=9).newest(None)) == ["0: first\n", "0: last words\n"]
 
 
-def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
+def test_a_missing_attempt_or_rank_is_reported_with_the_existing_ones(tmp_path: Path) -> None:
     with pytest.raises(GangwatchError, match="none of its ranks has started"):
         logs(tmp_path).require_any()
     write(tmp_path, 1, 0, b"")
@@ -72,7 +72,7 @@ def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
         logs(tmp_path, attempt=2).require_any()
 
 
-def test_the_command_needs_no_controller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_works_without_a_controller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, 1, 0, b"hello\n")
     assert run(["logs", "--state", str(tmp_path), "j-000001", "--rank", "0"]) == 0
     assert capsys.readouterr().out == "hello\n"

@@ -1,4 +1,4 @@
-"""What people read: made from the documents that the API really gives, and whole whatever the names hold."""
+"""Text output of the commands, rendered from the API's real documents; any name leaves the output intact."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_jobs(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train [bold]" in running
     assert "rank 2 on node-1: straggler (suspended), 97 % sure" in running
     assert waiting.split()[:7] == ["j-000002", "head", "-", "default", "pending", "6", "-"]
-    assert len(waiting.split()) > 8, "why it waits"
+    assert len(waiting.split()) > 8, "the row says why the job waits"
     rendering.jobs([])
     assert capsys.readouterr().out == "no jobs\n"
 
 
-def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(
+def test_a_narrow_terminal_shows_fewer_columns_and_whole_words(
     state: State, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "70")
@@ -70,7 +70,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(
     assert all(len(line) <= 70 for line in shown.splitlines())
 
 
-def test_everything_about_one_job(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_shows_all_fields_of_one_job(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     job = state.jobs["j-000001"]
     job.ranks = [structs.replace(rank, exit_code=143 * (rank.rank == 3)) for rank in job.ranks]
     job.started_ns = job.attempt_started_ns = WALL
@@ -89,7 +89,7 @@ def test_everything_about_one_job(state: State, capsys: pytest.CaptureFixture[st
         assert words in shown
 
 
-def test_run_time_ends_with_the_job() -> None:
+def test_run_time_stops_when_the_job_ends() -> None:
     job = Job("j", JobSpec("x", ("true",), 1), JobState.RUNNING, WALL, attempt=1, run_ns=5 * SECOND)
     job.attempt_started_ns = WALL
     state = State(jobs={"j": job}, now_ns=WALL + 10 * SECOND)
@@ -100,12 +100,12 @@ def test_run_time_ends_with_the_job() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (62, "1:02"), (7500, "2:05:00"), (187200, "2-04:00:00")])
-def test_lengths_of_time(seconds: float, shown: str) -> None:
+def test_durations_are_rendered_for_people(seconds: float, shown: str) -> None:
     assert rendering.span(seconds) == shown
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "99", "100", "160", None])
-def test_check_keeps_every_word_whole(
+def test_check_never_breaks_a_word(
     columns: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS")
@@ -119,7 +119,9 @@ def test_check_keeps_every_word_whole(
     for word in (*detail.split(), *remedy.split(), "missing", "found", "pidfd"):
         assert word in shown.replace(":", " ").split() or word in shown.split(), word
     if columns is None:
-        assert any(detail in line and remedy in line for line in shown.splitlines()), "piped: a line a finding"
+        assert any(detail in line and remedy in line for line in shown.splitlines()), (
+            "piped output has one line per item"
+        )
 
 
 def test_nodes(state: State, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +149,7 @@ def test_queue(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     assert "all actions are frozen by ana" in out
 
 
-def test_the_cluster_is_drawn_around_the_reservation(state: State) -> None:
+def test_the_cluster_map_shows_the_reservation(state: State) -> None:
     ahead = Job("j-000003", JobSpec("hole", ("true",), 1), JobState.RUNNING, WALL + SECOND, attempt=1)
     ahead.ranks = [RankRecord(0, Slot("node-3", 0))]
     state.jobs["j-000003"] = ahead
@@ -169,7 +171,7 @@ def test_the_cluster_is_drawn_around_the_reservation(state: State) -> None:
     assert drawn[6:] == ["A j-000001 (train [bold])", "B j-000003 (hole), backfilled ahead of j-000002"]
 
 
-def test_more_jobs_than_letters_are_drawn_all_the_same(state: State) -> None:
+def test_the_cluster_map_shows_more_jobs_than_letters(state: State) -> None:
     state.nodes["large"] = Node("large", 100)
     for number in range(100):
         job = Job(f"k-{number:03d}", JobSpec("", ("true",), 1), JobState.RUNNING, WALL, attempt=1)
@@ -179,11 +181,11 @@ def test_more_jobs_than_letters_are_drawn_all_the_same(state: State) -> None:
         documents.queue_document(state), documents.nodes_document(state), documents.jobs_document(state, active=True)
     )
     [large] = [line for line in drawn if line.startswith("large")]
-    assert large.count("#") == 100 - len(rendering.LETTERS), "it is the first of the nodes by name"
+    assert large.count("#") == 100 - len(rendering.LETTERS), "the job is on the first nodes by name"
     assert drawn[-1] == "61 more jobs"
 
 
-def test_verdicts_with_their_evidence(state: State, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verdicts_are_shown_with_their_evidence(state: State, capsys: pytest.CaptureFixture[str]) -> None:
     rendering.verdicts(documents.verdicts_document(state))
     assert capsys.readouterr().out == (
         "v-7  rank 2 of j-000001 on node-1 is a straggler (suspended): it slows the job down by 80 %, confidence 0.97\n"
@@ -191,7 +193,7 @@ def test_verdicts_with_their_evidence(state: State, capsys: pytest.CaptureFixtur
     )
 
 
-def test_story_keeps_each_sentence_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_story_prints_each_sentence_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     entry = Entry(WALL, "j-000001", "migrate", "moves " + "far " * 100, applied=False, detail=(("gain", "12 s"),))
     rendering.story([documents.entry_document(NumberedEntry(1, 1, entry))])
     sentence, detail = capsys.readouterr().out.splitlines()
@@ -199,7 +201,7 @@ def test_story_keeps_each_sentence_on_its_line(capsys: pytest.CaptureFixture[str
     assert detail.strip() == "gain: 12 s"
 
 
-def test_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_the_explanation(capsys: pytest.CaptureFixture[str]) -> None:
     explained = Explanation(
         "j-000002",
         JobState.PENDING,

@@ -1,4 +1,4 @@
-"""The whole of it as a user sees it: up, submit, jobs, logs, explain, story, cancel, down; nothing remains."""
+"""A complete session with the commands: up, submit, jobs, logs, explain, story, cancel, down; no process remains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAYS_RANK = "import os, sys, time; print('rank', os.environ['RANK'], 'of', os.en
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """Two nodes of two slots, running."""
+    """Two running nodes of two slots each."""
     with front_door(tmp_path_factory.mktemp("run")) as running:
         running.up()
         yield running
@@ -71,7 +71,7 @@ def test_a_gang_from_submission_to_its_cancellation(door: FrontDoor) -> None:
     assert "already" in door.run("cancel", job_id, code=1).stderr
 
 
-def test_submit_waits_and_exits_with_the_jobs_fate(door: FrontDoor) -> None:
+def test_submit_wait_exits_with_the_jobs_exit_code(door: FrontDoor) -> None:
     done = door.run("submit", "--wait", "--ranks", "2", "--", *PYTHON, "pass")
     assert done.stdout.startswith("j-")
     assert "completed" in done.stderr
@@ -80,7 +80,9 @@ def test_submit_waits_and_exits_with_the_jobs_fate(door: FrontDoor) -> None:
     assert (job["state"], job["ranks"][0]["exit_code"]) == ("failed", 3)
 
 
-def test_a_job_has_the_submitters_environment_and_folder_but_not_our_own(door: FrontDoor, tmp_path: Path) -> None:
+def test_a_job_gets_the_environment_and_folder_of_submit_without_gangwatchs_own_variables(
+    door: FrontDoor, tmp_path: Path
+) -> None:
     program = (
         "import os, json; print(json.dumps([os.getcwd(), os.environ.get('MINE'), os.environ.get('GIVEN'), "
         "os.environ.get('GANGWATCH_TOKEN'), os.environ['GANGWATCH_JOB'], os.environ['PATH']]))"
@@ -104,20 +106,20 @@ def test_logs_follow_to_the_end(door: FrontDoor) -> None:
     assert followed.stdout == "0\n1\n2\n3\n"
 
 
-def test_more_ranks_than_slots_are_refused_with_the_largest_possible(door: FrontDoor) -> None:
+def test_submit_refuses_more_ranks_than_slots_and_names_the_maximum(door: FrontDoor) -> None:
     refused = door.run("submit", "--ranks", "5", "true", code=1)
     assert refused.stdout == ""
     assert "4" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_command_that_does_not_exist_fails_and_says_so(door: FrontDoor) -> None:
+def test_a_job_with_a_missing_program_fails_with_the_reason(door: FrontDoor) -> None:
     failed = door.run("submit", "--wait", "no-such-program", code=1)
     assert "failed" in failed.stderr
     assert "no-such-program" in door.run("story", failed.stdout.strip()).stdout
 
 
-def test_nodes_are_taken_out_and_released(door: FrontDoor) -> None:
+def test_nodes_are_quarantined_and_released(door: FrontDoor) -> None:
     door.run("node", "maintenance", "node-1", "--reason", "new NIC")
     states = {node["node"]: (node["state"], node["reason"]) for node in door.json("nodes")}
     assert states["node-0"][0] == "healthy"
@@ -130,7 +132,7 @@ def test_nodes_are_taken_out_and_released(door: FrontDoor) -> None:
     assert "node-0, node-1" in door.run("node", "release", "node-7", code=1).stderr
 
 
-def test_a_freeze_holds_what_would_start(door: FrontDoor) -> None:
+def test_a_freeze_holds_pending_jobs(door: FrontDoor) -> None:
     door.run("freeze")
     try:
         job_id = door.submit("true")
@@ -141,17 +143,17 @@ def test_a_freeze_holds_what_would_start(door: FrontDoor) -> None:
     door.wait_for(job_id, "completed")
 
 
-def test_verdicts_are_listed_and_unknown_ones_refused(door: FrontDoor) -> None:
+def test_verdicts_are_listed_and_unknown_ids_are_refused(door: FrontDoor) -> None:
     assert door.json("verdict", "list") == []
     assert "no verdict" in door.run("verdict", "reject", "v-1", code=1).stderr
 
 
 @pytest.mark.parametrize("command", [["explain"], ["story"], ["cancel"]])
-def test_a_job_that_does_not_exist_is_refused(door: FrontDoor, command: list[str]) -> None:
+def test_commands_refuse_a_job_that_does_not_exist(door: FrontDoor, command: list[str]) -> None:
     assert door.run(*command, "j-999999", code=1).stderr == "Error: no job j-999999\n"
 
 
-def test_the_controller_publishes_metrics_and_takes_wishes_with_the_token_only(door: FrontDoor) -> None:
+def test_the_controller_serves_metrics_and_accepts_requests_only_with_the_token(door: FrontDoor) -> None:
     record = door.state.controller()
     assert record is not None
     with urllib.request.urlopen(f"{record.url}/metrics", timeout=10) as response:
@@ -167,7 +169,7 @@ def test_the_controller_publishes_metrics_and_takes_wishes_with_the_token_only(d
     assert (door.state.token_file.stat().st_mode & 0o777, door.state.path.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-def test_agents_publish_the_ranks_of_their_node(door: FrontDoor) -> None:
+def test_agents_export_the_ranks_of_their_node(door: FrontDoor) -> None:
     job_id = door.submit("--ranks", "4", "--grace", "1s", "--", *PYTHON, "import time; time.sleep(600)")
     door.wait_for(job_id, "running")
     try:
@@ -188,7 +190,7 @@ def test_agents_publish_the_ranks_of_their_node(door: FrontDoor) -> None:
 
 
 def test_daemons_import_only_what_they_need(door: FrontDoor) -> None:
-    """The agent runs beside training on every node: what only the controller needs must not be in its memory."""
+    """The agent shares each node with training jobs, so modules that only the controller needs must not be loaded."""
     agent = door.state.agent("node-0")
     assert agent is not None
     mapped = Path(f"/proc/{agent.pid}/maps").read_text()
@@ -196,13 +198,13 @@ def test_daemons_import_only_what_they_need(door: FrontDoor) -> None:
     assert "aiohttp" not in mapped
 
 
-def test_json_documents_stand_alone_on_standard_output(door: FrontDoor) -> None:
+def test_standard_output_contains_only_the_json_document(door: FrontDoor) -> None:
     for command in (["jobs"], ["nodes"], ["queue"], ["verdict", "list"], ["config"], ["check"], ["up"]):
         done = door.run(*command, "--json")
         json.loads(done.stdout)
 
 
-def test_a_signal_that_stops_the_submitter_stops_no_job(door: FrontDoor) -> None:
+def test_interrupting_submit_wait_does_not_stop_the_job(door: FrontDoor) -> None:
     with door.start("submit", "--wait", "--", *PYTHON, "import time; time.sleep(3)") as waiting:
         assert waiting.stdout is not None
         job_id = waiting.stdout.readline().strip()

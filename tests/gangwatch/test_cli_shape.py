@@ -1,4 +1,4 @@
-"""What a submission can say of a gang's shape, by hand: groups, arrays, dependencies, elastic gangs, levels, files."""
+"""Options of `submit` that describe a gang's shape: groups, arrays, dependencies, elastic gangs, levels, files."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ PYTHON = (sys.executable, "-c")
 
 @pytest.fixture
 def posted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What `submit` posts, instead of posting it."""
+    """Record what `submit` posts instead of sending it."""
     found: list[dict[str, Any]] = []
 
-    class Listener:
+    class RecordingClient:
         def post(self, _path: str, body: dict[str, Any]) -> dict[str, Any]:
             found.append(body)
             return {"job": "j-1"}
 
-    monkeypatch.setattr(jobs, "client_of", lambda _state: Listener())
+    monkeypatch.setattr(jobs, "client_of", lambda _state: RecordingClient())
     return found
 
 
-def said(posted: list[dict[str, Any]], *arguments: str) -> dict[str, Any]:
-    """The body of `submit ARGUMENTS true`, which the API accepts."""
+def posted_body(posted: list[dict[str, Any]], *arguments: str) -> dict[str, Any]:
+    """Return the body that `submit ARGUMENTS true` posts, after the API has accepted it."""
     done = CliRunner().invoke(submit, [*arguments, "true"], standalone_mode=False)
     assert done.exception is None, done.output
     body = json.loads(json.dumps(posted.pop()))
@@ -85,15 +85,15 @@ def said(posted: list[dict[str, Any]], *arguments: str) -> dict[str, Any]:
         (("--checkpoint-signal", "usr1"), {"restartable": True, "checkpoint_signal": "SIGUSR1"}),
     ],
 )
-def test_each_option_is_a_field(posted: list[dict[str, Any]], arguments: tuple[str, ...], fields: Any) -> None:
-    body = said(posted, *arguments)
+def test_each_option_sets_a_field(posted: list[dict[str, Any]], arguments: tuple[str, ...], fields: Any) -> None:
+    body = posted_body(posted, *arguments)
     assert {name: body[name] for name in fields} == fields
 
 
-def test_a_file_gives_what_the_command_line_does_not(posted: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_job_file_supplies_options_missing_on_the_command_line(posted: list[dict[str, Any]], tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(json.dumps({"ranks": 3, "queue": "vision", "groups": [{"role": "a", "ranks": 3}], "priority": 2}))
-    body = said(posted, "--job-file", str(file), "--queue", "speech")
+    body = posted_body(posted, "--job-file", str(file), "--queue", "speech")
     assert (body["ranks"], body["queue"], body["priority"]) == (3, "speech", 2)
     assert body["groups"] == [{"role": "a", "ranks": 3}]
     file.write_text("no json")
@@ -109,7 +109,9 @@ def test_a_file_gives_what_the_command_line_does_not(posted: list[dict[str, Any]
         ("--checkpoint-command", "save 'now"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_is_refused_before_it_is_sent(posted: list[dict[str, Any]], arguments: tuple[str, ...]) -> None:
+def test_invalid_shapes_are_refused_before_they_are_sent(
+    posted: list[dict[str, Any]], arguments: tuple[str, ...]
+) -> None:
     done = CliRunner().invoke(submit, [*arguments, "true"])
     assert done.exit_code == 2 and arguments[1] in done.output
     assert not posted
@@ -117,7 +119,7 @@ def test_what_can_not_be_is_refused_before_it_is_sent(posted: list[dict[str, Any
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """Two nodes of two slots, running."""
+    """Two running nodes of two slots each."""
     with front_door(tmp_path_factory.mktemp("shape")) as running:
         running.up()
         yield running
@@ -125,7 +127,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
-def test_an_mpi_launcher_and_an_array_after_it(door: FrontDoor, tmp_path: Path) -> None:
+def test_an_mpi_launcher_gang_is_followed_by_a_dependent_array(door: FrontDoor, tmp_path: Path) -> None:
     tell = "import os; print(os.environ['GANGWATCH_ROLE'], os.environ['GANGWATCH_NODES'])"
     file = tmp_path / "mpi.json"
     launcher = {"role": "launcher", "ranks": 1, "command": [*PYTHON, f"print('mpirun'); {tell}"]}

@@ -1,4 +1,4 @@
-"""Configuration: refused with file, key and reason, never guessed; shown so that it can be read back."""
+"""Configuration: errors name file, key and reason; values are never guessed; the printed form can be read back."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write(folder: Path, text: str) -> Path:
         ("[remote_write]\nurl = 'x'", "remote_write.url: unknown key"),
     ],
 )
-def test_what_is_wrong_is_refused_with_file_key_and_reason(tmp_path: Path, text: str, complaint: str) -> None:
+def test_invalid_values_are_refused_with_file_key_and_reason(tmp_path: Path, text: str, complaint: str) -> None:
     file = write(tmp_path, text)
     with pytest.raises(ConfigError) as refusal:
         load(file)
@@ -77,12 +77,12 @@ def test_what_is_wrong_is_refused_with_file_key_and_reason(tmp_path: Path, text:
     assert "\n" not in str(refusal.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load(tmp_path / "absent.toml")
 
 
-def test_values_and_durations_are_taken(tmp_path: Path) -> None:
+def test_values_and_durations_are_read(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         "[cluster]\nnodes = 4\nslots = 2\n[controller]\nport = 0\nmode = 'observe'\n"
@@ -97,7 +97,7 @@ def test_values_and_durations_are_taken(tmp_path: Path) -> None:
     assert loaded.source == str(file)
 
 
-def test_the_command_line_goes_over_the_file_and_is_blamed_for_its_own(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_file_and_errors_name_their_source(tmp_path: Path) -> None:
     file = write(tmp_path, "[cluster]\nnodes = 4\nslots = 2\n")
     assert load(file, {"cluster.nodes": 2, "controller.port": None}).cluster == ClusterSection(nodes=2, slots=2)
     with pytest.raises(ConfigError, match=r"^command line: controller\.port: expected a whole number <= 65535"):
@@ -106,7 +106,7 @@ def test_the_command_line_goes_over_the_file_and_is_blamed_for_its_own(tmp_path:
         load(file, {"cluster.nodes": 2})
 
 
-def test_the_file_is_found_by_variable_and_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_found_by_variable_and_by_default_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GANGWATCH_CONFIG", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert load(None).source == ""
@@ -126,7 +126,7 @@ def test_the_effective_configuration_reads_back_as_itself(tmp_path: Path) -> Non
     assert not changes(first, again)
 
 
-def test_changes_say_what_a_reload_can_do(tmp_path: Path) -> None:
+def test_changes_report_which_keys_a_reload_applies(tmp_path: Path) -> None:
     before = load(write(tmp_path, ""))
     after = load(
         write(tmp_path, "[cluster]\nnodes = 2\n[controller]\nmode = 'observe'\n[policy]\nsuspect_seconds = 1\n")
@@ -150,7 +150,7 @@ def test_durations(text: str, seconds: float) -> None:
     "text",
     ["", "s", "-1s", "1 week", "1h30m", "inf", "1e3", ":30", "1:", "1:2:3:4", "1-", "-1:00", "1:0.5", "1-2-3"],
 )
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)
 
@@ -158,7 +158,7 @@ def test_what_is_no_duration(text: str) -> None:
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8), st.lists, max_leaves=4)
 )
-def test_no_value_of_any_key_raises_anything_but_config_error(value: object) -> None:
+def test_any_invalid_value_raises_only_config_error(value: object) -> None:
     for key in flatten(config_file.Config()):
         section, _, name = key.partition(".")
         try:
@@ -167,7 +167,7 @@ def test_no_value_of_any_key_raises_anything_but_config_error(value: object) -> 
             assert str(error).startswith("file: ")
 
 
-def test_the_exporters_sections_are_taken_and_shown_as_they_are_read(tmp_path: Path) -> None:
+def test_the_exporters_sections_are_read_and_printed_back(tmp_path: Path) -> None:
     first = load(
         write(
             tmp_path,
@@ -192,7 +192,7 @@ GPUS = tuple(f"GPU-{index}" for index in range(8))
     ("processors", "nodes", "slots"),
     [(1, 2, 4), (2, 2, 4), (4, 2, 4), (8, 2, 4), (15, 2, 7), (16, 4, 4), (48, 4, 12), (64, 8, 8), (128, 8, 16)],
 )
-def test_a_machine_without_gpus_is_divided_by_its_size(processors: int, nodes: int, slots: int) -> None:
+def test_a_machine_without_gpus_is_divided_by_its_processors(processors: int, nodes: int, slots: int) -> None:
     planned = plan_nodes(ClusterSection(), "host.example.org", processors, ())
     assert [(node.name, node.slots, node.devices) for node in planned] == [
         (f"node-{index}", slots, ()) for index in range(nodes)
@@ -201,13 +201,13 @@ def test_a_machine_without_gpus_is_divided_by_its_size(processors: int, nodes: i
 
 
 @pytest.mark.parametrize("processors", range(1, 257))
-def test_a_gang_of_four_starts_and_has_somewhere_to_move_to(processors: int) -> None:
+def test_two_nodes_can_each_hold_a_gang_of_four(processors: int) -> None:
     planned = plan_nodes(ClusterSection(), "host", processors, ())
     assert len(planned) >= 2
     assert all(node.slots >= 4 for node in planned)
 
 
-def test_what_is_given_wins() -> None:
+def test_given_numbers_of_nodes_and_slots_override_the_defaults() -> None:
     assert [node.slots for node in plan_nodes(ClusterSection(nodes=4), "host", 6, ())] == [1, 1, 1, 1]
     (node,) = plan_nodes(ClusterSection(nodes=1), "host.example.org", 6, ())
     assert (node.name, node.slots) == ("host", 6)
@@ -219,30 +219,30 @@ def test_what_is_given_wins() -> None:
 @pytest.mark.parametrize(
     ("gpus", "sizes"), [(1, [1]), (2, [1, 1]), (3, [2, 1]), (4, [2, 2]), (8, [4, 4]), (16, [4, 4, 4, 4])]
 )
-def test_a_slot_is_a_gpu_and_each_belongs_to_one_node(gpus: int, sizes: list[int]) -> None:
+def test_each_slot_is_one_gpu_and_each_gpu_belongs_to_one_node(gpus: int, sizes: list[int]) -> None:
     names = tuple(f"GPU-{index}" for index in range(gpus))
     planned = plan_nodes(ClusterSection(), "host", 2, names)
     assert [node.slots for node in planned] == sizes
-    assert [device for node in planned for device in node.devices] == list(names), "each once, neighbours together"
+    assert [device for node in planned for device in node.devices] == list(names), "each GPU once, neighbours together"
     assert oversubscribed(planned, 2) == ""
 
 
 @pytest.mark.parametrize(("nodes", "slots"), [(None, None), (3, None), (2, 2), (None, 3), (8, 1), (1, None)])
-def test_no_gpu_is_given_to_two_nodes(nodes: int | None, slots: int | None) -> None:
+def test_no_gpu_is_assigned_to_two_nodes(nodes: int | None, slots: int | None) -> None:
     planned = plan_nodes(ClusterSection(nodes=nodes, slots=slots), "host", 64, GPUS)
     devices = [device for node in planned for device in node.devices]
     assert len(set(devices)) == len(devices) == sum(node.slots for node in planned)
     assert all(len(node.devices) == node.slots >= 1 for node in planned)
     if slots is None:
-        assert devices == list(GPUS), "none is left over"
+        assert devices == list(GPUS), "every GPU is assigned"
 
 
-def test_slots_of_cpu_where_there_are_gpus() -> None:
+def test_cpu_slots_can_be_requested_on_a_gpu_machine() -> None:
     nodes = plan_nodes(ClusterSection(nodes=2, slots=2, gpus=False), "host", 64, GPUS)
     assert [(node.slots, node.devices) for node in nodes] == [(2, ()), (2, ())]
 
 
-def test_more_slots_than_gpus_are_refused_with_the_way_out() -> None:
+def test_more_slots_than_gpus_are_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match=r"4 nodes of 2 slots need 8 GPUs, this machine has 1.*--no-gpus"):
         plan_nodes(ClusterSection(nodes=4, slots=2), "host", 64, GPUS[:1])
 
@@ -276,7 +276,7 @@ def test_any_host_name_gives_a_node_name(host: str) -> None:
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path, text: str, said: str) -> None:
-    """Wherever it is: a queue's limit that is misspelt must not be passed over."""
+    """Refuse unknown keys at every level: a misspelt limit of a queue must not be ignored."""
     file = tmp_path / "gangwatch.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=said) as refused:
@@ -284,8 +284,8 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path, text
     assert str(file) in str(refused.value)
 
 
-def test_a_configuration_that_is_cut_or_has_keys_of_another_release_is_refused_in_words(tmp_path: Path) -> None:
-    """No traceback and no half of a configuration, wherever the file ends and whatever is in it."""
+def test_a_truncated_file_or_keys_of_another_release_are_refused_with_a_message(tmp_path: Path) -> None:
+    """Report an error without a traceback, and use no part of the configuration, wherever the file is cut."""
     recorded = Path(__file__).parents[1] / "fixtures" / "releases" / "0.1.0" / "gangwatch.toml"
     text = recorded.read_text()
     file = tmp_path / "gangwatch.toml"
@@ -323,7 +323,7 @@ def test_a_configuration_that_is_cut_or_has_keys_of_another_release_is_refused_i
         b"\x00" * 64,
     ],
 )
-def test_damaged_files_of_the_state_folder_are_named(tmp_path: Path, content: bytes) -> None:
+def test_errors_name_damaged_files_of_the_state_folder(tmp_path: Path, content: bytes) -> None:
     state = StateFolder(tmp_path / "state")
     state.prepare()
     for file in (state.controller_file, state.agent_file("n0"), state.supervisor_file, state.config_file):

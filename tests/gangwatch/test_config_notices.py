@@ -1,4 +1,4 @@
-"""A setting that another setting leaves without effect is named, with the change that gives it one."""
+"""Notices for settings that have no effect because of another setting; each names the change that gives them one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWNER, GUEST = Queue("owner", quota=4), Queue("guest", quota=4)
 
 
 @pytest.mark.parametrize("order", [order for order in Order if order is not Order.FAIR])
-def test_a_quota_and_a_weight_are_named_under_an_order_that_follows_neither(order: Order) -> None:
+def test_a_notice_names_quota_and_weight_under_orders_that_ignore_them(order: Order) -> None:
     policy = Policy(order=order, preempt=True, queues=(OWNER, GUEST, Queue("heavy", weight=2.0)))
     quota, weight = notices(policy)
     assert quota.startswith("policy.queues: owner, guest: 'quota' has no effect") and f'"{order.value}"' in quota
@@ -28,7 +28,7 @@ def test_a_quota_and_a_weight_are_named_under_an_order_that_follows_neither(orde
     assert finding(policy).state == "limited"
 
 
-def test_a_quota_without_preemption_is_named_under_the_fair_order() -> None:
+def test_a_notice_names_a_quota_without_preemption_under_the_fair_order() -> None:
     policy = Policy(order=Order.FAIR, preempt=False, queues=(OWNER,))
     (only,) = notices(policy)
     assert "owner" in only and "policy.preempt = true" in only
@@ -36,13 +36,13 @@ def test_a_quota_without_preemption_is_named_under_the_fair_order() -> None:
     assert finding(replace(policy, preempt=True)).state == "found"
 
 
-def test_what_has_an_effect_under_every_order_is_not_named() -> None:
-    """A limit holds under every order, and so does a quota beyond which nothing may be borrowed."""
+def test_settings_that_every_order_follows_give_no_notice() -> None:
+    """A limit applies under every order, and so does a quota beyond which the queue may borrow nothing."""
     queues = (Queue("small", limit=2), Queue("own", quota=2, borrow=False), Queue("plain"))
     assert notices(Policy(queues=queues)) == ()
 
 
-def test_config_and_check_say_it(tmp_path: Path) -> None:
+def test_config_and_check_print_the_notices(tmp_path: Path) -> None:
     file = tmp_path / "gangwatch.toml"
     file.write_text("[[policy.queues]]\nname = 'owner'\nquota = 2\n")
     shown = CliRunner().invoke(cli, ["config", "--state", str(tmp_path / "state"), "--config", str(file)])
@@ -54,17 +54,17 @@ def test_config_and_check_say_it(tmp_path: Path) -> None:
     assert refused.exit_code == 1 and "policy (limited)" in str(refused.exception)
 
 
-def test_check_without_a_file_goes_by_what_the_running_controller_works_by(tmp_path: Path) -> None:
+def test_check_without_a_file_uses_the_running_controllers_configuration(tmp_path: Path) -> None:
     file, state = tmp_path / "gangwatch.toml", StateFolder(tmp_path / "state")
     file.write_text("[[policy.queues]]\nname = 'owner'\nquota = 2\n")
     state.prepare()
     write_in_force(state, InForce(str(file), {}, load(file)))
-    assert finding_of(state, Policy(), named=False).state == "found", "what the last one left, while none runs"
+    assert finding_of(state, Policy(), named=False).state == "found", "no controller runs: its last file does not count"
     process = this_process()
     record = ControllerRecord(process.pid, process.start_time, "http://127.0.0.1:1")
     write_atomically(state.controller_file, msgspec.json.encode(record))
     assert finding_of(state, Policy(), named=False).state == "limited"
-    assert finding_of(state, Policy(), named=True).state == "found", "of the file that was named"
+    assert finding_of(state, Policy(), named=True).state == "found", "the named file counts"
     state.config_file.write_text("{")
     damaged = finding_of(state, Policy(), named=False)
     assert damaged.state == "limited" and "config.json" in damaged.detail and damaged.remedy

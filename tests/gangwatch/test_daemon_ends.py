@@ -1,4 +1,4 @@
-"""Why no controller is there: the supervisor's reason, in every command that needs one."""
+"""Every command that needs a controller prints the supervisor's reason when none is running."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def ended(state: StateFolder, ago: float, again: float, **more: object) -> None:
     write_end(state, "controller", DaemonEnd(**{**values, **more}))  # type: ignore[arg-type]
 
 
-def test_where_nothing_was_started_the_way_to_start_it_is_named(state: StateFolder) -> None:
+def test_without_a_start_the_message_names_the_command_that_starts_it(state: StateFolder) -> None:
     assert why_no_controller(state) == f"no controller is running for {state}: start one with `gangwatch up`"
 
 
-def test_while_it_is_restarted_the_reason_and_the_next_try_are_named(state: StateFolder) -> None:
+def test_during_restarts_the_message_names_the_reason_and_the_next_attempt(state: StateFolder) -> None:
     supervised(state, this_process(), GONE)
     ended(state, 3.2, 4.8, exit_code=1, words="ValueError: a bug", in_a_row=4)
     words = why_no_controller(state)
@@ -61,14 +61,14 @@ def test_while_it_is_restarted_the_reason_and_the_next_try_are_named(state: Stat
     assert "(ended 3 min ago: killed by SIGKILL; next attempt in 0 s)" in why_no_controller(state)
 
 
-def test_a_controller_that_starts_is_not_said_to_be_absent(state: StateFolder) -> None:
+def test_a_starting_controller_is_not_reported_missing(state: StateFolder) -> None:
     supervised(state, this_process(), this_process())
     assert "is starting: try again in a moment" in why_no_controller(state)
     ended(state, 5, 0, exit_code=None)
     assert "is starting again (it ended 5 s ago: ended)" in why_no_controller(state)
 
 
-def test_where_the_supervisor_is_gone_both_are_to_be_started(state: StateFolder) -> None:
+def test_without_a_supervisor_the_message_says_to_start_both(state: StateFolder) -> None:
     supervised(state, GONE, GONE)
     ended(state, 7, 0, exit_code=1, words="OSError: no room")
     words = why_no_controller(state)
@@ -78,14 +78,14 @@ def test_where_the_supervisor_is_gone_both_are_to_be_started(state: StateFolder)
     assert "no room" not in why_no_controller(state)
 
 
-def test_a_record_of_ends_that_is_damaged_says_nothing(state: StateFolder) -> None:
+def test_a_damaged_exit_record_is_ignored(state: StateFolder) -> None:
     (state.path / "daemon-ends.json").write_bytes(b'{"controller": 7')
     assert read_ends(state) == {}
     supervised(state, this_process(), GONE)
     assert "starting" in why_no_controller(state)
 
 
-# --- a controller that can't start again ------------------------------------------------------------------------------
+# --- a controller that cannot start again -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
-def test_every_command_says_why_the_controller_is_not_there_until_it_is(door: FrontDoor, tmp_path: Path) -> None:
+def test_every_command_reports_why_the_controller_is_down_until_it_runs(door: FrontDoor, tmp_path: Path) -> None:
     configuration = tmp_path / "gangwatch.toml"
     configuration.write_text("")
     door.up("--config", str(configuration))

@@ -1,4 +1,4 @@
-"""What a job is called where its user says nothing."""
+"""Default names of jobs that are submitted without --name."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from gangwatch.display.job_name import name_of
         (".py", ".py"),
     ],
 )
-def test_a_job_is_called_by_its_program(command: str, name: str) -> None:
+def test_the_default_name_is_the_program(command: str, name: str) -> None:
     import shlex
 
     assert name_of(shlex.split(command)) == name
 
 
 @pytest.mark.parametrize("command", [["/"], [""], ["\x07"], ["a\u202eb"], ["x" * 500]])
-def test_whatever_the_command_is_there_is_a_plain_name(command: list[str]) -> None:
+def test_every_command_gives_a_plain_name(command: list[str]) -> None:
     name = name_of(command)
     assert 1 <= len(name) <= 200
     assert name.isprintable()

@@ -1,4 +1,4 @@
-"""A whole gangwatch that others can reach: TLS, the token, passwords; by curl, by the command line, and by the feed."""
+"""A controller that other machines can reach, with TLS, token and passwords: by curl, the command line and the feed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 class Site:
-    """Certificates, and a web configuration with a user whose password is 'secret'."""
+    """Certificates and a web configuration with one user, whose password is 'secret'."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder)
@@ -46,7 +46,7 @@ class Site:
         self.file.write_text(f"tls_server_config: {{cert_file: {self.certificate}, key_file: {self.key}}}\n{more}")
 
     def curl(self, url: str, *options: str) -> tuple[int, str]:
-        """The status, and the body."""
+        """Return the status and the body of a response."""
         asked = subprocess.run(
             [needs.component("curl", "curl"), "-sS", "--max-time", "30", "-w", "\n%{http_code}", *options, url],
             capture_output=True,
@@ -63,7 +63,7 @@ class Site:
         ("basic_auth_users: {}\n", "has no tls_server_config"),
     ],
 )
-def test_without_tls_it_refuses_to_listen_off_loopback(
+def test_without_tls_the_controller_refuses_to_listen_off_loopback(
     door: FrontDoor, tmp_path: Path, web: str | None, missing: str
 ) -> None:
     options = ["--listen", f"{HOST}:0"]
@@ -74,7 +74,7 @@ def test_without_tls_it_refuses_to_listen_off_loopback(
     assert missing in refused.stderr and "Traceback" not in refused.stderr
 
 
-def test_a_controller_that_others_can_reach(door: FrontDoor, tmp_path: Path) -> None:
+def test_a_controller_reachable_from_other_machines(door: FrontDoor, tmp_path: Path) -> None:
     site = Site(tmp_path)
     (tmp_path / "gangwatch.toml").write_text(
         f'[agent]\nlisten = "{HOST}:0"\nweb_config = "{site.file}"\n'
@@ -95,19 +95,19 @@ def test_a_controller_that_others_can_reach(door: FrontDoor, tmp_path: Path) -> 
     assert site.curl(jobs, *known, "-H", "Authorization: Bearer wrong")[0] == 401
     assert site.curl(jobs, *known, "-u", "reader:secret") == (200, "[]")
     assert site.curl(jobs, *known, *bearer) == (200, "[]")
-    assert site.curl(f"{record.url}/readyz", *known)[0] == 200, "a probe has no password"
+    assert site.curl(f"{record.url}/readyz", *known)[0] == 200, "probes need no password"
     assert "gangwatch_" in site.curl(f"{record.url}/metrics", *known, "-u", "reader:secret")[1]
-    assert "certificate" in site.curl(jobs, *bearer)[1], "curl does not know the authority"
+    assert "certificate" in site.curl(jobs, *bearer)[1], "curl refuses the unknown authority"
     assert site.curl(jobs.replace("https", "http"), *bearer)[0] == 0
 
-    # Reading with a password is no right to run programs, and a page elsewhere has neither.
+    # A password for reading does not allow running programs. A page of another origin may do neither.
     submission = ("-H", "Content-Type: application/json", "-d", '{"name": "x", "command": ["true"], "ranks": 1}')
     assert site.curl(jobs, *known, "-u", "reader:secret", *submission)[0] == 401
     assert site.curl(jobs, *known, *bearer, *submission, "-H", "Origin: https://evil.example")[0] == 403
     status, told = site.curl(jobs, *known, *bearer, *submission)
     assert status == 201, told
 
-    # The command line finds its way by the state folder alone, and the feed reaches agents over TLS.
+    # The command line needs only the state folder, and the feed connects to agents over TLS.
     job = door.wait_for(json.loads(told)["job"], "completed")
     assert job["name"] == "x"
     wait_until(
@@ -115,7 +115,7 @@ def test_a_controller_that_others_can_reach(door: FrontDoor, tmp_path: Path) -> 
         lambda: f"{door.json('nodes')}\n{door.logs()}",
     )
 
-    # From elsewhere: no state folder, but a configuration that names the controller, and a copy of the token.
+    # On another machine: no state folder, but a configuration that names the controller, and a copy of the token.
     (tmp_path / "copied-token").write_text(token + "\n")
     port = urlsplit(record.url).port
     (tmp_path / "client.toml").write_text(
@@ -135,7 +135,7 @@ def test_a_controller_that_others_can_reach(door: FrontDoor, tmp_path: Path) -> 
     assert refused.returncode == 1 and "token" in refused.stderr and "Traceback" not in refused.stderr
 
 
-def test_the_token_alone_is_proof_enough(door: FrontDoor, tmp_path: Path) -> None:
+def test_the_token_alone_authenticates(door: FrontDoor, tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.write("")
     door.up("--listen", f"{HOST}:0", "--web-config", str(site.file))
@@ -149,8 +149,8 @@ def test_the_token_alone_is_proof_enough(door: FrontDoor, tmp_path: Path) -> Non
     assert door.json("jobs") == []
 
 
-def test_who_asks_for_a_certificate_is_up_and_is_shown_one(tmp_path: Path) -> None:
-    """The supervisor has none and sees all the same that the daemon serves; the command line shows [client]'s."""
+def test_a_daemon_that_requires_a_client_certificate_is_reported_up(tmp_path: Path) -> None:
+    """The supervisor has no certificate and still detects that the daemon serves; the client shows [client]'s."""
     site = Site(tmp_path)
     site.file.write_text(
         f"tls_server_config:\n  cert_file: {site.certificate}\n  key_file: {site.key}\n"
@@ -162,7 +162,7 @@ def test_who_asks_for_a_certificate_is_up_and_is_shown_one(tmp_path: Path) -> No
     with ThreadedServer(agent_app(lambda: made, lambda _: lambda: None), security=Security(site.file)) as server:
         record = ControllerRecord(1, 1, server.url, str(site.certificate))
         assert answers(record)
-        assert not answers(ControllerRecord(1, 1, server.url)), "nobody vouches for it"
+        assert not answers(ControllerRecord(1, 1, server.url)), "its certificate is not trusted"
         assert not answers(ControllerRecord(1, 1, server.url, str(tmp_path / "absent.pem")))
         for trust in (
             Trust(site.certificate, None, own, own_key),
@@ -173,6 +173,6 @@ def test_who_asks_for_a_certificate_is_up_and_is_shown_one(tmp_path: Path) -> No
             answer = connection.getresponse()
             assert answer.status == 200 and b"gangwatch_" in answer.read()
             connection.close()
-    assert not answers(record), "it is gone"
+    assert not answers(record), "the server has closed"
     with pytest.raises(ConfigError, match=r"absent\.pem: No such file"):
         connect(server.url, 1.0, Trust(tmp_path / "absent.pem"))

@@ -1,4 +1,4 @@
-"""Jobs that report nothing, several on one node: what most people submit first."""
+"""Several jobs on one node that report no steps, the most common first submission."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def test_several_jobs_of_one_rank_leave_the_controller_running(door: FrontDoor) -> None:
-    """Two on one node and one on the other: the nodes' frames then differ in length."""
+    """Run two jobs on one node and one on the other, so that the frames of the nodes differ in length."""
     door.up()
     controller = door.state.controller()
     assert controller is not None
     jobs = [door.submit(*SLEEPS) for _ in range(3)]
     for job_id in jobs:
         door.wait_for(job_id, "running")
-    for _ in range(30):  # several frames of each node
+    for _ in range(30):  # several frames per node
         time.sleep(0.2)
         now = door.state.controller()
         assert now is not None, door.logs()

@@ -1,4 +1,4 @@
-"""What the controller pushes, to a receiver that decodes it with OpenTelemetry's own messages."""
+"""OTLP push of the controller to a receiver that decodes it with OpenTelemetry's own messages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def submission(controller: Controller, ranks: int, name: str) -> str:
-    """Submit a job; its id."""
+    """Submit a job and return its id."""
     spec = JobSpec(name, ("true",), ranks, time_limit_seconds=60)
     event = controller.cycle.request(lambda _: Submitted(controller.cycle.new_job_id(), spec)).result(20)
     assert isinstance(event, Submitted)
@@ -80,7 +80,7 @@ def spans_of(receiver: Receiver) -> list[ProtoSpan]:
     return found
 
 
-def test_a_jobs_life_arrives_as_a_trace_linked_to_who_held_it_up(tmp_path: Path, receiver: Receiver) -> None:
+def test_a_job_arrives_as_a_trace_linked_to_the_job_that_delayed_it(tmp_path: Path, receiver: Receiver) -> None:
     world = World()
     push = OtlpPush(None, PushTarget(receiver.url), {"host.name": "h"})
     with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.add_entries) as controller:
@@ -118,7 +118,7 @@ def test_a_jobs_life_arrives_as_a_trace_linked_to_who_held_it_up(tmp_path: Path,
     assert measured["gangwatch_push_sent_total"] >= 1
 
 
-def test_what_ended_just_before_the_stop_arrives_all_the_same(
+def test_spans_that_end_just_before_the_stop_are_delivered(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(otlp_push_module, "GATHER_SECONDS", 60.0)
@@ -134,7 +134,7 @@ def test_what_ended_just_before_the_stop_arrives_all_the_same(
     assert "job brief" in {span.name for span in spans_of(receiver)}
 
 
-def test_the_controllers_series_arrive_under_their_own_names(tmp_path: Path, receiver: Receiver) -> None:
+def test_the_controllers_series_keep_their_names(tmp_path: Path, receiver: Receiver) -> None:
     push = OtlpPush(PushTarget(receiver.url, interval_seconds=0.05), None, {"host.name": "h"})
     with Controller(
         tmp_path, MemoryBackend(World()), Policy(), detectors=(), on_entries=push.add_entries
@@ -160,7 +160,7 @@ def test_the_controllers_series_arrive_under_their_own_names(tmp_path: Path, rec
     assert 0 < cycles.data_points[0].start_time_unix_nano < cycles.data_points[0].time_unix_nano
 
 
-def test_a_receiver_that_is_away_or_refuses_harms_nothing_and_is_seen(
+def test_a_missing_or_refusing_receiver_is_reported_and_affects_no_job(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(otlp_push_module, "MOST_BATCHES", 2)
@@ -176,7 +176,7 @@ def test_a_receiver_that_is_away_or_refuses_harms_nothing_and_is_seen(
         push.start(controller)
         jobs = [submission(controller, ranks=1, name=f"n{n}") for n in range(4)]
         for job in jobs:
-            until(lambda job=job: (job, 1) in world.attempts)  # the receiver says nothing, and jobs start all the same
+            until(lambda job=job: (job, 1) in world.attempts)  # jobs start although the receiver does not respond
             world.end(job)
 
         def dropped(reason: str) -> float:
@@ -194,7 +194,7 @@ def test_a_receiver_that_is_away_or_refuses_harms_nothing_and_is_seen(
         assert words in told
 
 
-def test_entries_that_wait_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_push_queue_is_bounded_and_dropped_entries_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_push_module, "MOST_ENTRIES", 10)
     push = OtlpPush(None, PushTarget("http://127.0.0.1:1/v1/traces"), {})
     push.add_entries([NumberedEntry(n, 1, Entry(1, "j", "waits", "")) for n in range(25)])
@@ -202,7 +202,7 @@ def test_entries_that_wait_are_bounded_and_counted(monkeypatch: pytest.MonkeyPat
     assert lost[(("reason", "queue full"), ("sink", "otlp_traces"))] == 15
 
 
-def test_nothing_is_pushed_unless_the_configuration_says_where(tmp_path: Path) -> None:
+def test_nothing_is_pushed_without_a_configured_endpoint(tmp_path: Path) -> None:
     file = tmp_path / "gangwatch.toml"
     file.write_text("")
     assert list(otlp_push_of(load(file), "h").measures()) == []

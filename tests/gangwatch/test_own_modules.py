@@ -1,4 +1,4 @@
-"""What lies in the folder where a command is typed, or was installed beside us, never stands in for our packages."""
+"""Modules with our packages' names, in the current folder or installed with ours, never replace our packages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PROGRAM = ("-c", "from gangwatch.__main__ import main; main()")
 
 
 @pytest.fixture
-def crowded(tmp_path: Path) -> Path:
-    """A folder with files and folders that are called as ours and as what we use."""
-    folder = tmp_path / "crowded"
+def folder_with_intruders(tmp_path: Path) -> Path:
+    """A folder with files and folders named like our packages and like our dependencies."""
+    folder = tmp_path / "folder_with_intruders"
     folder.mkdir()
     for name in INTRUDERS:
         (folder / f"{name}.py").write_text(f"raise SystemExit('the wrong {name} was imported')\n")
@@ -60,22 +60,22 @@ def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedPr
         (("demo", "--help"), 0),
     ],
 )
-def test_commands_run_in_a_folder_of_intruders(
-    crowded: Path, way: tuple[str, ...], arguments: tuple[str, ...], code: int
+def test_commands_run_in_a_folder_with_intruding_modules(
+    folder_with_intruders: Path, way: tuple[str, ...], arguments: tuple[str, ...], code: int
 ) -> None:
-    done = run(crowded, *way, *arguments)
+    done = run(folder_with_intruders, *way, *arguments)
     assert done.returncode == code, done.stderr
 
 
-@pytest.mark.parametrize("path", ["", ".", "{folder}/..{pathsep}", "../crowded"])
-def test_a_relative_entry_of_pythonpath_brings_no_intruder(crowded: Path, path: str) -> None:
-    given = path.format(folder=crowded, pathsep=os.pathsep)
-    done = run(crowded, "-m", "gangwatch", "jobs", PYTHONPATH=given or os.pathsep)
+@pytest.mark.parametrize("path", ["", ".", "{folder}/..{pathsep}", "../folder_with_intruders"])
+def test_a_relative_pythonpath_entry_loads_no_intruding_module(folder_with_intruders: Path, path: str) -> None:
+    given = path.format(folder=folder_with_intruders, pathsep=os.pathsep)
+    done = run(folder_with_intruders, "-m", "gangwatch", "jobs", PYTHONPATH=given or os.pathsep)
     assert done.returncode == 3, done.stderr
 
 
-def test_a_folder_that_somebody_put_on_pythonpath_brings_no_other_agent(tmp_path: Path) -> None:
-    """Named on purpose, it stays on the path for everything but our own packages."""
+def test_an_agent_module_on_pythonpath_does_not_replace_ours(tmp_path: Path) -> None:
+    """The folder stays on the path for all imports except those of our own packages."""
     folder = tmp_path / "libraries"
     folder.mkdir()
     (folder / "agent.py").write_text("raise SystemExit('the wrong agent was imported')\n")
@@ -83,7 +83,7 @@ def test_a_folder_that_somebody_put_on_pythonpath_brings_no_other_agent(tmp_path
     assert done.returncode == 3, done.stderr
 
 
-def test_what_was_loaded_before_us_is_named(tmp_path: Path) -> None:
+def test_a_foreign_module_that_is_already_loaded_is_named(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("")
     text = "import agent; from gangwatch.__main__ import main; main()"
     done = run(tmp_path, "-c", text)
@@ -95,15 +95,15 @@ def test_what_was_loaded_before_us_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A copy of the program as pip lays it out, in a folder that is on PYTHONPATH."""
+    """A copy of the program as pip installs it, in a folder on PYTHONPATH."""
     site = tmp_path / "site"
     for name in (*PACKAGES, "gangwatch"):
         shutil.copytree(ROOT / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
     return site
 
 
-def test_another_distribution_over_ours_is_named(installed: Path, tmp_path: Path) -> None:
-    """As `pip install exporter` does it: it writes exporter/__init__.py over ours, and says so in its metadata."""
+def test_a_distribution_that_overwrote_our_package_is_named(installed: Path, tmp_path: Path) -> None:
+    """Simulate `pip install exporter`: it overwrites our exporter/__init__.py, and its metadata lists that file."""
     assert run(tmp_path, "-m", "gangwatch", "--version", PYTHONPATH=str(installed)).returncode == 0
     foreign = installed / "exporter" / "__init__.py"
     foreign.write_text("raise SystemExit('the wrong exporter was imported')\n")
@@ -118,7 +118,7 @@ def test_another_distribution_over_ours_is_named(installed: Path, tmp_path: Path
     assert "uv tool install --force" in done.stderr
 
 
-def test_a_package_that_was_uninstalled_is_named(installed: Path, tmp_path: Path) -> None:
+def test_a_missing_package_of_ours_is_named(installed: Path, tmp_path: Path) -> None:
     shutil.rmtree(installed / "exporter")
     done = run(tmp_path, "-m", "gangwatch", "jobs", PYTHONPATH=str(installed))
     assert done.returncode == 1
@@ -126,11 +126,11 @@ def test_a_package_that_was_uninstalled_is_named(installed: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_every_package_of_ours_has_the_mark(name: str) -> None:
+def test_each_of_our_packages_has_the_marker(name: str) -> None:
     assert MARK in (ROOT / name / "__init__.py").read_bytes()
 
 
-# --- every process that we start --------------------------------------------------------------------------------------
+# --- every process that gangwatch starts ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -141,17 +141,19 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
-def test_up_and_a_job_in_a_folder_of_intruders(door: FrontDoor, crowded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor, the agents, the controller, the shim and the commands, all started from there."""
-    monkeypatch.chdir(crowded)
+def test_up_and_a_job_run_in_a_folder_with_intruding_modules(
+    door: FrontDoor, folder_with_intruders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Start the supervisor, the agents, the controller, the shim and the commands from such a folder."""
+    monkeypatch.chdir(folder_with_intruders)
     door.up()
     job_id = door.submit("--", sys.executable, "-I", "-c", "print('done')")
     door.wait_for(job_id, "completed")
     assert "the wrong" not in door.logs()
 
 
-def test_every_process_of_ours_is_started_without_the_current_folder() -> None:
-    """`-P`, or `-I` which implies it, stands in every command line that starts Python on a module of ours."""
+def test_every_process_starts_without_the_current_folder_on_its_path() -> None:
+    """Every command line that starts Python on one of our modules has `-P`, or `-I` which implies it."""
     found = 0
     for file in sorted(path for package in (*PACKAGES, "gangwatch") for path in (ROOT / package).rglob("*.py")):
         for number, line in enumerate(file.read_text().splitlines(), 1):

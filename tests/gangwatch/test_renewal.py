@@ -1,4 +1,4 @@
-"""An agent's certificate is fetched at the start, and again when a third of its life is left."""
+"""Renewal of an agent's certificate: fetched at the start, and again when a third of its lifetime remains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COPY = "import os, pathlib, sys; pathlib.Path(sys.argv[2]).write_bytes(pathlib.P
 
 
 def certificate(begun_days: float, days: float) -> bytes:
-    """A certificate that began some days ago."""
+    """Return a certificate that has been valid for some days."""
     then = datetime.now(UTC) - timedelta(days=begun_days)
     return Authority.make(now=then).issue(new_request(new_key(), ["n0"]), ["n0"], days, then, since=then).certificate
 
@@ -25,7 +25,7 @@ def copying(source: Path, target: Path) -> tuple[str, ...]:
     return sys.executable, "-c", COPY, str(source), str(target)
 
 
-def test_what_is_left_of_a_certificate(tmp_path: Path) -> None:
+def test_the_remaining_share_of_a_certificates_lifetime(tmp_path: Path) -> None:
     path = tmp_path / "tls.crt"
     one = Renewal(("true",), path, "n0")
     assert one.left() == 0.0
@@ -37,7 +37,7 @@ def test_what_is_left_of_a_certificate(tmp_path: Path) -> None:
     assert one.left() == 0.0
 
 
-def test_an_agent_waits_for_its_first_certificate_and_says_why_there_is_none(
+def test_an_agent_waits_for_its_first_certificate_and_logs_why_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(renewal, "FIRST_PAUSE_SECONDS", 0.01)
@@ -58,7 +58,7 @@ def test_an_agent_waits_for_its_first_certificate_and_says_why_there_is_none(
     assert "/absent/command" in caplog.text
 
 
-def test_a_certificate_of_which_a_third_is_left_is_fetched_anew_and_no_earlier(
+def test_a_certificate_is_renewed_when_a_third_of_its_lifetime_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewal, "CHECK_SECONDS", 0.01)

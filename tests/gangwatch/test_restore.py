@@ -1,4 +1,4 @@
-"""`up` after everything was killed, or the machine was rebooted: the same cluster, unless told otherwise."""
+"""`up` after all processes were killed or the machine was rebooted restores the same cluster by default."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def kill_everything(door: FrontDoor) -> None:
-    """SIGKILL of the supervisor first, so that it restarts nothing, then of every daemon."""
-    left = door.state.supervisor_left()
-    assert left is not None
-    for record in (left, *left.daemons.values()):
+    """Kill the supervisor first, so that it restarts nothing, then every daemon, all with SIGKILL."""
+    write_record = door.state.supervisor_left()
+    assert write_record is not None
+    for record in (write_record, *write_record.daemons.values()):
         os.kill(record.pid, signal.SIGKILL)
     wait_until(
-        lambda: all(start_time_of(one.pid) != one.start_time for one in (left, *left.daemons.values())), door.logs
+        lambda: all(start_time_of(one.pid) != one.start_time for one in (write_record, *write_record.daemons.values())),
+        door.logs,
     )
 
 
@@ -48,7 +49,7 @@ def cluster(door: FrontDoor) -> list[tuple[str, int, bool]]:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
-def test_up_after_kill_9_of_everything_restores_the_cluster_and_its_jobs(door: FrontDoor, tmp_path: Path) -> None:
+def test_up_restores_the_cluster_and_its_jobs_after_all_processes_were_killed(door: FrontDoor, tmp_path: Path) -> None:
     config = tmp_path / "g.toml"
     config.write_text("[policy]\nsuspect_seconds = 77\n")
     door.run("up", "--nodes", "3", "--slots", "2", "--port", "0", "--no-gpus", "--config", str(config))
@@ -57,25 +58,25 @@ def test_up_after_kill_9_of_everything_restores_the_cluster_and_its_jobs(door: F
     job = door.submit("--ranks", "6", *SLEEPS)
     ranks = door.wait_for(job, "running")["ranks"]
     kill_everything(door)
-    said = door.run("up")
-    assert "restoring the cluster of the last `gangwatch up`: node-0 (2), node-1 (2), node-2 (2)" in said.stderr
+    messages = door.run("up")
+    assert "restoring the cluster of the last `gangwatch up`: node-0 (2), node-1 (2), node-2 (2)" in messages.stderr
     assert cluster(door) == before
-    assert door.wait_for(job, "running")["ranks"] == ranks, "the job's processes are those of before"
-    assert '"suspect_seconds":77.0' in door.state.config_file.read_text(), "and its configuration"
+    assert door.wait_for(job, "running")["ranks"] == ranks, "the job keeps its processes"
+    assert '"suspect_seconds":77.0' in door.state.config_file.read_text(), "the configuration is restored too"
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
-def test_what_is_given_goes_over_what_was_and_a_reboot_restores_it(door: FrontDoor) -> None:
+def test_options_override_the_record_and_a_reboot_restores_them(door: FrontDoor) -> None:
     door.up()
     kill_everything(door)
-    said = door.run("up", "--slots", "3")
-    assert "differ from the last" in said.stderr
+    messages = door.run("up", "--slots", "3")
+    assert "differ from the last" in messages.stderr
     assert cluster(door) == [("node-0", 3, True), ("node-1", 3, True)]
 
     supervisor = door.state.supervisor()
     assert supervisor is not None
-    os.kill(supervisor.pid, signal.SIGTERM)  # as a machine that is shut down sends to all
+    os.kill(supervisor.pid, signal.SIGTERM)  # as a shutdown sends it to all processes
     wait_until(lambda: door.state.supervisor() is None and door.state.controller() is None, door.logs)
     door.run("up")
     assert cluster(door) == [("node-0", 3, True), ("node-1", 3, True)]
@@ -83,7 +84,7 @@ def test_what_is_given_goes_over_what_was_and_a_reboot_restores_it(door: FrontDo
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
-def test_down_forgets_the_cluster_unless_it_keeps_jobs(door: FrontDoor) -> None:
+def test_down_removes_the_record_unless_it_keeps_jobs(door: FrontDoor) -> None:
     door.run("up", "--nodes", "1", "--slots", "3", "--port", "0", "--no-gpus")
     job = door.submit("--ranks", "3", *SLEEPS)
     ranks = door.wait_for(job, "running")["ranks"]
@@ -110,22 +111,22 @@ def loaded(file: Path | None, options: tuple[str, ...]) -> Config:
 
 
 class Bed:
-    """A state folder in which an `up` was, and what the next one says."""
+    """A state folder with the record of an earlier `up`, and the messages of the next one."""
 
     def __init__(self, folder: Path) -> None:
         self.state = StateFolder(folder / "state")
         self.state.prepare()
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
-    def left(self, order: launcher.Order) -> None:
-        """All processes of this order are gone, and its record is there."""
+    def write_record(self, order: launcher.Order) -> None:
+        """Write the record that this order leaves after all its processes have ended."""
         record = SupervisorRecord(1, -1, order.nodes, order.port, order.config, order.options, {}, order.cluster)
 
         write_atomically(self.state.supervisor_file, msgspec.json.encode(record))
 
     def order(self, options: str = "", file: Path | None = None) -> launcher.Order:
-        self.said.clear()
-        return make_order(self.state, file, tuple(shlex.split(options)), loaded, self.said.append)
+        self.messages.clear()
+        return make_order(self.state, file, tuple(shlex.split(options)), loaded, self.messages.append)
 
 
 @pytest.fixture
@@ -137,64 +138,64 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
     return Bed(tmp_path)
 
 
-def test_the_order_is_that_of_the_last_up_whatever_has_changed_of_the_machine(
+def test_the_order_of_the_last_up_is_reused_although_the_machine_changed(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = bed.order("--port 9999")
     assert [node.slots for node in first.nodes] == [4, 4]
-    assert bed.said == []
-    bed.left(first)
+    assert bed.messages == []
+    bed.write_record(first)
     monkeypatch.setattr(launcher, "usable_processors", lambda: 64)
     again = bed.order()
     assert again == first
     assert again == bed.order("--port 9999")
     assert bed.order("--nodes 3").nodes == tuple(NodePlan(f"node-{index}", 21) for index in range(3))
-    assert any("nodes differ" in line for line in bed.said)
+    assert any("nodes differ" in line for line in bed.messages)
     assert bed.order("--nodes 3").port == 9999
     assert bed.order("--port 1").nodes == first.nodes
-    assert any("port differs from the last `gangwatch up`: now 1, before 9999" in line for line in bed.said)
+    assert any("port differs from the last `gangwatch up`: now 1, before 9999" in line for line in bed.messages)
 
 
-def test_the_gpus_stay_where_they_were(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_stay_with_their_nodes(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Gpu(f"GPU-{index}", "H100") for index in range(8)]
     monkeypatch.setattr(launcher, "find_gpus", lambda _library: tuple(found))
     first = bed.order()
     assert [len(node.devices) for node in first.nodes] == [4, 4]
-    bed.left(first)
-    found.reverse()  # a driver may count them in another order after a reboot
+    bed.write_record(first)
+    found.reverse()  # a driver may number them differently after a reboot
     assert bed.order().nodes == first.nodes
     del found[0]
     assert bed.order().nodes == first.nodes
-    assert any(line.startswith("warning: the driver no longer lists GPU-7") for line in bed.said)
+    assert any(line.startswith("warning: the driver no longer lists GPU-7") for line in bed.messages)
 
 
-def test_a_configuration_that_has_changed_goes_before_what_was(bed: Bed, tmp_path: Path) -> None:
+def test_a_changed_configuration_overrides_the_record(bed: Bed, tmp_path: Path) -> None:
     file = tmp_path / "g.toml"
     file.write_text("[cluster]\nnodes = 3\n[controller]\nport = 9000\n")
     first = bed.order("", file)
-    bed.left(first)
-    assert bed.order() == first, "it is read again without being named"
+    bed.write_record(first)
+    assert bed.order() == first, "the file is read again without being named"
     file.write_text("[cluster]\nnodes = 2\n[controller]\nport = 9000\n")
     assert len(bed.order().nodes) == 2
-    assert any("differ" in line for line in bed.said)
+    assert any("differ" in line for line in bed.messages)
     other = tmp_path / "other.toml"
     other.write_text("[cluster]\nnodes = 5\n")
     assert len(bed.order("", other).nodes) == 5
-    assert "another configuration" in bed.said[0]
+    assert "another configuration" in bed.messages[0]
     file.unlink()
-    assert len(bed.order().nodes) == 2, "of the machine's size"
-    assert any("no longer exists" in line for line in bed.said)
+    assert len(bed.order().nodes) == 2, "the size of the machine decides"
+    assert any("no longer exists" in line for line in bed.messages)
 
 
 def test_a_record_of_an_earlier_release_is_restored_too(bed: Bed) -> None:
     nodes = (NodePlan("host", 2),)
-    bed.left(launcher.Order(bed.state, nodes, 9420))
+    bed.write_record(launcher.Order(bed.state, nodes, 9420))
     assert bed.order().nodes == nodes
 
 
-def test_what_runs_keeps_its_nodes(bed: Bed) -> None:
+def test_running_daemons_keep_their_nodes(bed: Bed) -> None:
     first = bed.order("--nodes 3")
-    bed.left(first)
+    bed.write_record(first)
     record = bed.state.supervisor_left()
     assert record is not None
 
@@ -207,7 +208,7 @@ def test_what_runs_keeps_its_nodes(bed: Bed) -> None:
         bed.order("--nodes 4")
 
 
-def test_options_given_now_go_over_those_of_before() -> None:
+def test_new_options_override_earlier_options() -> None:
     earlier = ("--nodes", "4", "--port", "1", "--no-gpus")
     assert merge_options(earlier, ()) == earlier
     assert merge_options(earlier, ("--port", "2", "--slots", "3")) == (
@@ -216,5 +217,5 @@ def test_options_given_now_go_over_those_of_before() -> None:
     assert merge_options((), ("--no-gpus",)) == ("--no-gpus",)
 
 
-def test_a_cluster_section_says_nothing_of_nodes_by_default() -> None:
+def test_a_default_cluster_section_sets_no_nodes() -> None:
     assert (ClusterSection().nodes, ClusterSection().slots) == (None, None)

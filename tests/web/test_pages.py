@@ -51,7 +51,7 @@ def test_texts_and_attributes_are_escaped_and_markup_is_not() -> None:
         (273_600.0, "3 d 4 h"),
     ],
 )
-def test_lengths_of_time(seconds: float | None, shown: str) -> None:
+def test_durations_are_rendered_for_people(seconds: float | None, shown: str) -> None:
     assert words.seconds(seconds) == shown
 
 
