@@ -1,4 +1,4 @@
-"""The reporter: what stands in its ring, and that nothing it meets reaches the training."""
+"""The step reporter: the records in its ring; no error in it reaches the training."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read(agent: StepSocket) -> list[RingRecord]:
     return registered(agent).ring.read(time.monotonic_ns())
 
 
-def test_a_step_with_a_collective_stands_in_the_ring(agent: StepSocket, reporter: steps.Reporter) -> None:
+def test_a_step_with_a_collective_is_recorded_in_the_ring(agent: StepSocket, reporter: steps.Reporter) -> None:
     before_ns = time.monotonic_ns()
     with reporter.step(tokens=7), reporter.wait():
         time.sleep(0.002)
@@ -139,8 +139,8 @@ def test_steps_count_up_from_where_a_resumed_training_begins(agent: StepSocket, 
     assert [(record.number, record.tokens) for record in ended] == [(0, 0), (40, 80), (41, 82)]
 
 
-def test_squared_lengths_stand_beside_the_tokens(agent: StepSocket, reporter: steps.Reporter) -> None:
-    long = 16_000_000  # of one sequence
+def test_squared_lengths_are_recorded_with_the_tokens(agent: StepSocket, reporter: steps.Reporter) -> None:
+    long = 16_000_000  # length of one sequence
     for squares in (None, 3 * 512**2, long**2):
         with reporter.step(tokens=1536, squares=squares):
             pass
@@ -154,7 +154,9 @@ def test_squared_lengths_stand_beside_the_tokens(agent: StepSocket, reporter: st
     assert reporter.dropped == 3
     ended = [record for record in read(agent) if record.kind == steps.STEP_ENDED]
     assert [record.squares for record in ended] == [None, 786_432, long**2, 2**48 - 1, 2, None, None, None]
-    assert [record.tokens for record in ended] == [1536, 1536, 1536, None, 1, 7, 7, 7], "which are told without them"
+    assert [record.tokens for record in ended] == [1536, 1536, 1536, None, 1, 7, 7, 7], (
+        "invalid squares keep the tokens"
+    )
 
 
 def test_a_step_left_by_an_exception_is_abandoned(agent: StepSocket, reporter: steps.Reporter) -> None:
@@ -170,7 +172,7 @@ def test_a_step_left_by_an_exception_is_abandoned(agent: StepSocket, reporter: s
     ]
 
 
-def test_nonsense_is_counted_and_never_raised(agent: StepSocket, reporter: steps.Reporter) -> None:
+def test_invalid_calls_are_counted_and_never_raise(agent: StepSocket, reporter: steps.Reporter) -> None:
     reporter.report(1, float("nan"))
     reporter.report(1, -1.0)
     reporter.report("one", 1.0)  # type: ignore[arg-type]
@@ -184,7 +186,7 @@ def test_nonsense_is_counted_and_never_raised(agent: StepSocket, reporter: steps
     assert [(record.number, record.tokens) for record in good] == [(0, None), (1, None)]
 
 
-def test_without_the_variable_there_is_neither_thread_nor_memory_file() -> None:
+def test_without_the_variable_no_thread_and_no_memory_file_is_created() -> None:
     threads = threading.active_count()
     descriptors = open_descriptors()
     reporter = steps.Reporter({})
@@ -197,7 +199,7 @@ def test_without_the_variable_there_is_neither_thread_nor_memory_file() -> None:
     reporter.close()
 
 
-def test_an_old_kernel_turns_it_off_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_kernel_disables_the_reporter_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     reporter = steps.Reporter({"GANGWATCH_SOCKET": "/nowhere"})
     assert "memfd_create" in reporter.status
@@ -206,7 +208,7 @@ def test_an_old_kernel_turns_it_off_with_a_reason(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("failing", ["ftruncate", "memfd_create"])
-def test_what_fails_while_it_starts_turns_it_off(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_during_start_disables_the_reporter(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -219,7 +221,7 @@ def test_what_fails_while_it_starts_turns_it_off(failing: str, monkeypatch: pyte
     assert open_descriptors() == descriptors
 
 
-def test_no_more_threads_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_thread_creation_disables_the_reporter(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -231,7 +233,7 @@ def test_no_more_threads_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_descriptors() == descriptors
 
 
-def test_the_rank_is_found_where_launchers_put_it() -> None:
+def test_the_rank_is_read_from_the_variables_of_launchers() -> None:
     for name in ("RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
         assert steps._count({name: "5"}, steps._RANK) == 5
     assert steps._count({"RANK": "", "SLURM_PROCID": "6"}, steps._RANK) == 6
@@ -240,7 +242,7 @@ def test_the_rank_is_found_where_launchers_put_it() -> None:
     assert steps._word({"SLURM_JOB_ID": "12", "TORCHELASTIC_RUN_ID": "x"}, steps._GANG) == "12"
 
 
-def test_the_place_is_found_where_launch_scripts_put_it(agent: StepSocket, environment: dict[str, str]) -> None:
+def test_the_place_is_read_from_the_variables_of_launch_scripts(agent: StepSocket, environment: dict[str, str]) -> None:
     environment |= {"GANGWATCH_LAYOUT": "tensor=2, data=4, pipeline=2", "WORLD_SIZE": "16", "RANK": "13"}
     environment |= {"GANGWATCH_EXPERT_RANK": "5", "GANGWATCH_TENSOR_RANK": "nonsense"}
     reporter = steps.Reporter(environment)
@@ -259,11 +261,11 @@ def test_the_place_is_found_where_launch_scripts_put_it(agent: StepSocket, envir
         ("tensor=2,context=2,expert=2,data=2,pipeline=2", 31, {"data": 7, "stage": 1, "tensor": 1, "expert": 1}),
     ],
 )
-def test_a_layout_numbers_ranks_the_fastest_first(layout: str, rank: int, place: dict[str, int]) -> None:
+def test_a_layout_numbers_its_fastest_dimension_first(layout: str, rank: int, place: dict[str, int]) -> None:
     assert steps.place_in_layout(layout, rank, None) == place
 
 
-def test_every_rank_of_a_layout_has_a_place_of_its_own() -> None:
+def test_each_rank_of_a_layout_has_a_unique_place() -> None:
     places = [steps.place_in_layout("tensor=2,expert=3,data=2,pipeline=2", rank, 24) for rank in range(24)]
     assert len({(place["data"], place["stage"], place["tensor"]) for place in places}) == 24
 
@@ -271,7 +273,7 @@ def test_every_rank_of_a_layout_has_a_place_of_its_own() -> None:
 @pytest.mark.parametrize(
     "layout", ["tensor=8", "tensor=0", "depth=2", "tensor=2,tensor=8", "16", "tensor=-1,data=2", "="]
 )
-def test_a_layout_that_is_none_costs_no_step(layout: str, agent: StepSocket, environment: dict[str, str]) -> None:
+def test_an_invalid_layout_loses_no_step(layout: str, agent: StepSocket, environment: dict[str, str]) -> None:
     reporter = steps.Reporter({**environment, "GANGWATCH_LAYOUT": layout, "WORLD_SIZE": "16"})
     try:
         assert registered(agent).place == Place()
@@ -280,7 +282,7 @@ def test_a_layout_that_is_none_costs_no_step(layout: str, agent: StepSocket, env
         reporter.close()
 
 
-def test_a_place_that_is_known_later_is_told_once_and_again_to_the_next_agent(
+def test_a_later_place_is_sent_once_and_again_to_the_next_agent(
     environment: dict[str, str], reporter: steps.Reporter
 ) -> None:
     def listen() -> StepSocket:
@@ -288,7 +290,7 @@ def test_a_place_that_is_known_later_is_told_once_and_again_to_the_next_agent(
             environment["GANGWATCH_SOCKET"], lambda peer, claim, waited: Admission(Member("g", 0, 0), TENANT)
         )
 
-    reporter.place(stage=1)  # nobody listens yet
+    reporter.place(stage=1)  # no agent listens yet
     agent = listen()
     try:
         assert registered(agent).place == Place(stage=1)
@@ -307,7 +309,7 @@ def test_a_place_that_is_known_later_is_told_once_and_again_to_the_next_agent(
         agent.close()
 
 
-def test_megatron_is_asked_where_the_program_uses_it(
+def test_the_place_is_read_from_megatron_if_the_program_uses_it(
     agent: StepSocket, reporter: steps.Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = types.ModuleType("megatron.core.parallel_state")
@@ -344,7 +346,7 @@ def test_a_socket_that_appears_later_is_found(environment: dict[str, str], repor
         agent.close()
 
 
-def test_it_registers_anew_with_an_agent_that_restarts_while_the_rank_hangs(
+def test_a_hanging_rank_registers_again_with_a_restarted_agent(
     environment: dict[str, str], reporter: steps.Reporter
 ) -> None:
     def listen() -> StepSocket:
@@ -360,7 +362,7 @@ def test_it_registers_anew_with_an_agent_that_restarts_while_the_rank_hangs(
         first.close()
         second = listen()
         try:
-            # The ring still holds all of it, so the new agent sees what the rank is inside of.
+            # The ring still holds all records, so the new agent sees which collective the rank is in.
             assert [record.kind for record in read(second)] == [
                 steps.STEP_BEGUN,
                 steps.STEP_ENDED,
@@ -371,7 +373,7 @@ def test_it_registers_anew_with_an_agent_that_restarts_while_the_rank_hangs(
             second.close()
 
 
-def test_a_refusal_is_told_in_the_status(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_status_reports_a_refused_registration(environment: dict[str, str], tmp_path: Path) -> None:
     def refuse(*_: object) -> Admission:
         raise rings.ReporterError("not you")
 
@@ -384,7 +386,7 @@ def test_a_refusal_is_told_in_the_status(environment: dict[str, str], tmp_path: 
         agent.close()
 
 
-def test_an_answer_that_is_none_is_survived(environment: dict[str, str]) -> None:
+def test_invalid_responses_of_the_agent_are_ignored(environment: dict[str, str]) -> None:
     path = Path(environment["GANGWATCH_SOCKET"])
     path.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -434,7 +436,7 @@ def test_threads_and_signal_handlers_write_whole_records(agent: StepSocket, envi
 def test_a_forked_child_reports_nothing_and_does_not_keep_the_connection(
     agent: StepSocket, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    # The parent dies while its child lives on: the agent must see the rank gone.
+    # The parent dies while its child continues: the agent must detect that the rank ended.
     program = textwrap.dedent(
         """
         import os, sys, time
@@ -479,7 +481,7 @@ def test_a_forked_child_reports_nothing_and_does_not_keep_the_connection(
 
 
 @pytest.mark.parametrize("listening", [True, False])
-def test_the_interpreter_ends_cleanly_and_at_once(
+def test_the_interpreter_exits_cleanly_and_without_delay(
     listening: bool, environment: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
     if listening:
@@ -509,13 +511,13 @@ def test_the_interpreter_ends_cleanly_and_at_once(
     assert ended.stdout.startswith("registered" if listening else "waiting: ")
 
 
-def test_one_reporter_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_has_one_reporter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GANGWATCH_SOCKET", raising=False)
     monkeypatch.setattr(steps, "_of_process", {})
     assert steps.reporter() is steps.reporter()
 
 
-def test_closing_ends_the_thread_and_gives_the_descriptors_back(agent: StepSocket, environment: dict[str, str]) -> None:
+def test_close_ends_the_thread_and_closes_the_descriptors(agent: StepSocket, environment: dict[str, str]) -> None:
     def threads() -> int:
         return sum(thread.name == "gangwatch-steps" for thread in threading.enumerate())
 
@@ -532,7 +534,7 @@ def test_closing_ends_the_thread_and_gives_the_descriptors_back(agent: StepSocke
     wait_until(lambda: found.closed, "the connection stays open")
 
 
-def test_both_ends_mean_the_same_ring() -> None:
+def test_reporter_and_agent_use_the_same_ring_format() -> None:
     for name in ("MAGIC", "HEADER_BYTES", "SLOT_BYTES", "MAX_NUMBER", "STEP_BEGUN", "STEP_ENDED", "COLLECTIVE_ENTERED"):
         assert getattr(steps, name) == getattr(rings, name)
     for name in ("COLLECTIVE_LEFT", "WAIT_KNOWN", "TOKENS_KNOWN", "ABANDONED"):
@@ -541,7 +543,7 @@ def test_both_ends_mean_the_same_ring() -> None:
     assert steps._SLOT.pack(*range(1, 12)) == rings._SLOT.pack(*range(1, 12))
 
 
-def test_the_file_is_one_that_old_training_images_can_read() -> None:
+def test_the_module_parses_in_old_python_versions() -> None:
     ast.parse(Path(steps.__file__).read_text(), feature_version=(3, 8))
 
 

@@ -1,4 +1,4 @@
-"""The wheel for training images: three files, the standard library, nothing else."""
+"""The wheel for training images: three files that need only the standard library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROJECT = REPOSITORY / "packaging" / "gangwatch-steps"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built as its readers would build it: hatchling comes from the package index."""
+    """The wheel, built as a user builds it; hatchling comes from the package index."""
     folder = tmp_path_factory.mktemp("wheel")
     built = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(PROJECT)],
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing but the wheel in it."""
+    """A folder that contains only the unpacked wheel."""
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), str(wheel)],
@@ -46,7 +46,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, program: str, **environment: str) -> str:
-    """Run a program that sees the standard library and the wheel: no site-packages, no checkout."""
+    """Run a program that can import only the standard library and the wheel: no site-packages, no checkout."""
     program = f"import sys; sys.path.append({str(installed)!r})\n" + textwrap.dedent(program)
     ended = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program],
@@ -60,7 +60,7 @@ def run(installed: Path, program: str, **environment: str) -> str:
     return ended.stdout
 
 
-def test_it_holds_the_suites_own_files_and_no_others(wheel: Path) -> None:
+def test_the_wheel_contains_exactly_the_suites_files(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert names == {"gangwatch/__init__.py", "gangwatch/steps.py", "gangwatch/torch.py"}
@@ -71,7 +71,7 @@ def test_it_holds_the_suites_own_files_and_no_others(wheel: Path) -> None:
         assert "Requires-Dist" not in archive.read(metadata).decode()
 
 
-def test_it_imports_nothing_beyond_the_standard_library(installed: Path) -> None:
+def test_the_wheel_imports_only_the_standard_library(installed: Path) -> None:
     program = """
         from gangwatch import steps
         foreign = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names) - {"__main__"}
@@ -80,7 +80,7 @@ def test_it_imports_nothing_beyond_the_standard_library(installed: Path) -> None
     assert run(installed, program) == "['gangwatch']\n"
 
 
-def test_it_reports_without_the_suite(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_reports_steps_without_the_suite(installed: Path, tmp_path: Path) -> None:
     program = """
         from gangwatch import steps
         reporter = steps.reporter()
@@ -93,7 +93,7 @@ def test_it_reports_without_the_suite(installed: Path, tmp_path: Path) -> None:
         assert (dropped, Path(file).parent.parent) == ("0", installed)
 
 
-def test_its_version_is_the_suites() -> None:
+def test_the_wheel_has_the_suites_version() -> None:
     ours, suite = (
         tomllib.loads((folder / "pyproject.toml").read_text())["project"] for folder in (PROJECT, REPOSITORY)
     )

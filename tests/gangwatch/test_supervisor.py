@@ -1,4 +1,4 @@
-"""`up` and `down`: who is started, adopted, restarted and stopped, also after kill -9 of any of them."""
+"""`up` and `down`: which daemons are started, adopted, restarted and stopped, also after SIGKILL of any of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def daemons(door: FrontDoor) -> dict[str, int]:
-    """Pids of the daemons that listen."""
+    """Return the pids of the daemons that listen, by name."""
     controller = door.state.controller()
     found = {name: record.pid for name, record in door.state.agents().items()}
     return found | ({"controller": controller.pid} if controller is not None else {})
@@ -45,7 +45,7 @@ def alive(processes: list[tuple[int, int]]) -> bool:
     return all(start_time_of(pid) == start_time for pid, start_time in processes)
 
 
-def test_a_second_up_says_so_and_changes_nothing(door: FrontDoor) -> None:
+def test_a_second_up_reports_the_running_cluster_and_changes_nothing(door: FrontDoor) -> None:
     door.up()
     before = daemons(door)
     assert set(before) == {"node-0", "node-1", "controller"}
@@ -57,7 +57,7 @@ def test_a_second_up_says_so_and_changes_nothing(door: FrontDoor) -> None:
     assert daemons(door) == before
 
 
-def test_killed_daemons_are_restarted_and_no_job_notices(door: FrontDoor) -> None:
+def test_killed_daemons_are_restarted_and_jobs_continue(door: FrontDoor) -> None:
     door.up()
     job_id = door.submit("--ranks", "4", "--grace", "1s", *SLEEPS)
     door.wait_for(job_id, "running")
@@ -75,7 +75,7 @@ def test_killed_daemons_are_restarted_and_no_job_notices(door: FrontDoor) -> Non
     assert alive(processes)
 
 
-def test_who_follows_a_job_does_not_mind_that_the_controller_is_killed(door: FrontDoor) -> None:
+def test_following_a_job_survives_a_killed_controller(door: FrontDoor) -> None:
     door.up()
     with door.start(
         "submit", "--wait", "--", sys.executable, "-c", "import time; time.sleep(4); print('end')"
@@ -89,14 +89,14 @@ def test_who_follows_a_job_does_not_mind_that_the_controller_is_killed(door: Fro
     assert (waiting.returncode, following.returncode, shown) == (0, 0, "end\n")
 
 
-def test_up_after_kill_9_of_the_supervisor_adopts_what_lives_and_starts_what_is_missing(door: FrontDoor) -> None:
+def test_after_sigkill_of_the_supervisor_up_adopts_running_daemons_and_starts_the_rest(door: FrontDoor) -> None:
     door.up()
     job_id = door.submit("--ranks", "2", "--grace", "1s", *SLEEPS)
     door.wait_for(job_id, "running")
     processes = job_processes(door, job_id)
     before = daemons(door)
     door.kill("supervisor")
-    assert daemons(door) == before, "killing `up` kills no daemon"
+    assert daemons(door) == before, "killing the supervisor kills no daemon"
     door.kill("node-1")
     done = door.run("up")
     assert f"controller is already running (pid {before['controller']})" in done.stderr
@@ -106,7 +106,7 @@ def test_up_after_kill_9_of_the_supervisor_adopts_what_lives_and_starts_what_is_
     }
     assert after["node-1"] != before["node-1"]
     assert alive(processes)
-    # The adopted are watched like its own.
+    # The supervisor also restarts the daemons that it adopted.
     door.kill("controller")
     wait_until(lambda: "controller" in daemons(door), door.logs)
     assert job_processes(door, job_id) == processes
@@ -131,7 +131,7 @@ def test_down_stops_everything_when_every_daemon_was_killed(door: FrontDoor) -> 
     assert [rank["exit_code"] for rank in ended["ranks"]] == [143] * 4
 
 
-def test_down_gives_jobs_their_grace_and_kills_what_ignores_it(door: FrontDoor, tmp_path: Path) -> None:
+def test_down_waits_the_grace_period_and_then_kills(door: FrontDoor, tmp_path: Path) -> None:
     door.up()
     saved = tmp_path / "saved"
     polite = (
@@ -156,7 +156,7 @@ def test_down_gives_jobs_their_grace_and_kills_what_ignores_it(door: FrontDoor, 
     assert not any(start_time_of(pid) == start_time for pid, start_time in processes)
 
 
-def test_down_of_what_is_frozen_stops_everything_too(door: FrontDoor) -> None:
+def test_down_stops_everything_under_a_freeze(door: FrontDoor) -> None:
     door.up()
     job_id = door.submit("--grace", "1s", *SLEEPS)
     door.wait_for(job_id, "running")
@@ -185,7 +185,7 @@ def test_down_can_keep_jobs_for_the_next_up(door: FrontDoor) -> None:
     assert job_processes(door, job_id) == processes
 
 
-def test_a_port_in_use_is_one_clear_line_and_leaves_nothing_running(door: FrontDoor) -> None:
+def test_a_port_in_use_gives_a_one_line_error_and_leaves_nothing_running(door: FrontDoor) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -212,7 +212,7 @@ def test_a_second_controller_is_refused(door: FrontDoor) -> None:
     assert daemons(door) == before
 
 
-def test_a_wrong_configuration_starts_nothing_and_makes_no_folder(door: FrontDoor, tmp_path: Path) -> None:
+def test_an_invalid_configuration_starts_nothing_and_creates_no_folder(door: FrontDoor, tmp_path: Path) -> None:
     file = tmp_path / "wrong.toml"
     file.write_text("[policy]\nquarantine_secnds = 1\n")
     refused = door.run("up", "--config", str(file), code=1)
@@ -222,7 +222,7 @@ def test_a_wrong_configuration_starts_nothing_and_makes_no_folder(door: FrontDoo
     assert not door.state.path.exists()
 
 
-def test_a_state_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_an_unusable_state_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     refused = FrontDoor(file / "state").run("up", "--port", "0", code=1)
@@ -230,7 +230,7 @@ def test_a_state_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
 
 
-def test_reload_takes_over_what_it_can_and_refuses_what_is_wrong(door: FrontDoor, tmp_path: Path) -> None:
+def test_reload_applies_reloadable_keys_and_refuses_invalid_files(door: FrontDoor, tmp_path: Path) -> None:
     file = tmp_path / "gangwatch.toml"
     text = "[cluster]\nnodes = 2\nslots = 2\ngpus = false\n[controller]\nport = 0\n"
     file.write_text(text)
@@ -262,7 +262,7 @@ def test_reload_takes_over_what_it_can_and_refuses_what_is_wrong(door: FrontDoor
     assert daemons(door) == before
 
 
-def test_in_the_foreground_it_stays_and_stops_its_daemons_with_sigterm(door: FrontDoor) -> None:
+def test_a_foreground_up_stops_its_daemons_on_sigterm(door: FrontDoor) -> None:
     with door.start("up", "--foreground", "--nodes", "1", "--slots", "1", "--no-gpus", "--port", "0") as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -276,7 +276,7 @@ def test_in_the_foreground_it_stays_and_stops_its_daemons_with_sigterm(door: Fro
     assert remains(door.state) == set()
 
 
-def test_an_interrupted_up_leaves_nothing(door: FrontDoor) -> None:
+def test_an_interrupted_up_leaves_no_process(door: FrontDoor) -> None:
     with door.start("up", "--nodes", "2", "--slots", "1", "--no-gpus", "--port", "0") as process:
         wait_until(lambda: door.state.supervisor() is not None, door.logs)
         process.send_signal(signal.SIGINT)
@@ -285,7 +285,7 @@ def test_an_interrupted_up_leaves_nothing(door: FrontDoor) -> None:
     assert remains(door.state) == set()
 
 
-def test_commands_of_the_daemons_are_argument_lists_with_what_up_was_given(tmp_path: Path) -> None:
+def test_daemon_commands_are_argument_lists_with_the_options_of_up(tmp_path: Path) -> None:
     from gangwatch.state_folder import NodePlan
 
     state = StateFolder(tmp_path)
@@ -298,7 +298,7 @@ def test_commands_of_the_daemons_are_argument_lists_with_what_up_was_given(tmp_p
     assert json.loads(commands["controller"][-1])[0] == {"name": "a", "slots": 2, "devices": ["GPU-1", "GPU-2"]}
 
 
-def test_a_reused_pid_is_never_taken_for_a_daemon(tmp_path: Path) -> None:
+def test_a_reused_pid_is_never_mistaken_for_a_daemon(tmp_path: Path) -> None:
     state = StateFolder(tmp_path)
     state.prepare()
     with subprocess.Popen(["sleep", "600"]) as stranger:
@@ -307,11 +307,11 @@ def test_a_reused_pid_is_never_taken_for_a_daemon(tmp_path: Path) -> None:
         state.controller_file.write_text(json.dumps({"pid": stranger.pid, "start_time": start_time - 1, "url": "x"}))
         assert state.controller() is None
         FrontDoor(tmp_path).run("down")
-        assert stranger.poll() is None, "a process that only has a daemon's old pid was stopped"
+        assert stranger.poll() is None, "stopped an unrelated process that only reuses a daemon's pid"
         stranger.kill()
 
 
-def test_agents_have_the_ports_that_are_configured(door: FrontDoor, tmp_path: Path) -> None:
+def test_agents_listen_on_the_configured_ports(door: FrontDoor, tmp_path: Path) -> None:
     port = held_neighbours(2)
     (tmp_path / "gangwatch.toml").write_text(f"[agent]\nport = {port}\n")
     door.up("--config", str(tmp_path / "gangwatch.toml"))

@@ -1,4 +1,4 @@
-"""The support bundle: all that a report needs, and no secret in it, wherever that stands."""
+"""The support bundle: it contains all that a bug report needs, and no secret in any file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ARGUMENT = "--wandb-login=me-and-only-me"
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateFolder:
-    """A state folder in which secrets stand wherever they can."""
+    """A state folder with secrets in every file that can contain one."""
     folder = StateFolder(tmp_path / "state")
     folder.prepare()
     web = tmp_path / "web.yml"
@@ -70,7 +70,7 @@ def parts_of(path: Path) -> dict[str, str]:
         }
 
 
-def test_no_secret_is_in_it(state: StateFolder, tmp_path: Path) -> None:
+def test_the_bundle_contains_no_secret(state: StateFolder, tmp_path: Path) -> None:
     target = tmp_path / "bundle.tar.gz"
     pack(state, target)
     assert target.stat().st_mode & 0o777 == 0o600
@@ -91,7 +91,7 @@ def test_no_secret_is_in_it(state: StateFolder, tmp_path: Path) -> None:
         assert secret not in whole
 
 
-def test_what_a_report_needs_is_in_it(state: StateFolder, tmp_path: Path) -> None:
+def test_the_bundle_contains_what_a_bug_report_needs(state: StateFolder, tmp_path: Path) -> None:
     target = tmp_path / "bundle.tar.gz"
     result = CliRunner().invoke(cli, ["support-bundle", "--state", str(state), str(target), "--json"])
     assert result.exit_code == 0, result.output
@@ -109,7 +109,7 @@ def test_what_a_report_needs_is_in_it(state: StateFolder, tmp_path: Path) -> Non
     assert parts["metrics.txt"] == "# no controller is running\n"
 
 
-def test_the_journals_end_is_a_number_of_cycles(state: StateFolder, tmp_path: Path) -> None:
+def test_the_bundle_contains_the_last_cycles_of_the_journal(state: StateFolder, tmp_path: Path) -> None:
     store = Store(state.path / "store.sqlite")
     for cycle in range(2, 50):
         store.append(cycle, cycle, [], [], [])
@@ -119,7 +119,7 @@ def test_the_journals_end_is_a_number_of_cycles(state: StateFolder, tmp_path: Pa
     assert [json.loads(line)["cycle"] for line in lines] == [45, 46, 47, 48, 49]
 
 
-def test_a_bundle_of_a_folder_in_ruins_is_made_all_the_same(tmp_path: Path) -> None:
+def test_a_bundle_is_made_of_a_damaged_folder(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "state")
     folder.prepare()
     folder.config_file.write_text("nonsense")
@@ -130,7 +130,7 @@ def test_a_bundle_of_a_folder_in_ruins_is_made_all_the_same(tmp_path: Path) -> N
     assert "config.json" in json.loads(parts["configuration.json"])["error"]
 
 
-def test_a_bundle_never_overwrites(state: StateFolder, tmp_path: Path) -> None:
+def test_a_bundle_never_overwrites_a_file(state: StateFolder, tmp_path: Path) -> None:
     target = tmp_path / "bundle.tar.gz"
     target.write_text("mine")
     with pytest.raises(GangwatchError, match="already exists"):
@@ -138,15 +138,17 @@ def test_a_bundle_never_overwrites(state: StateFolder, tmp_path: Path) -> None:
     assert target.read_text() == "mine"
 
 
-def test_a_secret_is_blotted_out_in_every_form_that_a_part_may_have_it_in() -> None:
-    """As it is (a log's line, a traceback), and as JSON writes it with and without escapes of letters."""
+def test_a_secret_is_removed_in_all_its_encodings() -> None:
+    """Remove a secret as plain text (log, traceback) and as JSON, with and without escaped letters."""
     for form in (LETTERS, json.dumps(LETTERS)[1:-1], json.dumps(LETTERS, ensure_ascii=False)[1:-1]):
         assert remove_secrets(f"<{form}>", [LETTERS]) == "<[removed]>"
     assert remove_secrets("<abcdef>", ["abcdef"]) == "<[removed]>"
-    assert remove_secrets(json.dumps("abcdef\\"), ["abcdef\\"]) == '"[removed]"', "as JSON, which contains it as it is"
+    assert remove_secrets(json.dumps("abcdef\\"), ["abcdef\\"]) == '"[removed]"', (
+        "the JSON contains the plain secret too"
+    )
 
 
-def test_secrets_are_blotted_out_longest_first(state: StateFolder) -> None:
+def test_longer_secrets_are_removed_first(state: StateFolder) -> None:
     secrets = known_secrets(state, [])
     assert secrets == sorted(secrets, key=len, reverse=True)
     assert {state.token(), PASSWORD, HEADER} <= set(secrets)

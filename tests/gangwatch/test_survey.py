@@ -1,4 +1,4 @@
-"""`gangwatch check` on a node: which counters answer, which are silent, which right is missing, in plain words."""
+"""`gangwatch check` on a node: which counters can be read, which cannot, and which permissions are missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def by_name(found: tuple[collector_survey.Finding, ...]) -> dict[str, collector_
     return {finding.name: finding for finding in found}
 
 
-def test_what_answers_is_counted_and_what_is_absent_has_its_reason(tree: Tree) -> None:
+def test_readable_counters_are_counted_and_absent_ones_have_a_reason(tree: Tree) -> None:
     found = by_name(collector_survey.survey(section(tree)))
     assert found["counters: host"].state == "found"
     assert found["counters: rdma-ethtool"].detail.startswith("2 x: ")
@@ -42,7 +42,7 @@ def test_what_answers_is_counted_and_what_is_absent_has_its_reason(tree: Tree) -
     assert found["right: kernel log"].state == "found"
 
 
-def test_gpus_on_the_fake_answer(tree: Tree, tmp_path: Path) -> None:
+def test_gpus_of_the_fake_library_are_read(tree: Tree, tmp_path: Path) -> None:
     needs.component("gcc", "gcc")
     library = build_nvml(tmp_path)
     fake = FakeNvml(library)
@@ -60,7 +60,7 @@ def test_gpus_on_the_fake_answer(tree: Tree, tmp_path: Path) -> None:
     fake.reset()
 
 
-def test_a_driver_that_hangs_is_told_and_not_waited_for(
+def test_a_hanging_driver_is_reported_without_waiting(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs.component("gcc", "gcc")
@@ -75,7 +75,7 @@ def test_a_driver_that_hangs_is_told_and_not_waited_for(
     fake.reset()
 
 
-def test_a_right_that_is_missing_is_named_with_what_brings_it(tree: Tree) -> None:
+def test_a_missing_permission_is_named_with_its_remedy(tree: Tree) -> None:
     found = by_name(collector_survey.rights(section(tree, kernel_log="/absent/kmsg")))
     assert found["right: kernel log"].state == "missing"
     assert "CAP_SYSLOG" in found["right: kernel log"].remedy
@@ -104,7 +104,7 @@ def run(tree: Tree, *options: str) -> Result:
     )
 
 
-def test_the_command_prints_one_document_and_exits_by_what_was_required(tree: Tree) -> None:
+def test_check_prints_one_document_and_exits_by_the_required_items(tree: Tree) -> None:
     told = run(tree, "--json")
     assert told.exit_code == 0
     names = {finding["name"]: finding["state"] for finding in json.loads(told.stdout)["findings"]}

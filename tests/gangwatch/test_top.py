@@ -1,4 +1,4 @@
-"""`gangwatch top`: what it draws at any size, and how it behaves in a real terminal."""
+"""`gangwatch top`: its output at any size, and its behaviour in a real terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEAVES_THE_SCREEN = b"\x1b[?1049l"
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A controller that the command line finds, with jobs of every sort."""
+    """A controller that the command line can find, with jobs in all states."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop_module, "POLL_SECONDS", 0.02)
         patch.setattr(loop_module, "TICK_SECONDS", 0.1)
@@ -54,7 +54,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def drawn(shared: Site) -> dict[str, Any]:
-    """What that controller said before the tests of the command changed anything."""
+    """The overview document from before any test of the command changed the controller."""
     document = shared.get("/api/overview")
     assert isinstance(document, dict)
     return document
@@ -78,7 +78,7 @@ def _drawn(document: dict[str, Any], width: int, height: int | None, trouble: st
     return written.getvalue().splitlines()
 
 
-def test_it_tells_what_the_page_tells(document: dict[str, Any]) -> None:
+def test_top_shows_the_same_facts_as_the_page(document: dict[str, Any]) -> None:
     text = "\n".join(_drawn(document, 140, None))
     for words in (
         "slots 4/4",
@@ -98,14 +98,14 @@ def test_it_tells_what_the_page_tells(document: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("height", [1, 5, 12, 24, 60])
-def test_it_never_writes_beyond_the_terminal(document: dict[str, Any], width: int, height: int) -> None:
+def test_top_never_writes_beyond_the_terminal(document: dict[str, Any], width: int, height: int) -> None:
     lines = _drawn(document, width, height, "the controller does not answer")
     assert max(map(len, lines)) <= width
     assert len(lines) <= max(height, 4)
     assert lines[0].startswith("gangwatch")
 
 
-def test_what_does_not_fit_is_counted(document: dict[str, Any]) -> None:
+def test_rows_that_do_not_fit_are_counted(document: dict[str, Any]) -> None:
     document["waiting"] = [dict(document["waiting"][0], job=f"j-{n:06d}") for n in range(20)]
     document["waiting_total"] = 4000
     text = "\n".join(_drawn(document, 120, 30))
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_counted(document: dict[str, Any]) -> None:
     assert len(text.splitlines()) <= 30
 
 
-def test_names_move_no_cursor(document: dict[str, Any]) -> None:
+def test_job_names_cannot_move_the_cursor(document: dict[str, Any]) -> None:
     document["running"][0]["name"] = "\x1b[2J\x9b[bold]evil"
     text = "\n".join(_drawn(document, 120, None))
     assert "\x1b" not in text
@@ -135,7 +135,7 @@ def _command(site: Site, *options: str) -> list[str]:
     return [sys.executable, "-m", "gangwatch", "top", "--state", str(site.controller.folder), *options]
 
 
-def test_once_and_json_end_by_themselves(site: Site) -> None:
+def test_once_and_json_exit_after_one_document(site: Site) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             _command(site, *options), env=_environment(site), capture_output=True, text=True, timeout=60
@@ -155,7 +155,7 @@ def test_once_and_json_end_by_themselves(site: Site) -> None:
 
 
 class Terminal:
-    """`gangwatch top` in a terminal of its own."""
+    """`gangwatch top` in a terminal."""
 
     def __init__(self, site: Site, columns: int = 110, lines: int = 40) -> None:
         self.seen = b""
@@ -168,7 +168,7 @@ class Terminal:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def shows(self, text: str) -> None:
-        """Wait until the text was drawn since the last call."""
+        """Wait until the text has been drawn since the last call."""
         deadline = time.monotonic() + 60
         while text.encode() not in self.seen:
             assert time.monotonic() < deadline, self.seen[-2000:].decode(errors="replace")
@@ -187,7 +187,7 @@ class Terminal:
         os.write(self._fd, keys)
 
     def ends(self) -> int:
-        """Its exit code."""
+        """Wait until the command ends, and return its exit code."""
         deadline = time.monotonic() + 60
         while True:
             self._read(0.05)
@@ -215,7 +215,7 @@ def terminal(site: Site) -> Iterator[Terminal]:
         opened.close()
 
 
-def test_in_a_terminal_it_lives_until_q(site: Site) -> None:
+def test_top_runs_in_a_terminal_until_q(site: Site) -> None:
     with terminal(site) as shown:
         shown.shows("rank 0 of j-000001 on n0 is a straggler (suspended)")
         shown.resize(120, 40)
@@ -231,7 +231,7 @@ def test_in_a_terminal_it_lives_until_q(site: Site) -> None:
         assert LEAVES_THE_SCREEN in shown.seen
 
 
-def test_it_waits_for_a_controller_that_went_away(site: Site) -> None:
+def test_top_waits_for_a_controller_that_went_away(site: Site) -> None:
     with terminal(site) as shown:
         shown.shows("slots 4/4")
         (site.controller.folder / "controller.json").unlink()

@@ -1,4 +1,4 @@
-"""Steps and waits of torch trainings, on CPU with gloo: real processes, real gradients."""
+"""Steps and waits of torch trainings on CPU with gloo: real processes, real gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def python() -> str:
 
 
 class Gang:
-    """Starts trainings whose ranks report to a socket of the test's."""
+    """Trainings whose ranks report to the test's socket."""
 
     def __init__(self, python: str, folder: Path) -> None:
         self.python = python
@@ -74,7 +74,7 @@ class Gang:
         return gang
 
     def run(self, ranks: int, *arguments: str, watched: bool = True) -> list[str]:
-        """Run a training to its end; gives what the ranks printed."""
+        """Run a training to its end, and return what the ranks printed."""
         printed: list[str] = []
         for process in self.start(ranks, *arguments, watched=watched):
             output, errors = process.communicate(timeout=200)
@@ -88,7 +88,7 @@ class Gang:
         return str(path)
 
     def steps(self) -> dict[int, list[StepRecord]]:
-        """Every rank's finished steps; asserts that each collective that was entered was left."""
+        """Return the finished steps of every rank; assert that each collective that was entered was left."""
         found: dict[int, list[StepRecord]] = {}
         for registered in self.agent.registered():
             progress = Progress(registered.member, 0)
@@ -138,21 +138,21 @@ HEAD = """
 """
 
 
-# torch's own Python hooks can abort the process where it ends with the process group still there: gloo's threads drop
-# the callback when the interpreter is gone (ours are waited for). Scripts with such a hook leave without that.
+# torch's Python hooks can abort a process that exits with its process group alive: gloo's threads drop the callback
+# after the interpreter has gone (our threads are joined). Scripts with such a hook exit without the process group.
 LEAVE = """
     sys.stdout.flush()
     os._exit(0)
 """
 
 
-def test_the_example_reports_its_steps_and_changes_no_bit(gang: Gang, tmp_path: Path) -> None:
+def test_the_example_reports_steps_without_changing_its_results(gang: Gang, tmp_path: Path) -> None:
     watched, unwatched = tmp_path / "watched.json", tmp_path / "unwatched.json"
     arguments = [EXAMPLE, *SMALL, "--steps", "12", "--result"]
     printed = gang.run(3, *arguments, str(watched))
     assert "registered; waits of DDP's buckets are measured" in printed[0]
     gang.run(3, *arguments, str(unwatched), watched=False)
-    # Three ranks: 1/3 has no exact binary form, so that another way to average would show.
+    # With three ranks another way to average would show, because 1/3 has no exact binary form.
     assert json.loads(watched.read_text())["weights_sha256"] == json.loads(unwatched.read_text())["weights_sha256"]
     found = gang.steps()
     assert sorted(found) == [0, 1, 2]
@@ -181,7 +181,7 @@ def test_the_slow_rank_waits_least(gang: Gang) -> None:
     assert median[0] > 20_000_000 > median[1]
 
 
-def test_what_a_rank_was_given_adds_up_over_the_batches_of_a_step(gang: Gang) -> None:
+def test_tokens_add_up_over_the_batches_of_a_step(gang: Gang) -> None:
     script = gang.script(
         HEAD
         + """
@@ -205,8 +205,8 @@ def test_what_a_rank_was_given_adds_up_over_the_batches_of_a_step(gang: Gang) ->
         ] * 4
 
 
-def test_a_program_that_knows_nothing_of_it(gang: Gang) -> None:
-    # With its own hook, a scheduler that takes the optimizer's step apart, and a second optimizer.
+def test_an_unmodified_program_reports_its_steps(gang: Gang) -> None:
+    # With a hook of its own, a scheduler that unwraps the optimizer's step, and a second optimizer.
     script = gang.script(
         HEAD
         + """
@@ -282,7 +282,7 @@ def test_a_wait_that_cannot_be_measured_is_unknown(watching: str, why: str, gang
         assert {record.wait_ns for record in records} == {None}
 
 
-def test_without_a_socket_nothing_is_touched(gang: Gang) -> None:
+def test_without_a_socket_torch_is_not_patched(gang: Gang) -> None:
     script = gang.script(
         HEAD
         + """
@@ -300,7 +300,7 @@ def test_without_a_socket_nothing_is_touched(gang: Gang) -> None:
     gang.run(1, script, watched=False)
 
 
-def test_the_program_runs_as_under_python_itself(gang: Gang) -> None:
+def test_the_program_runs_as_with_plain_python(gang: Gang) -> None:
     script = gang.script("import sys\nsys.exit(7)\n")
     (process,) = gang.start(1, "-m", "gangwatch.torch", script)
     assert process.wait(60) == 7
@@ -312,7 +312,7 @@ def test_the_program_runs_as_under_python_itself(gang: Gang) -> None:
     assert process.returncode == 1 and "usage" in errors
 
 
-def test_the_example_stops_saves_and_resumes(gang: Gang, tmp_path: Path) -> None:
+def test_the_example_stops_saves_and_resumes_exactly(gang: Gang, tmp_path: Path) -> None:
     def arguments(name: str) -> list[str]:
         files = ["--checkpoint", str(tmp_path / f"{name}.pt"), "--result", str(tmp_path / f"{name}.json")]
         return [EXAMPLE, *SMALL, "--steps", "20", "--checkpoint-every", "4", *files]
@@ -339,8 +339,8 @@ def test_the_example_ends_when_a_peer_is_gone(gang: Gang) -> None:
     assert "train_torch: rank 0: " in errors
 
 
-def test_a_device_that_lags_behind_is_asked_and_never_waited_for(gang: Gang) -> None:
-    # No GPU here: marks whose passing the script decides stand for CUDA events, everything else is the real thing.
+def test_a_lagging_device_is_polled_and_never_waited_for(gang: Gang) -> None:
+    # There is no GPU here: marks that the script completes replace the CUDA events; everything else is real.
     script = gang.script(
         HEAD
         + """
