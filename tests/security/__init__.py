@@ -1,1 +1,1 @@
-"""Attacks and faults: what a tenant, a node or a network may do, and what must not come of it."""
+"""Attacks and faults: what tenants, nodes and networks can do, and the damage that must not follow."""

@@ -1,4 +1,4 @@
-"""Requests to a controller by people with roles."""
+"""Requests to a controller by users with roles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEOPLE = {"vic": "viewer", "ana": "submitter", "bob": "submitter", "boss": "oper
 
 
 class People:
-    """A controller, and people who have tokens of it."""
+    """A controller, and users with tokens for it."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.site, self.folder = site, folder
@@ -31,19 +31,19 @@ class People:
         self.write()
 
     def write(self, *more: TokenEntry) -> None:
-        """Write the token file, as `gangwatch token` does: a new file in the place of the old one."""
+        """Write the token file as `gangwatch token` does: replace the old file by a new one."""
         path = self.folder / OWN_TOKENS
         temporary = path.with_name("tokens.new")
         temporary.write_bytes(write_entries([*self.entries, *more]))
         temporary.chmod(0o600)
         temporary.replace(path)
 
-    def forgive(self) -> None:
-        """Forget wrong tokens: all tests come from one address."""
+    def reset_wrong_tokens(self) -> None:
+        """Reset the counts of wrong tokens, because all tests come from one address."""
         self.site.controller.access.attempts = Attempts()
 
     def ask(self, who: str, method: str, path: str, body: object = None, **headers: str | None) -> Answer:
-        """who: a name, '' for nobody, 'state' for the state folder's token."""
+        """Send a request. who: a name, '' for anonymous, 'state' for the token of the state folder."""
         token = {"": None, "state": self.site.token}.get(who, self.tokens.get(who))
         given: dict[str, str | None] = {"Authorization": f"Bearer {token}" if token else None}
         return self.site.ask(method, path, {} if body is None and method == "POST" else body, **(given | headers))
@@ -54,7 +54,7 @@ class People:
         return str(answer.document["job"])
 
     def audit(self) -> list[dict[str, Any]]:
-        """The lines of the audit, the oldest first."""
+        """Return the lines of the audit log, oldest first."""
         path = self.site.controller.audit.path
         assert path is not None
         return [json.loads(line) for line in path.read_text().splitlines()]
@@ -67,7 +67,7 @@ def people(folder: Path, access: Authentication | None = None) -> Iterator[Peopl
 
 
 class Browser:
-    """What a browser keeps of a site: its cookie, and the proof in its pages."""
+    """Browser state for one site: its cookie, and the CSRF token of its pages."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.port, self.host = port, host
@@ -116,13 +116,13 @@ class Browser:
         return answer
 
     def load(self, path: str) -> str:
-        """A page; what it proves is kept for what it posts."""
+        """Load a page, and keep its CSRF token for later posts."""
         text = self.ask("GET", path).content.decode()
         found = re.search(r'<meta name="csrf" content="([^"]+)">', text)
         self.csrf = found[1] if found is not None else ""
         return text
 
     def post(self, path: str, body: object = None, **headers: str | None) -> Answer:
-        """As a button of the page does."""
+        """Post as a button of the page does."""
         given: dict[str, str | None] = {"Content-Type": "application/json", "X-Gangwatch-Csrf": self.csrf}
         return self.ask("POST", path, json.dumps({} if body is None else body), **(given | headers))

@@ -1,4 +1,4 @@
-"""Canaries: a text of its own in every field that a user can set, taken from the schema, and where each may stand."""
+"""Canaries: a unique text in every field that a user can set, taken from the schema, and where each may appear."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 def holds_text(hint: object) -> bool:
-    """Whether a value of this type can hold text of a user's choice, outside of structures that it has inside."""
+    """Return whether a value of this type can hold user-chosen text, not counting nested structures."""
     if hint is str:
         return True
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -34,7 +34,7 @@ def holds_text(hint: object) -> bool:
 
 
 def structures(hint: object) -> Iterator[type]:
-    """The structures that a type is, or has inside."""
+    """Yield the structures that a type is or contains."""
     if isinstance(hint, type) and (issubclass(hint, msgspec.Struct) or dataclasses.is_dataclass(hint)):
         yield hint
     for one in get_args(hint):
@@ -42,7 +42,7 @@ def structures(hint: object) -> Iterator[type]:
 
 
 def text_fields(*roots: type) -> dict[str, type]:
-    """Every field that can hold text, of these structures and of those inside: "JobSpec.name" and its type's owner."""
+    """Return every text field of these structures and of nested ones: "JobSpec.name" and its owner type."""
     found: dict[str, type] = {}
     seen: set[type] = set()
     left = list(roots)
@@ -60,7 +60,7 @@ def text_fields(*roots: type) -> dict[str, type]:
 
 @dataclass(frozen=True)
 class Canary:
-    """A text that stands nowhere but where it was planted. rule: of the field; key: of a mapping's key, not value."""
+    """A planted text that appears nowhere else. rule: of the field; key: planted in a mapping's key, not its value."""
 
     text: str
     field: str
@@ -68,7 +68,7 @@ class Canary:
     key: bool = False
 
     def allowed_in_documents(self, owner: bool) -> bool:
-        """owner: whether the reader is the job's user, or an operator."""
+        """Return whether documents may show it. owner: whether the reader is the job's user or an operator."""
         if self.key and self.rule.documents is Audience.NOBODY:
             return False
         return self.rule.documents is Audience.ANYONE or (owner and self.rule.documents is Audience.OWNER)
@@ -87,7 +87,7 @@ class Canary:
 
 
 class Planter:
-    """Makes bodies of requests with canaries in them."""
+    """Builder of request bodies with canaries."""
 
     def __init__(self) -> None:
         self.planted: list[Canary] = []
@@ -98,7 +98,7 @@ class Planter:
         return form.format(canary)
 
     def fill(self, body: type, table: type, valid: dict[str, Any]) -> dict[str, Any]:
-        """A body with a canary in each field of text but those in `valid`. table: whose rows the fields have."""
+        """Return a body with a canary in each text field except those in `valid`. table: the type whose rules apply."""
         filled: dict[str, Any] = {}
         for name, hint in get_type_hints(body).items():
             if name in valid:
@@ -128,7 +128,7 @@ def job_fields() -> set[str]:
 
 
 class Sink:
-    """A receiver of OTLP that keeps what it is sent, unpacked."""
+    """An OTLP receiver that keeps the unpacked bodies."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

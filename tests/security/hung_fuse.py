@@ -1,7 +1,7 @@
-"""A FUSE file whose server answers everything but FLUSH, so that whoever closes it waits (fuse(4), root only).
+"""A FUSE file whose server answers everything except FLUSH, so that closing it blocks (fuse(4), root only).
 
-The protocol is of the kernel's include/uapi/linux/fuse.h, version 7.31: each request has a header of 40 bytes, each
-answer one of 16.
+The protocol is that of the kernel's include/uapi/linux/fuse.h, version 7.31. Each request has a header of 40 bytes,
+each response one of 16.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MNT_DETACH = 2
 
 
 def _attributes(node: int) -> bytes:
-    """struct fuse_attr: the root is a folder, node 2 a file."""
+    """Return a struct fuse_attr: the root is a folder, node 2 is a file."""
     mode = 0o40755 if node == 1 else 0o100644
     return struct.pack("<QQQQQQIIIIIIIIII", node, 0, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
 class HungFuse:
-    """Mounted on `folder` while the ``with`` lasts; ``open`` gives its file. ``answer`` lets the waiting go on."""
+    """Mount on `folder` inside the ``with``; ``open`` returns its file. ``answer`` ends the blocked closes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class HungFuse:
         return os.open(self._folder / "file", os.O_RDONLY | os.O_CLOEXEC)
 
     def answer(self) -> None:
-        """Answer every FLUSH, those to come as well."""
+        """Answer every FLUSH, including later ones."""
         flushes, self._flushes = self._flushes, []
         self.flushing.clear()
         self._answering = True

@@ -1,4 +1,4 @@
-"""A small OpenID provider on loopback, which signs whatever a test asks it to."""
+"""A small OpenID provider on loopback that signs whatever a test requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIENT = "gangwatch-test"
 
 
 class Provider:
-    """Issuer, keys and endpoints. Enter it to have it answer."""
+    """Issuer, keys and endpoints; serves while entered."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
@@ -80,13 +80,13 @@ class Provider:
         for name, key in self.keys.items():
             keys.append(json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key())) | {"kid": name, "use": "sig"})
         keys.append(json.loads(jwt.algorithms.ECAlgorithm.to_jwk(self.curve.public_key())) | {"kid": "curve"})
-        # What a provider may publish, too, and nobody may use: a shared secret, and a key for encryption.
+        # A provider may also publish keys that must not be used: a shared secret, and a key for encryption.
         keys.append({"kty": "oct", "kid": "shared", "k": "c2VjcmV0"})
         keys.append({**keys[0], "kid": "encryption", "use": "enc"})
         return keys
 
     def authorize(self, address: str, **claims: Any) -> dict[str, str]:
-        """What the provider does once its user has logged in: the query with which it sends the browser back."""
+        """Return the query with which the provider redirects the browser back after its user has logged in."""
         query = {key: one[0] for key, one in parse_qs(urlsplit(address).query).items()}
         assert query["response_type"] == "code" and query["client_id"] == CLIENT
         code = f"code-{len(self.codes)}"
@@ -128,7 +128,7 @@ class Provider:
 
 
 def raw_token(header: dict[str, Any], body: dict[str, Any], signature: bytes = b"") -> str:
-    """A token as an attacker writes it, whatever a library would refuse to sign."""
+    """Return a token as an attacker writes it, including those that a library refuses to sign."""
 
     def encoded(content: bytes) -> str:
         return base64.urlsafe_b64encode(content).rstrip(b"=").decode()

@@ -1,4 +1,4 @@
-"""A line between two programs that can be cut in one direction: what is sent then is taken and never delivered."""
+"""A TCP relay whose line can be cut in one direction: data sent there is accepted and never delivered."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _READ_BYTES = 65536
 
 
 class Relay:
-    """Passes TCP connections on to a port of this machine. Enter it to have it listen at `port`.
+    """Forwards TCP connections to a port of this machine; listens on `port` while entered.
 
-    requests, answers: whether what goes to the server, or comes from it, is delivered. While either is not, connections
-    stay open and new ones are accepted: nobody is told. A connection of which something was not delivered delivers
-    nothing more in that direction, as behind a firewall that forgot it.
+    requests, answers: whether data to the server, or from it, is delivered. While one of them is off, connections stay
+    open and new ones are accepted, so neither side gets an error. A connection that lost data in a direction delivers
+    nothing more in that direction, as behind a firewall that dropped its state.
     """
 
     def __init__(self, to_port: int) -> None:
@@ -41,7 +41,7 @@ class Relay:
 
     @contextlib.contextmanager
     def cut(self, *, requests: bool = False, answers: bool = False) -> Iterator[None]:
-        """While it lasts, deliver neither of those that are named."""
+        """Deliver none of the named directions inside the ``with``."""
         self.requests, self.answers = not requests, not answers
         try:
             yield

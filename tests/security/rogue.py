@@ -1,7 +1,7 @@
-"""A cluster in virtual time, one of whose agents is rogue: honest agents, the watch with all detectors, and the cycle.
+"""A cluster in virtual time with one rogue agent: honest agents, all detectors, and the scheduling cycle.
 
-The same cluster exists under each of the names that agents give to gangs: the local backend's, pods, steps of Slurm
-jobs. What honest agents send is the same with and without the rogue agent, to the last bit.
+The same cluster exists with each kind of gang names: those of the local backend, of pods, and of steps of Slurm jobs.
+Frames of honest agents are bit-identical with and without the rogue agent.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PLACEMENT = {"victim": ("n0", "n1", "n2", "n3"), TOUCHABLE: ("n4", ROGUE), "othe
 
 
 class Cluster:
-    """Eight nodes of one slot, three jobs of which one has a rank on the rogue node."""
+    """Eight nodes of one slot, and three jobs, one of which has a rank on the rogue node."""
 
     def __init__(self, kind: Kind, folder: Path, seed: int = 1) -> None:
         self.kind = kind
@@ -87,10 +87,10 @@ class Cluster:
         self.watch = DetectionThread(make_all(), self._found.extend, self.clock, placements=self.placements)
         self.jobs = {job.spec.name: job_id for job_id, job in self.world.state.jobs.items()}
 
-    # --- what is placed where -----------------------------------------------------------------------------------------
+    # --- placement ----------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Three jobs, each pinned to its nodes by the others being in maintenance while it starts."""
+        """Place three jobs, each pinned to its nodes: all other nodes are in maintenance while it starts."""
         for name, nodes in PLACEMENT.items():
             job_id = self.world.submit(len(nodes), true_seconds=1e6, restartable=True, time_limit_seconds=1e6)
             job = self.world.state.jobs[job_id]
@@ -132,15 +132,15 @@ class Cluster:
         return f"{job_id}-{rank:04d}"
 
     def look_at_slurm(self) -> None:
-        """Slurm has been looked at anew, and is as it was."""
+        """Record a new poll of Slurm that found no change."""
         snapshot = self._backend._snapshot
         assert snapshot is not None
         self._backend._snapshot = Snapshot(self.clock.monotonic_ns(), snapshot.nodes, snapshot.jobs)
 
-    # --- what agents send ---------------------------------------------------------------------------------------------
+    # --- frames that agents send --------------------------------------------------------------------------------------
 
     def member(self, job_id: str, rank: int) -> Member:
-        """The rank as the agent of its node names it."""
+        """Return the rank with the name that the agent of its node uses."""
         if self.kind == "local":
             return Member(job_id, 1, rank)
         if self.kind == "kubernetes":
@@ -148,11 +148,11 @@ class Cluster:
         return Member(f"{job_id}.0", 0, rank)
 
     def gang(self, name: str) -> str:
-        """The fleet's name of a job."""
+        """Return the name that the fleet uses for a job."""
         return f"{self.jobs[name]}.0" if self.kind == "slurm" else self.jobs[name]
 
     def honest(self, node: str) -> Iterator[tuple[Layout, Frame]]:
-        """This second's frame of an honest agent."""
+        """Yield this second's frame of an honest agent."""
         at_ns = self.clock.monotonic_ns()
         members: list[Member] = []
         records: list[Record] = []
@@ -174,7 +174,7 @@ class Cluster:
         self._record_seq[node] += len(records)
 
     def send(self, layout: Layout, frame: Frame) -> None:
-        """The frame has come."""
+        """Hand a received frame to the fleet."""
         told: tuple[AnyLayout, Frame] = (layout, frame)
         if self._naming is not None:
             told = self._naming(*told)
@@ -183,7 +183,7 @@ class Cluster:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def run(self, seconds: int, rogue: Callable[[Cluster], Sequence[tuple[Layout, Frame]]] | None = None) -> None:
-        """Let time pass. rogue: what the rogue node's agent sends each second instead of its honest frame."""
+        """Advance the time. rogue: gives the frames that the rogue node sends each second instead of its own."""
         for _ in range(seconds):
             self._second += 1
             sent: list[tuple[Layout, Frame]] = []
@@ -205,23 +205,23 @@ class Cluster:
             if self.kind == "slurm" and self._second % 10 == 0:
                 self.look_at_slurm()
 
-    # --- what came of it ----------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------
 
     def actions(self) -> list[Action]:
         return [action for outcome in self.world.outcomes for action in outcome.actions if isinstance(action, StopGang)]
 
     def touched(self) -> set[str]:
-        """Names of the jobs that something was done about."""
+        """Return the names of the jobs that an action concerns."""
         names = {job_id: name for name, job_id in self.jobs.items()}
         return {names[action.job_id] for action in self.actions()} - {TOUCHABLE}
 
     def marked(self) -> set[str]:
-        """Nodes but the rogue one that are in another state than healthy."""
+        """Return the nodes that are not healthy, except the rogue one."""
         nodes = self.world.state.nodes.values()
         return {node.name for node in nodes if node.state is not NodeState.HEALTHY} - {ROGUE}
 
     def counted(self) -> dict[str, Any]:
-        """All that is known of the gangs that have no rank on the rogue node, and of their nodes."""
+        """Return all recorded data of the gangs without a rank on the rogue node, and of their nodes."""
         fleet, found = self.watch._fleet, {}
         for name in PLACEMENT:
             if name != TOUCHABLE:
@@ -242,7 +242,7 @@ class Cluster:
         return found
 
 
-# --- frames ----------------------------------------------------------------------------------------------------------
+# --- frames -----------------------------------------------------------------------------------------------------------
 
 
 def gpu_of(node: str) -> str:
@@ -250,7 +250,7 @@ def gpu_of(node: str) -> str:
 
 
 def layout_of(node: str, members: Sequence[Member], gpu: str | None = None, states: bool = True) -> Layout:
-    """Each rank's process counters, steps, state, GPU and place. gpu: of its ranks; None: its own."""
+    """Return a layout with each rank's process counters, steps, state, GPU and place. gpu: None for the node's own."""
 
     def whose(member: Member, **more: str) -> tuple[tuple[str, str], ...]:
         told = {"attempt": str(member.attempt), "gang": member.gang, "rank": str(member.rank), **more}
@@ -272,7 +272,7 @@ def layout_of(node: str, members: Sequence[Member], gpu: str | None = None, stat
 def frame_of(
     layout: Layout, seq: int, at_ns: int, records: Sequence[Record], boot: str = "", **changes: object
 ) -> Frame:
-    """A frame of this instant whose counters advance with time."""
+    """Return a frame of the current time whose counters grow with time."""
     tiers, _, counters = layout.sizes
     values = np.array([float(column.metric == "gangwatch_rank_process_state") for column in layout.gauges])
     frame = Frame(
@@ -287,8 +287,8 @@ EVENTS = ("xid", "gpu_lost", "nic_link", "recovery-action", "device-lost", "link
 
 
 class Rogue:
-    """Frames of an agent that lies about whatever a frame can say. Every frame names its own node: the feed refuses
-    all others (tests/feed/test_feed.py)."""
+    """Generator of frames with false content in every part. Each frame names its own node, because the feed refuses all
+    others (tests/feed/test_feed.py)."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -297,7 +297,7 @@ class Rogue:
 
     def __call__(self, cluster: Cluster) -> Sequence[tuple[Layout, Frame]]:
         if not self._lie or self.random.random() < 0.15:
-            self._lie = self.random.randrange(1, 1 << 30)  # a lie is told for some seconds, so that detectors see it
+            self._lie = self.random.randrange(1, 1 << 30)  # a lie lasts some seconds, so that detectors see it
         choose = random.Random(self._lie)
         return [self._frame(cluster, choose) for _ in range(choose.choice((1, 1, 3)))]
 

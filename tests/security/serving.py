@@ -1,4 +1,4 @@
-"""A server of the controller's make in this process, with short deadlines, and clients that misbehave."""
+"""A server like the controller's in this process, with short deadlines, and misbehaving clients."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TOKEN = "the token"
 
 @dataclass
 class Served:
-    """A server and its port."""
+    """A running server and its port."""
 
     server: Server
     port: int
 
     def connect(self, sent: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
-        """A connection from this address, on which so much was sent."""
+        """Open a connection from this address, and send these bytes."""
         client = socket.socket()
         client.settimeout(20)
         client.bind((source, 0))
@@ -38,7 +38,7 @@ class Served:
         return client
 
     def ask(self, path: str = "/", token: bool = False, method: str = "GET", body: bytes | None = None) -> int:
-        """The status of one well-formed request."""
+        """Send one well-formed request, and return the status."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request(method, path, body, {"Authorization": f"Bearer {TOKEN}"} if token else {})
@@ -50,7 +50,7 @@ class Served:
 
     @property
     def refused(self) -> dict[str, float]:
-        """What was refused, by reason."""
+        """Return the counts of refusals by reason."""
         return {
             labels[0][1]: value
             for name, labels, value in self.server.measures()
@@ -58,12 +58,12 @@ class Served:
         }
 
     def open(self) -> int:
-        """Connections that are open."""
+        """Return the number of open connections."""
         return int(next(value for name, _, value in self.server.measures() if name == "gangwatch_http_connections"))
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """/ answers at once, /big with 8 MB, /wait never, and a POST once its body has come."""
+    """Answer / at once, /big with 8 MB, /wait never, and a POST once its body has arrived."""
     if scope["type"] == "lifespan":
         while True:
             kind = (await receive())["type"]
@@ -76,7 +76,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if message["type"] == "http.disconnect":
             return
     if scope["path"] == "/wait":
-        await receive()  # until the client goes away
+        await receive()  # until the client disconnects
         while (await receive())["type"] != "http.disconnect":
             pass
         return
@@ -88,7 +88,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def served(bounds: Limits | None = None, security: Security | None = None, of: App = app) -> Iterator[Served]:
-    """A server while it lasts."""
+    """Run a server inside the ``with``."""
     server, listener = create_server(
         of, "127.0.0.1", 0, security=security, limits=bounds, holds_token=lambda header: header == f"Bearer {TOKEN}"
     )
@@ -105,32 +105,32 @@ def served(bounds: Limits | None = None, security: Security | None = None, of: A
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines of half a second and less."""
+    """Set all deadlines to half a second or less."""
     for name, seconds in (("HEAD_SECONDS", 0.5), ("BODY_SECONDS", 0.5), ("SEND_SECONDS", 0.5), ("LINGER_SECONDS", 0.3)):
         monkeypatch.setattr(limits, name, seconds)
     monkeypatch.setattr(gate, "LOOK_SECONDS", 0.1)
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
 
 
 def answered(client: socket.socket) -> bytes:
-    """One whole answer of `app`."""
+    """Read one complete response of `app`."""
     received = b""
     while not received.endswith(b"hello"):
         data = client.recv(65536)
-        assert data, f"it ended after {received!r}"
+        assert data, f"the connection ended after {received!r}"
         received += data
     return received
 
 
 def ended(client: socket.socket) -> bytes:
-    """What the server sends until it ends the connection."""
+    """Read until the server closes the connection, and return the data."""
     received = b""
     try:
         while data := client.recv(65536):

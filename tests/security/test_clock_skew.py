@@ -1,4 +1,4 @@
-"""A node whose clock is minutes wrong: its jobs are judged as those of any other."""
+"""A node whose clock is wrong by minutes: its jobs get the same verdicts as on any other node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def verdicts_of(door: FrontDoor, job: str) -> list[dict[str, Any]]:
     return [verdict for verdict in door.json("verdict", "list") if verdict["job"] == job]
 
 
-def test_a_healthy_job_has_no_verdict_and_a_stopped_rank_is_found(door: FrontDoor) -> None:
+def test_under_clock_skew_a_healthy_job_has_no_verdict_and_a_stopped_rank_is_found(door: FrontDoor) -> None:
     door.up()
     job = door.submit("--ranks", "4", "--", sys.executable, TRAIN, "--steps", "100000000")
     door.wait_for(job, "running")
@@ -56,6 +56,6 @@ def test_a_healthy_job_has_no_verdict_and_a_stopped_rank_is_found(door: FrontDoo
         (verdict, *_) = verdicts_of(door, job)
         assert (verdict["kind"], verdict["rank"], verdict["node"]) == ("hang", culprit["rank"], "node-1")
         seconds = (time.time_ns() - verdict["first_wall_ns"]) / 1e9
-        assert -1 < seconds < 120, "told by the controller's clock"
+        assert -1 < seconds < 120, "times are those of the controller's clock"
     finally:
         os.kill(culprit["pid"], signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Running out of descriptors is a passing trouble: real daemons whose limit is lowered to what they have open."""
+"""Daemons without free file descriptors recover: the limit of real daemons is lowered to what they have open."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SECONDS = 3.0
 
 @contextmanager
 def exhausted(daemon: Daemon, left: int = 0) -> Iterator[None]:
-    """While it lasts the daemon can open so many files more."""
+    """Let the daemon open only this many more files inside the ``with``."""
     pid = daemon.process.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    # Connections that have just been closed count no more.
+    # Recently closed connections must not count as open.
     time.sleep(0.3)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (daemon.descriptors() + left, hard))
     try:
@@ -33,7 +33,7 @@ def exhausted(daemon: Daemon, left: int = 0) -> Iterator[None]:
 
 
 def answers(daemon: Daemon, path: str, seconds: float = 20.0) -> object:
-    """The answer, once there is one."""
+    """Poll until there is a response, and return it."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -44,7 +44,7 @@ def answers(daemon: Daemon, path: str, seconds: float = 20.0) -> object:
 
 
 @pytest.mark.parametrize("left", [0, 2])
-def test_a_controller_without_descriptors_goes_on_and_loses_no_job(left: int) -> None:
+def test_a_controller_without_descriptors_continues_and_loses_no_job(left: int) -> None:
     with controller() as daemon:
         accepted = []
         with exhausted(daemon, left):
@@ -58,7 +58,7 @@ def test_a_controller_without_descriptors_goes_on_and_loses_no_job(left: int) ->
                 except BedError:
                     pass
                 time.sleep(0.3)
-        assert accepted, "an operator's command got through"
+        assert accepted, "an operator's command was accepted"
         assert answers(daemon, "/readyz") == {"ready": True, "scheduling": True}
         deadline = time.monotonic() + 40
         while True:
@@ -70,7 +70,7 @@ def test_a_controller_without_descriptors_goes_on_and_loses_no_job(left: int) ->
             time.sleep(0.2)
 
 
-def test_an_agent_without_descriptors_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_agent_without_descriptors_continues(capfd: pytest.CaptureFixture[str]) -> None:
     with agent() as daemon:
         with exhausted(daemon):
             until = time.monotonic() + SECONDS
@@ -85,7 +85,7 @@ def test_an_agent_without_descriptors_goes_on(capfd: pytest.CaptureFixture[str])
         assert b"gangwatch_" in bytes(str(answers(daemon, "/metrics")), "utf-8")
 
 
-def test_steps_of_a_rank_that_registered_without_descriptors_are_reported_once_there_are_some() -> None:
+def test_a_rank_that_registered_without_descriptors_is_reported_later() -> None:
     with agent() as daemon:
         path = StateFolder(daemon.folder).socket_path(NODE)
         with exhausted(daemon):
@@ -105,7 +105,7 @@ def test_steps_of_a_rank_that_registered_without_descriptors_are_reported_once_t
             reporter.close()
 
 
-def test_a_server_leaves_descriptors_to_everybody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_leaves_descriptors_for_other_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     def limited(soft: int) -> int:
         monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (soft, soft))
         return descriptors.most_connections(1024)

@@ -1,4 +1,4 @@
-"""Faults of the disk under a real controller: full, read-only, an fsync that fails once, one that does not return."""
+"""Disk faults under a real controller: full, read-only, an fsync that fails once, an fsync that does not return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLEEP = ("--", sys.executable, "-I", "-c", "import time; time.sleep(3600)")
 
 @pytest.fixture
 def faults(tmp_path: Path) -> Path:
-    """Where a test asks for faults of the journal's disk."""
+    """The file through which a test requests faults of the journal's disk."""
     folder = tmp_path / "faults"
     folder.mkdir()
     return folder
@@ -54,7 +54,7 @@ def attempts(door: FrontDoor) -> dict[str, tuple[str, int]]:
     return {job["job"]: (job["state"], job["attempt"]) for job in listed}
 
 
-def test_an_fsync_that_fails_once_loses_nothing_and_does_nothing_twice(door: FrontDoor, faults: Path) -> None:
+def test_one_failed_fsync_loses_and_repeats_nothing(door: FrontDoor, faults: Path) -> None:
     door.up()
     running = door.submit(*SLEEP)
     door.wait_for(running, "running")
@@ -71,17 +71,17 @@ def test_an_fsync_that_fails_once_loses_nothing_and_does_nothing_twice(door: Fro
             taken += 1
         wait_until(lambda: readiness_of(door)[0] == 200, door.logs)
     jobs = attempts(door)
-    assert len(jobs) == 1 + taken, "refused means that there is no such job, taken that there is"
+    assert len(jobs) == 1 + taken, "each accepted job exists, and no refused one"
     assert jobs[running] == ("running", 1)
     assert pid_of(door) == pid
     assert refused + taken == 6
-    door.kill("controller")  # what the next one reads from the disk is what was answered
+    door.kill("controller")  # the next one must read from disk what was answered
     wait_until(lambda: readiness_of(door)[0] == 200, door.logs)
     assert attempts(door).keys() == jobs.keys()
     assert attempts(door)[running] == ("running", 1)
 
 
-def test_an_fsync_that_does_not_return_is_told_and_ends_no_job(door: FrontDoor, faults: Path) -> None:
+def test_a_blocked_fsync_is_reported_and_ends_no_job(door: FrontDoor, faults: Path) -> None:
     door.up()
     running = door.submit(*SLEEP)
     door.wait_for(running, "running")
@@ -89,7 +89,7 @@ def test_an_fsync_that_does_not_return_is_told_and_ends_no_job(door: FrontDoor, 
     (faults / "fsync-hangs").touch()
     began_s = time.monotonic()
     try:
-        asking = door.start("submit", *SLEEP)  # a wish, so that a cycle has something to write
+        asking = door.start("submit", *SLEEP)  # a request, so that a cycle has an entry to write
         wait_until(lambda: readiness_of(door)[0] == 503, door.logs)
         assert time.monotonic() - began_s > 8.0
         code, text = readiness_of(door)
@@ -107,7 +107,7 @@ def test_an_fsync_that_does_not_return_is_told_and_ends_no_job(door: FrontDoor, 
 
 
 def filled(folder: Path) -> Path:
-    """Take what is left of the file system; the file that holds it."""
+    """Fill the file system, and return the file that fills it."""
     ballast = folder / "ballast"
     with ballast.open("ab", buffering=0) as file:
         for size in (65536, 4096, 1):
@@ -119,7 +119,7 @@ def filled(folder: Path) -> Path:
     return ballast
 
 
-def test_a_full_disk_stops_deciding_and_nothing_else(tmp_path: Path) -> None:
+def test_a_full_disk_stops_only_decisions(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     needs.small_file_system(folder, "24m")
@@ -137,7 +137,7 @@ def test_a_full_disk_stops_deciding_and_nothing_else(tmp_path: Path) -> None:
             assert asked.returncode != 0
             assert "No space left" in asked.stderr or "SQLITE_FULL" in asked.stderr or "full" in asked.stderr
             assert attempts(door).keys() == {running, short}
-            time.sleep(16)  # the short one ends, and nobody can write that down
+            time.sleep(16)  # the short job ends, and its end cannot be recorded
             ballast.unlink()
             wait_until(lambda: readiness_of(door)[0] == 200, door.logs)
             door.wait_for(short, "completed")
@@ -149,8 +149,8 @@ def test_a_full_disk_stops_deciding_and_nothing_else(tmp_path: Path) -> None:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_becomes_read_only_stops_deciding_and_nothing_else(door: FrontDoor, faults: Path) -> None:
-    """As ext4 does after an error; a kernel refuses to remount for as long as files are open, so it is preloaded."""
+def test_a_read_only_disk_stops_only_decisions(door: FrontDoor, faults: Path) -> None:
+    """Simulate an ext4 remount after an error by preloading, because the kernel refuses it while files are open."""
     door.environment["GANGWATCH_BAD_DISK_OF"] = str(door.state)
     door.up()
     running = door.submit(*SLEEP)
@@ -161,7 +161,7 @@ def test_a_disk_that_becomes_read_only_stops_deciding_and_nothing_else(door: Fro
         asked = door.run("submit", *SLEEP, code=None)
         assert asked.returncode != 0
         assert "audit.jsonl" in asked.stderr and "nothing is changed" in asked.stderr
-        # A freeze, which makes nothing worse, needs no audit; the journal can't take it either.
+        # A freeze is accepted without an audit entry, but the journal cannot record it either.
         assert "frozen, but only until the controller ends" in door.run("freeze", code=None).stderr
         wait_until(lambda: readiness_of(door)[0] == 503, door.logs)
         time.sleep(5)

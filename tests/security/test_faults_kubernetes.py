@@ -1,4 +1,4 @@
-"""Faults between a controller and the API server: a leader that was away, a cut or slow line, a stopped etcd."""
+"""Faults between a controller and the API server: a paused leader, a cut or slow line, a stopped etcd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.kubernetes.test_leadership import bound_once, controllers, holder, me
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
 
-def test_nothing_is_written_by_a_client_that_leads_no_more(cluster: Cluster, access: Access) -> None:
+def test_a_client_that_lost_the_lease_writes_nothing(cluster: Cluster, access: Access) -> None:
     leads = [True]
     node = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fenced"}, "data": {"by": "one"}}
     path = "/api/v1/namespaces/default/configmaps"
@@ -56,10 +56,10 @@ def test_nothing_is_written_by_a_client_that_leads_no_more(cluster: Cluster, acc
     cluster.api.delete(f"{path}/fenced")
 
 
-def test_what_was_begun_while_leading_is_not_finished_after_the_lease_is_lost(
+def test_a_started_stop_is_not_finished_after_the_lease_is_lost(
     cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop that waits for the API server goes on asking; by the time it answers another may lead."""
+    """A stop keeps requesting until the API server answers; by then another controller may be the leader."""
     leads = [True]
     cluster.add_nodes("n1", "n2")
     cluster.add_gang("kept", 2)
@@ -81,13 +81,13 @@ def test_what_was_begun_while_leading_is_not_finished_after_the_lease_is_lost(
             leads[0] = False
         finally:
             plane.start_server()
-        time.sleep(4.0)  # the longest pause between two tries is 2 s
-        assert cluster.bound("kept") == 2, "its pods are the next leader's to stop"
+        time.sleep(4.0)  # the longest pause between two attempts is 2 s
+        assert cluster.bound("kept") == 2, "only the next leader may stop its pods"
         leads[0] = True
 
 
 @pytest.mark.slow
-def test_a_leader_that_was_stopped_comes_back_and_acts_no_more(
+def test_a_resumed_former_leader_takes_no_action(
     cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     cluster.add_nodes("n1", "n2")
@@ -104,7 +104,7 @@ def test_a_leader_that_was_stopped_comes_back_and_acts_no_more(
         second = holder(cluster)
         cluster.add_gang("during", 1)
         wait_for("the second binds", lambda: cluster.bound("during") == 1)
-        # Two gangs that both know of and for which there is no room: what makes room is seen by both at once.
+        # Both know two gangs for which there is no room; both see at the same time when room becomes free.
         cluster.add_gang("contested", 2)
         time.sleep(2)
         os.kill(first.pid, signal.SIGCONT)
@@ -123,10 +123,10 @@ def etcd(plane: ControlPlane, number: signal.Signals) -> None:
     os.kill(plane.process_id("etcd"), number)
 
 
-def test_a_stopped_etcd_is_waited_for_and_nothing_is_lost_or_bound_twice(
+def test_after_an_etcd_outage_nothing_is_lost_or_bound_twice(
     cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, kubelet: FakeKubelet
 ) -> None:
-    """The API server answers nothing, or only 'etcdserver: request timed out', for as long."""
+    """The API server gives no response, or only 'etcdserver: request timed out', while etcd is stopped."""
     cluster.add_nodes("n1", "n2", "n3")
     cluster.add_gang("before", 1)
     with running(access, folder) as it:
@@ -134,7 +134,7 @@ def test_a_stopped_etcd_is_waited_for_and_nothing_is_lost_or_bound_twice(
         before = it.jobs()
         etcd(plane, signal.SIGSTOP)
         try:
-            time.sleep(20)  # longer than a request waits
+            time.sleep(20)  # longer than the timeout of a request
             assert {job.job_id: job.attempt for job in it.jobs().values()} == {
                 job.job_id: job.attempt for job in before.values()
             }
@@ -155,17 +155,17 @@ def answered(cluster: Cluster) -> bool:
         found: Any = cluster.api.find("/api/v1/namespaces/default")
     except RefusedError:
         return False
-    except Exception as error:  # an answer in time is what is waited for
+    except Exception as error:  # only a response in time ends the wait
         if "Unreachable" in type(error).__name__:
             return False
         raise
     return found is not None
 
 
-def test_a_slow_api_server_slows_binding_and_breaks_nothing(
+def test_a_slow_api_server_only_delays_binding(
     cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, kubelet: FakeKubelet
 ) -> None:
-    """It is stopped for a third of every second or so, by chance of where its requests then are."""
+    """Stop the server for about a third of every second, at random points of its requests."""
     nodes = [f"n{number}" for number in range(8)]
     cluster.add_nodes(*nodes)
     server = plane.process_id("kube-apiserver")

@@ -1,4 +1,4 @@
-"""Lines that are cut in one direction: between a controller and its agents, and between it and the API server."""
+"""Lines cut in one direction: between a controller and its agents, and between it and the API server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def telemetry_of(door: FrontDoor, node: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
 @pytest.mark.timeout(300)
-def test_an_agent_behind_a_line_that_is_cut_one_way_is_told_and_heard_again(tmp_path: Path) -> None:
+def test_an_agent_behind_a_half_cut_line_is_reported_and_received_again(tmp_path: Path) -> None:
     with front_door(tmp_path) as door:
         door.up()
         job = door.submit("--ranks", "4", "--", sys.executable, "-I", "-c", "import time; time.sleep(3600)")
@@ -44,13 +44,13 @@ def test_an_agent_behind_a_line_that_is_cut_one_way_is_told_and_heard_again(tmp_
             door.state.agent_file("node-1").write_bytes(msgspec.json.encode(moved))
             time.sleep(2)
             wait_until(lambda: telemetry_of(door, "node-1")["words"] == "fresh", door.logs)
-            with relay.cut(answers=True):  # what the agent sends does not arrive; what it is sent does
+            with relay.cut(answers=True):  # the agent's data is lost; data to it arrives
                 wait_until(lambda: telemetry_of(door, "node-1")["silent"], door.logs)
-                time.sleep(12)  # by now the stream was given up and opened again, more than once
+                time.sleep(12)  # the stream was closed and reopened several times
                 assert telemetry_of(door, "node-1")["silent"]
                 assert not telemetry_of(door, "node-0")["silent"]
             wait_until(lambda: telemetry_of(door, "node-1")["words"] == "fresh", door.logs)
-            with relay.cut(requests=True):  # the stream that is open needs no request
+            with relay.cut(requests=True):  # the open stream needs no request
                 time.sleep(8)
                 assert telemetry_of(door, "node-1")["words"] == "fresh"
             (listed,) = (one for one in door.json("jobs") if one["job"] == job)
@@ -65,10 +65,10 @@ def test_an_agent_behind_a_line_that_is_cut_one_way_is_told_and_heard_again(tmp_
 @pytest.mark.xdist_group("kubernetes")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_bindings_whose_answers_are_lost_are_made_once(
+def test_bindings_with_lost_responses_are_made_once(
     cluster: Cluster, access: Access, folder: Path, kubelet: FakeKubelet, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the controller asks for is done, and it never hears so: it must find out, and neither repeat nor undo it."""
+    """The API server executes the request and its response is lost; the controller must neither repeat nor undo it."""
     monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.watch._SILENCE_SECONDS", 8.0)
     chance = random.Random(seed)
     port = urlsplit(access.url).port
@@ -80,7 +80,7 @@ def test_bindings_whose_answers_are_lost_are_made_once(
         with running(cut_access, folder) as it:
             for gang in gangs:
                 cluster.add_gang(gang, 2)
-                time.sleep(chance.uniform(0.05, 0.6))  # by then the bindings are about to be asked for, or were
+                time.sleep(chance.uniform(0.05, 0.6))  # just before or after the binding requests
                 with relay.cut(answers=True):
                     time.sleep(chance.uniform(2.0, 6.0))
             wait_for("all are bound", lambda: all(cluster.bound(gang) == 2 for gang in gangs), 120)
@@ -93,10 +93,10 @@ def test_bindings_whose_answers_are_lost_are_made_once(
 
 @pytest.mark.xdist_group("kubernetes")
 @pytest.mark.timeout(300)
-def test_a_watch_that_hears_nothing_while_requests_pass_is_opened_again(
+def test_a_watch_without_data_is_reopened_while_requests_pass(
     cluster: Cluster, access: Access, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A firewall that forgot the connection: nobody closes it, and nothing comes."""
+    """Simulate a firewall that dropped its state: neither side closes the connection, and no data arrives."""
     monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.watch._SILENCE_SECONDS", 8.0)
     port = urlsplit(access.url).port
     assert port is not None

@@ -1,4 +1,4 @@
-"""Inputs by which `python -m benchmarks.fuzz` made a parser fail, each as it was found."""
+"""Inputs with which `python -m benchmarks.fuzz` made a parser fail, unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIGITS = "9" * 5000
 """int() refuses more than 4,300 with a ValueError that nobody expected (sys.get_int_max_str_digits)."""
 
 
-def test_digits_without_end_are_no_number() -> None:
+def test_too_many_digits_are_not_a_number() -> None:
     with pytest.raises(SourceError, match="is not a statistic"):
         ethtool.parse_recorded(f"rx: {DIGITS}\n".encode())
     with pytest.raises(SourceError, match="not a valid record"):
@@ -34,11 +34,11 @@ def test_digits_without_end_are_no_number() -> None:
         )
     found = parse_cgroup(f"0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_{DIGITS}\n")
     assert found is not None and (found.slurm_job, found.slurm_task) == ("7", None)
-    assert parse_cgroup(f"0::/system.slice/slurmstepd.scope/job_{DIGITS}\n") is None, "no part of a number is a job"
+    assert parse_cgroup(f"0::/system.slice/slurmstepd.scope/job_{DIGITS}\n") is None, "part of a number is no job"
 
 
-def test_a_duration_without_end_is_none(tmp_path: Path) -> None:
-    """It was infinite, and `gangwatch config` printed it as `null`, which no TOML file may hold."""
+def test_an_infinite_duration_is_refused(tmp_path: Path) -> None:
+    """The duration was infinite, and `gangwatch config` printed `null`, which is not valid TOML."""
     with pytest.raises(ValueError, match="is not a duration"):
         config_file.parse_duration("9" * 400)
     file = tmp_path / "gangwatch.toml"
@@ -47,7 +47,7 @@ def test_a_duration_without_end_is_none(tmp_path: Path) -> None:
         config_file.load(file)
 
 
-def test_a_control_character_in_the_configuration_is_read_back(tmp_path: Path) -> None:
+def test_control_characters_in_the_configuration_are_read_back(tmp_path: Path) -> None:
     file = tmp_path / "gangwatch.toml"
     file.write_text('[agent]\njob_files = "/x\\u007f"\n')
     loaded = config_file.load(file)
@@ -55,7 +55,7 @@ def test_a_control_character_in_the_configuration_is_read_back(tmp_path: Path) -
     assert config_file.load(file).agent.job_files == "/x\x7f"
 
 
-def test_a_node_list_is_refused_before_it_is_made(tmp_path: Path) -> None:
+def test_a_huge_node_list_is_refused_before_it_is_expanded(tmp_path: Path) -> None:
     file = tmp_path / "topology.conf"
     for nodes in ("[1-1000][1-1000][1-1000]", f"[{DIGITS}]"):
         file.write_text(f"SwitchName=a Nodes=n{nodes}\n")
@@ -67,7 +67,7 @@ def test_a_node_list_is_refused_before_it_is_made(tmp_path: Path) -> None:
         assert most < 64 << 20
 
 
-def test_a_time_without_end_in_sacct_costs_its_line(tmp_path: Path) -> None:
+def test_an_overlong_time_in_sacct_drops_only_its_line(tmp_path: Path) -> None:
     file = tmp_path / "jobs.txt"
     header = "JobID|JobName|Submit|Start|End|ElapsedRaw|AllocTRES\n"
     good = "7|a|2026-11-22T10:00:00|2026-11-22T10:00:05|2026-11-22T11:00:00|5|gres/gpu=8\n"
@@ -80,13 +80,13 @@ def test_a_time_without_end_in_sacct_costs_its_line(tmp_path: Path) -> None:
         sacct.read(file)
 
 
-def test_a_rank_file_nested_without_end_is_none(tmp_path: Path) -> None:
+def test_a_deeply_nested_rank_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"x": ' + "[" * 100_000)
     assert rank_attribution._list(str(tmp_path)).ranks == ()
 
 
-def test_a_head_request_with_a_malformed_body_is_answered_without_one(caplog: pytest.LogCaptureFixture) -> None:
-    """uvicorn wrote a body to it, which h11 refuses: a traceback in the log for each such request."""
+def test_a_head_request_with_a_malformed_body_gets_a_response_without_body(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn wrote a body, which h11 refuses: each such request logged a traceback."""
     with served() as site:
         sent = b"HEAD /wait HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"
         answer = ended(site.connect(sent + b"GET / HTTP/1.1\r\n\r\n"))
@@ -96,7 +96,7 @@ def test_a_head_request_with_a_malformed_body_is_answered_without_one(caplog: py
 
 
 @pytest.mark.parametrize("port", ["9" * 5003, "65536", "-1", "٣", "", "0x10"])
-def test_a_port_that_is_none_is_refused_by_its_key(port: str) -> None:
-    """Python converts no more than 4,300 digits (sys.set_int_max_str_digits), and raised ValueError."""
+def test_an_invalid_port_is_refused_with_its_key(port: str) -> None:
+    """Python converts at most 4,300 digits (sys.set_int_max_str_digits), and raised ValueError."""
     with pytest.raises(ConfigError, match=r"^agent\.listen: expected HOST:PORT"):
         parse_listen(f"127.0.0.1:{port}", "agent.listen")

@@ -1,4 +1,4 @@
-"""Every parser of what others write, by some thousand malformed inputs; a million are `python -m benchmarks.fuzz`."""
+"""Thousands of malformed inputs for every parser of foreign data; `python -m benchmarks.fuzz` runs a million."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ INPUTS = 20_000
 SAMPLE = 500
 
 
-def test_no_parser_fails_and_the_inputs_get_far(tmp_path: Path) -> None:
+def test_no_parser_fails_and_inputs_reach_most_lines(tmp_path: Path) -> None:
     found = fuzz(INPUTS, 18, list(targets()), 2, SAMPLE, tmp_path)
     assert found["failures"] == 0, [one for one in found["parsers"] if one["failed"]]
     assert found["inputs"] == INPUTS
     assert found["shortfalls"] == []
 
 
-def test_the_parsers_are_those_of_the_issue() -> None:
+def test_every_listed_parser_is_fuzzed() -> None:
     names = set(targets())
     for kind in ("slurm-columns", "slurm-jobs-json", "kubelet-pod-resources", "kubernetes-objects", "netlink-rdma",
                  "config-toml", "config-web"):  # fmt: skip
@@ -63,7 +63,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_failure_and_a_hang_are_counted_and_saved_so_that_they_are_repeated(tmp_path: Path) -> None:
+def test_failures_and_hangs_are_counted_and_saved_for_replay(tmp_path: Path) -> None:
     chunk = run("broken", 1, 0, 1000)
     bad = [number for number in range(1000) if made(BROKEN, 1, number)[0] in (7, 8)]
     assert chunk.failed == len(bad) > 1
@@ -82,31 +82,31 @@ def test_a_failure_and_a_hang_are_counted_and_saved_so_that_they_are_repeated(tm
         replay(path)
 
 
-def test_an_input_is_known_by_its_number_alone() -> None:
+def test_the_number_of_an_input_determines_it() -> None:
     for target in targets().values():
         assert made(target, 3, 77) == made(target, 3, 77)
     assert len({made(BROKEN, 3, number) for number in range(50)}) > 40
 
 
-def test_lines_that_are_not_reached_are_named() -> None:
+def test_unreached_lines_are_reported() -> None:
     place = ("tests.security.test_fuzz:parse",)
     every = all_lines(place)
     some = reached(place, [lambda: parse(b"\xff")])
     assert some.all == every and 0 < len(some.reached) < len(every)
     assert all(line.startswith(__file__) for line in some.missed())
     more = [lambda: endless(0), lambda: parse(b"\x07"), lambda: parse(b"\x01")]
-    assert len(reached(place, more).reached) == len(some.reached) + 1, "also behind one that used the stack up"
+    assert len(reached(place, more).reached) == len(some.reached) + 1, "also after an input that exhausted the stack"
     with pytest.raises(ValueError, match="no function of that name"):
         all_lines(("tests.security.test_fuzz:absent",))
 
 
-def test_no_target_of_that_name_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_target_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "no such parser"])
     assert "no parser matches" in capsys.readouterr().err
 
 
-def test_every_choice_comes_from_the_seed() -> None:
+def test_every_random_choice_comes_from_the_seed() -> None:
     before = random.getstate()
     for target in targets().values():
         for number in range(20):

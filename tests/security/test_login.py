@@ -44,7 +44,7 @@ def module_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
 
 @pytest.fixture
 def site(module_site: People) -> People:
-    module_site.forgive()
+    module_site.reset_wrong_tokens()
     return module_site
 
 
@@ -270,7 +270,7 @@ def test_a_login_with_what_is_no_form_is_refused_in_words(site: People, browser:
         ("", "application/x-www-form-urlencoded", 401),
     )
     for body, kind, status in cases:
-        site.forgive()
+        site.reset_wrong_tokens()
         assert browser.ask("POST", "/login", body, **{"Content-Type": kind}).status == status, (body[:40], kind)
     answer = browser.ask(
         "POST", "/login", json.dumps({"token": site.tokens["vic"]}), **{"Content-Type": "application/json"}
@@ -303,7 +303,7 @@ def test_a_token_that_could_be_guessed_is_not_tried_beyond_the_limit(site: Peopl
         for number in range(30):
             browser.log_in(f"hunter{number + 10}")
         assert browser.log_in("hunter2").status == 429
-        site.forgive()
+        site.reset_wrong_tokens()
         assert browser.log_in("hunter2").status == 303
     finally:
         file.write_text(before)
@@ -393,7 +393,7 @@ def test_over_tls_nobody_reads_without_a_login_and_the_cookie_is_secure(tmp_path
         assert ask("GET", "/login")[0] == 200 and ask("GET", "/static/page.css")[0] == 200
         form = urlencode({"token": site.tokens["vic"]})
         kind = "application/x-www-form-urlencoded"
-        site.forgive()
+        site.reset_wrong_tokens()
         status, headers, _ = ask(
             "POST", "/login", form, Content_Type=kind, Origin=f"https://127.0.0.1:{site.site.port}"
         )
@@ -452,7 +452,7 @@ def federated_site(provider: Provider, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def federated(federated_site: People) -> People:
-    federated_site.forgive()
+    federated_site.reset_wrong_tokens()
     return federated_site
 
 
@@ -587,7 +587,7 @@ def test_forged_tokens_open_nothing(federated: People, provider: Provider) -> No
     with Provider() as stranger:
         forged = forged_tokens(provider, stranger)
     for name, token in forged.items():
-        federated.forgive()
+        federated.reset_wrong_tokens()
         status, answer = whoami(federated, token)
         assert status in (401, 431) and "error" in answer, (name, status, answer)
         assert federated.ask("", "POST", "/api/freeze", {}, Authorization=f"Bearer {token}").status in (
@@ -662,7 +662,7 @@ def test_a_login_that_somebody_else_began_logs_nobody_in(federated: People, prov
     own = victim.ask("GET", "/login/oidc")
     mixed = {"code": back["code"], "state": provider.authorize(own.headers["location"])["state"]}
     assert victim.ask("GET", f"/login/oidc/callback?{urlencode(mixed)}").status == 401, "the verifier is another's"
-    federated.forgive()
+    federated.reset_wrong_tokens()
     for query in ({}, {"state": back["state"]}, {"code": "x", "state": "y"}, {"error": "<script>alert(1)</script>"}):
         refused = victim.ask("GET", f"/login/oidc/callback?{urlencode(query)}")
         assert refused.status == 401 and b"<script>alert" not in refused.content

@@ -180,7 +180,7 @@ def test_a_kept_answer_is_not_given_to_a_reader_with_fewer_rights(site: People) 
 def test_a_revoked_rotated_or_expired_token_ends_at_once(site: People) -> None:
     token = make_token()
     entry = TokenEntry("dora", "submitter", hash_of(token))
-    site.forgive()
+    site.reset_wrong_tokens()
 
     def whoami() -> int:
         return site.ask("", "GET", "/api/whoami", Authorization=f"Bearer {token}").status
@@ -207,7 +207,7 @@ def test_the_state_folders_token_is_replaced_without_a_restart(site: People) -> 
     new = file.with_name("token.new")
     new.write_text("A" * 43)
     new.replace(file)
-    site.forgive()
+    site.reset_wrong_tokens()
     assert site.ask("", "GET", "/api/whoami", Authorization=f"Bearer {before}").status == 401
     assert site.ask("state", "GET", "/api/whoami").document["role"] == "operator"
     file.unlink()
