@@ -1,6 +1,6 @@
-"""A frame counts for its own node alone: a rogue agent reports no other node's ranks, and no verdict moves their jobs.
+"""A frame counts only for its own node: a rogue agent reports no other node's ranks, and no verdict moves their jobs.
 
-Each of these attacks worked once; see SECURITY.md for what they may no longer do.
+Each of these attacks worked once; SECURITY.md lists what they must no longer do.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from tests.security.rogue import (
 SECONDS = 40
 
 
-# --- the property ----------------------------------------------------------------------------------------------------
+# --- the property -----------------------------------------------------------------------------------------------------
 
 
 @cache
 def undisturbed(kind: Kind) -> dict[str, Any]:
-    """What is known at the end where the rogue node's agent sends nothing."""
+    """Return the final data of a run in which the rogue node's agent sends nothing."""
     return after(kind, lambda _: ()).counted()
 
 
@@ -77,15 +77,15 @@ def after(kind: Kind, rogue: Any) -> Cluster:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
-def test_whatever_a_rogue_agent_sends_other_nodes_and_their_jobs_are_as_they_were(kind: Kind, seed: int) -> None:
-    """Known steps, consumption, process states, stories and clocks are equal to the last bit."""
+def test_a_rogue_agent_changes_nothing_about_other_nodes_and_their_jobs(kind: Kind, seed: int) -> None:
+    """Steps, consumption, process states, stories and clocks are bit-identical."""
     cluster = after(kind, Rogue(seed))
     assert cluster.touched() == set()
     assert cluster.marked() == set()
     assert cluster.counted() == undisturbed(kind)
 
 
-# --- one attack each -------------------------------------------------------------------------------------------------
+# --- single attacks ---------------------------------------------------------------------------------------------------
 
 
 def job_of(job_id: str, *nodes: str, attempt: int = 1, state: JobState = JobState.RUNNING) -> Job:
@@ -94,7 +94,7 @@ def job_of(job_id: str, *nodes: str, attempt: int = 1, state: JobState = JobStat
 
 
 class Bed:
-    """A fleet that knows the placement of some jobs."""
+    """A fleet with the placement of some jobs."""
 
     def __init__(self, *jobs: Job, attest: Attest | None = None) -> None:
         self.placements = Placements(attest)
@@ -113,7 +113,7 @@ class Bed:
         records: Sequence[Record] | None = None,
         record_seq: int | None = None,
     ) -> None:
-        """A frame of the node in which each of these ranks has finished a step and begun the next."""
+        """Send a frame of the node in which each of these ranks has finished a step and begun the next."""
         self.now_ns += SECOND // 100
         duration_ns = round(seconds * SECOND)
         made: list[Record] = []
@@ -152,7 +152,7 @@ def victim(bed: Bed, step: int, gang: str = "j-1", attempt: int = 1) -> None:
         bed.send(node, Member(gang, attempt, rank), step=step)
 
 
-def test_a_node_without_ranks_of_a_gang_reports_none_of_them() -> None:
+def test_a_node_without_ranks_of_a_gang_cannot_report_them() -> None:
     bed = Bed(job_of("j-1", *VICTIM))
     victim(bed, 1)
     bed.send("evil", Member("j-1", 1, 2), step=2, seconds=5.0)
@@ -162,15 +162,15 @@ def test_a_node_without_ranks_of_a_gang_reports_none_of_them() -> None:
     victim(bed, 2)
     steps = bed.fleet.gangs["j-1"].completed()
     assert steps is not None
-    assert steps.number.tolist() == [1, 2], "honest records are counted, and no step waits for the rank that is none"
+    assert steps.number.tolist() == [1, 2], "honest records count, and no step waits for the invented rank"
     assert not bed.refused("n2")
 
 
 @pytest.mark.parametrize("attempt", [0, 2, 2**61, -1])
-def test_no_attempt_that_does_not_run_replaces_the_one_that_does(attempt: int) -> None:
+def test_records_of_another_attempt_do_not_replace_the_running_one(attempt: int) -> None:
     bed = Bed(job_of("j-1", *VICTIM))
     victim(bed, 1)
-    for node in ("evil", "n0"):  # also from a node of the gang
+    for node in ("evil", "n0"):  # a node of the gang may not do it either
         bed.send(node, Member("j-1", attempt, 0), step=2)
     assert bed.fleet.gangs["j-1"].newest_steps().tolist() == [1, 1, 1, 1]
     victim(bed, 2)
@@ -178,11 +178,11 @@ def test_no_attempt_that_does_not_run_replaces_the_one_that_does(attempt: int) -
     assert len(bed.fleet.gangs["j-1"].ranks) == 4
     assert not bed.fleet.records_of_ended_attempts
     assert set(bed.refused("evil")) == {"not-placed"}
-    if attempt >= 0:  # of what is no attempt at all the records are refused for that
+    if attempt >= 0:  # records without a valid attempt have another reason
         assert set(bed.refused("n0")) == {"attempt" if attempt > 1 else "ended"}
 
 
-def test_a_node_of_a_gang_reports_its_own_ranks_and_no_others() -> None:
+def test_a_node_of_a_gang_can_report_only_its_own_ranks() -> None:
     bed = Bed(job_of("j-1", *VICTIM))
     victim(bed, 1)
     bed.send("n0", Member("j-1", 1, 0), Member("j-1", 1, 2), Member("j-1", 1, 7), step=2, seconds=9.0)
@@ -191,7 +191,7 @@ def test_a_node_of_a_gang_reports_its_own_ranks_and_no_others() -> None:
     assert bed.fleet.gangs["j-1"].newest_steps().tolist() == [2, 1, 1, 1]
 
 
-def test_frames_that_come_after_a_jobs_end_or_move_are_no_attack(caplog: pytest.LogCaptureFixture) -> None:
+def test_late_frames_after_a_jobs_end_or_move_are_not_logged_as_an_attack(caplog: pytest.LogCaptureFixture) -> None:
     bed = Bed(job_of("j-1", *VICTIM))
     victim(bed, 1)
     bed.placements.follow([job_of("j-1", *VICTIM, state=JobState.COMPLETED)])
@@ -211,8 +211,8 @@ def test_frames_that_come_after_a_jobs_end_or_move_are_no_attack(caplog: pytest.
     assert set(bed.refused("n8")) == {"not-placed"}
 
 
-def test_what_a_rank_is_inside_of_counts_no_longer_than_its_attempt_runs() -> None:
-    """Records that are as they were a frame ago are not looked at one by one."""
+def test_an_open_collective_is_dropped_with_its_attempt() -> None:
+    """Unchanged records are not checked one by one."""
     bed = Bed(job_of("j-1", "n0"))
     member = Member("j-1", 1, 0)
     opened = (OpenRecord(member, "collective", 7, bed.now_ns),)
@@ -227,7 +227,7 @@ def test_what_a_rank_is_inside_of_counts_no_longer_than_its_attempt_runs() -> No
     assert bed.refused("n0") == {"ended": 1.0}
 
 
-def test_jobs_that_ended_before_the_controller_began_are_known_to_have_ended() -> None:
+def test_jobs_that_ended_before_the_controller_started_count_as_ended() -> None:
     bed = Bed(job_of("j-1", "n0", state=JobState.FAILED))
     bed.send("n0", Member("j-1", 1, 0))
     bed.send("n1", Member("j-1", 1, 0))
@@ -236,7 +236,7 @@ def test_jobs_that_ended_before_the_controller_began_are_known_to_have_ended() -
     assert set(bed.refused("n1")) == {"not-placed", "unknown"}
 
 
-def test_pids_of_ranks_change_no_placement_and_an_elastic_attempt_does() -> None:
+def test_pids_do_not_change_the_placement_and_an_elastic_attempt_does() -> None:
     job = job_of("j-1", "n0", "n1")
     bed = Bed(job)
     before = bed.placements.of("n0")
@@ -248,10 +248,10 @@ def test_pids_of_ranks_change_no_placement_and_an_elastic_attempt_does() -> None
     assert bed.placements.of("n1") == {"j-1": Placed(2, frozenset({0}))}
 
 
-# --- gangs that nobody placed ----------------------------------------------------------------------------------------
+# --- gangs without a placement ----------------------------------------------------------------------------------------
 
 
-def test_processes_that_nothing_attests_are_a_gang_of_each_node() -> None:
+def test_unattested_processes_form_one_gang_per_node() -> None:
     bed = Bed()
     honest, same = Member("uid-1000/run", 0, 0), Member("uid-1000/run", 0, 0)
     bed.send("n0", honest)
@@ -264,7 +264,7 @@ def test_processes_that_nothing_attests_are_a_gang_of_each_node() -> None:
     assert {gang.nodes for name, gang in bed.fleet.gangs.items() if name != "uid-1000/run"} == {("evil",)}
 
 
-def test_a_name_that_a_rogue_agent_has_taken_first_takes_nothing_from_the_honest_one() -> None:
+def test_a_rogue_agent_cannot_occupy_the_name_of_an_honest_gang() -> None:
     bed = Bed()
     bed.send("evil", Member("uid-1000/run", 0, 0), Member("uid-1000/run@n0", 0, 0))
     bed.send("n0", Member("uid-1000/run", 0, 0))
@@ -272,7 +272,7 @@ def test_a_name_that_a_rogue_agent_has_taken_first_takes_nothing_from_the_honest
     assert sorted(found.values()) == [("evil",), ("evil",), ("n0",)]
 
 
-def test_one_node_fills_no_table_with_names_or_ranks() -> None:
+def test_the_names_and_ranks_of_one_node_are_bounded() -> None:
     bed = Bed(job_of("j-1", *VICTIM))
     for start in range(0, 1000, 100):
         bed.send("evil", *(Member(f"uid-{number}/x", 0, 0) for number in range(start, start + 100)))
@@ -286,14 +286,14 @@ def test_one_node_fills_no_table_with_names_or_ranks() -> None:
     bed.now_ns += 601 * SECOND
     bed.fleet.forget_silent(bed.now_ns)
     bed.send("evil", Member("uid-5000/x", 0, 0))
-    assert "uid-5000/x" in bed.fleet.gangs, "names that are not reported any more are free again"
+    assert "uid-5000/x" in bed.fleet.gangs, "names that are no longer reported are free again"
 
 
-# --- Slurm: where a job is, but not which rank is where --------------------------------------------------------------
+# --- Slurm: the nodes of a job are known, the node of a rank is not ---------------------------------------------------
 
 
 class Slurm:
-    """What Slurm says, as the backend keeps it."""
+    """State of Slurm, as the backend keeps it."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, tuple[int, tuple[str, ...]]] = {}
@@ -308,7 +308,7 @@ class Slurm:
         return Refusal.NOT_KNOWN_YET if self.looked_ns <= came_ns else Refusal.NOT_PLACED
 
 
-def test_records_of_a_slurm_job_wait_for_the_look_that_shows_it_and_none_is_lost() -> None:
+def test_records_of_a_slurm_job_wait_for_the_poll_that_lists_it() -> None:
     slurm = Slurm()
     bed = Bed(attest=slurm.attest)
     for step in range(1, 11):
@@ -328,7 +328,7 @@ def test_records_of_a_slurm_job_wait_for_the_look_that_shows_it_and_none_is_lost
     assert set(bed.refused("evil")) == {"not-placed"}
 
 
-def test_records_of_a_job_that_slurm_never_shows_are_given_up_and_bounded() -> None:
+def test_records_of_a_job_that_slurm_never_lists_are_bounded_and_dropped() -> None:
     bed = Bed(attest=Slurm().attest)
     for step in range(1, 700):
         bed.send("evil", Member("slurm-8.0", 0, 0), step=step)
@@ -349,12 +349,12 @@ def test_a_rank_of_a_slurm_job_stays_with_the_node_that_reports_it() -> None:
     assert bed.where("slurm-7.0") == {0: "n0", 1: "n1"}
     assert set(bed.refused("n0")) == {"rank"}
     assert bed.fleet.gangs["slurm-7.0"].newest_steps().tolist() == [7, 2]
-    # Neither what its processes consume nor where it stands is taken from the other node.
+    # Its consumption and its place are not accepted from the other node either.
     Look(bed.fleet).next(bed.now_ns)
     counts = bed.fleet.counting.nodes["n0"]
     assert counts.kind is not None
     assert counts.kind.columns[counts.row].tolist() == [0, -1]
-    # A launcher that starts its ranks again may lay them otherwise: the node that reports it no more has lost it.
+    # A launcher may restart its ranks on other nodes: a node that stops reporting a rank has lost it.
     bed.send("n1", layout=layout_of("n1", ()))
     bed.now_ns += HELD_NS + SECOND
     bed.send("n1", layout=layout_of("n1", ()))
@@ -362,13 +362,13 @@ def test_a_rank_of_a_slurm_job_stays_with_the_node_that_reports_it() -> None:
     assert bed.where("slurm-7.0") == {0: "n0", 1: "n0"}
 
 
-def test_attempts_that_a_launcher_counts_are_those_of_the_scheduler() -> None:
-    """torchrun counts its own restarts where Slurm has counted none; each node counts for itself."""
+def test_restarts_counted_by_a_launcher_are_mapped_to_the_schedulers_attempts() -> None:
+    """torchrun counts its own restarts, which Slurm does not count; each node counts for itself."""
     slurm = Slurm()
     slurm.jobs["slurm-7"] = 1, ("n0", "n1")
     bed = Bed(attest=slurm.attest)
     bed.send("n0", Member("slurm-7.0", 0, 0), step=1)
-    assert set(bed.refused("n0")) == {"ended"}, "Slurm has requeued it since"
+    assert set(bed.refused("n0")) == {"ended"}, "Slurm has requeued the job since"
     bed.send("n0", Member("slurm-7.0", 1, 0), Member("slurm-7.0", 3, 0), step=2)
     bed.send("n1", Member("slurm-7.0", 2**61, 1), step=2)
     bed.send("n0", Member("slurm-7.0", 3, 0), step=3)
@@ -377,10 +377,10 @@ def test_attempts_that_a_launcher_counts_are_those_of_the_scheduler() -> None:
     assert not bed.fleet.records_of_ended_attempts
 
 
-# --- devices and machines of other nodes -----------------------------------------------------------------------------
+# --- devices and machines of other nodes ------------------------------------------------------------------------------
 
 
-def test_events_about_another_nodes_gpu_accuse_a_part_of_the_senders_own() -> None:
+def test_events_about_another_nodes_gpu_concern_only_the_senders_own_device() -> None:
     bed = Bed(job_of("j-1", *VICTIM))
     victim(bed, 1)
     told = EventRecord("part-replaced", gpu_of("n1"), bed.wall_ns, {"gpu": "x"})
@@ -393,7 +393,7 @@ def test_events_about_another_nodes_gpu_accuse_a_part_of_the_senders_own() -> No
     counted = bed.fleet.counting.nodes
     bed.send("n7", Member("uid-0/x", 0, 0), layout=layout_of("n7", (Member("uid-0/x", 0, 0),), gpu_of("n1")))
     assert [one.gpu for one in (*counted["n1"].devices, *counted["n7"].devices)] == [gpu_of("n1"), f"n7/{gpu_of('n1')}"]
-    # A part that was moved is its new node's as soon as the old one lists it no more.
+    # A device that was moved belongs to its new node as soon as the old node no longer lists it.
     bed.send("n1", layout=layout_of("n1", (), gpu_of("n5")))
     bed.now_ns += 2 * SECOND
     bed.send("n7", layout=layout_of("n7", (), gpu_of("n1")), records=[told])
@@ -401,7 +401,7 @@ def test_events_about_another_nodes_gpu_accuse_a_part_of_the_senders_own() -> No
     assert (last.node, last.event.entity) == ("n7", gpu_of("n1"))
 
 
-def test_a_boot_id_of_another_machine_makes_no_shared_machine() -> None:
+def test_a_foreign_boot_id_does_not_mark_a_shared_machine() -> None:
     bed = Bed()
     for node, host in (("n0", "10.0.0.1"), ("n1", "10.0.0.1"), ("n2", "10.0.0.2"), ("evil", "10.0.0.9")):
         bed.placements.reached(node, host)
@@ -413,7 +413,7 @@ def test_a_boot_id_of_another_machine_makes_no_shared_machine() -> None:
     assert not bed.fleet.shares_machine("evil")
 
 
-def test_a_flood_of_events_keeps_no_other_nodes_events_from_being_looked_at() -> None:
+def test_a_flood_of_events_does_not_delay_other_nodes_events() -> None:
     bed = Bed()
     bed.send("n0", records=[EventRecord("xid", "0000:17:00.0", bed.wall_ns, {"code": "79"})])
     for _ in range(40):
@@ -424,11 +424,11 @@ def test_a_flood_of_events_keeps_no_other_nodes_events_from_being_looked_at() ->
     assert bed.refused("evil")["limit"] == 40_000 - Occurrences.MOST_OF_NODE
 
 
-# --- verdicts --------------------------------------------------------------------------------------------------------
+# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accused", ["a node of no rank", "another rank's node"])
-def test_a_verdict_that_accuses_a_node_where_the_rank_is_not_is_refused_and_moves_nothing(accused: str) -> None:
+def test_a_verdict_on_a_node_without_the_rank_is_refused_and_moves_no_job(accused: str) -> None:
     world = World({f"n{number}": 1 for number in range(7)})
     job_id = world.submit(4, true_seconds=1e5, restartable=True, time_limit_seconds=1e5)
     world.running()
@@ -454,13 +454,13 @@ def test_a_verdict_that_accuses_a_node_where_the_rank_is_not_is_refused_and_move
     counted = {labels: value for name, labels, value in measure(world.state) if name == "gangwatch_decisions_total"}
     assert counted[("kind", "verdict-refused"), ("outcome", "refused")] == 1.0
     world.cycle(world.verdict(job_id, rank=2, slowdown=5.0, lasts_seconds=5000.0))
-    assert job.stop_reason is not None, "one that is true is acted on"
+    assert job.stop_reason is not None, "the controller acts on a correct verdict"
 
 
-# --- what an operator sees -------------------------------------------------------------------------------------------
+# --- logs and metrics -------------------------------------------------------------------------------------------------
 
 
-def test_each_reason_is_logged_once_a_node_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_reason_is_logged_once_per_node_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock(BOOTED_NS)
     placements = Placements()
     placements.follow([job_of("j-1", "n0")])
@@ -473,7 +473,7 @@ def test_each_reason_is_logged_once_a_node_and_names_it(caplog: pytest.LogCaptur
     assert len(lines) == 1
     assert "reason=not-placed gang=j-1" in lines[0]
     counted = [value for name, labels, value in watch.measures() if name == "gangwatch_watch_records_refused_total"]
-    assert counted == [21.0], "each record, and the series once"
+    assert counted == [21.0], "every record is counted, in one series"
 
 
 def frames_of(node: str, clock: ManualClock, count: int) -> Iterator[tuple[Layout, Frame]]:

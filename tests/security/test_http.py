@@ -1,4 +1,4 @@
-"""Attacks on the controller's HTTP server: what is half, slow, malformed or too much costs its sender alone."""
+"""Attacks on the controller's HTTP server: partial, slow, malformed or excessive input affects only its sender."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ WHOLE = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 WAITS = b"GET /wait HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
-# --- too slow --------------------------------------------------------------------------------------------------------
+# --- too slow ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("begun", [b"", b"GET", HALF], ids=["nothing", "a word", "half a head"])
-def test_a_head_that_does_not_end_is_given_up(begun: bytes) -> None:
+def test_an_unfinished_head_times_out(begun: bytes) -> None:
     with served() as site:
         client = site.connect(begun)
         began = time.monotonic()
-        while True:  # a byte at a time keeps it open no longer
+        while True:  # sending single bytes does not keep it open longer
             try:
                 client.sendall(b"a" if begun else b"")
                 time.sleep(0.05)
@@ -61,11 +61,11 @@ def test_a_head_that_does_not_end_is_given_up(begun: bytes) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_kept_connection_may_be_silent_but_not_half_a_request() -> None:
+def test_an_idle_connection_stays_open_and_half_a_request_does_not() -> None:
     with served() as site:
         client = site.connect(WHOLE)
         assert answered(client).startswith(b"HTTP/1.1 200")
-        time.sleep(1.0)  # longer than a head may take
+        time.sleep(1.0)  # longer than the deadline of a head
         client.sendall(WHOLE)
         assert answered(client).startswith(b"HTTP/1.1 200")
         client.sendall(HALF)
@@ -73,7 +73,7 @@ def test_a_kept_connection_may_be_silent_but_not_half_a_request() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_body_that_does_not_end_is_given_up() -> None:
+def test_an_unfinished_body_times_out() -> None:
     with served() as site:
         client = site.connect(b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\nab")
         assert ended(client).startswith(b"HTTP/1.1 408")
@@ -82,7 +82,7 @@ def test_a_body_that_does_not_end_is_given_up() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_body_that_nobody_reads_is_taken_for_a_moment_only() -> None:
+def test_an_unread_body_is_accepted_only_briefly() -> None:
     with served() as site:
         client = site.connect(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
@@ -94,13 +94,13 @@ def test_a_body_that_nobody_reads_is_taken_for_a_moment_only() -> None:
         except OSError:
             pass
         client.close()
-        assert sent < 32 * 1024 * 1024, "the server took all of it"
+        assert sent < 32 * 1024 * 1024, "the server read all of it"
         until(lambda: site.open() == 0)
         assert site.ask() == 200
 
 
 @pytest.mark.usefixtures("hasty")
-def test_an_answer_that_is_not_taken_is_given_up_and_one_that_is_taken_slowly_is_not() -> None:
+def test_an_unread_response_times_out_and_a_slowly_read_one_does_not() -> None:
     with served() as site:
         client = site.connect()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -119,7 +119,7 @@ def test_an_answer_that_is_not_taken_is_given_up_and_one_that_is_taken_slowly_is
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_handshake_that_does_not_end_is_given_up_and_so_is_what_is_no_tls(tmp_path: Path) -> None:
+def test_an_unfinished_handshake_and_plain_bytes_on_a_tls_port_are_closed(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.sign("server")
     file = tmp_path / "web.yml"
@@ -139,7 +139,7 @@ def test_a_handshake_that_does_not_end_is_given_up_and_so_is_what_is_no_tls(tmp_
         connection.close()
 
 
-def test_only_clients_whose_certificate_names_are_allowed_are_answered(tmp_path: Path) -> None:
+def test_only_clients_with_allowed_certificate_names_get_a_response(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.sign("server")
     file = tmp_path / "web.yml"
@@ -164,10 +164,10 @@ def test_only_clients_whose_certificate_names_are_allowed_are_answered(tmp_path:
             ask("tenant.example", site.port)
 
 
-# --- too many --------------------------------------------------------------------------------------------------------
+# --- too many ---------------------------------------------------------------------------------------------------------
 
 
-def test_half_requests_of_one_peer_make_room_for_its_next_one() -> None:
+def test_half_requests_of_a_peer_are_displaced_by_its_next_request() -> None:
     with served(Limits(connections=100, connections_each=10)) as site:
         halves = [site.connect(HALF) for _ in range(30)]
         until(lambda: site.refused.get("displaced") == 20)
@@ -178,7 +178,7 @@ def test_half_requests_of_one_peer_make_room_for_its_next_one() -> None:
             client.close()
 
 
-def test_whoever_is_answered_is_not_displaced_by_its_own_flood() -> None:
+def test_an_active_request_is_not_displaced_by_a_flood_of_its_peer() -> None:
     with served(Limits(connections=100, connections_each=10, answering_each=8)) as site:
         waiting = [site.connect(WAITS) for _ in range(8)]
         until(lambda: _answering(site) == 8)
@@ -195,11 +195,11 @@ def _answering(site: Served) -> int:
     return int(next(value for name, _, value in site.server.measures() if name == "gangwatch_http_answering"))
 
 
-def test_who_asks_too_often_waits_and_the_token_does_not() -> None:
+def test_frequent_requests_are_delayed_except_with_the_token() -> None:
     with served(Limits(requests_per_second=10)) as site:
         client = site.connect()
         began = time.monotonic()
-        for _ in range(25):  # 20 at once, and then ten a second
+        for _ in range(25):  # a burst of 20, then ten per second
             client.sendall(WHOLE)
             assert answered(client).startswith(b"HTTP/1.1 200")
         assert 0.4 < time.monotonic() - began < 5
@@ -210,7 +210,7 @@ def test_who_asks_too_often_waits_and_the_token_does_not() -> None:
         client.close()
 
 
-def test_who_would_wait_too_long_is_refused_and_told_when_to_come_again() -> None:
+def test_requests_over_the_rate_limit_get_retry_after() -> None:
     with served(Limits(requests_per_second=1, most_wait_seconds=1.5)) as site:
         clients = [site.connect(WHOLE) for _ in range(8)]
         answers = [client.recv(65536) for client in clients]
@@ -222,7 +222,7 @@ def test_who_would_wait_too_long_is_refused_and_told_when_to_come_again() -> Non
         assert site.ask(token=True) == 200
 
 
-def test_a_request_that_announces_too_much_is_refused_before_it_comes() -> None:
+def test_a_request_with_a_too_large_length_is_refused_before_its_body() -> None:
     with served() as site:
         assert site.ask("/", method="POST", body=b"x" * limits.BODY_BYTES) == 200
         client = site.connect(b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1048577\r\n\r\n")
@@ -231,7 +231,7 @@ def test_a_request_that_announces_too_much_is_refused_before_it_comes() -> None:
         assert site.refused["length"] == 1
 
 
-def test_connections_of_other_users_have_a_rate() -> None:
+def test_connections_of_other_users_are_rate_limited() -> None:
     needs.root("to act as another user")
     program = (
         "import os, socket, sys; ''.encode('idna'); os.setuid(65534)\n"
@@ -249,15 +249,17 @@ def test_connections_of_other_users_have_a_rate() -> None:
         assert 10 <= int(done.stdout) < 60
         assert site.refused["rate"] >= 40
         for _ in range(30):
-            assert site.ask() == 200, "we have no rate: we could end the server anyway"
+            assert site.ask() == 200, "our own user has no rate limit, because it could end the server anyway"
 
 
-# --- who is who ------------------------------------------------------------------------------------------------------
+# --- peers ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
 @pytest.mark.parametrize("by_file", [False, True], ids=["sock_diag", "/proc/net/tcp"])
-def test_a_local_peer_is_a_user(family: socket.AddressFamily, by_file: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_peer_is_identified_by_user(
+    family: socket.AddressFamily, by_file: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peers, "MOST_FILE_READS_PER_SECOND", 1000)
     found = Peers()
     found._diag_works = not by_file
@@ -270,15 +272,15 @@ def test_a_local_peer_is_a_user(family: socket.AddressFamily, by_file: bool, mon
         client = socket.create_connection(listener.getsockname()[:2])
         accepted, address = listener.accept()
         assert found.of(accepted, address) == f"uid {os.geteuid()}"
-        client.shutdown(socket.SHUT_WR)  # half closed, it still is somebody's
+        client.shutdown(socket.SHUT_WR)  # a half-closed connection still has an owner
         assert found.of(accepted, address) == f"uid {os.geteuid()}"
         client.close()
-        assert found.of(accepted, address) == UNKNOWN_LOCAL, "never root, of which the kernel speaks then"
+        assert found.of(accepted, address) == UNKNOWN_LOCAL, "never root, which the kernel reports in this state"
         accepted.close()
     found.close()
 
 
-def test_a_local_peer_of_another_user_is_that_user() -> None:
+def test_a_local_peer_of_another_user_is_identified_as_that_user() -> None:
     needs.root("to act as another user")
     found = Peers()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -296,7 +298,7 @@ def test_a_local_peer_of_another_user_is_that_user() -> None:
     found.close()
 
 
-def test_elsewhere_a_peer_is_an_address() -> None:
+def test_a_remote_peer_is_identified_by_address() -> None:
     assert peers.of_address(peers.plain("10.1.2.3")) == "10.1.2.3"
     assert peers.of_address(peers.plain("::ffff:10.1.2.3")) == "10.1.2.3"
     assert peers.of_address(peers.plain("2001:db8:1:2:aaaa::1%eth0")) == "2001:db8:1:2::/64"
@@ -305,11 +307,11 @@ def test_elsewhere_a_peer_is_an_address() -> None:
         assert Peers().of(ours, "") == f"uid {os.geteuid()}"
 
 
-# --- places ----------------------------------------------------------------------------------------------------------
+# --- connection limits ------------------------------------------------------------------------------------------------
 
 
-def test_places_are_shared_by_max_min_fairness() -> None:
-    """Whatever the peers do, one that holds fewer than the largest gets a place, and gives none up to a larger one."""
+def test_connections_are_shared_by_max_min_fairness() -> None:
+    """A peer with fewer places than the largest always gets one, and gives none up to a larger peer."""
     chance = random.Random(18)
     for _ in range(50):
         most, each = chance.randrange(2, 20), chance.randrange(1, 12)
@@ -322,22 +324,22 @@ def test_places_are_shared_by_max_min_fairness() -> None:
                 displaced = places.take(peer, holder, 0.0, chance.randrange(3))
             except NoPlaceError:
                 assert len(places) == most
-                assert before[peer] == 0 and max(before.values()) <= 1, "all have one, and it has none"
+                assert before[peer] == 0 and max(before.values()) <= 1, "each other peer has one place, this one none"
                 continue
             of[holder] = peer
             if displaced is not None:
-                assert before[of[displaced]] >= before[peer], "the one with more gives up"
+                assert before[of[displaced]] >= before[peer], "the displaced peer has at least as many places"
                 assert displaced not in places
             assert len(places) <= most and places.held(peer) <= each
             if chance.random() < 0.3:
                 places.drop(chance.choice(list(places)))
 
 
-# --- malformed -------------------------------------------------------------------------------------------------------
+# --- malformed --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("hasty")
-def test_malformed_requests_end_their_connection_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_requests_end_only_their_connection(caplog: pytest.LogCaptureFixture) -> None:
     chance = random.Random(7)
     statuses: set[int] = set()
     bounds = Limits(connects_per_second=1e5, requests_per_second=1e5, requests_per_second_all=1e5)
@@ -360,11 +362,11 @@ def test_malformed_requests_end_their_connection_and_nothing_else(caplog: pytest
         assert site.refused["malformed"] > 50
     assert 500 not in statuses and {200, 400} <= statuses
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
-    assert len([record for record in caplog.records if record.name != "asyncio"]) < 5, "not a line for each"
+    assert len([record for record in caplog.records if record.name != "asyncio"]) < 5, "not one line per request"
 
 
 @pytest.mark.usefixtures("hasty")
-def test_requests_in_one_piece_are_answered_in_their_order_and_garbage_between_ends_them() -> None:
+def test_pipelined_requests_are_answered_in_order_until_garbage() -> None:
     with served() as site:
         client = site.connect(WHOLE * 3 + b"\x00garbage\r\n\r\n" + WHOLE)
         answer = ended(client)
@@ -372,7 +374,7 @@ def test_requests_in_one_piece_are_answered_in_their_order_and_garbage_between_e
         assert answer.count(b"HTTP/1.1 400") == 1
 
 
-def test_statistics_are_samples_of_the_catalogue() -> None:
+def test_server_statistics_are_metrics_of_the_catalogue() -> None:
     from agent.schema.catalog import BY_NAME
 
     with served() as site:

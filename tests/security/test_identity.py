@@ -1,4 +1,4 @@
-"""One identity a node: what an authority signs, whom a certificate speaks for, what is revoked, who may read frames."""
+"""Node identity: what the authority signs, which node a certificate identifies, revocation, and access to frames."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def certificate(*names: str, made: datetime = NOW) -> Certificate:
     return Certificate(frozenset(names), "AB", made.timestamp(), (made + timedelta(days=90)).timestamp())
 
 
-# --- whom a certificate speaks for -----------------------------------------------------------------------------------
+# --- which node a certificate identifies ------------------------------------------------------------------------------
 
 
-def test_a_certificate_speaks_for_the_node_that_it_is_made_out_to_and_for_no_other() -> None:
+def test_a_certificate_identifies_only_its_own_node() -> None:
     mine = certificate(of_node("n1"), "gangwatch-agents.gangwatch.svc")
     assert speaks_for(mine, "n1", "10-0-0-5.gangwatch-agents.gangwatch.svc")
-    assert speaks_for(mine, "N1", "10.0.0.5"), "names of hosts know no case"
+    assert speaks_for(mine, "N1", "10.0.0.5"), "host names are not case-sensitive"
     assert not speaks_for(mine, "n2", "10-0-0-5.gangwatch-agents.gangwatch.svc")
     for names in (
         ("*.node.gangwatch.internal",), ("*.gangwatch-agents.gangwatch.svc",), ("gangwatch-agents.gangwatch.svc",),
@@ -69,24 +69,24 @@ def test_a_certificate_speaks_for_the_node_that_it_is_made_out_to_and_for_no_oth
         assert not speaks_for(certificate(*names), "n1", "10-0-0-5.gangwatch-agents.gangwatch.svc"), names
 
 
-def test_a_site_that_makes_certificates_out_to_hosts_needs_no_other_name() -> None:
+def test_certificates_with_host_names_identify_their_host() -> None:
     assert speaks_for(certificate("gpu1"), "gpu1", "gpu1")
     assert speaks_for(certificate("gpu1.example.org"), "gpu1", "gpu1.example.org")
-    assert not speaks_for(certificate("gpu1.example.org"), "gpu1", "gpu1"), "a name that was not dialled"
+    assert not speaks_for(certificate("gpu1.example.org"), "gpu1", "gpu1"), "the dialled name differs"
     assert not speaks_for(certificate("gpu1.example.org"), "gpu11", "gpu1.example.org")
     assert not speaks_for(certificate("*.example.org"), "gpu1", "gpu1.example.org")
 
 
 @pytest.mark.parametrize("node", ["", "*", "n*", " n", "n.", "ü", "n\n", "x" * 240])
-def test_names_that_no_certificate_can_have_are_refused(node: str) -> None:
+def test_node_names_that_no_certificate_can_contain_are_refused(node: str) -> None:
     with pytest.raises(ConfigError, match="certificate"):
         of_node(node)
 
 
-# --- what is revoked -------------------------------------------------------------------------------------------------
+# --- revocation -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_revoked_is_whatever_was_made_before() -> None:
+def test_revocation_covers_certificates_issued_before_it() -> None:
     revoked = Revocations().revoking(of_node("n1"), NOW, "stolen")
     again = read_revocations(revoked.encode(), "f")
     assert again == revoked
@@ -96,7 +96,9 @@ def test_what_is_revoked_is_whatever_was_made_before() -> None:
     assert again.bars(of_node("n1"))
     admitted = again.admitting(of_node("n1"))
     assert not admitted.bars(of_node("n1"))
-    assert admitted.refuses(certificate(of_node("n1"), made=NOW - timedelta(days=1))), "the old one stays revoked"
+    assert admitted.refuses(certificate(of_node("n1"), made=NOW - timedelta(days=1))), (
+        "the old certificate stays revoked"
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,12 +108,12 @@ def test_what_is_revoked_is_whatever_was_made_before() -> None:
         '{"revoked": [{"name": "x", "before": "2026-11-23T12:00:00"}]}', '{"revokd": []}', "\xff", "[" * 100_000,
     ],
 )  # fmt: skip
-def test_a_damaged_list_is_refused_by_name_and_never_taken_for_an_empty_one(text: str) -> None:
+def test_a_damaged_revocation_list_is_refused_and_never_treated_as_empty(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^revoked\.json"):
         read_revocations(text.encode("latin-1"), "revoked.json")
 
 
-# --- the authority ---------------------------------------------------------------------------------------------------
+# --- the authority ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +121,7 @@ def authority() -> Authority:
     return Authority.make(now=NOW)
 
 
-def test_what_is_signed_is_what_the_authority_says_and_not_what_the_request_says(authority: Authority) -> None:
+def test_the_authority_decides_the_contents_of_a_certificate(authority: Authority) -> None:
     request = new_request(new_key(), (CONTROLLER, "everything.example.org"))
     made = authority.issue(request, (of_node("n1"),), 30, NOW)
     assert made.names == (of_node("n1"),)
@@ -130,7 +132,7 @@ def test_what_is_signed_is_what_the_authority_says_and_not_what_the_request_says
 @pytest.mark.parametrize(
     "request_", [b"", b"x", b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"]
 )
-def test_what_is_no_request_is_refused(request_: bytes) -> None:
+def test_an_invalid_signing_request_is_refused(request_: bytes) -> None:
     with pytest.raises(ConfigError, match="not a certificate signing request"):
         requested(request_)
 
@@ -172,7 +174,7 @@ def test_an_authority_that_ends_first_signs_nothing(authority: Authority) -> Non
         Authority(leaf.certificate, new_key()).check()
 
 
-# --- a folder --------------------------------------------------------------------------------------------------------
+# --- a folder ---------------------------------------------------------------------------------------------------------
 
 
 def run(folder: Path, *arguments: str, code: int = 0) -> str:
@@ -189,7 +191,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "ca"
 
 
-def test_an_authority_is_made_once_and_its_key_is_nobody_elses(folder: Path) -> None:
+def test_an_authority_is_created_once_and_its_key_is_private(folder: Path) -> None:
     assert "already" in run(folder, "authority", code=1)
     assert stat.S_IMODE((folder / "authority.key").stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -197,7 +199,7 @@ def test_an_authority_is_made_once_and_its_key_is_nobody_elses(folder: Path) -> 
     assert "chmod 0600" in run(folder, "issue", "n1", code=1)
 
 
-def test_each_node_of_a_host_list_has_a_certificate_and_key_of_its_own(folder: Path) -> None:
+def test_each_node_of_a_host_list_gets_its_own_certificate_and_key(folder: Path) -> None:
     told = run(folder, "issue", "--controller", "--client", "prometheus", "gpu[01-03]")
     assert "node gpu02" in told
     keys = {(folder / "nodes" / f"gpu{n:02}" / "tls.key").read_bytes() for n in (1, 2, 3)}
@@ -210,12 +212,12 @@ def test_each_node_of_a_host_list_has_a_certificate_and_key_of_its_own(folder: P
     documents = json.loads(run(folder, "list", "--json"))["certificates"]
     assert [one["kind"] for one in documents] == ["authority", "controller", "node", "node", "node", "client"]
     assert len((folder / "issued.jsonl").read_text().splitlines()) == 5
-    # They are what OpenSSL takes for each of their uses.
+    # OpenSSL accepts them for each of their uses.
     context = ssl.create_default_context(cafile=str(folder / "authority.crt"))
     context.load_cert_chain(folder / "controller" / "tls.crt", folder / "controller" / "tls.key")
 
 
-def test_only_what_is_due_is_renewed_and_a_revoked_name_is_not(folder: Path) -> None:
+def test_only_due_certificates_are_renewed_and_no_revoked_ones(folder: Path) -> None:
     run(folder, "issue", "n1", "n2")
     before = (folder / "nodes" / "n1" / "tls.crt").read_bytes()
     run(folder, "renew")
@@ -230,11 +232,11 @@ def test_only_what_is_due_is_renewed_and_a_revoked_name_is_not(folder: Path) -> 
     known = AuthorityFolder(folder)
     (entry,) = [one for one in known.entries() if one.name == "n2"]
     told = Certificate(frozenset(entry.issued.names), "", entry.issued.not_before.timestamp(), 0.0)
-    assert known.revocations().refuses(told) == "", "a certificate that was made afterwards is valid at once"
+    assert known.revocations().refuses(told) == "", "a certificate issued afterwards is valid at once"
     assert "not revoked" in run(folder, "admit", "n1", code=1)
 
 
-def test_a_nodes_own_request_is_signed_and_its_key_stays_where_it_is(folder: Path, tmp_path: Path) -> None:
+def test_a_nodes_own_request_is_signed_without_its_key(folder: Path, tmp_path: Path) -> None:
     key = new_key()
     (tmp_path / "n1.csr").write_bytes(new_request(key, (of_node("someone-else"),)))
     run(folder, "sign", "n1", str(tmp_path / "n1.csr"))
@@ -245,12 +247,12 @@ def test_a_nodes_own_request_is_signed_and_its_key_stays_where_it_is(folder: Pat
 
 
 @pytest.mark.parametrize("node", ["../n1", "a/b", "..", "*"])
-def test_no_name_leads_out_of_the_folder(folder: Path, node: str) -> None:
+def test_no_node_name_escapes_the_folder(folder: Path, node: str) -> None:
     run(folder, "issue", "--", node, code=1)
     assert not (folder / "nodes").exists() or not list((folder / "nodes").iterdir())
 
 
-def test_without_an_authority_the_command_that_makes_one_is_named(tmp_path: Path) -> None:
+def test_without_an_authority_the_error_names_the_command_that_creates_one(tmp_path: Path) -> None:
     assert "gangwatch certificates authority" in run(tmp_path / "none", "issue", "n1", code=1)
     (tmp_path / "empty").mkdir()
     assert "gangwatch certificates authority" in run(tmp_path / "empty", "issue", "n1", code=1)
@@ -264,7 +266,7 @@ def test_times_of_a_peers_certificate_are_read_as_openssl_writes_them() -> None:
     assert read_certificate({}).names == frozenset()
 
 
-# --- the feed and agents ---------------------------------------------------------------------------------------------
+# --- the feed and agents ----------------------------------------------------------------------------------------------
 
 
 class Site:
@@ -292,7 +294,7 @@ class Site:
         return file
 
     def agent(self, shown: Path, revoked: Path | None = None, **more: Any) -> ThreadedServer:
-        """An agent that shows a certificate."""
+        """Return an agent that uses this certificate."""
         layout = structs.replace(small_layout(), node="n0")
         layout = make_layout("n0", layout.tiers, layout.gauges, layout.counters)
         made = layout, structs.replace(small_frame(layout), node="n0", layout_id=layout.layout_id)
@@ -305,7 +307,7 @@ class Site:
         return Credentials(self.authority.path / "authority.crt", *files, **more)
 
     def ask(self, server: ThreadedServer, path: str, own: Path | None = None, password: str = "") -> int:
-        """Status of a request as a scraper or an intruder makes it; 0 where the handshake is refused."""
+        """Return the status of a request by a scraper or an intruder; 0 if the handshake is refused."""
         context = ssl.create_default_context(cafile=str(self.authority.path / "authority.crt"))
         context.check_hostname = False
         if own is not None:
@@ -329,25 +331,25 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_frames_are_for_the_controllers_certificate_and_no_password_opens_them(site: Site) -> None:
+def test_frames_require_the_controllers_certificate(site: Site) -> None:
     controller, other, scraper = site.issue("controller"), site.issue("node", "n1"), site.issue("client", "prometheus")
     with site.agent(site.issue("node", "n0")) as server:
         assert site.ask(server, "/frame", controller) == 200
         for path in ("/frame", "/frames", "/frames?metrics=gangwatch_gpu_*"):
             assert site.ask(server, path) == 403
-            assert site.ask(server, path, password="secret") == 403, "the scrapers' password"
-            assert site.ask(server, path, scraper, "secret") == 403, "a scraper's certificate"
-            assert site.ask(server, path, other) == 0, "an agent's certificate asks for nothing"
+            assert site.ask(server, path, password="secret") == 403, "the scrapers' password gives no access"
+            assert site.ask(server, path, scraper, "secret") == 403, "a scraper's certificate gives no access"
+            assert site.ask(server, path, other) == 0, "an agent's certificate is not for clients"
         assert site.ask(server, "/metrics", password="secret") == 200
         assert site.ask(server, "/metrics", password="wrong") == 401
-        assert site.ask(server, "/metrics", scraper) == 401, "the web configuration asks for the password"
+        assert site.ask(server, "/metrics", scraper) == 401, "the web configuration requires the password"
         refused = {dict(labels)["status"]: count for name, labels, count in server.measures() if "refused" in name}
         assert refused["403"] == 9
         ends = [value for name, _, value in server.measures() if name == "gangwatch_certificate_expiry_seconds"]
         assert ends[0] - time.time() > 89 * 86400
 
 
-def test_the_feed_believes_an_agent_that_shows_its_own_nodes_certificate(site: Site) -> None:
+def test_the_feed_accepts_an_agent_with_its_own_nodes_certificate(site: Site) -> None:
     credentials = site.credentials(site.issue("controller"))
     ends: list[float] = []
 
@@ -363,15 +365,15 @@ def test_the_feed_believes_an_agent_that_shows_its_own_nodes_certificate(site: S
 @pytest.mark.parametrize(
     "whose", ["n1", "strangers", "*.node.gangwatch.internal", "gangwatch-agents.gangwatch.svc", "localhost", CONTROLLER]
 )
-def test_the_feed_sends_and_takes_nothing_where_the_certificate_is_not_the_nodes(site: Site, whose: str) -> None:
-    """Also where the frames say that they are of the node that was dialled."""
+def test_the_feed_exchanges_nothing_with_a_wrong_certificate(site: Site, whose: str) -> None:
+    """Refuse even if the frames name the dialled node."""
     controller = site.issue("controller")
     credentials = site.credentials(controller)
     if whose == "n1":
         shown = site.issue("node", "n1")
     elif whose == "strangers":
         shown = Site(site.folder / "elsewhere").issue("node", "n0")
-    else:  # of an authority that is trusted and makes certificates out to more than nodes
+    else:  # of a trusted authority that also issues other certificates
         trusted = OpenSsl(site.folder)
         certificate, key = trusted.sign("shown", f"DNS:{whose}")
         shown = site.folder / "shown"
@@ -387,10 +389,10 @@ def test_the_feed_sends_and_takes_nothing_where_the_certificate_is_not_the_nodes
 
     with site.agent(shown) as server:
         assert follow(site.agents, server.url, credentials, complained) == 0
-    assert refused == [0.0 if whose == "strangers" else 1.0], "of a stranger's OpenSSL says so"
+    assert refused == [0.0 if whose == "strangers" else 1.0], "OpenSSL itself refuses a stranger's certificate"
 
 
-def test_a_revoked_certificate_ends_the_stream_that_is_open(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revoking_a_certificate_ends_its_open_stream(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CREDENTIALS_SECONDS", 0.1)
     monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.05)
     revoked = site.authority.path / "revoked.json"
@@ -407,10 +409,10 @@ def test_a_revoked_certificate_ends_the_stream_that_is_open(site: Site, monkeypa
             feed.streams["n0"].identity_refused if "n0" in feed.streams else 0)) == 0  # fmt: skip
     site.authority.admit("node", "n0")
     with site.agent(site.issue("node", "n0")) as server:
-        assert follow(site.agents, server.url, credentials, lambda _, count: count > 0), "its new one is valid"
+        assert follow(site.agents, server.url, credentials, lambda _, count: count > 0), "the new certificate is valid"
 
 
-def test_a_revoked_controllers_certificate_opens_no_frames(site: Site) -> None:
+def test_a_revoked_controller_certificate_gets_no_frames(site: Site) -> None:
     revoked = site.authority.path / "revoked.json"
     controller = site.issue("controller")
     with site.agent(site.issue("node", "n0"), revoked) as server:
@@ -424,7 +426,7 @@ def test_a_revoked_controllers_certificate_opens_no_frames(site: Site) -> None:
         assert site.ask(server, "/frame", site.issue("controller")) == 200
 
 
-def test_renewed_certificates_are_taken_over_without_a_restart(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewed_certificates_are_loaded_without_a_restart(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CREDENTIALS_SECONDS", 0.1)
     monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.05)
     node, controller = site.issue("node", "n0"), site.issue("controller")
@@ -441,8 +443,8 @@ def test_renewed_certificates_are_taken_over_without_a_restart(site: Site, monke
 
     with site.agent(node) as server:
         follow(site.agents, server.url, credentials, renew_then_see)
-        assert shown[-1] < shown[0] - 50 * 86400, "the feed's own"
-        time.sleep(1.1)  # the agent's server looks at its files once a second
+        assert shown[-1] < shown[0] - 50 * 86400, "the feed uses its renewed certificate"
+        time.sleep(1.1)  # the agent's server checks its files once per second
         ends: list[float] = []
 
         def arrived(feed: Feed, count: int) -> bool:
@@ -452,12 +454,10 @@ def test_renewed_certificates_are_taken_over_without_a_restart(site: Site, monke
             return bool(count and ends)
 
         follow(site.agents, server.url, credentials, arrived)
-        assert ends[0] - time.time() < 31 * 86400, "the agent's"
+        assert ends[0] - time.time() < 31 * 86400, "the agent uses its renewed certificate"
 
 
-def test_a_stream_does_not_outlive_the_certificate_that_it_was_opened_with(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_ends_with_the_certificate_that_opened_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "DISCOVERY_SECONDS", 0.05)
     late: list[float] = [0.0]
     wall_ns = SystemClock.wall_ns
@@ -471,7 +471,7 @@ def test_a_stream_does_not_outlive_the_certificate_that_it_was_opened_with(
         follow(site.agents, server.url, site.credentials(site.issue("controller")), ended)
 
 
-def test_a_frame_of_another_node_ends_the_stream_whatever_the_certificate(site: Site) -> None:
+def test_a_frame_of_another_node_ends_the_stream(site: Site) -> None:
     site.agents.mkdir(exist_ok=True)
     layout = small_layout()
     layout = make_layout("n1", layout.tiers, layout.gauges, layout.counters)
@@ -491,10 +491,10 @@ def test_a_frame_of_another_node_ends_the_stream_whatever_the_certificate(site: 
         assert "the stream of 'n0' contains a message of" in seen[0]
 
 
-# --- what is read of a certificate's file ----------------------------------------------------------------------------
+# --- certificate files ------------------------------------------------------------------------------------------------
 
 
-def test_the_life_of_a_certificate_is_read_from_its_file(authority: Authority) -> None:
+def test_the_validity_of_a_certificate_is_read_from_its_file(authority: Authority) -> None:
     for days in (1, 90, 3600):
         made = authority.issue(new_request(new_key(), ("x",)), ("x",), days, NOW)
         assert validity(made.certificate) == (made.not_before.timestamp(), made.not_after.timestamp())

@@ -1,4 +1,4 @@
-"""Lines end at "\\n" alone: U+2028, form feeds and carriage returns stand in names that users choose."""
+"""Only "\\n" ends a line: user-chosen names can contain U+2028, form feeds and carriage returns."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ OTHERS_JOB = "y:z:/system.slice/slurmstepd.scope/job_7/step_0/user/task_0"
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c", "\x0b", "\x1c", "\r"])
-def test_a_control_group_s_name_attests_no_other_job(separator: str) -> None:
-    """Whoever has a systemd session may make control groups of any name below his own slice."""
+def test_a_cgroup_name_attests_no_other_job(separator: str) -> None:
+    """Any user with a systemd session can create control groups of any name below the user's slice."""
     assert parse_cgroup(f"{DELEGATED}{separator}{OTHERS_JOB}\n") is None
     found = parse_cgroup(f"{DELEGATED}\n{OTHERS_JOB}\n")
-    assert found is not None and found.slurm_job == "7", "so a real line does"
+    assert found is not None and found.slurm_job == "7", "a genuine line attests the job"
 
 
-def test_nothing_of_the_product_splits_at_other_line_ends() -> None:
-    """str.splitlines() knows eleven line ends; of what somebody else wrote, only one is meant."""
+def test_the_product_never_calls_splitlines_on_foreign_text() -> None:
+    """str.splitlines() splits at eleven line ends; foreign text must be split at one only."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for package in ("agent", "exporter", "scheduler_feedback", "gangwatch", "dashboards")
@@ -35,7 +35,7 @@ def test_nothing_of_the_product_splits_at_other_line_ends() -> None:
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x0c", "\r"])
-def test_a_control_group_s_name_makes_no_other_user(separator: str) -> None:
+def test_a_cgroup_name_selects_no_other_user(separator: str) -> None:
     text = f"0::/kubepods/burstable/x{separator}0::/user.slice/user-7.slice/session-1.scope\n"
     assert user_of_cgroup(text) is None
     assert user_of_cgroup("0::/user.slice/user-7.slice/session-1.scope\n") == 7
