@@ -72,7 +72,7 @@ def test_a_forged_fault_history_of_a_node_is_ignored() -> None:
     assert remembered(made).state == "healthy"
 
 
-def test_the_state_is_rebuilt_with_pods_of_such_a_user() -> None:
+def test_the_state_is_rebuilt_with_malformed_pods() -> None:
     world = InformerCache("gangwatch", TopologyLabels())
     world.node_changed("n0", None, node("n0"))
     evil = annotated(**dict.fromkeys((ATTEMPT, SLOTS, RANK, ARRAY_PARALLEL), DIGITS))

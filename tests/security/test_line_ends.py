@@ -22,7 +22,7 @@ def test_a_cgroup_name_attests_no_other_job(separator: str) -> None:
     assert found is not None and found.slurm_job == "7", "a genuine line attests the job"
 
 
-def test_the_product_never_calls_splitlines_on_foreign_text() -> None:
+def test_the_product_never_calls_splitlines() -> None:
     """str.splitlines() splits at eleven line ends; foreign text must be split at one only."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

@@ -1,4 +1,4 @@
-"""Logins: by the page, by an identity provider, by Kubernetes; and what attackers try instead."""
+"""Logins by the page, by an identity provider and by Kubernetes, and the attacks on them."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def browser(site: People) -> Browser:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_login_sets_a_cookie_that_no_script_reads_and_no_other_site_sends(site: People, browser: Browser) -> None:
+def test_a_login_sets_an_http_only_same_site_cookie(site: People, browser: Browser) -> None:
     answer = browser.log_in(site.tokens["ana"], "/jobs?state=running")
     assert (answer.status, answer.headers["location"]) == (303, "/jobs?state=running")
     (cookie,) = browser.set_cookies
     parts = {part.strip().partition("=")[0].lower() for part in cookie.split(";")[1:]}
     assert {"httponly", "samesite", "path", "max-age"} <= parts and "domain" not in parts
-    assert "SameSite=strict" in cookie and "Path=/" in cookie and "Secure" not in cookie, "there is no TLS here"
+    assert "SameSite=strict" in cookie and "Path=/" in cookie and "Secure" not in cookie, "this site has no TLS"
     assert site.tokens["ana"] not in cookie
     assert "ana (submitter)" in browser.load("/") and "Log out" in browser.load("/")
 
 
-def test_without_a_login_the_page_shows_what_everyone_may_see(site: People, browser: Browser) -> None:
+def test_without_a_login_the_page_shows_only_public_data(site: People, browser: Browser) -> None:
     job = site.submit("ana", command=["python", "--key=abc"], working_directory="/home/ana")
     for path in (f"/jobs/{job}", f"/live/jobs/{job}"):
         text = _begin(browser, path)
@@ -82,7 +82,7 @@ def test_without_a_login_the_page_shows_what_everyone_may_see(site: People, brow
 
 
 def _begin(browser: Browser, path: str) -> str:
-    """A page, or what comes of a stream until it pauses."""
+    """Return a page, or the data of a stream until it pauses."""
     connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=10)
     cookie = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
     connection.request("GET", path, headers={"Cookie": cookie} if cookie else {})
@@ -100,7 +100,7 @@ def _begin(browser: Browser, path: str) -> str:
     return content.decode()
 
 
-def test_what_the_page_does_is_done_by_whoever_is_logged_in(site: People, browser: Browser) -> None:
+def test_actions_of_the_page_are_recorded_for_the_logged_in_user(site: People, browser: Browser) -> None:
     own, other = site.submit("ana"), site.submit("bob")
     browser.log_in(site.tokens["ana"])
     assert browser.post(f"/api/jobs/{own}/cancel", {"by": "boss"}).status == 200
@@ -112,7 +112,7 @@ def test_what_the_page_does_is_done_by_whoever_is_logged_in(site: People, browse
 
 
 def test_a_cross_site_request_changes_nothing(site: People, browser: Browser) -> None:
-    """A browser sends its cookie with requests that other pages make, wherever SameSite does not keep it."""
+    """A browser may send its cookie with requests of other pages, if SameSite does not prevent it."""
     browser.log_in(site.tokens["boss"])
     job = site.submit("ana")
     path, evil = f"/api/jobs/{job}/cancel", "http://evil.example"
@@ -134,14 +134,14 @@ def test_a_cross_site_request_changes_nothing(site: People, browser: Browser) ->
         assert browser.post(path, **headers).status == 403, headers
     other = Browser(site.site.port)
     other.log_in(site.tokens["boss"])
-    assert browser.post(path, **{"X-Gangwatch-Csrf": other.csrf}).status == 403, "the proof is of another session"
+    assert browser.post(path, **{"X-Gangwatch-Csrf": other.csrf}).status == 403, "the token is of another session"
     assert site.ask("", "GET", f"/api/jobs/{job}").document["state"] != "cancelled"
     for method in ("GET", "HEAD", "PUT", "DELETE", "PATCH"):
         assert browser.ask(method, path).status in (403, 405)
     assert browser.post(path).status == 200
 
 
-def test_nobody_is_logged_in_by_another_site(site: People, browser: Browser) -> None:
+def test_another_site_cannot_log_a_user_in(site: People, browser: Browser) -> None:
     for headers in (
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
@@ -154,7 +154,7 @@ def test_nobody_is_logged_in_by_another_site(site: People, browser: Browser) -> 
 
 
 def test_a_planted_session_is_not_taken_over_by_a_login(site: People, browser: Browser) -> None:
-    """Session fixation: who plants a cookie must not share the session that its victim opens."""
+    """Session fixation: an attacker who plants a cookie must not share the session that the victim opens."""
     name = f"gangwatch-{site.site.port}"
     browser.cookies = {name: "planted"}
     browser.log_in(site.tokens["ana"])
@@ -164,11 +164,11 @@ def test_a_planted_session_is_not_taken_over_by_a_login(site: People, browser: B
     assert browser.cookies[name] != first
     old = Browser(site.site.port)
     old.cookies = {name: first}
-    assert "ana (submitter)" not in old.load("/"), "the session before has ended"
+    assert "ana (submitter)" not in old.load("/"), "the earlier session has ended"
 
 
 @pytest.mark.parametrize("value", ["x", "A" * 43, "A" * 7000, '"quoted"', "%00", "a=b", "é".encode().decode("latin-1")])
-def test_a_forged_cookie_is_nobodys(site: People, value: str) -> None:
+def test_a_forged_cookie_opens_no_session(site: People, value: str) -> None:
     forged = Browser(site.site.port)
     forged.cookies = {f"gangwatch-{site.site.port}": value}
     assert "Log in" in forged.load("/")
@@ -187,10 +187,10 @@ def test_a_logout_ends_the_session_and_its_streams(site: People, browser: Browse
     connection.request("GET", f"/live/jobs/{job}", headers={"Cookie": "; ".join(f"{k}={v}" for k, v in kept.items())})
     stream = connection.getresponse()
     assert b"retry" in stream.read1(100)
-    assert browser.ask("POST", "/logout").status == 403, "another site must not log anybody out"
+    assert browser.ask("POST", "/logout").status == 403, "another site must not be able to log a user out"
     assert browser.post("/logout").status == 303
     assert browser.cookies == {}
-    while stream.read1(1 << 16):  # until the server ends it, or the time is up
+    while stream.read1(1 << 16):  # until the server ends it or the time is over
         pass
     connection.close()
     browser.cookies = kept
@@ -198,7 +198,7 @@ def test_a_logout_ends_the_session_and_its_streams(site: People, browser: Browse
     assert browser.ask("GET", "/api/whoami").document["role"] == "nobody"
 
 
-def test_a_revoked_token_ends_the_sessions_that_it_opened(site: People, browser: Browser) -> None:
+def test_revoking_a_token_ends_its_sessions(site: People, browser: Browser) -> None:
     browser.log_in(site.tokens["boss"])
     entries = site.entries
     site.entries = [entry for entry in entries if entry.owner != "boss"]
@@ -209,10 +209,10 @@ def test_a_revoked_token_ends_the_sessions_that_it_opened(site: People, browser:
     finally:
         site.entries = entries
         site.write()
-    assert browser.ask("GET", "/api/whoami").document["role"] == "nobody", "it does not come back"
+    assert browser.ask("GET", "/api/whoami").document["role"] == "nobody", "the session stays ended"
 
 
-def test_a_session_ends_by_age_and_by_rest() -> None:
+def test_a_session_expires_by_age_and_by_inactivity() -> None:
     now = 0.0
     sessions = Sessions(life_seconds=100.0, idle_seconds=10.0, clock=lambda: now)
     identifier, session = sessions.open("ana", "token", "key", "test", 2)
@@ -226,7 +226,7 @@ def test_a_session_ends_by_age_and_by_rest() -> None:
         assert (sessions.find(identifier) is not None) is (9.5 * step < 100)
 
 
-def test_sessions_are_bounded_and_one_person_pushes_out_nobody() -> None:
+def test_sessions_are_bounded_and_no_user_displaces_another() -> None:
     sessions = Sessions()
     other, _ = sessions.open("bob", "token", "key", "test", 2)
     own = [sessions.open("ana", "token", "key", "test", 2)[0] for _ in range(200)]
@@ -253,11 +253,11 @@ def test_sessions_are_bounded_and_one_person_pushes_out_nobody() -> None:
         ("/" + "a" * 1000, "/"),
     ],
 )
-def test_a_login_leads_to_no_other_site(given: str, goes_to: str) -> None:
+def test_a_login_redirects_to_no_other_site(given: str, goes_to: str) -> None:
     assert following(given) == goes_to
 
 
-def test_a_login_with_what_is_no_form_is_refused_in_words(site: People, browser: Browser) -> None:
+def test_a_login_without_a_valid_form_is_refused_with_a_message(site: People, browser: Browser) -> None:
     cases: tuple[tuple[str, str, int], ...] = (
         ("{}", "text/plain", 415),
         ("[1]", "application/json", 400),
@@ -281,8 +281,8 @@ def test_a_login_with_what_is_no_form_is_refused_in_words(site: People, browser:
 # --- guesses ----------------------------------------------------------------------------------------------------------
 
 
-def test_guesses_are_limited_and_lock_nobody_out(site: People, browser: Browser) -> None:
-    """Who guesses gets ten answers and then one a second; who has a token is let in all the same, also from there."""
+def test_guesses_are_limited_without_locking_users_out(site: People, browser: Browser) -> None:
+    """A guesser gets ten answers, then one per second; a valid token is accepted always, also from the same address."""
     statuses = [browser.log_in(make_token()).status for _ in range(40)]
     assert statuses[:AT_ONCE] == [401] * AT_ONCE and statuses.count(401) <= AT_ONCE + 2
     refused = browser.log_in("wrong")
@@ -294,8 +294,8 @@ def test_guesses_are_limited_and_lock_nobody_out(site: People, browser: Browser)
     assert site.site.controller.access.refused["attempts"] >= 20
 
 
-def test_a_token_that_could_be_guessed_is_not_tried_beyond_the_limit(site: People, browser: Browser) -> None:
-    """An operator wrote a short token into the state folder: then guesses are limited strictly, right ones included."""
+def test_a_guessable_token_is_not_checked_beyond_the_limit(site: People, browser: Browser) -> None:
+    """With a short token in the state folder, guesses are strictly limited, including correct ones."""
     file, before = site.folder / "token", site.site.token
     file.write_text("hunter2")
     try:
@@ -309,7 +309,7 @@ def test_a_token_that_could_be_guessed_is_not_tried_beyond_the_limit(site: Peopl
         file.write_text(before)
 
 
-def test_attempts_are_bounded_in_memory_and_counted_by_network() -> None:
+def test_login_attempts_are_bounded_in_memory_and_counted_by_network() -> None:
     now = 0.0
     attempts = Attempts(lambda: now)
     for index in range(AT_ONCE):
@@ -321,7 +321,7 @@ def test_attempts_are_bounded_in_memory_and_counted_by_network() -> None:
     for index in range(3 * MOST_PEERS):
         attempts.wrong(f"10.{index >> 16}.{index >> 8 & 255}.{index & 255}")
     assert len(attempts._peers) <= MOST_PEERS
-    assert attempts.exhausted("10.9.9.9"), "many addresses together have a limit of their own"
+    assert attempts.exhausted("10.9.9.9"), "all addresses together have a limit too"
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_attempts_are_bounded_in_memory_and_counted_by_network() -> None:
 
 @contextmanager
 def behind_tls(folder: Path, web: str = "") -> Iterator[tuple[People, Callable[..., tuple[int, Any, bytes]]]]:
-    """A controller as others reach it: over TLS, where nobody is answered without a proof."""
+    """A controller that is reachable over TLS, where every request must authenticate."""
     state = folder / "state"
     authority = Authority(folder)
     certificate, key = authority.sign("server")
@@ -380,7 +380,7 @@ def behind_tls(folder: Path, web: str = "") -> Iterator[tuple[People, Callable[.
 READS = ("/api/jobs", "/api/overview", "/api/events", "/metrics", "/", "/jobs", "/live/", "/api/whoami")
 
 
-def test_over_tls_nobody_reads_without_a_login_and_the_cookie_is_secure(tmp_path: Path) -> None:
+def test_over_tls_reading_requires_a_login_and_the_cookie_is_secure(tmp_path: Path) -> None:
     with behind_tls(tmp_path) as (site, ask):
         name = f"__Host-gangwatch-{site.site.port}"
         for path in READS:
@@ -414,7 +414,7 @@ def test_over_tls_nobody_reads_without_a_login_and_the_cookie_is_secure(tmp_path
         assert ask("GET", "/login/oidc")[0] == 404 and ask("GET", "/login/oidc/callback?code=x&state=y")[0] == 404
 
 
-def test_a_password_for_reading_is_no_role(tmp_path: Path) -> None:
+def test_a_password_for_reading_gives_no_role(tmp_path: Path) -> None:
     import base64
 
     import bcrypt
@@ -461,7 +461,7 @@ def whoami(site: People, token: str) -> tuple[int, Any]:
     return answer.status, answer.document
 
 
-def test_an_identity_tokens_claims_are_user_and_role(federated: People, provider: Provider) -> None:
+def test_claims_of_an_identity_token_give_user_and_role(federated: People, provider: Provider) -> None:
     status, who = whoami(federated, provider.token())
     assert (status, who["user"], who["role"], who["means"]) == (200, "ana", "submitter", "OpenID Connect")
     assert whoami(federated, provider.token(sub="root", groups=["x", "admins", "researchers"]))[1]["role"] == "operator"
@@ -481,7 +481,7 @@ def test_an_identity_tokens_claims_are_user_and_role(federated: People, provider
     assert whoami(federated, many)[0] == 200 and len(many) < MOST_TOKEN_BYTES
     curve = raw_signed(provider, {"alg": "ES256", "kid": "curve"}, provider.body())
     assert whoami(federated, curve)[0] == 200
-    assert whoami(federated, provider.token(exp=now - 5))[0] == 200, "clocks differ by seconds"
+    assert whoami(federated, provider.token(exp=now - 5))[0] == 200, "clocks may differ by seconds"
 
 
 def raw_signed(provider: Provider, header: dict[str, Any], body: dict[str, Any]) -> str:
@@ -491,7 +491,7 @@ def raw_signed(provider: Provider, header: dict[str, Any], body: dict[str, Any])
 
 
 def forged_tokens(provider: Provider, stranger: Provider) -> dict[str, str]:
-    """Tokens that must open nothing."""
+    """Return tokens that must be refused."""
     import hashlib
     import hmac
 
@@ -581,7 +581,7 @@ def _deep() -> str:
     return base64.urlsafe_b64encode(b"[" * 9000).decode().rstrip("=") + ".e30.AAAA"
 
 
-def test_forged_tokens_open_nothing(federated: People, provider: Provider) -> None:
+def test_forged_tokens_are_refused(federated: People, provider: Provider) -> None:
     assert whoami(federated, provider.token())[0] == 200
     before = provider.asked["/keys"]
     with Provider() as stranger:
@@ -595,12 +595,12 @@ def test_forged_tokens_open_nothing(federated: People, provider: Provider) -> No
             429,
             431,
         ), name
-    assert not stranger.asked, "an address in a token is never asked"
-    assert provider.asked["/keys"] - before <= 1, "unknown keys must not have us ask the provider again and again"
+    assert not stranger.asked, "an address in a token is never requested"
+    assert provider.asked["/keys"] - before <= 1, "unknown keys must not cause repeated requests to the provider"
     assert federated.ask("", "GET", "/api/queue").document["frozen"] is False
 
 
-def test_new_keys_are_found_and_withdrawn_ones_forgotten(provider: Provider, tmp_path: Path) -> None:
+def test_new_keys_are_fetched_and_withdrawn_keys_removed(provider: Provider, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import rsa
 
     folder = tmp_path / "state"
@@ -616,16 +616,16 @@ def test_new_keys_are_found_and_withdrawn_ones_forgotten(provider: Provider, tmp
         provider.keys["second"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         old = provider.token()
         try:
-            assert whoami(site, provider.token("second"))[0] == 401, "asked a moment ago"
+            assert whoami(site, provider.token("second"))[0] == 401, "the keys were fetched a moment ago"
             now = 31.0
             assert whoami(site, provider.token("second"))[0] == 200
             provider.down = True
             now = 700.0
-            assert whoami(site, provider.token("second"))[0] == 200, "the provider is away: its keys serve on"
+            assert whoami(site, provider.token("second"))[0] == 200, "the provider is down: its cached keys stay valid"
             now = 90_000.0
             status, answer = whoami(site, provider.token("second"))
             assert status == 503 and "cannot be reached" in answer["error"]
-            assert site.ask("boss", "GET", "/api/whoami").status == 200, "tokens of ours need no provider"
+            assert site.ask("boss", "GET", "/api/whoami").status == 200, "gangwatch's own tokens need no provider"
             provider.down = False
             provider.keys, kept = {"second": provider.keys["second"]}, provider.keys
             now = 90_100.0
@@ -636,7 +636,7 @@ def test_new_keys_are_found_and_withdrawn_ones_forgotten(provider: Provider, tmp
             provider.keys.pop("second", None)
 
 
-def test_a_browser_logs_in_at_the_provider(federated: People, provider: Provider) -> None:
+def test_a_browser_logs_in_through_the_provider(federated: People, provider: Provider) -> None:
     browser = Browser(federated.site.port)
     assert "/login/oidc?next=" in browser.load("/login?next=/nodes")
     begun = browser.ask("GET", "/login/oidc?next=/nodes")
@@ -644,24 +644,24 @@ def test_a_browser_logs_in_at_the_provider(federated: People, provider: Provider
     assert "SameSite=lax" in browser.set_cookies[-1] and "HttpOnly" in browser.set_cookies[-1]
     back = provider.authorize(begun.headers["location"])
     answer = browser.ask("GET", f"/login/oidc/callback?{urlencode(back)}", **{"Sec-Fetch-Site": "cross-site"})
-    assert answer.status == 200 and b"url=/nodes" in answer.content, "a Strict cookie is not sent with a redirection"
+    assert answer.status == 200 and b"url=/nodes" in answer.content, "browsers omit Strict cookies after a redirect"
     assert "SameSite=strict" in browser.set_cookies[-1]
     assert "ana (submitter)" in browser.load("/")
     assert browser.post("/api/jobs", JOB).status == 201
     assert browser.post("/api/freeze").status == 403
     again = browser.ask("GET", f"/login/oidc/callback?{urlencode(back)}")
-    assert again.status == 401, "a code counts once"
+    assert again.status == 401, "a code is valid once"
 
 
-def test_a_login_that_somebody_else_began_logs_nobody_in(federated: People, provider: Provider) -> None:
-    """Login CSRF: an attacker leads a victim's browser to the callback with a code of the attacker's own."""
+def test_a_login_started_by_another_browser_is_refused(federated: People, provider: Provider) -> None:
+    """Login CSRF: an attacker sends a victim's browser to the callback with a code of the attacker's own."""
     attacker, victim = Browser(federated.site.port), Browser(federated.site.port)
     begun = attacker.ask("GET", "/login/oidc")
     back = provider.authorize(begun.headers["location"], sub="attacker")
     assert victim.ask("GET", f"/login/oidc/callback?{urlencode(back)}").status == 401
     own = victim.ask("GET", "/login/oidc")
     mixed = {"code": back["code"], "state": provider.authorize(own.headers["location"])["state"]}
-    assert victim.ask("GET", f"/login/oidc/callback?{urlencode(mixed)}").status == 401, "the verifier is another's"
+    assert victim.ask("GET", f"/login/oidc/callback?{urlencode(mixed)}").status == 401, "the verifier is another one"
     federated.reset_wrong_tokens()
     for query in ({}, {"state": back["state"]}, {"code": "x", "state": "y"}, {"error": "<script>alert(1)</script>"}):
         refused = victim.ask("GET", f"/login/oidc/callback?{urlencode(query)}")
@@ -673,7 +673,7 @@ def test_a_login_that_somebody_else_began_logs_nobody_in(federated: People, prov
     assert "Log in" in victim.load("/")
 
 
-def test_an_answer_to_another_login_is_refused(federated: People, provider: Provider) -> None:
+def test_a_response_to_another_login_is_refused(federated: People, provider: Provider) -> None:
     browser = Browser(federated.site.port)
     begun = browser.ask("GET", "/login/oidc")
     back = provider.authorize(begun.headers["location"], nonce="another")

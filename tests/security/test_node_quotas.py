@@ -1,4 +1,4 @@
-"""What a tenant may take of the agent on its node, and that the others keep theirs."""
+"""Quotas of tenants at the agent of a node: each tenant is limited, and the others keep their share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_descriptors() -> int:
 
 
 class Bench:
-    """A collector whose agent sees this process in whatever control group the test says."""
+    """A collector whose agent sees this process in the control group that the test selects."""
 
     def __init__(self, folder: Path, **quotas: float) -> None:
         self.path = str(folder / "run" / "n.sock")
@@ -62,14 +62,14 @@ class Bench:
         self.be("/")
 
     def be(self, cgroup: str) -> None:
-        """From now on this process is in that control group."""
+        """Pretend that this process is in that control group."""
         self.tree.add(os.getpid(), cgroup, start_time=1)
 
     def be_pod(self, uid: str) -> None:
         self.be(f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-{'ab' * 32}.scope")
 
     def register(self, rank: int, slots: int = rings.MIN_SLOTS, **claim: object) -> str:
-        """'' where it is accepted; the connection then stays open."""
+        """Register a rank; return '' or the reason of the refusal. An accepted connection stays open."""
         descriptor = ring_file(slots)
         client = connect(self.path)
         send(client, message(rank=rank, **claim), [descriptor])
@@ -79,14 +79,14 @@ class Bench:
         return said
 
     def leave(self) -> None:
-        """Close all connections, and wait until the agent has seen it."""
+        """Close all connections, and wait until the agent has noticed."""
         for client in self.clients:
             client.close()
         self.clients.clear()
         wait_until(lambda: all(one.closed for one in self.collector._socket.registered()), "their end goes unnoticed")
 
     def gangs(self) -> dict[str, int]:
-        """Ranks whose series are published, by gang."""
+        """Return the number of ranks with published series, by gang."""
         found: dict[str, int] = {}
         for column in self.collector.collect().gauge_columns:
             if column.metric == "gangwatch_rank_step":
@@ -95,7 +95,7 @@ class Bench:
         return found
 
     def refused(self) -> dict[str, int]:
-        """The metric's values by reason, without zeros."""
+        """Return the values of the metric by reason, without zeros."""
         block = self.collector.collect()
         return {
             dict(column.labels)["reason"]: int(value)
@@ -124,10 +124,10 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
         bench.close()
 
 
-# --- reporters -------------------------------------------------------------------------------------------------------
+# --- reporters --------------------------------------------------------------------------------------------------------
 
 
-def test_a_user_without_a_job_gets_sixteen_reporters_and_is_told_the_limit(
+def test_a_user_without_a_job_gets_sixteen_reporters_and_an_error_with_the_limit(
     make: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = make()
@@ -143,7 +143,7 @@ def test_a_user_without_a_job_gets_sixteen_reporters_and_is_told_the_limit(
     assert len(logged) == 1 and f"tenant=user {os.getuid()} reason=quota" in logged[0]
 
 
-def test_a_flood_of_the_unattested_leaves_the_reserved_slots_to_attested_ranks(make: Callable[..., Bench]) -> None:
+def test_a_flood_of_unattested_ranks_leaves_slots_for_attested_ones(make: Callable[..., Bench]) -> None:
     bench = make(reporters=10, reporters_unattested=4, reporters_per_user=100, reporters_per_pod=3)
     flood = [bench.register(rank) for rank in range(12)]
     assert flood[:4] == [""] * 4
@@ -157,7 +157,7 @@ def test_a_flood_of_the_unattested_leaves_the_reserved_slots_to_attested_ranks(m
     bench.be_pod(PODS[1])
     assert "10 processes report on this node" in bench.register(0)
     assert bench.refused() == {"full": 9, "quota": 1}
-    # Whoever leaves makes room, for others too.
+    # A rank that disconnects frees its place for any tenant.
     bench.leave()
     bench.collector.collect()
     assert bench.register(0) == ""
@@ -174,7 +174,7 @@ def test_steps_of_one_slurm_job_share_its_quota(make: Callable[..., Bench]) -> N
     assert bench.register(0) == ""
 
 
-def test_series_of_a_tenant_are_bounded_though_its_ranks_come_and_go(make: Callable[..., Bench]) -> None:
+def test_series_of_a_tenant_are_bounded_although_its_ranks_change(make: Callable[..., Bench]) -> None:
     bench = make(reporters_per_pod=4)
     bench.be_pod(PODS[1])
     assert bench.register(0) == ""
@@ -195,8 +195,8 @@ def test_series_of_a_tenant_are_bounded_though_its_ranks_come_and_go(make: Calla
     other.close()
 
 
-def test_a_tenant_changes_the_nodes_columns_only_so_often(make: Callable[..., Bench]) -> None:
-    """Each change is a new layout for every subscriber, and an exposition that is written anew."""
+def test_a_tenants_column_changes_are_rate_limited(make: Callable[..., Bench]) -> None:
+    """Each change gives every subscriber a new layout and rewrites the exposition."""
     bench = make()
     bench.be_pod(PODS[0])
     bench.register(0)
@@ -206,15 +206,15 @@ def test_a_tenant_changes_the_nodes_columns_only_so_often(make: Callable[..., Be
         body = json.dumps({"v": 1, "place": {"stage": stage}}).encode()
         client.sendall(len(body).to_bytes(4, "big") + body)
         (registered,) = bench.collector._socket.registered()
-        wait_until(lambda stage=stage, one=registered: one.place.stage == stage, "it is not heard")  # type: ignore[misc]
+        wait_until(lambda stage=stage, one=registered: one.place.stage == stage, "place not received")  # type: ignore[misc]
         blocks.append(bench.collector.collect())
     assert len({id(block) for block in blocks}) <= CHANGES_BURST
     bench.be_pod(PODS[1])
     assert bench.register(0) == ""
-    assert f"pod-{PODS[1]}" in bench.gangs(), "the other tenant waits for nobody"
+    assert f"pod-{PODS[1]}" in bench.gangs(), "the other tenant is not delayed"
 
 
-def test_what_a_tenant_may_not_show_yet_shows_later() -> None:
+def test_series_over_the_rate_limit_are_published_later() -> None:
     columns, tenant, other = StepColumns(), Tenant("pod", "a"), Tenant("pod", "b")
     for number in range(CHANGES_BURST + 5):
         columns.follow({tenant: [(Member("g", number, 0), Place())]}, 10.0)
@@ -234,8 +234,8 @@ def test_what_a_tenant_may_not_show_yet_shows_later() -> None:
     assert columns.members == () and columns._changes == {}
 
 
-def test_a_reporter_that_is_refused_becomes_nobodys_rank(make: Callable[..., Bench]) -> None:
-    """A process was taken for the rank that it claimed before the agent saw that the rank is another's."""
+def test_a_refused_reporter_is_not_recorded_as_a_rank(make: Callable[..., Bench]) -> None:
+    """The process was taken for the claimed rank before the agent detected that the rank belongs to another process."""
     bench = make()
     bench.be_pod(PODS[0])
     assert bench.register(0) == ""
@@ -243,11 +243,11 @@ def test_a_reporter_that_is_refused_becomes_nobodys_rank(make: Callable[..., Ben
     assert [(one.pid, one.rank) for one in before] == [(os.getpid(), 0)]
     assert "reported by process" in bench.register(0)
     bench.tree.add(4242, f"/kubepods/pod{PODS[0]}/{'f0' * 32}", start_time=1)
-    bench.collector._admit(Peer(4242, os.getuid()), Claim(1, rank=0), 0.0)  # judged, and refused after it
+    bench.collector._admit(Peer(4242, os.getuid()), Claim(1, rank=0), 0.0)  # admitted first, refused afterwards
     assert bench.attribution.ranks() == before
 
 
-def test_processes_that_registered_as_ranks_are_forgotten_oldest_first(tmp_path: Path) -> None:
+def test_the_oldest_processes_registered_as_ranks_are_forgotten_first(tmp_path: Path) -> None:
     tree = ProcTree(tmp_path)
     attribution = Attribution(None, str(tree.root))
     for pid in range(1, 531):
@@ -258,18 +258,18 @@ def test_processes_that_registered_as_ranks_are_forgotten_oldest_first(tmp_path:
     assert len(attribution.ranks()) == 512 + 1
 
 
-# --- names, rings, rates ---------------------------------------------------------------------------------------------
+# --- names, rings, rates ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["train", "job 7 (retry)", "训练-1", "प्रशिक्षण", "a" * 128, "ns/pod:gpt@v2+x=1"])
-def test_names_that_people_use_are_taken(name: str) -> None:
+def test_common_names_are_accepted(name: str) -> None:
     assert usable_name(name, 128) == name
 
 
 @pytest.mark.parametrize(
     "name", ["a" * 129, "a\u202eb", "a\u200bb", "a\u2028b", "a\x85b", " a", "a ", 'a"b', "a\\b", "<b>", "a\u00a0b"]
 )
-def test_names_that_deceive_are_refused_in_words(
+def test_deceptive_names_are_refused_with_a_reason(
     name: str, make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ATTEST_SECONDS", 0.0)
@@ -279,7 +279,7 @@ def test_names_that_deceive_are_refused_in_words(
     assert bench.refused() == {"name": 1}
 
 
-def test_a_ring_may_be_as_large_as_its_tenants_are(make: Callable[..., Bench]) -> None:
+def test_the_ring_size_is_limited_by_the_tenants_quota(make: Callable[..., Bench]) -> None:
     bench = make(ring_slots_unattested=1024)
     assert "1024 (step_quotas.ring_slots_unattested): use a smaller ring" in bench.register(0, slots=2048)
     assert bench.register(0, slots=1024) == ""
@@ -288,7 +288,7 @@ def test_a_ring_may_be_as_large_as_its_tenants_are(make: Callable[..., Bench]) -
     assert bench.refused() == {"ring": 1}
 
 
-def test_who_registers_too_often_waits_and_the_others_do_not(make: Callable[..., Bench]) -> None:
+def test_frequent_registrations_delay_only_their_tenant(make: Callable[..., Bench]) -> None:
     bench = make(reporters_per_pod=2, registrations_per_second=0.01)
     bench.be_pod(PODS[0])
     for turn in range(4):
@@ -302,17 +302,17 @@ def test_who_registers_too_often_waits_and_the_others_do_not(make: Callable[...,
     assert bench.refused() == {"rate": 2}
 
 
-# --- connections -----------------------------------------------------------------------------------------------------
+# --- connections ------------------------------------------------------------------------------------------------------
 
 
-def test_connections_that_never_send_take_their_own_tenants_share(make: Callable[..., Bench]) -> None:
+def test_idle_connections_use_only_their_tenants_share(make: Callable[..., Bench]) -> None:
     bench = make()
     silent = [connect(bench.path) for _ in range(tenants.CONNECTIONS_A_TENANT + 20)]
     assert "unregistered connections, the maximum" in answer(silent[-1])
     bench.be_pod(PODS[0])
     began = time.monotonic()
     assert bench.register(0) == ""
-    assert time.monotonic() - began < 1.5, "it waited for the silent"
+    assert time.monotonic() - began < 1.5, "the agent waited for connections that send nothing"
     wait_until(lambda: bench.refused().get("timeout", 0) >= tenants.CONNECTIONS_A_TENANT, "the silent stay")
     bench.be("/")
     assert bench.register(0) == ""
@@ -336,7 +336,7 @@ def test_a_flood_of_connections_is_refused_before_anything_is_read(
     wait_until(lambda: bench.refused().get("rate", 0) >= 11, "the flood goes uncounted")
 
 
-def test_half_messages_with_descriptors_leave_none_open(make: Callable[..., Bench]) -> None:
+def test_partial_messages_with_descriptors_leave_none_open(make: Callable[..., Bench]) -> None:
     bench = make()
     bench.collector.collect()
     before = open_descriptors()
@@ -352,8 +352,10 @@ def test_half_messages_with_descriptors_leave_none_open(make: Callable[..., Benc
     assert bench.register(0) == ""
 
 
-def test_an_answer_reaches_who_was_refused_before_it_sent_anything(make: Callable[..., Bench], tmp_path: Path) -> None:
-    """The product's own reporter says why, though its message found the connection closed."""
+def test_a_reporter_refused_before_its_first_message_gets_the_reason(
+    make: Callable[..., Bench], tmp_path: Path
+) -> None:
+    """Our own reporter shows the reason, although the connection was closed when it sent its message."""
     from gangwatch import steps
 
     bench = make(reporters=2, reporters_unattested=0)
@@ -365,14 +367,14 @@ def test_an_answer_reaches_who_was_refused_before_it_sent_anything(make: Callabl
         reporter.close()
 
 
-# --- descriptors whose close waits -----------------------------------------------------------------------------------
+# --- descriptors whose close blocks -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("unread", [False, True], ids=["as the ring", "unread in the queue"])
-def test_a_descriptor_whose_close_waits_keeps_nobody_waiting(unread: bool, make: Callable[..., Bench]) -> None:
-    """A TCP socket that lingers for an hour. The step socket's thread closed it itself, and waited for that hour."""
+def test_a_descriptor_whose_close_blocks_delays_no_tenant(unread: bool, make: Callable[..., Bench]) -> None:
+    """A TCP socket that lingers for an hour: previously the step socket's thread closed it and blocked that long."""
     bench = make()
-    own = Closer("test")  # our own close may be the last one, and wait as well
+    own = Closer("test")  # the test's own close may be the last one and block too
     held = []
     for _ in range(5):
         descriptor, ends = lingering_socket()
@@ -393,10 +395,8 @@ def test_a_descriptor_whose_close_waits_keeps_nobody_waiting(unread: bool, make:
         end.close()
 
 
-def test_a_file_of_a_hung_fuse_server_bars_its_sender_and_nobody_else(
-    make: Callable[..., Bench], tmp_path: Path
-) -> None:
-    """No signal ends such a close: the step socket's thread would have waited until the server answers."""
+def test_a_file_of_a_hung_fuse_server_blocks_only_its_sender(make: Callable[..., Bench], tmp_path: Path) -> None:
+    """No signal ends such a close: the step socket's thread would have blocked until the server answers."""
     folder = tmp_path / "fuse"
     folder.mkdir()
     with HungFuse(folder) as fuse:
@@ -405,7 +405,7 @@ def test_a_file_of_a_hung_fuse_server_bars_its_sender_and_nobody_else(
         with connect(bench.path) as client:
             send(client, message(rank=0), [descriptor])
             assert "not a memory file" in answer(client)
-        assert fuse.flushing.wait(10), "the agent has not closed it"
+        assert fuse.flushing.wait(10), "the agent has not closed the file"
         bench.be_pod(PODS[0])
         began = time.monotonic()
         assert bench.register(0) == ""
@@ -424,8 +424,8 @@ def test_a_file_of_a_hung_fuse_server_bars_its_sender_and_nobody_else(
         os.close(descriptor)
 
 
-def test_descriptors_of_one_tenant_are_taken_one_message_at_a_time(make: Callable[..., Bench], tmp_path: Path) -> None:
-    """Each message may bring 253: a tenant whose descriptors cannot be closed must not fill the agent's table."""
+def test_descriptors_of_a_tenant_are_received_one_message_at_a_time(make: Callable[..., Bench], tmp_path: Path) -> None:
+    """A message can carry 253 descriptors: unclosable ones of one tenant must not fill the agent's table."""
     folder = tmp_path / "fuse"
     folder.mkdir()
     with HungFuse(folder) as fuse:
@@ -447,8 +447,8 @@ def test_descriptors_of_one_tenant_are_taken_one_message_at_a_time(make: Callabl
         os.close(descriptor)
 
 
-def test_where_no_signal_ends_the_wait_one_tenant_loses_its_own_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a FUSE server that does not answer FLUSH: the close returns when the other party wants it to."""
+def test_an_uninterruptible_close_blocks_only_its_tenants_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a FUSE server that does not answer FLUSH: close returns only when the other side allows it."""
     gate, closed = {}, []
     true_close = os.close
 
@@ -486,7 +486,7 @@ def test_where_no_signal_ends_the_wait_one_tenant_loses_its_own_thread_alone(mon
     os.close(release)
 
 
-def test_who_cannot_be_rid_of_a_descriptor_may_send_no_more(make: Callable[..., Bench]) -> None:
+def test_a_tenant_with_an_unclosable_descriptor_may_send_no_more(make: Callable[..., Bench]) -> None:
     bench = make()
     socket_closer = bench.collector._socket._descriptors
     socket_closer._stuck_tenants = frozenset({Tenant("user", str(os.getuid()))})
@@ -501,10 +501,10 @@ def test_who_cannot_be_rid_of_a_descriptor_may_send_no_more(make: Callable[..., 
     assert bench.register(0) == ""
 
 
-# --- processor time --------------------------------------------------------------------------------------------------
+# --- processor time ---------------------------------------------------------------------------------------------------
 
 
-def test_the_socket_rests_once_its_time_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_pauses_when_its_cpu_budget_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(step_socket.time, "monotonic", lambda: now[0])
     pace = step_socket._Pace()
@@ -518,10 +518,10 @@ def test_the_socket_rests_once_its_time_is_used_up(monkeypatch: pytest.MonkeyPat
     assert pace.rest_seconds() == 0.0 and not pace.used_up
     now[0] += 1000.0
     pace.spend(step_socket.BUSY_BURST_SECONDS)
-    assert pace.used_up, "no more than a burst is saved up"
+    assert pace.used_up, "unused time is saved only up to one burst"
 
 
-def test_whoever_has_used_least_is_served_first_and_the_rest_wait(
+def test_the_tenant_with_the_least_use_is_served_first(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[str] = []
@@ -554,26 +554,26 @@ def test_whoever_has_used_least_is_served_first_and_the_rest_wait(
     modest = connect(bench.path)
     wait_until(lambda: len(bench.collector._socket._pending) == 4, "it is not accepted")
     passes.clear()
-    send(busy[0], message(rank=1), [descriptors[0]])  # holds the thread until all others are ready
+    send(busy[0], message(rank=1), [descriptors[0]])  # occupies the thread until all others are ready
     wait_until(lambda: served, "it is not served")
     for client, descriptor in zip((*busy[1:], modest), descriptors[1:], strict=True):
         send(client, message(rank=1), [descriptor])
     gate.set()
     wait_until(lambda: sum(len(one) for one in passes) >= 4, "they are not served")
     order = [one for one in passes if one][:3]
-    assert all(len(one) == 1 for one in order), "one connection a pass"
-    assert order[1] == [PODS[0]], "the modest one goes before the busy one's others"
+    assert all(len(one) == 1 for one in order), "one connection per pass"
+    assert order[1] == [PODS[0]], "the tenant with little use comes before the busy tenant's other connections"
     for client in (*busy, modest):
         client.close()
     for descriptor in descriptors:
         os.close(descriptor)
 
 
-# --- records ---------------------------------------------------------------------------------------------------------
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def write_steps(descriptor: int, first: int, count: int, slots: int = 16384) -> None:
-    """Steps `first` to `first + count` in the ring, as its writer would."""
+    """Write steps `first` to `first + count` into the ring, as its writer does."""
     now_ns = time.monotonic_ns()
     for index in range(first, first + count):
         sequence = index + 1
@@ -582,7 +582,7 @@ def write_steps(descriptor: int, first: int, count: int, slots: int = 16384) -> 
     os.pwrite(descriptor, struct.pack("<Q", first + count), 16)
 
 
-def test_a_tenant_that_floods_its_rings_loses_its_own_records(
+def test_a_tenant_that_floods_its_rings_loses_only_its_own_records(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FEWEST_RECORDS", 4096)
@@ -606,10 +606,10 @@ def test_a_tenant_that_floods_its_rings_loses_its_own_records(
     assert 3 * 4096 - 600 - 16 <= sum(one.steps for one in bench.collector._progress.values()) - 600 <= 3 * 4096
 
 
-def test_rings_of_ranks_that_have_gone_are_read_within_the_budget_and_only_once(
+def test_rings_of_disconnected_ranks_are_read_once_within_the_budget(
     make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full ring at each end of a connection was read whole at once: sixteen cost a second of processor time."""
+    """Previously a full ring at each end of a connection was read at once: sixteen cost a second of CPU time."""
     monkeypatch.setattr(module, "FEWEST_RECORDS", 2048)
     monkeypatch.setattr(module, "MOST_RECORDS", 2048)
     bench = make()
@@ -622,7 +622,7 @@ def test_rings_of_ranks_that_have_gone_are_read_within_the_budget_and_only_once(
         before = sum(one.steps for one in bench.collector._progress.values())
         bench.collector.collect()
         assert sum(one.steps for one in bench.collector._progress.values()) - before <= 2048
-        # The writer goes on, and is not followed for ever.
+        # The writer continues, and the agent stops reading its ring after a limit.
         for descriptor in bench.descriptors:
             write_steps(descriptor, 4000 + 500 * runs, 500, slots=4096)
         runs += 1
@@ -630,7 +630,7 @@ def test_rings_of_ranks_that_have_gone_are_read_within_the_budget_and_only_once(
     assert runs >= 5
 
 
-# --- the accounts alone ----------------------------------------------------------------------------------------------
+# --- the accounts alone -----------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 100_000), max_size=40), st.integers(0, 200_000))
@@ -658,7 +658,7 @@ def test_an_allowance_fills_up_with_time() -> None:
         st.tuples(st.sampled_from(["connect", "register", "close", "forget", "drop"]), st.integers(0, 5)), max_size=200
     )
 )
-def test_no_order_of_events_breaks_the_accounts(events: list[tuple[str, int]]) -> None:
+def test_any_order_of_events_keeps_the_accounts_consistent(events: list[tuple[str, int]]) -> None:
     quotas = Quotas(reporters=6, reporters_unattested=2, reporters_per_pod=3, reporters_per_job=3, reporters_per_user=2)
     accounts = Accounts(quotas)
     known = [Tenant("pod", "a"), Tenant("pod", "b"), Tenant("job", "c"), *(Tenant("user", str(n)) for n in range(3))]
@@ -687,7 +687,7 @@ def test_no_order_of_events_breaks_the_accounts(events: list[tuple[str, int]]) -
 
 
 def connect_all(accounts: Accounts, tenant: Tenant, count: int) -> int:
-    """How many of so many connections are accepted."""
+    """Return how many of `count` connections are accepted."""
     accepted = 0
     for _ in range(count):
         with contextlib.suppress(ReporterError):
@@ -696,7 +696,7 @@ def connect_all(accounts: Accounts, tenant: Tenant, count: int) -> int:
     return accepted
 
 
-def test_connections_that_wait_are_bounded_for_each_tenant_for_the_unattested_and_in_all() -> None:
+def test_waiting_connections_are_bounded_per_tenant_for_unattested_and_in_total() -> None:
     accounts = Accounts(Quotas())
     users = [connect_all(accounts, Tenant("user", str(uid)), 200) for uid in range(5)]
     assert users == [128, 128, 0, 0, 0]
@@ -708,8 +708,8 @@ def test_connections_that_wait_are_bounded_for_each_tenant_for_the_unattested_an
     accounts.connect(Tenant("job", "a"), 0.0)
 
 
-def test_rings_that_are_still_to_be_read_count_for_whom_they_are_of() -> None:
-    """Without it a tenant that registers and leaves would have the agent hold ever more of its files."""
+def test_unread_rings_count_toward_their_tenants_quota() -> None:
+    """Otherwise a tenant that registers and leaves repeatedly would make the agent hold more and more of its files."""
     accounts, tenant = Accounts(Quotas(reporters_per_pod=3, registrations_per_second=1000)), Tenant("pod", "a")
     for _ in range(3):
         accounts.register(tenant, 256, 0.0)
@@ -720,7 +720,7 @@ def test_rings_that_are_still_to_be_read_count_for_whom_they_are_of() -> None:
     accounts.register(tenant, 256, 2.0)
 
 
-def test_tenants_that_have_gone_are_forgotten() -> None:
+def test_tenants_without_connections_are_forgotten() -> None:
     accounts = Accounts(Quotas())
     for uid in range(1000):
         accounts.connect(Tenant("user", str(uid)), 0.0)
@@ -742,11 +742,11 @@ def test_tenants_that_have_gone_are_forgotten() -> None:
         ("", None),
     ],
 )
-def test_subordinate_ids_count_as_the_user_whose_session_it_is(text: str, user: int | None, tmp_path: Path) -> None:
+def test_subordinate_ids_count_as_the_owner_of_the_session(text: str, user: int | None, tmp_path: Path) -> None:
     assert user_of_cgroup(text) == user
 
 
-def test_every_reason_has_its_series_from_the_start(make: Callable[..., Bench]) -> None:
+def test_every_refusal_reason_has_a_series_from_the_start(make: Callable[..., Bench]) -> None:
     block = make().collector.collect()
     reasons = [
         dict(column.labels)["reason"]
@@ -756,7 +756,7 @@ def test_every_reason_has_its_series_from_the_start(make: Callable[..., Bench]) 
     assert tuple(reasons) == REFUSAL_REASONS
 
 
-def test_refusals_of_one_tenant_do_not_displace_those_of_another(make: Callable[..., Bench]) -> None:
+def test_refusals_of_a_tenant_do_not_displace_another_tenants(make: Callable[..., Bench]) -> None:
     bench = make()
     for _ in range(40):
         bench.be("/")

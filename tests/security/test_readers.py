@@ -1,4 +1,4 @@
-"""Readers: however many there are, they are answered from a snapshot, in turns, and no cycle waits for them."""
+"""Readers of any number get responses from a snapshot, in rotation, and never delay a cycle."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def state_of(count: int) -> State:
     return state
 
 
-# --- snapshots -------------------------------------------------------------------------------------------------------
+# --- snapshots --------------------------------------------------------------------------------------------------------
 
 
 def test_a_frozen_copy_shares_nothing_that_a_cycle_changes() -> None:
@@ -73,20 +73,22 @@ def test_two_copies_share_what_has_not_changed() -> None:
     assert second.jobs["j-000005"].failure == "x" and first.jobs["j-000005"].failure == ""
 
 
-def test_a_reader_is_never_shown_less_than_what_was_answered() -> None:
+def test_a_reader_always_sees_acknowledged_changes() -> None:
     clock, woken = ManualClock(), []
     state = state_of(1)
     snapshots = Snapshots(state, clock, lambda: woken.append(1))
     assert snapshots.fresh().result(0).version == 0
     snapshots.changed()
     waiting = [snapshots.fresh() for _ in range(50)]
-    assert not any(one.done() for one in waiting) and len(woken) == 1, "one wakes it for all"
+    assert not any(one.done() for one in waiting) and len(woken) == 1, "one wake-up serves all readers"
     snapshots.publish(state)
     assert {one.result(0).version for one in waiting} == {1}
     assert snapshots.fresh().result(0).version == 1
 
 
-def test_snapshots_take_a_twentieth_of_the_cycles_time_however_many_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_take_a_twentieth_of_the_cycle_time_with_any_number_of_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = ManualClock()
     state = state_of(1)
     snapshots = Snapshots(state, clock, lambda: None)
@@ -108,10 +110,10 @@ def test_snapshots_take_a_twentieth_of_the_cycles_time_however_many_read(monkeyp
     assert spent <= passed / (PAUSE * 0.9)
 
 
-# --- turns -----------------------------------------------------------------------------------------------------------
+# --- rotation between readers -----------------------------------------------------------------------------------------
 
 
-def test_one_peer_with_much_to_ask_delays_another_by_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_with_large_requests_delays_another_by_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     reads = Reads("documents", rest=0.0)
 
@@ -135,7 +137,7 @@ def test_one_peer_with_much_to_ask_delays_another_by_a_piece(monkeypatch: pytest
     reads.close()
 
 
-def test_the_thread_of_reads_rests_as_long_as_it_works() -> None:
+def test_the_read_thread_pauses_as_long_as_it_works() -> None:
     reads = Reads("documents")
 
     def work() -> None:
@@ -153,8 +155,8 @@ def test_the_thread_of_reads_rests_as_long_as_it_works() -> None:
     reads.close()
 
 
-def test_a_cycle_waits_for_no_reader(site: Site) -> None:
-    """A reader whose answer takes for ever holds up other readers, and neither a cycle nor a command."""
+def test_a_cycle_does_not_wait_for_readers(site: Site) -> None:
+    """An endless response delays other readers, but neither a cycle nor a command."""
     going, ended = threading.Event(), threading.Event()
 
     def endless(_: object) -> None:
@@ -176,10 +178,10 @@ def test_a_cycle_waits_for_no_reader(site: Site) -> None:
     thread.join()
 
 
-# --- pages -----------------------------------------------------------------------------------------------------------
+# --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def test_pages_have_every_item_once_whatever_happens_between_them() -> None:
+def test_pages_contain_every_item_once_despite_changes() -> None:
     state = state_of(40)
     snapshots = Snapshots(state, ManualClock(), lambda: None)
     reasons = Reasons()
@@ -194,15 +196,15 @@ def test_pages_have_every_item_once_whatever_happens_between_them() -> None:
             break
         run(state, [Submitted(f"k-{turn:06d}", JobSpec("new", ("true",), 1))], 3 * SECOND + turn)
         if turn == 4:
-            del state.jobs[str(mark[1])]  # the very one that the page ended with is forgotten
+            del state.jobs[str(mark[1])]  # the last item of the page is deleted
     first = [one for one in seen if one.startswith("j-")]
     assert set(first) == {f"j-{number:06d}" for number in range(40)}
-    assert len(first) - len(set(first)) <= 4, "those of one instant may come twice where their last is gone"
+    assert len(first) - len(set(first)) <= 4, "items of the same time may repeat if the last one is gone"
     assert sorted(first) == sorted(first, key=lambda one: one)
     assert snapshots.newest.version == 0
 
 
-def test_lists_of_the_api_lead_from_page_to_page(site: Site) -> None:
+def test_lists_of_the_api_link_to_the_next_page(site: Site) -> None:
     submitted = [site.submit(ranks=2, user=f"u{number % 2}") for number in range(7)]
     for path, key in (("/api/jobs", "job"), ("/api/jobs?user=u1", "job")):
         whole = [one[key] for one in site.get(path)]
@@ -221,14 +223,14 @@ def test_lists_of_the_api_lead_from_page_to_page(site: Site) -> None:
 
 @pytest.mark.parametrize("path", ["/api/jobs", "/api/nodes", "/api/verdicts", "/api/queue", "/api/decisions"])
 @pytest.mark.parametrize("mark", ["!", "AAAA", "x" * 2000, mark_text(["a", "b", 3, 4]), mark_text([]), "%00", "é"])
-def test_a_wrong_mark_is_refused_by_its_name(site: Site, path: str, mark: str) -> None:
+def test_an_invalid_page_mark_is_refused_with_its_name(site: Site, path: str, mark: str) -> None:
     from urllib.parse import quote
 
     answer = site.ask("GET", f"{path}?limit=5&continue={quote(mark)}")
     assert answer.status == 400 and "continue" in answer.error
 
 
-def test_a_mark_is_read_as_it_was_written() -> None:
+def test_a_page_mark_is_read_back_unchanged() -> None:
     for mark in ([5], ["a"], [1 << 62, "j-000001.5"], []):
         assert read_mark(mark_text(mark)) == mark
     for wrong in ("W3sif", mark_text([1]) + "=", "[1]"):
@@ -238,7 +240,7 @@ def test_a_mark_is_read_as_it_was_written() -> None:
             pass
 
 
-def test_a_whole_list_is_made_in_slices_of_one_snapshot(site: Site) -> None:
+def test_a_whole_list_is_built_in_slices_of_one_snapshot(site: Site) -> None:
     for _ in range(3):
         site.submit(array_size=90, ranks=1)
     whole = site.get("/api/jobs")
@@ -246,7 +248,7 @@ def test_a_whole_list_is_made_in_slices_of_one_snapshot(site: Site) -> None:
     assert len(site.get("/api/queue")["waiting"]) > 200
 
 
-def test_an_answer_that_still_holds_is_not_sent_again(site: Site) -> None:
+def test_an_unchanged_response_is_not_sent_again(site: Site) -> None:
     job_id = site.submit()
     site.wait(job_id, "running")
     site.world.end(job_id)
@@ -257,10 +259,10 @@ def test_an_answer_that_still_holds_is_not_sent_again(site: Site) -> None:
     assert site.ask("GET", f"/api/jobs/{job_id}", If_None_Match='"other"').status == 200
 
 
-# --- streams ---------------------------------------------------------------------------------------------------------
+# --- streams ----------------------------------------------------------------------------------------------------------
 
 
-def test_idle_streams_of_one_peer_lock_nobody_out() -> None:
+def test_idle_streams_of_one_peer_do_not_lock_others_out() -> None:
     now_s = 0.0
     subscribers = Subscribers(64, 16, clock=lambda: now_s)
 
@@ -277,7 +279,7 @@ def test_idle_streams_of_one_peer_lock_nobody_out() -> None:
         with pytest.raises(FullError):
             subscribers.open("late")
         now_s = 11.0
-        late = subscribers.open("late")  # of the peer with the most, the oldest goes
+        late = subscribers.open("late")  # the oldest stream of the peer with the most is closed
         assert hostile[0].ended and not any(one.ended for one in (*hostile[1:], *honest))
         again = subscribers.open("tenant")
         assert hostile[1].ended and not late.ended and not again.ended
@@ -285,7 +287,7 @@ def test_idle_streams_of_one_peer_lock_nobody_out() -> None:
     asyncio.run(scene())
 
 
-def test_entries_are_kept_for_streams_that_keep_up(site: Site) -> None:
+def test_entries_are_kept_for_streams_without_backlog(site: Site) -> None:
     subscribers = site.controller.subscribers
     job_id = site.submit()
     site.wait(job_id, "running")

@@ -1,4 +1,4 @@
-"""Ready means working: a controller that is stuck says so, gives its lease up, and is started anew."""
+"""Readiness: a controller that is stuck reports it, releases its lease, and is restarted."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 SECOND = 1_000_000_000
 
 
-# --- what is late, what is stuck --------------------------------------------------------------------------------------
+# --- late and stuck threads -------------------------------------------------------------------------------------------
 
 
-def test_a_thread_that_finishes_no_cycle_is_late_and_only_one_without_turns_is_stuck() -> None:
+def test_a_thread_without_cycles_is_late_and_one_that_does_not_loop_is_stuck() -> None:
     clock = ManualClock()
     progress = Progress(clock)
     progress.begin()
-    for _ in range(300):  # a full disk: turns, and no cycle
+    for _ in range(300):  # a full disk: the loop runs, and no cycle finishes
         clock.advance(1.0)
         progress.turned()
     assert "no scheduling cycle has finished for 300 s" in progress.late()
@@ -53,10 +53,8 @@ def test_a_thread_that_finishes_no_cycle_is_late_and_only_one_without_turns_is_s
     assert "stuck for 70 s: it is writing the journal to disk" in progress.stuck()
 
 
-def test_a_journal_whose_fsync_never_returns_is_told_by_readiness(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Proven on an earlier release: /readyz stayed at 200 for the 45 s that an fsync took."""
+def test_readiness_reports_a_journal_fsync_that_never_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an earlier release /readyz stayed at 200 for the 45 s that an fsync took."""
     monkeypatch.setattr("scheduler_feedback.controller.progress.LATE_SECONDS", 3.0)
     monkeypatch.setattr("scheduler_feedback.controller.progress.STUCK_SECONDS", 5.0)
     free = threading.Event()
@@ -88,7 +86,7 @@ def test_a_journal_whose_fsync_never_returns_is_told_by_readiness(
 
 
 @pytest.fixture
-def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeats]:
+def heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeats]:
     path = tmp_path / "beats"
     monkeypatch.setenv("NOTIFY_SOCKET", str(path))
     listening = Heartbeats(path)
@@ -96,27 +94,27 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat
     listening.close()
 
 
-def test_a_process_that_was_heard_and_falls_silent_is_known_by_its_pid(heard: Heartbeats) -> None:
+def test_a_process_whose_heartbeats_stop_is_identified_by_pid(heartbeats: Heartbeats) -> None:
     pid = os.getpid()
-    heard.take(0.0)
-    assert heard.seconds_since(pid, 1000.0) == 0.0, "one that never sent any is not watched"
+    heartbeats.take(0.0)
+    assert heartbeats.seconds_since(pid, 1000.0) == 0.0, "a process that never sent a heartbeat is not watched"
     notify("READY=1", "WATCHDOG=1")
-    heard.take(10.0)
-    assert heard.seconds_since(pid, 10.0 + WATCHDOG_SECONDS) == WATCHDOG_SECONDS
-    heard.excuse(pid, 100.0)
-    assert heard.seconds_since(pid, 101.0) == 1.0
-    heard.forget(pid)
-    assert heard.seconds_since(pid, 1000.0) == 0.0
+    heartbeats.take(10.0)
+    assert heartbeats.seconds_since(pid, 10.0 + WATCHDOG_SECONDS) == WATCHDOG_SECONDS
+    heartbeats.excuse(pid, 100.0)
+    assert heartbeats.seconds_since(pid, 101.0) == 1.0
+    heartbeats.forget(pid)
+    assert heartbeats.seconds_since(pid, 1000.0) == 0.0
 
 
 @pytest.mark.parametrize("message", [b"", b"READY=1", b"XWATCHDOG=1", b"WATCHDOG=10", b"\0" * 400, b"\xff" * 512])
-def test_what_is_no_heartbeat_counts_for_nothing(heard: Heartbeats, tmp_path: Path, message: bytes) -> None:
+def test_invalid_heartbeats_are_ignored(heartbeats: Heartbeats, tmp_path: Path, message: bytes) -> None:
     notify("WATCHDOG=1")
-    heard.take(0.0)
+    heartbeats.take(0.0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.sendto(message, str(tmp_path / "beats"))
-    heard.take(50.0)
-    assert heard.seconds_since(os.getpid(), 50.0) == 50.0
+    heartbeats.take(50.0)
+    assert heartbeats.seconds_since(os.getpid(), 50.0) == 50.0
 
 
 STUCK_CONTROLLER = """
@@ -161,7 +159,7 @@ def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FrontDoor]
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
-def test_a_stuck_controller_is_started_anew_and_a_stopped_one_is_left_alone(door: FrontDoor, tmp_path: Path) -> None:
+def test_a_stuck_controller_is_restarted_and_a_stopped_one_is_not(door: FrontDoor, tmp_path: Path) -> None:
     door.up()
     job = door.submit("--", sys.executable, "-I", "-c", "import time; time.sleep(60)")
     door.wait_for(job, "running")
@@ -169,24 +167,24 @@ def test_a_stuck_controller_is_started_anew_and_a_stopped_one_is_left_alone(door
     assert first is not None
     os.kill(first.pid, signal.SIGSTOP)
     wait_until(lambda: is_stopped(first.pid), door.logs)
-    time.sleep(9)  # longer than the watchdog's time: a debugger is attached, or somebody looks at it
+    time.sleep(9)  # longer than the watchdog's timeout, as with an attached debugger
     os.kill(first.pid, signal.SIGCONT)
     wait_until(lambda: status_of(f"{first.url}/readyz")[0] == 200, door.logs)
     again = door.state.controller()
     assert again is not None
-    assert again.pid == first.pid, "a process that was stopped by a person is not stuck"
+    assert again.pid == first.pid, "a process that a person stopped is not stuck"
 
     (tmp_path / "slow-disk" / "stuck").touch()
     wait_until(lambda: (found := door.state.controller()) is not None and found.pid != first.pid, door.logs)
     wait_until(lambda: door.job(job)["state"] == "running", door.logs)
-    assert door.job(job)["attempt"] == 1, "the job went on"
+    assert door.job(job)["attempt"] == 1, "the job continued"
     assert "stuck: no progress for" in door.state.log_file("supervisor").read_text()
 
 
-# --- agents that are silent -------------------------------------------------------------------------------------------
+# --- agents that do not report ----------------------------------------------------------------------------------------
 
 
-def test_an_agent_is_silent_after_three_of_its_intervals_and_never_before_three_seconds() -> None:
+def test_an_agent_is_stale_after_three_intervals_and_at_least_three_seconds() -> None:
     streams = [
         Stream("fast", received_ns=100 * SECOND, interval_seconds=0.1),
         Stream("usual", received_ns=100 * SECOND, interval_seconds=1.0),
@@ -211,7 +209,7 @@ def test_an_agent_is_silent_after_three_of_its_intervals_and_never_before_three_
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
-def test_an_agent_that_is_stopped_is_told_on_page_and_command_line(tmp_path: Path) -> None:
+def test_a_stopped_agent_is_reported_on_page_and_command_line(tmp_path: Path) -> None:
     with front_door(tmp_path) as door:
         door.up()
         controller, agent = door.state.controller(), door.state.agent("node-1")
@@ -223,7 +221,7 @@ def test_an_agent_that_is_stopped_is_told_on_page_and_command_line(tmp_path: Pat
         try:
             wait_until(lambda: "No telemetry from" in status_of(controller.url)[1], door.logs)
             took_seconds = time.monotonic() - stopped_s
-            assert 2.0 < took_seconds < 15.0  # 5 s are promised; a loaded machine has some more
+            assert 2.0 < took_seconds < 15.0  # 5 s are promised; a loaded machine needs longer
             by_node = {node["node"]: node["agent"] for node in door.json("nodes")}
             assert by_node["node-1"]["silent"] is True
             assert by_node["node-0"]["silent"] is False
@@ -246,6 +244,6 @@ def status_of(url: str) -> tuple[int, str]:
         return 0, json.dumps(str(error))
 
 
-def test_heartbeats_are_where_our_units_expect_them() -> None:
+def test_the_systemd_unit_sets_the_watchdog_timeout() -> None:
     unit = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "gangwatch-slurm.service"
     assert f"WatchdogSec={WATCHDOG_SECONDS:.0f}\n" in unit.read_text()
