@@ -1,4 +1,4 @@
-"""A step ring costs the agent nothing, whatever the reporter does with the memory file."""
+"""Step rings cost the agent no memory and no time, whatever the reporter does with the memory file."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def blocks(descriptor: int) -> int:
 
 
 def resident_bytes() -> int:
-    """This process's memory, with what it maps of others' files."""
+    """Return the memory of this process, including mapped files of other processes."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
 
 def punch_hole(descriptor: int, offset: int, size: int) -> None:
-    """fallocate(2): FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, which no seal on the size forbids."""
+    """Call fallocate(2) with FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, which no seal on the size forbids."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.fallocate(descriptor, 0x2 | 0x1, ctypes.c_long(offset), ctypes.c_long(size)) == 0
 
@@ -58,7 +58,7 @@ def opened(descriptor: int) -> Iterator[Ring]:
         os.close(descriptor)
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def test_reading_a_hole_allocates_nothing() -> None:
@@ -68,11 +68,11 @@ def test_reading_a_hole_allocates_nothing() -> None:
         for _ in range(3):
             ring.fresh()
             ring.read(time.monotonic_ns())
-        assert blocks(descriptor) == before, "the agent's reading allocated pages of the reporter's file"
+        assert blocks(descriptor) == before, "the agent allocated pages of the reporter's file by reading it"
 
 
-def test_rings_that_are_sparse_do_not_grow_the_agent(tmp_path: Path) -> None:
-    """One rank after another with a ring that is full by its count, and that has no page."""
+def test_sparse_rings_do_not_grow_the_agents_memory(tmp_path: Path) -> None:
+    """Several ranks in a row have a ring that is full by its count but has no pages."""
     path = str(tmp_path / "run" / "n.sock")
     collector = StepCollector(path, Attribution(None), quotas=Quotas(registrations_per_second=1000))
     descriptors = [ring_file(16384, 16384) for _ in range(48)]
@@ -93,7 +93,7 @@ def test_rings_that_are_sparse_do_not_grow_the_agent(tmp_path: Path) -> None:
             os.close(descriptor)
 
 
-def test_holes_that_come_under_the_reading_cost_records_and_nothing_else() -> None:
+def test_holes_punched_during_a_read_cost_only_records() -> None:
     slots = 4096
     descriptor = ring_file(slots)
     with opened(descriptor) as ring:
@@ -104,18 +104,18 @@ def test_holes_that_come_under_the_reading_cost_records_and_nothing_else() -> No
         skipped = ring.malformed
         assert skipped > 0
         punch_hole(descriptor, 0, rings.HEADER_BYTES + slots * rings.SLOT_BYTES)
-        assert ring.read(NOW_NS) == [] and ring.fresh() >= 0  # the count has fallen to 0
+        assert ring.read(NOW_NS) == [] and ring.fresh() >= 0  # the count is now 0
         punched = blocks(descriptor)
         os.pwrite(descriptor, struct.pack("<Q", 300), 16)
         assert ring.read(NOW_NS) == []
-        assert blocks(descriptor) == punched + mmap.PAGESIZE // 512, "the writer's own page, and no other"
+        assert blocks(descriptor) == punched + mmap.PAGESIZE // 512, "only the writer's own page was allocated"
 
 
-# --- descriptors -----------------------------------------------------------------------------------------------------
+# --- descriptors ------------------------------------------------------------------------------------------------------
 
 
 def reopened(flags: int) -> Callable[[], int]:
-    """Another open file of the same memory, with these flags."""
+    """Return a maker of another open file of the same memory, with these flags."""
 
     def make() -> int:
         descriptor = ring_file()
@@ -161,7 +161,7 @@ def huge_pages() -> int:
     ],
     ids=["pipe", "socket", "eventfd", "proc", "folder", "tmpfs", "O_PATH", "O_WRONLY", "huge pages"],
 )
-def test_any_other_descriptor_is_refused_in_words(make: Callable[[], int], said: str, tmp_path: Path) -> None:
+def test_any_other_descriptor_is_refused_with_a_reason(make: Callable[[], int], said: str, tmp_path: Path) -> None:
     path = str(tmp_path / "run" / "n.sock")
     collector = StepCollector(path, Attribution(None))
     try:
@@ -170,7 +170,7 @@ def test_any_other_descriptor_is_refused_in_words(make: Callable[[], int], said:
             send(client, message(rank=0), [descriptor])
             assert said in answer(client)
         os.close(descriptor)
-        with connect(path) as client:  # the next one finds the agent at work
+        with connect(path) as client:  # the agent still serves the next client
             descriptor = ring_file()
             send(client, message(rank=1), [descriptor])
             os.close(descriptor)
@@ -181,14 +181,14 @@ def test_any_other_descriptor_is_refused_in_words(make: Callable[[], int], said:
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_APPEND, os.O_RDWR | os.O_NONBLOCK])
-def test_whatever_else_a_readable_descriptor_is_opened_for_does_not_matter(flags: int) -> None:
+def test_a_readable_descriptor_is_accepted_with_any_other_flags(flags: int) -> None:
     descriptor = reopened(flags)()
     with opened(descriptor) as ring:
-        os.lseek(descriptor, 1 << 40, os.SEEK_SET)  # the offset is shared with the agent, and not used
+        os.lseek(descriptor, 1 << 40, os.SEEK_SET)  # the offset is shared with the agent, which does not use it
         assert ring.read(NOW_NS) == [] and ring.malformed == 0
 
 
-def test_a_ring_larger_than_the_tenant_may_have_is_refused() -> None:
+def test_a_ring_over_the_tenants_limit_is_refused() -> None:
     descriptor = ring_file(1024)
     with pytest.raises(ReporterError, match="1024 slots; this agent accepts at most 512") as refused:
         Ring.of_descriptor(descriptor, 512)
@@ -196,7 +196,7 @@ def test_a_ring_larger_than_the_tenant_may_have_is_refused() -> None:
     os.close(descriptor)
 
 
-# --- what is written while it is read --------------------------------------------------------------------------------
+# --- writes during a read ---------------------------------------------------------------------------------------------
 
 
 def record(index: int, number: int) -> bytes:
@@ -204,8 +204,8 @@ def record(index: int, number: int) -> bytes:
     return struct.pack("<QBBHIqqqqqQ", sequence, rings.STEP_ENDED, 0, 0, 0, number, NOW_NS - 9, 5, 0, 0, sequence)
 
 
-def test_a_count_that_is_torn_upward_reads_no_record_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel copies eight bytes, perhaps one by one: 0x00ff that becomes 0x0100 may be read as 0x01ff."""
+def test_a_count_torn_upward_reads_no_record_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may copy eight bytes one by one: 0x00ff that becomes 0x0100 may be read as 0x01ff."""
     descriptor = ring_file(1024)
     with opened(descriptor) as ring:
         for index in range(0x100):
@@ -220,7 +220,7 @@ def test_a_count_that_is_torn_upward_reads_no_record_early(monkeypatch: pytest.M
         assert (ring.lost, ring.malformed) == (0, 0)
 
 
-def test_a_count_that_is_torn_downward_reads_no_record_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_torn_downward_reads_no_record_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     descriptor = ring_file(1024)
     with opened(descriptor) as ring:
         for index in range(0x201):
@@ -255,8 +255,8 @@ print(index)
 """
 
 
-def test_no_record_is_believed_that_was_read_while_it_was_written() -> None:
-    """A writer overtakes the reader again and again; what is read must be records as they were written."""
+def test_records_overwritten_during_a_read_are_dropped() -> None:
+    """A writer overtakes the reader repeatedly; every record that the reader accepts must be intact."""
     descriptor = ring_file(256)
     os.set_inheritable(descriptor, True)
     with (
@@ -273,7 +273,7 @@ def test_no_record_is_believed_that_was_read_while_it_was_written() -> None:
             for one in ring.read(time.monotonic_ns()):
                 assert one.duration_ns == 1_000_000 + one.number % 1000
                 assert (one.wait_ns, one.tokens) == (one.number % 1000, one.number % 9973)
-                assert one.number > newest, "read twice, or out of order"
+                assert one.number > newest, "a record was read twice or out of order"
                 newest = one.number
                 seen += 1
         assert writer.stdout is not None

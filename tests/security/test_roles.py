@@ -1,4 +1,4 @@
-"""Roles: who may do what, whatever they claim; and the audit of it."""
+"""Roles: permitted actions of each authenticated user, and the audit log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
 EVERYBODY = ("", "vic", "ana", "boss", "state")
 
 CHANGES = {
-    # least role, by route; 'own' where a submitter may do it to the own jobs alone
+    # Least role by route; 'own': submitters may do it to their own jobs only.
     "/api/jobs": "submitter",
     "/api/jobs/{job}/cancel": "own",
     "/api/nodes/{node}/{command}": "operator",
@@ -56,7 +56,7 @@ CHANGES = {
 }
 
 
-def test_every_route_that_changes_something_is_in_the_table(site: People) -> None:
+def test_every_route_that_changes_state_is_in_the_table(site: People) -> None:
     routes = [route for route in site.site.controller.api().routes if isinstance(route, Route)]
     assert {route.path for route in routes if "POST" in (route.methods or ())} == set(CHANGES)
     assert {method for route in routes for method in route.methods or ()} <= {"GET", "HEAD", "POST"}
@@ -64,7 +64,7 @@ def test_every_route_that_changes_something_is_in_the_table(site: People) -> Non
 
 @pytest.mark.parametrize("who", EVERYBODY)
 @pytest.mark.parametrize("path", [path for path, role in CHANGES.items() if role != "nobody"])
-def test_a_role_does_what_is_its_own_and_a_refusal_says_what_is_missing(site: People, who: str, path: str) -> None:
+def test_each_role_has_its_permissions_and_a_refusal_names_the_missing_role(site: People, who: str, path: str) -> None:
     job = site.submit("bob")
     concrete = path.replace("{job}", job).replace("{node}/{command}", "n0/release")
     concrete = concrete.replace("{verdict:path}/{ruling}", "v-1/confirm")
@@ -82,7 +82,7 @@ def test_a_role_does_what_is_its_own_and_a_refusal_says_what_is_missing(site: Pe
         assert answer.status == 403 and missing in answer.error and f"you are {who} ({have})" in answer.error
 
 
-def test_a_job_is_of_whom_was_authenticated_whatever_it_claims(site: People) -> None:
+def test_a_job_belongs_to_the_authenticated_user(site: People) -> None:
     job = site.submit("ana", user="bob")
     assert site.ask("boss", "GET", f"/api/jobs/{job}").document["user"] == "ana"
     for body in ({"user": ["bob"]}, {"user": None}, {"kind": "probe"}):
@@ -92,7 +92,7 @@ def test_a_job_is_of_whom_was_authenticated_whatever_it_claims(site: People) -> 
     assert site.ask("boss", "GET", f"/api/jobs/{twice.document['job']}").document["user"] == "ana"
 
 
-def test_an_operator_submits_for_others_and_the_story_says_so(site: People) -> None:
+def test_an_operator_submits_for_another_user_and_the_story_records_it(site: People) -> None:
     job = site.submit("boss", user="ana")
     assert site.ask("", "GET", f"/api/jobs/{job}").document["user"] == "ana"
     story = site.ask("", "GET", f"/api/jobs/{job}/story").document
@@ -102,7 +102,7 @@ def test_an_operator_submits_for_others_and_the_story_says_so(site: People) -> N
     assert [event.by for event in events if isinstance(event, Submitted) and event.job_id == job] == ["boss"]
 
 
-def test_the_state_folders_token_is_an_operators_as_before(site: People) -> None:
+def test_the_state_folders_token_has_the_operator_role(site: People) -> None:
     job = site.submit("state", user="carl")
     story = site.ask("", "GET", f"/api/jobs/{job}/story").document
     assert story[0]["text"].endswith("by carl")
@@ -110,7 +110,7 @@ def test_the_state_folders_token_is_an_operators_as_before(site: People) -> None
     assert "by somebody" in site.ask("", "GET", f"/api/jobs/{job}/story").document[-1]["text"]
 
 
-def test_nobody_signs_as_somebody_else(site: People) -> None:
+def test_no_user_can_act_under_another_name(site: People) -> None:
     job = site.submit("ana")
     assert site.ask("ana", "POST", f"/api/jobs/{job}/cancel", {"by": "boss"}).status == 200
     assert "by ana" in site.ask("", "GET", f"/api/jobs/{job}/story").document[-1]["text"]
@@ -119,7 +119,7 @@ def test_nobody_signs_as_somebody_else(site: People) -> None:
     assert site.ask("boss", "POST", "/api/thaw", {}).status == 200
 
 
-def test_own_jobs_are_cancelled_and_no_others(site: People) -> None:
+def test_a_submitter_cancels_only_its_own_jobs(site: People) -> None:
     own, other, nobodys = site.submit("ana"), site.submit("bob"), site.submit("state")
     array = site.submit("bob", array_size=3)
     for job in (other, nobodys, array, f"{array}.1"):
@@ -132,19 +132,19 @@ def test_own_jobs_are_cancelled_and_no_others(site: People) -> None:
     assert {states[f"{array}.{index}"] for index in range(3)} == {"cancelled"}
 
 
-def test_a_job_without_a_user_is_nobodys_own() -> None:
+def test_a_job_without_a_user_belongs_to_no_submitter() -> None:
     assert not Principal("", Role.SUBMITTER, "test").owns("")
     assert not Principal("", Role.NOBODY).sees("")
 
 
-def test_priority_above_zero_takes_an_operator(site: People) -> None:
+def test_priority_above_zero_requires_an_operator(site: People) -> None:
     refused = site.ask("ana", "POST", "/api/jobs", JOB | {"priority": 1})
     assert refused.status == 403 and "priority above 0 requires the role operator" in refused.error
     site.submit("ana", priority=-5)
     site.submit("boss", priority=1000)
 
 
-def test_logs_and_command_lines_are_the_owners_and_operators(site: People) -> None:
+def test_only_owner_and_operators_see_logs_and_command_lines(site: People) -> None:
     job = site.submit("ana", command=["python", "--key=x"], working_directory="/home/ana")
     for who, sees in (("", False), ("vic", False), ("bob", False), ("ana", True), ("boss", True), ("state", True)):
         for document in (
@@ -156,11 +156,11 @@ def test_logs_and_command_lines_are_the_owners_and_operators(site: People) -> No
             assert document["working_directory"] == ("/home/ana" if sees else "")
             assert document.get("hidden", []) == ([] if sees else ["command", "working_directory"])
         status = site.ask(who, "GET", f"/api/jobs/{job}/logs?rank=0").status
-        assert status == (404 if sees else 401 if not who else 403), who  # it has written nothing
+        assert status == (404 if sees else 401 if not who else 403), who  # the job has written no output
 
 
-def test_a_kept_answer_is_not_given_to_a_reader_with_fewer_rights(site: People) -> None:
-    """Answers are kept while the state is the same: by question and by what the reader may see."""
+def test_a_cached_response_is_not_served_to_a_reader_with_fewer_rights(site: People) -> None:
+    """Responses are cached while the state is unchanged, by request and by the reader's rights."""
     job = site.submit("ana", command=["python", "--key=x"])
     site.ask("boss", "POST", "/api/freeze", {})
     try:
@@ -177,7 +177,7 @@ def test_a_kept_answer_is_not_given_to_a_reader_with_fewer_rights(site: People) 
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_revoked_rotated_or_expired_token_ends_at_once(site: People) -> None:
+def test_a_revoked_rotated_or_expired_token_is_refused_at_once(site: People) -> None:
     token = make_token()
     entry = TokenEntry("dora", "submitter", hash_of(token))
     site.reset_wrong_tokens()
@@ -197,7 +197,7 @@ def test_a_revoked_rotated_or_expired_token_ends_at_once(site: People) -> None:
     site.write()
     assert whoami() == 401, "revoked"
     (site.folder / "tokens.toml").unlink()
-    assert site.ask("ana", "GET", "/api/whoami").status == 401, "the file is gone"
+    assert site.ask("ana", "GET", "/api/whoami").status == 401, "the token file is gone"
     site.write()
     assert site.ask("ana", "GET", "/api/whoami").document["means"] == "token ana-laptop"
 
@@ -212,7 +212,7 @@ def test_the_state_folders_token_is_replaced_without_a_restart(site: People) -> 
     assert site.ask("state", "GET", "/api/whoami").document["role"] == "operator"
     file.unlink()
     assert site.ask("", "GET", "/api/whoami", Authorization="Bearer").status == 401
-    assert site.ask("", "GET", "/api/whoami", Authorization="Bearer ").status == 401, "no token is no token"
+    assert site.ask("", "GET", "/api/whoami", Authorization="Bearer ").status == 401, "an empty token is invalid"
     file.write_text(before)
 
 
@@ -229,7 +229,7 @@ def test_the_state_folders_token_is_replaced_without_a_restart(site: People) -> 
         (b"[[token]]\nname='x'\nrole='viewer'\nsha256='%b'\n" % (b"0" * 64) * 2, "same name"),
     ],
 )
-def test_a_token_file_that_is_wrong_is_refused_and_named(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_an_invalid_token_file_is_refused_by_name(tmp_path: Path, content: bytes, complaint: str) -> None:
     file = tmp_path / "tokens.toml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=complaint) as raised:
@@ -244,11 +244,11 @@ def test_a_token_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
         file.chmod(mode)
         with pytest.raises(ConfigError, match="chmod go-w"):
             read_entries(file)
-    file.chmod(0o644)  # hashes of random bits may be read
+    file.chmod(0o644)  # hashes of random bits may be readable
     assert read_entries(file) == ()
 
 
-def test_a_wrong_change_leaves_the_tokens_of_before_and_is_counted(tmp_path: Path) -> None:
+def test_an_invalid_change_keeps_the_previous_tokens_and_is_counted(tmp_path: Path) -> None:
     file, token = tmp_path / "tokens.toml", make_token()
     file.write_bytes(write_entries([TokenEntry("ana", "viewer", hash_of(token))]))
     file.chmod(0o600)
@@ -260,7 +260,7 @@ def test_a_wrong_change_leaves_the_tokens_of_before_and_is_counted(tmp_path: Pat
         Tokens(tmp_path / "token", [tmp_path / "absent.toml"])
 
 
-def test_a_token_is_256_random_bits_and_nothing_else_is_looked_up(tmp_path: Path) -> None:
+def test_a_token_has_256_random_bits_and_only_its_hash_is_looked_up(tmp_path: Path) -> None:
     assert is_token(make_token()) and len({make_token() for _ in range(1000)}) == 1000
     file = tmp_path / "tokens.toml"
     file.write_bytes(write_entries([TokenEntry("weak", "operator", hash_of("password1"))]))
@@ -282,7 +282,7 @@ def test_written_entries_are_read_back(tmp_path: Path) -> None:
 # --- audit ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_audit_names_who_did_what(site: People) -> None:
+def test_the_audit_log_names_user_and_action(site: People) -> None:
     before = len(site.audit())
     job = site.submit("ana", environment={"KEY": "hidden-value"}, command=["python", "--hidden-argument"])
     site.ask("ana", "POST", "/api/nodes/n0/release", {"reason": "because"})
@@ -312,8 +312,8 @@ def test_the_audit_names_who_did_what(site: People) -> None:
     assert site.site.controller.audit.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_is_changed_that_is_not_written_down(site: People, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk: changes are refused, but for a freeze; reads go on; once there is room, so do changes."""
+def test_changes_that_cannot_be_audited_are_refused(site: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk changes are refused, except a freeze; reads continue, and so do changes once there is room."""
     jobs = len(site.ask("", "GET", "/api/jobs").document)
 
     def full(*_: object) -> int:
@@ -335,7 +335,7 @@ def _line(audit: Audit, path: str) -> Line:
     return Line(audit.now(), audit.number(), "answered", "ana", "operator", "test", "::1", "POST", path, status=200)
 
 
-def test_the_audit_rotates_and_loses_nothing_on_the_way(tmp_path: Path) -> None:
+def test_the_audit_log_rotates_without_losing_lines(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit" / "audit.jsonl", file_bytes=2000, files=3)
     for index in range(40):
         audit.write(_line(audit, f"/{index}"))
@@ -347,7 +347,7 @@ def test_the_audit_rotates_and_loses_nothing_on_the_way(tmp_path: Path) -> None:
     assert all(file.stat().st_size <= 2000 for file in files)
 
 
-def test_an_audit_that_has_begun_needs_no_descriptor_and_says_where_it_cant(
+def test_an_open_audit_log_needs_no_descriptor_and_reports_failures(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit = Audit(tmp_path / "audit.jsonl")
@@ -367,7 +367,7 @@ def test_an_audit_that_has_begun_needs_no_descriptor_and_says_where_it_cant(
     elsewhere.close()
 
 
-def test_a_moved_audit_is_begun_anew_and_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+def test_a_moved_audit_log_is_recreated_and_a_torn_line_damages_no_other(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     audit = Audit(path)
     audit.write(_line(audit, "/1"))
@@ -383,7 +383,7 @@ def test_a_moved_audit_is_begun_anew_and_a_torn_line_spoils_no_other(tmp_path: P
     assert json.loads(path.read_text())["path"] == "/4"
 
 
-def test_a_flood_of_refusals_rotates_nothing_out(tmp_path: Path) -> None:
+def test_a_flood_of_refusals_displaces_no_audit_line(tmp_path: Path) -> None:
     now = 0.0
     audit = Audit(tmp_path / "audit.jsonl", clock=lambda: now)
     taken = sum(audit.has_room() for _ in range(100_000))
@@ -395,7 +395,7 @@ def test_a_flood_of_refusals_rotates_nothing_out(tmp_path: Path) -> None:
     assert audit.has_room()
 
 
-def test_what_anybody_writes_into_a_path_breaks_no_line(site: People) -> None:
+def test_text_in_a_request_path_cannot_break_an_audit_line(site: People) -> None:
     before = len(site.audit())
     site.ask("boss", "POST", "/api/jobs/%22%7D%E2%80%A8%7B%22user%22%3A%22root%22/cancel", {})
     assert site.ask("boss", "POST", f"/api/jobs/{'x' * 5000}/cancel", {}).status == 404
@@ -407,8 +407,8 @@ def test_what_anybody_writes_into_a_path_breaks_no_line(site: People) -> None:
 # --- the local socket -------------------------------------------------------------------------------------------------
 
 
-def test_the_local_socket_gives_rights_by_the_kernels_word_alone(tmp_path: Path) -> None:
-    """The same user is an operator; another, though the socket were open to it, and a forged header, are nobody."""
+def test_the_local_socket_trusts_only_the_kernels_credentials(tmp_path: Path) -> None:
+    """The same user is an operator. Another user is nobody, even if the socket is open to it or a header is forged."""
     import subprocess
     import sys
 
@@ -459,7 +459,7 @@ def test_the_local_socket_gives_rights_by_the_kernels_word_alone(tmp_path: Path)
         ({"access.token_files": ["/absent/tokens.toml"]}, "/absent/tokens.toml"),
     ],
 )  # fmt: skip
-def test_a_configuration_that_would_let_in_the_wrong_ones_is_refused(
+def test_a_configuration_that_admits_unintended_users_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object], complaint: str
 ) -> None:
     from gangwatch.access import authentication_of
@@ -471,7 +471,7 @@ def test_a_configuration_that_would_let_in_the_wrong_ones_is_refused(
         authentication_of(state, load_defaults(keys))
 
 
-def test_a_refusal_without_a_login_says_how_to_log_in() -> None:
+def test_a_refusal_without_a_login_explains_how_to_log_in() -> None:
     with pytest.raises(AccessError, match="requires the role operator") as raised:
         Principal().require(Role.OPERATOR, "freezing")
     assert "send 'Authorization: Bearer TOKEN'" in str(raised.value) and "log in at /login" in str(raised.value)

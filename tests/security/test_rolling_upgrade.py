@@ -1,4 +1,4 @@
-"""Rolling upgrade and downgrade beside the wheel of an older commit: daemons of both kinds, and jobs that go on."""
+"""Rolling upgrade and downgrade with the wheel of an older commit: mixed daemons, and jobs that continue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("front-door"), pytest.ma
 
 @pytest.fixture(scope="session")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the old wheel is installed; its dependencies are ours."""
+    """The folder with the installed old wheel; it uses our dependencies."""
     folder = tmp_path_factory.mktemp("old")
     git = needs.component("git", "git")
     archive = subprocess.run([git, "-C", str(ROOT), "archive", OLD], capture_output=True)
@@ -59,7 +59,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TwoReleases(FrontDoor):
-    """One state folder, and commands of either release on it."""
+    """One state folder, used with commands of either release."""
 
     def __init__(self, folder: Path, old: Path) -> None:
         super().__init__(folder)
@@ -109,12 +109,12 @@ def metrics_of(door: FrontDoor) -> str:
 
 
 def value(text: str, series: str) -> float:
-    """The sum of the series of this name (and first labels)."""
+    """Return the sum of the series with this name (and first labels)."""
     found = re.findall(rf"^{re.escape(series)}[^\n ]* (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
 
 
-def hears_both_agents(door: FrontDoor) -> bool:
+def receives_both_agents(door: FrontDoor) -> bool:
     text = metrics_of(door)
     heard = [value(text, f'gangwatch_feed_frames_total{{node="node-{number}"') for number in (0, 1)]
     assert value(text, "gangwatch_feed_malformed_total") == 0, door.logs()
@@ -131,7 +131,7 @@ def submit_training(door: FrontDoor) -> str:
     return job
 
 
-def test_an_upgrade_and_the_way_back_end_no_job(door: TwoReleases) -> None:
+def test_upgrade_and_downgrade_end_no_job(door: TwoReleases) -> None:
     door.use_old()
     up(door)
     before = submit_training(door)
@@ -139,7 +139,7 @@ def test_an_upgrade_and_the_way_back_end_no_job(door: TwoReleases) -> None:
     door.use_new()
     up(door)
     wait_until(lambda: runs_in_its_first_attempt(door, before), door.logs)
-    wait_until(lambda: hears_both_agents(door), door.logs)
+    wait_until(lambda: receives_both_agents(door), door.logs)
     between = door.submit("--", sys.executable, "-I", "-c", "import time; time.sleep(3600)")
     door.wait_for(between, "running")
 
@@ -159,8 +159,8 @@ def test_an_upgrade_and_the_way_back_end_no_job(door: TwoReleases) -> None:
 
 
 @pytest.mark.parametrize("agents", ["old", "new"])
-def test_agents_of_one_release_are_heard_by_a_controller_of_the_other(door: TwoReleases, agents: str) -> None:
-    """As in the middle of a rollout: `up` adopts the agents that run, and starts a controller of its own release."""
+def test_a_controller_receives_agents_of_another_release(door: TwoReleases, agents: str) -> None:
+    """In the middle of a rollout `up` adopts the running agents and starts a controller of its own release."""
     first, then = (door.use_old, door.use_new) if agents == "old" else (door.use_new, door.use_old)
     first()
     up(door)
@@ -171,7 +171,7 @@ def test_agents_of_one_release_are_heard_by_a_controller_of_the_other(door: TwoR
     then()
     up(door)
     assert agent_pids(door) == kept
-    wait_until(lambda: hears_both_agents(door), door.logs)
+    wait_until(lambda: receives_both_agents(door), door.logs)
     wait_until(lambda: runs_in_its_first_attempt(door, training), door.logs)
     wait_until(lambda: value(metrics_of(door), "gangwatch_gang_step_seconds") > 0 or paced(door, training), door.logs)
     for pid in kept:
@@ -179,7 +179,7 @@ def test_agents_of_one_release_are_heard_by_a_controller_of_the_other(door: TwoR
 
 
 def paced(door: FrontDoor, job: str) -> bool:
-    """Whether the controller knows how fast the job goes: the steps that the agents read came through."""
+    """Return whether the controller knows the job's pace, so that steps read by the agents have arrived."""
     record = door.state.controller()
     try:
         with urllib.request.urlopen(f"{record.url}/api/jobs/{job}/pace", timeout=20) as answer:  # type: ignore[union-attr]

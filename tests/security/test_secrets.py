@@ -1,4 +1,4 @@
-"""What a user can set is shown where the table of core/disclosure.py says, and nowhere else: canaries in all fields."""
+"""User-set values appear only where the table of core/disclosure.py allows them: canaries in all fields."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.security.canaries import Canary, Planter, Sink, job_fields, text_fiel
 
 def test_every_field_that_holds_text_has_a_row() -> None:
     fields = text_fields(*get_args(Event), *get_args(Action), Entry)
-    assert set(fields) - set(RULES) == set(), "say in core/disclosure.py where this field may appear"
-    assert set(RULES) - set(fields) == set(), "there is no such field any more"
+    assert set(fields) - set(RULES) == set(), "add to core/disclosure.py where this field may appear"
+    assert set(RULES) - set(fields) == set(), "this field no longer exists"
 
 
-def test_what_is_submitted_is_what_the_table_names() -> None:
+def test_the_table_covers_all_submitted_fields() -> None:
     assert {
         field.partition(".")[2] for field in text_fields(Submission) if field.startswith("Submission.")
     } <= job_fields()
@@ -47,7 +47,7 @@ def test_a_field_without_a_row_is_withheld(monkeypatch: pytest.MonkeyPatch) -> N
     assert shown["groups"] == [{"role": "r", "ranks": 2, "command": [], "same_node": False}]
 
 
-def test_what_is_hidden_keeps_its_type_and_is_named() -> None:
+def test_a_withheld_value_keeps_its_type_and_is_listed() -> None:
     document = {"name": "n", "command": ["a"], "working_directory": "/b", "checkpoint_command": [], "user": "ana"}
     assert hide(document) == document | {
         "command": [],
@@ -70,7 +70,7 @@ REFUSED = ("/api/journal", "/api/jobs/{}/logs?rank=0")
 
 
 class Planted:
-    """A gangwatch whose jobs have canaries in all fields, and everything that it shows."""
+    """A gangwatch whose jobs have canaries in all fields, and all of its outputs."""
 
     def __init__(self, door: FrontDoor, planter: Planter, sink: Sink, folder: Path) -> None:
         self.door, self.planter, self.sink = door, planter, sink
@@ -88,7 +88,7 @@ class Planted:
         return self.planter.planted
 
     def ask(self, method: str, path: str, reader: str = "", body: Any = None, url: str = "") -> tuple[int, bytes]:
-        """Status and body; of a stream its first pieces."""
+        """Return status and body; of a stream, its first chunks."""
         record = self.door.state.controller()
         assert record is not None
         connection = http.client.HTTPConnection(urlsplit(url or record.url).netloc, timeout=15)
@@ -156,7 +156,7 @@ class Planted:
 
 
 def _begin_of(stream: http.client.HTTPResponse, connection: http.client.HTTPConnection) -> bytes:
-    """What comes of a stream until it pauses."""
+    """Return the data of a stream until it pauses."""
     content = b""
     assert connection.sock is not None
     connection.sock.settimeout(0.3)
@@ -186,7 +186,7 @@ def found(canaries: list[Canary], content: bytes | str) -> list[Canary]:
 
 
 @pytest.mark.parametrize("reader", ["", "eve"])
-def test_others_documents_and_pages_have_no_command_folder_or_output(planted: Planted, reader: str) -> None:
+def test_other_users_see_no_command_folder_or_output(planted: Planted, reader: str) -> None:
     seen: set[str] = set()
     for path in planted.paths():
         status, content = planted.ask("GET", path, reader)
@@ -194,7 +194,7 @@ def test_others_documents_and_pages_have_no_command_folder_or_output(planted: Pl
         here = found(planted.canaries, content)
         assert [one for one in here if not one.allowed_in_documents(owner=False)] == [], path
         seen |= {one.field for one in here}
-    assert "JobSpec.name" in seen, "a test that finds nothing proves nothing"
+    assert "JobSpec.name" in seen, "the test must find canaries at all"
     for path in REFUSED:
         status, content = planted.ask("GET", path.format(planted.jobs["runs"]), reader)
         assert status == (403 if reader else 401), path
@@ -202,7 +202,7 @@ def test_others_documents_and_pages_have_no_command_folder_or_output(planted: Pl
 
 
 @pytest.mark.parametrize("reader", ["ana", "boss"])
-def test_the_owner_and_operators_see_them_and_no_environment(planted: Planted, reader: str) -> None:
+def test_owner_and_operators_see_the_command_but_no_environment(planted: Planted, reader: str) -> None:
     seen: set[str] = set()
     for path in planted.paths():
         here = found(planted.canaries, planted.ask("GET", path, reader)[1])
@@ -211,12 +211,12 @@ def test_the_owner_and_operators_see_them_and_no_environment(planted: Planted, r
     owners = {
         field for field, rule in RULES.items() if rule.documents is Audience.OWNER and field.startswith("JobSpec.")
     }
-    assert seen >= owners, "a test that finds nothing proves nothing"
+    assert seen >= owners, "the test must find canaries at all"
     status, content = planted.ask("GET", f"/api/jobs/{planted.jobs['runs']}/logs?rank=0", reader)
     assert status == 200 and planted.output in json.loads(content)["text"]
 
 
-def test_the_journals_export_has_no_environment(planted: Planted) -> None:
+def test_the_journal_export_contains_no_environment(planted: Planted) -> None:
     status, content = planted.ask("GET", "/api/journal", "boss")
     assert status == 200
     here = found(planted.canaries, content)
@@ -224,7 +224,7 @@ def test_the_journals_export_has_no_environment(planted: Planted) -> None:
     assert {"JobSpec.command", "JobSpec.checkpoint_command"} <= {one.field for one in here}
 
 
-def test_metrics_frames_and_traces_have_names_alone(planted: Planted) -> None:
+def test_metrics_frames_and_traces_contain_only_names(planted: Planted) -> None:
     agent = planted.door.state.agent("node-0")
     assert agent is not None
     wait_until(
@@ -243,7 +243,7 @@ def test_metrics_frames_and_traces_have_names_alone(planted: Planted) -> None:
     assert {"JobSpec.name"} <= {one.field for one in found(planted.canaries, outputs["metrics"])}
 
 
-def test_logs_stories_and_explanations_have_names_alone(planted: Planted) -> None:
+def test_logs_stories_and_explanations_contain_only_names(planted: Planted) -> None:
     door = planted.door
     told = {path.name: path.read_text(errors="replace") for path in (door.state.path / "log").iterdir()}
     told["audit"] = door.state.audit_file.read_text()
@@ -262,7 +262,7 @@ def test_logs_stories_and_explanations_have_names_alone(planted: Planted) -> Non
     )
 
 
-def test_the_support_bundle_has_names_alone(planted: Planted, tmp_path: Path) -> None:
+def test_the_support_bundle_contains_only_names(planted: Planted, tmp_path: Path) -> None:
     target = tmp_path / "bundle.tar.gz"
     planted.door.run("support-bundle", str(target))
     parts: dict[str, str] = {}
@@ -303,11 +303,11 @@ def test_the_support_bundle_has_names_alone(planted: Planted, tmp_path: Path) ->
         pytest.param(f"made {make_token()}", "gwt_", id="a token of ours"),
     ],
 )
-def test_what_has_the_form_of_a_secret_is_removed(text: str, secret: str) -> None:
+def test_texts_in_the_form_of_a_secret_are_removed(text: str, secret: str) -> None:
     assert secret not in redacted(text)
 
 
-def test_what_a_report_needs_stays() -> None:
+def test_texts_that_a_bug_report_needs_are_kept() -> None:
     lines = (
         'time=2026-11-23T12:00:00.000Z level=info logger=x message="cycle 7, 12 jobs, node gpu-node-0001 quarantine"',
         'gangwatch_access_refused_total{reason="token"} 3',

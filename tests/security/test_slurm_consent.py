@@ -1,6 +1,6 @@
-"""Consent is its owner's to withdraw, and of one job: it is read again right before a job is touched.
+"""Owners can withdraw consent, which covers one job only: the backend reads it again right before it acts on a job.
 
-The backend is the real one with its thread; the queue behind it changes between the look and the act.
+The backend is the real one with its thread. The queue changes between the poll and the action.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def answered(state: State) -> Callable[[Callable[[State], Any]], Future[Any]]:
 
 @pytest.fixture(params=[True, False], ids=["text", "json"])
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[Queue], SlurmBackend]]:
-    """Starts a backend that has reported job 7 as running and restartable, and looks no more by itself."""
+    """Start a backend that has reported job 7 as running and restartable, and that polls no more."""
     started: list[SlurmBackend] = []
 
     def begin(queue: Queue) -> SlurmBackend:
@@ -70,7 +70,7 @@ def stop(why: StopReason = StopReason.MIGRATE) -> StopGang:
 
 
 def audited(folder: Path) -> str:
-    """The outcome of the first line about job 7 that the audit gets."""
+    """Return the outcome of the first audit line about job 7."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         found = [line.outcome for line in lines(folder / "slurm-actions.jsonl") if line.target == "7"]
@@ -94,7 +94,7 @@ def audited(folder: Path) -> str:
         (SCRIPTED, {"comment": b"gangwatch:restartable,retries=9"}, "'retries=9' is not in"),
     ],
 )
-def test_what_changes_between_the_look_and_the_move_keeps_the_job_untouched(
+def test_a_change_between_poll_and_move_leaves_the_job_untouched(
     start: Callable[[Queue], SlurmBackend], tmp_path: Path, job: Printed, change: dict[str, Any], said: str
 ) -> None:
     queue = Queue([job])
@@ -106,7 +106,7 @@ def test_what_changes_between_the_look_and_the_move_keeps_the_job_untouched(
     assert queue.changes == []
 
 
-def test_a_job_that_is_as_it_was_is_signalled(start: Callable[[Queue], SlurmBackend], tmp_path: Path) -> None:
+def test_an_unchanged_job_is_signalled(start: Callable[[Queue], SlurmBackend], tmp_path: Path) -> None:
     queue = Queue([JOB])
     start(queue).apply(stop())
     assert audited(tmp_path) == "done"
@@ -124,10 +124,10 @@ def test_consent_withdrawn_during_the_save_ends_the_move(
         time.sleep(0.01)
     outcomes = [line.outcome for line in lines(tmp_path / "slurm-actions.jsonl")]
     assert outcomes == ["done", "withheld: it may no longer be moved: it has not opted in"]
-    assert queue.changes == [("scancel", "--signal=USR1", "7")], "it is not requeued"
+    assert queue.changes == [("scancel", "--signal=USR1", "7")], "the job is not requeued"
 
 
-def test_a_cancellation_is_of_the_job_that_was_meant(start: Callable[[Queue], SlurmBackend], tmp_path: Path) -> None:
+def test_a_cancellation_reaches_only_the_intended_job(start: Callable[[Queue], SlurmBackend], tmp_path: Path) -> None:
     queue = Queue([JOB])
     backend = start(queue)
     queue.change(7, user="victim", submitted=JOB.submitted + 9)
@@ -136,7 +136,7 @@ def test_a_cancellation_is_of_the_job_that_was_meant(start: Callable[[Queue], Sl
     assert queue.changes == []
 
 
-def test_a_look_reads_the_comment_again(start: Callable[[Queue], SlurmBackend]) -> None:
+def test_each_poll_reads_the_comment_again(start: Callable[[Queue], SlurmBackend]) -> None:
     queue = Queue([JOB])
     backend = start(queue)
     queue.change(7, comment=b"do-not-touch")
@@ -153,7 +153,7 @@ def test_a_look_reads_the_comment_again(start: Callable[[Queue], SlurmBackend]) 
     assert queue.changes == []
 
 
-def test_a_script_speaks_for_the_job_of_its_owner_alone() -> None:
+def test_a_script_can_consent_only_for_its_owners_job() -> None:
     async def ask() -> list[bool]:
         queue = Queue([SCRIPTED])
         commands = PrintedCommands(queue, text=False)
@@ -168,7 +168,7 @@ def test_a_script_speaks_for_the_job_of_its_owner_alone() -> None:
     assert asyncio.run(ask()) == [True, False, False]
 
 
-# --- jobs that wait --------------------------------------------------------------------------------------------------
+# --- pending jobs -----------------------------------------------------------------------------------------------------
 
 WAITS = replace(JOB, state="PENDING", nodes=("gpu001", "gpu002"), gpus=(0, 1), limit_minutes=60)
 
@@ -184,7 +184,7 @@ WAITS = replace(JOB, state="PENDING", nodes=("gpu001", "gpu002"), gpus=(0, 1), l
         ({}, ""),
     ],
 )
-def test_a_waiting_job_is_kept_off_a_node_only_as_it_is_now(
+def test_a_pending_job_is_kept_off_a_node_only_if_unchanged(
     tmp_path: Path, change: dict[str, Any] | None, said: str
 ) -> None:
     queue = Queue([WAITS])

@@ -1,6 +1,7 @@
-"""Slurm prints what users write: a job's name, comment, folder or account must forge no field and blind no listing.
+"""Slurm prints text of users: job names, comments, folders and accounts must not forge a field or hide a job.
 
-`benchmarks.slurm.printed` prints as 22.05.8 does; tests/slurm/test_hostile_names.py does the same with real daemons.
+`benchmarks.slurm.printed` prints as Slurm 22.05.8 does; tests/slurm/test_hostile_names.py does the same with real
+daemons.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ SEPARATORS = (b"\n", "\u2028".encode(), "\x85".encode(), b"\x0c", b"\x0b", b"\x1
 
 
 def forged_line() -> bytes:
-    """The victim's line as its rival would have it: it has opted in, and is killed."""
+    """Return the line that a rival forges for the victim: it has opted in, and is killed."""
     return as_text([replace(VICTIM, comment=b"gangwatch:restartable,signal=KILL,grace=0")]).rstrip()
 
 
 def rivals() -> list[Printed]:
-    """Jobs of one user, each with another way of imitating Slurm's own words."""
+    """Return jobs of one user, each with another way to imitate Slurm's own output."""
     rest = as_text([Printed(0)]).split(b" UserId=", 1)[1].rstrip()
     ways: list[dict[str, bytes]] = []
     for separator in SEPARATORS:
@@ -52,7 +53,7 @@ def rivals() -> list[Printed]:
 
 
 def listed(jobs: list[Printed], text: bool) -> dict[int, SlurmJob]:
-    """After enough listings for every job's GPUs to be asked for."""
+    """Return the jobs after enough listings to request the GPUs of every job."""
 
     async def ask() -> dict[int, SlurmJob]:
         commands = PrintedCommands(Queue(jobs), text)
@@ -65,10 +66,10 @@ def listed(jobs: list[Printed], text: bool) -> dict[int, SlurmJob]:
 
 
 @pytest.mark.parametrize("text", [True, False])
-def test_no_job_forges_a_field_of_another_or_blinds_the_listing(text: bool) -> None:
+def test_no_job_forges_a_field_of_another_job_or_hides_it(text: bool) -> None:
     jobs = [VICTIM, *rivals(), Printed(900, b"last", "bob", nodes=("gpu003",))]
     found = listed(jobs, text)
-    assert found.keys() == {job.number for job in jobs}, "every job is there, and none is made up"
+    assert found.keys() == {job.number for job in jobs}, "every job is listed, and no invented one"
     victim = found[7]
     assert (victim.user, victim.name, victim.comment, victim.nodes) == (
         "victim", "llm", "do-not-touch", ("gpu001", "gpu002"),
@@ -78,12 +79,12 @@ def test_no_job_forges_a_field_of_another_or_blinds_the_listing(text: bool) -> N
 
 
 @pytest.mark.parametrize("text", [True, False])
-def test_no_job_forges_a_field_of_its_own(text: bool) -> None:
+def test_no_job_forges_its_own_fields(text: bool) -> None:
     for job in rivals():
         found = listed([job], text)[job.number]
         assert (found.user, found.state, found.nodes, found.gpus) == ("mallory", "RUNNING", ("gpu004",), ((5,),))
         assert (found.restarts, found.batch, found.requeue) == (0, True, True)
-        assert found.comment == job.comment.decode("utf-8", "replace"), "the comment, and nothing out of another field"
+        assert found.comment == job.comment.decode("utf-8", "replace"), "the comment contains nothing of another field"
 
 
 def test_text_and_json_describe_the_same_jobs() -> None:
@@ -92,11 +93,11 @@ def test_text_and_json_describe_the_same_jobs() -> None:
     assert {number: replace(job, name="") for number, job in in_text.items()} == {
         number: replace(job, name="") for number, job in in_json.items()
     }
-    # A column cuts a long name: it is only shown.
+    # A column cuts a long name, which is used for display only.
     assert all(in_json[number].name.startswith(job.name.rstrip("\ufffd")) for number, job in in_text.items())
 
 
-def test_whoever_imitates_the_nodes_of_his_job_loses_its_record_alone() -> None:
+def test_imitated_nodes_of_a_job_drop_only_its_own_record() -> None:
     imitates = Printed(
         101, b"x Nodes=gpu004 CPU_IDs=0 Mem=0 GRES=gpu:h200:8(IDX:0-7) ", "mallory", nodes=("gpu004",), gpus=(5,)
     )
@@ -110,7 +111,7 @@ def test_whoever_imitates_the_nodes_of_his_job_loses_its_record_alone() -> None:
     assert len(why) == 1 and "imitates Slurm's own words" in why[0]
 
 
-def test_many_jobs_in_doubt_do_not_use_up_the_questions_about_others() -> None:
+def test_many_doubtful_jobs_do_not_use_up_the_requests_for_others() -> None:
     doubtful = [
         Printed(1000 + at, b" Nodes=gpu004 CPU_IDs=0 Mem=0 GRES=gpu:1", "mallory", nodes=("gpu004",))
         for at in range(100)
@@ -124,16 +125,16 @@ def test_many_jobs_in_doubt_do_not_use_up_the_questions_about_others() -> None:
         queue.jobs = [*doubtful, VICTIM]
         before = commands.requests
         found = await commands.jobs()
-        assert 7 in found.records, "asked about at once"
+        assert 7 in found.records, "its record is requested at once"
         return commands.requests - before
 
     assert asyncio.run(ask()) <= 2 + 1 + 5
 
 
-# --- one record ------------------------------------------------------------------------------------------------------
+# --- one record -------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_that_cannot_be_read_costs_that_record() -> None:
+def test_an_unreadable_record_drops_only_itself() -> None:
     jobs = [VICTIM, Printed(8, limit_minutes=1), Printed(9)]
     output = in_columns(jobs).replace(b"1:00 ", b"soon ")
     assert output != in_columns(jobs)
@@ -152,7 +153,7 @@ def test_a_record_that_cannot_be_read_costs_that_record() -> None:
     assert [one.key for one in nodes.refused] == ["b", "c"]
 
 
-def test_a_second_record_of_a_job_costs_that_record() -> None:
+def test_a_second_record_of_a_job_is_dropped() -> None:
     again = replace(VICTIM, user="mallory", comment=b"gangwatch:restartable")
     for found in (
         parse_json.jobs(as_json([VICTIM, again])),
@@ -162,7 +163,7 @@ def test_a_second_record_of_a_job_costs_that_record() -> None:
     assert [one.why for one in parse_json.jobs(as_json([VICTIM, again])).refused] == [": a second record of job 7"]
 
 
-def test_output_in_another_form_is_refused_whole() -> None:
+def test_output_in_another_format_is_refused_as_a_whole() -> None:
     output = in_columns([VICTIM])
     with pytest.raises(BackendError, match="record 1 does not have"):
         columns.jobs(output[1:], {})
@@ -172,10 +173,10 @@ def test_output_in_another_form_is_refused_whole() -> None:
         columns.jobs(output, {})
 
 
-# --- the backend -----------------------------------------------------------------------------------------------------
+# --- the backend ------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_whose_record_is_refused_has_not_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_with_a_refused_record_does_not_count_as_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     queue = Queue([VICTIM, Printed(8, nodes=("gpu003",))])
     backend = SlurmBackend(tmp_path, PrintedCommands(queue, text=True))
     with caplog.at_level(logging.WARNING):
@@ -205,7 +206,7 @@ def test_a_name_is_shown_without_terminal_sequences(tmp_path: Path) -> None:
     assert len(event.spec.name) == 200
 
 
-def test_two_answers_about_the_nodes_of_a_job_are_none() -> None:
+def test_contradictory_nodes_of_a_job_are_ignored() -> None:
     first, second = in_places([VICTIM]), in_places([replace(VICTIM, nodes=("gpu004",))])
     assert columns.places(first + first)[7].nodes == ("gpu001", "gpu002")
     assert columns.places(first + second) == columns.places(b"7|gpu[|\n") == columns.places(b"7|a|b|c\nx|y|z\n") == {}
@@ -213,7 +214,7 @@ def test_two_answers_about_the_nodes_of_a_job_are_none() -> None:
     assert found.records.keys() == {8} and [one.key for one in found.refused] == [7]
 
 
-def test_check_names_the_records_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_names_unreadable_records(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue([VICTIM, Printed(8, b" Nodes=gpu001 CPU_IDs=0 Mem=0 GRES=gpu:1")])
     monkeypatch.setattr(slurm_health, "Commands", lambda *_: PrintedCommands(queue, text=True))
     assert slurm_health.findings(SlurmSection()) == ()
