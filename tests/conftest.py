@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings for all tests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import signal
 
 from hypothesis import settings
 
-# A shell starts what runs in the background with SIGINT ignored, and whatever that starts inherits it: programs that
-# tests interrupt would never hear of it.
+# A shell starts background programs with SIGINT ignored, and their children inherit that: programs that tests interrupt
+# would ignore the signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline: how long one example takes says something about what else the machine does, and nothing of ours.
+# No deadline: the time of one example depends mostly on the other load of the machine.
 settings.register_profile("gangwatch", deadline=None, print_blob=True)
 settings.load_profile("gangwatch")

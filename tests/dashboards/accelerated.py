@@ -1,8 +1,8 @@
 """Accelerated time: rules and queries for a Prometheus in which a second is SPEED seconds of the simulated world.
 
-Windows, `for` and Alertmanager's waits are divided by the speed. `rate` then counts what happens in a second of the
-clock, which is SPEED seconds of the world, and is divided by it too; `increase` counts what happened in the window
-and stays. The time of day is the clock's: what compares with it, the ends of certificates, counts in its seconds.
+Windows, `for` and the waits of Alertmanager are divided by SPEED. `rate` counts events per second of the clock, which
+is SPEED seconds of the world, so its result is divided too. `increase` counts events in the window and stays.
+Timestamps (the expiry of certificates) are compared with the real clock, so they stay in its seconds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def alertmanager(document: dict[str, Any]) -> dict[str, Any]:
         made = dict(one)
         if "group_wait" in made:
             made["group_wait"] = duration_of(seconds_of(made["group_wait"]) / SPEED)
-        if "group_interval" in made:  # even shorter: resolved alerts wait for it, and must arrive during the run
+        if "group_interval" in made:  # even shorter: resolved alerts must arrive during the run
             made["group_interval"] = duration_of(seconds_of(made["group_interval"]) / SPEED / 4)
         if "routes" in made:
             made["routes"] = [route(child) for child in made["routes"]]

@@ -1,7 +1,7 @@
-"""A dashboard drawn without Grafana: its own JSON, laid out in its own grid, with answers of a real Prometheus.
+"""Drawing of a dashboard without Grafana: its own JSON and grid, with results of a real Prometheus.
 
-For pictures and for looking at. It draws what our dashboards use (rows, stats, time series, status histories, state
-timelines, tables) plainly; it is not Grafana's rendering and says so at the foot of the page.
+For pictures and visual checks. It draws the panels that our dashboards use (rows, stats, time series, status histories,
+state timelines, tables) in a plain style. It is not Grafana's rendering, and the foot of the page says so.
 """
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ def _legend(target: dict[str, Any], labels: dict[str, str]) -> str:
     return re.sub(r"\{\{ *(\w+) *\}\}", lambda found: labels.get(found[1], ""), pattern)
 
 
-# --- values ----------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def formatted(value: float, unit: str) -> str:
-    """A value in Grafana's unit of that id."""
+    """Format a value in the Grafana unit with this id."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     if unit in ("s", "dtdurations", "clocks"):
@@ -167,7 +167,7 @@ def _mapped(panel: dict[str, Any], value: float) -> tuple[str, str] | None:
     return None
 
 
-# --- panels ----------------------------------------------------------------------------------------------------------
+# --- panels -----------------------------------------------------------------------------------------------------------
 
 
 def _stat(panel: dict[str, Any], series: list[_Series], span: Span, width: float, height: float) -> str:
@@ -221,7 +221,7 @@ def _timeseries(panel: dict[str, Any], series: list[_Series], span: Span, width:
 def _path(
     points: list[tuple[float, float]], x: Callable[[float], float], y: Callable[[float], float], span: Span
 ) -> str:
-    """A line with gaps where there is no value for a twentieth of the span."""
+    """Return a line with gaps where values are missing for a twentieth of the span."""
     commands, before = [], -math.inf
     for at, value in points:
         joined = at - before < (span.end - span.start) / 20

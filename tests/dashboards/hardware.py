@@ -1,4 +1,4 @@
-"""A real agent on a faked machine (NVML's library, sysfs and proc trees) whose devices fail: what its exporter says."""
+"""Expositions of a real agent on a faked machine (NVML library, sysfs and proc trees) whose devices fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = (
 SCENARIO = Scenario(
     healthy,
     frozenset(f"Gangwatch{name}" for name in NAMES),
-    frozenset({"GangwatchCollectorFailing"}),  # those of the GPU that is lost
+    frozenset({"GangwatchCollectorFailing"}),  # the collectors of the lost GPU
     labels=(("node", NODE),),
 )
 
@@ -38,7 +38,7 @@ UNCORRECTED, REMAP_PENDING = 4, 144
 
 
 def bodies(workshop: Workshop) -> list[bytes]:
-    """The node's expositions: well, a few while its devices fail, and well again. Each is a new agent's first."""
+    """Return the node's expositions: healthy, a few while its devices fail, healthy again. Each is by a new agent."""
     well, series = _body(workshop, None, Settings())
     found = [well]
     for number in range(SICK):
@@ -47,7 +47,7 @@ def bodies(workshop: Workshop) -> list[bytes]:
 
 
 def _body(workshop: Workshop, sick: int | None, settings: Settings) -> tuple[bytes, int]:
-    """(exposition, its series). sick: how long it has been, in SICK parts of the time."""
+    """Return (exposition, its number of series). sick: how long the fault has lasted, in steps of 1 / SICK of it."""
     with workshop.node("h100") as node:
         nics = node.tree.nics
         for gpu in range(8):
@@ -62,7 +62,7 @@ def _body(workshop: Workshop, sick: int | None, settings: Settings) -> tuple[byt
         if sick is not None:
             node.fake.push_xid(2, 74)
             node.fake.set_gpu_code(3, GPU_IS_LOST)
-            time.sleep(1.1)  # a GPU is asked every second
+            time.sleep(1.1)  # the agent reads a GPU every second
         body = Exposition(settings).body(*node.frame())
         if sick is not None:
             (nics[1].port / "state").write_text("4: ACTIVE\n")
@@ -71,7 +71,7 @@ def _body(workshop: Workshop, sick: int | None, settings: Settings) -> tuple[byt
 
 @contextmanager
 def answering(folder: Path) -> Iterator[tuple[dict[str, Bodies], dict[str, dict[str, str]]]]:
-    """The node as targets of Prometheus, without a controller."""
+    """Return the node as scrape targets of Prometheus, without a controller."""
     recorded = bodies(Workshop(folder))
 
     def answer(now: float) -> bytes:

@@ -1,4 +1,4 @@
-"""A real Prometheus and Alertmanager before a scripted run: what it exposed is served at the pace of the clock."""
+"""A real Prometheus and Alertmanager that scrape a scripted run, whose expositions are served by the clock."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stage:
     folder: Path = Path()
 
     def now(self) -> float:
-        """Seconds of the world since its beginning; 0 before."""
+        """Return the seconds since the start of the world; 0 before it."""
         return max((time.time() - self.began) * SPEED, 0.0) if self.began else 0.0
 
     def wait_until(self, seconds: float) -> None:
@@ -71,7 +71,7 @@ class Stage:
             time.sleep(min((seconds - self.now()) / SPEED + 0.01, 1.0))
 
     def place(self, labels: dict[str, dict[str, str]]) -> None:
-        """Let Prometheus scrape these paths, with these labels; `job` says which of both jobs a target is of."""
+        """Let Prometheus scrape these paths with these labels; the label `job` selects one of the two scrape jobs."""
         for name, job in (("agents", "agent"), ("controller", "controller")):
             groups = [
                 {"targets": [self.address], "labels": {"__metrics_path__": f"/{path}"} | _without_job(own)}
@@ -81,7 +81,7 @@ class Stage:
             (self.folder / f"prometheus/targets/{name}.json").write_text(json.dumps(groups))
 
     def query(self, path: str, **parameters: str) -> list[dict[str, Any]]:
-        """A query's result. Raises AssertionError with Prometheus's own words where it is refused."""
+        """Return the result of a query. Raises AssertionError with Prometheus's message if it refuses the query."""
         url = f"{self.prometheus}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=60) as response:
@@ -92,7 +92,7 @@ class Stage:
         return result
 
     def at(self, seconds: float) -> str:
-        """That second of the world as Prometheus is asked for it."""
+        """Return that second of the world in Prometheus's time."""
         return f"{self.began + seconds / SPEED:.3f}"
 
 
@@ -102,7 +102,7 @@ def _without_job(labels: dict[str, str]) -> dict[str, str]:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """Who asked may hang up at any time."""
+        """Ignore errors, because the client may disconnect at any time."""
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def _serve(handler: type[_Quiet]) -> Iterator[int]:
 
 @contextmanager
 def _program(arguments: list[str], ready: str, log: Path) -> Iterator[None]:
-    """A program for as long as the block lasts, once it answers at `ready`."""
+    """Run a program inside the block, which starts when the program responds at `ready`."""
     with log.open("wb") as output:
         process = subprocess.Popen(arguments, stdout=output, stderr=output)
     try:
@@ -142,10 +142,10 @@ def _program(arguments: list[str], ready: str, log: Path) -> Iterator[None]:
 
 @contextmanager
 def staged(folder: Path, targets: dict[str, Bodies]) -> Iterator[Stage]:
-    """Prometheus and Alertmanager as `gangwatch dashboards provision` configures them, for the faster clock.
+    """Run Prometheus and Alertmanager as `gangwatch dashboards provision` configures them, with the faster clock.
 
-    targets: by path; none is scraped before `place` has named it. Skips, or fails where everything is demanded, where
-    the programs are absent.
+    targets: by path; a target is scraped only after `place` has named it. Skips if a program is absent, or fails where
+    all components are required.
     """
     prometheus = needs.component("prometheus", "prometheus")
     alertmanager = needs.component("prometheus-alertmanager", "prometheus-alertmanager")
@@ -201,7 +201,7 @@ def staged(folder: Path, targets: dict[str, Bodies]) -> Iterator[Stage]:
 
 
 def _accelerate(folder: Path) -> None:
-    """Rewrite what was provisioned for the faster clock: windows, waits and intervals, and nothing else."""
+    """Rewrite the provisioned files for the faster clock: only windows, waits and intervals."""
     for name in ("recording.yml", "alerts.yml"):
         _rewrite(folder / "rules" / name, accelerated.rules)
     _rewrite(folder / "alertmanager/alertmanager.yml", accelerated.alertmanager)

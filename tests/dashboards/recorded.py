@@ -1,4 +1,4 @@
-"""What each scenario's targets answer, by the world's second: the scripted runs, and an agent on a faked machine."""
+"""Responses of each scenario's targets, by the world's second: scripted runs, and an agent on a faked machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.dashboards.scripted import SCRAPE_SECONDS
 
 
 def record(names: tuple[str, ...] = tuple(SCENARIOS)) -> tuple[dict[str, Bodies], dict[str, dict[str, str]]]:
-    """(who answers what, by path; the labels of each target) of these scenarios."""
+    """Return (responses by path, labels of each target) of these scenarios."""
     targets: dict[str, Bodies] = {}
     labels: dict[str, dict[str, str]] = {}
     for cluster in names:
@@ -32,7 +32,7 @@ def _answers(bodies: list[bytes | None], scenario: Scenario, is_controller: bool
     def answer(now: float) -> bytes | None:
         if is_controller and scenario.down[0] <= now < scenario.down[1]:
             return None
-        # What has not spoken yet says what it will say first: Prometheus would know no target that does not exist yet.
+        # Before its first response a target repeats that response, because Prometheus needs targets that exist.
         return bodies[min(max(int(now / SCRAPE_SECONDS), known), len(bodies) - 1)]
 
     return answer

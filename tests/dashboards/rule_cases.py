@@ -1,4 +1,4 @@
-"""Cases for `promtool test rules`: series in, and when which alert fires, or what is recorded."""
+"""Cases for `promtool test rules`: input series, and the expected alerts or recorded values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.dashboards.accelerated import seconds_of
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """series: name with labels -> values in promtool's notation, one each 15 s.
+    """series: name with labels -> values in promtool's notation, one per 15 s.
 
     alert: fires at `at` and not at `not_at`, with these labels. expected: name and matchers -> sum of values at 10m.
     """
@@ -27,7 +27,7 @@ class Case:
         return [name.partition("{")[0] for name in self.expected]
 
     def document(self) -> dict[str, Any]:
-        """As promtool reads it."""
+        """Return the case in promtool's format."""
         tests = [
             {"expr": f"sum({name})", "eval_time": "10m", "exp_samples": [{"labels": "{}", "value": value}]}
             for name, value in self.expected.items()
@@ -48,7 +48,7 @@ class Case:
 
 
 def _verdict(kind: str, cause: str, **more: str) -> dict[str, str]:
-    """A verdict's three series, from the first minute on."""
+    """Return the three series of a verdict, from the first minute on."""
     info = {"name": "train", "node": "n1", "device": "GPU-1", "aggressor": "", "resource": ""} | more
     key = 'cluster="c", gang="j-1", verdict="v"'
     labels = ", ".join(f'{name}="{value}"' for name, value in info.items())
@@ -181,7 +181,7 @@ _ALERTS = (
         "11m",
     ),
     Case(
-        # 14 days after the beginning of promtool's time, less half an hour.
+        # 14 days after the start of promtool's time, minus half an hour.
         {
             'gangwatch_feed_certificate_expiry_seconds{cluster="c", node="n1"}': "1211400x1000",
             'gangwatch_feed_certificate_expiry_seconds{cluster="c", node="n2"}': "9999999x1000",
@@ -208,7 +208,7 @@ _ALERTS = (
     ),
     Case({f"gangwatch_gpu_up{{{_G}}}": "1x20 0x200"}, "GangwatchGpuLost", _NODE | {"gpu": "GPU-1"}, "5m", "6m"),
     Case(
-        # The first XID of a code begins its series: it must not go unseen.
+        # The first XID of a code starts its series; the rule must still detect it.
         {
             f'gangwatch_gpu_xid_total{{{_G}, code="79"}}': "_x20 1x200",
             f"gangwatch_gpu_xid_events_total{{{_G}}}": "0x20 1x200",
@@ -254,7 +254,7 @@ _ALERTS = (
 )
 
 _RANKS = {
-    # Two ranks that end steps of 2 s together; rank 1 waits for half of each, rank 0 hardly.
+    # Two ranks end steps of 2 s together; rank 1 waits for half of each step, rank 0 hardly waits.
     f'gangwatch_rank_{name}{{cluster="c", gang="j-1", rank="{rank}", attempt="1"}}': values
     for rank, waits in ((0, "0+1.5x80"), (1, "0+7.5x80"))
     for name, values in (
@@ -311,7 +311,7 @@ _RECORDINGS = (
             'rank:gangwatch_rank_own_seconds:mean2m{gang="j-1", rank="1"}': 1.0,
             f"gang:gangwatch_rank_wait:ratio2m{_JOB}": 0.3,
             f"gang:gangwatch_rank_tokens:rate2m{_JOB}": 100.0,
-            # 1.8 s over the median of 1.8 and 1.0.
+            # The longest time is 1.8 s, divided by the median of 1.8 and 1.0.
             'rank:gangwatch_rank_slowdown:ratio{gang="j-1", rank="0"}': 1.8 / 1.4,
         },
     ),

@@ -1,4 +1,4 @@
-"""Scenarios: one cluster each, what happens in it, and the alerts that must fire because of it and nothing else."""
+"""Scenarios: one cluster each, its faults, and the exact set of alerts that must fire because of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ ONSET, LENGTH = 240.0, 210.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """make: its run. fires: alerts that must. labels: required labels of all delivered alerts.
+    """make: its run. fires: alerts that must fire. labels: required labels of all delivered alerts.
 
-    inhibited: alerts that fire and must not be delivered, since another one says the same. unscraped: Prometheus knows
-    its agents only once the others' faults are over. down: world seconds in which the controller does not answer.
+    inhibited: alerts that fire and must not be delivered, because another alert reports the same fault. unscraped:
+    Prometheus scrapes its agents only after the faults of the other scenarios. down: world seconds in which the
+    controller does not respond.
     """
 
     make: Callable[[], ScriptedRun]
@@ -36,7 +37,7 @@ class Scenario:
 
     @property
     def named(self) -> frozenset[str]:
-        """Alerts whose labels are known beforehand."""
+        """Return the alerts whose labels are known in advance."""
         return self.fires - self.inhibited if self.labels else frozenset()
 
 
@@ -47,7 +48,7 @@ def _with(one: Job, disorder: str, ranks: tuple[int, ...], severity: float = 0.4
 
 
 def _ends(name: str, at: float) -> Script:
-    """Cancel the job at this time, which clears its verdicts."""
+    """Return a script that cancels the job at this time, which clears its verdicts."""
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         return [CancelRequested(name, "somebody")] if now == at else ()
@@ -80,7 +81,7 @@ def _quiet(script: Script | None = None) -> ScriptedRun:
 
 
 def healthy() -> ScriptedRun:
-    """Detectors run, and report nothing."""
+    """Return a run in which detectors run and report nothing."""
     return ScriptedRun([_small()], frames=_frames_of_two_nodes())
 
 
@@ -130,7 +131,7 @@ def hang() -> ScriptedRun:
 
 
 def stalled() -> ScriptedRun:
-    """No detector runs, and the job stops reporting steps; it is cancelled later."""
+    """Return a run without detectors in which a job stops reporting steps and is cancelled later."""
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         if now == ONSET:
@@ -141,7 +142,7 @@ def stalled() -> ScriptedRun:
 
 
 def operator() -> ScriptedRun:
-    """Actions frozen, a node in quarantine, a job that is too large, a backend that refuses, bugs in two parts."""
+    """Return a run with frozen actions, a quarantined node, a too large job, a refusing backend, bugs in two parts."""
     large = JobSpec(name="large", command=("train",), ranks=4096, queue="research")
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
@@ -220,7 +221,7 @@ def partition() -> ScriptedRun:
 
 
 def foreign_ranks() -> ScriptedRun:
-    """An agent reports ranks that the scheduler has placed elsewhere."""
+    """Return a run in which an agent reports ranks that the scheduler has placed on other nodes."""
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         run.foreign["node-00001"] += int(ONSET <= now < ONSET + 60.0)
@@ -230,7 +231,7 @@ def foreign_ranks() -> ScriptedRun:
 
 
 def certificate_ends() -> ScriptedRun:
-    """The renewal of an agent's certificate fails, until an operator fixes it."""
+    """Return a run in which the renewal of an agent's certificate fails until an operator fixes it."""
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         run.days_left = {"node-00000": 60.0, "node-00001": 13.0 if ONSET <= now < ONSET + LENGTH else 90.0}

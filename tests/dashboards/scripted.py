@@ -1,9 +1,9 @@
-"""A scripted run of the simulated cluster: what its agents and its controller expose, scrape by scrape.
+"""A scripted run of the simulated cluster: the expositions of its agents and its controller, scrape by scrape.
 
-The world is `sim.world`'s at its exact exit: agents' frames. They go where frames go in production: into the exporter,
-whose expositions are kept, and into the watch, whose detectors' findings go into the cycle. The cycle places the jobs;
-who runs where in the world is checked against it. What the script itself says is what lies outside of both: that a
-gang's processes have started or stopped, how the controller's streams stand, and that a disk is full.
+The agents' frames come from `sim.world`. They take the same path as in production: into the exporter, whose expositions
+are recorded, and into the watch, whose detector results go into the cycle. The cycle places the jobs, and the run
+checks that the world has the same placement. The script supplies only facts outside of both: started and stopped
+processes of a gang, the state of the controller's streams, a full disk.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ POLICY = Policy(
 
 @dataclass(slots=True)
 class Job:
-    """A job of the script, its course through the world, and when it is submitted (world seconds)."""
+    """A job of the script, its course in the world, and its submission time (world seconds)."""
 
     spec: JobSpec
     course: Course
@@ -71,7 +71,7 @@ def job(
     priority: int = 0,
     queue: str = "research",
 ) -> Job:
-    """A gang on these GPUs of these nodes; it is submitted a little before its first step."""
+    """Return a gang on these GPUs of these nodes; it is submitted shortly before its first step."""
     ranks = len(nodes) * len(spots)
     made = plan.make(name, ranks, "balanced", seconds, np.random.default_rng(1), len(spots), 0.3)
     course = Course(made, fabric.place(np.asarray(nodes), ranks, spots), np.random.default_rng(seed), begin)
@@ -84,7 +84,7 @@ def job(
 
 @dataclass(slots=True)
 class Members:
-    """What the step collector counts of each rank."""
+    """The step collector's counters of each rank."""
 
     counts: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class Members:
 
 
 class Agent:
-    """What one node's exporter exposes; the frames' own series, the steps', and the agent's word on itself."""
+    """The exposition of one node's exporter: series of frames, of steps, and of the agent itself."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -144,17 +144,17 @@ Script = Callable[["ScriptedRun", float], Sequence[Event]]
 
 
 class ScriptedRun:
-    """One cluster's run. scrapes: by number, the exposition of every target, None where it does not answer.
+    """The run of one cluster. scrapes: by number, the exposition of every target, None if it does not respond.
 
-    A node comes when the first job that the script has on it is submitted. script: called every
-    world second; the events that it gives go into the cycle. detect: whether detectors look at all.
+    A node appears when the script submits the first job on it. script: called every world second; the events that it
+    returns go into the cycle. detect: whether detectors run.
 
-    What a script may set: unread, nodes whose streams the controller can't read; failing, nodes with a collector that
-    fails; halted, jobs that report no more steps; broken: detectors and parts that a bug has hit; stuck, no cycle runs;
-    leads, as a controller on Kubernetes says it, which answers with nothing else where it does not; counters of the
-    cycle's thread; foreign, records of ranks that do not run there, by node; days_left, how long an agent's certificate
-    lives on, by node. A job that is stopped reports no more; its
-    GPUs' counters go on as they were, which no test here looks at.
+    A script may set these. unread: nodes whose streams the controller cannot read. failing: nodes with a failing
+    collector. halted: jobs that report no more steps. broken: detectors and parts with a bug. stuck: no cycle runs.
+    leads: leadership of a controller on Kubernetes, which serves nothing else without it. Also the counters of the
+    cycle's thread. foreign: records of ranks that do not run there, by node. days_left: remaining lifetime of an
+    agent's certificate, by node. A stopped job reports no more steps; the counters of its GPUs continue unchanged,
+    which no test here checks.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class ScriptedRun:
         policy: Policy = POLICY,
         frames: Sequence[Sent] | None = None,
     ) -> None:
-        """Leaf switches are pods, one a rail, as the world has them: the controller is told so by a fabric file.
+        """Leaf switches are pods, one per rail, as in the world; a fabric file describes them to the controller.
 
-        frames: of the jobs' world, where they were made before.
+        frames: of the jobs' world, if they were generated before.
         """
         self.jobs = {one.name: one for one in jobs}
         self.state = State(policy=policy)
@@ -241,23 +241,23 @@ class ScriptedRun:
             self._events += self._carried_out(action)
 
     def _carried_out(self, action: Action) -> list[Event]:
-        """What comes of it by the next cycle."""
+        """Return the events that result from the action before the next cycle."""
         if isinstance(action, StopGang):
             self._watch.forget(action.job_id)
             self.halted.add(action.job_id)
             exits = tuple(RankExit(rank, 75) for rank in range(self.jobs[action.job_id].spec.ranks))
             return [AttemptEnded(action.job_id, action.attempt, exits, signalled=True, why=action.why.value)]
         assert isinstance(action, StartGang)
-        if action.job_id not in self.jobs:  # a probe: it stays to be started
+        if action.job_id not in self.jobs:  # a probe, which remains to be started
             return []
         place = self.jobs[action.job_id].course.place
         actual = sorted(zip(place.nodes, place.local.tolist(), strict=True))
         decided = sorted((slot.node, slot.slot) for slot in action.placement)
-        assert actual == decided, f"{action.job_id}: the world has it on {actual}, the cycle on {decided}"
+        assert actual == decided, f"{action.job_id}: the world runs it on {actual}, the cycle placed it on {decided}"
         seen = tuple(RankSeen(rank, s.node, s.slot, 1000 + rank, 1) for rank, s in enumerate(action.placement))
         return [AttemptRunning(action.job_id, action.attempt, seen)]
 
-    # --- what is exposed ----------------------------------------------------------------------------------------------
+    # --- expositions --------------------------------------------------------------------------------------------------
 
     def _scrape(self) -> dict[str, bytes | None]:
         bodies: dict[str, bytes | None] = {"controller": self._controller()}
@@ -296,7 +296,7 @@ class ScriptedRun:
                 for node, count in self.foreign.items()
             ),
             *(
-                # Prometheus compares it with its own clock, which has the real time of day even in accelerated runs.
+                # Prometheus compares it with its own clock, which shows the real time even in accelerated runs.
                 ("gangwatch_feed_certificate_expiry_seconds", (("node", node),), time.time() + days * 86_400.0)
                 for node, days in self.days_left.items()
             ),
@@ -312,7 +312,7 @@ class ScriptedRun:
 
 
 def _leaves(place: fabric.Place) -> set[tuple[str, int]]:
-    """(name, rail) of the leaf switches that the ranks' NICs go to."""
+    """Return (name, rail) of the leaf switches of the ranks' NICs."""
     return set(zip(place.uplinks, place.rail.tolist(), strict=True))
 
 

@@ -1,6 +1,6 @@
-"""Dashboards: they encode, follow Grafana's schema and the dashboard-linter's rules, and ask what can be answered.
+"""Dashboards: they encode, follow Grafana's schema and dashboard-linter's rules, and query existing metrics only.
 
-GANGWATCH_UPDATE_GOLDEN=1 updates the goldens.
+GANGWATCH_UPDATE_GOLDEN=1 updates the golden files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def panels_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def plain(expression: str) -> str:
-    """The expression with Grafana's variables as values that parse."""
+    """Return the expression with Grafana's variables replaced by values that parse."""
     values = {"$__rate_interval": "1m", "$__range_s": "3600", "$__range": "1h", "$__interval": "15s"}
     for name, value in values.items():
         expression = expression.replace(name, value)
@@ -65,10 +65,10 @@ def test_every_expression_parses_and_type_checks(name: str) -> None:
             parsed = promql_parser.parse(plain(expression))
         except ValueError as error:
             raise AssertionError(f"{where}: {expression}: {error}") from None
-        assert not isinstance(parsed, promql_parser.MatrixSelector), f"{where}: a range is no answer"
+        assert not isinstance(parsed, promql_parser.MatrixSelector), f"{where}: a panel cannot show a range"
 
 
-# --- the rules of grafana/dashboard-linter, by their names there -----------------------------------------------------
+# --- the rules of grafana/dashboard-linter, by their names there ------------------------------------------------------
 
 
 @EVERY
@@ -99,12 +99,12 @@ def test_panel_datasource_title_description_units_and_no_targets_rules(name: str
         assert panel["fieldConfig"]["defaults"]["unit"], where
         assert panel["targets"], where
         titles.append(panel["title"])
-    assert len(titles) == len(set(titles)), "two panels of one name"
+    assert len(titles) == len(set(titles)), "two panels have the same title"
 
 
 @EVERY
 def test_target_rate_interval_and_counter_rules(name: str) -> None:
-    """A raw counter's rate is taken over what Grafana chooses; a counter is never shown as it stands."""
+    """A counter's rate uses the window that Grafana chooses; a panel never shows a raw counter."""
     for where, expression in expressions_of(DOCUMENTS[name]):
         for metric in names_of(expression):
             kind = BY_NAME[metric].kind if metric in BY_NAME else "gauge"
@@ -118,7 +118,7 @@ def test_target_rate_interval_and_counter_rules(name: str) -> None:
 
 @EVERY
 def test_a_panel_selects_its_series_once_for_the_whole_range(name: str) -> None:
-    """`topk` by itself chooses at every instant: a panel of the worst five then shows dozens, each for moments."""
+    """`topk` alone selects at every instant: a panel of the worst five would show dozens, each for a moment."""
     for panel in panels_of(DOCUMENTS[name]):
         for target in panel["targets"]:
             chosen = re.findall(r"(?:(\band )|\b)(?:top|bottom)k\(", target["expr"])
@@ -127,7 +127,7 @@ def test_a_panel_selects_its_series_once_for_the_whole_range(name: str) -> None:
 
 @EVERY
 def test_only_expressions_without_labels_default_to_zero(name: str) -> None:
-    """`or vector(0)` fills in where nothing has its labels, which are none: what it fills in for may have none."""
+    """`or vector(0)` has no labels, so the expression before it may have none either."""
     for where, expression in expressions_of(DOCUMENTS[name]):
         if expression.endswith("or vector(0)"):
             assert re.match(r"(?:count|sum|max)\(", expression), f"{where}: {expression}"
@@ -147,13 +147,13 @@ COUNTERS_AS_THEY_STAND = {
 
 @EVERY
 def test_target_cluster_rule(name: str) -> None:
-    """Of the linter's job and instance: our series have neither, and every one is of a cluster, which is asked for."""
+    """Our series have no job and instance for the linter's rule; instead every query must select a cluster."""
     for where, expression in expressions_of(DOCUMENTS[name]):
         selectors = re.findall(r"\{([^{}]*)\}", expression)
         for selector in selectors:
             assert 'cluster=~"$cluster"' in selector, f"{where}: {selector}"
         bare = re.findall(r"\b(?:[a-z]+:)*gangwatch_[a-z0-9_:]+(?![a-z0-9_:{])", re.sub(r'"[^"]*"', '""', expression))
-        assert not bare, f"{where}: {bare} of every cluster"
+        assert not bare, f"{where}: {bare} selects every cluster"
 
 
 @EVERY
@@ -186,7 +186,7 @@ def test_panels_do_not_overlap() -> None:
             taken |= cells
 
 
-# --- what fails the build --------------------------------------------------------------------------------------------
+# --- build failures ---------------------------------------------------------------------------------------------------
 
 
 def test_a_metric_that_does_not_exist_fails_the_build() -> None:

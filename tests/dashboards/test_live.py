@@ -1,5 +1,5 @@
-"""Against a real Prometheus and Alertmanager: every alert fires where it must, reaches a webhook, resolves, and fires
-nowhere else; every panel answers where the run has what it shows."""
+"""Alerts and panels on a real Prometheus and Alertmanager: every alert fires exactly where it must, reaches a webhook
+and resolves; every panel shows data if the run has any for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """After the whole run, with Prometheus still there to be asked."""
+    """The stage after the whole run; its Prometheus still accepts queries."""
     targets, labels = record()
     with hardware.answering(tmp_path_factory.mktemp("hardware")) as (more, theirs):
         folder: Path = tmp_path_factory.mktemp("live")
@@ -47,7 +47,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def history(stage: Stage) -> dict[str, dict[str, list[float]]]:
-    """By cluster and alert: the world's seconds at which it was firing."""
+    """Return the world's seconds in which each alert fired, by cluster and alert."""
     found: dict[str, dict[str, list[float]]] = {}
     result = stage.query(
         "query_range", query='ALERTS{alertstate="firing"}', start=stage.at(0), end=stage.at(SECONDS), step="1s"
@@ -89,13 +89,13 @@ def test_every_alert_fires_in_some_scenario() -> None:
 
 
 def test_a_page_comes_soon_after_the_fault(stage: Stage) -> None:
-    """From the onset to the webhook, in the world's seconds: detection, a scrape, `for`, and the route's wait."""
+    """Measure onset to webhook in the world's seconds: detection, scrape, `for`, and the route's wait."""
     for cluster in ("straggler", "interference", "hang", "sick-device"):
         at = min(one.at for one in stage.notified if one.labels.get("cluster") == cluster and one.status == "firing")
         assert ONSET < at < ONSET + LENGTH + 60.0, f"{cluster}: received {at - ONSET:.0f} s after the onset"
 
 
-# --- dashboards ------------------------------------------------------------------------------------------------------
+# --- dashboards -------------------------------------------------------------------------------------------------------
 
 VALUES = {
     "job": {"queue": ".*", "gang": "j-000001"},
@@ -105,7 +105,7 @@ VALUES = {
 }
 
 NOT_IN_THE_RUN: tuple[tuple[str, str, str], ...] = (
-    # (panel, a word of its query, why it has no answer here)
+    # (panel, a word of its query, why it has no data here)
     ("Job: Against yesterday", "offset 1d", "the run is shorter than a day"),
     ("Job: GPU efficiency", "unless", "every GPU of the run has GPM"),
     ("Job: Device memory in use", "memory_used", "the world has no device memory"),
@@ -189,7 +189,7 @@ def test_a_picture_of_a_dashboard_in_a_browser(stage: Stage, name: str, title: s
             page.screenshot(path=IMAGES / f"dashboard-{name}.png", full_page=True, clip=top)
 
 
-def test_every_recording_answers(stage: Stage) -> None:
+def test_every_recording_rule_has_data(stage: Stage) -> None:
     names = [rule.name for group in recording.GROUPS for rule in group.rules]
     found = {
         one["metric"]["__name__"]
@@ -202,10 +202,10 @@ def test_every_recording_answers(stage: Stage) -> None:
         )
     }
     absent = {"gang:gangwatch_gpu_utilization_ratio:mean", "rank:gangwatch_gpu_memory_used_bytes:max"}
-    assert found == set(names) - absent, "the world has no utilisation and no device memory"
+    assert found == set(names) - absent, "the world has neither utilisation nor device memory"
 
 
-def test_the_straggler_is_the_rank_that_its_page_shows(stage: Stage) -> None:
+def test_the_dashboard_shows_the_straggler_as_the_slow_rank(stage: Stage) -> None:
     board = next(board for _, name, board in load_all() if name == "job")
     expressions = dict(expressions_of(board.to_json_data()))
     during = stage.at(ONSET + LENGTH - 30.0)
@@ -219,8 +219,8 @@ def test_the_straggler_is_the_rank_that_its_page_shows(stage: Stage) -> None:
     assert float(verdicts[0]["value"][1]) == pytest.approx(32 * (1 - 1 / 1.4), rel=0.35)
 
 
-def test_a_step_is_as_long_as_the_world_makes_it(stage: Stage) -> None:
-    """Seconds over steps: the clock's pace falls out, so this says whether the rules add up."""
+def test_step_time_matches_the_simulated_world(stage: Stage) -> None:
+    """Seconds divided by steps: the clock's speed cancels out, so this checks the rules' arithmetic."""
     (one,) = stage.query(
         "query", query='gang:gangwatch_rank_step_seconds:mean2m{cluster="healthy"}', time=stage.at(600.0)
     )
@@ -228,7 +228,7 @@ def test_a_step_is_as_long_as_the_world_makes_it(stage: Stage) -> None:
 
 
 def test_an_absent_controller_fires_an_alert(stage: Stage) -> None:
-    """Last: the targets' file of controllers is emptied, and put back."""
+    """Run last, because it empties the controllers' target file and restores it."""
     path = stage.folder / "prometheus/targets/controller.json"
     there = path.read_text()
 

@@ -1,4 +1,4 @@
-"""Other tools' word on the dashboards: Grafana's own schema, and grafana-dashboards-builder in its own environment."""
+"""Validation by other tools: Grafana's own schema, and grafana-dashboards-builder in its own environment."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ SCHEMA = Path(__file__).parent / "grafana-13.2.3.schema.json"
 """Made of @grafana/schema 13.2.3 (Apache-2.0, Grafana Labs) by packaging/grafana-schema.sh."""
 
 BEYOND = {
-    # What Grafana reads and its schema does not have: the Prometheus data source's fields of annotations and variables.
+    # Fields that Grafana reads and its schema lacks: those of the Prometheus data source for annotations and variables.
     "annotations": {"expr", "textFormat", "titleFormat"},
     "templating": {"auto", "auto_count", "auto_min", "definition"},
 }
 
 
 def within_schema(document: dict[str, Any]) -> dict[str, Any]:
-    """The document without what is beyond the schema."""
+    """Return the document without the fields that the schema lacks."""
     made = dict(document)
     for key, beyond in BEYOND.items():
         made[key] = {"list": [{k: v for k, v in one.items() if k not in beyond} for one in document[key]["list"]]}
     return made
 
 
-def test_grafanas_own_schema_takes_every_dashboard() -> None:
+def test_every_dashboard_is_valid_by_grafanas_schema() -> None:
     validator = jsonschema.Draft7Validator(json.loads(SCHEMA.read_text()))
     for _, name, board in load_all():
         errors = [
@@ -42,7 +42,7 @@ def test_grafanas_own_schema_takes_every_dashboard() -> None:
         assert not errors, "\n".join(errors)
 
 
-def test_the_schema_would_say_what_is_wrong() -> None:
+def test_the_schema_reports_an_invalid_dashboard() -> None:
     validator = jsonschema.Draft7Validator(json.loads(SCHEMA.read_text()))
     document = within_schema(next(board for _, _, board in load_all()).to_json_data())
     document["panels"][1]["gridPos"]["w"] = "wide"
@@ -50,7 +50,7 @@ def test_the_schema_would_say_what_is_wrong() -> None:
 
 
 def test_grafana_dashboards_builder_loads_all_of_them(tmp_path: Path) -> None:
-    """Version 0.3.1 of 2020: it finds X.dashboard.py in folders and writes what `to_json_data` gives, unchanged."""
+    """Version 0.3.1 of 2020 finds X.dashboard.py in folders and writes the result of `to_json_data` unchanged."""
     program = ROOT / ".cache/grafana-dashboards-builder/bin/grafana-dashboards-builder"
     if not program.exists():
         needs.absent(f"{program} is absent: packaging/grafana-dashboards-builder.sh python3")

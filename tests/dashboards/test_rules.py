@@ -52,7 +52,7 @@ def test_amtool_accepts_alertmanagers_configuration(provisioned: Path) -> None:
 
 
 def test_promtool_evaluates_every_rule(provisioned: Path) -> None:
-    """Each alert after its own `for` and not before, each recording's value: tests/dashboards/rule_cases.py."""
+    """Check each alert after its own `for` and not before, and each recorded value: tests/dashboards/rule_cases.py."""
     document = {
         "rule_files": [str(provisioned / "rules/recording.yml"), str(provisioned / "rules/alerts.yml")],
         "evaluation_interval": "15s",
@@ -92,7 +92,7 @@ def test_recordings_are_named_by_level_metric_and_operation() -> None:
         level, metric, operation = name.split(":")
         assert level in ("gang", "rank", "gpu", "nic", "node", "rail", "rack", "verdict"), name
         assert metric.startswith("gangwatch_") and operation, name
-        assert "cluster" in rule.expression, f"{name}: it mixes clusters"
+        assert "cluster" in rule.expression, f"{name}: the expression mixes clusters"
 
 
 def test_a_recording_reads_only_earlier_recordings() -> None:
@@ -107,7 +107,7 @@ def test_inhibitions_name_alerts_that_exist_and_labels_that_both_have() -> None:
         assert set(source.split("|")) | set(target.split("|")) <= set(EVERY_ALERT)
 
 
-def test_both_forms_hold_the_same_groups() -> None:
+def test_both_file_formats_contain_the_same_groups() -> None:
     plain: dict[str, Any] = yaml.safe_load(rules_file(GROUPS))
     resource: dict[str, Any] = yaml.safe_load(prometheus_rule(GROUPS))
     assert resource["kind"] == "PrometheusRule" and resource["spec"] == plain

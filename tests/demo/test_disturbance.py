@@ -1,4 +1,4 @@
-"""The disturbance takes run time from exactly the processes of its slot, and lets all go at its end."""
+"""The disturbance takes CPU time only from the processes of its slot, and releases them when it ends."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ def rank_file(folder: Path, name: str, pid: int, started: int, slot: int) -> Non
     (folder / name).write_text(json.dumps({"gang": "j-1", "pid": pid, "start_time": started, "slot": slot}))
 
 
-def test_only_processes_of_the_slot_are_found(tmp_path: Path) -> None:
+def test_only_processes_of_the_slot_are_selected(tmp_path: Path) -> None:
     rank_file(tmp_path, "j-1.1.0.json", 11, 1, 0)
     rank_file(tmp_path, "j-1.1.1.json", 12, 1, 1)
     (tmp_path / "j-1.1.2.json").write_text("{half a rec")
     assert processes_of(tmp_path, 1) == [(12, 1)]
 
 
-def test_a_process_that_only_inherited_the_number_is_not_touched(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_with_a_reused_pid_is_not_touched(sleeper: subprocess.Popen[bytes]) -> None:
     started = start_time(sleeper.pid)
     assert started is not None
     assert not send(sleeper.pid, started + 1, signal.SIGKILL)
     assert sleeper.poll() is None
 
 
-def test_it_holds_the_slot_and_lets_it_go_when_asked_to_end(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_the_disturbance_stops_the_slot_and_releases_it_at_its_end(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
     started = start_time(sleeper.pid)
     assert started is not None
     rank_file(tmp_path, "j-1.1.0.json", sleeper.pid, started, 0)

@@ -1,4 +1,4 @@
-"""The report's arithmetic, and that it breaks where a promise is broken."""
+"""Arithmetic of the demonstration's report, and its list of broken promises."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_step_lasts_as_long_as_its_slowest_rank_and_only_in_the_window() -> No
     assert per_step(steps, "j-1", 0, 10 * SECOND) == [0.3, 0.2]
 
 
-def test_typical_is_not_moved_by_a_quarter_but_by_more() -> None:
+def test_the_typical_step_ignores_up_to_a_quarter_of_outliers() -> None:
     assert typical([0.1] * 31 + [4.0] * 9) == pytest.approx(0.1)
     assert typical([0.1] * 25 + [4.0] * 15) == pytest.approx((0.1 * 15 + 4.0 * 5) / 20)
     assert typical([0.3]) == 0.3
     assert typical([]) is None
 
 
-def test_a_step_done_in_two_attempts_counts_as_repeated_once() -> None:
+def test_a_step_in_two_attempts_counts_as_repeated_once() -> None:
     steps = [step(0, 1, 1, 0.1), step(0, 2, 2, 0.1), step(0, 2, 3, 0.1, attempt=2), step(1, 2, 3, 0.1, attempt=2)]
     assert steps_repeated(steps, "j-1") == 1
 
@@ -68,17 +68,17 @@ def test_a_step_done_in_two_attempts_counts_as_repeated_once() -> None:
 @pytest.mark.parametrize(
     "changes", [{"rank": 1}, {"node": "n2"}, {"job": "j-2"}, {"wall_ns": 9}], ids=["rank", "node", "job", "too early"]
 )
-def test_a_verdict_that_misses_in_any_respect_is_false(changes: dict[str, Any]) -> None:
+def test_a_verdict_with_any_wrong_field_is_false(changes: dict[str, Any]) -> None:
     assert is_true(verdict(), TRUTH)
     assert not is_true(verdict(**changes), TRUTH)
     assert false_verdicts([verdict(), verdict(**changes)], TRUTH) == [verdict(**changes)]
 
 
-def test_every_verdict_is_false_where_nothing_was_disturbed() -> None:
+def test_every_verdict_is_false_without_a_disturbance() -> None:
     assert false_verdicts([verdict()], None) == [verdict()]
 
 
-def test_a_report_that_keeps_every_promise_breaks_none() -> None:
+def test_a_good_report_lists_no_broken_promise() -> None:
     assert failures(KEPT) == []
 
 
@@ -103,7 +103,7 @@ def test_a_report_that_keeps_every_promise_breaks_none() -> None:
         (("reprobation_seconds",), -1.9),
     ],
 )
-def test_each_promise_is_looked_at(path: tuple[str, ...], value: Any) -> None:
+def test_each_broken_promise_is_reported(path: tuple[str, ...], value: Any) -> None:
     report = copy.deepcopy(KEPT)
     inside = report
     for key in path[:-1]:
@@ -112,7 +112,7 @@ def test_each_promise_is_looked_at(path: tuple[str, ...], value: Any) -> None:
     assert failures(report) != []
 
 
-def test_the_summary_says_when_a_verdict_was_wrong_or_missing() -> None:
+def test_the_summary_names_wrong_and_missing_verdicts() -> None:
     assert any("(correct)" in line for line in summary(KEPT))
     assert any("WRONG" in line for line in summary(KEPT | {"verdict": verdict(correct=False)}))
     unknown = summary(KEPT | {"verdict": None, "abstentions": ["processors are shared"]})
