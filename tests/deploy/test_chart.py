@@ -1,4 +1,4 @@
-"""The chart: it passes lint, its objects are valid for several sets of values, and its defaults are safe."""
+"""The Helm chart: it passes lint, its objects are valid for several sets of values, and its defaults are safe."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ VALUES: dict[str, list[str]] = {
 
 
 def cache_folder() -> Path:
-    """Where packaging/kubernetes leaves what it fetches and builds."""
+    """Return the folder in which packaging/kubernetes keeps its downloads and builds."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gangwatch" / "kubernetes" / "bin"
     return Path(os.environ.get("KUBEBUILDER_ASSETS", default))
 
@@ -94,12 +94,12 @@ def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
     return found
 
 
-def test_helm_finds_nothing_wrong() -> None:
+def test_helm_lint_passes() -> None:
     done = subprocess.run([helm(), "lint", "--strict", str(CHART)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-def test_an_image_s_digest_goes_before_its_tag() -> None:
+def test_an_image_digest_overrides_its_tag() -> None:
     digest = "sha256:" + "ab" * 32
     rendered = template("image.repository=registry.example/gw", "image.tag=1.2", f"image.digest={digest}")
     assert f"image: registry.example/gw@{digest}\n" in rendered and "gw:1.2" not in rendered
@@ -109,12 +109,12 @@ def test_an_image_s_digest_goes_before_its_tag() -> None:
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
-def test_every_object_is_valid_by_its_schema(values: list[str], tmp_path: Path) -> None:
+def test_every_object_matches_its_schema(values: list[str], tmp_path: Path) -> None:
     kubernetes_validate = needs.package("kubernetes_validate")
     objects = render(*values)
     assert objects
     for body in objects:
-        if body["kind"] not in ("PodMonitor", "PrometheusRule"):  # tests/kubernetes/test_chart_monitoring.py has those
+        if body["kind"] not in ("PodMonitor", "PrometheusRule"):  # tested in tests/kubernetes/test_chart_monitoring.py
             kubernetes_validate.validate(body, RELEASE, strict=True)
 
 
@@ -133,21 +133,21 @@ def test_every_object_is_valid_by_its_schema(values: list[str], tmp_path: Path) 
         ("controller.access.oidc.roles.admins=root", "roles"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_and_named(value: str, words: str) -> None:
+def test_an_invalid_value_is_refused_by_name(value: str, words: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         template(value)
     assert words in caught.value.stderr
 
 
-def test_the_plain_manifests_are_the_chart_s_defaults() -> None:
-    """They are made by ``deploy/manifests/build.py``; secrets are not among them."""
+def test_the_plain_manifests_are_the_charts_defaults() -> None:
+    """``deploy/manifests/build.py`` generates them, without the secrets."""
     import runpy
 
     build = runpy.run_path(str(MANIFESTS / "build.py"))
     assert (MANIFESTS / "gangwatch.yaml").read_text() == build["manifests"](helm())
 
 
-def test_by_default_the_agent_may_read_and_nothing_else() -> None:
+def test_by_default_the_agent_may_only_read() -> None:
     agent = one(render(), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
     (container,) = agent["containers"]
     security = container["securityContext"]
@@ -158,16 +158,16 @@ def test_by_default_the_agent_may_read_and_nothing_else() -> None:
     of_host = {volume["name"] for volume in agent["volumes"] if "hostPath" in volume}
     assert of_host == {"sys", "proc", "pod-resources"}
     written = {mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
-    assert written == {"state", "tls"}, "and neither is the host's"
+    assert written == {"state", "tls"}, "neither is a folder of the host"
     (tls,) = (volume for volume in agent["volumes"] if volume["name"] == "tls")
-    assert tls["emptyDir"]["medium"] == "Memory", "its key touches no disk"
+    assert tls["emptyDir"]["medium"] == "Memory", "the key is never written to disk"
     role = one(render(), "ClusterRole", "gangwatch-agent")
     assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
         (["certificatesigningrequests"], ["create", "get"])
     ]
 
 
-def test_each_privilege_comes_with_its_feature_alone() -> None:
+def test_each_privilege_is_granted_only_with_its_feature() -> None:
     def capabilities(*values: str) -> list[str]:
         agent = one(render(*values), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
         return list(agent["containers"][0]["securityContext"]["capabilities"].get("add", []))
@@ -178,9 +178,9 @@ def test_each_privilege_comes_with_its_feature_alone() -> None:
     assert capabilities("agent.features.hostNetwork=true") == []
 
 
-def test_the_agent_has_the_host_s_processes_and_network_where_a_feature_needs_them_and_nowhere_else() -> None:
+def test_the_agent_gets_host_processes_and_network_only_for_features_that_need_them() -> None:
     def pod(*values: str) -> tuple[bool, bool, bool]:
-        """Host's processes, host's network, and whether /proc is mounted from the host instead."""
+        """Return whether it has the host's processes, the host's network, and /proc mounted from the host instead."""
         agent = one(render(*values), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
         (container,) = agent["containers"]
         mounted = "--proc-root=/host/proc" in container["args"]
@@ -197,11 +197,11 @@ def test_the_agent_has_the_host_s_processes_and_network_where_a_feature_needs_th
     assert agent["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_ranks_report_where_nothing_of_the_pods_is_open_to_the_agent() -> None:
-    """The kubelet's folder has every secret and token that is mounted on the node: only a separate value mounts it."""
+def test_ranks_can_report_without_access_of_the_agent_to_pods_files() -> None:
+    """The kubelet's folder contains all secrets and tokens of the node, so only a separate value mounts it."""
 
     def folders(*values: str) -> dict[str, bool]:
-        """Of the host, and whether each may be written to."""
+        """Return the mounted folders of the host, and whether each is writable."""
         agent = one(render(*values), "DaemonSet", "gangwatch-agent")["spec"]["template"]["spec"]
         read_only = {mount["name"]: mount.get("readOnly", False) for mount in agent["containers"][0]["volumeMounts"]}
         return {
@@ -221,7 +221,7 @@ def test_ranks_report_where_nothing_of_the_pods_is_open_to_the_agent() -> None:
     for claim in claims:
         volume = one(objects, "PersistentVolume", claim["spec"]["volumeName"])["spec"]
         assert volume["local"]["path"] == "/run/gangwatch-steps"
-        assert volume["mountOptions"] == ["ro"], "no pod changes what others find there"
+        assert volume["mountOptions"] == ["ro"], "pods cannot change what other pods read there"
         assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
     assert not [body for body in render("steps.namespaces={team-a}") if body["kind"] == "PersistentVolume"]
 
@@ -239,10 +239,10 @@ def test_an_agent_has_the_quotas_of_the_values(tmp_path: Path, mode: str) -> Non
     quotas = load(file).step_quotas
     assert (quotas.ring_slots, quotas.registrations_per_second, quotas.reporters) == (65536, 2.0, 1024)
     other = one(render(*values, "steps.quotas.reporters=9"), "DaemonSet", "gangwatch-agent")["spec"]["template"]
-    assert other["metadata"]["annotations"] != template["metadata"]["annotations"], "so that agents start again"
+    assert other["metadata"]["annotations"] != template["metadata"]["annotations"], "a change restarts the agents"
 
 
-def test_quotas_that_no_configuration_can_have_are_refused() -> None:
+def test_invalid_quotas_are_refused() -> None:
     from gangwatch.configuration.sections import StepQuotasSection
 
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["steps"]["properties"]["quotas"]
@@ -253,7 +253,7 @@ def test_quotas_that_no_configuration_can_have_are_refused() -> None:
         assert "/steps/quotas" in refused.value.stderr
 
 
-def test_no_password_opens_the_frames_of_agents_and_each_has_a_certificate_of_its_own(tmp_path: Path) -> None:
+def test_frames_require_a_certificate_and_each_agent_has_its_own(tmp_path: Path) -> None:
     from gangwatch.configuration.config_file import load
 
     objects = render()
@@ -284,7 +284,7 @@ def test_no_password_opens_the_frames_of_agents_and_each_has_a_certificate_of_it
     assert "authority" not in str(one(others, "Deployment", "gangwatch-controller")["spec"]["template"]["spec"])
 
 
-def test_nothing_leaves_a_node_unprotected_unless_that_is_asked_for() -> None:
+def test_unprotected_listeners_require_an_explicit_value() -> None:
     web = one(render(), "Secret", "gangwatch-agent")["stringData"]["web.yml"]
     settings = yaml.safe_load(web)
     assert settings["tls_server_config"]["cert_file"]
@@ -298,10 +298,10 @@ def test_nothing_leaves_a_node_unprotected_unless_that_is_asked_for() -> None:
             assert found == wanted
 
 
-def test_a_server_that_others_reach_without_tls_takes_a_word_in_the_environment(
+def test_a_reachable_server_without_tls_requires_an_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `tls.mode: plain` of the chart comes to."""
+    """This is the effect of `tls.mode: plain` in the chart."""
     file = tmp_path / "web.yml"
     file.write_text("basic_auth_users: {}\n")
     with pytest.raises(ConfigError, match="not a loopback address"):
@@ -312,7 +312,7 @@ def test_a_server_that_others_reach_without_tls_takes_a_word_in_the_environment(
 
 @pytest.mark.parametrize("kind", ["DaemonSet", "Deployment", "Job", "CronJob"])
 @pytest.mark.parametrize("values", [(), ("controller.mode=advise", "controller.deviceTaints=true")])
-def test_the_commands_of_the_chart_are_ones_that_parse(kind: str, values: tuple[str, ...]) -> None:
+def test_the_commands_of_the_chart_parse(kind: str, values: tuple[str, ...]) -> None:
     import importlib
 
     (found,) = (body for body in render(*values) if body["kind"] == kind)
@@ -327,7 +327,7 @@ def test_the_commands_of_the_chart_are_ones_that_parse(kind: str, values: tuple[
     command.make_context(kind, words)
 
 
-def test_an_advisor_may_neither_bind_nor_evict() -> None:
+def test_an_advisor_cannot_bind_or_evict() -> None:
     role = one(render("controller.mode=advise"), "ClusterRole", "gangwatch-controller")
     granted = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert ("nodes", "patch") in granted
@@ -335,8 +335,8 @@ def test_an_advisor_may_neither_bind_nor_evict() -> None:
     assert ("pods", "delete") not in granted
 
 
-def test_logins_are_configured_as_the_values_say(tmp_path: Path) -> None:
-    """The file is read by the program itself; a role of RBAC comes with the review of tokens alone."""
+def test_the_values_configure_logins(tmp_path: Path) -> None:
+    """The program itself reads the file; only token review adds an RBAC role."""
     from gangwatch.configuration.config_file import load
 
     def configuration(*values: str) -> tuple[Any, list[dict[str, Any]]]:
@@ -369,11 +369,11 @@ def test_logins_are_configured_as_the_values_say(tmp_path: Path) -> None:
     assert mounts["/etc/gangwatch-tokens"] and mounts["/etc/gangwatch-oidc"]
 
 
-# --- monitoring ------------------------------------------------------------------------------------------------------
+# --- monitoring -------------------------------------------------------------------------------------------------------
 
 
-def test_the_chart_carries_the_dashboards_and_rules_as_they_are_built() -> None:
-    """By ``python deploy/helm/build.py``; each dashboard is an object of its own, all far below a mebibyte."""
+def test_the_chart_contains_the_current_dashboards_and_rules() -> None:
+    """``python deploy/helm/build.py`` builds them; each dashboard is a separate object, far below a mebibyte."""
     needs.package("grafana_foundation_sdk")
     import runpy
 
@@ -381,7 +381,7 @@ def test_the_chart_carries_the_dashboards_and_rules_as_they_are_built() -> None:
     wanted: dict[str, str] = build["files"]()
     files = CHART / "files"
     found = {str(file.relative_to(files)): file.read_text() for file in files.rglob("*") if file.is_file()}
-    assert found == wanted, "python deploy/helm/build.py"
+    assert found == wanted, "run python deploy/helm/build.py"
     objects = render("dashboards.enabled=true", "prometheusRule.enabled=true")
     maps = {name: text for body in objects if body["kind"] == "ConfigMap" for name, text in body["data"].items()}
     shown = {Path(path).name: text for path, text in wanted.items() if path.startswith("dashboards/")}
@@ -392,7 +392,7 @@ def test_the_chart_carries_the_dashboards_and_rules_as_they_are_built() -> None:
     assert any("{{ $labels" in str(alert) for group in rule["spec"]["groups"] for alert in group["rules"])
 
 
-def test_whoever_answers_metrics_is_scraped_with_the_certificate_s_name_and_password() -> None:
+def test_metrics_are_scraped_with_the_certificates_name_and_password() -> None:
     objects = render("podMonitor.enabled=true")
     for name in ("agent", "controller"):
         (endpoint,) = one(objects, "PodMonitor", f"gangwatch-{name}")["spec"]["podMetricsEndpoints"]
@@ -404,7 +404,7 @@ def test_whoever_answers_metrics_is_scraped_with_the_certificate_s_name_and_pass
     assert endpoint["scheme"] == "http" and "basicAuth" not in endpoint
 
 
-def test_nobody_but_the_controller_and_the_renewal_may_see_the_key_that_signs() -> None:
+def test_only_controller_and_renewal_can_read_the_signing_key() -> None:
     objects = render()
     one(objects, "Secret", "gangwatch-authority")
     mounting = {
@@ -412,7 +412,7 @@ def test_nobody_but_the_controller_and_the_renewal_may_see_the_key_that_signs() 
         for body in objects
         if body["kind"] in ("DaemonSet", "Deployment", "Job", "CronJob") and "gangwatch-authority" in str(body["spec"])
     }
-    # The renewal names it, and reads it by a right of its own.
+    # The renewal names the secret and reads it with its own permission.
     assert mounting == {("Deployment", "gangwatch-controller"), ("CronJob", "gangwatch-renewal")}
     roles = {
         body["metadata"]["name"] for body in objects if "Role" in body["kind"] and "gangwatch-authority" in str(body)

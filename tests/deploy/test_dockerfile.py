@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as it goes without a container: the files of its build stage make the package alone."""
+"""The Dockerfile, tested without a container: the files copied into its build stage suffice to build the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def stages() -> list[list[list[str]]]:
-    """Instructions by stage, each as its words; what stands before the first stage is left out."""
+    """Return the instructions by stage, each split into words; instructions before the first stage are left out."""
     found: list[list[list[str]]] = []
     for line in (ROOT / "Dockerfile").read_text().splitlines():
         if line.startswith("FROM "):
@@ -26,7 +26,7 @@ def stages() -> list[list[list[str]]]:
     return found
 
 
-def test_what_the_build_stage_copies_is_there_and_makes_the_package(tmp_path: Path) -> None:
+def test_the_files_of_the_build_stage_exist_and_build_the_package(tmp_path: Path) -> None:
     needs.package("hatchling")
     source = tmp_path / "source"
     source.mkdir()
@@ -57,7 +57,7 @@ def test_what_the_build_stage_copies_is_there_and_makes_the_package(tmp_path: Pa
     assert {"gangwatch/cli.py", "gangwatch/demo/train_dp.py", "gangwatch/commands/renew_certificate.py"} <= held
 
 
-def test_the_image_runs_without_root_and_holds_nothing_of_the_build() -> None:
+def test_the_image_runs_without_root_and_without_build_files() -> None:
     build, final = stages()
     assert build[0][-2:] == ["AS", "build"]
     assert ["USER", "65532:65532"] in final
@@ -65,17 +65,17 @@ def test_the_image_runs_without_root_and_holds_nothing_of_the_build() -> None:
         ["COPY", "--from=build", "/opt/gangwatch", "/opt/gangwatch"]
     ]
     assert final[-1][0] == "ENTRYPOINT"
-    assert build[0][1] == final[0][1]  # the same Python: a virtual environment runs with the one that it was made by
+    assert build[0][1] == final[0][1]  # a virtual environment needs the Python that created it
 
 
-def test_the_base_image_is_named_by_its_digest_in_one_place() -> None:
+def test_the_base_image_digest_is_given_in_one_place() -> None:
     text = (ROOT / "Dockerfile").read_text()
     (base,) = re.findall(r"^ARG BASE=(.*)$", text, re.MULTILINE)
     assert re.fullmatch(r"docker\.io/library/python:3\.12-slim-bookworm@sha256:[0-9a-f]{64}", base)
     assert [stage[0][1] for stage in stages()] == ["${BASE}", "${BASE}"]
 
 
-def test_nothing_is_installed_without_its_hash_but_the_wheel_made_there() -> None:
+def test_only_the_wheel_built_in_the_image_is_installed_without_a_hash() -> None:
     installs = [
         part
         for words in stages()[0]

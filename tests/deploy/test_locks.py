@@ -1,4 +1,4 @@
-"""What is installed is locked, by versions and hashes; `make check` notices a lock that does not fit. No network."""
+"""Lock files with versions and hashes; `make check` detects a lock that does not match. No network is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The script, on a copy of the locks and of pyproject.toml."""
+    """The script, working on copies of the locks and of pyproject.toml."""
     spec = importlib.util.spec_from_file_location("gangwatch_lock", ROOT / "packaging" / "lock.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -34,11 +34,11 @@ def change(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def test_the_locks_fit_pyproject(lock: ModuleType) -> None:
+def test_the_locks_match_pyproject(lock: ModuleType) -> None:
     assert lock.complaints() == []
 
 
-def test_a_requirement_that_was_added_changed_or_removed_is_noticed(lock: ModuleType) -> None:
+def test_an_added_changed_or_removed_requirement_is_detected(lock: ModuleType) -> None:
     for old, new, said in (
         ('"bcrypt>=4.1"', '"bcrypt>=4.1",\n  "somethingelse>=1"', "somethingelse>=1 is not fulfilled by anything"),
         ('"bcrypt>=4.1"', '"bcrypt>=400"', "bcrypt>=400 is not fulfilled by "),
@@ -66,13 +66,13 @@ def test_a_requirement_that_was_added_changed_or_removed_is_noticed(lock: Module
         "./dist/evil.whl",
     ],
 )
-def test_an_address_an_option_or_a_package_without_a_hash_is_noticed(lock: ModuleType, line: str) -> None:
+def test_an_address_an_option_or_a_missing_hash_is_detected(lock: ModuleType, line: str) -> None:
     path = lock.LOCKS / "runtime.txt"
     path.write_text(f"{path.read_text()}{line}\n")
     assert any("runtime.txt, line" in one or "runtime.txt: it ends" in one for one in lock.complaints())
 
 
-def test_a_hash_of_another_kind_and_a_version_that_is_not_tested_are_noticed(lock: ModuleType) -> None:
+def test_another_hash_algorithm_and_an_untested_version_are_detected(lock: ModuleType) -> None:
     path = lock.LOCKS / "runtime.txt"
     before = path.read_text()
     change(path, "--hash=sha256:", "--hash=md5:")

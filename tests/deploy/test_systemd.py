@@ -1,4 +1,4 @@
-"""The systemd unit: known to systemd, hardened, and naming options that there are."""
+"""The systemd unit: systemd accepts it, it is hardened, and its options exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_EXPOSURE = 4.0
 """systemd's own measure, 0 to 10. It counts against us the network, root and the devices, which are what we are for."""
 
 
-def test_systemd_takes_it_and_finds_it_hardened() -> None:
+def test_systemd_accepts_the_unit_and_rates_it_hardened() -> None:
     program = needs.component("systemd-analyze", "systemd")
     judged = subprocess.run(
         [program, "security", "--offline=true", f"--threshold={int(MOST_EXPOSURE * 10)}", "--no-pager", str(UNIT)],
@@ -26,11 +26,11 @@ def test_systemd_takes_it_and_finds_it_hardened() -> None:
         text=True,
     )
     assert judged.returncode == 0, judged.stdout + judged.stderr
-    # What systemd does not know it warns of, and ignores.
+    # systemd warns of unknown keys and ignores them.
     assert "Unknown" not in judged.stderr and "Failed to parse" not in judged.stderr, judged.stderr
 
 
-def test_its_command_is_one_that_parses() -> None:
+def test_the_units_command_parses() -> None:
     found = re.search(r"^ExecStart=\S+/gangwatch (.*)$", UNIT.read_text(), re.MULTILINE)
     assert found is not None
     name, *words = shlex.split(found[1])

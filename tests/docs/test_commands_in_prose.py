@@ -21,7 +21,7 @@ PAGES = [
 
 
 def typed(page: str) -> list[str]:
-    """The lines of the page's shell blocks that call gangwatch, without prompt and comment."""
+    """Return the lines of the page's shell blocks that call gangwatch, without prompt and comment."""
     text = (ROOT / page).read_text()
     blocks = re.findall(r"```(?:sh|console)\n(.*?)```", text, flags=re.DOTALL)
     lines = [line.removeprefix("$ ").partition(" #")[0].strip() for block in blocks for line in block.splitlines()]
@@ -39,7 +39,7 @@ def test_the_command_parses(page: str, line: str) -> None:
     command.make_context(name, [word.replace("gangwatch.toml", "/dev/null") for word in words])
 
 
-def test_the_readme_shows_the_commands_that_a_newcomer_needs() -> None:
+def test_the_readme_shows_the_commands_for_a_first_use() -> None:
     shown = {shlex.split(line)[1] for line in typed("README.md")}
     assert {"up", "submit", "jobs", "explain", "story", "logs", "down"} <= shown <= set(COMMANDS)
 
@@ -73,10 +73,10 @@ def test_the_agents_configuration_on_the_page_is_valid(tmp_path: Path) -> None:
     (tmp_path / "gangwatch.toml").write_text(first + quotas)
     loaded = config_file.load(tmp_path / "gangwatch.toml")
     assert (loaded.agent.listen, loaded.exporter.compatibility) == ("0.0.0.0:9400", ("dcgm",))
-    assert loaded.step_quotas == config_file.StepQuotasSection(), "the defaults are shown"
+    assert loaded.step_quotas == config_file.StepQuotasSection(), "the page shows the defaults"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_file_that_is_linked_exists(page: str) -> None:
+def test_every_linked_file_exists(page: str) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []

@@ -1,4 +1,4 @@
-"""The glossary's words with the status *never* occur in no text that a person reads."""
+"""Words with the glossary status *never* do not occur in any text for users."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def test_terms_are_defined_once() -> None:
 
 
 @pytest.mark.parametrize(("command", "text"), [pytest.param(*one, id=one[0]) for one in help_texts(cli, "gangwatch")])
-def test_help_uses_no_such_word(command: str, text: str) -> None:
+def test_help_uses_no_forbidden_word(command: str, text: str) -> None:
     assert used(text) == [], command
 
 
-def test_metric_help_uses_no_such_word() -> None:
+def test_metric_help_uses_no_forbidden_word() -> None:
     assert {metric.name: used(metric.help) for metric in METRICS if used(metric.help)} == {}
 
 
 @pytest.mark.parametrize("module", PAGE_MODULES, ids=lambda path: path.name)
-def test_the_page_uses_no_such_word(module: Path) -> None:
+def test_the_page_uses_no_forbidden_word(module: Path) -> None:
     assert {text: used(text) for text in page_texts(module) if used(text)} == {}
 
 
 @pytest.mark.parametrize("page", HTML_PAGES, ids=lambda path: path.name)
-def test_a_written_page_uses_no_such_word(page: Path) -> None:
+def test_a_static_page_uses_no_forbidden_word(page: Path) -> None:
     text = re.sub(r"<(script|style)\b.*?</\1>|<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
     assert used(text) == []

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def quick_start() -> list[str]:
-    """The block of shell commands under "Use it", without comments."""
+    """Return the shell commands under "Use it", without comments."""
     section = (ROOT / "README.md").read_text().partition("\n## Use it\n")[2]
     block = re.search(r"```sh\n(.*?)```", section, flags=re.DOTALL)
     assert block is not None
@@ -43,7 +43,7 @@ def machine(folder: Path, processors: int) -> dict[str, str]:
 
 
 def type_it(door: FrontDoor, line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Type the line in a checkout. Its state folder and its files under /tmp are the test's own."""
+    """Run the line in a checkout, with a state folder and /tmp files of the test."""
     words = shlex.split(line.replace("/tmp/", f"{folder}/"))
     done = subprocess.run(
         words, env=door.environment | {"GANGWATCH_STATE": str(door.state)}, cwd=ROOT, capture_output=True, text=True,
@@ -54,13 +54,13 @@ def type_it(door: FrontDoor, line: str, folder: Path) -> subprocess.CompletedPro
 
 
 def go_through(door: FrontDoor, folder: Path) -> str:
-    """Every line of the quick start; what `up` printed."""
+    """Run every line of the quick start, and return the output of `up`."""
     lines = quick_start()
     names = [shlex.split(line)[1] for line in lines]
     assert names == ["up", "submit", "jobs", "explain", "story", "logs", "down"]
-    printed = type_it(door, f"{lines[0]} --port 0", folder).stdout  # another gangwatch may have the usual port
+    printed = type_it(door, f"{lines[0]} --port 0", folder).stdout  # another gangwatch may use the default port
     for name, line in zip(names[1:], lines[1:], strict=True):
-        if name == "logs":  # by now a person would have seen it run
+        if name == "logs":  # by now a person would have seen the job run
             wait_until(lambda: bool(door.run("logs", "j-000001", "--rank", "0", code=None).stdout), door.logs)
         done = type_it(door, line, folder)
         if name == "submit":
@@ -68,7 +68,7 @@ def go_through(door: FrontDoor, folder: Path) -> str:
             job = door.wait_for("j-000001", "running", "completed")
             assert len(job["ranks"]) == 4
             nodes = door.json("nodes")
-            assert len(nodes) >= 2 and all(node["slots"] >= 2 for node in nodes), "something can move"
+            assert len(nodes) >= 2 and all(node["slots"] >= 2 for node in nodes), "a job can be moved"
         elif name == "jobs":
             assert "train_dp" in done.stdout
         elif name in ("explain", "story"):

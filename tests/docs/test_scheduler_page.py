@@ -1,4 +1,4 @@
-"""The examples on the scheduler's page print what the page says that they print."""
+"""The examples on the scheduler's page print the output that the page shows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs/explanation/scheduler.md"
 
 
-def test_the_examples_on_the_page_come_out_as_shown() -> None:
+def test_the_examples_print_the_output_on_the_page() -> None:
     failed, tried = doctest.testfile(str(PAGE), module_relative=False)
     assert tried > 20 and not failed

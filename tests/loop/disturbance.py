@@ -1,4 +1,4 @@
-"""What disturbs a rank from outside, and tells nobody."""
+"""Disturbance of a rank by an external process, without notice to gangwatch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stopped_and_continued(pid: int, held: float = 0.3, free: float = 0.25) -> Iterator[None]:
-    """kill -STOP and kill -CONT in turn, until the process or the block ends."""
+    """Send SIGSTOP and SIGCONT alternately, until the process or the block ends."""
     over = threading.Event()
 
     def disturb() -> None:

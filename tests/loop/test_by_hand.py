@@ -1,4 +1,4 @@
-"""The loop as a user closes it by hand: up, submit, a fault from outside with kill(1)'s signals, what follows."""
+"""The feedback loop as a user runs it by hand: up, submit, a fault by signals from outside, and the reaction."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def begin(door: FrontDoor, folder: Path, configuration: str, steps: int = 110) -> tuple[str, dict[str, Any]]:
-    """Four nodes of two slots and a training of four ranks that has made so many steps, by default all of its warm-up;
-    its id and document."""
+    """Start four nodes of two slots and a training of four ranks; wait for this many steps, by default its whole
+    warm-up. Return the job's id and document."""
     (folder / "gangwatch.toml").write_text(configuration)
     up = ("--nodes", "4", "--slots", "2", "--port", "0", "--no-gpus", "--config", str(folder / "gangwatch.toml"))
     door.run("up", *up)
@@ -60,7 +60,7 @@ def begin(door: FrontDoor, folder: Path, configuration: str, steps: int = 110) -
 
 
 def steps_of(door: FrontDoor, job_id: str) -> int:
-    """The newest step begun, as the agents' metrics tell it."""
+    """Return the newest started step according to the agents' metrics."""
     text = "".join(metrics(agent.url) for agent in door.state.agents().values())
     numbers = re.findall(rf'gangwatch_rank_step\{{[^}}]*gang="{job_id}"[^}}]*\}} (\S+)', text)
     return max((int(float(number)) for number in numbers), default=0)
@@ -78,9 +78,7 @@ def verdicts(door: FrontDoor) -> list[dict[str, Any]]:
 
 
 @pytest.mark.serial
-def test_a_stopped_and_continued_rank_is_found_and_moved_away_from_and_the_weights_do_not_know(
-    door: FrontDoor, tmp_path: Path
-) -> None:
+def test_a_repeatedly_stopped_rank_is_moved_without_changing_the_weights(door: FrontDoor, tmp_path: Path) -> None:
     job_id, job = begin(door, tmp_path, "[policy]\nquarantine_seconds = 600\n")
     victim = job["ranks"][2]
     with stopped_and_continued(victim["pid"]):
@@ -112,7 +110,7 @@ def test_a_stopped_and_continued_rank_is_found_and_moved_away_from_and_the_weigh
 
 
 @pytest.mark.serial
-def test_in_observe_mode_the_decision_is_logged_and_nothing_is_moved(door: FrontDoor, tmp_path: Path) -> None:
+def test_in_observe_mode_decisions_are_logged_and_no_job_is_moved(door: FrontDoor, tmp_path: Path) -> None:
     job_id, job = begin(door, tmp_path, '[controller]\nmode = "observe"\n')
     victim = job["ranks"][1]
     with stopped_and_continued(victim["pid"]):
@@ -128,7 +126,7 @@ def test_in_observe_mode_the_decision_is_logged_and_nothing_is_moved(door: Front
     assert {node["state"] for node in door.json("nodes")} == {"healthy"}
 
 
-def test_what_is_published_is_clean_and_says_the_same_in_both_forms(door: FrontDoor, tmp_path: Path) -> None:
+def test_exposition_and_json_are_valid_and_equal(door: FrontDoor, tmp_path: Path) -> None:
     promtool = needs.component("promtool", "prometheus")
     job_id, _ = begin(door, tmp_path, "", steps=10)
     controller = door.state.controller()
@@ -156,7 +154,7 @@ def test_what_is_published_is_clean_and_says_the_same_in_both_forms(door: FrontD
 
 
 def one_frame_in_both_forms(url: str) -> tuple[dict[str, Any], str]:
-    """The JSON form and the exposition of one and the same frame."""
+    """Return the JSON form and the exposition of the same frame."""
 
     def frame() -> dict[str, Any]:
         with urllib.request.urlopen(f"{url}/frame", timeout=10) as answer:
@@ -171,6 +169,6 @@ def one_frame_in_both_forms(url: str) -> tuple[dict[str, Any], str]:
 
 
 def series_name(series: dict[str, Any]) -> str:
-    """As the exposition writes it."""
+    """Return the name as the exposition writes it."""
     labels = ",".join(f'{name}="{value}"' for name, value in series["labels"].items())
     return f"{series['name']}{{{labels}}}"

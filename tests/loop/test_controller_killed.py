@@ -1,8 +1,8 @@
-"""The controller is killed with SIGKILL at a hundred random moments; no job is lost, run twice or left behind.
+"""The controller is killed with SIGKILL at a hundred random times; no job is lost, run twice or left behind.
 
-Rounds of five jobs are submitted while the controller is killed and started again; each kill falls at a random
-moment after a start, so that some hit the replay, some the journal, some the starting and stopping of gangs. Every rank
-writes a line when it begins and one when it ends: the file says what really ran.
+Rounds of five jobs are submitted while the controller is killed and restarted. Each kill comes at a random time after a
+start, so that some hit the replay, some the journal, some the starting and stopping of gangs. Every rank writes a line
+when it starts and one when it ends, so the file records which ranks really ran.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ port = 0
 
 
 class Killed:
-    """A controller that is killed and started again."""
+    """A controller that is killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
         self.state = folder / "state"
@@ -68,13 +68,13 @@ class Killed:
 
     def kill(self) -> None:
         assert self.process is not None
-        assert self.process.poll() is None, f"the controller ended by itself: see {self.log.name}"
+        assert self.process.poll() is None, f"the controller ended without a kill: see {self.log.name}"
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self.kills += 1
 
     def when_ready(self, ask: Callable[[], Any], seconds: float = 60) -> Any:
-        """Ask until there is an answer."""
+        """Request until there is a response, and return it."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -99,7 +99,7 @@ def killed(tmp_path: Path) -> Iterator[Killed]:
 
 
 def jobs_of_a_round(number: int, diary: Path, source: random.Random) -> list[dict[str, Any]]:
-    """Five jobs for four slots: some must wait, one fails, one backfills."""
+    """Return five jobs for four slots: some must wait, one fails, one is backfilled."""
     shapes = [(2, 0), (4, 0), (1, 0), (3, 7), (1, 0)]
     return [
         {
@@ -124,7 +124,7 @@ def jobs_of_a_round(number: int, diary: Path, source: random.Random) -> list[dic
 
 
 def submit_surely(killed: Killed, specification: dict[str, Any]) -> None:
-    """Submit until it is known to be accepted; an answer that was lost is looked up by name, as a user would."""
+    """Submit until the job is accepted; after a lost response look it up by name, as a user would."""
 
     def ask() -> None:
         names = {job["name"] for job in killed.client.get("/api/jobs")}
@@ -135,7 +135,7 @@ def submit_surely(killed: Killed, specification: dict[str, Any]) -> None:
 
 
 def remaining_processes(folder: Path, controller: int) -> list[str]:
-    """Command lines, but the controller's, that name the folder: ranks name the diary, shims the attempt."""
+    """Return other command lines than the controller's that name the folder: ranks name the diary, shims the attempt."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -203,5 +203,5 @@ def test_no_job_is_lost_run_twice_or_left_behind(killed: Killed, tmp_path: Path)
     assert killed.process is not None
     until = time.monotonic() + 10
     while (left := remaining_processes(tmp_path, killed.process.pid)) and time.monotonic() < until:
-        time.sleep(0.1)  # a shim's last act is to say that all has ended
+        time.sleep(0.1)  # a shim reports at its very end that all ranks have ended
     assert left == []

@@ -1,4 +1,4 @@
-"""A rank that is stopped for good under a real cluster: the training is restarted elsewhere and ends."""
+"""A rank is stopped permanently on a real cluster: the training is restarted on other nodes and completes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def door(tmp_path: Path) -> Iterator[FrontDoor]:
 
 
 def begin(door: FrontDoor, folder: Path, name: str, ranks: int, *more: str) -> tuple[str, dict[str, Any]]:
-    """A training that has made some steps; its id and document."""
+    """Start a training, wait for some steps, and return its id and document."""
     own = folder / name
     own.mkdir()
     job_id = door.submit("--ranks", str(ranks), "--time-limit", "30m", "--grace", "3s", "--restart-cost", "3s", *more,
@@ -39,11 +39,11 @@ def story(door: FrontDoor, job_id: str, kind: str) -> list[str]:
     return [entry["text"] for entry in door.json("story", job_id) if entry["kind"] == kind]
 
 
-def test_a_training_whose_rank_is_stopped_for_good_is_restarted_elsewhere_and_ends(
+def test_a_training_with_a_permanently_stopped_rank_is_restarted_elsewhere_and_ends(
     door: FrontDoor, tmp_path: Path
 ) -> None:
-    """Beside it one that did not declare that it can be restarted is left alone, and the reason is told; and one of a
-    single rank that is stopped as a whole and continued goes on where it was."""
+    """A second job that did not declare itself restartable is left alone, with the reason. A job of a single rank that
+    is stopped as a whole and continued resumes where it was."""
     job_id, job = begin(door, tmp_path, "restartable", 2, "--restartable")
     other_id, other = begin(door, tmp_path, "kept", 1)
     victim, single = job["ranks"][1], other["ranks"][0]
@@ -67,7 +67,7 @@ def test_a_training_whose_rank_is_stopped_for_good_is_restarted_elsewhere_and_en
     assert {one["job"] for one in verdicts(door)} <= {job_id}
 
 
-def test_one_that_cannot_be_restarted_says_so_and_a_second_stop_is_found_as_soon_as_the_first(
+def test_a_job_that_cannot_be_restarted_is_reported_and_a_second_stop_is_detected_as_fast(
     door: FrontDoor, tmp_path: Path
 ) -> None:
     job_id, job = begin(door, tmp_path, "kept", 2)
