@@ -1,14 +1,14 @@
-"""A pytest plugin that hands tests to the workers of pytest-xdist: groups as a whole, the longest first.
+"""A pytest plugin that distributes tests to the workers of pytest-xdist: groups as a whole, the longest first.
 
     pytest -p tests.distribution -n 3
 
-Tests marked `xdist_group` share what is expensive to set up, ports, or a folder: one worker runs all of a group.
-pytest-xdist's own way to do so (--dist loadgroup) writes the group into the ids of tests, which pytest 9.2 no longer
-reads; the marks then silently mean nothing (pytest-xdist issue 1386). Here each worker writes the groups of its tests
-to a file, and the process that hands them out reads it.
+Tests marked `xdist_group` share an expensive setup, ports, or a folder: one worker runs the whole group. pytest-xdist's
+own option (--dist loadgroup) writes the group into the ids of tests, which pytest 9.2 no longer reads; the marks then
+have no effect, without a warning (pytest-xdist issue 1386). Here each worker writes the groups of its tests to a file,
+and the distributing process reads it.
 
-FIRST are the groups that take minutes, most of it waiting: what begins late is waited for at the end. Then come tests
-marked `slow`, then all others.
+FIRST lists the groups that take minutes, mostly waiting, because a late start would delay the end of the run. Tests
+marked `slow` come next, then all others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INPUT = "gangwatch_groups"
 
 
 def group_of(item: pytest.Item) -> str:
-    """Name of the group that the test runs in; empty: any worker may run it."""
+    """Return the name of the group that the test runs in; empty: any worker may run it."""
     mark = item.get_closest_marker("xdist_group")
     if mark is None:
         return ""
@@ -44,7 +44,7 @@ def group_of(item: pytest.Item) -> str:
 
 
 def rank_of(item: pytest.Item) -> int:
-    """Where a test stands in the order: lower begins earlier."""
+    """Return the test's position in the order: lower starts earlier."""
     group = group_of(item)
     if group in FIRST:
         return FIRST.index(group)
@@ -52,7 +52,7 @@ def rank_of(item: pytest.Item) -> int:
 
 
 class Worker:
-    """In a worker: sorts what it collected, as every other does, and tells the groups."""
+    """Plugin in a worker: sorts the collected tests as every other worker does, and writes their groups."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +60,7 @@ class Worker:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=rank_of)  # stable: in a file as written
+        items.sort(key=rank_of)  # stable: keeps the order within a file
         self._path.write_text(json.dumps({item.nodeid: group_of(item) for item in items}))
 
     @pytest.hookimpl(tryfirst=True)
@@ -71,11 +71,11 @@ class Worker:
 
 
 class Distributor:
-    """In the process that hands out the tests."""
+    """Plugin in the process that distributes the tests."""
 
     @cached_property
     def folder(self) -> Path:
-        """Where each worker writes what it collected. Without workers it is never made."""
+        """Return the folder in which each worker writes its groups. Without workers it is never created."""
         return Path(tempfile.mkdtemp(prefix="gangwatch-groups-"))
 
     @pytest.hookimpl(optionalhook=True)
@@ -92,11 +92,11 @@ class Distributor:
 
 
 def _scheduler(config: pytest.Config, log: Any, folder: Path) -> Any:
-    """folder: where each worker has written its groups once it has collected."""
+    """Return the scheduler. folder: where each worker has written its groups after its collection."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):
-        """A unit of work is a group, or a test without one."""
+        """Scheduling in which a unit of work is a group, or a test without one."""
 
         def schedule(self) -> None:
             if self.collection is None:
@@ -105,8 +105,8 @@ def _scheduler(config: pytest.Config, log: Any, folder: Path) -> Any:
             super().schedule()
 
         def _reschedule(self, node: WorkerController) -> None:
-            # A worker must know its next test before it ends one. It is not given more than that: what begins late
-            # should wait for whoever is free first, not behind a test of minutes.
+            # A worker must know its next test before it ends one. It gets no more than that: later tests should go to
+            # the first free worker, not wait behind a test of minutes.
             if self.workqueue and self._pending_of(self.assigned_work[node]) > 1:
                 return
             super()._reschedule(node)
@@ -114,7 +114,7 @@ def _scheduler(config: pytest.Config, log: Any, folder: Path) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return self._groups[nodeid] or nodeid
 
-    config.option.loadscopereorder = False  # which would begin with the groups of the most tests
+    config.option.loadscopereorder = False  # which would start with the groups of most tests
     return Groups(config, log)
 
 

@@ -1,6 +1,6 @@
-"""What a test needs beyond Python: skipped with the package's name where it is absent, failed where CI demands all.
+"""Requirements of tests beyond Python: a test without one is skipped with the package's name, or fails in CI.
 
-``make components`` installs these; ``.ci/run`` sets GANGWATCH_REQUIRE=all, under which a missing one is a failure.
+``make components`` installs them; ``.ci/run`` sets GANGWATCH_REQUIRE=all, under which a missing one is a failure.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pytest
 
 
 def absent(what: str) -> None:
-    """Skip the test, or fail it where everything is demanded; `what` says what is missing and how it is had."""
+    """Skip the test, or fail it if all are required; `what` says what is missing and how to install it."""
     if os.environ.get("GANGWATCH_REQUIRE") == "all":
         pytest.fail(f"GANGWATCH_REQUIRE=all, and {what}")
     pytest.skip(what)
 
 
 def component(program: str, package: str) -> str:
-    """Path of a program; where it is absent the test skips and says which Debian package brings it."""
+    """Return the path of a program; if it is absent, skip and name the Debian package that contains it."""
     found = shutil.which(program)
     if found is None:
         absent(f"{program} is absent: apt-get install {package}")
@@ -33,7 +33,7 @@ def component(program: str, package: str) -> str:
 
 
 def package(module: str) -> Any:
-    """Import a module of a Python package that this project's development dependencies bring."""
+    """Import a module of a Python package from this project's development dependencies."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -42,12 +42,12 @@ def package(module: str) -> Any:
 
 
 def small_file_system(folder: Path, size: str) -> None:
-    """Mount a tmpfs of this size on the folder; the caller unmounts it. It takes root and CAP_SYS_ADMIN."""
+    """Mount a tmpfs of this size on the folder; the caller unmounts it. Requires root and CAP_SYS_ADMIN."""
     _mount("a small file system cannot be mounted", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
 
 
 def read_only(folder: Path) -> None:
-    """Mount the folder over itself, read-only, which holds for root too; the caller unmounts it."""
+    """Mount the folder over itself read-only, which binds root too; the caller unmounts it."""
     _mount("a read-only folder cannot be mounted", "--bind", "-o", "ro", str(folder), str(folder))
 
 
@@ -59,13 +59,13 @@ def _mount(what: str, *arguments: str) -> None:
 
 
 def root(what: str) -> None:
-    """Skip the test where this process is not root; `what` says what for: "to act as another user"."""
+    """Skip the test if this process is not root; `what` is the purpose: "to act as another user"."""
     if os.geteuid() != 0:
         absent(f"root is needed {what}: run the tests as root")
 
 
 def data(*parts: str) -> Path:
-    """Path in the folder of public traces (GANGWATCH_DATA, default ../shared/data beside the checkout)."""
+    """Return a path in the folder of public traces (GANGWATCH_DATA, default ../shared/data next to the checkout)."""
     root = Path(os.environ.get("GANGWATCH_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     path = root.joinpath(*parts)
     if not path.exists():
@@ -74,7 +74,7 @@ def data(*parts: str) -> Path:
 
 
 def python_with(module: str, package: str) -> str:
-    """Path of an interpreter that can import the module: GANGWATCH_TEST_PYTHON where set, this one, or the system's."""
+    """Return an interpreter that can import the module: GANGWATCH_TEST_PYTHON if set, this one, or the system's."""
     for interpreter in (os.environ.get("GANGWATCH_TEST_PYTHON"), sys.executable, "/usr/bin/python3"):
         if interpreter and Path(interpreter).exists():
             tried = subprocess.run([interpreter, "-c", f"import {module}"], capture_output=True)

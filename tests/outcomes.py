@@ -1,10 +1,9 @@
-"""A pytest plugin that writes the outcome of each test to a file as it comes: one JSON document a line.
+"""A pytest plugin that writes the outcome of each test to a file at once: one JSON document per line.
 
     GANGWATCH_TEST_OUTCOMES=FILE pytest -p tests.outcomes
 
-Written by the process that was started, also where workers run the tests. Lines are complete while the run goes on, so
-a run that is killed leaves the outcomes of the tests that ran. The last line is {"finished": EXIT_CODE}; a run that did
-not end by itself has none.
+The main process writes the file, also when workers run the tests. Lines are complete during the run, so a killed run
+leaves the outcomes of its finished tests. The last line is {"finished": EXIT_CODE}; a run that was killed has none.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ _GROUP = re.compile(r"@[^\]@]*$")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # No option of the command line: pytest takes an option's value for a path while it looks for its root folder.
+    # No command line option: pytest would take its value for a path while it searches for its root folder.
     path = os.environ.get("GANGWATCH_TEST_OUTCOMES")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(Path(path)), "gangwatch-outcomes")
 
 
 def id_of(node_id: str) -> str:
-    """The id of a test without its pytest-xdist group, as the command line takes it."""
+    """Return the id of a test without its pytest-xdist group, as the command line accepts it."""
     return _GROUP.sub("", node_id)
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why the test was skipped, or the first line of what it failed with."""
+    """Return why the test was skipped, or the first line of its failure."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -43,7 +42,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 class Outcomes:
-    """Writes a line for each phase of a test that says something: its call, or a set-up or tear-down that failed."""
+    """Writes a line for each relevant phase of a test: its call, or a failed set-up or tear-down."""
 
     def __init__(self, path: Path) -> None:
         self._file: IO[str] = path.open("w")

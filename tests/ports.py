@@ -1,9 +1,9 @@
-"""TCP ports for the programs that tests start, held so that nothing else on the machine can take them.
+"""TCP ports for programs that tests start, reserved so that no other program on the machine can take them.
 
-A port that was found free and let go of belongs to whoever binds it first: another test bed, another checkout's run,
-an outgoing connection. These sockets stay bound until this process ends. They never listen and they set SO_REUSEADDR
-after they were bound, so Linux gives the port to a server that sets SO_REUSEADDR before it binds (Go's, Slurm's and
-Python's servers do, socket(7)) and to nobody else: bind(2) to port 0 and connect(2) pass it by.
+A free port that was only looked up can be bound by any other program: another test bed, the run of another checkout, an
+outgoing connection. These sockets stay bound until this process ends. They never listen, and they set SO_REUSEADDR
+after binding. Linux therefore gives the port only to a server that sets SO_REUSEADDR before it binds, as the servers of
+Go, Slurm and Python do (socket(7)); bind(2) to port 0 and connect(2) never choose it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _held: list[socket.socket] = []
 
 
 def _bound(port: int) -> socket.socket:
-    """Bind all addresses, so that the port is free on each of them. Raises OSError where it is taken."""
+    """Bind all addresses, so that the port is free on each of them. Raises OSError if it is in use."""
     one = socket.socket()
     try:
         one.bind(("", port))

@@ -1,14 +1,14 @@
-"""Run the whole suite: what `make test` does.
+"""Run the whole suite: the implementation of `make test`.
 
     python -m tests.run [--workers N] [--unsteady FILE] [PYTEST ARGUMENT...]
 
-Hundreds of tests start real daemons beside each other, so a test that fails is run once more, alone. One that passes
-then is unsteady: it is written to a file and counts against a budget; past the budget the run fails. Tests are run
-again only after pytest's exit code 1 (tests failed, ExitCode.TESTS_FAILED): any other code, a signal or a run that
-recorded no failure says nothing about the tests, and the run fails. Which tests run again comes from this run's own
+Hundreds of tests start real daemons at the same time, so a failed test is run once more, alone. A test that passes then
+is unsteady: it is written to a file and counts against a budget; over budget, the run fails. Tests are run again only
+after pytest's exit code 1 (tests failed, ExitCode.TESTS_FAILED). Any other code, a signal or a run without recorded
+failures gives no information about the tests, so the run fails. The tests to run again come from this run's own
 outcomes (tests/outcomes.py), never from pytest's cache, which an earlier run may have left.
 
-The last line is "N passed, N failed, ...", as pytest's own.
+The last line is "N passed, N failed, ...", as in pytest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TESTS_FAILED, NO_TESTS = 1, 5  # pytest.ExitCode
 
 @dataclass(slots=True)
 class Run:
-    """What one pytest process did."""
+    """Result of one pytest process."""
 
     code: int
     """Its exit code; negative: the signal that ended it."""
@@ -51,7 +51,7 @@ class Run:
 
 
 def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
-    """Run pytest and read the outcomes that it left."""
+    """Run pytest and read the outcomes that it recorded."""
     outcomes.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "tests.outcomes", "-p", "tests.distribution", *arguments]
     code = subprocess.call(command, env={**os.environ, "GANGWATCH_TEST_OUTCOMES": str(outcomes)})
@@ -60,7 +60,7 @@ def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
         try:
             document = json.loads(line)
         except ValueError:
-            continue  # cut off in the middle
+            continue  # an incomplete line
         if "finished" in document:
             made.finished = document["finished"] == code
         elif document["outcome"] == "failed":
@@ -77,7 +77,7 @@ def run_pytest(arguments: Sequence[str], outcomes: Path) -> Run:
 
 @dataclass(slots=True)
 class Verdict:
-    """Of all runs together."""
+    """Result of all runs together."""
 
     passed: int = 0
     failed: dict[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Verdict:
     """Runs that did not come to an end by themselves."""
 
     def take(self, name: str, first: Run, again: Run | None, *, may_be_empty: bool = False) -> None:
-        """Add a run, and the run of its failed tests where there was one. may_be_empty: a part was selected."""
+        """Add a run, and the second run of its failed tests if there was one. may_be_empty: a part was selected."""
         self.passed += len(first.passed)
         self.skipped |= first.skipped
         if may_be_empty and first.code == NO_TESTS and first.finished:
@@ -108,7 +108,7 @@ class Verdict:
             self.broken.append(_broken(f"{name}, run again", again))
 
     def complaints(self, budget: int) -> list[str]:
-        """Why the whole run fails; empty where it passes."""
+        """Return why the whole run fails; empty if it passes."""
         found = list(self.broken)
         if self.failed:
             found.append(f"{len(self.failed)} tests failed, also when they ran again")
@@ -127,7 +127,7 @@ def _broken(name: str, run: Run) -> str:
 
 
 def report(verdict: Verdict, unsteady_file: Path, budget: int, seconds: float) -> list[str]:
-    """The lines that close the run. Writes the unsteady tests to the file: a test and its first failure a line."""
+    """Return the closing lines of the run; write the unsteady tests to the file, each with its first failure."""
     unsteady_file.parent.mkdir(parents=True, exist_ok=True)
     unsteady_file.write_text("".join(f"{test}\t{why}\n" for test, why in sorted(verdict.unsteady.items())))
     lines = [""]

@@ -135,7 +135,7 @@ def submit_surely(killed: Killed, specification: dict[str, Any]) -> None:
 
 
 def remaining_processes(folder: Path, controller: int) -> list[str]:
-    """Return other command lines than the controller's that name the folder: ranks name the diary, shims the attempt."""
+    """Return command lines that name the folder, except the controller's: ranks name the diary, shims the attempt."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

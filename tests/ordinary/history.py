@@ -1,4 +1,4 @@
-"""A fabricated history: an hour's facts in a line each, right until a test makes one of them wrong."""
+"""A fabricated history: one call per fact of an hour, all correct until a test falsifies one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEGIN = 1_800_000_000.0
 
 
 def at(seconds: float) -> Instant:
-    """So many seconds after the beginning, on a machine that does nothing else."""
+    """Return the time this many seconds after the start, on an otherwise idle machine."""
     return Instant(BEGIN + seconds, seconds)
 
 
@@ -45,10 +45,10 @@ class History:
     def _node(name: str) -> dict[str, Any]:
         return {"node": name, "state": "healthy", "present": True, "slots": 2}
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def submit(self, job: str, ranks: int = 1, fails: bool = False, **request: Any) -> None:
-        """Accepted one second after the beginning, and waiting since."""
+        """Record a job as accepted one second after the start and pending since."""
         self.facts.submitted(
             Submission(job, (job,), {"ranks": ranks, **request}, BEGIN + 0.5, BEGIN + 1.5, fails=fails)
         )
@@ -71,7 +71,7 @@ class History:
         self.queue["waiting"].append({"job": job})
 
     def start(self, job: str, *places: tuple[str, int], seconds: float = 2.0, size: int | None = None) -> None:
-        """All ranks run, each with a process and its evidence."""
+        """Record all ranks as running, each with a process and its log line."""
         document = self.jobs[job]
         document |= {"state": "running", "attempt": document["attempt"] + 1, "waiting_because": ""}
         document["attempt_started_ns"] = int((BEGIN + seconds - 0.1) * 1e9)
@@ -85,7 +85,7 @@ class History:
             self.processes.append(Process(self._pid, *key, node, True, BEGIN + seconds))
 
     def end(self, job: str, code: int = 0, seconds: float = 10.0) -> None:
-        """All ranks write their end and go, and gangwatch says so."""
+        """Record that all ranks write their end and exit, and that gangwatch reports it."""
         document = self.jobs[job]
         for rank in document["ranks"]:
             life = self.facts.lives[job, document["attempt"], rank["rank"]]
@@ -121,16 +121,16 @@ class History:
         )
 
     def state(self, source: str, job: str, **fields: Any) -> None:
-        """Command line or page says something of the job, between two readings of the API."""
+        """Record a statement about the job on the command line or page, between two readings of the API."""
         self.facts.statements.append(Statement(source, at(19.3), at(19.4), {job: fields}))
 
     def daemon_ends(self, name: str, touched: float | None = None) -> None:
         self.facts.daemons[50] = Daemon(name, -50, BEGIN, touched)
 
-    # --- judging -----------------------------------------------------------------------------------------------------
+    # --- evaluation ---------------------------------------------------------------------------------------------------
 
     def judge(self, first: float = 19.0, last: float = 19.0, step: float = 1.0) -> list[Failure]:
-        """Failures of one look or, with `last`, of looks once a `step` until then."""
+        """Return the failures of one evaluation or, with `last`, of evaluations every `step` until then."""
         seconds = first
         while True:
             reading = Reading(at(seconds), at(seconds + 0.1), self.jobs, self.nodes, self.queue, tuple(self.verdicts))

@@ -1,4 +1,4 @@
-"""Whole days: five minutes of the product as it is, and a minute of one that books a slot twice."""
+"""Whole days: five minutes of the real product, and one minute of a scheduler that books a slot twice."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from benchmarks.ordinary.__main__ import lacks
 from benchmarks.ordinary.day import python_with_torch, revision
 from tests.needs import absent
 
-# Beside other tests: a day is judged by the time that the machine really gives it, and other load is part of ordinary
-# days. It begins first and is favoured: see tests/distribution.py.
+# Runs next to other tests: a day is judged by the CPU time that the machine really gives it, and other load is part of
+# ordinary days. It starts first and has priority: see tests/distribution.py.
 pytestmark = [pytest.mark.xdist_group("ordinary"), pytest.mark.slow]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ Plan.commit = _commit_and_forget_one
 
 
 def run_day(*arguments: str) -> tuple[int, dict[str, object]]:
-    """A day in a process of its own: its exit code and its report."""
+    """Run a day in a separate process; return its exit code and its report."""
     command = [sys.executable, "-m", "benchmarks.ordinary", "--json", *arguments]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.stdout, done.stderr[-2000:]
@@ -52,7 +52,7 @@ def test_five_minutes_of_an_ordinary_day() -> None:
         if os.environ.get("GANGWATCH_REQUIRE") == "all":
             absent(text)
     commit, _ = revision(CHECKOUT)
-    seed = int(commit[:7], 16) if commit != "unknown" else 1  # another day for each commit, and the same when repeated
+    seed = int(commit[:7], 16) if commit != "unknown" else 1  # each commit has another day, which can be repeated
     code, report = run_day("--minutes", "5", "--seed", str(seed))
     assert not report["failures"], json.dumps(report, indent=2)
     assert code == 0

@@ -1,4 +1,4 @@
-"""The oracle catches each defect in a history that is right but for that one defect."""
+"""The oracle detects each defect in a history that is correct except for that one defect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ordinary.history import BEGIN, History
 
 @pytest.fixture
 def history() -> History:
-    """A gang of two, a finished job, a failed one, and one that waits for its turn: nothing is wrong."""
+    """A gang of two, a finished job, a failed one, and a pending one: the history has no defect."""
     made = History()
     for job, ranks in (("j-000001", 2), ("j-000002", 1)):
         made.submit(job, ranks)
@@ -39,16 +39,16 @@ def test_a_history_without_a_defect_has_no_failure(history: History) -> None:
     assert history.judge(last=120.0) == []
 
 
-def test_a_slot_held_twice_is_caught_at_once_by_what_is_said(history: History) -> None:
+def test_a_slot_held_twice_is_caught_at_once_in_the_api(history: History) -> None:
     history.submit("j-000005")
     history.start("j-000005", ("node-0", 1))
     assert {"slots_once", "processes_fit"} <= checks(history.judge())
 
 
-def test_more_ranks_than_slots_are_caught_by_the_processes_alone(history: History) -> None:
+def test_more_ranks_than_slots_are_caught_in_the_process_table(history: History) -> None:
     history.submit("j-000005")
     history.start("j-000005", ("node-1", 0))
-    # gangwatch says nothing wrong; but two more ranks of it run on the node than it has slots for.
+    # All statements are consistent, but the node runs two more of its ranks than it has slots.
     history.processes.append(Process(900, "j-000009", 1, 0, "node-0", True, BEGIN + 2))
     assert checks(history.judge()) == {"processes_fit"}
 
@@ -59,7 +59,7 @@ def test_a_slot_that_does_not_exist_is_caught(history: History) -> None:
     assert "slots_once" in checks(history.judge())
 
 
-def test_a_job_lost_is_caught(history: History) -> None:
+def test_a_lost_job_is_caught(history: History) -> None:
     del history.jobs["j-000004"]
     assert checks(history.judge()) == {"job_lost"}
 
@@ -69,7 +69,7 @@ def test_a_rank_started_twice_in_an_attempt_is_caught(history: History) -> None:
     assert checks(history.judge()) == {"run_twice"}
 
 
-def test_a_job_that_completed_and_ran_again_is_caught(history: History) -> None:
+def test_a_completed_job_that_ran_again_is_caught(history: History) -> None:
     history.start("j-000002", ("node-1", 0), seconds=12.0)
     assert "run_twice" in checks(history.judge())
 
@@ -87,7 +87,7 @@ def test_a_failed_job_with_retries_may_run_again(history: History) -> None:
     assert history.judge() == []
 
 
-def test_two_attempts_at_the_same_time_are_caught(history: History) -> None:
+def test_two_concurrent_attempts_are_caught(history: History) -> None:
     old = next(one for one in history.processes if one.job == "j-000001")
     history.start("j-000001", ("node-1", 0), ("node-1", 1), seconds=12.0)
     assert old in history.processes
@@ -110,23 +110,23 @@ def test_a_stray_process_of_an_earlier_attempt_is_caught(history: History) -> No
     assert checks(history.judge()) == {"left_behind"}
 
 
-def test_running_without_a_process_is_caught_once_it_lasts(history: History) -> None:
+def test_a_running_job_without_a_process_is_caught_after_a_delay(history: History) -> None:
     history.processes = []
     assert history.judge() == []
     assert checks(history.judge(20.0, 40.0)) == {"state_true"}
 
 
-def test_running_on_another_node_than_said_is_caught(history: History) -> None:
+def test_running_on_another_node_than_reported_is_caught(history: History) -> None:
     history.processes[0] = replace(history.processes[0], node="node-1")
     assert checks(history.judge()) == {"state_true"}
 
 
-def test_another_pid_than_said_is_caught(history: History) -> None:
+def test_another_pid_than_reported_is_caught(history: History) -> None:
     history.jobs["j-000001"]["ranks"][0]["pid"] = 77
     assert checks(history.judge()) == {"state_true"}
 
 
-def test_completed_without_every_rank_ending_with_zero_is_caught(history: History) -> None:
+def test_a_completed_job_with_a_failed_rank_is_caught(history: History) -> None:
     history.facts.lives["j-000002", 1, 0].code = None
     assert checks(history.judge()) == {"end_true"}
 
@@ -136,22 +136,22 @@ def test_a_wrong_exit_code_is_caught(history: History) -> None:
     assert "exit_code" in checks(history.judge())
 
 
-def test_a_failure_for_a_reason_that_is_not_so_is_caught(history: History) -> None:
+def test_a_wrong_failure_reason_is_caught(history: History) -> None:
     history.jobs["j-000003"]["reason"] = "rank 0 on node node-1 exited with 9"
     assert checks(history.judge()) == {"end_true"}
 
 
-def test_a_failure_of_a_job_that_does_not_fail_is_caught(history: History) -> None:
+def test_a_failure_of_a_job_without_errors_is_caught(history: History) -> None:
     history.jobs["j-000002"] |= {"state": "failed", "reason": "the backend gave no reason"}
     assert "end_true" in checks(history.judge())
 
 
-def test_a_job_cancelled_that_nobody_cancelled_is_caught(history: History) -> None:
+def test_a_cancelled_job_without_a_cancel_request_is_caught(history: History) -> None:
     history.jobs["j-000002"] |= {"state": "cancelled", "reason": "cancelled"}
     assert checks(history.judge()) == {"end_true"}
 
 
-def test_a_cancel_that_is_not_done_is_caught(history: History) -> None:
+def test_an_ignored_cancel_request_is_caught(history: History) -> None:
     history.command("cancel", "j-000001")
     assert history.judge(19.0, 25.0) == []
     assert checks(history.judge(26.0, 90.0)) == {"cancelled"}
@@ -160,12 +160,12 @@ def test_a_cancel_that_is_not_done_is_caught(history: History) -> None:
 @pytest.mark.parametrize(
     ("key", "seconds"), [("submitted_ns", 9.0), ("submitted_ns", 0.1), ("ended_ns", 5.0), ("attempt_started_ns", 3.0)]
 )
-def test_a_time_that_cannot_be_is_caught(history: History, key: str, seconds: float) -> None:
+def test_an_impossible_time_is_caught(history: History, key: str, seconds: float) -> None:
     history.jobs["j-000002"][key] = int((BEGIN + seconds) * 1e9)
     assert checks(history.judge()) == {"time_true"}
 
 
-def test_a_start_while_all_is_frozen_is_caught(history: History) -> None:
+def test_a_start_during_a_freeze_is_caught(history: History) -> None:
     history.command("freeze", seconds=0.5)
     history.command("thaw", seconds=8.0)
     assert "frozen" in checks(history.judge())
@@ -180,7 +180,7 @@ def test_a_start_on_a_node_in_maintenance_is_caught(history: History) -> None:
     "said", [{"state": "pending"}, {"attempt": 2}, {"ranks_total": 3}, {"queue": "guest"}, {"exit_codes": [0, 0]}]
 )
 @pytest.mark.parametrize("source", ["gangwatch jobs", "page /jobs"])
-def test_command_line_and_page_that_disagree_with_the_api_are_caught(
+def test_differences_of_command_line_and_page_from_the_api_are_caught(
     history: History, source: str, said: dict[str, object]
 ) -> None:
     history.judge()
@@ -188,19 +188,19 @@ def test_command_line_and_page_that_disagree_with_the_api_are_caught(
     assert checks(history.judge(20.0)) == {"agreement"}
 
 
-def test_a_job_on_the_page_that_the_api_does_not_have_is_caught(history: History) -> None:
+def test_a_job_that_is_only_on_the_page_is_caught(history: History) -> None:
     history.judge()
     history.state("page /", "j-000999", state="running")
     assert checks(history.judge(20.0)) == {"agreement"}
 
 
-def test_a_reason_on_the_page_that_is_not_the_apis_is_caught(history: History) -> None:
+def test_a_reason_that_differs_on_the_page_is_caught(history: History) -> None:
     history.judge()
     history.state("page /", "j-000004", state="pending", waiting_because="waits until j-000001 ends")
     assert checks(history.judge(20.0)) == {"agreement"}
 
 
-def test_a_reason_of_a_moment_in_which_others_came_and_went_is_no_failure(history: History) -> None:
+def test_a_different_reason_while_other_jobs_change_is_no_failure(history: History) -> None:
     history.judge()
     history.state("page /", "j-000004", state="pending", waiting_because="waits until j-000001 ends")
     history.jobs = {name: dict(job) for name, job in history.jobs.items()}
@@ -216,19 +216,19 @@ def test_the_same_reason_a_moment_later_is_no_failure(history: History) -> None:
     assert history.judge(20.0) == []
 
 
-def test_an_end_that_is_not_on_the_jobs_page_is_caught(history: History) -> None:
+def test_an_end_missing_on_the_jobs_page_is_caught(history: History) -> None:
     history.judge()
     history.state("page /jobs/j-000002", "j-000002", state="completed", times={int(BEGIN + 1), int(BEGIN + 12)})
     assert checks(history.judge(20.0)) == {"agreement"}
 
 
-def test_the_time_of_an_ended_job_that_goes_on_is_caught(history: History) -> None:
+def test_a_growing_run_time_of_an_ended_job_is_caught(history: History) -> None:
     history.judge()
     history.state("page /jobs", "j-000002", state="completed", counting=True)
     assert checks(history.judge(20.0)) == {"agreement"}
 
 
-def test_what_changed_in_between_may_be_told_either_way(history: History) -> None:
+def test_old_and_new_values_are_accepted_for_a_concurrent_change(history: History) -> None:
     history.judge()
     history.state("page /", "j-000001", state="stopping")
     history.jobs = {name: dict(job) for name, job in history.jobs.items()}
@@ -253,7 +253,7 @@ def test_what_changed_in_between_may_be_told_either_way(history: History) -> Non
         "",
     ],
 )
-def test_a_wrong_reason_is_caught(history: History, reason: str) -> None:
+def test_a_wrong_pending_reason_is_caught(history: History, reason: str) -> None:
     history.submit("j-000005", 2)
     history.wait("j-000005", reason)
     found = history.judge(last=60.0)
@@ -262,26 +262,26 @@ def test_a_wrong_reason_is_caught(history: History, reason: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["completes", "ends", "starts"])
-def test_a_dependency_that_is_met_is_no_reason(history: History, word: str) -> None:
+def test_a_fulfilled_dependency_is_not_a_valid_reason(history: History, word: str) -> None:
     history.submit("j-000005", 1, after=[("j-000002", "ok")])
     history.wait("j-000005", f"waits until j-000002 {word}")
     assert checks(history.judge(last=60.0)) == {"reason"}
 
 
-def test_a_dependency_that_is_not_met_is_a_reason(history: History) -> None:
+def test_an_unfulfilled_dependency_is_a_valid_reason(history: History) -> None:
     history.submit("j-000005", 1, after=[("j-000001", "ok")])
     history.wait("j-000005", "waits until j-000001 completes")
     assert history.judge(last=60.0) == []
 
 
-def test_a_limit_that_does_not_bind_is_caught(history: History) -> None:
+def test_a_limit_that_is_not_reached_is_not_a_valid_reason(history: History) -> None:
     history.facts.queues = {"small": {"name": "small", "limit": 4}}
     history.submit("j-000005", 1, queue="small")
     history.wait("j-000005", "queue small is limited to 4 slots and uses 0")
     assert checks(history.judge(last=60.0)) == {"reason"}
 
 
-def test_a_closed_queue_is_a_reason_and_an_open_one_is_none(history: History) -> None:
+def test_a_closed_queue_is_a_valid_reason_and_an_open_one_is_not(history: History) -> None:
     history.facts.queues = {"guest": {"name": "guest", "limit": 0}}
     history.submit("j-000005", 2, queue="guest")
     limit = "asks for 2 ranks; queue guest may hold at most 0 slots: use another"
@@ -292,7 +292,7 @@ def test_a_closed_queue_is_a_reason_and_an_open_one_is_none(history: History) ->
     assert checks(history.judge(61.0, 90.0)) == {"reason"}
 
 
-def test_the_first_in_the_queue_that_waits_with_room_is_caught(history: History) -> None:
+def test_a_head_job_that_waits_although_it_fits_is_caught(history: History) -> None:
     history.jobs["j-000004"] |= {"size": 2}
     history.facts.owner_of["j-000004"].request["ranks"] = 2
     history.wait("j-000004", "first in the queue; needs 2 slots, 2 available now; expected to start in 1 s")
@@ -300,7 +300,7 @@ def test_the_first_in_the_queue_that_waits_with_room_is_caught(history: History)
 
 
 def quota_history(straddles: bool = False) -> History:
-    """Guests hold all four slots, their quota is two; the owner's job waits for two of its own."""
+    """Return a history in which guests hold all four slots; their quota is two, and the owner's job waits for two."""
     made = History()
     made.facts.policy = {"order": "fair", "preempt": True, "min_run_seconds": 30.0}
     made.facts.queues = {"owner": {"name": "owner", "quota": 2}, "guest": {"name": "guest", "quota": 2}}
@@ -317,15 +317,15 @@ def quota_history(straddles: bool = False) -> History:
 
 
 @pytest.mark.parametrize("straddles", [False, True])
-def test_a_quota_that_is_honoured_late_is_caught(straddles: bool) -> None:
+def test_a_late_reclaim_of_a_quota_is_caught(straddles: bool) -> None:
     history = quota_history(straddles)
-    assert history.judge(19.0, 36.0) == []  # legal from 31.9 s on: guests have run their least time
+    assert history.judge(19.0, 36.0) == []  # allowed from 31.9 s on: guests have had their minimum runtime
     found = history.judge(37.0, 45.0)
     assert checks(found) == {"quota"}
     assert found[0].wall - BEGIN < 32 + 5 + 2
 
 
-def test_a_quota_that_is_honoured_in_time_is_no_failure() -> None:
+def test_a_timely_reclaim_of_a_quota_is_no_failure() -> None:
     history = quota_history()
     history.judge(19.0, 34.0)
     history.jobs["j-000002"]["state"] = "stopping"
@@ -333,7 +333,7 @@ def test_a_quota_that_is_honoured_in_time_is_no_failure() -> None:
     assert history.judge(35.0, 60.0) == []
 
 
-def test_guests_that_may_not_be_stopped_owe_nothing() -> None:
+def test_guests_that_may_not_be_stopped_need_not_yield() -> None:
     history = quota_history()
     for job in ("j-000001", "j-000002"):
         history.facts.owner_of[job].request["preemptible"] = False
@@ -341,7 +341,7 @@ def test_guests_that_may_not_be_stopped_owe_nothing() -> None:
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(100, set()), (0, {"quota"})])
-def test_slots_that_a_gang_of_higher_priority_needs_are_not_owed(priority: int, expected: set[str]) -> None:
+def test_slots_for_a_gang_of_higher_priority_need_not_be_yielded(priority: int, expected: set[str]) -> None:
     history = quota_history()
     history.submit("j-000010", 4, priority=priority)
     first, second = ("j-000010", "j-000009") if priority else ("j-000009", "j-000010")
@@ -352,7 +352,7 @@ def test_slots_that_a_gang_of_higher_priority_needs_are_not_owed(priority: int, 
     assert checks(history.judge(last=60.0)) == expected
 
 
-def test_a_verdict_against_an_innocent_is_caught(history: History) -> None:
+def test_a_verdict_on_an_undisturbed_rank_is_caught(history: History) -> None:
     history.accuse("j-000001", 1, "straggler", "compute", 15.0)
     assert checks(history.judge()) == {"false_verdict"}
 
@@ -360,7 +360,7 @@ def test_a_verdict_against_an_innocent_is_caught(history: History) -> None:
 @pytest.mark.parametrize(
     ("kind", "rank", "verdict", "cause"),
     [
-        ("held", 0, "straggler", "suspended"),  # the other rank was held
+        ("held", 0, "straggler", "suspended"),  # the other rank was stopped
         ("held", 1, "workload", "checkpoint"),
         ("stopped", 1, "straggler", "cpu-contention"),
         ("killed", 1, "hang", "never-arrived"),
@@ -380,35 +380,35 @@ def test_a_verdict_before_the_disturbance_is_caught(history: History) -> None:
     assert checks(history.judge()) == {"false_verdict"}
 
 
-def test_a_starved_rank_may_be_reported_as_such(history: History) -> None:
+def test_a_starved_rank_may_be_reported_as_starved(history: History) -> None:
     history.processes = [replace(one, waited=8.0 if one.rank == 1 else 0.1) for one in history.processes]
     history.accuse("j-000001", 1, "straggler", "cpu-contention", 15.0)
     assert history.judge() == []
 
 
-def test_a_disturbance_that_is_not_found_in_time_is_caught(history: History) -> None:
+def test_a_disturbance_that_is_not_detected_in_time_is_caught(history: History) -> None:
     history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
     assert history.judge(21.0, 89.0) == []
     assert checks(history.judge(90.0, 100.0)) == {"missed_verdict"}
 
 
-def test_a_disturbance_that_is_found_is_no_failure(history: History) -> None:
+def test_a_detected_disturbance_is_no_failure(history: History) -> None:
     history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
     history.accuse("j-000001", 1, "hang", "never-arrived", 61.0)
     assert history.judge(62.0, 200.0) == []
 
 
-def test_a_daemon_that_ends_by_itself_is_caught(history: History) -> None:
+def test_a_daemon_that_exits_unexpectedly_is_caught(history: History) -> None:
     history.daemon_ends("controller")
     assert checks(history.judge()) == {"daemon_ended"}
 
 
-def test_a_daemon_that_the_harness_killed_is_no_failure(history: History) -> None:
+def test_a_daemon_killed_by_the_harness_is_no_failure(history: History) -> None:
     history.daemon_ends("controller", touched=BEGIN + 5)
     assert history.judge() == []
 
 
-def test_the_oracle_imports_nothing_of_what_it_judges() -> None:
+def test_the_oracle_imports_nothing_of_the_product() -> None:
     folder = Path(oracle_package.__file__).parent
     for file in folder.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -420,7 +420,7 @@ def test_the_oracle_imports_nothing_of_what_it_judges() -> None:
                 assert not name.startswith("benchmarks") or name.startswith("benchmarks.ordinary.oracle"), name
 
 
-def test_a_hang_that_is_found_and_not_restarted_is_caught(history: History) -> None:
+def test_a_detected_hang_without_a_restart_is_caught(history: History) -> None:
     history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
     history.facts.disturbances[0].restarts = True
     history.accuse("j-000001", 1, "hang", "never-arrived", 61.0)
@@ -428,7 +428,7 @@ def test_a_hang_that_is_found_and_not_restarted_is_caught(history: History) -> N
     assert checks(history.judge(101.0, 120.0)) == {"hang_restarted"}
 
 
-def test_a_rank_whose_processor_is_taken_must_be_found_only_where_the_process_table_shows_it(history: History) -> None:
+def test_a_starved_rank_must_be_detected_only_if_the_process_table_shows_it(history: History) -> None:
     history.disturb("outspun", "j-000001", 1, 20.0, expected=60.0)
     assert history.judge(21.0, 90.0) == []
     history.processes = [replace(one, waited=40.0 if one.rank == 1 else 2.0) for one in history.processes]
@@ -436,7 +436,7 @@ def test_a_rank_whose_processor_is_taken_must_be_found_only_where_the_process_ta
 
 
 @pytest.mark.parametrize(("node", "expected"), [("node-0", set()), ("node-1", {"false_verdict"})])
-def test_a_node_is_silent_only_where_its_agent_was_stopped(history: History, node: str, expected: set[str]) -> None:
+def test_a_stale_node_is_valid_only_if_its_agent_was_stopped(history: History, node: str, expected: set[str]) -> None:
     history.facts.outages.append(Outage(node, BEGIN + 10, BEGIN + 30))
     history.accuse("j-000001", 1, "health", "lost", 25.0)
     assert checks(history.judge(30.0)) == expected

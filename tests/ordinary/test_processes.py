@@ -1,4 +1,4 @@
-"""The harness's process table takes no process for what it was before it called exec."""
+"""The harness's process table rereads a process after it has called exec."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _wait(until: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_rank_that_was_seen_before_its_exec_is_found_after_it(tmp_path: Path) -> None:
-    """A forked rank has its shim's command line for some milliseconds; a scan may fall into them."""
+def test_a_rank_scanned_before_its_exec_is_found_after_it(tmp_path: Path) -> None:
+    """A forked rank has its shim's command line for some milliseconds, in which a scan may read it."""
     shim = tmp_path / "shim.py"
     shim.write_text(BECOMES_ANOTHER)
     clock = FairClock(tmp_path)

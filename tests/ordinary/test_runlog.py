@@ -1,4 +1,4 @@
-"""What a log of runs adds up to."""
+"""Totals of a log of runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(commit: str, seed: int, failed: bool = False, clean: bool = True, **acti
     }
 
 
-def test_a_commit_of_documents_does_not_restart_the_count(checkout: Path) -> None:
+def test_a_commit_of_only_documents_does_not_restart_the_count(checkout: Path) -> None:
     old = commit(checkout, "a.py", "1")
     code = commit(checkout, "a.py", "2")
     page = commit(checkout, "docs/page.md", "words")
@@ -61,7 +61,7 @@ def test_a_commit_of_documents_does_not_restart_the_count(checkout: Path) -> Non
     assert (since["runs"], since["hours"], since["seeds"]) == (4, 2.0, 3)
 
 
-def test_tests_and_other_benchmarks_restart_the_count_of_code_but_not_that_of_what_a_day_runs(checkout: Path) -> None:
+def test_commits_to_tests_restart_the_count_of_code_but_not_of_the_product(checkout: Path) -> None:
     for folder in ("tests", "benchmarks/ordinary"):
         (checkout / folder).mkdir(parents=True)
     first = commit(checkout, "a.py", "1")
@@ -75,14 +75,14 @@ def test_tests_and_other_benchmarks_restart_the_count_of_code_but_not_that_of_wh
         assert not runlog.same_day(checkout, earlier, harness) and not runlog.same_code(checkout, earlier, harness)
 
 
-def test_a_run_with_uncommitted_changes_counts_for_no_code(checkout: Path) -> None:
+def test_a_run_with_uncommitted_changes_counts_for_no_version(checkout: Path) -> None:
     code = commit(checkout, "a.py", "1")
     summed = runlog.summary([run(code, 1, clean=False), run(code, 2)], checkout)
     assert summed["since_last_change_of_code"]["runs"] == 1
     assert summed["all"]["runs"] == 2
 
 
-def test_failures_stay_in_the_summary(checkout: Path) -> None:
+def test_failures_remain_in_the_summary(checkout: Path) -> None:
     old = commit(checkout, "a.py", "1")
     new = commit(checkout, "a.py", "2")
     summed = runlog.summary([run(old, 1, failed=True, cancel=0, gang=2), run(new, 2, cancel=3)], checkout)
@@ -92,7 +92,7 @@ def test_failures_stay_in_the_summary(checkout: Path) -> None:
     assert {kind: count for kind, count in summed["activities"].items() if count} == {"cancel": 3, "gang": 2}
 
 
-def test_an_activity_that_was_never_done_since_the_last_change_is_named(checkout: Path) -> None:
+def test_an_activity_not_run_since_the_last_change_is_named(checkout: Path) -> None:
     old = commit(checkout, "a.py", "1")
     new = commit(checkout, "a.py", "2")
     summed = runlog.summary([run(old, 1, gang=2), run(new, 2, cancel=3)], checkout)
@@ -100,7 +100,7 @@ def test_an_activity_that_was_never_done_since_the_last_change_is_named(checkout
     assert "cancel" not in summed["never_done"]
 
 
-def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
+def test_appended_runs_are_read_back(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
     for seed in (1, 2):
         runlog.append(file, {"seed": seed, "failures": []}, "abc", True)

@@ -1,4 +1,4 @@
-"""What users do is all counted."""
+"""Counting of user activities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.ordinary.oracle.facts import Facts
 from benchmarks.ordinary.users import Users
 
 
-def test_every_activity_that_can_be_chosen_is_a_kind_that_is_counted(tmp_path: Path) -> None:
+def test_every_activity_of_a_user_is_counted(tmp_path: Path) -> None:
     clock = FairClock(tmp_path)
     try:
         cluster = Cluster(tmp_path, tmp_path, "mark", 2, 2, clock)
