@@ -1,4 +1,4 @@
-"""The catalogue of mutants applies to the product as it is, and a break that nothing notices is reported."""
+"""The catalogue of mutants applies to the current product, and surviving mutants are reported."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ WITHOUT_LOGIC = {
 """Modules that need no mutants, and what is in them."""
 
 
-def test_every_mutant_applies_to_the_product_as_it_is() -> None:
-    """A moved fragment would otherwise be counted as killed, or never tried."""
+def test_every_mutant_applies_to_the_current_product() -> None:
+    """Otherwise a moved fragment would count as killed, or would never be tried."""
     for mutant in MUTANTS:
         apply(mutant, ROOT)
         for test in named_tests(mutant):
@@ -45,7 +45,7 @@ def test_every_mutant_applies_to_the_product_as_it_is() -> None:
 
 
 def modules_of(package: str) -> list[Path]:
-    """Modules with anything in them, from the root; those that only say what a package is are none."""
+    """Return the modules with code, from the root; modules with only a docstring do not count."""
     found = sorted((ROOT / PRODUCT / package).rglob("*.py"))
     return [path.relative_to(ROOT) for path in found if len(ast.parse(path.read_text()).body) > 1]
 
@@ -56,26 +56,26 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("package", COMPLETE)
 def test_every_module_with_logic_has_two_mutants(package: str) -> None:
-    """New modules come with their mutants. One that moves to another name is followed by what it defines."""
+    """Require mutants for new modules. A renamed module is followed by the names that it defines."""
     paths = {mutant.module: find(mutant, ROOT) for mutant in {one.module: one for one in MUTANTS}.values()}
     broken = Counter(name_of(paths[one.module]) for one in MUTANTS if paths[one.module].parts[0] == PRODUCT)
     modules = {name_of(path) for path in modules_of(package)}
     few = {name: broken[name] for name in sorted(modules - WITHOUT_LOGIC.keys()) if broken[name] < 2}
-    assert not few, "see `python -m benchmarks.mutants.suggest MODULE`"
+    assert not few, "run `python -m benchmarks.mutants.suggest MODULE`"
 
 
 def test_a_module_without_mutants_has_no_function() -> None:
-    """So that none becomes one by growing."""
+    """Ensure that no listed module later gains logic without mutants."""
     modules = {name_of(path): path for package in COMPLETE for path in modules_of(package)}
-    assert modules.keys() >= WITHOUT_LOGIC.keys(), "a module that is no longer there"
+    assert modules.keys() >= WITHOUT_LOGIC.keys(), "a listed module no longer exists"
     for name in WITHOUT_LOGIC:
         tree = ast.parse((ROOT / modules[name]).read_text())
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        assert not [function.name for function in functions if not says_nothing(function)], name
+        assert not [function.name for function in functions if not has_empty_body(function)], name
 
 
-def says_nothing(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether it has no body but a docstring and '...', as in a protocol."""
+def has_empty_body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether the body has only a docstring and '...', as in a protocol."""
     return all(isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) for one in function.body)
 
 
@@ -89,7 +89,7 @@ def says_nothing(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         ({"new": "GO  if word == GO else ABORT"}, "changes nothing"),
     ],
 )
-def test_what_cannot_be_applied_is_an_error_and_no_kill(changed: dict[str, str], said: str) -> None:
+def test_a_mutant_that_cannot_be_applied_is_an_error_and_not_a_kill(changed: dict[str, str], said: str) -> None:
     sound = Mutant(
         "backends.local.attempt_files:decision", "GO if word == GO else ABORT", "ABORT if word == ABORT else GO"
     )
@@ -98,7 +98,7 @@ def test_what_cannot_be_applied_is_an_error_and_no_kill(changed: dict[str, str],
         apply(dataclasses.replace(sound, **changed), ROOT)
 
 
-def test_each_is_judged_once_and_those_of_the_same_tests_by_one_process() -> None:
+def test_each_mutant_runs_once_and_equal_tests_share_a_process() -> None:
     divided = shares(MUTANTS, 3)
     assert sorted(index for share in divided for index, _ in share) == list(range(len(MUTANTS)))
     of_tests = [{named_tests(mutant) for _, mutant in share} for share in divided]
@@ -107,7 +107,7 @@ def test_each_is_judged_once_and_those_of_the_same_tests_by_one_process() -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_break_is_killed_where_a_test_fails_and_survives_where_none_does() -> None:
+def test_a_mutant_is_killed_only_if_a_test_fails() -> None:
     noticed = Mutant(
         "backends.local.attempt_files:decision", "GO if word == GO else ABORT", "ABORT if word == ABORT else GO",
         ("tests/backends/test_attempt_records.py",),

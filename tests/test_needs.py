@@ -1,4 +1,4 @@
-"""Every skip says what is absent and fails where everything is demanded: all go through tests/needs.py."""
+"""Every skip names the missing requirement and fails where all are required: all skips use tests/needs.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BYPASSES = {"skip", "skipif", "importorskip", "SkipTest", "skipTest", "skipUnles
 
 
 def bypasses(source: str) -> list[str]:
-    """Uses of another way not to run a test: `line: name`."""
+    """Return other ways to skip a test in the source: `line: name`."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and node.attr in BYPASSES:
@@ -29,7 +29,7 @@ def bypasses(source: str) -> list[str]:
     return found
 
 
-def test_no_test_skips_by_another_way() -> None:
+def test_every_skip_uses_tests_needs() -> None:
     own = TESTS / "needs.py"
     found = {str(path): here for path in TESTS.rglob("*.py") if path != own and (here := bypasses(path.read_text()))}
     assert found == {}, "call tests.needs.absent instead, which fails under GANGWATCH_REQUIRE=all"
@@ -48,11 +48,11 @@ def test_no_test_skips_by_another_way() -> None:
         "collect_ignore = ['test_x.py']",
     ],
 )
-def test_another_way_is_found(source: str) -> None:
+def test_another_way_to_skip_is_detected(source: str) -> None:
     assert bypasses(source)
 
 
-def test_a_skip_names_what_is_absent_and_is_a_failure_where_everything_is_demanded(
+def test_a_skip_names_the_missing_requirement_and_fails_if_all_are_required(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("GANGWATCH_REQUIRE", raising=False)

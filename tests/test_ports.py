@@ -1,4 +1,4 @@
-"""Held ports: a server that is told of one gets it, and nobody else does."""
+"""Reserved ports: only a server that was given the port can use it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.ports import held_neighbours, held_port, held_ports
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_no_two_processes_are_given_the_same_port() -> None:
-    """Two test beds at once, in two workers or in two checkouts."""
+def test_no_two_processes_get_the_same_port() -> None:
+    """Run two test beds at the same time, as two workers or two checkouts do."""
     program = "from tests.ports import held_ports; print(*held_ports(200), flush=True); input()"
     beds = [
         subprocess.Popen(
@@ -35,13 +35,13 @@ def test_no_two_processes_are_given_the_same_port() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1"])
-def test_a_held_port_is_refused_to_whoever_only_finds_it_free(address: str) -> None:
+def test_a_held_port_cannot_be_bound_by_other_programs(address: str) -> None:
     port = held_port()
     with socket.socket() as probe, pytest.raises(OSError, match="in use"):
         probe.bind((address, port))
 
 
-def test_a_server_listens_on_a_held_port_and_may_come_back() -> None:
+def test_a_server_can_listen_on_a_held_port_and_restart() -> None:
     port = held_port()
     for _ in range(2):
         with http.server.HTTPServer(("127.0.0.1", port), http.server.BaseHTTPRequestHandler):
@@ -57,8 +57,8 @@ def test_neighbouring_ports_are_all_held() -> None:
             probe.bind(("127.0.0.1", port))
 
 
-def test_no_test_looks_for_a_free_port_by_itself() -> None:
-    """A port that is found free and let go of is lost to whoever binds it next."""
+def test_no_test_looks_up_a_free_port_without_tests_ports() -> None:
+    """A free port that was only looked up is taken by the next program that binds it."""
     own = {Path(__file__), ROOT / "tests" / "ports.py"}
     files = {*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")} - own
     finders = [path for path in files if "def free_port" in path.read_text() or "in range(18000" in path.read_text()]

@@ -1,4 +1,4 @@
-"""`make test`: what runs again, what that costs, and how it ends. Real pytest processes on small projects."""
+"""`make test`: which tests run again, the budget, and the exit code. Real pytest processes on small projects."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ def start(project: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def run(project: Path, *arguments: str, workers: int = 0) -> tuple[int, str]:
-    """Exit code and output."""
+    """Return the exit code and the output."""
     process = start(project, "--workers", str(workers), *arguments)
     output = process.communicate(timeout=100)[0]
     return process.returncode, output
 
 
 def closing(output: str) -> dict[str, int]:
-    """The counts of the last line."""
+    """Return the counts in the last line."""
     return {
         word: int(count) for count, word in re.findall(r"(\d+) (\w+)", output.splitlines()[-1].partition(" in ")[0])
     }
 
 
-def test_what_passes_passes_and_the_last_line_counts(project: Path) -> None:
+def test_a_passing_run_exits_with_0_and_the_last_line_has_the_counts(project: Path) -> None:
     code, output = run(project)
     assert code == 0, output
     assert closing(output) == {"passed": 2, "failed": 0, "skipped": 0}
@@ -99,7 +99,7 @@ def test_a_test_that_fails_twice_fails_the_run(project: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "code"), [(3, 0), (4, 1)])
-def test_three_may_be_unsteady_and_are_written_down(project: Path, count: int, code: int) -> None:
+def test_up_to_three_unsteady_tests_are_allowed_and_recorded(project: Path, count: int, code: int) -> None:
     (project / "test_unsteady.py").write_text(UNSTEADY.format(count=count))
     got, output = run(project)
     assert got == code, output
@@ -110,12 +110,12 @@ def test_three_may_be_unsteady_and_are_written_down(project: Path, count: int, c
         f"test_unsteady.py::test_unsteady[{number}]" for number in range(count)
     ]
     assert all("only the first time" in line for line in written)
-    # Nothing was unsteady in the next run, and its file says so.
+    # No test was unsteady in the next run, and its file is empty.
     assert run(project)[0] == 0
     assert (project / ".cache" / "unsteady-tests.txt").read_text() == ""
 
 
-def test_the_budget_is_one_for_both_parts(project: Path) -> None:
+def test_both_parts_share_one_budget(project: Path) -> None:
     (project / "test_unsteady.py").write_text(UNSTEADY.format(count=2))
     alone = UNSTEADY.format(count=2).replace("seen-", "alone-")
     (project / "test_unsteady_alone.py").write_text(f"{alone}\npytestmark = pytest.mark.serial\n")
@@ -124,8 +124,8 @@ def test_the_budget_is_one_for_both_parts(project: Path) -> None:
     assert closing(output)["unsteady"] == 4
 
 
-def test_tests_with_a_group_run_again_by_their_own_names(project: Path) -> None:
-    """pytest-xdist adds the group to a test's id, which the second run would not find."""
+def test_tests_with_a_group_run_again_by_their_plain_ids(project: Path) -> None:
+    """pytest-xdist appends the group to a test's id, which the second run would not find."""
     grouped = UNSTEADY.format(count=1).replace("@pytest", "@pytest.mark.xdist_group('bed')\n@pytest", 1)
     (project / "test_unsteady.py").write_text(grouped)
     code, output = run(project, workers=1)
@@ -135,8 +135,8 @@ def test_tests_with_a_group_run_again_by_their_own_names(project: Path) -> None:
     assert id_of("a.py::test_a[x@y]@bed") == id_of("a.py::test_a[x@y]") == "a.py::test_a[x@y]"
 
 
-def test_one_worker_runs_all_of_a_group_and_the_longest_groups_are_first(project: Path) -> None:
-    """Also where pytest-xdist's own way to do so does nothing and tells nobody."""
+def test_one_worker_runs_a_whole_group_and_the_longest_groups_start_first(project: Path) -> None:
+    """This also holds where pytest-xdist's own option has no effect and gives no warning."""
     mark = "@pytest.mark.xdist_group('slurm')"
     (project / "test_any.py").write_text(TELLS.format(name="any", mark="", count=12))
     for name in ("y_of_slurm", "z_of_slurm"):
@@ -150,7 +150,7 @@ def test_one_worker_runs_all_of_a_group_and_the_longest_groups_are_first(project
     assert "y_of_slurm" in [name for _, name in told[:2]]
 
 
-def test_what_an_earlier_run_left_in_pytests_cache_plays_no_part(project: Path) -> None:
+def test_pytests_cache_of_an_earlier_run_is_ignored(project: Path) -> None:
     cache = project / ".pytest_cache" / "v" / "cache"
     cache.mkdir(parents=True)
     (cache / "lastfailed").write_text(json.dumps({"test_fine.py::test_fine": True}))
@@ -160,8 +160,8 @@ def test_what_an_earlier_run_left_in_pytests_cache_plays_no_part(project: Path) 
     assert closing(output) == {"passed": 3, "failed": 0, "skipped": 0, "unsteady": 1}
 
 
-def test_an_exit_code_other_than_one_is_never_forgiven(project: Path) -> None:
-    """A file that cannot be collected (2) or an option that does not exist (4): nothing runs again."""
+def test_any_exit_code_other_than_one_fails_the_run(project: Path) -> None:
+    """After a file that cannot be collected (2) or an unknown option (4) no test runs again."""
     code, output = run(project, "--no-such-option")
     assert code == 1 and "exit code 4" in output
     (project / "test_broken.py").write_text("import nothing_of_that_name\n")
@@ -170,8 +170,8 @@ def test_an_exit_code_other_than_one_is_never_forgiven(project: Path) -> None:
     assert "run again, alone" not in output
 
 
-def test_a_process_that_ends_with_zero_before_it_is_done_fails(project: Path) -> None:
-    """`os._exit(0)` in a test, or a library that does so."""
+def test_a_process_that_exits_with_0_too_early_fails_the_run(project: Path) -> None:
+    """A test or a library may call `os._exit(0)`."""
     (project / "test_serial.py").write_text(
         "import os\nimport pytest\n\n@pytest.mark.serial\ndef test_alone():\n    os._exit(0)\n"
     )
@@ -180,7 +180,7 @@ def test_a_process_that_ends_with_zero_before_it_is_done_fails(project: Path) ->
     assert "ended with exit code 0 before it was done" in output
 
 
-def test_a_part_without_tests_fails_unless_a_selection_was_asked_for(project: Path) -> None:
+def test_a_part_without_tests_fails_unless_tests_were_selected(project: Path) -> None:
     (project / "test_serial.py").unlink()
     code, output = run(project)
     assert code == 1 and "exit code 5" in output
@@ -191,8 +191,8 @@ def test_a_part_without_tests_fails_unless_a_selection_was_asked_for(project: Pa
 
 
 @pytest.mark.parametrize("when", ["first", "again"])
-def test_killed_in_either_run_it_fails(project: Path, when: str) -> None:
-    """Also with a cache that says that a single test failed last time."""
+def test_a_kill_in_either_run_fails(project: Path, when: str) -> None:
+    """The run also fails if the cache lists a single failed test of the last run."""
     cache = project / ".pytest_cache" / "v" / "cache"
     cache.mkdir(parents=True)
     (cache / "lastfailed").write_text(json.dumps({"test_fine.py::test_fine": True}))
@@ -214,7 +214,7 @@ def test_killed_in_either_run_it_fails(project: Path, when: str) -> None:
     assert closing(output)["errors"] == 1
 
 
-def test_skips_are_named_with_their_reason(project: Path) -> None:
+def test_skips_are_listed_with_their_reason(project: Path) -> None:
     (project / "test_skips.py").write_text(
         "import pytest\n\n@pytest.mark.parametrize('number', range(3))\n"
         "def test_skips(number):\n    pytest.skip('thing is absent: apt-get install thing')\n"
@@ -225,6 +225,6 @@ def test_skips_are_named_with_their_reason(project: Path) -> None:
     assert closing(output)["skipped"] == 3
 
 
-def test_make_test_is_this_program() -> None:
+def test_make_test_runs_this_program() -> None:
     recipe = (ROOT / "Makefile").read_text().partition("\ntest: ")[2].partition("\n\n")[0]
     assert recipe.splitlines()[1:] == ["\t$(BIN)/python -m tests.run"]

@@ -177,7 +177,7 @@ def test_the_chart_shows_stops_of_a_rank_as_gaps_of_the_same_length(
             assert found is not None, said.inner_text()
             expect(page.locator("#pace-scale")).to_be_visible()
             slow, other = page.evaluate(REDNESS, [3, 5])
-            assert sum(red is None for red in slow) >= 178, "columns of a second in which nothing is drawn"
+            assert sum(red is None for red in slow) >= 178, "columns of seconds in which no step ended"
             # Dark only where the rank ends the two steps.
             assert len([red for red in slow if red is not None and red > 80]) == 2
             assert not [red for red in other if red is not None and red > 80]
@@ -197,7 +197,7 @@ def test_a_stalled_job_is_not_shown_at_normal_speed(
             expect(page.locator("#verdicts")).to_contain_text("the job has made no step for")
             expect(page.locator("#pace-said")).to_contain_text(re.compile(r"No step ended for (5\d|6\d|7\d) s from"))
             slow, _ = page.evaluate(REDNESS, [3, 5])
-            assert all(red is None for red in slow[-50:]), "the axis goes on to now"
+            assert all(red is None for red in slow[-50:]), "the axis continues to the current time"
             before = re.search(r"No step for\s*(\d+) s", summary.inner_text())
             assert before is not None
             expect(summary).not_to_contain_text(before[0].split()[-2] + " s", timeout=10_000)  # the time increases
@@ -299,7 +299,7 @@ def test_a_phone_shows_every_column_of_every_list(url: str, browser: Browser) ->
             assert page.evaluate(hidden) == [], path
 
 
-def test_by_keyboard_alone(url: str, browser: Browser) -> None:
+def test_the_pages_work_with_the_keyboard_alone(url: str, browser: Browser) -> None:
     with page_of(browser) as page:
         _live(page, f"{url}/")
         page.keyboard.press("Tab")
@@ -345,7 +345,7 @@ def test_updates_keep_the_focus_and_unfolded_sections(site: Site, url: str, brow
         expect(page.locator("#verdicts details")).to_have_attribute("open", "")
 
 
-def test_news_are_announced_to_screen_readers(site: Site, url: str, browser: Browser) -> None:
+def test_updates_are_announced_to_screen_readers(site: Site, url: str, browser: Browser) -> None:
     with page_of(browser) as page:
         _live(page, f"{url}/")
         status = page.get_by_role("status")

@@ -23,7 +23,7 @@ from tests.web.findings import straggler
 EVIL = "<script>alert(1)</script>\"'&"
 
 
-# --- markup ----------------------------------------------------------------------------------------------------------
+# --- markup -----------------------------------------------------------------------------------------------------------
 
 
 def test_texts_and_attributes_are_escaped_and_markup_is_not() -> None:
@@ -59,7 +59,7 @@ def test_natural_order_compares_numbers_in_names() -> None:
     assert sorted(["n10", "n9", "n2a", "10", "9"], key=timetable.natural) == ["9", "10", "n2a", "n9", "n10"]
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
 def _paths(job_id: str) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def test_every_vendored_file_has_a_licence_and_a_checksum() -> None:
             )
 
 
-# --- lists -----------------------------------------------------------------------------------------------------------
+# --- lists ------------------------------------------------------------------------------------------------------------
 
 
 def test_lists_are_paged_and_filtered(site: Site) -> None:
@@ -155,7 +155,7 @@ def test_lists_are_paged_and_filtered(site: Site) -> None:
     assert "No matching jobs." in site.ask("GET", "/jobs?state=failed").content.decode()
     site.post("/api/nodes/rack-77/maintenance", {"by": "ada", "reason": "new NIC"})
     nodes = site.ask("GET", "/nodes").content.decode()
-    assert nodes.index("rack-77</a>") < nodes.index("rack-3</a>")  # the worst come first
+    assert nodes.index("rack-77</a>") < nodes.index("rack-3</a>")  # the worst racks are first
     assert nodes.count('class="tile ') == 122
     assert "Page 1 of 3" in nodes
     assert "new NIC" in site.ask("GET", "/nodes/rack-77").content.decode()
@@ -251,7 +251,7 @@ def test_progress_of_a_job(
     assert progress_of(state, 1, held_up, speed, now_ns, unknown_ns) is said
 
 
-# --- streams ---------------------------------------------------------------------------------------------------------
+# --- streams ----------------------------------------------------------------------------------------------------------
 
 
 class Stream:
@@ -304,7 +304,7 @@ def test_a_stream_sends_every_part_first_and_then_changes(site: Site) -> None:
 def test_a_jobs_stream_reports_only_that_job(site: Site) -> None:
     mine, other = site.submit(name="mine"), site.submit(name="other")
     stream = Stream(site, f"/live/jobs/{mine}")
-    stream.part("head")  # the stream sends news from here on
+    stream.part("head")  # from here on the stream sends changes
     site.wait(mine, "running")
     site.wait(other, "running")
     site.world.end(other)
