@@ -100,8 +100,8 @@ def _scheduler(config: pytest.Config, log: Any, folder: Path) -> Any:
 
         def schedule(self) -> None:
             if self.collection is None:
-                told = next(folder.iterdir()).read_text()
-                self._groups: dict[str, str] = json.loads(told)
+                written = next(folder.iterdir()).read_text()
+                self._groups: dict[str, str] = json.loads(written)
             super().schedule()
 
         def _reschedule(self, node: WorkerController) -> None:

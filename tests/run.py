@@ -153,12 +153,12 @@ def report(verdict: Verdict, unsteady_file: Path, budget: int, seconds: float) -
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--workers", type=int, default=WORKERS, help="processes that run tests beside each other")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="processes that run tests in parallel")
     parser.add_argument("--budget", type=int, default=BUDGET, help="tests that may pass only when run again")
     parser.add_argument("--unsteady", type=Path, default=UNSTEADY, help="file for the tests that passed only then")
     options, selection = parser.parse_known_args(arguments)
     passes = (
-        ("beside each other", ["-n", str(options.workers), "-m", "not serial"]),
+        ("in parallel", ["-n", str(options.workers), "-m", "not serial"]),
         ("one by one", ["-m", "serial"]),
     )
     verdict, began = Verdict(), time.monotonic()

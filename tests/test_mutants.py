@@ -80,7 +80,7 @@ def has_empty_body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"place": "backends.local.attempt_files:no_such"}, "nowhere"),
         ({"old": "no such fragment"}, "0 times"),
@@ -89,12 +89,12 @@ def has_empty_body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         ({"new": "GO  if word == GO else ABORT"}, "changes nothing"),
     ],
 )
-def test_a_mutant_that_cannot_be_applied_is_an_error_and_not_a_kill(changed: dict[str, str], said: str) -> None:
+def test_a_mutant_that_cannot_be_applied_is_an_error_and_not_a_kill(changed: dict[str, str], message: str) -> None:
     sound = Mutant(
         "backends.local.attempt_files:decision", "GO if word == GO else ABORT", "ABORT if word == ABORT else GO"
     )
     apply(sound, ROOT)
-    with pytest.raises(NotApplicableError, match=said):
+    with pytest.raises(NotApplicableError, match=message):
         apply(dataclasses.replace(sound, **changed), ROOT)
 
 

@@ -38,7 +38,7 @@ def test_alone():
 """
 
 
-TELLS = """
+RECORDING_TESTS = """
 import os
 import pathlib
 import time
@@ -46,8 +46,8 @@ import pytest
 
 {mark}
 @pytest.mark.parametrize("number", range({count}))
-def test_tells(number):
-    with pathlib.Path("told").open("a") as file:
+def test_record(number):
+    with pathlib.Path("record").open("a") as file:
         file.write(os.environ["PYTEST_XDIST_WORKER"] + " {name}\\n")
     time.sleep(0.2)
 """
@@ -138,16 +138,16 @@ def test_tests_with_a_group_run_again_by_their_plain_ids(project: Path) -> None:
 def test_one_worker_runs_a_whole_group_and_the_longest_groups_start_first(project: Path) -> None:
     """This also holds where pytest-xdist's own option has no effect and gives no warning."""
     mark = "@pytest.mark.xdist_group('slurm')"
-    (project / "test_any.py").write_text(TELLS.format(name="any", mark="", count=12))
+    (project / "test_any.py").write_text(RECORDING_TESTS.format(name="any", mark="", count=12))
     for name in ("y_of_slurm", "z_of_slurm"):
-        (project / f"test_{name}.py").write_text(TELLS.format(name=name, mark=mark, count=3))
+        (project / f"test_{name}.py").write_text(RECORDING_TESTS.format(name=name, mark=mark, count=3))
     code, output = run(project, workers=2)
     assert code == 0, output
-    told = [line.split() for line in (project / "told").read_text().splitlines()]
-    workers = {name: {worker for worker, other in told if other == name} for _, name in told}
+    lines = [line.split() for line in (project / "lines").read_text().splitlines()]
+    workers = {name: {worker for worker, other in lines if other == name} for _, name in lines}
     assert len(workers["y_of_slurm"] | workers["z_of_slurm"]) == 1
     assert len(workers["any"]) == 2
-    assert "y_of_slurm" in [name for _, name in told[:2]]
+    assert "y_of_slurm" in [name for _, name in lines[:2]]
 
 
 def test_pytests_cache_of_an_earlier_run_is_ignored(project: Path) -> None:

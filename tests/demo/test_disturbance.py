@@ -60,8 +60,8 @@ def test_the_disturbance_stops_the_slot_and_releases_it_at_its_end(
             time.sleep(0.01)
         assert "T" in seen
         disturber.terminate()
-        said, _ = disturber.communicate(timeout=30)
-    acts = [json.loads(line)["act"] for line in said.splitlines()]
+        printed, _ = disturber.communicate(timeout=30)
+    acts = [json.loads(line)["act"] for line in printed.splitlines()]
     assert (acts[0], acts[-1]) == ("began", "ended")
     assert disturber.returncode == 0
     assert state_of(sleeper.pid) == "S"

@@ -39,7 +39,7 @@ def test_the_locks_match_pyproject(lock: ModuleType) -> None:
 
 
 def test_an_added_changed_or_removed_requirement_is_detected(lock: ModuleType) -> None:
-    for old, new, said in (
+    for old, new, complaint in (
         ('"bcrypt>=4.1"', '"bcrypt>=4.1",\n  "somethingelse>=1"', "somethingelse>=1 is not fulfilled by anything"),
         ('"bcrypt>=4.1"', '"bcrypt>=400"', "bcrypt>=400 is not fulfilled by "),
         ('"bcrypt>=4.1",', "", "runtime.txt: was made from other requirements"),
@@ -48,7 +48,7 @@ def test_an_added_changed_or_removed_requirement_is_detected(lock: ModuleType) -
     ):
         before = (lock.ROOT / "pyproject.toml").read_text()
         change(lock.ROOT / "pyproject.toml", old, new)
-        assert any(said in one for one in lock.complaints()), said
+        assert any(complaint in one for one in lock.complaints()), complaint
         (lock.ROOT / "pyproject.toml").write_text(before)
 
 

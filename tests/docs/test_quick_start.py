@@ -81,9 +81,9 @@ def go_through(door: FrontDoor, folder: Path) -> str:
 def test_the_quick_start_works_on(processors: int, nodes: int, slots: int, tmp_path: Path) -> None:
     with front_door(tmp_path / "state") as door:
         door.environment |= machine(tmp_path / "machine", processors)
-        said = go_through(door, tmp_path)
-    assert said.count(f"({slots} slots)") == nodes
-    assert (f"{nodes * slots} slots share {processors} processors" in said) == (nodes * slots > processors)
+        printed = go_through(door, tmp_path)
+    assert printed.count(f"({slots} slots)") == nodes
+    assert (f"{nodes * slots} slots share {processors} processors" in printed) == (nodes * slots > processors)
 
 
 def test_the_quick_start_works_on_a_machine_with_eight_gpus(tmp_path: Path) -> None:
@@ -96,6 +96,6 @@ def test_the_quick_start_works_on_a_machine_with_eight_gpus(tmp_path: Path) -> N
         door.environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
         (tmp_path / "config" / "gangwatch").mkdir(parents=True)
         config.rename(tmp_path / "config" / "gangwatch" / "gangwatch.toml")
-        said = go_through(door, tmp_path)
-    assert "node-0 (4 GPUs), node-1 (4 GPUs)" in said
-    assert "share" not in said
+        printed = go_through(door, tmp_path)
+    assert "node-0 (4 GPUs), node-1 (4 GPUs)" in printed
+    assert "share" not in printed

@@ -82,7 +82,7 @@ class FrontDoor:
         )()
         assert record is not None, f"{name} does not run"
         os.kill(record.pid, signal.SIGKILL)
-        wait_until(lambda: not record.alive(), lambda: f"{name} outlives SIGKILL")
+        wait_until(lambda: not record.alive(), lambda: f"{name} still runs after SIGKILL")
         return record.pid
 
     def logs(self) -> str:

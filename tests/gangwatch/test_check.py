@@ -37,7 +37,7 @@ def test_check_prints_a_table(tmp_path: Path) -> None:
 
 
 def test_on_an_empty_machine_each_missing_item_names_its_remedy(tmp_path: Path) -> None:
-    looks = (
+    results = (
         machine.pressure(tmp_path),
         machine.schedstat(tmp_path),
         machine.children_file(tmp_path),
@@ -45,8 +45,8 @@ def test_on_an_empty_machine_each_missing_item_names_its_remedy(tmp_path: Path) 
         machine.control_groups(tmp_path, tmp_path / "cgroup"),
         machine.rdma(tmp_path),
     )
-    assert [finding.state for finding in looks] == ["missing"] * len(looks)
-    assert all(finding.remedy for finding in looks)
+    assert [finding.state for finding in results] == ["missing"] * len(results)
+    assert all(finding.remedy for finding in results)
 
 
 def test_schedstat_with_only_zeros_is_reported_missing(tmp_path: Path) -> None:

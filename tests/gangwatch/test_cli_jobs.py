@@ -112,8 +112,8 @@ def test_maintenance_lists_the_jobs_of_a_node_and_drain_waits_until_it_is_empty(
     with door.start("node", "maintenance", node, "--drain") as waits:
         time.sleep(1)
         door.run("cancel", stays)
-        _, said = waits.communicate(timeout=60)
-        assert waits.returncode == 0 and f"{node} is empty" in said
+        _, printed = waits.communicate(timeout=60)
+        assert waits.returncode == 0 and f"{node} is empty" in printed
     refused = door.run("node", "remove", node, code=1).stderr
     assert "still reports" in refused
     door.run("node", "release", node)

@@ -64,10 +64,10 @@ def test_a_gang_from_submission_to_its_cancellation(door: FrontDoor) -> None:
     assert job_id not in [job["job"] for job in door.json("jobs", "--active")]
     assert door.wait_for(waiting, "completed")["ranks"][0]["exit_code"] == 0
 
-    told = door.json("story", job_id)
-    assert [entry["kind"] for entry in told][:3] == ["submitted", "started", "running"]
-    assert "cancel" in json.dumps(told)
-    assert door.run("story", job_id).stdout.count("\n") >= len(told)
+    entries = door.json("story", job_id)
+    assert [entry["kind"] for entry in entries][:3] == ["submitted", "started", "running"]
+    assert "cancel" in json.dumps(entries)
+    assert door.run("story", job_id).stdout.count("\n") >= len(entries)
     assert "already" in door.run("cancel", job_id, code=1).stderr
 
 

@@ -128,11 +128,11 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
 @pytest.mark.slow
 @pytest.mark.xdist_group("front-door")
 def test_an_mpi_launcher_gang_is_followed_by_a_dependent_array(door: FrontDoor, tmp_path: Path) -> None:
-    tell = "import os; print(os.environ['GANGWATCH_ROLE'], os.environ['GANGWATCH_NODES'])"
+    print_variables = "import os; print(os.environ['GANGWATCH_ROLE'], os.environ['GANGWATCH_NODES'])"
     file = tmp_path / "mpi.json"
-    launcher = {"role": "launcher", "ranks": 1, "command": [*PYTHON, f"print('mpirun'); {tell}"]}
+    launcher = {"role": "launcher", "ranks": 1, "command": [*PYTHON, f"print('mpirun'); {print_variables}"]}
     file.write_text(json.dumps({"groups": [launcher, {"role": "worker", "ranks": 2}]}))
-    first = door.submit("--job-file", str(file), "--", *PYTHON, tell)
+    first = door.submit("--job-file", str(file), "--", *PYTHON, print_variables)
     index = "import os; print('index', os.environ['GANGWATCH_ARRAY_INDEX'])"
     array = door.submit("--array", "3%1", "--after", first, "--", *PYTHON, index)
     for number in range(3):

@@ -254,7 +254,7 @@ def test_any_host_name_gives_a_node_name(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             '[[policy.queues]]\nname = "a"\nlimt = 4\n',
@@ -275,11 +275,11 @@ def test_any_host_name_gives_a_node_name(host: str) -> None:
         ("[polcy]\n", r"polcy: unknown section \(did you mean policy\?\)"),
     ],
 )
-def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path, text: str, said: str) -> None:
+def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path: Path, text: str, message: str) -> None:
     """Refuse unknown keys at every level: a misspelt limit of a queue must not be ignored."""
     file = tmp_path / "gangwatch.toml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=said) as refused:
+    with pytest.raises(ConfigError, match=message) as refused:
         config_file.load(file)
     assert str(file) in str(refused.value)
 

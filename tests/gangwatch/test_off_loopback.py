@@ -104,11 +104,11 @@ def test_a_controller_reachable_from_other_machines(door: FrontDoor, tmp_path: P
     submission = ("-H", "Content-Type: application/json", "-d", '{"name": "x", "command": ["true"], "ranks": 1}')
     assert site.curl(jobs, *known, "-u", "reader:secret", *submission)[0] == 401
     assert site.curl(jobs, *known, *bearer, *submission, "-H", "Origin: https://evil.example")[0] == 403
-    status, told = site.curl(jobs, *known, *bearer, *submission)
-    assert status == 201, told
+    status, body = site.curl(jobs, *known, *bearer, *submission)
+    assert status == 201, body
 
     # The command line needs only the state folder, and the feed connects to agents over TLS.
-    job = door.wait_for(json.loads(told)["job"], "completed")
+    job = door.wait_for(json.loads(body)["job"], "completed")
     assert job["name"] == "x"
     wait_until(
         lambda: [(node["state"], node["present"]) for node in door.json("nodes")] == [("healthy", True)] * 2,

@@ -189,9 +189,9 @@ def test_a_missing_or_refusing_receiver_is_reported_and_affects_no_job(
         until(lambda: len(receiver.bodies) >= 3 and dropped("refused") == 1)
         assert controller.ready() == (True, "")
         push.stop()
-    told = caplog.text
+    log_text = caplog.text
     for words in ("the queue is full", "status 503: busy", "status 400: no", "1 spans refused: too old"):
-        assert words in told
+        assert words in log_text
 
 
 def test_the_push_queue_is_bounded_and_dropped_entries_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,7 +298,7 @@ def test_a_later_place_is_sent_once_and_again_to_the_next_agent(
         reporter.place(data=0, stage=2, tensor=7)
         reporter.place(data=-1)
         reporter.place(data="one")  # type: ignore[arg-type]
-        wait_until(lambda: registered(agent).place == Place(0, 2, 7), "what came later is not heard")
+        wait_until(lambda: registered(agent).place == Place(0, 2, 7), "the later place was not received")
         assert reporter.dropped == 2
     finally:
         agent.close()
@@ -329,7 +329,7 @@ def test_the_place_is_read_from_megatron_if_the_program_uses_it(
     assert registered(agent).place == Place(), "no groups yet"
     setattr(state, "model_parallel_is_initialized", lambda: True)  # noqa: B010
     reporter.place()
-    wait_until(lambda: registered(agent).place == Place(9, 3, 2, 1), "Megatron was not asked")
+    wait_until(lambda: registered(agent).place == Place(9, 3, 2, 1), "Megatron was not queried")
     assert reporter.dropped == 0
 
 
@@ -530,7 +530,7 @@ def test_close_ends_the_thread_and_closes_the_descriptors(agent: StepSocket, env
     with reporter.step():
         pass
     assert reporter.status == "closed"
-    wait_until(lambda: threads() == before, "the thread lives on")
+    wait_until(lambda: threads() == before, "the thread still runs")
     wait_until(lambda: found.closed, "the connection stays open")
 
 

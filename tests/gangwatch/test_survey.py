@@ -50,13 +50,13 @@ def test_gpus_of_the_fake_library_are_read(tree: Tree, tmp_path: Path) -> None:
     found = by_name(collector_survey.survey(section(tree, nvml_library=str(library))))
     assert found["counters: gpu"].state == "found"
     assert found["counters: gpu"].detail.startswith("8 x: ")
-    told, _, missing = found["GPU features"].detail.partition("; not reported by these GPUs, ")
-    assert "profiling, ECC" in told and "NVLink fabric" in told and missing.endswith(": C2C")
+    reported, _, missing = found["GPU features"].detail.partition("; not reported by these GPUs, ")
+    assert "profiling, ECC" in reported and "NVLink fabric" in reported and missing.endswith(": C2C")
     fake.reset("geforce")
-    told, _, missing = by_name(collector_survey.survey(section(tree, nvml_library=str(library))))[
+    reported, _, missing = by_name(collector_survey.survey(section(tree, nvml_library=str(library))))[
         "GPU features"
     ].detail.partition("; not reported by these GPUs, ")
-    assert "profiling, ECC, row remapping" in missing and "NVLink" in missing and "NVLink" not in told
+    assert "profiling, ECC, row remapping" in missing and "NVLink" in missing and "NVLink" not in reported
     fake.reset()
 
 
@@ -105,9 +105,9 @@ def run(tree: Tree, *options: str) -> Result:
 
 
 def test_check_prints_one_document_and_exits_by_the_required_items(tree: Tree) -> None:
-    told = run(tree, "--json")
-    assert told.exit_code == 0
-    names = {finding["name"]: finding["state"] for finding in json.loads(told.stdout)["findings"]}
+    result = run(tree, "--json")
+    assert result.exit_code == 0
+    names = {finding["name"]: finding["state"] for finding in json.loads(result.stdout)["findings"]}
     assert names["rdma"] == "found" and names["nvml"] == "missing" and names["counters: host"] == "found"
     assert run(tree, "--require", "rdma", "--require", "counters: host").exit_code == 0
     lacking = run(tree, "--require", "nvml")

@@ -165,7 +165,7 @@ def one_frame_in_both_forms(url: str) -> tuple[dict[str, Any], str]:
         before, text, after = frame(), metrics(url), frame()
         if before["seq"] == after["seq"]:
             return before, text
-    raise AssertionError("frames follow one another faster than they can be read")
+    raise AssertionError("frames changed faster than they could be read")
 
 
 def series_name(series: dict[str, Any]) -> str:

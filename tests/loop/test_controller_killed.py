@@ -29,13 +29,13 @@ SEED = int(os.environ.get("GANGWATCH_TEST_SEED", "20261121"))
 RANK = """
 import os, sys, time
 line = "{} {} {} {}\\n"
-def tell(what):
+def record(what):
     descriptor = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, line.format(what, os.environ["GANGWATCH_JOB"], os.environ["RANK"], os.getpid()).encode())
     os.close(descriptor)
-tell("began")
+record("began")
 time.sleep(float(sys.argv[2]))
-tell("ended")
+record("ended")
 sys.exit(int(sys.argv[3]))
 """
 
@@ -81,7 +81,7 @@ class Killed:
                 return ask()
             except (GangwatchError, OSError, http.client.HTTPException) as error:
                 if time.monotonic() > until:
-                    raise AssertionError(f"no answer in {seconds} s: {error}") from error
+                    raise AssertionError(f"no response within {seconds} s: {error}") from error
                 time.sleep(0.05)
 
 

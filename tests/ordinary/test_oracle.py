@@ -177,14 +177,14 @@ def test_a_start_on_a_node_in_maintenance_is_caught(history: History) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"state": "pending"}, {"attempt": 2}, {"ranks_total": 3}, {"queue": "guest"}, {"exit_codes": [0, 0]}]
+    "stated", [{"state": "pending"}, {"attempt": 2}, {"ranks_total": 3}, {"queue": "guest"}, {"exit_codes": [0, 0]}]
 )
 @pytest.mark.parametrize("source", ["gangwatch jobs", "page /jobs"])
 def test_differences_of_command_line_and_page_from_the_api_are_caught(
-    history: History, source: str, said: dict[str, object]
+    history: History, source: str, stated: dict[str, object]
 ) -> None:
     history.judge()
-    history.state(source, "j-000001", **said)
+    history.state(source, "j-000001", **stated)
     assert checks(history.judge(20.0)) == {"agreement"}
 
 

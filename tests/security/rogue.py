@@ -68,7 +68,7 @@ class Cluster:
         self.kind = kind
         self.clock = ManualClock(BOOTED_NS, START_NS)
         self.world = World(dict.fromkeys(NODES, 1), policy=Policy(), round_trips=False)
-        self.heard: Callable[[Sequence[Event]], Sequence[Event]] = lambda events: events
+        self.rename_events: Callable[[Sequence[Event]], Sequence[Event]] = lambda events: events
         self._random = random.Random(seed)
         self._second = 0
         self._steps: dict[str, int] = {}
@@ -112,7 +112,7 @@ class Cluster:
             jobs[number] = SlurmJob(number, "RUNNING", nodes=nodes, gpus=((0,),) * len(nodes))
         backend._snapshot = Snapshot(BOOTED_NS - SECOND, {}, jobs)
         self._backend = backend
-        self.heard = lambda events: renamed(events)
+        self.rename_events = lambda events: renamed(events)
         return backend.attest
 
     def _bind_pods(self) -> Attest:
@@ -131,7 +131,7 @@ class Cluster:
     def uid_of(job_id: str, rank: int) -> str:
         return f"{job_id}-{rank:04d}"
 
-    def look_at_slurm(self) -> None:
+    def poll_slurm(self) -> None:
         """Record a new poll of Slurm that found no change."""
         snapshot = self._backend._snapshot
         assert snapshot is not None
@@ -175,10 +175,10 @@ class Cluster:
 
     def send(self, layout: Layout, frame: Frame) -> None:
         """Hand a received frame to the fleet."""
-        told: tuple[AnyLayout, Frame] = (layout, frame)
+        received: tuple[AnyLayout, Frame] = (layout, frame)
         if self._naming is not None:
-            told = self._naming(*told)
-        self.watch.offer(*told, self.clock.monotonic_ns())
+            received = self._naming(*received)
+        self.watch.offer(*received, self.clock.monotonic_ns())
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -197,13 +197,13 @@ class Cluster:
             for _ in range(2):
                 self.clock.advance(0.5)
                 self.watch.run_tick()
-                events = list(self.heard(self._found)) or [Tick()]
+                events = list(self.rename_events(self._found)) or [Tick()]
                 self._found.clear()
                 self.world.now_ns = self.clock.wall_ns()
                 self.world.cycle(*events)
                 self.placements.follow(self.world.state.jobs.values())
             if self.kind == "slurm" and self._second % 10 == 0:
-                self.look_at_slurm()
+                self.poll_slurm()
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -253,8 +253,8 @@ def layout_of(node: str, members: Sequence[Member], gpu: str | None = None, stat
     """Return a layout with each rank's process counters, steps, state, GPU and place. gpu: None for the node's own."""
 
     def whose(member: Member, **more: str) -> tuple[tuple[str, str], ...]:
-        told = {"attempt": str(member.attempt), "gang": member.gang, "rank": str(member.rank), **more}
-        return tuple(sorted(told.items()))
+        fields = {"attempt": str(member.attempt), "gang": member.gang, "rank": str(member.rank), **more}
+        return tuple(sorted(fields.items()))
 
     part = gpu_of(node) if gpu is None else gpu
     gauges = [

@@ -134,9 +134,9 @@ class Bed:
     def refused(self, node: str) -> dict[str, float]:
         found = {}
         for name, labels, value in self.fleet.measures():
-            told = dict(labels)
-            if name == "gangwatch_watch_records_refused_total" and told["node"] == node:
-                found[told["reason"]] = value
+            by_label = dict(labels)
+            if name == "gangwatch_watch_records_refused_total" and by_label["node"] == node:
+                found[by_label["reason"]] = value
         return found
 
     def where(self, gang: str) -> dict[int, str]:
@@ -219,11 +219,11 @@ def test_an_open_collective_is_dropped_with_its_attempt() -> None:
     layout = layout_of("n0", ())
     for seq in range(3):
         bed.send("n0", layout=layout, records=opened, record_seq=seq)
-    heard_ns = bed.fleet.gangs["j-1"].received_ns
-    assert heard_ns == bed.now_ns
+    last_ns = bed.fleet.gangs["j-1"].received_ns
+    assert last_ns == bed.now_ns
     bed.placements.follow(())
     bed.send("n0", layout=layout, records=opened, record_seq=3)
-    assert bed.fleet.gangs["j-1"].received_ns == heard_ns
+    assert bed.fleet.gangs["j-1"].received_ns == last_ns
     assert bed.refused("n0") == {"ended": 1.0}
 
 
@@ -383,8 +383,8 @@ def test_restarts_counted_by_a_launcher_are_mapped_to_the_schedulers_attempts() 
 def test_events_about_another_nodes_gpu_concern_only_the_senders_own_device() -> None:
     bed = Bed(job_of("j-1", *VICTIM))
     victim(bed, 1)
-    told = EventRecord("part-replaced", gpu_of("n1"), bed.wall_ns, {"gpu": "x"})
-    bed.send("n7", layout=layout_of("n7", (), gpu_of("n1")), records=[told])
+    replaced = EventRecord("part-replaced", gpu_of("n1"), bed.wall_ns, {"gpu": "x"})
+    bed.send("n7", layout=layout_of("n7", (), gpu_of("n1")), records=[replaced])
     bed.send(
         "n1", Member("j-1", 1, 1), step=2, records=[EventRecord("xid", "0000:17:00.0", bed.wall_ns, {"code": "79"})]
     )
@@ -396,7 +396,7 @@ def test_events_about_another_nodes_gpu_concern_only_the_senders_own_device() ->
     # A device that was moved belongs to its new node as soon as the old node no longer lists it.
     bed.send("n1", layout=layout_of("n1", (), gpu_of("n5")))
     bed.now_ns += 2 * SECOND
-    bed.send("n7", layout=layout_of("n7", (), gpu_of("n1")), records=[told])
+    bed.send("n7", layout=layout_of("n7", (), gpu_of("n1")), records=[replaced])
     last = bed.fleet.occurrences.take()[-1]
     assert (last.node, last.event.entity) == ("n7", gpu_of("n1"))
 
@@ -444,10 +444,10 @@ def test_a_verdict_on_a_node_without_the_rank_is_refused_and_moves_no_job(accuse
     assert job.stop_reason is None
     assert job.attempt == 1
     assert {one.state for one in world.state.nodes.values()} == {NodeState.HEALTHY}
-    (told,) = [entry for entry in world.entries if entry.kind == "verdict-refused"]
-    assert told.subject == job_id
-    assert not told.applied
-    assert node in told.text
+    (refusal,) = [entry for entry in world.entries if entry.kind == "verdict-refused"]
+    assert refusal.subject == job_id
+    assert not refusal.applied
+    assert node in refusal.text
     explained = explain(world.state, job_id)
     assert explained is not None
     assert any("refused" in words and verdict.verdict_id in words for words in explained.what_would_change_it)

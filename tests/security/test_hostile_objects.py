@@ -104,12 +104,12 @@ def test_an_unusable_object_is_skipped_alone() -> None:
     """Previously such an object ended the watch, which listed everything again and failed on it again."""
     seen: list[str] = []
 
-    def told(key: str, _: Pod | None, after: Pod | None) -> None:
+    def on_change(key: str, _: Pod | None, after: Pod | None) -> None:
         if after is not None and after.spec.overhead:
             raise BackendError("'x' is not a quantity")
         seen.append(key)
 
-    watch: Watch[Pod] = Watch(cast(Client, None), "/api/v1/pods", Pod, told)
+    watch: Watch[Pod] = Watch(cast(Client, None), "/api/v1/pods", Pod, on_change)
 
     def take(name: str, **spec: Any) -> None:
         watch._take(msgspec.json.encode({"type": "ADDED", "object": pod_body(name, **spec)}))

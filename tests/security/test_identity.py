@@ -200,8 +200,8 @@ def test_an_authority_is_created_once_and_its_key_is_private(folder: Path) -> No
 
 
 def test_each_node_of_a_host_list_gets_its_own_certificate_and_key(folder: Path) -> None:
-    told = run(folder, "issue", "--controller", "--client", "prometheus", "gpu[01-03]")
-    assert "node gpu02" in told
+    printed = run(folder, "issue", "--controller", "--client", "prometheus", "gpu[01-03]")
+    assert "node gpu02" in printed
     keys = {(folder / "nodes" / f"gpu{n:02}" / "tls.key").read_bytes() for n in (1, 2, 3)}
     assert len(keys) == 3
     made = read((folder / "nodes" / "gpu02" / "tls.crt").read_bytes())
@@ -231,8 +231,8 @@ def test_only_due_certificates_are_renewed_and_no_revoked_ones(folder: Path) -> 
     run(folder, "issue", "n2")
     known = AuthorityFolder(folder)
     (entry,) = [one for one in known.entries() if one.name == "n2"]
-    told = Certificate(frozenset(entry.issued.names), "", entry.issued.not_before.timestamp(), 0.0)
-    assert known.revocations().refuses(told) == "", "a certificate issued afterwards is valid at once"
+    renewed = Certificate(frozenset(entry.issued.names), "", entry.issued.not_before.timestamp(), 0.0)
+    assert known.revocations().refuses(renewed) == "", "a certificate issued afterwards is valid at once"
     assert "not revoked" in run(folder, "admit", "n1", code=1)
 
 
@@ -259,8 +259,8 @@ def test_without_an_authority_the_error_names_the_command_that_creates_one(tmp_p
 
 
 def test_times_of_a_peers_certificate_are_read_as_openssl_writes_them() -> None:
-    told = {"subjectAltName": (("DNS", "N1"), ("IP Address", "::1")), "notAfter": "Jan  5 09:34:43 2038 GMT"}
-    found = read_certificate(told)
+    fields = {"subjectAltName": (("DNS", "N1"), ("IP Address", "::1")), "notAfter": "Jan  5 09:34:43 2038 GMT"}
+    found = read_certificate(fields)
     assert found.names == {"n1"}
     assert found.not_after == datetime(2038, 1, 5, 9, 34, 43, tzinfo=UTC).timestamp()
     assert read_certificate({}).names == frozenset()
@@ -434,8 +434,8 @@ def test_renewed_certificates_are_loaded_without_a_restart(site: Site, monkeypat
     shown: list[float] = []
 
     def renew_then_see(feed: Feed, count: int) -> bool:
-        told = {name: value for name, _, value in feed.measures()}
-        own = told.get("gangwatch_certificate_expiry_seconds", 0.0)
+        measures = {name: value for name, _, value in feed.measures()}
+        own = measures.get("gangwatch_certificate_expiry_seconds", 0.0)
         shown.append(own)
         if count and len(set(shown)) == 1:
             site.authority.renew(1.0, days=30)

@@ -356,9 +356,9 @@ def behind_tls(folder: Path, web: str = "") -> Iterator[tuple[People, Callable[.
             connection = http.client.HTTPSConnection("127.0.0.1", port, context=trust, timeout=20)
             connection.request(method, path, body, {name.replace("_", "-"): one for name, one in headers.items()})
             response = connection.getresponse()
-            told = response.status, response.headers, response.read()
+            result = response.status, response.headers, response.read()
             connection.close()
-            return told
+            return result
 
         class _Site:
             token = property(lambda _: controller.token)

@@ -73,17 +73,17 @@ class Bench:
         descriptor = ring_file(slots)
         client = connect(self.path)
         send(client, message(rank=rank, **claim), [descriptor])
-        said = answer(client)
+        response = answer(client)
         self.clients.append(client)
         self.descriptors.append(descriptor)
-        return said
+        return response
 
     def leave(self) -> None:
         """Close all connections, and wait until the agent has noticed."""
         for client in self.clients:
             client.close()
         self.clients.clear()
-        wait_until(lambda: all(one.closed for one in self.collector._socket.registered()), "their end goes unnoticed")
+        wait_until(lambda: all(one.closed for one in self.collector._socket.registered()), "connections remain")
 
     def gangs(self) -> dict[str, int]:
         """Return the number of ranks with published series, by gang."""
@@ -132,9 +132,9 @@ def test_a_user_without_a_job_gets_sixteen_reporters_and_an_error_with_the_limit
 ) -> None:
     bench = make()
     with caplog.at_level(logging.WARNING):
-        said = [bench.register(rank) for rank in range(24)]
-        assert said[:16] == [""] * 16
-        for one in said[16:]:
+        responses = [bench.register(rank) for rank in range(24)]
+        assert responses[:16] == [""] * 16
+        for one in responses[16:]:
             assert "has 16 step reporters, the maximum (step_quotas.reporters_per_user)" in one
             assert "ask for a higher limit" in one
         assert bench.refused() == {"quota": 8}
@@ -187,9 +187,7 @@ def test_series_of_a_tenant_are_bounded_although_its_ranks_change(make: Callable
         for client in bench.clients:
             client.close()
         bench.clients.clear()
-        wait_until(
-            lambda: sum(one.closed for one in bench.collector._socket.registered()) == 4, "their end goes unnoticed"
-        )
+        wait_until(lambda: sum(one.closed for one in bench.collector._socket.registered()) == 4, "connections remain")
         assert bench.gangs()[f"pod-{PODS[0]}"] <= 8
     assert bench.gangs()[f"pod-{PODS[1]}"] == 1
     other.close()
@@ -274,8 +272,8 @@ def test_deceptive_names_are_refused_with_a_reason(
 ) -> None:
     monkeypatch.setattr(module, "ATTEST_SECONDS", 0.0)
     bench = make()
-    said = bench.register(0, gang=name)
-    assert "GANGWATCH_JOB" in said and said.isprintable() and said.isascii()
+    response = bench.register(0, gang=name)
+    assert "GANGWATCH_JOB" in response and response.isprintable() and response.isascii()
     assert bench.refused() == {"name": 1}
 
 
@@ -313,7 +311,7 @@ def test_idle_connections_use_only_their_tenants_share(make: Callable[..., Bench
     began = time.monotonic()
     assert bench.register(0) == ""
     assert time.monotonic() - began < 1.5, "the agent waited for connections that send nothing"
-    wait_until(lambda: bench.refused().get("timeout", 0) >= tenants.CONNECTIONS_A_TENANT, "the silent stay")
+    wait_until(lambda: bench.refused().get("timeout", 0) >= tenants.CONNECTIONS_A_TENANT, "idle connections stay open")
     bench.be("/")
     assert bench.register(0) == ""
     for client in silent:
@@ -333,7 +331,7 @@ def test_a_flood_of_connections_is_refused_before_anything_is_read(
     client.close()
     bench.be_pod(PODS[0])
     assert bench.register(0) == ""
-    wait_until(lambda: bench.refused().get("rate", 0) >= 11, "the flood goes uncounted")
+    wait_until(lambda: bench.refused().get("rate", 0) >= 11, "the flood was not counted")
 
 
 def test_partial_messages_with_descriptors_leave_none_open(make: Callable[..., Bench]) -> None:
@@ -341,11 +339,15 @@ def test_partial_messages_with_descriptors_leave_none_open(make: Callable[..., B
     bench.collector.collect()
     before = open_descriptors()
     rings_held = [ring_file() for _ in range(3)]
-    for descriptors, said in (([rings_held[0]] * 253, "descriptor"), ([rings_held[1]], ""), (rings_held, "descriptor")):
+    for descriptors, refusal in (
+        ([rings_held[0]] * 253, "descriptor"),
+        ([rings_held[1]], ""),
+        (rings_held, "descriptor"),
+    ):
         with connect(bench.path) as client:
             send(client, message(rank=0)[:9], descriptors)
-            if said:
-                assert said in answer(client)
+            if refusal:
+                assert refusal in answer(client)
     for descriptor in rings_held:
         os.close(descriptor)
     wait_until(lambda: open_descriptors() <= before, "descriptors stay open")
@@ -412,13 +414,13 @@ def test_a_file_of_a_hung_fuse_server_blocks_only_its_sender(make: Callable[...,
         assert time.monotonic() - began < 2
         bench.be("/")
         own = Tenant("user", str(os.getuid()))
-        wait_until(lambda: own in bench.collector._socket._descriptors.stuck_tenants(), "it is not noticed")
+        wait_until(lambda: own in bench.collector._socket._descriptors.stuck_tenants(), "the close is not reported")
         assert "stop that server, and send a memory file" in bench.register(1)
         bench.be_pod(PODS[1])
         assert bench.register(0) == ""
         assert bench.collector.collect() is not None
         fuse.answer()
-        wait_until(lambda: not bench.collector._socket._descriptors.has(own), "it stays barred")
+        wait_until(lambda: not bench.collector._socket._descriptors.has(own), "the tenant stays blocked")
         bench.be("/")
         assert bench.register(1) == ""
         os.close(descriptor)
@@ -432,14 +434,14 @@ def test_descriptors_of_a_tenant_are_received_one_message_at_a_time(make: Callab
         descriptor = fuse.open()
         bench = make()
         clients = [connect(bench.path) for _ in range(8)]
-        wait_until(lambda: len(bench.collector._socket._pending) == len(clients), "they are not accepted")
+        wait_until(lambda: len(bench.collector._socket._pending) == len(clients), "connections were not accepted")
         before = open_descriptors()
         for client in clients:
             send(client, message(rank=0), [descriptor] * 200)
         assert fuse.flushing.wait(10)
-        said = [answer(client) for client in clients]
+        responses = [answer(client) for client in clients]
         assert open_descriptors() <= before + 200
-        assert sorted("cannot be closed" in one for one in said) == [False] + [True] * 7
+        assert sorted("cannot be closed" in one for one in responses) == [False] + [True] * 7
         fuse.answer()
         wait_until(lambda: open_descriptors() <= before, "descriptors stay open")
         for client in clients:
@@ -476,10 +478,10 @@ def test_an_uninterruptible_close_blocks_only_its_tenants_thread(monkeypatch: py
     assert closer.stuck_tenants() == {bad} and closer.has(bad) and not closer.has(good)
     assert closer.waiting() == 0
     os.write(release, b"x")
-    wait_until(lambda: not closer.has(bad), "the tenant stays barred")
+    wait_until(lambda: not closer.has(bad), "the tenant stays blocked")
     assert closed == [others[1], stuck_one, others[0]] and closer.stuck_tenants() == frozenset()
     closer.put(others[2], bad)
-    wait_until(lambda: others[2] in closed, "nobody closes any more")
+    wait_until(lambda: others[2] in closed, "no thread closes descriptors any more")
     closer.close(1.0)
     monkeypatch.undo()
     os.close(wait)
@@ -549,17 +551,17 @@ def test_the_tenant_with_the_least_use_is_served_first(
     monkeypatch.setattr(bench.collector._socket, "_admit", lambda *_: gate.wait(10) and None)
     busy = [connect(bench.path) for _ in range(3)]
     descriptors = [ring_file() for _ in range(4)]
-    wait_until(lambda: len(bench.collector._socket._pending) == 3, "they are not accepted")
+    wait_until(lambda: len(bench.collector._socket._pending) == 3, "connections were not accepted")
     bench.be_pod(PODS[0])
     modest = connect(bench.path)
-    wait_until(lambda: len(bench.collector._socket._pending) == 4, "it is not accepted")
+    wait_until(lambda: len(bench.collector._socket._pending) == 4, "the connection was not accepted")
     passes.clear()
     send(busy[0], message(rank=1), [descriptors[0]])  # occupies the thread until all others are ready
-    wait_until(lambda: served, "it is not served")
+    wait_until(lambda: served, "the connection was not served")
     for client, descriptor in zip((*busy[1:], modest), descriptors[1:], strict=True):
         send(client, message(rank=1), [descriptor])
     gate.set()
-    wait_until(lambda: sum(len(one) for one in passes) >= 4, "they are not served")
+    wait_until(lambda: sum(len(one) for one in passes) >= 4, "connections were not served")
     order = [one for one in passes if one][:3]
     assert all(len(one) == 1 for one in order), "one connection per pass"
     assert order[1] == [PODS[0]], "the tenant with little use comes before the busy tenant's other connections"

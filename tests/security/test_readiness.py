@@ -70,10 +70,10 @@ def test_readiness_reports_a_journal_fsync_that_never_returns(tmp_path: Path, mo
         try:
             free.clear()
             wait_until(lambda: site.ask("GET", "/readyz").status == 503, str)
-            said = site.ask("GET", "/readyz").document
-            assert said["scheduling"] is False
-            assert "no scheduling cycle has finished for" in said["error"]
-            assert "writing the journal to disk" in said["error"]
+            document = site.ask("GET", "/readyz").document
+            assert document["scheduling"] is False
+            assert "no scheduling cycle has finished for" in document["error"]
+            assert "writing the journal to disk" in document["error"]
             wait_until(lambda: site.ask("GET", "/healthz").status == 503, str)
             assert "stuck" in site.ask("GET", "/healthz").document["error"]
         finally:

@@ -147,7 +147,7 @@ def huge_pages() -> int:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "refusal"),
     [
         (pipe, "not a memory file"),
         (lambda: socket.socket(socket.AF_UNIX).detach(), "not a memory file"),
@@ -161,14 +161,14 @@ def huge_pages() -> int:
     ],
     ids=["pipe", "socket", "eventfd", "proc", "folder", "tmpfs", "O_PATH", "O_WRONLY", "huge pages"],
 )
-def test_any_other_descriptor_is_refused_with_a_reason(make: Callable[[], int], said: str, tmp_path: Path) -> None:
+def test_any_other_descriptor_is_refused_with_a_reason(make: Callable[[], int], refusal: str, tmp_path: Path) -> None:
     path = str(tmp_path / "run" / "n.sock")
     collector = StepCollector(path, Attribution(None))
     try:
         descriptor = make()
         with connect(path) as client:
             send(client, message(rank=0), [descriptor])
-            assert said in answer(client)
+            assert refusal in answer(client)
         os.close(descriptor)
         with connect(path) as client:  # the agent still serves the next client
             descriptor = ring_file()

@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[People]:
         yield made
 
 
-EVERYBODY = ("", "vic", "ana", "boss", "state")
+ALL_USERS = ("", "vic", "ana", "boss", "state")
 
 CHANGES = {
     # Least role by route; 'own': submitters may do it to their own jobs only.
@@ -62,7 +62,7 @@ def test_every_route_that_changes_state_is_in_the_table(site: People) -> None:
     assert {method for route in routes for method in route.methods or ()} <= {"GET", "HEAD", "POST"}
 
 
-@pytest.mark.parametrize("who", EVERYBODY)
+@pytest.mark.parametrize("who", ALL_USERS)
 @pytest.mark.parametrize("path", [path for path, role in CHANGES.items() if role != "nobody"])
 def test_each_role_has_its_permissions_and_a_refusal_names_the_missing_role(site: People, who: str, path: str) -> None:
     job = site.submit("bob")
@@ -291,8 +291,8 @@ def test_the_audit_log_names_user_and_action(site: People) -> None:
     site.ask("ana", "GET", f"/api/jobs/{job}/logs?rank=0")
     site.ask("ana", "GET", "/api/jobs")
     lines = site.audit()[before:]
-    told = [(one["stage"], one["user"], one["role"], one["path"], one.get("status")) for one in lines]
-    assert told == [
+    found = [(one["stage"], one["user"], one["role"], one["path"], one.get("status")) for one in lines]
+    assert found == [
         ("asked", "ana", "submitter", "/api/jobs", None),
         ("answered", "ana", "submitter", "/api/jobs", 201),
         ("asked", "ana", "submitter", "/api/nodes/n0/release", None),
@@ -352,7 +352,7 @@ def test_an_open_audit_log_needs_no_descriptor_and_reports_failures(
 ) -> None:
     audit = Audit(tmp_path / "audit.jsonl")
     audit.begin()
-    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it is open"))
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("the file was opened again"))
     audit.write(_line(audit, "/1"))
     monkeypatch.undo()
     (tmp_path / "file").touch()

@@ -116,9 +116,9 @@ def value(text: str, series: str) -> float:
 
 def receives_both_agents(door: FrontDoor) -> bool:
     text = metrics_of(door)
-    heard = [value(text, f'gangwatch_feed_frames_total{{node="node-{number}"') for number in (0, 1)]
+    frames = [value(text, f'gangwatch_feed_frames_total{{node="node-{number}"') for number in (0, 1)]
     assert value(text, "gangwatch_feed_malformed_total") == 0, door.logs()
-    return min(heard) >= 3
+    return min(frames) >= 3
 
 
 def up(door: FrontDoor) -> None:

@@ -245,20 +245,20 @@ def test_metrics_frames_and_traces_contain_only_names(planted: Planted) -> None:
 
 def test_logs_stories_and_explanations_contain_only_names(planted: Planted) -> None:
     door = planted.door
-    told = {path.name: path.read_text(errors="replace") for path in (door.state.path / "log").iterdir()}
-    told["audit"] = door.state.audit_file.read_text()
+    texts = {path.name: path.read_text(errors="replace") for path in (door.state.path / "log").iterdir()}
+    texts["audit"] = door.state.audit_file.read_text()
     for job in planted.jobs.values():
-        told[f"story of {job}"] = door.run("story", job).stdout
-    told["explanation"] = door.run("explain", planted.jobs["waits"]).stdout
-    told["story of a node"] = door.run("story", "node:node-1").stdout
-    told["nodes"] = door.run("nodes").stdout + door.run("queue").stdout + door.run("top", "--once").stdout
-    for name, text in told.items():
+        texts[f"story of {job}"] = door.run("story", job).stdout
+    texts["explanation"] = door.run("explain", planted.jobs["waits"]).stdout
+    texts["story of a node"] = door.run("story", "node:node-1").stdout
+    texts["nodes"] = door.run("nodes").stdout + door.run("queue").stdout + door.run("top", "--once").stdout
+    for name, text in texts.items():
         assert text or name.endswith(".err"), name
         assert [one for one in found(planted.canaries, text) if not one.allowed_in_text] == [], name
-    assert "NodeCommanded.reason" in {one.field for one in found(planted.canaries, told["story of a node"])}
+    assert "NodeCommanded.reason" in {one.field for one in found(planted.canaries, texts["story of a node"])}
     assert (
-        "the program of group" in told[f"story of {planted.jobs['group']}"]
-        or "the command of group" in told[f"story of {planted.jobs['group']}"]
+        "the program of group" in texts[f"story of {planted.jobs['group']}"]
+        or "the command of group" in texts[f"story of {planted.jobs['group']}"]
     )
 
 

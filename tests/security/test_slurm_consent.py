@@ -77,11 +77,11 @@ def audited(folder: Path) -> str:
         if found:
             return found[0]
         time.sleep(0.01)
-    raise AssertionError("nothing is said of job 7")
+    raise AssertionError("the audit has no line about job 7")
 
 
 @pytest.mark.parametrize(
-    ("job", "change", "said"),
+    ("job", "change", "reason"),
     [
         (JOB, {"comment": b"do-not-touch"}, "it may no longer be moved: it has not opted in"),
         (JOB, {"comment": b"gangwatch:restartable,signal=NONE"}, "'NONE' is not a signal"),
@@ -95,14 +95,14 @@ def audited(folder: Path) -> str:
     ],
 )
 def test_a_change_between_poll_and_move_leaves_the_job_untouched(
-    start: Callable[[Queue], SlurmBackend], tmp_path: Path, job: Printed, change: dict[str, Any], said: str
+    start: Callable[[Queue], SlurmBackend], tmp_path: Path, job: Printed, change: dict[str, Any], reason: str
 ) -> None:
     queue = Queue([job])
     backend = start(queue)
     queue.change(7, **change)
     backend.apply(stop())
     outcome = audited(tmp_path)
-    assert outcome.startswith("withheld: ") and said in outcome
+    assert outcome.startswith("withheld: ") and reason in outcome
     assert queue.changes == []
 
 
@@ -149,7 +149,7 @@ def test_each_poll_reads_the_comment_again(start: Callable[[Queue], SlurmBackend
         except BackendError as error:
             assert "it has not opted in" in str(error)
             break
-        pytest.fail("a job whose owner said no was taken") if queue.changes else time.sleep(0.01)
+        pytest.fail("a job without its owner's consent was changed") if queue.changes else time.sleep(0.01)
     assert queue.changes == []
 
 
@@ -174,7 +174,7 @@ WAITS = replace(JOB, state="PENDING", nodes=("gpu001", "gpu002"), gpus=(0, 1), l
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"comment": b"do-not-touch"}, "its owner has withdrawn consent"),
         ({"user": "victim"}, "job 7 no longer exists"),
@@ -185,7 +185,7 @@ WAITS = replace(JOB, state="PENDING", nodes=("gpu001", "gpu002"), gpus=(0, 1), l
     ],
 )
 def test_a_pending_job_is_kept_off_a_node_only_if_unchanged(
-    tmp_path: Path, change: dict[str, Any] | None, said: str
+    tmp_path: Path, change: dict[str, Any] | None, reason: str
 ) -> None:
     queue = Queue([WAITS])
     commands = PrintedCommands(queue, text=False)
@@ -200,15 +200,15 @@ def test_a_pending_job_is_kept_off_a_node_only_if_unchanged(
             queue.jobs = []
         else:
             queue.change(7, **change)
-        wish = DesiredNode("gpu002", NodeState.SUSPECT, "a fan is bad", "1", 1.0)
-        await keeper.keep(DesiredState(True, False, {"gpu002": wish}, frozenset(queue.nodes)), snapshot)
+        desired = DesiredNode("gpu002", NodeState.SUSPECT, "a fan is bad", "1", 1.0)
+        await keeper.keep(DesiredState(True, False, {"gpu002": desired}, frozenset(queue.nodes)), snapshot)
 
     asyncio.run(keep())
     excluded = [command for command in queue.changes if "JobId=7" in command]
-    if said:
+    if reason:
         assert excluded == []
         (line,) = [line for line in lines(audit.path) if line.target == "7"]
-        assert line.outcome == f"withheld: {said}"
+        assert line.outcome == f"withheld: {reason}"
         assert "7" not in hands.touched.excluded
     else:
         assert excluded == [("scontrol", "update", "JobId=7", "ExcNodeList=gpu002")]

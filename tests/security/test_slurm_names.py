@@ -189,8 +189,8 @@ def test_a_job_with_a_refused_record_does_not_count_as_ended(tmp_path: Path, cap
     held = (("slurm-7", 0), ("slurm-8", 0))
     assert not [event for event in backend.observe(held) if isinstance(event, AttemptEnded)]
     assert ("gangwatch_slurm_records_refused_total", (("kind", "job"),), 3.0) in backend.measures()
-    said = [record.message for record in caplog.records if "cannot be read" in record.message]
-    assert len(said) == 1 and said[0].startswith("job 8 cannot be read")
+    messages = [record.message for record in caplog.records if "cannot be read" in record.message]
+    assert len(messages) == 1 and messages[0].startswith("job 8 cannot be read")
     queue.jobs = [VICTIM]
     backend._listing = ""
     asyncio.run(backend._scan(0.0))

@@ -48,7 +48,7 @@ def page_of(
     """
     errors: list[str] = []
 
-    def said(message: ConsoleMessage) -> None:
+    def on_console(message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             errors.append(message.text)
 
@@ -58,7 +58,7 @@ def page_of(
         bypass_csp=allow_eval,
     )
     page = context.new_page()
-    page.on("console", said)
+    page.on("console", on_console)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("requestfailed", lambda request: errors.append(f"{request.url}: {request.failure}"))
     hosts: set[str] = set()

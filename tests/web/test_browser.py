@@ -142,8 +142,8 @@ def test_a_jobs_page_draws_step_times_and_the_map_of_ranks(scene: tuple[str, str
         page.locator("#pace-map").focus()
         for _ in range(3):
             page.keyboard.press("ArrowDown")
-        told = page.locator("#pace-cell")
-        expect(told).to_have_text(re.compile(r"^rank 3 · node-0, step \d+ \(.*\): 1\.[5-9]\d times its peers$"))
+        cell = page.locator("#pace-cell")
+        expect(cell).to_have_text(re.compile(r"^rank 3 · node-0, step \d+ \(.*\): 1\.[5-9]\d times its peers$"))
         drawn_bytes = page.evaluate("() => document.querySelector('#pace-chart canvas').toDataURL().length")
         assert drawn_bytes > 5000
 
@@ -171,10 +171,10 @@ def test_the_chart_shows_stops_of_a_rank_as_gaps_of_the_same_length(
         _feed(site, step_frames(job, 400, slow_rank=3, slow_from=400, stops={150: 40.0, 260: 140.0}))
         with page_of(browser) as page:
             _live(page, f"http://127.0.0.1:{site.port}/jobs/{job['job']}")
-            said = page.locator("#pace-said")
-            expect(said).to_contain_text(re.compile(r"^Longest step: 140 s, ended"))
-            found = re.search(r"No step ended for (4[01]) s from .*, (2 min 2[01] s) from", said.inner_text())
-            assert found is not None, said.inner_text()
+            summary = page.locator("#pace-said")
+            expect(summary).to_contain_text(re.compile(r"^Longest step: 140 s, ended"))
+            found = re.search(r"No step ended for (4[01]) s from .*, (2 min 2[01] s) from", summary.inner_text())
+            assert found is not None, summary.inner_text()
             expect(page.locator("#pace-scale")).to_be_visible()
             slow, other = page.evaluate(REDNESS, [3, 5])
             assert sum(red is None for red in slow) >= 178, "columns of seconds in which no step ended"

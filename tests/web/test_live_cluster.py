@@ -101,12 +101,12 @@ def test_a_jobs_page_shows_the_straggler_live(scene: Scene, browser: Browser) ->
         expect(page.locator("#summary")).not_to_have_text(page.locator("#summary").inner_text())
         page.locator("#pace-map").focus()
         page.keyboard.press("ArrowDown")
-        told = page.locator("#pace-cell")
-        expect(told).to_have_text(re.compile(r"^rank 1 · node-0, step [\d,]+ \(.*\): [\d.]+ times its peers$"))
+        cell = page.locator("#pace-cell")
+        expect(cell).to_have_text(re.compile(r"^rank 1 · node-0, step [\d,]+ \(.*\): [\d.]+ times its peers$"))
         # The rank is stopped on and off, so that in some seconds it is as fast as its peers.
         ratios = []
         for _ in range(10):
-            found = re.search(r"([\d.]+) times", told.inner_text())
+            found = re.search(r"([\d.]+) times", cell.inner_text())
             ratios += [float(found[1])] if found is not None else []
             page.keyboard.press("ArrowLeft")
         assert len(ratios) == 10

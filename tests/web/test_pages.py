@@ -227,7 +227,7 @@ SPEED = Speed(1, 0.1, 0.1, 0.115, 400, 1_000 * 10**9)
 
 
 @pytest.mark.parametrize(
-    ("state", "held_up", "speed", "after", "unknown_after", "said"),
+    ("state", "held_up", "speed", "after", "unknown_after", "progress"),
     [
         ("running", False, SPEED, 1, None, Progress.NORMAL),
         ("running", False, replace(SPEED, seconds=0.152), 1, None, Progress.SLOW),
@@ -244,11 +244,11 @@ SPEED = Speed(1, 0.1, 0.1, 0.115, 400, 1_000 * 10**9)
     ],
 )
 def test_progress_of_a_job(
-    state: str, held_up: bool, speed: Speed | None, after: int, unknown_after: int | None, said: Progress
+    state: str, held_up: bool, speed: Speed | None, after: int, unknown_after: int | None, progress: Progress
 ) -> None:
     now_ns = SPEED.end_ns + after * 10**9
     unknown_ns = None if unknown_after is None else now_ns - unknown_after * 10**9
-    assert progress_of(state, 1, held_up, speed, now_ns, unknown_ns) is said
+    assert progress_of(state, 1, held_up, speed, now_ns, unknown_ns) is progress
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
