@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 FIRST = ("ordinary", "dashboards-live", "slurm", "kubernetes", "front-door", "accasim")
 
 FAVOURED, GENTLE = FIRST[:2], 5
-"""Groups that keep their priority; all other tests get this nice value. They run for minutes in real time, with a limit
-on how late a job may start or a scrape may be: without processors they would fail for that alone."""
+"""Groups that keep their priority; all other tests get this nice value. These groups run for minutes in real time and
+limit the delay of job starts and scrapes, so a lack of CPU time alone would fail them."""
 
 _INPUT = "gangwatch_groups"
 

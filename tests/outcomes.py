@@ -17,7 +17,7 @@ from typing import IO, Any
 import pytest
 
 _GROUP = re.compile(r"@[^\]@]*$")
-"""pytest-xdist appends "@GROUP" to the id of a test with a group; a bracket after an "@" belongs to a parameter."""
+"""pytest-xdist appends "@GROUP" to the id of a test with a group; an "@" before a bracket is part of a parameter."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

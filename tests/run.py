@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BUDGET = 3
-"""How many tests in all may pass only when they run again."""
+"""Number of tests in total that may pass only in their second run."""
 
 WORKERS = 3
-"""For two processors: tests of real programs wait for most of their time, so that two would leave processors idle."""
+"""For two CPUs: tests of real programs mostly wait, so two workers would leave CPUs idle."""
 
 UNSTEADY = Path(".cache") / "unsteady-tests.txt"
 
@@ -41,11 +41,11 @@ class Run:
     """Result of one pytest process."""
 
     code: int
-    """Its exit code; negative: the signal that ended it."""
+    """Exit code; negative: the signal that ended the process."""
     finished: bool
-    """Whether it wrote its last outcome, and that of the same exit code."""
+    """Whether it wrote its last line, with the same exit code."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Why, by test; a test of which any phase failed."""
+    """Reason by failed test; a test fails if any of its phases fails."""
     skipped: dict[str, str] = field(default_factory=dict)
     passed: set[str] = field(default_factory=set)
 
@@ -83,9 +83,9 @@ class Verdict:
     failed: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     unsteady: dict[str, str] = field(default_factory=dict)
-    """Why each failed the first time."""
+    """Reason of the first failure, by test."""
     broken: list[str] = field(default_factory=list)
-    """Runs that did not come to an end by themselves."""
+    """Runs that did not finish."""
 
     def take(self, name: str, first: Run, again: Run | None, *, may_be_empty: bool = False) -> None:
         """Add a run, and the second run of its failed tests if there was one. may_be_empty: a part was selected."""

@@ -16,7 +16,7 @@ from benchmarks.mutants.runner import run, shares
 ROOT = Path(__file__).resolve().parents[1]
 
 COMPLETE = ("core", "policies", "detectors", "backends")
-"""Packages of scheduler_feedback each of whose modules has two mutants at least."""
+"""Packages of scheduler_feedback in which each module has at least two mutants."""
 
 WITHOUT_LOGIC = {
     "backends": "a protocol and the list of its implementations",
@@ -31,7 +31,7 @@ WITHOUT_LOGIC = {
     "detectors.ablation_switches": "a dataclass",
     "detectors.workload.workload_claim": "a dataclass and constants",
 }
-"""Modules that need no mutants, and what is in them."""
+"""Modules that need no mutants, and their contents."""
 
 
 def test_every_mutant_applies_to_the_current_product() -> None:

@@ -12,7 +12,7 @@ from tests import needs
 TESTS = Path(__file__).parent
 
 BYPASSES = {"skip", "skipif", "importorskip", "SkipTest", "skipTest", "skipUnless", "skipIf", "xfail", "exit"}
-"""Names of pytest and unittest by which a test does not run, or is not counted."""
+"""Functions and marks of pytest and unittest that skip a test or ignore its result."""
 
 
 def bypasses(source: str) -> list[str]:

@@ -14,7 +14,7 @@ SPEED = 15.0
 """One scrape per second represents the provisioned scrape every 15 s."""
 
 MOST_WAIT_SECONDS = 120.0
-"""Longest `for` in the world's seconds, so that a run is over in time; promtool tests them as they are."""
+"""Longest `for` in the world's seconds, which limits the run's length; promtool tests the real values."""
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _RATE = re.compile(r"\brate\(([^()]*\[[0-9]+[smhd]\])\)")

@@ -27,14 +27,14 @@ SCENARIO = Scenario(
 )
 
 SICK = 5
-"""Expositions while devices fail: counters move on from each to the next."""
+"""Number of expositions while devices fail; counters grow from each to the next."""
 
 REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
 HW_THERMAL = 0x40
 """nvmlClocksEventReasonHwThermalSlowdown."""
 
 UNCORRECTED, REMAP_PENDING = 4, 144
-"""Fields of nvmlDeviceGetFieldValues: uncorrected memory errors; whether rows wait for a reset."""
+"""Fields of nvmlDeviceGetFieldValues: uncorrected memory errors; whether a row remapping needs a reset."""
 
 
 def bodies(workshop: Workshop) -> list[bytes]:

@@ -25,7 +25,7 @@ from tests.dashboards.scripted import SCRAPE_SECONDS
 from tests.ports import held_ports
 
 Bodies = Callable[[float], bytes | None]
-"""What a target answers at this second of the world; None: nothing."""
+"""Response of a target at this second of the world; None: no response."""
 
 
 class _Quiet(BaseHTTPRequestHandler):

@@ -16,7 +16,7 @@ from tests.dashboards.scripted import POLICY, Job, Script, ScriptedRun, job
 
 SECONDS = 1050.0
 ONSET, LENGTH = 240.0, 210.0
-"""When faults begin, on a job's two minutes of history and some, and how long they last."""
+"""Start of the faults, after a job's history of over two minutes, and their length, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

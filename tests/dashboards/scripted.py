@@ -45,7 +45,7 @@ POLICY = Policy(
     preempt=True,
     queues=(Queue("research", quota=24), Queue("production", quota=40)),
 )
-"""Feedback's moves are not carried out, so that a fault lasts as long as the script says; preemption is."""
+"""Feedback moves no job, so that a fault lasts as long as the script says; preemption works."""
 
 
 @dataclass(slots=True)
@@ -326,4 +326,4 @@ COUNTERS = (
     "gangwatch_backend_failures_total",
     "gangwatch_replay_mismatches_total",
 )
-"""What the cycle's thread counts of itself; the script counts in its place."""
+"""Counters that the cycle's thread has of itself; here the script sets them."""

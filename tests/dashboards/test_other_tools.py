@@ -15,7 +15,7 @@ from tests import needs
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = Path(__file__).parent / "grafana-13.2.3.schema.json"
-"""Made of @grafana/schema 13.2.3 (Apache-2.0, Grafana Labs) by packaging/grafana-schema.sh."""
+"""Generated from @grafana/schema 13.2.3 (Apache-2.0, Grafana Labs) by packaging/grafana-schema.sh."""
 
 BEYOND = {
     # Fields that Grafana reads and its schema lacks: those of the Prometheus data source for annotations and variables.

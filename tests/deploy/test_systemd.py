@@ -15,7 +15,7 @@ from tests import needs
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "gangwatch-agent.service"
 
 MOST_EXPOSURE = 4.0
-"""systemd's own measure, 0 to 10. It counts against us the network, root and the devices, which are what we are for."""
+"""Limit of systemd's exposure score, 0 to 10. The unit needs the network, root and devices, which raise the score."""
 
 
 def test_systemd_accepts_the_unit_and_rates_it_hardened() -> None:

@@ -17,7 +17,7 @@ from gangwatch.state_folder import StateFolder
 from gangwatch.supervisor.teardown import remains
 
 DEADLINE_SECONDS = 60.0
-"""Of everything that is waited for: generous, a shared machine is slow at times."""
+"""Deadline of every wait, generous because a shared machine is slow at times."""
 
 
 class FrontDoor:

@@ -83,7 +83,7 @@ def test_logs_refuses_an_invalid_job_id(job: str, tmp_path: Path) -> None:
     assert run(["logs", "--state", str(tmp_path), job]) == 2
 
 
-def test_the_program_and_the_module_print_the_same_version(tmp_path: Path) -> None:
+def test_python_m_gangwatch_runs_the_program(tmp_path: Path) -> None:
     shown = subprocess.run([sys.executable, "-m", "gangwatch", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("gangwatch ")
     failed = subprocess.run(

@@ -24,7 +24,7 @@ from tests.exporter.sample_frames import small_frame, small_layout
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 
 HOST = "0.0.0.0"
-"""Every address: which of them a test can reach depends on the machine; what is asked of the server does not."""
+"""All addresses: the reachable ones depend on the machine, the requirements on the server do not."""
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 INTRUDERS = ("agent", "exporter", "numpy", "click", "msgspec", "rich", "starlette", "uvicorn", "scheduler_feedback")
 
 PROGRAM = ("-c", "from gangwatch.__main__ import main; main()")
-"""What the installed `gangwatch` script runs; by -c the current folder is on the path, which is worse."""
+"""Code of the installed `gangwatch` script; -c also puts the current folder on the path, which is the worse case."""
 
 
 @pytest.fixture

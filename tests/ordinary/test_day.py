@@ -35,7 +35,7 @@ def _commit_and_forget_one(self: Plan) -> None:
 _commit = Plan.commit
 Plan.commit = _commit_and_forget_one
 """
-"""Appended to core/slot_plan.py: the first slot of a node is free again as soon as anything was placed there."""
+"""Code appended to core/slot_plan.py: the first slot of a node counts as free again after each placement."""
 
 
 def run_day(*arguments: str) -> tuple[int, dict[str, object]]:

@@ -1,9 +1,11 @@
-/* A disk with faults, for one program: preloaded, it stands between the program and libc.
+/* A disk with faults for one program: a preloaded library that replaces calls of libc.
  *
- * GANGWATCH_BAD_DISK names a folder. While it has a file "fsync-fails", the next fsync of a journal fails with EIO and
- * the file is removed: as in Linux, a second fsync would report success. While it has a file "fsync-hangs", every fsync
- * of a journal waits until that file is gone. Journals are files whose name has "store.sqlite" in it. While it has a file
- * "read-only", nothing below GANGWATCH_BAD_DISK_OF is written or made (EROFS), as after ext4's errors=remount-ro.
+ * GANGWATCH_BAD_DISK names a folder, in which files select the fault:
+ * - "fsync-fails": the next fsync of a journal fails with EIO and removes the file. As in Linux, a second fsync would
+ *   report success.
+ * - "fsync-hangs": every fsync of a journal waits until the file is gone.
+ * - "read-only": writes and creations below GANGWATCH_BAD_DISK_OF fail (EROFS), as after ext4's errors=remount-ro.
+ * Journals are files with "store.sqlite" in their name.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -34,7 +36,7 @@ static int is_journal(int descriptor)
     return name_of(descriptor, path) && strstr(path, "store.sqlite") != NULL;
 }
 
-/* Whether this path is to be refused; errno says why. */
+/* Return whether to refuse this path; errno has the reason. */
 static int refuses(const char *path)
 {
     const char *folder = getenv("GANGWATCH_BAD_DISK"), *of = getenv("GANGWATCH_BAD_DISK_OF");

@@ -54,7 +54,7 @@ BOOTED_NS = 100_000 * SECOND
 ROGUE = "n7"
 NODES = tuple(f"n{number}" for number in range(8))
 TOUCHABLE = "on the rogue node"
-"""Name of the job that has a rank on the rogue node; of the others nothing may change."""
+"""Name of the job with a rank on the rogue node; the other jobs must stay unchanged."""
 
 Kind = Literal["local", "kubernetes", "slurm"]
 KINDS: tuple[Kind, ...] = ("local", "kubernetes", "slurm")

@@ -1,7 +1,7 @@
-/* A node whose clock is wrong, on a machine whose clock is right: preloaded into what belongs to that node.
+/* A wrong clock for one node on a machine with a correct clock: a library that is preloaded into its processes.
  *
- * Of a process whose command line or environment names GANGWATCH_SKEWED_NODE, the time of day is
- * GANGWATCH_SKEW_SECONDS later. Monotonic clocks are as they are.
+ * In processes whose command line or environment names GANGWATCH_SKEWED_NODE, the time of day is
+ * GANGWATCH_SKEW_SECONDS later. Monotonic clocks are unchanged.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

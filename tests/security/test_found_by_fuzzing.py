@@ -20,7 +20,7 @@ from scheduler_feedback.sim.traces import slurm as sacct
 from tests.security.serving import ended, served
 
 DIGITS = "9" * 5000
-"""int() refuses more than 4,300 with a ValueError that nobody expected (sys.get_int_max_str_digits)."""
+"""int() refuses more than 4,300 digits with an unexpected ValueError (sys.get_int_max_str_digits)."""
 
 
 def test_too_many_digits_are_not_a_number() -> None:

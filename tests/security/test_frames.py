@@ -211,7 +211,7 @@ def test_late_frames_after_a_jobs_end_or_move_are_not_logged_as_an_attack(caplog
     assert set(bed.refused("n8")) == {"not-placed"}
 
 
-def test_an_open_collective_is_dropped_with_its_attempt() -> None:
+def test_open_collectives_of_an_ended_attempt_are_refused() -> None:
     """Unchanged records are not checked one by one."""
     bed = Bed(job_of("j-1", "n0"))
     member = Member("j-1", 1, 0)

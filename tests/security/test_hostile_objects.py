@@ -32,7 +32,7 @@ from scheduler_feedback.core.state import Policy
 from tests.kubernetes.makers import group, node, pod, pod_body
 
 DIGITS = "9" * 5000
-"""More than int() takes (sys.get_int_max_str_digits), and far less than an annotation may hold."""
+"""More digits than int() accepts (sys.get_int_max_str_digits), and far fewer than an annotation may hold."""
 
 NESTED = '{"y": ' + "[" * 100_000 + "]" * 100_000 + "}"
 

@@ -19,7 +19,7 @@ from tests import needs
 from tests.gangwatch.front_door import FrontDoor, wait_until
 
 OLD = "bbd3087"
-"""The last commit of the first edition."""
+"""Last commit of the first edition."""
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -35,7 +35,7 @@ class Scene:
     waiting: str
     ahead: str
     delay_seconds: float
-    """From the verdict until the page shows it."""
+    """Time from the verdict until the page shows it."""
     loads: int
 
 
