@@ -42,7 +42,7 @@ def machine(folder: Path, processors: int) -> dict[str, str]:
     }
 
 
-def type_it(door: FrontDoor, line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_line(door: FrontDoor, line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the line in a checkout, with a state folder and /tmp files of the test."""
     words = shlex.split(line.replace("/tmp/", f"{folder}/"))
     done = subprocess.run(
@@ -53,16 +53,16 @@ def type_it(door: FrontDoor, line: str, folder: Path) -> subprocess.CompletedPro
     return done
 
 
-def go_through(door: FrontDoor, folder: Path) -> str:
+def run_quick_start(door: FrontDoor, folder: Path) -> str:
     """Run every line of the quick start, and return the output of `up`."""
     lines = quick_start()
     names = [shlex.split(line)[1] for line in lines]
     assert names == ["up", "submit", "jobs", "explain", "story", "logs", "down"]
-    printed = type_it(door, f"{lines[0]} --port 0", folder).stdout  # another gangwatch may use the default port
+    printed = run_line(door, f"{lines[0]} --port 0", folder).stdout  # another gangwatch may use the default port
     for name, line in zip(names[1:], lines[1:], strict=True):
         if name == "logs":  # by now a person would have seen the job run
             wait_until(lambda: bool(door.run("logs", "j-000001", "--rank", "0", code=None).stdout), door.logs)
-        done = type_it(door, line, folder)
+        done = run_line(door, line, folder)
         if name == "submit":
             assert done.stdout == "j-000001\n"
             job = door.wait_for("j-000001", "running", "completed")
@@ -81,7 +81,7 @@ def go_through(door: FrontDoor, folder: Path) -> str:
 def test_the_quick_start_works_on(processors: int, nodes: int, slots: int, tmp_path: Path) -> None:
     with front_door(tmp_path / "state") as door:
         door.environment |= machine(tmp_path / "machine", processors)
-        printed = go_through(door, tmp_path)
+        printed = run_quick_start(door, tmp_path)
     assert printed.count(f"({slots} slots)") == nodes
     assert (f"{nodes * slots} slots share {processors} processors" in printed) == (nodes * slots > processors)
 
@@ -96,6 +96,6 @@ def test_the_quick_start_works_on_a_machine_with_eight_gpus(tmp_path: Path) -> N
         door.environment["XDG_CONFIG_HOME"] = str(tmp_path / "config")
         (tmp_path / "config" / "gangwatch").mkdir(parents=True)
         config.rename(tmp_path / "config" / "gangwatch" / "gangwatch.toml")
-        printed = go_through(door, tmp_path)
+        printed = run_quick_start(door, tmp_path)
     assert "node-0 (4 GPUs), node-1 (4 GPUs)" in printed
     assert "share" not in printed

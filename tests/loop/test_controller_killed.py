@@ -49,7 +49,7 @@ port = 0
 """
 
 
-class Killed:
+class KilledController:
     """A controller that is killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,8 +86,8 @@ class Killed:
 
 
 @pytest.fixture
-def killed(tmp_path: Path) -> Iterator[Killed]:
-    controller = Killed(tmp_path)
+def killed(tmp_path: Path) -> Iterator[KilledController]:
+    controller = KilledController(tmp_path)
     controller.start()
     yield controller
     if controller.process is not None and controller.process.poll() is None:
@@ -123,7 +123,7 @@ def jobs_of_a_round(number: int, diary: Path, source: random.Random) -> list[dic
     ]
 
 
-def submit_surely(killed: Killed, specification: dict[str, Any]) -> None:
+def submit_until_accepted(killed: KilledController, specification: dict[str, Any]) -> None:
     """Submit until the job is accepted; after a lost response look it up by name, as a user would."""
 
     def ask() -> None:
@@ -149,7 +149,7 @@ def remaining_processes(folder: Path, controller: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_job_is_lost_run_twice_or_left_behind(killed: Killed, tmp_path: Path) -> None:
+def test_no_job_is_lost_run_twice_or_left_behind(killed: KilledController, tmp_path: Path) -> None:
     source = random.Random(SEED)
     diary = tmp_path / "diary"
     round_number = 0
@@ -161,12 +161,12 @@ def test_no_job_is_lost_run_twice_or_left_behind(killed: Killed, tmp_path: Path)
         kills_before = killed.kills
         while killed.kills < kills_before + 10 and killed.kills < KILLS:
             if waiting and source.random() < 0.6:
-                submit_surely(killed, waiting.pop(0))
+                submit_until_accepted(killed, waiting.pop(0))
             time.sleep(source.uniform(0.05, 1.5))
             killed.kill()
             killed.start()
         for specification in waiting:
-            submit_surely(killed, specification)
+            submit_until_accepted(killed, specification)
 
     def all_ended() -> list[dict[str, Any]]:
         jobs: list[dict[str, Any]] = killed.client.get("/api/jobs")

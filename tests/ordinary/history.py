@@ -104,7 +104,7 @@ class History:
             Disturbance(kind, job, life.attempt, rank, life.node, began.wall, began.fair, expected=expected)
         )
 
-    def accuse(self, job: str, rank: int, kind: str, cause: str, seconds: float) -> None:
+    def add_verdict(self, job: str, rank: int, kind: str, cause: str, seconds: float) -> None:
         self.verdicts.append(
             {
                 "job": job,

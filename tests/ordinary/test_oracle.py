@@ -353,7 +353,7 @@ def test_slots_for_a_gang_of_higher_priority_need_not_be_yielded(priority: int, 
 
 
 def test_a_verdict_on_an_undisturbed_rank_is_caught(history: History) -> None:
-    history.accuse("j-000001", 1, "straggler", "compute", 15.0)
+    history.add_verdict("j-000001", 1, "straggler", "compute", 15.0)
     assert checks(history.judge()) == {"false_verdict"}
 
 
@@ -370,19 +370,19 @@ def test_a_wrong_verdict_about_a_disturbed_job_is_caught(
     history: History, kind: str, rank: int, verdict: str, cause: str
 ) -> None:
     history.disturb(kind, "j-000001", 1, 10.0)
-    history.accuse("j-000001", rank, verdict, cause, 15.0)
+    history.add_verdict("j-000001", rank, verdict, cause, 15.0)
     assert checks(history.judge()) == {"false_verdict"}
 
 
 def test_a_verdict_before_the_disturbance_is_caught(history: History) -> None:
     history.disturb("held", "j-000001", 1, 10.0)
-    history.accuse("j-000001", 1, "straggler", "suspended", 5.0)
+    history.add_verdict("j-000001", 1, "straggler", "suspended", 5.0)
     assert checks(history.judge()) == {"false_verdict"}
 
 
 def test_a_starved_rank_may_be_reported_as_starved(history: History) -> None:
     history.processes = [replace(one, waited=8.0 if one.rank == 1 else 0.1) for one in history.processes]
-    history.accuse("j-000001", 1, "straggler", "cpu-contention", 15.0)
+    history.add_verdict("j-000001", 1, "straggler", "cpu-contention", 15.0)
     assert history.judge() == []
 
 
@@ -394,7 +394,7 @@ def test_a_disturbance_that_is_not_detected_in_time_is_caught(history: History) 
 
 def test_a_detected_disturbance_is_no_failure(history: History) -> None:
     history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
-    history.accuse("j-000001", 1, "hang", "never-arrived", 61.0)
+    history.add_verdict("j-000001", 1, "hang", "never-arrived", 61.0)
     assert history.judge(62.0, 200.0) == []
 
 
@@ -423,7 +423,7 @@ def test_the_oracle_imports_nothing_of_the_product() -> None:
 def test_a_detected_hang_without_a_restart_is_caught(history: History) -> None:
     history.disturb("stopped", "j-000001", 1, 20.0, expected=70.0)
     history.facts.disturbances[0].restarts = True
-    history.accuse("j-000001", 1, "hang", "never-arrived", 61.0)
+    history.add_verdict("j-000001", 1, "hang", "never-arrived", 61.0)
     assert history.judge(62.0, 100.0) == []
     assert checks(history.judge(101.0, 120.0)) == {"hang_restarted"}
 
@@ -438,5 +438,5 @@ def test_a_starved_rank_must_be_detected_only_if_the_process_table_shows_it(hist
 @pytest.mark.parametrize(("node", "expected"), [("node-0", set()), ("node-1", {"false_verdict"})])
 def test_a_stale_node_is_valid_only_if_its_agent_was_stopped(history: History, node: str, expected: set[str]) -> None:
     history.facts.outages.append(Outage(node, BEGIN + 10, BEGIN + 30))
-    history.accuse("j-000001", 1, "health", "lost", 25.0)
+    history.add_verdict("j-000001", 1, "health", "lost", 25.0)
     assert checks(history.judge(30.0)) == expected

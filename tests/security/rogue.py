@@ -210,17 +210,17 @@ class Cluster:
     def actions(self) -> list[Action]:
         return [action for outcome in self.world.outcomes for action in outcome.actions if isinstance(action, StopGang)]
 
-    def touched(self) -> set[str]:
+    def jobs_with_actions(self) -> set[str]:
         """Return the names of the jobs that an action concerns."""
         names = {job_id: name for name, job_id in self.jobs.items()}
         return {names[action.job_id] for action in self.actions()} - {TOUCHABLE}
 
-    def marked(self) -> set[str]:
+    def unhealthy_nodes(self) -> set[str]:
         """Return the nodes that are not healthy, except the rogue one."""
         nodes = self.world.state.nodes.values()
         return {node.name for node in nodes if node.state is not NodeState.HEALTHY} - {ROGUE}
 
-    def counted(self) -> dict[str, Any]:
+    def recorded_data(self) -> dict[str, Any]:
         """Return all recorded data of the gangs without a rank on the rogue node, and of their nodes."""
         fleet, found = self.watch._fleet, {}
         for name in PLACEMENT:

@@ -104,7 +104,7 @@ def served(bounds: Limits | None = None, security: Security | None = None, of: A
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set all deadlines to half a second or less."""
     for name, seconds in (("HEAD_SECONDS", 0.5), ("BODY_SECONDS", 0.5), ("SEND_SECONDS", 0.5), ("LINGER_SECONDS", 0.3)):
         monkeypatch.setattr(limits, name, seconds)
@@ -119,7 +119,7 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def answered(client: socket.socket) -> bytes:
+def read_response(client: socket.socket) -> bytes:
     """Read one complete response of `app`."""
     received = b""
     while not received.endswith(b"hello"):
@@ -129,7 +129,7 @@ def answered(client: socket.socket) -> bytes:
     return received
 
 
-def ended(client: socket.socket) -> bytes:
+def read_until_closed(client: socket.socket) -> bytes:
     """Read until the server closes the connection, and return the data."""
     received = b""
     try:

@@ -17,7 +17,7 @@ from gangwatch.configuration import config_file
 from gangwatch.configuration.sections import parse_listen
 from scheduler_feedback.fabric_file import read_fabric
 from scheduler_feedback.sim.traces import slurm as sacct
-from tests.security.serving import ended, served
+from tests.security.serving import read_until_closed, served
 
 DIGITS = "9" * 5000
 """int() refuses more than 4,300 digits with an unexpected ValueError (sys.get_int_max_str_digits)."""
@@ -89,7 +89,7 @@ def test_a_head_request_with_a_malformed_body_gets_a_response_without_body(caplo
     """uvicorn wrote a body, which h11 refuses: each such request logged a traceback."""
     with served() as site:
         sent = b"HEAD /wait HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n"
-        answer = ended(site.connect(sent + b"GET / HTTP/1.1\r\n\r\n"))
+        answer = read_until_closed(site.connect(sent + b"GET / HTTP/1.1\r\n\r\n"))
     head, _, body = answer.partition(b"\r\n\r\n")
     assert (head.partition(b"\r\n")[0], body) == (b"HTTP/1.1 400 Bad Request", b"")
     assert not [record for record in caplog.records if record.exc_info]

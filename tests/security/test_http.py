@@ -23,9 +23,9 @@ from exporter.serving.limits import Limits
 from exporter.serving.peers import UNKNOWN_LOCAL, Peers
 from tests import needs
 from tests.exporter.certificates import Authority
-from tests.security.serving import Served, answered, ended, hasty, served, until
+from tests.security.serving import Served, read_response, read_until_closed, served, short_deadlines, until
 
-__all__ = ["hasty"]
+__all__ = ["short_deadlines"]
 
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-a: "
 WHOLE = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -35,7 +35,7 @@ WAITS = b"GET /wait HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 # --- too slow ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_deadlines")
 @pytest.mark.parametrize("begun", [b"", b"GET", HALF], ids=["nothing", "a word", "half a head"])
 def test_an_unfinished_head_times_out(begun: bytes) -> None:
     with served() as site:
@@ -60,28 +60,28 @@ def test_an_unfinished_head_times_out(begun: bytes) -> None:
         assert site.ask() == 200
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_deadlines")
 def test_an_idle_connection_stays_open_and_half_a_request_does_not() -> None:
     with served() as site:
         client = site.connect(WHOLE)
-        assert answered(client).startswith(b"HTTP/1.1 200")
+        assert read_response(client).startswith(b"HTTP/1.1 200")
         time.sleep(1.0)  # longer than the deadline of a head
         client.sendall(WHOLE)
-        assert answered(client).startswith(b"HTTP/1.1 200")
+        assert read_response(client).startswith(b"HTTP/1.1 200")
         client.sendall(HALF)
-        assert ended(client).startswith(b"HTTP/1.1 408")
+        assert read_until_closed(client).startswith(b"HTTP/1.1 408")
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_deadlines")
 def test_an_unfinished_body_times_out() -> None:
     with served() as site:
         client = site.connect(b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\nab")
-        assert ended(client).startswith(b"HTTP/1.1 408")
+        assert read_until_closed(client).startswith(b"HTTP/1.1 408")
         until(lambda: site.open() == 0)
         assert site.refused["late body"] == 1
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_deadlines")
 def test_an_unread_body_is_accepted_only_briefly() -> None:
     with served() as site:
         client = site.connect(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -99,7 +99,7 @@ def test_an_unread_body_is_accepted_only_briefly() -> None:
         assert site.ask() == 200
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_deadlines")
 def test_an_unread_response_times_out_and_a_slowly_read_one_does_not() -> None:
     with served() as site:
         client = site.connect()
@@ -118,7 +118,7 @@ def test_an_unread_response_times_out_and_a_slowly_read_one_does_not() -> None:
         assert received > 8_000_000
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_deadlines")
 def test_an_unfinished_handshake_and_plain_bytes_on_a_tls_port_are_closed(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.sign("server")
@@ -127,9 +127,9 @@ def test_an_unfinished_handshake_and_plain_bytes_on_a_tls_port_are_closed(tmp_pa
     with served(security=Security(file, proves=lambda _: False)) as site:
         silent = [site.connect(b"\x16\x03\x01\x02\x00\x01") for _ in range(5)]
         plain = site.connect(WHOLE)
-        ended(plain)
+        read_until_closed(plain)
         for client in silent:
-            assert ended(client) == b""
+            assert read_until_closed(client) == b""
         until(lambda: site.open() == 0)
         assert site.refused["handshake"] == 6
         context = ssl.create_default_context(cafile=str(authority.certificate))
@@ -201,7 +201,7 @@ def test_frequent_requests_are_delayed_except_with_the_token() -> None:
         began = time.monotonic()
         for _ in range(25):  # a burst of 20, then ten per second
             client.sendall(WHOLE)
-            assert answered(client).startswith(b"HTTP/1.1 200")
+            assert read_response(client).startswith(b"HTTP/1.1 200")
         assert 0.4 < time.monotonic() - began < 5
         began = time.monotonic()
         for _ in range(30):
@@ -338,7 +338,7 @@ def test_connections_are_shared_by_max_min_fairness() -> None:
 # --- malformed --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_deadlines")
 def test_malformed_requests_end_only_their_connection(caplog: pytest.LogCaptureFixture) -> None:
     chance = random.Random(7)
     statuses: set[int] = set()
@@ -365,11 +365,11 @@ def test_malformed_requests_end_only_their_connection(caplog: pytest.LogCaptureF
     assert len([record for record in caplog.records if record.name != "asyncio"]) < 5, "not one line per request"
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_deadlines")
 def test_pipelined_requests_are_answered_in_order_until_garbage() -> None:
     with served() as site:
         client = site.connect(WHOLE * 3 + b"\x00garbage\r\n\r\n" + WHOLE)
-        answer = ended(client)
+        answer = read_until_closed(client)
         assert answer.count(b"HTTP/1.1 200") == 3
         assert answer.count(b"HTTP/1.1 400") == 1
 

@@ -59,14 +59,14 @@ class Bench:
         self.collector = StepCollector(self.path, self.attribution, message_seconds=2.0, quotas=self.quotas)
         self.clients: list[socket.socket] = []
         self.descriptors: list[int] = []
-        self.be("/")
+        self.use_cgroup("/")
 
-    def be(self, cgroup: str) -> None:
+    def use_cgroup(self, cgroup: str) -> None:
         """Pretend that this process is in that control group."""
         self.tree.add(os.getpid(), cgroup, start_time=1)
 
-    def be_pod(self, uid: str) -> None:
-        self.be(f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-{'ab' * 32}.scope")
+    def use_pod(self, uid: str) -> None:
+        self.use_cgroup(f"/kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice/cri-{'ab' * 32}.scope")
 
     def register(self, rank: int, slots: int = rings.MIN_SLOTS, **claim: object) -> str:
         """Register a rank; return '' or the reason of the refusal. An accepted connection stays open."""
@@ -148,13 +148,13 @@ def test_a_flood_of_unattested_ranks_leaves_slots_for_attested_ones(make: Callab
     flood = [bench.register(rank) for rank in range(12)]
     assert flood[:4] == [""] * 4
     assert all("reserved for attested ranks" in one for one in flood[4:])
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     first = [bench.register(rank) for rank in range(4)]
     assert first[:3] == [""] * 3
     assert "pod 00000001-aaaa-bbbb-cccc-dddddddddddd has 3 step reporters" in first[3]
-    bench.be("/system.slice/slurmstepd.scope/job_12/step_0/user/task_0")
+    bench.use_cgroup("/system.slice/slurmstepd.scope/job_12/step_0/user/task_0")
     assert [bench.register(rank) for rank in range(3)] == [""] * 3
-    bench.be_pod(PODS[1])
+    bench.use_pod(PODS[1])
     assert "10 processes report on this node" in bench.register(0)
     assert bench.refused() == {"full": 9, "quota": 1}
     # A rank that disconnects frees its place for any tenant.
@@ -166,20 +166,20 @@ def test_a_flood_of_unattested_ranks_leaves_slots_for_attested_ones(make: Callab
 def test_steps_of_one_slurm_job_share_its_quota(make: Callable[..., Bench]) -> None:
     bench = make(reporters_per_job=2)
     for step in range(2):
-        bench.be(f"/system.slice/slurmstepd.scope/job_12/step_{step}/user/task_0")
+        bench.use_cgroup(f"/system.slice/slurmstepd.scope/job_12/step_{step}/user/task_0")
         assert bench.register(0) == ""
-    bench.be("/system.slice/slurmstepd.scope/job_12/step_2/user/task_0")
+    bench.use_cgroup("/system.slice/slurmstepd.scope/job_12/step_2/user/task_0")
     assert "job slurm-12 has 2 step reporters" in bench.register(0)
-    bench.be("/system.slice/slurmstepd.scope/job_13/step_0/user/task_0")
+    bench.use_cgroup("/system.slice/slurmstepd.scope/job_13/step_0/user/task_0")
     assert bench.register(0) == ""
 
 
 def test_series_of_a_tenant_are_bounded_although_its_ranks_change(make: Callable[..., Bench]) -> None:
     bench = make(reporters_per_pod=4)
-    bench.be_pod(PODS[1])
+    bench.use_pod(PODS[1])
     assert bench.register(0) == ""
     other = bench.clients.pop()
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     for turn in range(6):
         for rank in range(4):
             assert bench.register(rank, attempt=turn) == ""
@@ -196,7 +196,7 @@ def test_series_of_a_tenant_are_bounded_although_its_ranks_change(make: Callable
 def test_a_tenants_column_changes_are_rate_limited(make: Callable[..., Bench]) -> None:
     """Each change gives every subscriber a new layout and rewrites the exposition."""
     bench = make()
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     bench.register(0)
     (client,) = bench.clients
     blocks = []
@@ -207,7 +207,7 @@ def test_a_tenants_column_changes_are_rate_limited(make: Callable[..., Bench]) -
         wait_until(lambda stage=stage, one=registered: one.place.stage == stage, "place not received")  # type: ignore[misc]
         blocks.append(bench.collector.collect())
     assert len({id(block) for block in blocks}) <= CHANGES_BURST
-    bench.be_pod(PODS[1])
+    bench.use_pod(PODS[1])
     assert bench.register(0) == ""
     assert f"pod-{PODS[1]}" in bench.gangs(), "the other tenant is not delayed"
 
@@ -235,7 +235,7 @@ def test_series_over_the_rate_limit_are_published_later() -> None:
 def test_a_refused_reporter_is_not_recorded_as_a_rank(make: Callable[..., Bench]) -> None:
     """The process was taken for the claimed rank before the agent detected that the rank belongs to another process."""
     bench = make()
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     assert bench.register(0) == ""
     before = bench.attribution.ranks()
     assert [(one.pid, one.rank) for one in before] == [(os.getpid(), 0)]
@@ -281,21 +281,21 @@ def test_the_ring_size_is_limited_by_the_tenants_quota(make: Callable[..., Bench
     bench = make(ring_slots_unattested=1024)
     assert "1024 (step_quotas.ring_slots_unattested): use a smaller ring" in bench.register(0, slots=2048)
     assert bench.register(0, slots=1024) == ""
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     assert bench.register(0, slots=65536) == ""
     assert bench.refused() == {"ring": 1}
 
 
 def test_frequent_registrations_delay_only_their_tenant(make: Callable[..., Bench]) -> None:
     bench = make(reporters_per_pod=2, registrations_per_second=0.01)
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     for turn in range(4):
         assert bench.register(turn) == ""
         bench.leave()
         bench.collector.collect()
     assert "registers more than 0.01 times per second" in bench.register(9)
     assert "try again in " in bench.register(9)
-    bench.be_pod(PODS[1])
+    bench.use_pod(PODS[1])
     assert bench.register(0) == ""
     assert bench.refused() == {"rate": 2}
 
@@ -307,12 +307,12 @@ def test_idle_connections_use_only_their_tenants_share(make: Callable[..., Bench
     bench = make()
     silent = [connect(bench.path) for _ in range(tenants.CONNECTIONS_A_TENANT + 20)]
     assert "unregistered connections, the maximum" in answer(silent[-1])
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     began = time.monotonic()
     assert bench.register(0) == ""
     assert time.monotonic() - began < 1.5, "the agent waited for connections that send nothing"
     wait_until(lambda: bench.refused().get("timeout", 0) >= tenants.CONNECTIONS_A_TENANT, "idle connections stay open")
-    bench.be("/")
+    bench.use_cgroup("/")
     assert bench.register(0) == ""
     for client in silent:
         client.close()
@@ -329,7 +329,7 @@ def test_a_flood_of_connections_is_refused_before_anything_is_read(
     client = connect(bench.path)
     assert "opens more than 0.1 connections per second" in answer(client)
     client.close()
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     assert bench.register(0) == ""
     wait_until(lambda: bench.refused().get("rate", 0) >= 11, "the flood was not counted")
 
@@ -386,7 +386,7 @@ def test_a_descriptor_whose_close_blocks_delays_no_tenant(unread: bool, make: Ca
                 send(client, b"\xff\xff\xff\xff", [])
             send(client, message(rank=0), [descriptor])
             own.put(descriptor, Tenant("user", ""))
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     began = time.monotonic()
     assert bench.register(0) == ""
     assert time.monotonic() - began < 2
@@ -408,20 +408,20 @@ def test_a_file_of_a_hung_fuse_server_blocks_only_its_sender(make: Callable[...,
             send(client, message(rank=0), [descriptor])
             assert "not a memory file" in answer(client)
         assert fuse.flushing.wait(10), "the agent has not closed the file"
-        bench.be_pod(PODS[0])
+        bench.use_pod(PODS[0])
         began = time.monotonic()
         assert bench.register(0) == ""
         assert time.monotonic() - began < 2
-        bench.be("/")
+        bench.use_cgroup("/")
         own = Tenant("user", str(os.getuid()))
         wait_until(lambda: own in bench.collector._socket._descriptors.stuck_tenants(), "the close is not reported")
         assert "stop that server, and send a memory file" in bench.register(1)
-        bench.be_pod(PODS[1])
+        bench.use_pod(PODS[1])
         assert bench.register(0) == ""
         assert bench.collector.collect() is not None
         fuse.answer()
         wait_until(lambda: not bench.collector._socket._descriptors.has(own), "the tenant stays blocked")
-        bench.be("/")
+        bench.use_cgroup("/")
         assert bench.register(1) == ""
         os.close(descriptor)
 
@@ -493,11 +493,11 @@ def test_a_tenant_with_an_unclosable_descriptor_may_send_no_more(make: Callable[
     socket_closer = bench.collector._socket._descriptors
     socket_closer._stuck_tenants = frozenset({Tenant("user", str(os.getuid()))})
     assert "has sent a descriptor that cannot be closed" in bench.register(0)
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     assert bench.register(0) == ""
     socket_closer._stuck_tenants = frozenset(Tenant("user", str(uid)) for uid in range(100_000, 100_008))
     assert bench.register(1) == ""
-    bench.be("/")
+    bench.use_cgroup("/")
     assert "try again later" in bench.register(0)
     socket_closer._stuck_tenants = frozenset()
     assert bench.register(0) == ""
@@ -552,7 +552,7 @@ def test_the_tenant_with_the_least_use_is_served_first(
     busy = [connect(bench.path) for _ in range(3)]
     descriptors = [ring_file() for _ in range(4)]
     wait_until(lambda: len(bench.collector._socket._pending) == 3, "connections were not accepted")
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     modest = connect(bench.path)
     wait_until(lambda: len(bench.collector._socket._pending) == 4, "the connection was not accepted")
     passes.clear()
@@ -593,7 +593,7 @@ def test_a_tenant_that_floods_its_rings_loses_only_its_own_records(
     for rank in range(4):
         assert bench.register(rank, slots=16384) == ""
         write_steps(bench.descriptors[-1], 0, 8000)
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     assert bench.register(0, slots=16384) == ""
     honest = 0
     for turn in range(3):
@@ -761,11 +761,11 @@ def test_every_refusal_reason_has_a_series_from_the_start(make: Callable[..., Be
 def test_refusals_of_a_tenant_do_not_displace_another_tenants(make: Callable[..., Bench]) -> None:
     bench = make()
     for _ in range(40):
-        bench.be("/")
+        bench.use_cgroup("/")
         with connect(bench.path) as client:
             send(client, b"\xff\xff\xff\xff", [])
             answer(client)
-    bench.be_pod(PODS[0])
+    bench.use_pod(PODS[0])
     with connect(bench.path) as client:
         body = json.dumps({"v": 1, "gang": f"pod-{PODS[1]}", "rank": 0}).encode()
         send(

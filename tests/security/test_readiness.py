@@ -192,14 +192,14 @@ def test_an_agent_is_stale_after_three_intervals_and_at_least_three_seconds() ->
         Stream("new", known_ns=100 * SECOND),
     ]
 
-    def silent_at(seconds: float) -> set[str]:
+    def stale_at(seconds: float) -> set[str]:
         statuses = agent_statuses(streams, int((100 + seconds) * SECOND), 1_800_000_000 * SECOND)
         return {node for node, _ in silent(statuses, [stream.node for stream in streams])}
 
-    assert silent_at(2.9) == set()
-    assert silent_at(3.1) == {"fast", "usual"}
-    assert silent_at(NEVER_SECONDS + 0.1) == {"fast", "usual", "new"}
-    assert silent_at(45.1) == {"fast", "usual", "slow", "new"}
+    assert stale_at(2.9) == set()
+    assert stale_at(3.1) == {"fast", "usual"}
+    assert stale_at(NEVER_SECONDS + 0.1) == {"fast", "usual", "new"}
+    assert stale_at(45.1) == {"fast", "usual", "slow", "new"}
     statuses = agent_statuses(streams, 107 * SECOND, 1_800_000_000 * SECOND)
     assert statuses["usual"].words == "no frame for 7 s"
     assert statuses["usual"].since_ns == 1_799_999_993 * SECOND
