@@ -32,7 +32,7 @@ IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """The stage after the whole run; its Prometheus still accepts queries."""
+    """Return the stage after the whole run; its Prometheus still accepts queries."""
     targets, labels = record()
     with hardware.answering(tmp_path_factory.mktemp("hardware")) as (more, theirs):
         folder: Path = tmp_path_factory.mktemp("live")

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The script, working on copies of the locks and of pyproject.toml."""
+    """Return the script, working on copies of the locks and of pyproject.toml."""
     spec = importlib.util.spec_from_file_location("gangwatch_lock", ROOT / "packaging" / "lock.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

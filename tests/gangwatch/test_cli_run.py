@@ -25,7 +25,7 @@ SAYS_RANK = "import os, sys, time; print('rank', os.environ['RANK'], 'of', os.en
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """Two running nodes of two slots each."""
+    """Run two nodes of two slots each."""
     with front_door(tmp_path_factory.mktemp("run")) as running:
         running.up()
         yield running

@@ -119,7 +119,7 @@ def test_invalid_shapes_are_refused_before_they_are_sent(
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """Two running nodes of two slots each."""
+    """Run two nodes of two slots each."""
     with front_door(tmp_path_factory.mktemp("shape")) as running:
         running.up()
         yield running

@@ -24,7 +24,7 @@ PROGRAM = ("-c", "from gangwatch.__main__ import main; main()")
 
 @pytest.fixture
 def folder_with_intruders(tmp_path: Path) -> Path:
-    """A folder with files and folders named like our packages and like our dependencies."""
+    """Make a folder with files and folders named like our packages and like our dependencies."""
     folder = tmp_path / "folder_with_intruders"
     folder.mkdir()
     for name in INTRUDERS:
@@ -95,7 +95,7 @@ def test_a_foreign_module_that_is_already_loaded_is_named(tmp_path: Path) -> Non
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A copy of the program as pip installs it, in a folder on PYTHONPATH."""
+    """Copy the program as pip installs it into a folder on PYTHONPATH."""
     site = tmp_path / "site"
     for name in (*PACKAGES, "gangwatch"):
         shutil.copytree(ROOT / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -20,7 +20,7 @@ PROJECT = REPOSITORY / "packaging" / "gangwatch-steps"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built as a user builds it; hatchling comes from the package index."""
+    """Build the wheel as a user builds it; hatchling comes from the package index."""
     folder = tmp_path_factory.mktemp("wheel")
     built = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(PROJECT)],
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that contains only the unpacked wheel."""
+    """Return a folder that contains only the unpacked wheel."""
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), str(wheel)],

@@ -30,7 +30,7 @@ ARGUMENT = "--wandb-login=me-and-only-me"
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateFolder:
-    """A state folder with secrets in every file that can contain one."""
+    """Make a state folder with secrets in every file that can contain one."""
     folder = StateFolder(tmp_path / "state")
     folder.prepare()
     web = tmp_path / "web.yml"

@@ -34,7 +34,7 @@ LEAVES_THE_SCREEN = b"\x1b[?1049l"
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A controller that the command line can find, with jobs in all states."""
+    """Run a controller that the command line can find, with jobs in all states."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop_module, "POLL_SECONDS", 0.02)
         patch.setattr(loop_module, "TICK_SECONDS", 0.1)
@@ -54,7 +54,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def drawn(shared: Site) -> dict[str, Any]:
-    """The overview document from before any test of the command changed the controller."""
+    """Return the overview document from before any test of the command changed the controller."""
     document = shared.get("/api/overview")
     assert isinstance(document, dict)
     return document
@@ -123,7 +123,7 @@ def test_job_names_cannot_move_the_cursor(document: dict[str, Any]) -> None:
     assert "[bold]evil" in text
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def _environment(site: Site) -> dict[str, str]:

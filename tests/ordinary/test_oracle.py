@@ -15,7 +15,7 @@ from tests.ordinary.history import BEGIN, History
 
 @pytest.fixture
 def history() -> History:
-    """A gang of two, a finished job, a failed one, and a pending one: the history has no defect."""
+    """Return a history without a defect: a gang of two, a finished job, a failed one, and a pending one."""
     made = History()
     for job, ranks in (("j-000001", 2), ("j-000002", 1)):
         made.submit(job, ranks)

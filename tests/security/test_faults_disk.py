@@ -22,7 +22,7 @@ SLEEP = ("--", sys.executable, "-I", "-c", "import time; time.sleep(3600)")
 
 @pytest.fixture
 def faults(tmp_path: Path) -> Path:
-    """The file through which a test requests faults of the journal's disk."""
+    """Make the folder through which a test requests faults of the journal's disk."""
     folder = tmp_path / "faults"
     folder.mkdir()
     return folder

@@ -329,7 +329,7 @@ def test_login_attempts_are_bounded_in_memory_and_counted_by_network() -> None:
 
 @contextmanager
 def behind_tls(folder: Path, web: str = "") -> Iterator[tuple[People, Callable[..., tuple[int, Any, bytes]]]]:
-    """A controller that is reachable over TLS, where every request must authenticate."""
+    """Run a controller that is reachable over TLS, where every request must authenticate."""
     state = folder / "state"
     authority = Authority(folder)
     certificate, key = authority.sign("server")

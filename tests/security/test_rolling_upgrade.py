@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("front-door"), pytest.ma
 
 @pytest.fixture(scope="session")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the installed old wheel; it uses our dependencies."""
+    """Return the folder with the installed old wheel; it uses our dependencies."""
     folder = tmp_path_factory.mktemp("old")
     git = needs.component("git", "git")
     archive = subprocess.run([git, "-C", str(ROOT), "archive", OLD], capture_output=True)

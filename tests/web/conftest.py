@@ -22,7 +22,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A real controller behind a real server, with a backend in memory."""
+    """Run a real controller behind a real server, with a backend in memory."""
     monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.1)
     with serving(tmp_path, World()) as running:

@@ -32,7 +32,7 @@ IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 @pytest.fixture
 def url(site: Site) -> str:
-    """A site with a job of each kind: with a verdict, pending with a reservation, ended, and backfilled."""
+    """Run a site with a job of each kind: with a verdict, pending with a reservation, ended, and backfilled."""
     site.grow(NodeSeen("n2", 2, (), "m"))
     ended = site.submit(name="ended")
     site.wait(ended, "running")
@@ -79,7 +79,7 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(url: str, browser: 
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """The address of a site, and a job with a straggler: two minutes of steps are there, and more arrive."""
+    """Return a site's address and a job with a straggler: two minutes of steps exist, and more arrive."""
     _quick(monkeypatch)
     with serving(tmp_path, _small_world()) as site:
         training = site.submit(name="llama-8b", ranks=8, time_limit_seconds=900, user="ada")
@@ -234,7 +234,7 @@ def test_pictures_of_the_pages(scene: tuple[str, str], browser: Browser) -> None
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """The address of a site with 500 nodes in 32 racks, and a job of 3,000 ranks, one of them with a verdict."""
+    """Return the address of a site with 500 nodes in 32 racks, and a job of 3,000 ranks, one of them with a verdict."""
     _quick(monkeypatch)
     nodes = [NodeSeen(f"node-{n:04d}", 8, (), f"m{n}", rack=f"r{n // 16:02d}") for n in range(500)]
     with serving(tmp_path, World(nodes)) as site:
