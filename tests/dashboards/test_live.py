@@ -88,7 +88,7 @@ def test_every_alert_fires_in_some_scenario() -> None:
     assert set().union(*(one.fires for one in EVERY.values())) | {ABSENT} == alerts
 
 
-def test_a_page_comes_soon_after_the_fault(stage: Stage) -> None:
+def test_a_page_is_sent_soon_after_the_fault(stage: Stage) -> None:
     """Measure onset to webhook in the world's seconds: detection, scrape, `for`, and the route's wait."""
     for cluster in ("straggler", "interference", "hang", "sick-device"):
         at = min(one.at for one in stage.notified if one.labels.get("cluster") == cluster and one.status == "firing")

@@ -72,7 +72,7 @@ def test_jobs_lists_and_filters_jobs(door: FrontDoor) -> None:
     door.wait_for(wide, "cancelled")
 
 
-def test_an_array_is_listed_by_its_own_id(door: FrontDoor) -> None:
+def test_jobs_lists_an_array_by_its_id(door: FrontDoor) -> None:
     array = door.submit("--array", "3", "--", "true")
     wait_until(lambda: all(job["state"] == "completed" for job in door.json("jobs", array)), door.logs)
     assert [job["job"] for job in door.json("jobs", array)] == [f"{array}.{index}" for index in range(3)]

@@ -116,7 +116,7 @@ def test_a_wait_that_was_not_measured_is_unknown_and_not_zero(agent: StepSocket,
     assert ended[1].duration_ns == 250_000_000
 
 
-def test_a_wait_belongs_to_its_own_step_alone(agent: StepSocket, reporter: steps.Reporter) -> None:
+def test_a_wait_counts_only_for_its_own_step(agent: StepSocket, reporter: steps.Reporter) -> None:
     with reporter.wait():
         time.sleep(0.001)
     for _ in range(2):
@@ -130,7 +130,9 @@ def test_a_wait_belongs_to_its_own_step_alone(agent: StepSocket, reporter: steps
     assert [record.wait_ns for record in ended] == [waits[1] + waits[2], waits[3] + waits[4]]
 
 
-def test_steps_count_up_from_where_a_resumed_training_begins(agent: StepSocket, reporter: steps.Reporter) -> None:
+def test_step_numbers_continue_from_the_start_of_a_resumed_training(
+    agent: StepSocket, reporter: steps.Reporter
+) -> None:
     for number in (None, 40, None):
         with reporter.step(number=number) as step:
             step.tokens = step.number * 2

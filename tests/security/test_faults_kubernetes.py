@@ -104,7 +104,7 @@ def test_a_resumed_former_leader_takes_no_action(
         second = holder(cluster)
         cluster.add_gang("during", 1)
         wait_for("the second binds", lambda: cluster.bound("during") == 1)
-        # Both know two gangs for which there is no room; both see at the same time when room becomes free.
+        # Both controllers know two gangs for which there is no room; both see at the same time when room becomes free.
         cluster.add_gang("contested", 2)
         time.sleep(2)
         os.kill(first.pid, signal.SIGCONT)

@@ -287,7 +287,7 @@ def test_idle_streams_of_one_peer_do_not_lock_others_out() -> None:
     asyncio.run(scene())
 
 
-def test_entries_are_kept_for_streams_without_backlog(site: Site) -> None:
+def test_recent_entries_are_kept_for_streams(site: Site) -> None:
     subscribers = site.controller.subscribers
     job_id = site.submit()
     site.wait(job_id, "running")

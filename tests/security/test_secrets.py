@@ -300,7 +300,7 @@ def test_the_support_bundle_contains_only_names(planted: Planted, tmp_path: Path
         ("python train.py --api-key 'abc def'", "abc"),
         ('["--password", "hunter2"]', "hunter2"),
         ('{"db_password": "two words"}', "two words"),
-        pytest.param(f"made {make_token()}", "gwt_", id="a token of ours"),
+        pytest.param(f"made {make_token()}", "gwt_", id="a gangwatch token"),
     ],
 )
 def test_texts_in_the_form_of_a_secret_are_removed(text: str, secret: str) -> None:
