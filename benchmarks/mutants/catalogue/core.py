@@ -6,7 +6,7 @@ _FRAMES = ("tests/security/test_frames.py",)
 
 _TABLE = tuple(
     f"tests/security/test_secrets.py::test_{name}"
-    for name in ("a_field_without_a_row_is_withheld", "what_is_hidden_keeps_its_type_and_is_named")
+    for name in ("a_field_without_a_row_is_withheld", "a_withheld_value_keeps_its_type_and_is_listed")
 )
 
 _COPIES = tuple(
