@@ -1,4 +1,4 @@
-"""Fixtures that tests of the core share with the agent's: the fake of NVML."""
+"""Fixtures shared by tests of the core and of the agent: a fake NVML."""
 
 from tests.agent.conftest import nvml, nvml_library
 

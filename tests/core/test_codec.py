@@ -1,4 +1,4 @@
-"""Everything that is journalled reads back as it was."""
+"""Everything written to the journal is decoded to an equal value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 
 
 def of_fields(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    """What hypothesis does for a dataclass; of a struct it takes the factory of a default for the default."""
+    """Return the strategy that hypothesis has for dataclasses, for a struct; default factories are called."""
     hints = get_type_hints(kind)
     drawn = {}
     for field in msgspec.structs.fields(kind):
@@ -35,8 +35,11 @@ for _kind in (JobSpec, Job):
     st.register_type_strategy(_kind, of_fields(_kind))
 
 
-def survives(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: Any) -> None:
-    """It reads back as it was; compared as text, since NaN is equal to nothing. Integers have 64 bits at most."""
+def check_round_trip(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], value: Any) -> None:
+    """Check that a value is encoded and decoded unchanged.
+
+    Values are compared as text, because NaN is not equal to NaN. Integers have at most 64 bits.
+    """
     try:
         data = encode(value)
     except OverflowError:
@@ -49,29 +52,29 @@ def survives(encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], val
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(*(st.from_type(member) for member in get_args(Event))))
 def test_event_round_trips(event: Event) -> None:
-    survives(codec.encode_event, codec.decode_event, event)
+    check_round_trip(codec.encode_event, codec.decode_event, event)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.one_of(*(st.from_type(member) for member in get_args(Action))))
 def test_action_round_trips(action: Action) -> None:
-    survives(codec.encode_action, codec.decode_action, action)
+    check_round_trip(codec.encode_action, codec.decode_action, action)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.from_type(Entry))
 def test_entry_round_trips(entry: Entry) -> None:
-    survives(codec.encode_entry, codec.decode_entry, entry)
+    check_round_trip(codec.encode_entry, codec.decode_entry, entry)
 
 
-# A state is large, and drawing one takes its time; it has so many integers that one of more than 64 bits is likely.
+# A state is large and slow to draw. It has enough integers that one of more than 64 bits is likely.
 _LARGE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=_LARGE)
 @given(st.from_type(State))
 def test_state_round_trips(state: State) -> None:
-    survives(codec.encode_state, codec.decode_state, state)
+    check_round_trip(codec.encode_state, codec.decode_state, state)
 
 
 def test_infinite_and_missing_measures_round_trip() -> None:

@@ -1,4 +1,4 @@
-"""What the controller asks agents for: enough for every feature, and no more than fits."""
+"""The columns that the controller requests from agents: enough for every feature, within the limit of a frame."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_every_metric_of_every_feature_is_requested() -> None:
     for feature in FEATURES:
         assert set(feature.metrics) <= names, feature.name
     assert names >= {"gangwatch_gpu_up", "gangwatch_rdma_port_state", "gangwatch_rdma_port_link_downed_total"}
-    assert wanted_metrics(",".join(WANTED)) == (WANTED, ()), "an agent of this build knows all of it"
+    assert wanted_metrics(",".join(WANTED)) == (WANTED, ()), "an agent of this version knows every requested column"
 
 
 def test_process_states_are_requested() -> None:
-    """Without it a hang is found by its peers' waiting alone, and a stopped process is not told."""
+    """Without process states, a hang is found only by the waiting peers, and a stopped process is not reported."""
     assert METRIC in WANTED
 
 

@@ -1,4 +1,4 @@
-"""Frames of nodes with different layouts are folded together: every counter must reach its own rank."""
+"""Frames of nodes with different layouts are folded in batches, and every counter reaches its own rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Owner = tuple[str, int]
 
 @dataclass
 class Machine:
-    """One node's agent, by plain integers: what its counters have reached and which of them it shows."""
+    """One node's agent in plain integers: the values of its counters and which counters it sends."""
 
     name: str
     owners: tuple[Owner, ...]
@@ -57,7 +57,8 @@ class Machine:
         valid = [not (self.without_io and index == 2) for _ in self.owners for index in range(len(CONSUMED))]
         others, seen = [999_999_999_999] * self.others, [True] * self.others
         counters, mask = (others + own, seen + valid) if self.others_first else (own + others, valid + seen)
-        tier_ns = at_ns - np.arange(self.tiers, dtype=np.int64) * (SECOND // 8)  # the ranks' tier was sampled last
+        # The ranks' tier was sampled last.
+        tier_ns = at_ns - np.arange(self.tiers, dtype=np.int64) * (SECOND // 8)
         return Frame(
             self.name, "boot-" + self.name, self.agent, self.seq, layout.layout_id, WALL + at_ns, at_ns, tier_ns,
             np.zeros(0), np.array(counters, np.uint64), np.array(mask, np.bool_), 0, (),
@@ -69,7 +70,7 @@ class Machine:
 
 
 def used(fleet: Fleet, owner: Owner) -> list[float]:
-    """What the fleet says that a rank has used since its counters began, newest sample."""
+    """Return the consumption of a rank since its counters began, from the newest sample in the fleet."""
     gang, rank = owner
     found = fleet.gangs[gang]
     far = np.full(len(found), 10_000 * SECOND, np.int64)
@@ -78,7 +79,7 @@ def used(fleet: Fleet, owner: Owner) -> list[float]:
 
 
 def two_frames_each(fleet: Fleet, *machines: Machine) -> None:
-    """Each machine's ranks use 1, 2, 3... hundreds more between two frames, all of them queued before one is folded."""
+    """Queue two frames of each machine before folding; counters of machine k rise by k hundreds between them."""
     for round_number in (1, 2):
         for place, machine in enumerate(machines):
             frame = machine.frame(round_number * SECOND)
@@ -94,8 +95,10 @@ def two_frames_each(fleet: Fleet, *machines: Machine) -> None:
 def test_nodes_with_frames_of_different_lengths_are_counted_separately(
     lengths: tuple[int, ...], tiers: tuple[int, ...]
 ) -> None:
-    """Also where the sum of the lengths is a multiple of their number (6 + 12 counters, 1 + 3 tiers): stacked, such
-    frames raise nothing and shift each other's values."""
+    """Lengths whose sum is a multiple of their number (6 + 12 counters, 1 + 3 tiers) are included.
+
+    Stacked, such frames would raise nothing and shift each other's values.
+    """
     machines = [
         Machine(f"n{place}", ((f"job-{place}", 0),), others, tiers=count)
         for place, (others, count) in enumerate(zip(lengths, tiers, strict=True))
@@ -110,7 +113,7 @@ def test_nodes_with_frames_of_different_lengths_are_counted_separately(
 
 
 def test_frames_of_different_lengths_are_never_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That would be seen, and each folded alone: right, and at a hundred times the cost."""
+    """A mixed batch would be detected, and its frames folded one by one: correct, but a hundred times slower."""
     batches: list[set[tuple[int, int]]] = []
     fold = consumption.Places._fold
 
@@ -126,11 +129,11 @@ def test_frames_of_different_lengths_are_never_in_one_batch(monkeypatch: pytest.
     fleet = Fleet()
     two_frames_each(fleet, *machines)
     fleet.gangs  # noqa: B018  # whoever reads settles what is queued
-    assert len(batches) == 6 and all(len(kinds) == 1 for kinds in batches), "two frames of three kinds of nodes"
+    assert len(batches) == 6 and all(len(kinds) == 1 for kinds in batches), "two frames of each of three kinds of nodes"
 
 
 def test_ranks_use_the_time_of_their_own_node() -> None:
-    """Two nodes of one gang, two ranks on each, whose clocks differ by hours, folded together."""
+    """One gang has two nodes with two ranks each, whose clocks differ by hours; their frames are folded together."""
     fleet = Fleet()
     machines = [Machine(f"n{number}", (("j-1", 2 * number), ("j-1", 2 * number + 1))) for number in range(2)]
     for round_number in (1, 2, 3):
@@ -153,11 +156,11 @@ def test_slow_tier_keeps_its_whole_history() -> None:
         frame.counters[:] = tenth // 10 * 1000
         assert fleet.observe(machine.layout(), frame, frame.monotonic_ns)
     asked = np.array([17 * SECOND + SECOND // 2])
-    assert fleet.gangs["j-1"].consumed(asked).at_ns.tolist() == asked.tolist(), "sixteen samples are kept of it"
+    assert fleet.gangs["j-1"].consumed(asked).at_ns.tolist() == asked.tolist(), "sixteen samples are kept"
 
 
 def test_layout_change_with_queued_frames_of_the_old_layout() -> None:
-    """The rank's counters are at the same places before and after, behind them come others."""
+    """The rank's counters keep their places; further counters are added behind them."""
     fleet = Fleet()
     steady, changing = Machine("n0", (("job-0", 0),)), Machine("n1", (("job-1", 0),))
     for second, others in ((1, 0), (2, 0), (3, 5), (4, 5), (5, 0)):
@@ -180,13 +183,16 @@ def test_joining_and_leaving_jobs_do_not_affect_other_jobs_on_the_node() -> None
         for place in range(3):
             machine.advance((f"job-{place}", 0), [10 * (place + 1)] * len(CONSUMED))
     assert used(fleet, ("job-0", 0)) == [40.0] * len(CONSUMED)
-    assert used(fleet, ("job-1", 0)) == [0.0] * len(CONSUMED), "it came back: a beginning"
+    assert used(fleet, ("job-1", 0)) == [0.0] * len(CONSUMED), "the job came back, so its counters start again"
     assert used(fleet, ("job-2", 0)) == [0.0] * len(CONSUMED)
 
 
 class Reference:
-    """One frame after the other in plain Python. A rank's sum begins anew where its group is new on its node, the
-    agent another, or the set of counters that it shows is another."""
+    """A reference that counts frame by frame in plain Python.
+
+    A rank's sum restarts if its group is new on its node, if the agent was restarted, or if its set of counters
+    changes.
+    """
 
     def __init__(self) -> None:
         self.total: dict[Owner, list[float]] = {}
@@ -215,7 +221,7 @@ class Reference:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_layouts_match_frame_by_frame_counting(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes get and lose ranks, other counters, tiers and agents; frames are folded one by one or many together."""
+    """Nodes gain and lose ranks, other counters, tiers and agents; frames are folded one by one or in batches."""
     chance = random.Random(seed)
     monkeypatch.setattr(consumption, "ROWS_AT_ONCE", chance.choice((1, 3, 256)))
     fleet, reference = Fleet(), Reference()
@@ -241,14 +247,14 @@ def test_random_layouts_match_frame_by_frame_counting(seed: int, monkeypatch: py
             assert fleet.observe(machine.layout(), frame, frame.monotonic_ns)
             reference.take(machine)
         if chance.random() < 0.2:
-            assert fleet.gangs is not None  # reading folds what is queued
+            assert fleet.gangs is not None  # reading folds the queued frames
     for owner, expected in reference.total.items():
         assert used(fleet, owner) == pytest.approx(expected, nan_ok=True), owner
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_rates_of_nodes_with_different_counters_are_separate(seed: int) -> None:
-    """The processor share of each rank, whatever else its node counts: worked out here from the two newest frames."""
+    """The expected CPU share of each rank is computed from the two newest frames, whatever else its node counts."""
     chance = random.Random(seed)
     fleet = Fleet()
     look = Look(fleet)
@@ -271,7 +277,7 @@ def test_rates_of_nodes_with_different_counters_are_separate(seed: int) -> None:
 
 
 def test_old_layouts_are_freed() -> None:
-    """A node whose jobs come and go for weeks has thousands of layouts, one after the other."""
+    """A node whose jobs come and go for weeks has thousands of successive layouts."""
     fleet = Fleet()
     machine = Machine("n0", (("job-0", 0),))
     for second in range(1, 60):

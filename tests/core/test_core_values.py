@@ -1,4 +1,4 @@
-"""Small values that everything rests on: what a state of a job means, what a node was seen as, what a turn leaves."""
+"""Small shared values: job states, reported node states, versions, and cycle contexts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_as_seen_returns_the_last_report_of_the_backend(present: bool) -> None:
     )
     told = {name: getattr(seen, name) for name in seen.__struct_fields__ if name != "node"}
     assert as_seen(Node(seen.node, **told)) == seen
-    assert len(set(map(str, told.values()))) == len(told), "or fields that are swapped would look alike"
+    assert len(set(map(str, told.values()))) == len(told), "swapped fields would otherwise be equal"
 
 
 def test_hardware_kinds_accuse_a_node_or_device() -> None:
@@ -57,7 +57,7 @@ def test_releases_are_compared_by_their_numbers() -> None:
     assert sorted(rising, key=version_key) == rising
     assert version_key("0.2") == version_key("0.2.0") == version_key("0.2.0rc1") == (0, 2)
     assert version_key("0.10.3.dev1") == (0, 10, 3)
-    assert version_key("0.2rc1.7") == (0, 2), "what follows a candidate's number is none of the release's"
+    assert version_key("0.2rc1.7") == (0, 2), "text after a candidate's number is not part of the version"
     with pytest.raises(ValueError, match="'next' is no release"):
         version_key("next")
 
@@ -72,13 +72,13 @@ def test_used_by_lists_only_features_in_the_values() -> None:
     drains = Feature("NodeCommanded.drain", "0.3.0", NodeCommanded, lambda event: event.drain)
     formats = Formats({**KINDS, NodeSeen: "0.2.0"}, [drains])
     plain = NodeCommanded("n1", NodeCommand.MAINTENANCE)
-    assert formats.used_by([plain, Tick()]) == {}, "what the first release reads is not told"
+    assert formats.used_by([plain, Tick()]) == {}, "features of the first release are not listed"
     assert formats.used_by([plain, msgspec.structs.replace(plain, drain=True), NodeSeen("n1", 2)]) == {
         "NodeCommanded.drain": "0.3.0", "NodeSeen": "0.2.0",
     }  # fmt: skip
 
 
-# --- a turn ----------------------------------------------------------------------------------------------------------
+# --- cycle context ---------------------------------------------------------------------------------------------------
 
 
 def test_decision_is_recorded_and_counted_with_its_outcome() -> None:

@@ -1,4 +1,4 @@
-"""Features of ranks from one node's frames: whose GPU, sums, rates, and what is missing stays missing."""
+"""Features of ranks from one node's frames: GPU assignment, sums and rates; missing values stay missing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_gauges_rates_sums_and_devices() -> None:
     assert (value["thermal_throttle"], value["power_throttle"]) == (pytest.approx(0.25), pytest.approx(0.5))
     assert np.isnan(value["cpu_waiting"])
     rates = [row for row, feature in enumerate(FEATURES) if feature.rate]
-    assert np.isnan(first.counters.values[rates]).all(), "one sample makes no rate"
+    assert np.isnan(first.counters.values[rates]).all(), "one sample gives no rate"
 
 
 def test_slow_tier_gives_one_rate_per_sample_and_nothing_between() -> None:
@@ -130,7 +130,7 @@ def test_link_with_a_missing_part_has_no_share() -> None:
     assert np.isnan(values[FEATURE["pcie_link"]]).all()
     assert values[FEATURE["sm_clock"], 0, 0] == pytest.approx(1.98e9)
     zero = frame(1, [0] * 5, [1.0, 1.0, 1.0, 1.98e9, 5.0, 0.0, 8.0, 16.0])
-    assert np.isnan(seen(zero)[0].counters.values[FEATURE["pcie_link"]]).all(), "a most of nothing is none"
+    assert np.isnan(seen(zero)[0].counters.values[FEATURE["pcie_link"]]).all(), "the maximum of no values is missing"
 
 
 def test_rank_with_two_gpus_uses_the_first() -> None:
@@ -174,18 +174,18 @@ def test_newest_of_the_queued_frames_is_folded_completely(monkeypatch: pytest.Mo
     for one in frames:
         watch.offer(layout(), one, one.wall_ns)
     watch.between()
-    assert folded == [1, 5, 6, 8], "the first of an agent begins, the last says all that the others do"
+    assert folded == [1, 5, 6, 8], "an agent's first frame only starts the counters; the last one covers all frames"
     fleet = watch._fleet
-    assert fleet.gangs["g"].newest_steps().tolist() == [8], "steps are taken of each"
+    assert fleet.gangs["g"].newest_steps().tolist() == [8], "steps are taken from every frame"
     assert (fleet.nodes["n0"].frames_missed, fleet.nodes["n0"].frames_refused) == (1, 0)
     steps = fleet.gangs["g"].completed()
     assert steps is not None and steps.number.tolist() == [1, 2, 3, 5, 6, 7, 8]
     values = Look(fleet).next(frames[-1].wall_ns).counters.values
-    assert float(values[FEATURE["nvlink_bytes"], 0, 0]) == pytest.approx(10.0), "over both seconds"
+    assert float(values[FEATURE["nvlink_bytes"], 0, 0]) == pytest.approx(10.0), "the mean over both seconds"
 
 
 class _Crowd:
-    """Nodes whose ranks change: each rank's clock is a number of its own, by which its column is told."""
+    """Nodes whose ranks change; each rank has a unique clock value, which identifies its column."""
 
     def __init__(self) -> None:
         self.fleet = Fleet()
@@ -276,4 +276,4 @@ def test_sampling_time_of_traffic_is_known_for_jobs_without_steps() -> None:
     )  # fmt: skip
     fleet.observe(told, never, never.wall_ns)
     lag = look.next(never.wall_ns + SECOND // 2).counters.lag_seconds
-    assert lag is not None and np.isnan(lag).all(), "what was never sampled is not old"
+    assert lag is not None and np.isnan(lag).all(), "a counter that was never sampled has no age"

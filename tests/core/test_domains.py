@@ -1,4 +1,4 @@
-"""Domains, islands and bits: what lies in what, where names are used twice and levels are not known."""
+"""Domains, islands and masks: nesting, repeated names, and unknown levels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def names_in(topology: Topology, domain: int) -> set[str]:
 
 
 def test_domain_names_are_unique_only_inside_the_wider_domain() -> None:
-    """Two spines may each have a rack 'r1', and two racks a rail of one number."""
+    """Two spines may each have a rack 'r1', and two racks may each have a rail of the same number."""
     nodes = [Node(f"{s}{r}", 1, spine=s, rack=r, rail="0") for s in ("a", "b") for r in ("r1", "r2")]
     topology = Topology(nodes)
     racks = [names_in(topology, domain) for domain in topology.by_level[Level.RACK]]
@@ -34,7 +34,9 @@ def test_unknown_level_falls_back_to_the_widest_below() -> None:
     ]  # fmt: skip
     topology = Topology(nodes)
     found = [names_in(topology, domain) for domain in topology.narrow(Level.RACK)]
-    assert sorted(map(sorted, found)) == [["alone-1", "alone-2"], ["in-rack-1", "in-rack-2"]], "no node in two of them"
+    assert sorted(map(sorted, found)) == [["alone-1", "alone-2"], ["in-rack-1", "in-rack-2"]], (
+        "no node is in two of them"
+    )
     assert [names_in(topology, domain) for domain in topology.narrow(Level.ISLAND)] == [
         {"alone-1", "alone-2"}, {"in-rack-2"},
     ]  # fmt: skip
@@ -66,13 +68,15 @@ def test_slots_come_from_the_fullest_island_that_fits() -> None:
     assert [slot.slot for slot in plan.take("a", 4)] == [4, 5, 6, 7]
     assert [slot.slot for slot in plan.take("a", 1)] == [3]
     across = Plan([Node("a", 8, island_slots=4)], [Slot("a", 0), Slot("a", 4)])
-    assert [slot.slot for slot in across.take("a", 4)] == [1, 2, 3, 5], "no island has four: the lowest"
+    assert [slot.slot for slot in across.take("a", 4)] == [1, 2, 3, 5], (
+        "no island has four free slots: the lowest is used"
+    )
 
 
 def test_equal_nodes_are_taken_from_the_fullest_domain() -> None:
     nodes = [Node(f"{rack}-{n}", 4, rack=rack) for rack in ("r0", "r1") for n in range(2)]
     plan = Plan(nodes, [Slot("r1-1", 0), Slot("r1-1", 1), Slot("r1-1", 2)])
-    assert plan.topology.names[plan.tightest(Tier.HEALTHY, 4)] == "r1-0", "so that the empty rack stays whole"
+    assert plan.topology.names[plan.tightest(Tier.HEALTHY, 4)] == "r1-0", "the empty rack stays whole"
     assert plan.topology.names[plan.tightest(Tier.HEALTHY, 1)] == "r1-1"
     barred = plan.topology.bits_of(["r1-0"])
     assert plan.topology.names[plan.tightest(Tier.HEALTHY, 4, barred)] == "r0-0"

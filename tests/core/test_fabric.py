@@ -1,4 +1,4 @@
-"""Which switch a node stands below: the file that says so, and what a job's shape shares by it."""
+"""The leaf switch of each node: the topology file, and the uplinks that jobs share."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_no_list_of_nodes_crashes(text: str) -> None:
 
 
 def test_jobs_below_one_leaf_share_its_uplinks() -> None:
-    """Two jobs on two nodes each; the second job's second node is below no switch that is known."""
+    """Two jobs run on two nodes each; the leaf of the second job's second node is unknown."""
     fabric = Fabric([Leaf("leaf-a", ("n0", "n2")), Leaf("leaf-b", ("n1",))])
     fleet = Fleet()
     look = Look(fleet, fabric)

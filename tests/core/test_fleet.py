@@ -1,4 +1,4 @@
-"""The fleet folds each frame once, aligns steps by number, and is upset by nothing that a sender can write."""
+"""The fleet folds each frame once, aligns steps by number, and survives any input from a sender."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WAITING = "gangwatch_host_pressure_waiting_seconds_total"
 
 
 def layout_of(node: str, ranks: Sequence[int], attempt: int = 1) -> Layout:
-    """Process counters of the ranks, then processor pressure."""
+    """Return a layout of process counters of the ranks, then CPU pressure."""
     columns = [
         Column(metric, (("attempt", str(attempt)), ("gang", GANG), ("rank", str(rank))), 0)
         for rank in ranks
@@ -65,7 +65,7 @@ def frame_of(
     boot: str = "b",
     at_ns: int | None = None,
 ) -> Frame:
-    """Frame `seq`, taken at second `seq`; counters None are absent."""
+    """Return frame `seq`, taken at second `seq`; counters that are None are absent."""
     given_counters = [0] * len(layout.counters) if counters is None else list(counters)
     at = seq * SECOND if at_ns is None else at_ns
     return Frame(
@@ -135,29 +135,29 @@ def test_frame_is_folded_once_and_in_order() -> None:
 
 
 def test_older_frame_is_refused_from_any_agent() -> None:
-    """Two agents on one node after a restart: the older one's last frame comes late."""
+    """Two agents run on one node after a restart, and the older agent's last frame arrives late."""
     fleet = folded((BARE, frame_of(BARE, 5, agent="new")))
     assert not fleet.observe(BARE, frame_of(BARE, 90, [step(0, 1, 4.0, 0.1)], agent="old", at_ns=4 * SECOND), 0)
     assert fleet.nodes["n0"].frames_refused == 1
     assert not fleet.gangs
     rebooted = frame_of(BARE, 1, agent="old", boot="another", at_ns=SECOND)
-    assert fleet.observe(BARE, rebooted, 0), "after a reboot its clock begins anew"
+    assert fleet.observe(BARE, rebooted, 0), "after a reboot the node's clock restarts"
 
 
 def test_superseded_frame_gives_only_records_unless_it_is_the_first() -> None:
     layout, fleet = layout_of("n0", [0]), Fleet()
-    told = {10: True, 11: False, 12: True, 13: False}
-    for second, superseded in told.items():
+    reported = {10: True, 11: False, 12: True, 13: False}
+    for second, superseded in reported.items():
         frame = frame_of(layout, second, [step(0, second, second - 0.5, 0.1)], counters=consumed(second),
                          record_seq=second - 10)  # fmt: skip
         fleet.observe(layout, frame, frame.monotonic_ns, superseded)
     gang = fleet.gangs[GANG]
     steps = gang.completed()
     assert steps is not None and steps.number.tolist() == [10, 11, 12, 13]
-    kept = [gang.consumed(np.array([at * SECOND])) for at in told]
+    kept = [gang.consumed(np.array([at * SECOND])) for at in reported]
     assert [at.at_ns[0] // SECOND for at in kept] == [10, 11, 12, 13]
     assert gang._trail_ns[0][gang._trail_ns[0] >= 0].tolist() == [10 * SECOND, 11 * SECOND, 13 * SECOND]
-    assert kept[-1].values[0, CPU] - kept[0].values[0, CPU] == pytest.approx(3 * SECOND / 2), "nothing is lost by it"
+    assert kept[-1].values[0, CPU] - kept[0].values[0, CPU] == pytest.approx(3 * SECOND / 2), "no frame is lost"
 
 
 def test_set_clock_is_noticed_and_adjusted_clock_is_not() -> None:
@@ -213,7 +213,7 @@ def test_nodes_of_one_boot_share_a_machine() -> None:
     assert not fleet.shares_machine("n2")
     assert not fleet.shares_machine("nobody")
     fleet.observe(other, frame_of(other, 2, boot="c"), 0)
-    assert [fleet.shares_machine(name) for name in ("n0", "n1", "n2")] == [False, True, True], "it has moved"
+    assert [fleet.shares_machine(name) for name in ("n0", "n1", "n2")] == [False, True, True], "the node has moved"
 
 
 def test_node_is_touched_when_its_layout_clock_or_machine_changes() -> None:
@@ -223,9 +223,9 @@ def test_node_is_touched_when_its_layout_clock_or_machine_changes() -> None:
     fleet.observe(first, frame_of(first, 2), 0)
     assert fleet.touched() == set()
     fleet.observe(second, frame_of(second, 1), 0)
-    assert fleet.touched() == {"n0", "n1"}, "both stand on one machine now"
+    assert fleet.touched() == {"n0", "n1"}, "both nodes are on one machine now"
     fleet.observe(second, frame_of(second, 2, boot="another"), 0)
-    assert fleet.touched() == {"n0", "n1"}, "and now neither shares one"
+    assert fleet.touched() == {"n0", "n1"}, "no node shares a machine now"
     fleet.observe(first, structs.replace(frame_of(first, 3), wall_ns=2 * WALL), 0)
     assert fleet.touched() == {"n0"}
     changed = layout_of("n0", [0, 2])
@@ -245,7 +245,7 @@ def test_shape_changes_only_with_a_touched_node() -> None:
     moved = structs.replace(frame_of(elsewhere, 2), boot_id="b")
     fleet.observe(elsewhere, moved, 0)
     after = look.next(WALL + 2 * SECOND).jobs[0]
-    assert after.shared_machine is not None and after.shared_machine.all(), "another node stands on its machine"
+    assert after.shared_machine is not None and after.shared_machine.all(), "another node is on its machine"
 
 
 def test_node_set_aside_is_received_but_not_folded() -> None:
@@ -256,8 +256,8 @@ def test_node_set_aside_is_received_but_not_folded() -> None:
     )  # fmt: skip
     fleet.touched()
     fleet.set_aside("n0")
-    assert fleet.aside == {"n0": {(GANG, 1)}}, "not the gang that has no rank there"
-    assert fleet.nodes["n0"].received_ns == SECOND, "when it was last heard is not forgotten"
+    assert fleet.aside == {"n0": {(GANG, 1)}}, "the gang without a rank on that node is not affected"
+    assert fleet.nodes["n0"].received_ns == SECOND, "the time of the last frame is kept"
     assert fleet.touched() == {"n0"}
     fleet.hear("n0", 5 * SECOND)
     fleet.hear("nobody", 4 * SECOND)
@@ -265,7 +265,7 @@ def test_node_set_aside_is_received_but_not_folded() -> None:
     assert "nobody" not in fleet.nodes
     fleet.readmit("n0")
     assert fleet.aside == {}
-    assert set(fleet.gangs) == {"else"}, "a part of its steps is missing"
+    assert set(fleet.gangs) == {"else"}, "part of its steps is missing"
     fleet.readmit("n0")
     assert fleet.observe(BARE, frame_of(BARE, 2, [step(0, 2, 1.5, 0.1)], at_ns=6 * SECOND), 6 * SECOND)
 
@@ -301,28 +301,28 @@ def test_steps_are_aligned_by_number_with_late_reports() -> None:
 
 
 def test_steps_contain_tokens_and_squares() -> None:
-    def told(rank: int, number: int, tokens: int | None, squares: int | None = None) -> StepRecord:
+    def reported(rank: int, number: int, tokens: int | None, squares: int | None = None) -> StepRecord:
         record = step(rank, number, 0.1 * number, 0.1)
         return structs.replace(record, tokens=tokens, squares=squares)
 
-    silent = [told(rank, n, None) for n in range(2) for rank in range(2)]
+    silent = [reported(rank, n, None) for n in range(2) for rank in range(2)]
     fleet = folded((BARE, frame_of(BARE, 1, silent)))
     look = Look(fleet)
     steps = look.next(WALL + SECOND).jobs[0].steps
-    assert steps is not None and steps.tokens is None and steps.squares is None, "nobody has said anything"
+    assert steps is not None and steps.tokens is None and steps.squares is None, "no rank has reported"
 
-    of_rank_1 = (told(1, 2, None), told(1, 3, 5), *(told(1, n, 6, 36) for n in range(4, 90)))
-    more = [told(0, n, n * 1000, n**2 * 10**6) for n in range(2, 90)]  # more than the ring's first rows
+    of_rank_1 = (reported(1, 2, None), reported(1, 3, 5), *(reported(1, n, 6, 36) for n in range(4, 90)))
+    more = [reported(0, n, n * 1000, n**2 * 10**6) for n in range(2, 90)]  # more than the initial rows of the ring
     fleet.observe(BARE, frame_of(BARE, 9, [*more, *of_rank_1], record_seq=4), 9 * SECOND)
     steps = look.next(WALL + 9 * SECOND).jobs[0].steps
     assert steps is not None and steps.tokens is not None and steps.squares is not None
     assert steps.number.tolist() == list(range(2, 90))
     assert steps.tokens[:, 0].tolist() == [n * 1000 for n in range(2, 90)]
     assert steps.squares[:, 0] == pytest.approx([n**2 * 10**6 for n in range(2, 90)], rel=1e-6)
-    assert np.isnan(steps.tokens[0, 1]) and np.isnan(steps.squares[:2, 1]).all(), "not said is not zero"
+    assert np.isnan(steps.tokens[0, 1]) and np.isnan(steps.squares[:2, 1]).all(), "a missing value is not zero"
     assert (steps.tokens[1, 1], steps.tokens[2, 1], steps.squares[2, 1]) == (5, 6, 36)
 
-    absurd = [told(0, 90, -1), told(0, 90, 5, -1), told(0, 90, 2**62)]
+    absurd = [reported(0, 90, -1), reported(0, 90, 5, -1), reported(0, 90, 2**62)]
     fleet.observe(BARE, frame_of(BARE, 10, absurd, record_seq=4 + len(more) + len(of_rank_1)), 10 * SECOND)
     assert fleet.records_refused == 3
 
@@ -431,7 +431,7 @@ def test_new_attempt_replaces_the_old_one() -> None:
 
 
 def test_open_records_belong_to_the_current_gang() -> None:
-    """Frames whose records are the same are taken in a short way; the gang may have begun anew in between."""
+    """Frames with unchanged records take a short path; the gang may have restarted in between."""
     inside = (
         OpenRecord(Member(GANG, 1, 0), "step", 7, SECOND),
         OpenRecord(Member(GANG, 1, 1), "collective", 9, SECOND),
@@ -479,7 +479,7 @@ def test_stale_gangs_are_forgotten() -> None:
 
 
 def consumed(seconds: int, *, io: int | None = 0) -> list[int | None]:
-    """Counters after so many seconds: 0.5 s of processor and 0.25 s of queueing a second; then pressure."""
+    """Return counters at a second: 0.5 s of CPU and 0.25 s of run-queue delay per second, then pressure."""
     return [seconds * SECOND // 2, seconds * SECOND // 4, io, 0, seconds, seconds * SECOND // 10]
 
 
@@ -495,7 +495,7 @@ def test_consumption_is_available_for_any_recent_time(monkeypatch: pytest.Monkey
     assert advance[0, SAMPLES] == pytest.approx(4.5)
     assert np.isnan(advance[0, BLOCK_IO]), "absent is not zero"
     outside = gang.consumed(np.array([99 * SECOND], np.int64))
-    assert outside.at_ns[0] == 19 * SECOND, "it says what it really stands for"
+    assert outside.at_ns[0] == 19 * SECOND, "the result says which time it covers"
 
 
 def test_counters_of_a_restarted_agent_are_not_compared_with_the_old_ones() -> None:
@@ -507,7 +507,7 @@ def test_counters_of_a_restarted_agent_are_not_compared_with_the_old_ones() -> N
     values = fleet.gangs[GANG].consumed(np.array([16 * SECOND], np.int64)).values
     assert values[0, CPU] == pytest.approx(SECOND / 2)
     before = fleet.gangs[GANG].consumed(np.array([12 * SECOND], np.int64))
-    assert before.at_ns[0] == 15 * SECOND, "what was before the restart is gone, not wrong"
+    assert before.at_ns[0] == 15 * SECOND, "values from before the restart are missing, not wrong"
 
 
 def test_counters_continue_across_a_layout_change() -> None:
@@ -540,7 +540,7 @@ def test_fleet_metrics_are_in_the_catalogue() -> None:
         assert tuple(key for key, _ in labels) == BY_NAME[name].labels
 
 
-# --- anything at all -------------------------------------------------------------------------------------------------
+# --- random input ----------------------------------------------------------------------------------------------------
 
 numbers = st.one_of(st.integers(-5, 200), st.integers(-(2**63), 2**63 - 1))
 members = st.builds(Member, st.sampled_from([GANG, "", "other", "x" * 300]), numbers, numbers)

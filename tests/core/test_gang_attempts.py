@@ -1,4 +1,4 @@
-"""One attempt of a gang by itself: rings that grow, times between steps, what is open, and counters between samples."""
+"""One attempt of a gang: growing rings, times between steps, open steps, and counters between samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gang_of(ranks: int) -> tuple[Gang, list[int]]:
 
 
 def finish(gang: Gang, column: int, number: int, at: float, seconds: float, wait: float = 0.0) -> None:
-    """A step that begins at that second of every clock."""
+    """Record a step that begins at that second of every clock."""
     start_ns, lasts_ns = round(at * SECOND), round(seconds * SECOND)
     gang.finish(column, number, start_ns, lasts_ns, round(wait * SECOND), start_ns + lasts_ns)
 
@@ -39,7 +39,7 @@ def test_time_between_steps_is_known_after_the_ring_grows() -> None:
         finish(gang, column, number, 0.15 * number, 0.1)
     steps = gang.completed()
     assert steps is not None and len(steps.number) == 4 * FIRST_ROWS
-    assert steps.seconds[0, 0] == pytest.approx(0.1), "before the first nothing is known"
+    assert steps.seconds[0, 0] == pytest.approx(0.1), "before the first step nothing is known"
     assert steps.seconds[1:, 0] == pytest.approx(0.15)
 
 
@@ -47,7 +47,7 @@ def test_reused_row_is_not_taken_for_the_previous_step() -> None:
     gang, (column,) = gang_of(1)
     for number in range(FIRST_ROWS):
         finish(gang, column, number, 30.0 * number, 0.1)
-    skipped = FIRST_ROWS + 2  # the row of the one before it holds step 1, which was finished long ago
+    skipped = FIRST_ROWS + 2  # the previous step's row contains step 1, which finished long ago
     finish(gang, column, skipped, 30.0 * skipped, 0.2)
     steps = gang.completed()
     assert steps is not None and steps.number[-1] == skipped
@@ -55,8 +55,8 @@ def test_reused_row_is_not_taken_for_the_previous_step() -> None:
 
 
 def test_partial_steps_survive_the_growth_of_the_ring() -> None:
-    gang, columns = gang_of(5)  # one more than the columns that there are at first
-    count, first = 3 * FIRST_ROWS, 80  # with a first of 100 a step in a wrong row would come back to its own
+    gang, columns = gang_of(5)  # one more than the initial number of columns
+    count, first = 3 * FIRST_ROWS, 80  # with a first step of 100, a step in a wrong row would return to its own row
     for column in columns:
         for number in range(count):
             finish(gang, column, first + number, 0.1 * number, 0.1, wait=0.01 * column)
@@ -72,12 +72,13 @@ def test_partial_steps_survive_the_growth_of_the_ring() -> None:
 def test_late_step_is_counted_and_ignored_until_the_row_is_stale() -> None:
     gang, (first, second) = gang_of(2)
     for number in range(2 * FIRST_ROWS):
-        finish(gang, first, number, 20.0 * number, 0.1)  # rows are older than what is retained: the ring stays small
-    late = FIRST_ROWS - 1  # its row holds a higher step by now
+        # Rows are older than the retained history, so the ring stays small.
+        finish(gang, first, number, 20.0 * number, 0.1)
+    late = FIRST_ROWS - 1  # its row contains a higher step by now
     gang.finish(second, late, 0, SECOND, 0, round(20.0 * 2 * FIRST_ROWS * SECOND))
     assert gang.late == 1
     gang.finish(second, late, 0, SECOND, 0, round(20.0 * 20 * FIRST_ROWS * SECOND))
-    assert gang.late == 1, "a row that nobody has touched for a minute yields"
+    assert gang.late == 1, "a row unchanged for a minute is reused"
 
 
 def test_completed_returns_newer_steps_in_order_of_completion() -> None:
@@ -95,7 +96,7 @@ def test_completed_returns_newer_steps_in_order_of_completion() -> None:
     assert gang.newest_sequence == 3
 
 
-def test_the_mean_is_that_of_the_newest_steps() -> None:
+def test_the_mean_covers_the_newest_steps() -> None:
     gang, columns = gang_of(2)
     assert gang.step_seconds() is None
     at = 0.0
@@ -110,7 +111,7 @@ def test_the_mean_is_that_of_the_newest_steps() -> None:
     assert gang.step_seconds(20) == pytest.approx((4 * 1.0 + 16 * 2.0) / 20)
 
 
-# --- what is open ----------------------------------------------------------------------------------------------------
+# --- open steps and collectives --------------------------------------------------------------------------------------
 
 
 def test_open_steps_and_collectives_are_separate_and_the_newest_counts() -> None:
@@ -124,7 +125,7 @@ def test_open_steps_and_collectives_are_separate_and_the_newest_counts() -> None
     assert gang.open_collectives().tolist() == [[-1, -1, -1], [9, 200, 500], [11, 350, 700]]
 
 
-def test_a_rank_stands_where_it_was_last_told_of_and_a_reader_sees_that_it_moved() -> None:
+def test_a_rank_is_at_its_last_reported_position_and_a_reader_detects_a_change() -> None:
     gang, _ = gang_of(2)
     before = gang.changes
     gang.column(1, "n1")
@@ -135,7 +136,7 @@ def test_a_rank_stands_where_it_was_last_told_of_and_a_reader_sees_that_it_moved
     assert gang.node_of(1) == "elsewhere"
 
 
-# --- what was consumed -----------------------------------------------------------------------------------------------
+# --- consumption -----------------------------------------------------------------------------------------------------
 
 
 def at(*seconds: float) -> IntArray:
@@ -148,7 +149,7 @@ def consume(gang: Gang, column: int, second: float, cpu: float, io: float = np.n
     gang.consume(np.array([column]), advance, round(second * SECOND))
 
 
-def test_between_samples_counters_are_taken_to_rise_evenly_and_outside_of_them_not_at_all() -> None:
+def test_counters_are_interpolated_between_samples_and_constant_outside() -> None:
     gang, (column,) = gang_of(1)
     for second in range(1, 6):
         consume(gang, column, second, 10.0 * second)  # 10, 30, 60, 100, 150
@@ -163,19 +164,19 @@ def test_between_samples_counters_are_taken_to_rise_evenly_and_outside_of_them_n
         assert (found.at_ns.tolist(), found.values[0, CPU]) == (at(stands_for).tolist(), pytest.approx(value))
 
 
-def test_samples_that_come_fast_leave_the_past_of_the_slow_ones() -> None:
+def test_frequent_samples_do_not_remove_the_history_of_slow_ones() -> None:
     gang, (column,) = gang_of(1)
     step = TRAIL_SPACING_NS / SECOND / 5
     for number in range(1, 5 * TRAIL):
         consume(gang, column, number * step, 1.0 + number)
     kept = gang._trail_ns[column]
-    assert kept.max() - kept.min() >= (TRAIL - 2) * TRAIL_SPACING_NS, "eight seconds, however often samples come"
+    assert kept.max() - kept.min() >= (TRAIL - 2) * TRAIL_SPACING_NS, "eight seconds, at any sampling rate"
     newest = gang.consumed(at(1e6))
     assert newest.at_ns[0] == round((5 * TRAIL - 1) * step * SECOND)
     assert newest.values[0, CPU] == pytest.approx(sum(1.0 + number for number in range(1, 5 * TRAIL)))
 
 
-def test_of_a_rank_of_which_nothing_was_counted_nothing_is_known() -> None:
+def test_the_consumption_of_a_rank_without_counters_is_unknown() -> None:
     gang, columns = gang_of(2)
     consume(gang, columns[0], 1.0, 5.0)
     found = gang.consumed(at(1.0, 1.0))
@@ -184,4 +185,4 @@ def test_of_a_rank_of_which_nothing_was_counted_nothing_is_known() -> None:
     gang.forget_consumed(np.array(columns))
     assert np.isnan(gang.consumed(at(1.0, 1.0)).values).all()
     consume(gang, columns[0], 3.0, 7.0)
-    assert gang.consumed(at(1.0, 1.0)).values[0, CPU] == 7.0, "begun anew from zero"
+    assert gang.consumed(at(1.0, 1.0)).values[0, CPU] == 7.0, "the counter restarted from zero"

@@ -1,4 +1,4 @@
-"""Whose clock a node's times are of: its own while that is right, else the controller's."""
+"""The clock of a node's times: its own if it is right, otherwise the controller's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = WALL - 5000 * SECOND
 
 @dataclass
 class Node:
-    """A node that sends a frame a second. booted: seconds by which it was up before the controller's machine."""
+    """A node that sends one frame per second. booted: seconds from its boot to the boot of the controller's machine."""
 
     skew: float = 0.0
     booted: float = 700.0
@@ -31,12 +31,12 @@ class Node:
         self.changes += self.clock.take(wall_ns, monotonic_ns, received_ns, here_ns)
 
     def error(self, second: float) -> float:
-        """Seconds by which an instant's wall time, as it is read, is off the controller's."""
+        """Return by how many seconds the wall time computed for an instant differs from the controller's."""
         read_ns = int((second + 5000 + self.booted) * SECOND) + self.clock.to_wall_ns
         return (read_ns - WALL) / SECOND - second
 
 
-def test_a_right_clock_is_taken_at_its_word_however_late_its_frames_come() -> None:
+def test_a_right_clock_is_used_even_if_frames_arrive_late() -> None:
     chance, node = random.Random(3), Node(skew=0.004)
     for second in range(1800):
         node.frame(second, delay=0.01 + (chance.expovariate(0.5) if second % 7 else 0.0))
@@ -46,7 +46,7 @@ def test_a_right_clock_is_taken_at_its_word_however_late_its_frames_come() -> No
 
 
 @pytest.mark.parametrize("skew", [-86400.0, -300.0, -2.5, 2.5, 300.0, 86400.0])
-def test_a_wrong_clock_is_replaced_by_the_receipt_of_its_frames(skew: float) -> None:
+def test_a_wrong_clock_is_replaced_by_the_receive_times_of_frames(skew: float) -> None:
     node = Node(skew)
     for second in range(900):
         node.frame(second, delay=0.01 + (second % 5) * 0.3)
@@ -67,7 +67,7 @@ def test_a_clock_is_right_up_to_the_limit() -> None:
     assert beyond.error(20) == pytest.approx(0.01, abs=0.001)
 
 
-def test_a_clock_that_is_set_right_is_believed_again() -> None:
+def test_a_corrected_clock_is_used_again() -> None:
     node = Node(300.0)
     for second in range(60):
         node.frame(second)
@@ -78,7 +78,7 @@ def test_a_clock_that_is_set_right_is_believed_again() -> None:
 
 
 def test_a_node_that_was_suspended_keeps_its_clock() -> None:
-    """Its monotonic clock stood still meanwhile, its wall clock did not."""
+    """Its monotonic clock stopped during the suspension; its wall clock did not."""
     node = Node()
     for second in range(60):
         node.frame(second)
@@ -89,7 +89,7 @@ def test_a_node_that_was_suspended_keeps_its_clock() -> None:
         assert node.error(second) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_where_the_controllers_clock_is_wrong_all_nodes_are_read_by_it() -> None:
+def test_a_wrong_controller_clock_is_used_for_all_nodes() -> None:
     nodes = [Node(0.0), Node(0.2, booted=-100.0)]
     for second in range(30):
         for node in nodes:
@@ -99,8 +99,8 @@ def test_where_the_controllers_clock_is_wrong_all_nodes_are_read_by_it() -> None
         assert node.error(30) == pytest.approx(-600.0 + 0.01, abs=0.02)
 
 
-def test_monotonic_clocks_that_run_apart_are_followed() -> None:
-    """50 ppm: a minute and a half in twenty days; it is followed in steps of a second."""
+def test_drift_between_monotonic_clocks_is_followed() -> None:
+    """A drift of 50 ppm is a minute and a half in twenty days; it is followed in steps of one second."""
     node = Node(300.0)
     for second in range(0, 20 * 86400, 30):
         node.booted = 700.0 - second * 50e-6
@@ -109,7 +109,7 @@ def test_monotonic_clocks_that_run_apart_are_followed() -> None:
     assert node.error(20 * 86400 - 30) == pytest.approx(0.01, abs=1.05)
 
 
-def test_without_a_clock_of_its_own_the_receiver_corrects_nothing() -> None:
+def test_receive_times_correct_nothing_without_a_node_clock() -> None:
     clock = NodeClock()
     assert clock.take(WALL, 500 * SECOND, 7 * SECOND, None)
     assert (clock.offset_ns, clock.skew_ns) == (WALL - 500 * SECOND, 0)

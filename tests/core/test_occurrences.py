@@ -1,4 +1,4 @@
-"""What happens to devices, from the agent's own collectors on the fakes to verdicts of the health detector."""
+"""Device events, from the agent's collectors on fake devices to verdicts of the health detector."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOW = 1_700_000_000 * SECOND
 
 
 class Watching:
-    """A node's frames as they come, through the fleet to the health detector."""
+    """A health detector that receives a node's frames through the fleet."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -45,7 +45,7 @@ class Watching:
         self.findings: list[Finding] = []
 
     def until(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Fold what comes until it holds."""
+        """Fold received frames until the condition holds."""
         clock = SystemClock()
         ends = time.monotonic() + seconds
         while not holds():
@@ -75,8 +75,8 @@ def site(tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest
             nvml.reset()
 
 
-def test_what_a_real_agent_tells_of_its_devices_becomes_verdicts(site: TrainingNode) -> None:
-    """One node, one thing after the other: XIDs, a recovery action, a lost GPU, a port in the log and in counters."""
+def test_device_events_of_a_real_agent_become_verdicts(site: TrainingNode) -> None:
+    """One node has one fault after another: XIDs, a recovery action, a lost GPU, a port in the log and in counters."""
     watching = Watching(site.node)
     watching.until(lambda: len(watching._fleet.nodes) == 1)
     uuids = {dict(labels)["index"]: dict(labels)["gpu"] for labels in site.values("gangwatch_gpu_info")}
@@ -85,7 +85,7 @@ def test_what_a_real_agent_tells_of_its_devices_becomes_verdicts(site: TrainingN
     site.nvml.push_xid(2, 95)
     watching.until(lambda: len(watching.kinds(XID)) == 2)
     (verdict,) = watching.verdicts()
-    assert (verdict.cause, verdict.device) == (Cause.XID, uuids["2"]), "31 is the application's own"
+    assert (verdict.cause, verdict.device) == (Cause.XID, uuids["2"]), "XID 31 is an error of the application"
     assert "RESET_GPU" in verdict.evidence[0].against
 
     site.nvml.push_event(4, 0x8000)
@@ -119,7 +119,7 @@ def test_what_a_real_agent_tells_of_its_devices_becomes_verdicts(site: TrainingN
     assert len({one.verdict_id for one in watching.verdicts()}) == 5
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------
+# --- constructed frames -----------------------------------------------------------------------------------------------
 
 GPU_INFO = Column("gangwatch_gpu_info", (("gpu", "GPU-1"), ("pci_address", "0000:3b:00.0")))
 RDMA_INFO = Column("gangwatch_rdma_device_info", (("device", "mlx5_0"), ("pci_address", "0000:5e:00.0")))
@@ -140,14 +140,14 @@ def frame(made: Layout, seq: int, gauges: list[float], counters: tuple[int, ...]
 
 
 def told(found: Occurrences) -> list[tuple[str, str, str]]:
-    """Kind, entity, and the word that matters."""
+    """Return the kind, entity and main word of each event."""
     return [
         (one.event.kind, one.event.entity, one.event.detail.get("action") or one.event.detail.get("state", ""))
         for one in found.take()
     ]
 
 
-def test_a_port_that_goes_and_comes_is_told_once_each_by_its_rdma_name() -> None:
+def test_a_port_going_down_and_up_is_reported_once_each_with_its_rdma_name() -> None:
     made = layout(RDMA_INFO, PORT_INFO, *CARRIERS, counters=(LOST,))
     found = Occurrences()
     course = [  # carriers of eth0 and rail0, losses of rail0
@@ -157,10 +157,10 @@ def test_a_port_that_goes_and_comes_is_told_once_each_by_its_rdma_name() -> None
         found.observe(made, frame(made, seq, [1, 1, *carriers], (losses,)), seq > 1, ())
     assert told(found) == [
         (LINK, "mlx5_0", "down"), (LINK, "mlx5_0", "lost"), (LINK, "mlx5_0", "up"),
-    ], "not of the interface that is no RDMA device's; a counter that fell counts nothing"  # fmt: skip
+    ], "an interface without an RDMA device is ignored; a decreasing counter counts nothing"  # fmt: skip
 
 
-def test_what_was_always_down_or_is_not_known_is_nothing_new() -> None:
+def test_ports_always_down_or_unknown_are_no_events() -> None:
     made = layout(RDMA_INFO, PORT_INFO, *CARRIERS, counters=(LOST,))
     found = Occurrences()
     found.observe(made, frame(made, 1, [1, 1, 1, 0], (5,)), False, ())
@@ -169,7 +169,7 @@ def test_what_was_always_down_or_is_not_known_is_nothing_new() -> None:
     assert told(found) == []
 
 
-def test_a_port_on_its_way_up_is_not_down_and_what_is_not_known_is_as_it_was() -> None:
+def test_a_port_in_transition_is_not_down_and_an_unknown_one_keeps_its_state() -> None:
     made = layout(RDMA_INFO, Column("gangwatch_rdma_port_state", (("device", "mlx5_0"), ("port", "1"))))
     found = Occurrences()
     for seq, state in enumerate((4.0, 3.0, 2.0, 1.0, np.nan, 1.0, 0.0, 2.0, np.nan, 4.0), 1):
@@ -179,7 +179,7 @@ def test_a_port_on_its_way_up_is_not_down_and_what_is_not_known_is_as_it_was() -
     assert [one.event.time_ns for one in events] == [NOW + 4 * SECOND, NOW + 8 * SECOND]
 
 
-def test_losses_are_counted_from_one_sample_to_the_next_and_no_leap_is_believed() -> None:
+def test_losses_are_counted_between_samples_and_implausible_increases_are_ignored() -> None:
     made = layout(RDMA_INFO, PORT_INFO, counters=(LOST,))
     found = Occurrences()
     for seq, losses in enumerate((7, 9, 9, 109, 109 + 101, 211), 1):
@@ -187,13 +187,13 @@ def test_losses_are_counted_from_one_sample_to_the_next_and_no_leap_is_believed(
     assert [one.event.detail["times"] for one in found.take()] == ["2", "100", "1"]
     another = layout(GPU_INFO, RDMA_INFO, PORT_INFO, counters=(LOST,))
     found.observe(another, frame(another, 7, [1, 1, 1], (213,)), True, ())
-    assert [one.event.detail["times"] for one in found.take()] == ["2"], "a new layout forgets nothing of it"
+    assert [one.event.detail["times"] for one in found.take()] == ["2"], "a new layout keeps the last sample"
     found.forget("n")
     found.observe(another, frame(another, 8, [1, 1, 1], (215,)), True, ())
     assert found.take() == (), "its next frame is its first"
 
 
-def test_an_interface_that_is_no_rdma_devices_counts_where_the_node_has_none() -> None:
+def test_interfaces_without_rdma_devices_count_on_nodes_that_have_none() -> None:
     made = layout(*CARRIERS)
     found = Occurrences()
     for seq, carriers in enumerate(((1, 1), (0, 1)), 1):
@@ -201,7 +201,7 @@ def test_an_interface_that_is_no_rdma_devices_counts_where_the_node_has_none() -
     assert told(found) == [(LINK, "eth0", "down")]
 
 
-def test_a_recovery_action_and_a_lost_gpu_are_told_also_to_a_judge_that_has_just_begun() -> None:
+def test_a_recovery_action_and_a_lost_gpu_are_reported_to_a_new_reader_too() -> None:
     gauges = [
         Column("gangwatch_gpu_recovery_action", (("action", action), ("gpu", "GPU-1")))
         for action in ("none", "gpu_reset", "node_reboot")
@@ -215,7 +215,7 @@ def test_a_recovery_action_and_a_lost_gpu_are_told_also_to_a_judge_that_has_just
     ]  # fmt: skip
 
 
-def test_records_get_the_names_of_shapes_and_history_is_left_out() -> None:
+def test_records_get_names_of_the_shape_and_old_records_are_left_out() -> None:
     made = layout(GPU_INFO, RDMA_INFO, PORT_INFO)
     found, at = Occurrences(), NOW + SECOND
 
@@ -240,7 +240,7 @@ def test_records_get_the_names_of_shapes_and_history_is_left_out() -> None:
     ]  # fmt: skip
 
 
-def test_another_gpu_in_the_same_slot_is_a_part_that_was_replaced() -> None:
+def test_a_different_gpu_in_a_slot_is_a_replaced_part() -> None:
     new = Column("gangwatch_gpu_info", (("gpu", "GPU-2"), ("pci_address", "0000:3b:00.0")))
     found = Occurrences()
     first, none, second = layout(GPU_INFO), layout(), layout(new)
@@ -250,7 +250,7 @@ def test_another_gpu_in_the_same_slot_is_a_part_that_was_replaced() -> None:
     assert (one.event.kind, one.event.entity, one.event.detail) == (PART_REPLACED, "GPU-1", {"gpu": "GPU-2"})
 
 
-def test_a_storm_of_events_is_bounded() -> None:
+def test_the_number_of_events_is_limited() -> None:
     made = layout(GPU_INFO)
     storm = [EventRecord("xid", "GPU-1", NOW, {"code": str(n)}) for n in range(3 * Occurrences.MOST_OF_NODE)]
     found = Occurrences()

@@ -1,4 +1,4 @@
-"""How fast ranks have gone lately, and how that is handed to the page: bounded, and nothing told twice."""
+"""Recent speed of ranks and its updates for the page: limited in size, and each value sent once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def shape(ranks: int = 4, job: str = "j-1", attempt: int = 1, stages: int = 1) -
 
 
 def telemetry(of: Shape, first: int, own: list[list[float]], at_seconds: list[float]) -> Telemetry:
-    """Steps from number `first` on, with the ranks' own times, ending at these seconds; all wait for the slowest."""
+    """Return steps from number `first` on that end at these seconds, with the ranks' own times; all wait for the
+    slowest.
+    """
     busy = np.array(own, float)
     seconds = np.repeat(busy.max(axis=1, keepdims=True), len(of), axis=1)
     end_ns = np.repeat(np.array([[WALL + int(at * SECOND)] for at in at_seconds], np.int64), len(of), axis=1)
@@ -38,7 +40,7 @@ def telemetry(of: Shape, first: int, own: list[list[float]], at_seconds: list[fl
 
 
 def steady(paces: Paces, of: Shape, seconds: int, slow: float = 1.0, first: int = 0) -> None:
-    """A step every half second; rank 1 takes `slow` times what the others do."""
+    """Return one step each half second, in which rank 1 takes `slow` times as long as the others."""
     own = [0.1] * len(of)
     own[1] *= slow
     for at in range(first, first + seconds):
@@ -51,7 +53,7 @@ def read(paces: Paces, sequence: int = -1) -> Pace:
     return found
 
 
-def test_a_row_is_a_second_with_steps_in_it() -> None:
+def test_a_row_is_a_second_in_which_steps_ended() -> None:
     paces = Paces()
     of = shape()
     steady(paces, of, 3, slow=2.0)
@@ -68,7 +70,7 @@ def test_a_row_is_a_second_with_steps_in_it() -> None:
     assert found.ratios()[3] == pytest.approx([1, 4, 1, 1])
 
 
-def test_a_row_grows_as_long_as_steps_come_that_ended_in_its_second() -> None:
+def test_a_row_grows_with_late_reports_of_steps_that_ended_in_its_second() -> None:
     paces, of = Paces(), shape()
     for number, (slowest, at) in enumerate(((0.2, 5.1), (0.4, 5.5), (0.3, 5.9))):
         paces.take(telemetry(of, number, [[0.1, slowest, 0.1, 0.1]], [at]))
@@ -78,18 +80,18 @@ def test_a_row_grows_as_long_as_steps_come_that_ended_in_its_second() -> None:
     assert found.slowest_seconds == pytest.approx([0.4])
     assert found.own_seconds[0] == pytest.approx([0.1, 0.3, 0.1, 0.1])
     assert found.slowest_own_seconds[0] == pytest.approx([0.1, 0.4, 0.1, 0.1])
-    paces.take(telemetry(of, 3, [[0.1, 0.1, 0.1, 0.1]], [4.2]))  # told late, by another clock
-    assert read(paces).steps.tolist() == [4], "no second begins before the newest"
+    paces.take(telemetry(of, 3, [[0.1, 0.1, 0.1, 0.1]], [4.2]))  # reported late, by another clock
+    assert read(paces).steps.tolist() == [4], "no row is older than the newest row"
 
 
-def test_peers_are_those_of_the_same_role() -> None:
+def test_peers_have_the_same_role() -> None:
     paces = Paces()
     of = shape(stages=2)
     paces.take(telemetry(of, 0, [[0.1, 0.1, 0.3, 0.6]], [0]))
     assert read(paces).ratios()[0] == pytest.approx([1, 1, 2 / 3, 4 / 3])
 
 
-def test_only_what_is_new_is_handed_out_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_rows_are_returned_and_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace_module, "MOST_ROWS", 8)
     monkeypatch.setattr(pace_module, "LEAST_ROWS", 8)
     monkeypatch.setattr(pace_module, "MOST_GONE", 2)
@@ -115,11 +117,11 @@ def test_a_large_cluster_keeps_shorter_histories(monkeypatch: pytest.MonkeyPatch
         every = [paces.since(f"j-{before}") for before in range(1, number + 1)]
         kept.append([found.sequence.tolist() for found in every if found is not None])
     for histories, rows in zip(kept, (156, 78, 52, 39), strict=True):
-        assert all(history == list(range(200 - len(history), 200)) for history in histories), "the newest"
+        assert all(history == list(range(200 - len(history), 200)) for history in histories), "the newest rows"
         assert all(rows <= len(history) <= rows * pace_module.SPARE for history in histories)
 
 
-def test_a_history_that_was_shortened_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortened_history_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace_module, "MOST_CELLS", 10_000)
     paces = Paces()
     steady(paces, shape(ranks=64), 500, slow=2.0)
@@ -131,7 +133,7 @@ def test_a_history_that_was_shortened_goes_on(monkeypatch: pytest.MonkeyPatch) -
     assert found.own_seconds[:, 1] == pytest.approx([0.2] * 68 + [0.3] * 10)
 
 
-def test_another_attempt_begins_anew() -> None:
+def test_another_attempt_starts_a_new_history() -> None:
     paces = Paces()
     steady(paces, shape(), 5)
     steady(paces, shape(attempt=2), 2)
@@ -139,7 +141,7 @@ def test_another_attempt_begins_anew() -> None:
     assert (found.attempt, found.sequence.tolist()) == (2, [0, 1])
 
 
-def test_the_page_is_told_who_is_slow_now() -> None:
+def test_the_page_gets_the_currently_slow_ranks() -> None:
     paces = Paces()
     steady(paces, shape(), 60)
     steady(paces, shape(), 10, slow=1.5, first=60)
@@ -158,7 +160,7 @@ def test_the_page_is_told_who_is_slow_now() -> None:
 
 
 def _with_stop(before: int, stop_seconds: float, after: int) -> Paces:
-    """Ten steps a second, then one in which rank 1 is stopped, then as before."""
+    """Return ten steps a second, one step in which rank 1 is stopped, then ten steps a second again."""
     paces = Paces()
     of = shape()
     number = 0
@@ -172,23 +174,23 @@ def _with_stop(before: int, stop_seconds: float, after: int) -> Paces:
 
 
 @pytest.mark.parametrize("stop_seconds", [40.0, 140.0])
-def test_a_stop_is_drawn_as_long_as_it_was_and_leaves_a_gap(stop_seconds: float) -> None:
+def test_a_stop_is_drawn_with_its_length_and_leaves_a_gap(stop_seconds: float) -> None:
     pace = read(_with_stop(60, stop_seconds, 30))
     now_ns = WALL + int((100 + stop_seconds) * SECOND)
     document = documents.document(pace, (), now_ns)
     longest = document["lines"][1]["values"]
-    assert max(longest) == pytest.approx(stop_seconds + 0.1, abs=0.1), "not the mean of its second"
+    assert max(longest) == pytest.approx(stop_seconds + 0.1, abs=0.1), "not the mean over its second"
     assert max(document["slowest_seconds"]) == pytest.approx(stop_seconds + 0.1, abs=0.1)
-    assert max(document["lines"][2]["values"]) == pytest.approx(0.1), "the others only waited"
+    assert max(document["lines"][2]["values"]) == pytest.approx(0.1), "the other ranks only waited"
     apart = np.diff(document["at"])
     assert apart.max() == stop_seconds + 1
-    assert (apart > document["gap"]).sum() == 1, "the stop is a gap, and nothing else is"
+    assert (apart > document["gap"]).sum() == 1, "only the stop is a gap"
     assert longest.index(max(longest)) == int(apart.argmax()) + 1, "the long step ends the gap"
     assert document["now"] == now_ns / 1e9
     assert document["until"] is None
 
 
-def test_one_long_step_does_not_make_a_job_slow_and_a_long_silence_is_no_step() -> None:
+def test_one_long_step_is_no_slow_job_and_a_long_time_without_steps_is_no_step() -> None:
     speed = _with_stop(60, 40.0, 1).speeds()["j-1"]
     assert speed.seconds == pytest.approx(0.1), "the median of the newest rows"
     assert not speed.slow
@@ -197,7 +199,7 @@ def test_one_long_step_does_not_make_a_job_slow_and_a_long_silence_is_no_step() 
     assert is_stalled(speed, speed.end_ns + 6 * SECOND)
 
 
-def test_a_longer_usual_step_allows_a_longer_silence() -> None:
+def test_a_longer_usual_step_allows_a_longer_time_without_steps() -> None:
     paces = Paces()
     for at in range(0, 400, 20):
         paces.take(telemetry(shape(), at // 20, [[20.0] * 4], [float(at)]))
@@ -209,7 +211,7 @@ def test_a_longer_usual_step_allows_a_longer_silence() -> None:
 
 @pytest.mark.parametrize(("slower", "slow"), [(1.0, False), (1.08, False), (1.3, True), (1.52, True)])
 @pytest.mark.parametrize("lasts", [10, 200, 400])
-def test_a_job_is_slow_by_more_than_its_steps_vary(slower: float, slow: bool, lasts: int) -> None:
+def test_a_job_is_slow_if_it_slows_by_more_than_its_steps_vary(slower: float, slow: bool, lasts: int) -> None:
     paces = Paces()
     noise = np.random.default_rng(7)
     for at in range(600):
@@ -218,8 +220,8 @@ def test_a_job_is_slow_by_more_than_its_steps_vary(slower: float, slow: bool, la
     assert paces.speeds()["j-1"].slow == slow
 
 
-def test_the_steps_of_a_healthy_job_vary_without_making_it_slow() -> None:
-    """By 15 % from step to step, on a busy machine: not one second in a hundred is called slow."""
+def test_a_healthy_job_with_varying_steps_is_not_slow() -> None:
+    """Steps vary by 15 % on a busy machine: less than one second in a hundred is marked slow."""
     paces = Paces()
     noise = np.random.default_rng(11)
     found = []
@@ -231,7 +233,7 @@ def test_the_steps_of_a_healthy_job_vary_without_making_it_slow() -> None:
     assert np.mean(found) < 0.01
 
 
-def test_half_as_long_again_is_slow_however_much_steps_vary() -> None:
+def test_a_job_half_as_slow_again_is_slow_at_any_variation() -> None:
     paces = Paces()
     noise = np.random.default_rng(5)
     for at in range(300):
@@ -247,7 +249,7 @@ def _cells(document: documents.Document) -> np.ndarray[tuple[int, ...], np.dtype
     return flat.reshape(len(document["at"]), len(document["bands"]))
 
 
-def test_a_small_gang_has_a_line_a_rank_and_a_row_that_may_grow_is_held_back() -> None:
+def test_a_small_gang_has_one_line_per_rank_and_unfinished_rows_are_held_back() -> None:
     paces = Paces()
     steady(paces, shape(), 5, slow=2.0)
     now_ns = WALL + 4 * SECOND + SECOND // 2
@@ -264,7 +266,7 @@ def test_a_small_gang_has_a_line_a_rank_and_a_row_that_may_grow_is_held_back() -
     assert (nothing["at"], nothing["cells"]) == ([], "")
 
 
-def test_a_large_gang_has_bands_in_which_no_slow_rank_is_lost() -> None:
+def test_a_large_gang_has_bands_that_show_every_slow_rank() -> None:
     paces = Paces()
     of = shape(ranks=2000)
     steady(paces, of, 3, slow=3.0)
@@ -274,7 +276,7 @@ def test_a_large_gang_has_bands_in_which_no_slow_rank_is_lost() -> None:
     assert [line["values"][0] for line in document["lines"]] == [0.3, 0.1, 0.3, 0.1, 0.1, 0.1]
     assert len(document["bands"]) == 500 <= documents.MOST_BANDS
     assert document["bands"][:2] == ["ranks 0 to 3", "ranks 4 to 7"]
-    assert _cells(document)[:, 0].tolist() == [255] * 3  # three times, the most that a cell holds is 2.55
+    assert _cells(document)[:, 0].tolist() == [255] * 3  # a factor of three; a cell holds at most 2.55
     assert set(_cells(document)[:, 1:].ravel().tolist()) == {100}
 
 
@@ -283,7 +285,7 @@ class _Broken(Paces):
         raise ZeroDivisionError("a bug")
 
 
-def test_a_bug_in_what_people_look_at_keeps_no_detector_from_looking(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_the_page_data_does_not_stop_detectors(caplog: pytest.LogCaptureFixture) -> None:
     ticks: list[Telemetry] = []
 
     class Counting:

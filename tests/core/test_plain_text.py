@@ -1,4 +1,4 @@
-"""Names that would show as something else are refused, and the refusal says which character it is."""
+"""Names with misleading characters are refused, and the error names the character."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scheduler_feedback.core.plain_text import misleading
 
 
 @pytest.mark.parametrize("text", ["", "train", "Größe 7", "模型", "مدرب", "a\u0301", "👩‍🔬", "a b", "a" * 1000])
-def test_what_people_write_is_taken(text: str) -> None:
+def test_ordinary_names_are_accepted(text: str) -> None:
     assert misleading("the name", text) is None
 
 
@@ -25,6 +25,6 @@ def test_what_people_write_is_taken(text: str) -> None:
         ("x\udcff", "U+DCFF"),
     ],
 )
-def test_what_misleads_is_named(text: str, said: str) -> None:
+def test_misleading_characters_are_named(text: str, said: str) -> None:
     wrong = misleading("the name", text)
     assert wrong is not None and wrong.startswith("the name contains ") and said in wrong

@@ -1,4 +1,4 @@
-"""What the kernel says of each rank's processes, from frames; and who is gone."""
+"""Kernel states of each rank's processes from frames, and missing ranks."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ GANG = "j-000001"
 RUNNING, STOPPED, GONE = int(ProcessState.RUNNING), int(ProcessState.STOPPED), int(ProcessState.GONE)
 
 
-def layout_of(node: str, told: Mapping[tuple[str, int, int], float]) -> Layout:
-    """One gauge for each (gang, attempt, rank), behind another gauge."""
+def layout_of(node: str, reported: Mapping[tuple[str, int, int], float]) -> Layout:
+    """Return a layout with one gauge for each (gang, attempt, rank), after another gauge."""
     gauges = [Column("gangwatch_host_load1", (), 0)]
     gauges += [
         Column(METRIC, (("attempt", str(attempt)), ("gang", gang), ("rank", str(rank))), 0)
-        for gang, attempt, rank in told
+        for gang, attempt, rank in reported
     ]
     return make_layout(node, (Tier("process", 1.0),), gauges, ())
 
 
-class Told:
-    """A fleet, and one node whose agent tells states of processes."""
+class ReportedStates:
+    """A fleet and one node whose agent reports process states."""
 
     def __init__(self, ranks: int = 3, attempt: int = 1) -> None:
         self.fleet, self.seq = Fleet(), 0
         self.begin(attempt, ranks)
 
     def begin(self, attempt: int, ranks: int) -> None:
-        """Every rank makes a step in the attempt: the gang is known."""
+        """Start the gang: every rank makes a step in the attempt."""
         layout = make_layout("steps", (Tier("steps", 1.0),), (), ())
         self.seq += 1
         at = self.seq * SECOND
@@ -46,10 +46,10 @@ class Told:
         for rank in range(ranks):
             gang.column(rank, "n0")
 
-    def says(self, told: Mapping[tuple[str, int, int], float]) -> list[int]:
-        """One frame with these states of (gang, attempt, rank); what is known of the gang's ranks then."""
+    def report(self, reported: Mapping[tuple[str, int, int], float]) -> list[int]:
+        """Send one frame with these states of (gang, attempt, rank); return the known states of the gang's ranks."""
         self.seq += 1
-        self._take(layout_of("n0", told), np.array([9.0, *told.values()]), ())
+        self._take(layout_of("n0", reported), np.array([9.0, *reported.values()]), ())
         return self.states()
 
     def states(self) -> list[int]:
@@ -70,48 +70,48 @@ def of(*ranks: int, attempt: int = 1, state: float = RUNNING) -> dict[tuple[str,
 
 
 def test_each_rank_has_the_state_of_the_newest_frame() -> None:
-    told = Told()
-    assert told.states() == [UNKNOWN_STATE] * 3, "nobody has told"
-    assert told.says(of(0, 1, 2)) == [RUNNING] * 3
-    assert told.says({**of(2, 0), **of(1, state=STOPPED)}) == [RUNNING, STOPPED, RUNNING], "in whatever order"
-    assert told.says(of(0, 1, 2)) == [RUNNING] * 3, "it goes on"
+    reported = ReportedStates()
+    assert reported.states() == [UNKNOWN_STATE] * 3, "nothing is reported yet"
+    assert reported.report(of(0, 1, 2)) == [RUNNING] * 3
+    assert reported.report({**of(2, 0), **of(1, state=STOPPED)}) == [RUNNING, STOPPED, RUNNING], "in any order"
+    assert reported.report(of(0, 1, 2)) == [RUNNING] * 3, "the process continues"
 
 
-def test_one_that_was_told_of_and_is_no_longer_is_gone_and_stays_so_until_it_is_told_of_again() -> None:
-    told = Told()
-    told.says(of(0, 1, 2))
-    assert told.says(of(0, 2)) == [RUNNING, GONE, RUNNING]
-    assert told.says(of(0)) == [RUNNING, GONE, GONE]
-    assert told.says({}) == [GONE] * 3
-    assert told.says({("another", 1, 0): RUNNING}) == [GONE] * 3, "another layout makes nobody come back"
-    assert told.says(of(0, 1, 2)) == [RUNNING] * 3
+def test_a_rank_that_is_no_longer_reported_is_gone_until_it_is_reported_again() -> None:
+    reported = ReportedStates()
+    reported.report(of(0, 1, 2))
+    assert reported.report(of(0, 2)) == [RUNNING, GONE, RUNNING]
+    assert reported.report(of(0)) == [RUNNING, GONE, GONE]
+    assert reported.report({}) == [GONE] * 3
+    assert reported.report({("another", 1, 0): RUNNING}) == [GONE] * 3, "a new layout does not bring a rank back"
+    assert reported.report(of(0, 1, 2)) == [RUNNING] * 3
 
 
-def test_one_that_was_never_told_of_is_not_gone() -> None:
-    told = Told()
-    assert told.says(of(0)) == [RUNNING, UNKNOWN_STATE, UNKNOWN_STATE]
-    assert told.says(of(0, 1)) == [RUNNING, RUNNING, UNKNOWN_STATE]
+def test_a_rank_that_was_never_reported_is_not_gone() -> None:
+    reported = ReportedStates()
+    assert reported.report(of(0)) == [RUNNING, UNKNOWN_STATE, UNKNOWN_STATE]
+    assert reported.report(of(0, 1)) == [RUNNING, RUNNING, UNKNOWN_STATE]
 
 
-def test_of_an_earlier_attempt_or_another_gang_nothing_is_remembered() -> None:
-    told = Told()
-    told.says({**of(0, 1, 2), ("another", 1, 1): STOPPED})
-    told.begin(2, 3)
-    assert told.states() == [UNKNOWN_STATE] * 3, "what the attempt before did says nothing of this one"
-    assert told.says(of(0, attempt=2)) == [RUNNING, UNKNOWN_STATE, UNKNOWN_STATE]
-    [states] = told.fleet._states.values()
-    assert not states.gone, "and memory holds none of them"
+def test_states_of_an_earlier_attempt_or_another_gang_are_dropped() -> None:
+    reported = ReportedStates()
+    reported.report({**of(0, 1, 2), ("another", 1, 1): STOPPED})
+    reported.begin(2, 3)
+    assert reported.states() == [UNKNOWN_STATE] * 3, "states of the previous attempt do not apply to this one"
+    assert reported.report(of(0, attempt=2)) == [RUNNING, UNKNOWN_STATE, UNKNOWN_STATE]
+    [states] = reported.fleet._states.values()
+    assert not states.gone, "memory holds none of them"
 
 
 @pytest.mark.parametrize("value", [np.nan, -1.0, float(len(ProcessState)), 1e9])
-def test_what_is_no_state_is_unknown(value: float) -> None:
-    assert Told().says(of(0, 1, 2, state=value)) == [UNKNOWN_STATE] * 3
+def test_an_invalid_state_is_unknown(value: float) -> None:
+    assert ReportedStates().report(of(0, 1, 2, state=value)) == [UNKNOWN_STATE] * 3
 
 
 @pytest.mark.parametrize("labels", [{}, {"gang": GANG}, {"gang": GANG, "attempt": "x", "rank": "0"}])
-def test_a_gauge_that_names_no_rank_is_passed_over(labels: dict[str, str]) -> None:
-    told = Told()
+def test_a_gauge_without_a_rank_is_ignored(labels: dict[str, str]) -> None:
+    reported = ReportedStates()
     layout = make_layout("n0", (Tier("process", 1.0),), [Column(METRIC, tuple(sorted(labels.items())), 0)], ())
-    told.seq += 1
-    told._take(layout, np.array([float(STOPPED)]), ())
-    assert told.states() == [UNKNOWN_STATE] * 3
+    reported.seq += 1
+    reported._take(layout, np.array([float(STOPPED)]), ())
+    assert reported.states() == [UNKNOWN_STATE] * 3

@@ -1,4 +1,4 @@
-"""Where ranks stand, from the reporter in a training process over an agent and its stream to a job's shape."""
+"""Places of ranks, from the reporter in a training process through the agent to the job's shape."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Eight processes of one job, two a tensor group, two replicas, two stages, as a launch script starts them."""
+    """Start eight processes of one job as a launch script does: two per tensor group, two replicas, two stages."""
     running: list[subprocess.Popen[str]] = []
     try:
         for rank in range(RANKS):
@@ -67,9 +67,7 @@ def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
             process.communicate()
 
 
-def test_the_layout_that_reporters_tell_is_that_of_the_jobs_shape(
-    tmp_path: Path, ranks: list[subprocess.Popen[str]]
-) -> None:
+def test_the_shape_has_the_layout_that_reporters_send(tmp_path: Path, ranks: list[subprocess.Popen[str]]) -> None:
     collector = StepCollector(str(tmp_path / "run" / "n.sock"), Attribution(str(tmp_path / "ranks")))
     node = Node("n0", [collector], interval_seconds=0.2)
     published = Publisher(node, "127.0.0.1", 0, None, EVERYTHING, {})
@@ -114,7 +112,7 @@ def test_the_layout_that_reporters_tell_is_that_of_the_jobs_shape(
     assert shape.expert is None
     assert {"tensor", "data", "pipeline"} <= shape.groups.keys()
     assert [members.tolist() for members in places(shape).roles] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    # Rank 5 makes its tensor group (4, 5), its replicas (5, 7) and its pipeline (0, 1, 4, 5) look slow with it.
+    # Because of rank 5, its tensor group (4, 5), its replicas (5, 7) and its pipeline (0, 1, 4, 5) look slow.
     assert intersected(np.isin(np.arange(RANKS), [0, 1, 4, 5, 7]), shape, [4, 5, 7]) == [5]
 
 
@@ -129,7 +127,7 @@ def layout_of(told: dict[int, dict[str, str]]) -> Layout:
 
 
 def shape_of(*tellings: dict[int, dict[str, str]], ranks: int = 4) -> Shape:
-    """The shape after frames whose layouts say this, one after the other."""
+    """Return the shape after successive frames with these layouts."""
     fleet = Fleet()
     look = Look(fleet)
     for seq, told in enumerate(tellings, 1):
@@ -152,23 +150,23 @@ def place(data: int, stage: int, tensor: int) -> dict[str, str]:
 WHOLE = {rank: place(rank // 2, 0, rank % 2) for rank in range(4)}
 
 
-def test_a_layout_holds_only_where_every_rank_tells_its_place() -> None:
+def test_a_layout_is_used_only_if_every_rank_reports_its_place() -> None:
     assert shape_of(WHOLE).coordinate("data").tolist() == [0, 0, 1, 1]
     part = {rank: one for rank, one in WHOLE.items() if rank != 2}
     assert shape_of(part).data is None and shape_of(part).stage is None
-    assert shape_of(part, WHOLE).coordinate("data").tolist() == [0, 0, 1, 1], "what comes later counts"
+    assert shape_of(part, WHOLE).coordinate("data").tolist() == [0, 0, 1, 1], "later reports count"
 
 
-def test_two_ranks_in_one_place_are_no_layout() -> None:
+def test_two_ranks_at_one_place_are_no_layout() -> None:
     assert shape_of({**WHOLE, 3: place(0, 0, 0)}).data is None
 
 
-def test_a_layout_that_was_told_stays_while_an_agent_starts_anew() -> None:
+def test_a_reported_layout_is_kept_while_an_agent_restarts() -> None:
     assert shape_of(WHOLE, {}).coordinate("tensor").tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("nonsense", ["-1", "one", "²", "9" * 40, " 1", ""])
-def test_a_coordinate_that_is_none_is_unknown(nonsense: str) -> None:
+def test_an_invalid_coordinate_is_unknown(nonsense: str) -> None:
     told = {rank: {**one, "stage": nonsense} for rank, one in WHOLE.items()}
     shape = shape_of(told)
     assert shape.stage is None

@@ -1,4 +1,4 @@
-"""Shapes and groupings: who is whose peer, and groups of any sizes laid out for arithmetic on all of them at once."""
+"""Shapes and groupings: peers, and groups of any size arranged for array operations on all of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from scheduler_feedback.core.telemetry.telemetry import (
 
 
 def shape_of(count: int = 8, **more: Any) -> Shape:
-    """Two replicas of two stages of two tensor ranks, four ranks on a node."""
+    """Return two replicas of two stages of two tensor ranks, four ranks per node."""
     rank = np.arange(count)
     layout: dict[str, Any] = {"data": rank // 4, "stage": rank // 2 % 2, "tensor": rank % 2, "rail": rank % 4}
     return Shape("j", 1, rank, tuple(f"n{one // 4}" for one in rank.tolist()), **(layout | more))
 
 
 def parted(numbers: np.ndarray) -> set[frozenset[int]]:
-    """The groups, as sets of ranks."""
+    """Return the groups as sets of ranks."""
     return {frozenset(np.flatnonzero(numbers == one).tolist()) for one in set(numbers.tolist())}
 
 
@@ -42,7 +42,7 @@ def test_ranks_overlap_as_their_layout_says() -> None:
     assert parted(shape_of().roles) == {frozenset({0, 1, 4, 5}), frozenset({2, 3, 6, 7})}
 
 
-def test_ways_that_are_not_known_are_left_out() -> None:
+def test_unknown_dimensions_are_left_out() -> None:
     assert set(shape_of(data=None).groups) == {"node", "rail"}
     assert set(shape_of(rail=None).groups) == {"node", "pipeline", "tensor", "data"}
     without_tensor = shape_of(tensor=None).groups
@@ -50,11 +50,11 @@ def test_ways_that_are_not_known_are_left_out() -> None:
     assert parted(without_tensor["data"]) == {frozenset({0, 1, 4, 5}), frozenset({2, 3, 6, 7})}
     assert set(shape_of(tensor=None, stage=None).groups) == {"node", "pipeline", "rail"}
     holes = np.array([0, 0, 0, 0, 1, 1, 1, -1])
-    assert set(shape_of(data=holes).groups) == {"node", "rail"}, "of one rank it is not known"
+    assert set(shape_of(data=holes).groups) == {"node", "rail"}, "unknown for one rank"
     assert parted(shape_of(stage=None).roles) == {frozenset(range(8))}, "then all are peers"
 
 
-def test_what_is_not_known_is_shared_with_nobody() -> None:
+def test_unknown_places_are_not_shared() -> None:
     names = ("n0",) * 4 + ("",) * 4
     shape = shape_of(sharing={"host": names, "nic": tuple(f"nic{one % 2}" for one in range(8))})
     assert shape.resources == {("host", "n0"), ("nic", "nic0"), ("nic", "nic1")}
@@ -71,7 +71,7 @@ def test_what_is_not_known_is_shared_with_nobody() -> None:
         {"sharing": {"moon": ("n0",) * 8}},
     ],
 )
-def test_a_shape_whose_parts_are_of_other_lengths_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_shape_with_parts_of_different_lengths_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="shape of j"):
         Shape(**({"job": "j", "attempt": 1, "ranks": np.arange(8), "nodes": ("n0",) * 8} | wrong))
 
@@ -90,12 +90,12 @@ _ANY_GROUPS = st.lists(st.one_of(st.integers(0, 4), st.integers(-3, 10**12)), ma
 
 @settings(max_examples=200, deadline=None)
 @given(_ANY_GROUPS, st.booleans())
-def test_a_grouping_is_the_partition_that_it_is_made_of(of: list[int], rising: bool) -> None:
+def test_a_grouping_equals_the_partition_it_was_made_from(of: list[int], rising: bool) -> None:
     of = sorted(of) if rising else of
     grouping = Grouping(of)
     names = sorted(set(of))
     assert len(grouping) == len(names)
-    assert [names[number] for number in grouping.of.tolist()] == of, "numbered in their order, from 0 on"
+    assert [names[number] for number in grouping.of.tolist()] == of, "numbered in order from 0"
     for number, name in enumerate(names):
         members = [column for column, one in enumerate(of) if one == name]
         assert grouping.members(number).tolist() == members
@@ -107,7 +107,7 @@ def test_a_grouping_is_the_partition_that_it_is_made_of(of: list[int], rising: b
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**32 - 1))
-def test_in_a_bucket_the_lower_median_of_every_group_stands_in_the_middle(sizes: list[int], seed: int) -> None:
+def test_the_lower_median_of_every_group_is_in_the_middle_of_a_bucket(sizes: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     of = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
     grouping, values = Grouping(of), random.standard_normal(len(of))

@@ -1,4 +1,4 @@
-"""The plan: a transaction over free slots, checked against a plain set of them."""
+"""The slot plan, a transaction over free slots, compared with a plain set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.slot_plan import NOWHERE, Plan, Tier, tier_of
 
 
-def test_rollback_undoes_taking_and_giving_and_commit_keeps() -> None:
+def test_rollback_undoes_changes_and_commit_keeps_them() -> None:
     plan = Plan([Node("n1", 4), Node("n2", 4)], [Slot("n2", 0)])
     outer = plan.checkpoint()
     assert plan.take("n1", 3) == (Slot("n1", 0), Slot("n1", 1), Slot("n1", 2))
@@ -29,14 +29,14 @@ def test_rollback_undoes_taking_and_giving_and_commit_keeps() -> None:
     assert plan.free_on("n2") == 0
 
 
-def test_more_than_is_free_is_refused_and_takes_nothing() -> None:
+def test_a_request_for_more_than_is_free_is_refused_and_takes_nothing() -> None:
     plan = Plan([Node("n1", 2)])
     with pytest.raises(ValueError, match="3 slots of n1 wanted, 2 are free"):
         plan.take("n1", 3)
     assert plan.free_on("n1") == 2
 
 
-def test_nodes_that_take_nothing_are_in_no_tier() -> None:
+def test_nodes_out_of_use_are_in_no_tier() -> None:
     nodes = [
         Node("a", 2, state=NodeState.QUARANTINE),
         Node("b", 2, state=NodeState.MAINTENANCE),
@@ -48,10 +48,10 @@ def test_nodes_that_take_nothing_are_in_no_tier() -> None:
     plan = Plan(nodes)
     assert {tier: plan.free(tier) for tier in Tier if plan.free(tier)} == {Tier.SUSPECT: 2, Tier.PROBATION: 2}
     assert plan.tightest(Tier.HEALTHY, 1) == NOWHERE
-    assert plan.free_on("a") == 2, "its slots are known all the same, for a probe"
+    assert plan.free_on("a") == 2, "its slots are still known, for a probe"
 
 
-def test_slots_that_the_cluster_does_not_have_are_passed_over() -> None:
+def test_slots_that_the_cluster_does_not_have_are_ignored() -> None:
     plan = Plan([Node("n1", 2)], [Slot("gone", 0), Slot("n1", 7)])
     plan.give([Slot("gone", 0), Slot("n1", 7)])
     plan.hold([Slot("gone", 0), Slot("n1", 7), Slot("n1", 0)])
@@ -59,7 +59,7 @@ def test_slots_that_the_cluster_does_not_have_are_passed_over() -> None:
     assert not plan.is_free(Slot("n1", 0))
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_a_copy_is_independent() -> None:
     plan = Plan([Node("n1", 4), Node("n2", 2, state=NodeState.SUSPECT, slowdown=2.0)])
     copy = plan.copy()
     copy.take("n1", 3)
@@ -69,10 +69,10 @@ def test_a_copy_goes_its_own_way() -> None:
     assert (copy.free_on("n1"), copy.free(Tier.HEALTHY), copy.free(Tier.SUSPECT)) == (1, 3, 0)
     assert not copy.slowdown
     copy.rollback(0)
-    assert copy.free_on("n1") == 4, "with a journal of its own"
+    assert copy.free_on("n1") == 4, "the copy has its own journal"
 
 
-def test_a_node_that_changes_its_state_leaves_its_pool_as_a_whole() -> None:
+def test_a_node_whose_state_changes_leaves_its_pool_completely() -> None:
     nodes = [Node("n1", 4), Node("n2", 4, spare=True), Node("n3", 4, state=NodeState.SUSPECT, slowdown=3.0)]
     plan = Plan(nodes, [Slot("n2", 1)])
     assert plan.has_spares() and plan.slots_in[Tier.SPARE] == 4
@@ -82,28 +82,28 @@ def test_a_node_that_changes_its_state_leaves_its_pool_as_a_whole() -> None:
     assert plan.tightest(Tier.SPARE, 1) == NOWHERE
     assert plan.slowdown == {2: 3.0}
     plan.change(Node("n3", 4, state=NodeState.SUSPECT, slowdown=1.5))
-    assert plan.slowdown == {2: 1.5}, "slower or faster, in the same pool"
+    assert plan.slowdown == {2: 1.5}, "slower or faster, it is in the same pool"
     plan.change(Node("n3", 4, state=NodeState.QUARANTINE, slowdown=1.5))
-    assert plan.slowdown == {} and not plan.usable("n3"), "of one that takes nothing nobody asks how slow it is"
+    assert plan.slowdown == {} and not plan.usable("n3"), "the slowdown of a node out of use does not matter"
     plan.change(Node("n3", 4, slowdown=1.5))
     assert plan.slowdown == {} and plan.usable("n3")
     plan.change(Node("n2", 4, present=False))
     assert (plan.free(Tier.HEALTHY), plan.slots_in[Tier.HEALTHY], plan.free_on("n2")) == (8, 8, 3)
 
 
-def test_holes_are_named_in_the_order_in_which_they_would_be_used() -> None:
+def test_holes_are_listed_in_their_order_of_use() -> None:
     nodes = [Node("a", 2, state=NodeState.SUSPECT), Node("b", 4), Node("c", 4), Node("d", 2, gpu_type="old")]
     plan = Plan(nodes, [Slot("c", 0), Slot("c", 1), Slot("c", 2)])
     found = plan.tight_holes(100)
-    assert found[0] == Slot("c", 3), "of the fullest node first"
-    assert [slot.node for slot in found[-2:]] == ["a", "a"], "of nodes in doubt last"
+    assert found[0] == Slot("c", 3), "the fullest node first"
+    assert [slot.node for slot in found[-2:]] == ["a", "a"], "suspect nodes last"
     assert len(found) == len(set(found)) == 9
     assert plan.tight_holes(3) == found[:3]
     assert plan.tight_holes(0) == []
-    assert plan.free_of([*found, Slot("c", 0), Slot("gone", 1)]) == 9, "they are not taken"
+    assert plan.free_of([*found, Slot("c", 0), Slot("gone", 1)]) == 9, "the holes are not taken"
 
 
-def test_what_uplinks_cost_adds_up() -> None:
+def test_uplink_costs_add_up() -> None:
     plan = Plan([Node("a", 1, rack="r")])
     assert plan.uplink_cost(1) == 0.0
     plan.uplink_slowdown, plan.crossing, plan.congested = 0.1, {1: 3}, {1: 0.5}
@@ -122,7 +122,7 @@ _STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(_NODES, _STEPS)
-def test_the_index_always_agrees_with_a_plain_set(nodes: list[Node], steps: list[tuple[str, int, int]]) -> None:
+def test_the_index_always_equals_a_plain_set(nodes: list[Node], steps: list[tuple[str, int, int]]) -> None:
     plan = Plan(nodes)
     free = {Slot(node.name, slot) for node in nodes for slot in range(node.slots)}
     marks: list[tuple[int, set[Slot]]] = []

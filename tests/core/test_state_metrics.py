@@ -1,4 +1,4 @@
-"""What the state tells as metrics: every figure counted by hand, on a cluster in which little goes well."""
+"""Metrics of the state: every value counted by hand, on a cluster with many problems."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def verdict(name: str, gang: str, slowdown: float) -> Verdict:
 
 
 def trouble() -> State:
-    """A healthy node of which one slot is left, one in quarantine that still runs something, one that is away, a
-    suspect one whose only slot is held by one job and claimed by another, one with a claim on it, and an idle one."""
+    """Return a cluster of six nodes.
+
+    A healthy node with one free slot; a quarantined node that still runs a job; an absent node; a suspect node whose
+    only slot is held by one job and claimed by another; a node with a claim; and an idle node.
+    """
     nodes = [
         Node("a", 4, rack="r1", spine="s1", rail="l1"),
         Node("b", 4, state=NodeState.QUARANTINE),
@@ -38,7 +41,7 @@ def trouble() -> State:
         Node("e", 2),
         Node("f", 3),
     ]
-    waits = job("waits", JobState.PENDING, [Slot("e", 0)], attempt=1)  # where its last attempt was
+    waits = job("waits", JobState.PENDING, [Slot("e", 0)], attempt=1)  # the node of its last attempt
     waits.claim, waits.expected_start_ns = [Slot("d", 0), Slot("e", 1)], NOW_NS + 90 * SECOND
     late = job("late", JobState.PENDING, [], attempt=0)
     late.expected_start_ns = NOW_NS - 5 * SECOND
@@ -85,7 +88,7 @@ def samples() -> list[Sample]:
 
 def by_label(samples: list[Sample], metric: str, label: str) -> dict[str, float]:
     found = [(dict(labels)[label], value) for name, labels, value in samples if name == metric]
-    assert len(dict(found)) == len(found), "no series twice"
+    assert len(dict(found)) == len(found), "no duplicate series"
     return dict(found)
 
 
@@ -94,9 +97,9 @@ def alone(samples: list[Sample], metric: str) -> float:
     return value
 
 
-def test_names_and_labels_are_rows_of_the_catalogue_and_no_series_is_told_twice(samples: list[Sample]) -> None:
+def test_names_and_labels_are_in_the_catalogue_and_no_series_is_a_duplicate(samples: list[Sample]) -> None:
     for name, labels, _ in samples:
-        told, known = [key for key, _ in labels], BY_NAME[name].labels  # every metric may have the label 'node' beside
+        told, known = [key for key, _ in labels], BY_NAME[name].labels  # every metric may also have the label 'node'
         assert [key for key in told if key != "node"] == [key for key in known if key != "node"], name
     assert len({(name, labels) for name, labels, _ in samples}) == len(samples)
 
@@ -104,7 +107,7 @@ def test_names_and_labels_are_rows_of_the_catalogue_and_no_series_is_told_twice(
 def test_slots_are_used_free_or_out_of_use(samples: list[Sample]) -> None:
     assert by_label(samples, "gangwatch_slots", "use") == {"used": 7.0, "free": 5.0, "unavailable": 6.0}
     assert alone(samples, "gangwatch_slots_fragmented") == 2.0, (
-        "those of a and e: b takes nothing, c is away, f is empty"
+        "the free slots of a and e: b is out of use, c is absent, f is empty"
     )
     assert by_label(samples, "gangwatch_nodes", "state") == {
         "healthy": 3.0, "suspect": 1.0, "quarantine": 1.0, "probation": 0.0, "maintenance": 0.0, "absent": 1.0,
@@ -116,19 +119,19 @@ def test_slots_are_used_free_or_out_of_use(samples: list[Sample]) -> None:
     assert place == {"node": "a", "gpu_type": "", "island": "", "rack": "r1", "rail": "l1", "spine": "s1"}
 
 
-def test_what_is_lost_is_counted_once_by_its_worst_reason(samples: list[Sample]) -> None:
+def test_lost_slots_are_counted_once_by_their_worst_reason(samples: list[Sample]) -> None:
     assert by_label(samples, "gangwatch_verdict_lost_slots", "verdict") == {
         "v1": 1.5, "v2": 2.25, "v3": 0.0, "v4": 2.0, "v5": 0.0,
     }  # fmt: skip
     assert by_label(samples, "gangwatch_lost_slots", "reason") == {
-        "accused": 4.25,  # of run what the worse of two verdicts says, and all of again
+        "accused": 4.25,  # run loses by the worse of its two verdicts, and again loses all
         "idle": 5.0,
         "restart": 3.0,  # again, which has made no step yet, and stop
         "unavailable": 6.0,
     }
 
 
-def test_gangs_are_told_until_they_have_ended(samples: list[Sample]) -> None:
+def test_gangs_are_exported_until_they_end(samples: list[Sample]) -> None:
     assert by_label(samples, "gangwatch_gangs", "state") == {
         "pending": 2.0, "starting": 0.0, "running": 3.0, "stopping": 1.0, "completed": 1.0, "failed": 0.0,
         "cancelled": 0.0,
@@ -139,7 +142,7 @@ def test_gangs_are_told_until_they_have_ended(samples: list[Sample]) -> None:
     assert by_label(samples, "gangwatch_gang_wait_seconds_ahead", "gang") == {"waits": 90.0, "late": 0.0}
 
 
-def test_queues_hold_what_runs_and_wait_for_the_rest(samples: list[Sample]) -> None:
+def test_queues_count_running_jobs_and_wait_times_of_pending_ones(samples: list[Sample]) -> None:
     assert by_label(samples, "gangwatch_queue_slots", "queue") == {
         "default": 0.0, "other": 2.0, "prod": 4.0, "spare": 0.0,
     }  # fmt: skip
@@ -151,7 +154,7 @@ def test_queues_hold_what_runs_and_wait_for_the_rest(samples: list[Sample]) -> N
     assert by_label(samples, "gangwatch_reserved_slots", "gang") == {"waits": 2.0}
 
 
-def test_moves_that_were_made_and_that_would_have_been_are_scored_apart(samples: list[Sample]) -> None:
+def test_moves_made_and_moves_in_shadow_mode_are_scored_separately(samples: list[Sample]) -> None:
     gain = by_label(samples, "gangwatch_migration_expected_gain_seconds", "outcome")
     assert gain == {"applied": 10.0, "observed": 7.0}
     assert by_label(samples, "gangwatch_migration_outcome_seconds", "outcome") == {"applied": 3.0, "observed": 7.0}
@@ -160,7 +163,7 @@ def test_moves_that_were_made_and_that_would_have_been_are_scored_apart(samples:
     assert by_label(samples, "gangwatch_decisions_total", "kind") == {"migrate": 4.0}
 
 
-def test_frozen_is_told() -> None:
+def test_frozen_is_exported() -> None:
     for frozen in (False, True):
         state = trouble()
         state.frozen = frozen

@@ -1,4 +1,4 @@
-"""What is handed out of a fleet is on the wall clock of its node, once, and NaN where a node has said nothing new."""
+"""Updates of a fleet have the wall clock of the node, are returned once, and are NaN without new data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOOTED = {"n0": 0, "n1": 5000 * SECOND}
 
 
 def layout(node: str, rank: int, attempt: int = 1, switch: str = "0:9", nic: str = "mlx5_0") -> Layout:
-    """One rank with its GPU, which stands beside a NIC, and its processes' counters."""
+    """Return a layout of one rank with its GPU, the NIC near it, and its processes' counters."""
     member = (("attempt", str(attempt)), ("gang", "g"))
     gpu, address = f"GPU-{node}", f"0:{rank}"
     gauges = (
@@ -35,7 +35,7 @@ def layout(node: str, rank: int, attempt: int = 1, switch: str = "0:9", nic: str
 
 
 class Site:
-    """Two nodes with a rank each, whose agents send a frame a second."""
+    """Two nodes with one rank each, whose agents send one frame per second."""
 
     def __init__(self, fabric: Fabric | None = None, boots: tuple[str, str] = ("b0", "b1")) -> None:
         self.fleet = Fleet()
@@ -44,7 +44,7 @@ class Site:
         self.layouts = {node: layout(node, rank) for rank, node in enumerate(BOOTED)}
 
     def frame(self, node: str, second: int, clock: float = 1.0, opened: bool = True) -> Frame:
-        """The rank of the node has finished step `second` a tenth of a second ago and is inside of the next."""
+        """Return a frame: the rank finished step `second` a tenth of a second ago and is in the next."""
         rank, at = list(BOOTED).index(node), second * SECOND + 10_000 * SECOND - BOOTED[node]
         member, told = Member("g", 1, rank), self.layouts[node]
         inside = (OpenRecord(member, "collective", second, at - SECOND // 20),) if opened else ()
@@ -72,7 +72,7 @@ def test_all_times_are_on_the_wall_clock_whenever_a_node_was_booted() -> None:
     assert job.steps.number.tolist() == [1, 2]
     assert job.steps.end_ns.tolist() == [[WALL + at * SECOND - SECOND // 10] * 2 for at in (1, 2)]
     assert job.open_collectives.tolist() == [[2, WALL + 2 * SECOND - SECOND // 20, WALL + 2 * SECOND]] * 2
-    assert job.open_steps is not None and (job.open_steps == -1).all(), "what never was has no time"
+    assert job.open_steps is not None and (job.open_steps == -1).all(), "an event that never happened has no time"
     found = job.consumed(np.array([WALL + SECOND * 3 // 2] * 2))
     assert found.at_ns.tolist() == [WALL + SECOND * 3 // 2] * 2
     assert found.values[:, CPU] == pytest.approx([SECOND / 8] * 2)
@@ -80,20 +80,20 @@ def test_all_times_are_on_the_wall_clock_whenever_a_node_was_booted() -> None:
     assert job.frames == (("n0", 2), ("n1", 2))
 
 
-def test_what_was_handed_out_once_is_not_handed_out_again() -> None:
+def test_an_update_is_returned_once() -> None:
     site = Site()
     site.sends(1)
     assert [len(job.steps or ()) for job in site.look.next(WALL + SECOND).jobs] == [1]
     again = site.look.next(WALL + 2 * SECOND)
     assert [job.steps is not None and len(job.steps) for job in again.jobs] == [0]
-    assert np.isnan(again.counters.values).all(), "nobody has sent anything since"
+    assert np.isnan(again.counters.values).all(), "nothing was received since"
     site.sends(3, "n1", clock=0.7)
     partly = site.look.next(WALL + 3 * SECOND)
     clocks = partly.counters.values[FEATURE["sm_clock"], 0]
     assert np.isnan(clocks[0]) and clocks[1] == pytest.approx(0.7)
 
 
-def test_a_window_is_a_second_however_often_one_looks() -> None:
+def test_a_window_is_one_second_at_any_reading_rate() -> None:
     site = Site()
     windows = []
     for tenth in range(10, 40, 2):
@@ -103,7 +103,7 @@ def test_a_window_is_a_second_however_often_one_looks() -> None:
     assert windows == [1, 0, 0, 0, 0] * 3
 
 
-def test_when_nodes_were_heard_is_told_by_the_clock_of_whoever_asks() -> None:
+def test_receive_times_of_nodes_are_on_the_readers_clock() -> None:
     site = Site()
     site.sends(1)
     site.sends(4, "n0")
@@ -112,7 +112,7 @@ def test_when_nodes_were_heard_is_told_by_the_clock_of_whoever_asks() -> None:
     assert site.look.next(4 * WALL).heard_ns == {"n0": 4 * WALL, "n1": 4 * WALL - 3 * SECOND}
 
 
-def test_a_gang_that_begins_anew_begins_anew_for_its_reader() -> None:
+def test_a_restarted_gang_is_new_for_its_reader() -> None:
     site = Site()
     for second in range(1, 5):
         site.sends(second)
@@ -125,12 +125,12 @@ def test_a_gang_that_begins_anew_begins_anew_for_its_reader() -> None:
     assert job.steps is not None and job.steps.number.tolist() == [5, 6]
 
 
-def test_a_gang_that_is_forgotten_and_begins_anew_between_two_looks_is_another() -> None:
+def test_a_gang_forgotten_and_restarted_between_two_readings_is_another() -> None:
     site = Site()
     for second in range(1, 5):
         site.sends(second)
     site.look.next(WALL)
-    site.fleet.forget("g")  # as of a Slurm job, whose attempt stays 0 whoever is in it
+    site.fleet.forget("g")  # like a Slurm job, whose attempt stays 0
     site.layouts = {node: layout(node, rank + 6) for rank, node in enumerate(BOOTED)}
     for second in (5, 6):
         for node in BOOTED:
@@ -143,7 +143,7 @@ def test_a_gang_that_is_forgotten_and_begins_anew_between_two_looks_is_another()
     assert not site.look.failed
 
 
-def test_what_ranks_share_is_told_only_of_machines_that_are_one_nodes_own() -> None:
+def test_shared_resources_are_known_only_for_machines_of_one_node() -> None:
     own = Site(boots=("b0", "b1"))
     own.sends(1)
     [job] = own.look.next(WALL).jobs
@@ -156,11 +156,11 @@ def test_what_ranks_share_is_told_only_of_machines_that_are_one_nodes_own() -> N
     one_machine.sends(1)
     [job] = one_machine.look.next(WALL).jobs
     assert job.shape.sharing["host"] == ("", "")
-    assert "pcie_switch" not in job.shape.sharing, "what stands beside a virtual node's GPU is not its own"
+    assert "pcie_switch" not in job.shape.sharing, "devices near a virtual node's GPU are shared with other nodes"
     assert job.shared_machine is not None and job.shared_machine.all()
 
 
-def test_a_node_that_names_no_machine_costs_no_job_its_telemetry() -> None:
+def test_a_node_that_names_no_machine_does_not_block_telemetry_of_jobs() -> None:
     site = Site(boots=("", ""))
     for second in range(1, 5):
         site.sends(second)
@@ -180,9 +180,9 @@ def test_uplinks_are_those_of_each_ranks_rail() -> None:
     assert "uplink" not in nowhere.look.next(WALL).jobs[0].shape.sharing
 
 
-def test_of_another_attempt_no_device_and_no_value_is_taken() -> None:
+def test_devices_and_values_of_another_attempt_are_ignored() -> None:
     site = Site()
-    site.layouts["n1"] = layout("n1", 1, attempt=2)  # the agent counts for the next attempt already
+    site.layouts["n1"] = layout("n1", 1, attempt=2)  # the agent already counts for the next attempt
     site.sends(1)
     site.fleet.forget("g")
     site.layouts["n1"] = layout("n1", 1, attempt=9)

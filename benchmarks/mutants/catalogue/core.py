@@ -17,15 +17,15 @@ _COPIES = tuple(
 _OCCURRENCES = tuple(
     f"tests/core/test_occurrences.py::test_{name}"
     for name in (
-        "a_port_that_goes_and_comes_is_told_once_each_by_its_rdma_name",
-        "what_was_always_down_or_is_not_known_is_nothing_new",
-        "a_port_on_its_way_up_is_not_down_and_what_is_not_known_is_as_it_was",
-        "losses_are_counted_from_one_sample_to_the_next_and_no_leap_is_believed",
-        "an_interface_that_is_no_rdma_devices_counts_where_the_node_has_none",
-        "a_recovery_action_and_a_lost_gpu_are_told_also_to_a_judge_that_has_just_begun",
-        "records_get_the_names_of_shapes_and_history_is_left_out",
-        "another_gpu_in_the_same_slot_is_a_part_that_was_replaced",
-        "a_storm_of_events_is_bounded",
+        "a_port_going_down_and_up_is_reported_once_each_with_its_rdma_name",
+        "ports_always_down_or_unknown_are_no_events",
+        "a_port_in_transition_is_not_down_and_an_unknown_one_keeps_its_state",
+        "losses_are_counted_between_samples_and_implausible_increases_are_ignored",
+        "interfaces_without_rdma_devices_count_on_nodes_that_have_none",
+        "a_recovery_action_and_a_lost_gpu_are_reported_to_a_new_reader_too",
+        "records_get_names_of_the_shape_and_old_records_are_left_out",
+        "a_different_gpu_in_a_slot_is_a_replaced_part",
+        "the_number_of_events_is_limited",
     )
 )
 """Without the one that starts an agent."""
