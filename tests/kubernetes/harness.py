@@ -294,9 +294,9 @@ def running(
 ) -> Iterator[Running]:
     """Run a controller with its backend.
 
-    anew: from the API's objects; else from the folder's journal. watching: it reads the agents that are announced in
-    its folder, with all detectors. probes: how it measures nodes. memory: namespace and name of its ConfigMap.
-    upstream: it also reads PodGroups of Kubernetes' own kind. may_act: returns whether it leads.
+    anew: rebuild the state from the API's objects; otherwise from the folder's journal. watching: read the agents that
+    are announced in its folder, with all detectors. probes: how it measures nodes. memory: namespace and name of its
+    ConfigMap. upstream: also read PodGroups of Kubernetes' own kind. may_act: returns whether it leads.
     """
     policy = policy or Policy(retry_backoff_seconds=0.5, probe_command=())
     backend = KubernetesBackend(access, probes=probes, upstream=upstream, may_act=may_act)
@@ -326,7 +326,7 @@ def running(
 
 @contextmanager
 def reading(controller: Controller) -> Iterator[None]:
-    """Let the controller follow its agents, in its own loop."""
+    """Let the controller read its agents, in its own event loop."""
     loop = asyncio.new_event_loop()
     over = asyncio.Event()
 

@@ -233,7 +233,7 @@ def test_a_slow_node_of_another_schedulers_gang_is_marked_published_avoided_and_
         wait_for("the node is suspect", lambda: node(cluster, slow)["metadata"]["labels"].get(STATE) == "suspect")
         body = node(cluster, slow)
         assert body["spec"]["taints"] == [{"key": "gangwatch.io/suspect", "effect": "PreferNoSchedule"}]
-        assert body["metadata"]["labels"][SCORE] == "62"  # a pace of 1/1.6
+        assert body["metadata"]["labels"][SCORE] == "62"  # a speed of 1/1.6
         assert "slows the job down by 60 %" in body["metadata"]["annotations"][REASON]
         wait_for("its condition follows", lambda: CONDITION in ours(node(cluster, slow)))
         written = wait_for("the pod has an event", lambda: events(cluster, "NodeDoubted"))
@@ -247,7 +247,7 @@ def test_a_slow_node_of_another_schedulers_gang_is_marked_published_avoided_and_
         assert not any(ours(body) for body in pods.values())
 
 
-def test_kube_scheduler_keeps_away_from_a_quarantined_node_and_a_claim_from_the_gpu_that_is_accused(
+def test_kube_scheduler_avoids_a_quarantined_node_and_claims_avoid_the_accused_gpu(
     advised: ControlPlane, cluster: Cluster, folder: Path
 ) -> None:
     cluster.add_nodes("n1", "n2")
@@ -268,7 +268,7 @@ def test_kube_scheduler_keeps_away_from_a_quarantined_node_and_a_claim_from_the_
         assert set(run(cluster, volcano("last", 4, 1)).values()) == {"n1"}
 
 
-def test_a_preferred_pace_is_an_affinity_that_any_scheduler_understands(
+def test_a_preferred_speed_is_an_affinity_for_any_scheduler(
     advised: ControlPlane, cluster: Cluster, folder: Path
 ) -> None:
     cluster.add_nodes("n1", "n2")
@@ -286,7 +286,7 @@ def test_a_preferred_pace_is_an_affinity_that_any_scheduler_understands(
         assert slow not in run(cluster, volcano("picky", 2, 1, **spec)).values()
 
 
-def test_the_chart_s_advisor_is_forbidden_nothing_uses_all_that_it_is_granted_and_is_taken_off_whole(
+def test_the_chart_s_advisor_uses_exactly_its_rights_and_is_uninstalled_completely(
     advised: ControlPlane, cluster: Cluster, folder: Path
 ) -> None:
     cluster.add_nodes("n1")
@@ -312,7 +312,7 @@ def test_the_chart_s_advisor_is_forbidden_nothing_uses_all_that_it_is_granted_an
     roles = objects()
     used, refused = audit(advised, USER)
     assert not refused
-    # Before Kubernetes 1.30 a token does not say its pod's node: then the signer asks for the pod.
+    # Before Kubernetes 1.30 a token does not name its pod's node: then the signer reads the pod.
     assert granted(roles, f"{RELEASE}-controller") - used == ASKED_INSIDE | {("pods", "get")}
     assert used - granted(roles, f"{RELEASE}-controller") == set()
 

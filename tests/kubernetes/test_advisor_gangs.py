@@ -100,7 +100,7 @@ def phase(before: Pod, to: str) -> Pod:
     return after
 
 
-def test_a_gang_is_watched_once_all_of_it_runs_and_is_the_same_for_a_while() -> None:
+def test_a_gang_is_followed_once_all_of_it_runs_and_keeps_its_attempt_for_a_while() -> None:
     scene = Scene()
     first, second = gang("train-0", "train-1")
     scene.update(phase(first, "Pending"), second)
@@ -117,7 +117,7 @@ def test_a_gang_is_watched_once_all_of_it_runs_and_is_the_same_for_a_while() -> 
     assert scene.after(100) == []
 
 
-def test_a_pod_that_is_replaced_begins_another_attempt_and_none_is_watched_meanwhile() -> None:
+def test_a_replaced_pod_starts_another_attempt_and_none_is_followed_meanwhile() -> None:
     scene = Scene()
     first, second = gang("train-0", "train-1")
     scene.update(first, second)
@@ -135,7 +135,7 @@ def test_a_pod_that_is_replaced_begins_another_attempt_and_none_is_watched_meanw
     assert sorted(slot.slot for slot in hosted.placement) == list(range(8))
 
 
-def test_a_gang_that_ends_pod_by_pod_ends_once_and_well() -> None:
+def test_a_gang_that_ends_pod_by_pod_ends_once_with_success() -> None:
     scene = Scene()
     pods = gang("train-0", "train-1")
     scene.update(*pods)
@@ -149,7 +149,7 @@ def test_a_gang_that_ends_pod_by_pod_ends_once_and_well() -> None:
     assert scene.after(10) == [] and scene.foreign.concerned("", "n1") == []
 
 
-def test_pods_that_are_added_make_another_attempt_of_the_larger_gang() -> None:
+def test_added_pods_start_another_attempt_of_the_larger_gang() -> None:
     scene = Scene()
     (first,) = gang("train-0", nodes=("n1",))
     scene.update(first)
@@ -160,7 +160,7 @@ def test_pods_that_are_added_make_another_attempt_of_the_larger_gang() -> None:
     assert (hosted.attempt, hosted.spec.ranks) == (2, 8)
 
 
-def test_a_node_keeps_all_its_slots_whoever_takes_them_and_numbers_are_given_again() -> None:
+def test_a_node_keeps_its_slots_whoever_uses_them_and_slot_numbers_are_reused() -> None:
     scene = Scene()
     lone, other = pod("a", "n1", gpus=6), pod("b", "n1", gpus=2)
     scene.update(lone, other)

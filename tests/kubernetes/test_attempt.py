@@ -58,7 +58,7 @@ def phase(one: Pod, phase: str, code: int | None = None) -> Pod:
 # --- assigning -------------------------------------------------------------------------------------------------------
 
 
-def test_pods_go_where_the_core_placed_their_ranks_and_the_world_counts_on_it() -> None:
+def test_pods_are_assigned_where_the_core_placed_their_ranks_and_count_as_assumed() -> None:
     world = world_of("n1", "n2")
     pods = [pod("w-0", 8, "g"), pod("w-1", 4, "g")]
     members = assign(world, pods, [*slots("n1", 8), *slots("n2", 4)])
@@ -70,7 +70,7 @@ def test_pods_go_where_the_core_placed_their_ranks_and_the_world_counts_on_it() 
     assert world.free_of("n2") == {"cpu": 63_000, "memory": (512 << 30) - (1 << 30), "pods": 109, "nvidia.com/gpu": 4}
 
 
-def test_where_one_pod_does_not_fit_nothing_is_counted_on() -> None:
+def test_if_one_pod_does_not_fit_no_pod_is_assumed() -> None:
     world = world_of("n1", "n2")
     hungry = pod("w-1", 8, "g")
     another = msgspec.convert({"name": "x", "resources": {"requests": {"cpu": "63.5"}}}, Container)
@@ -82,14 +82,14 @@ def test_where_one_pod_does_not_fit_nothing_is_counted_on() -> None:
     assert world.free_of("n1") == before
 
 
-def test_two_pods_that_fit_alone_but_not_together_are_not_both_put_on_a_node() -> None:
+def test_two_pods_that_fit_only_separately_are_not_both_assigned_to_a_node() -> None:
     world = world_of("n1")
     wide = [{"name": "m", "resources": {"requests": {"cpu": "40", "nvidia.com/gpu": "1"}}}]
     with pytest.raises(DoesNotFitError, match="24000 free"):
         assign(world, [pod("a", 1, "g", containers=wide), pod("b", 1, "g", containers=wide)], slots("n1", 2))
 
 
-def test_a_constraint_that_a_bind_found_too_large_is_refused_there_until_the_node_s_use_changes() -> None:
+def test_a_constraint_refused_while_binding_is_refused_until_the_node_s_use_changes() -> None:
     world = world_of("n1")
     waiting = constraint_of(pod("p", 1))
     world.want(waiting)
@@ -101,7 +101,7 @@ def test_a_constraint_that_a_bind_found_too_large_is_refused_there_until_the_nod
     assert seen(world)["n1"].refuses == ()
 
 
-def test_pods_of_others_take_slots_and_those_of_an_attempt_do_not() -> None:
+def test_pods_of_others_take_slots_and_pods_of_an_attempt_do_not() -> None:
     world = world_of("n1")
     other = pod("other", 3, schedulerName="x", nodeName="n1")
     world.pod_changed("default/other", None, other)
@@ -142,7 +142,7 @@ def test_a_later_attempt_keeps_the_pod_when_the_earlier_one_ends() -> None:
     assert world.place_of(mine.metadata.uid) is None
 
 
-def test_a_pod_that_has_ended_holds_nothing() -> None:
+def test_a_pod_that_has_ended_holds_no_slot() -> None:
     world = world_of("n1")
     running = pod("w-0", 8, schedulerName="x", nodeName="n1")
     world.pod_changed("default/w-0", None, running)
@@ -164,7 +164,7 @@ def test_other_resources_of_a_node_without_a_free_slot_are_not_reported() -> Non
     assert seen(world)["n1"].refuses == (constraint_of(pod("q", 1, nodeSelector={"pool": "a"})).name,)
 
 
-# --- what became of it -----------------------------------------------------------------------------------------------
+# --- ends of attempts ------------------------------------------------------------------------------------------------
 
 
 def bound(*names: str) -> tuple[Attempt, dict[str, Pod]]:
@@ -178,7 +178,7 @@ def bound(*names: str) -> tuple[Attempt, dict[str, Pod]]:
     return attempt, {one.metadata.uid: one for one in pods}
 
 
-def test_a_gang_runs_once_all_of_its_pods_do_and_says_so_once() -> None:
+def test_a_gang_runs_once_all_of_its_pods_run_and_this_is_reported_once() -> None:
     attempt, pods = bound("w-0", "w-1")
     first, second = pods
     pods[first] = phase(pods[first], "Running")
@@ -197,7 +197,7 @@ def running(*names: str) -> tuple[Attempt, dict[str, Pod]]:
     return attempt, pods
 
 
-def test_a_gang_whose_pods_all_succeed_has_ended_well_and_one_that_fails_is_named_with_its_code() -> None:
+def test_a_gang_of_succeeded_pods_has_succeeded_and_a_failed_pod_is_named_with_its_code() -> None:
     attempt, pods = running("w-0", "w-1")
     (event,) = scan_attempt(attempt, {uid: phase(one, "Succeeded") for uid, one in pods.items()})
     assert isinstance(event, AttemptEnded)
@@ -210,7 +210,7 @@ def test_a_gang_whose_pods_all_succeed_has_ended_well_and_one_that_fails_is_name
 
 
 @pytest.mark.parametrize(("end", "code"), [("Succeeded", 0), ("Failed", 3)])
-def test_a_gang_that_is_over_before_it_was_seen_to_run_has_run(end: str, code: int) -> None:
+def test_a_gang_that_ended_before_it_was_seen_running_has_run(end: str, code: int) -> None:
     attempt, pods = bound("w-0")
     (event,) = scan_attempt(attempt, {uid: phase(one, end, code) for uid, one in pods.items()})
     assert isinstance(event, AttemptEnded)
@@ -218,7 +218,7 @@ def test_a_gang_that_is_over_before_it_was_seen_to_run_has_run(end: str, code: i
     assert [one.exit_code for one in event.exits] == [code]
 
 
-def test_a_pod_that_is_gone_leaves_a_hole_and_a_gang_of_which_all_are_gone_has_ended() -> None:
+def test_a_missing_pod_is_a_hole_and_a_gang_without_pods_has_ended() -> None:
     attempt, pods = running("w-0", "w-1")
     first, second = pods
     assert scan_attempt(attempt, {second: pods[second]}) == []
@@ -230,7 +230,7 @@ def test_a_pod_that_is_gone_leaves_a_hole_and_a_gang_of_which_all_are_gone_has_e
     assert first
 
 
-def test_a_pod_that_dies_of_being_deleted_leaves_a_hole_and_is_no_failure() -> None:
+def test_a_pod_that_ends_because_it_is_deleted_is_a_hole_and_no_failure() -> None:
     attempt, pods = running("w-0", "w-1")
     _, second = pods
     pods[second] = phase(pods[second], "Failed", 143)
@@ -281,7 +281,7 @@ def test_a_partly_bound_gang_is_continued() -> None:
     assert attempt.phase is Phase.BOUND
 
 
-def test_a_substitute_is_found_again_and_a_pod_that_is_missing_is_a_hole() -> None:
+def test_a_replacement_is_found_again_and_a_missing_pod_is_a_hole() -> None:
     declared, pods = placed()
     substitute = pod("w-9", 1, "g")
     bind(substitute, "n1", 1, 1)
@@ -291,7 +291,7 @@ def test_a_substitute_is_found_again_and_a_pod_that_is_missing_is_a_hole() -> No
     assert pods
 
 
-def test_nothing_is_adopted_of_another_attempt_or_of_words_that_cannot_be_read() -> None:
+def test_other_attempts_and_unreadable_annotations_are_not_adopted() -> None:
     declared, pods = placed(number=2)
     assert adopt("j", 1, "default/g", pods, declared) is None
     assert adopt("j", 1, "default/g", pods, group("g", 2, {PLACEMENT: "{"})) is None

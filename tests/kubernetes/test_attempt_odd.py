@@ -1,4 +1,4 @@
-"""Unusual starts and ends of an attempt that only look like a failure, a hole or a member. No API server."""
+"""Unusual starts and ends of an attempt that look like a failure, a hole or a member and are none. No API server."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.kubernetes.test_attempt import bind, bound, phase, placed, running, w
 DELETED = "2026-01-01T00:00:00Z"
 
 
-def test_a_pod_that_has_succeeded_and_is_deleted_afterwards_has_succeeded() -> None:
-    """Its owner cleans up: that makes no hole, and its exit code is known."""
+def test_a_succeeded_pod_that_is_deleted_afterwards_has_succeeded() -> None:
+    """Its owner cleans up. That makes no hole, and the exit code is known."""
     attempt, pods = running("w-0", "w-1")
     done = {uid: phase(one, "Succeeded") for uid, one in pods.items()}
     for one in done.values():
@@ -47,7 +47,7 @@ def test_a_pod_that_ran_and_was_evicted_was_not_rejected() -> None:
     assert rejected(attempt, {uid: evicted}) == ""
 
 
-def test_a_pod_of_the_name_that_is_bound_elsewhere_is_no_member() -> None:
+def test_a_pod_of_the_same_name_bound_to_another_node_is_no_member() -> None:
     """Another scheduler has bound it, perhaps after its owner recreated it."""
     declared, pods = placed()
     bind(pods[0], "n0", 1, 0)
@@ -100,10 +100,10 @@ def test_slots_that_a_node_no_longer_has_get_new_numbers(
 
 def test_new_slot_numbers_are_not_reported_before_the_attempt_runs() -> None:
     assert renumbered([attempt_on("n0", (9,), reported=False)], {"n0": 8}) == []
-    assert renumbered([attempt_on("n0", (9,))], {"n1": 8}) == [], "another node's"
+    assert renumbered([attempt_on("n0", (9,))], {"n1": 8}) == [], "another node's slots"
 
 
-def test_a_gang_of_which_one_pod_does_not_fit_counts_on_nothing() -> None:
+def test_a_gang_with_one_pod_that_does_not_fit_assumes_no_resources() -> None:
     """The assumed use of the first pod is released, so that the next gang can have it."""
     world = world_of("n0", "n1")
     pods = [pod("w-0", 8, "g"), pod("w-1", 8, "g")]
@@ -119,8 +119,8 @@ def test_a_gang_of_which_one_pod_does_not_fit_counts_on_nothing() -> None:
     ("state", "slowdown", "score"),
     [
         (NodeState.SUSPECT, 2.0, "50"),
-        (NodeState.QUARANTINE, 2.0, "50"),  # out of use for slowness: how slow is worth saying
-        (NodeState.QUARANTINE, 1.0, "0"),  # out of use for something else
+        (NodeState.QUARANTINE, 2.0, "50"),  # out of use for slowness: the slowdown is stated
+        (NodeState.QUARANTINE, 1.0, "0"),  # out of use for another reason
         (NodeState.MAINTENANCE, 1.0, "0"),
         (NodeState.PROBATION, 1.0, "100"),
     ],

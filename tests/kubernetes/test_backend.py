@@ -40,7 +40,7 @@ GPU = "nvidia.com/gpu"
 # --- the backend without a server ------------------------------------------------------------------------------------
 
 
-class Still(KubernetesBackend):
+class RecordingBackend(KubernetesBackend):
     """A backend whose API work is recorded and never executed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
@@ -65,10 +65,10 @@ def start_of(job_id: str, *slots: Slot, attempt: int = 1, kind: JobKind = JobKin
     return StartGang(f"a-{attempt}", job_id, attempt, JobSpec("j", ("c",), len(slots), kind=kind), slots)
 
 
-def test_a_gang_is_submitted_once_and_cancelled_when_it_is_deleted_or_made_again(
+def test_a_gang_is_submitted_once_and_cancelled_when_it_is_deleted_or_recreated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend = Still(monkeypatch)
+    backend = RecordingBackend(monkeypatch)
     one = pod("a", 2)
     backend.update(one)
     nodes = [event for event in backend.observe(()) if not isinstance(event, NodeSeen)]
@@ -86,8 +86,8 @@ def test_a_gang_is_submitted_once_and_cancelled_when_it_is_deleted_or_made_again
     assert backend.gangs() == [] and backend._last_pods == {}
 
 
-def test_a_gang_that_the_core_knows_already_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Still(monkeypatch)
+def test_a_gang_that_the_core_already_has_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = RecordingBackend(monkeypatch)
     one = pod("a", 2)
     job_id = f"default.a.{one.metadata.uid[:8]}"
     backend.know(job_id, "default/a")
@@ -95,8 +95,8 @@ def test_a_gang_that_the_core_knows_already_is_not_submitted_again(monkeypatch: 
     assert [event for event in backend.observe(()) if not isinstance(event, NodeSeen)] == []
 
 
-def test_a_start_and_a_stop_are_each_set_going_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Still(monkeypatch)
+def test_a_start_and_a_stop_are_each_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = RecordingBackend(monkeypatch)
     backend.update(pod("a", 1))
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     key = (submitted.job_id, 1)
@@ -113,15 +113,15 @@ def test_a_start_and_a_stop_are_each_set_going_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_unknown_attempts_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Still(monkeypatch)
+    backend = RecordingBackend(monkeypatch)
     backend.observe(())
     assert backend.observe([("unknown", 1)]) == [AttemptUnknown("unknown", 1)]
 
 
-def test_an_attempt_that_another_controller_began_is_taken_up_and_its_binding_finished(
+def test_an_attempt_of_an_earlier_controller_is_adopted_and_its_binding_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend = Still(monkeypatch)
+    backend = RecordingBackend(monkeypatch)
     backend.world.group_changed("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(
         {"attempt": 3, "pods": {"g-0": ["n1", 0, [0]], "g-1": ["n2", 1, [5]]}}
     )}))  # fmt: skip
@@ -132,16 +132,16 @@ def test_an_attempt_that_another_controller_began_is_taken_up_and_its_binding_fi
     key = (submitted.job_id, 3)
     backend.observe([key])
     assert backend.work == [(key, "bind")]
-    assert backend.world.free_of("n2")[GPU] == 7, "it is counted on"
+    assert backend.world.free_of("n2")[GPU] == 7, "its resources are assumed"
     assert backend.world.place_of(unbound.metadata.uid) == Place(submitted.job_id, 3, "n2", range(1, 2))
     backend.apply(start_of(submitted.job_id, Slot("n1", 0), Slot("n2", 5), attempt=3))
-    assert len(backend.work) == 1, "the start that was asked for is under way"
+    assert len(backend.work) == 1, "the requested start is under way"
     backend.observe(())
-    assert backend.world.place_of(unbound.metadata.uid) is None, "the core holds it no more"
+    assert backend.world.place_of(unbound.metadata.uid) is None, "the core no longer has it"
 
 
 def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Still(monkeypatch)
+    backend = RecordingBackend(monkeypatch)
     pods = [pod(f"g-{number}", 1, "g") for number in range(2)]
     backend.world.group_changed("default/g", None, group("g", 2))
     backend.update(*pods)
@@ -172,7 +172,7 @@ def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.M
 
 
 def test_a_kubelet_s_rejection_undoes_the_whole_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Still(monkeypatch)
+    backend = RecordingBackend(monkeypatch)
     one = pod("a", 1)
     backend.update(one)
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
@@ -193,16 +193,16 @@ def test_a_probe_uses_the_configured_image_and_is_deleted_when_not_needed(
 ) -> None:
     probe = start_of("probe-n1-1", Slot("n1", 0), kind=JobKind.PROBE)
     with pytest.raises(BackendError, match="no probe image is configured"):
-        Still(monkeypatch).apply(probe)
+        RecordingBackend(monkeypatch).apply(probe)
     leads = True
-    backend = Still(monkeypatch, probes=Probes("image", "default", "gangwatch"), may_act=lambda: leads)
+    backend = RecordingBackend(monkeypatch, probes=Probes("image", "default", "gangwatch"), may_act=lambda: leads)
     backend.apply(probe)
     assert backend.work == [(("probe-n1-1", 1), "start_probe")]
     left = pod("probe-n2-7-1", 1, labels={PROBE: "probe-n2-7"})
     backend.update(left)
     leads = False
     backend.observe([("probe-n1-1", 1)])
-    assert len(backend.work) == 1, "who does not lead takes nothing away"
+    assert len(backend.work) == 1, "a controller that does not lead deletes nothing"
     leads = True
     backend.observe([("probe-n1-1", 1)])
     key = (left.metadata.uid, 0)
@@ -213,7 +213,7 @@ def test_a_probe_uses_the_configured_image_and_is_deleted_when_not_needed(
 
 
 def test_lost_slots_are_reported_with_new_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Still(monkeypatch)
+    backend = RecordingBackend(monkeypatch)
     one = pod("a", 2)
     backend.update(one)
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
@@ -230,21 +230,28 @@ def test_lost_slots_are_reported_with_new_numbers(monkeypatch: pytest.MonkeyPatc
 
 def test_which_objects_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     api = LittleApi()
-    assert set(Still(monkeypatch)._watching(api)) == {"nodes", "pods", "claims", "volumes", "podgroups", "queues"}
-    watches = Still(monkeypatch, upstream=True)._watching(api)
+    assert set(RecordingBackend(monkeypatch)._watching(api)) == {
+        "nodes",
+        "pods",
+        "claims",
+        "volumes",
+        "podgroups",
+        "queues",
+    }
+    watches = RecordingBackend(monkeypatch, upstream=True)._watching(api)
     assert watches["upstream"].path == f"/apis/{API}/podgroups"
 
 
 # --- the advisor without a server ------------------------------------------------------------------------------------
 
 
-def test_an_advisor_watches_gangs_of_others_and_places_nothing() -> None:
+def test_an_advisor_follows_gangs_of_other_schedulers_and_places_nothing() -> None:
     advisor = AdvisorBackend(Access("http://nowhere"), settled_seconds=0.0)
     advisor.world.node_changed("n1", None, node("n1"))
     one = pod("a", 2, schedulerName="another", nodeName="n1")
     one.status.phase = "Running"
     advisor._pod_changed("default/a", None, one)
-    assert [seen_.slots for seen_ in advisor.nodes()] == [8], "slots that another scheduler gave are its own"
+    assert [seen_.slots for seen_ in advisor.nodes()] == [8], "slots assigned by another scheduler are its own"
     events = advisor.observe(())
     assert [type(event).__name__ for event in events] == ["Hosted"]
     advisor._pod_changed("default/a", one, None)
@@ -255,10 +262,10 @@ def test_an_advisor_watches_gangs_of_others_and_places_nothing() -> None:
     assert advisor.gangs() == []
     ours = pod("b", 2)
     advisor._pod_changed("default/b", None, ours)
-    assert advisor.world.pods == {}, "no pod is ours to place"
+    assert advisor.world.pods == {}, "the advisor places no pod"
 
 
-def test_objects_are_known_by_their_names() -> None:
+def test_objects_are_identified_by_their_names() -> None:
     one = PodGroup(replace(group("g", 1).metadata, namespace="team"))
     assert one.metadata.key == "team/g"
     assert node("n1").metadata.key == "n1"
@@ -272,7 +279,7 @@ def test_objects_are_known_by_their_names() -> None:
 
 
 def test_nodes_report_unmet_constraints_once_a_gang_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Still(monkeypatch)
+    backend = RecordingBackend(monkeypatch)
     backend.observe(())
     backend.update(pod("a", 1, nodeSelector={"kubernetes.io/hostname": "n1"}))
     events = backend.observe(())
@@ -280,7 +287,7 @@ def test_nodes_report_unmet_constraints_once_a_gang_has_them(monkeypatch: pytest
     assert gang.constraint is not None
     refuses = {event.node: event.refuses for event in events if isinstance(event, NodeSeen)}
     assert refuses["n2"] == (gang.constraint.name,) and not refuses.get("n1")
-    assert isinstance(events[-1], Submitted), "with the gang, not after it"
+    assert isinstance(events[-1], Submitted), "in the same cycle as the gang"
 
 
 def test_an_ended_connection_raises_backend_error() -> None:
@@ -294,7 +301,7 @@ def test_an_ended_connection_raises_backend_error() -> None:
         backend.apply(start_of("j", Slot("n1", 0)))
 
 
-def test_an_advisor_knows_the_agents_of_its_cluster() -> None:
+def test_an_advisor_finds_the_agents_of_its_cluster() -> None:
     advisor = AdvisorBackend(Access("http://nowhere"))
     agent = pod("agent", 0, schedulerName="another", nodeName="n1")
     agent.metadata.labels = {"app.kubernetes.io/name": "gangwatch", "app.kubernetes.io/component": "agent"}

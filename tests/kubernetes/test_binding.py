@@ -95,17 +95,17 @@ def test_a_binding_with_a_lost_response_counts() -> None:
     [
         pod(node="n2"),  # another scheduler has bound it, to another node
         pod(node=""),  # refused for another reason
-        pod(number="2"),  # one of our earlier attempts has
-        pod(number=""),  # another scheduler has
-        pod(uid="uid-9"),  # another pod has the name by now
+        pod(number="2"),  # one of our earlier attempts has bound it
+        pod(number=""),  # another scheduler has bound it
+        pod(uid="uid-9"),  # another pod has the name now
         GONE,
     ],
 )
-def test_a_pod_that_is_not_as_this_attempt_binds_it_is_not_taken_for_bound(found: Pod | Exception) -> None:
+def test_a_pod_not_bound_as_this_attempt_requested_does_not_count_as_bound(found: Pod | Exception) -> None:
     failure, is_bound = bound(Server([LOST, TAKEN], [found]))
     assert not is_bound
     assert "pod train-0" in failure and "already assigned" in failure
-    # The same where the server refuses at once: a controller before this one may have asked.
+    # The same applies to an immediate refusal: an earlier controller may have sent the request.
     assert not bound(Server([TAKEN], [found]))[1]
 
 
@@ -140,7 +140,7 @@ def test_unbound_members_are_bound_and_every_failure_is_returned() -> None:
     assert not any("train-0" in path for path in server.asked)
 
 
-def test_a_pod_whose_creation_was_not_answered_is_found_by_its_name() -> None:
+def test_a_pod_created_without_a_response_is_found_by_its_name() -> None:
     body = {"metadata": {"name": "probe-1"}}
     exists = RefusedError("POST", 409, "AlreadyExists", "pods probe-1 already exists")
     made = asyncio.run(create_once(Server([LOST, exists], [pod(uid="uid-7")]), "/pods", body, lambda: True))  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def bindings(scene: Scene) -> list[tuple[str, str]]:
 # --- starting --------------------------------------------------------------------------------------------------------
 
 
-def test_a_gang_is_bound_where_the_action_says_after_its_placement_is_written() -> None:
+def test_a_gang_is_bound_to_the_action_s_slots_after_its_placement_is_written() -> None:
     scene = Scene(pod("g-0", 1, "g"), pod("g-1", 1, "g"), grouped=True)
     attempt = attempt_of("default/g")
     scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 3), *slots("n2", 5))))
@@ -147,7 +147,7 @@ def test_a_start_without_pods_fails_and_reports_how_the_owner_ended() -> None:
     ]
 
 
-def test_a_pod_that_is_bound_already_is_not_bound_again() -> None:
+def test_a_pod_that_is_already_bound_is_not_bound_again() -> None:
     scene = Scene(pod("a", 1, nodeName="n2"))
     scene.do(lambda carrier: carrier.start(attempt_of(), start(*slots("n1", 0))))
     assert bindings(scene) == []
@@ -167,7 +167,7 @@ def test_a_start_that_is_stopped_binds_and_reports_nothing() -> None:
     assert (bindings(scene), scene.said) == ([], [])
 
 
-def test_a_start_that_was_stopped_before_its_turn_came_binds_nothing_though_all_is_there() -> None:
+def test_a_start_stopped_before_its_work_begins_binds_nothing() -> None:
     scene = Scene(pod("a", 1))
     attempt = attempt_of()
     attempt.phase = Phase.STOPPING
@@ -175,7 +175,7 @@ def test_a_start_that_was_stopped_before_its_turn_came_binds_nothing_though_all_
     assert (bindings(scene), scene.said, attempt.members) == ([], [], [])
 
 
-def test_a_pod_that_does_not_fit_is_reported_and_its_node_barred() -> None:
+def test_a_pod_that_does_not_fit_is_reported_and_its_node_is_excluded() -> None:
     hungry = pod("a", 1, containers=[{"name": "m", "resources": {"requests": {"cpu": "65", GPU: "1"}}}])
     scene = Scene(hungry)
     gang = scene.world.gang("default/a")
@@ -189,7 +189,7 @@ def test_a_pod_that_does_not_fit_is_reported_and_its_node_barred() -> None:
     assert ("n1", gang.constraint.name) in scene.world._barred or (gang.constraint.name, "n1") in scene.world._barred
 
 
-def test_a_binding_that_is_refused_undoes_those_that_were_done() -> None:
+def test_a_refused_binding_undoes_the_earlier_bindings() -> None:
     scene = Scene(pod("g-0", 1, "g"), pod("g-1", 1, "g"), grouped=True)
     scene.api.fails[("POST", f"{PODS}/g-1/binding")] = [refused(403, "Forbidden", "no")]
     attempt = attempt_of("default/g")
@@ -200,7 +200,7 @@ def test_a_binding_that_is_refused_undoes_those_that_were_done() -> None:
     assert (attempt.phase, scene.looked) == (Phase.UNDOING, [])
 
 
-def test_an_attempt_that_was_taken_up_and_can_not_be_bound_whole_is_unknown_to_the_core() -> None:
+def test_an_adopted_attempt_that_cannot_be_bound_completely_is_unknown_to_the_core() -> None:
     one = pod("a", 1)
     scene = Scene(one)
     attempt = attempt_of("default/a", 1, bound(one, "n1"))
@@ -210,7 +210,7 @@ def test_an_attempt_that_was_taken_up_and_can_not_be_bound_whole_is_unknown_to_t
     attempt.phase = Phase.STOPPING
     scene.said.clear()
     scene.do(lambda carrier: carrier.undo(attempt))
-    assert scene.said == [], "who stops it says so"
+    assert scene.said == [], "the stop reports it"
 
 
 def test_a_controller_that_does_not_lead_binds_nothing() -> None:
@@ -244,14 +244,14 @@ def probe_start() -> tuple[StartGang, dict[str, Any]]:
     return action, Probes("image", "default", "gangwatch").pod(action, GPU)
 
 
-def test_a_probe_s_pod_is_made_once_and_holds_its_slots() -> None:
+def test_a_probe_s_pod_is_created_once_and_holds_its_slots() -> None:
     scene = Scene()
     action, body = probe_start()
     attempt = attempt_of("default/j-1")
 
     async def appear(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.02)
-        assert scene.looked == [], "not before the pod is seen"
+        assert scene.looked == [], "not before the pod is observed"
         add(scene.world, msgspec.convert(body | {"metadata": body["metadata"] | {"uid": ""}}, Pod))
 
     scene.api.fails[("POST", PODS)] = [LOST, None]
@@ -262,7 +262,7 @@ def test_a_probe_s_pod_is_made_once_and_holds_its_slots() -> None:
     assert len(scene.api.objects) == 1
 
 
-def test_a_probe_that_is_refused_has_failed_and_one_that_is_stopped_stays_so() -> None:
+def test_a_refused_probe_has_failed_and_a_stopped_probe_stays_stopped() -> None:
     scene = Scene()
     action, body = probe_start()
     scene.api.fails[("POST", PODS)] = [refused(403, "Forbidden", "no image from there")]
@@ -324,7 +324,7 @@ def test_a_gang_is_evicted_and_its_end_reported_once_all_pods_are_gone() -> None
     assert (ended.why, ended.signalled, ended.started) == ("migrate", True, True)
 
 
-def test_a_refusal_by_a_budget_lets_the_attempt_continue() -> None:
+def test_an_eviction_refused_by_a_budget_lets_the_attempt_continue() -> None:
     scene, attempt, _ = running_gang()
     scene.api.objects[f"{BUDGETS}/b"] = {
         "metadata": {"name": "b", "namespace": "default"},
@@ -348,7 +348,7 @@ def test_pods_that_never_ran_are_deleted_without_a_budget_check() -> None:
     assert isinstance(ended, AttemptEnded) and not ended.started
 
 
-def test_a_suspended_job_is_resumed_when_its_pods_are_gone_and_its_new_pods_waited_for() -> None:
+def test_a_suspended_job_is_resumed_without_its_pods_and_its_new_pods_are_awaited() -> None:
     scene, attempt, pods = running_gang(owned=True)
     scene.api.objects[f"{JOBS}/train"] = {"metadata": {"name": "train", "uid": "job-1"}, "spec": {}}
     resumed_before_gone: list[bool] = []
@@ -384,7 +384,7 @@ def test_exit_codes_of_pods_that_ended_during_the_stop_are_reported() -> None:
     assert [one.exit_code for one in ended.exits] == [0, 1]
 
 
-def test_jobs_that_a_leader_before_us_left_suspended_are_resumed_each_whatever_becomes_of_the_others() -> None:
+def test_each_job_that_an_earlier_leader_left_suspended_is_resumed_independently() -> None:
     scene = Scene()
     for name in ("a", "b"):
         job = {"metadata": {"name": name, "namespace": "default"}, "spec": {"suspend": True}}
@@ -394,7 +394,7 @@ def test_jobs_that_a_leader_before_us_left_suspended_are_resumed_each_whatever_b
     assert scene.api.objects[f"{JOBS}/b"]["spec"]["suspend"] is False
 
 
-def test_pods_that_were_to_be_bound_are_counted_on_no_more_once_the_start_is_stopped() -> None:
+def test_a_stopped_start_releases_the_assumed_resources_of_its_pods() -> None:
     pods = [pod("g-0", 1, "g"), pod("g-1", 1, "g")]
     scene = Scene(*pods, grouped=True)
     for one in pods:

@@ -115,7 +115,7 @@ def test_an_agent_gets_a_certificate_of_its_own_node(site: Site, signing: Signer
     assert {dict(labels)["outcome"]: value for _, labels, value in signing.measures()} == {"signed": 1, "refused": 0}
 
 
-def test_whoever_has_root_on_a_node_gets_no_certificate_of_another(site: Site, signing: Signer) -> None:
+def test_root_on_a_node_gets_no_certificate_of_another_node(site: Site, signing: Signer) -> None:
     """A kubelet has only tokens of its own pods; a token that is bound to no pod belongs to no node."""
     for pod, node in (("agent-n1", "n2"), ("agent-n2", "n1"), ("agent-n1", "controller"), ("", "n1")):
         done = site.ask(pod, node)
@@ -126,7 +126,7 @@ def test_whoever_has_root_on_a_node_gets_no_certificate_of_another(site: Site, s
     assert not [one for one in site.requests() if one["status"].get("certificate")]
 
 
-def test_another_service_account_gets_none(site: Site, signing: Signer) -> None:
+def test_another_service_account_gets_no_certificate(site: Site, signing: Signer) -> None:
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
             "metadata": {"name": "stranger"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "gangwatch-agent"},
@@ -139,7 +139,7 @@ def test_another_service_account_gets_none(site: Site, signing: Signer) -> None:
         site.api.delete(f"{PATHS['ClusterRoleBinding']}/stranger")
 
 
-def test_a_revoked_node_gets_none_until_it_is_admitted(site: Site) -> None:
+def test_a_revoked_node_gets_no_certificate_until_it_is_admitted(site: Site) -> None:
     def command(*words: str) -> None:
         where = ["--kubeconfig", str(site.plane.kubeconfig()), "--namespace", NAMESPACE]
         done = CliRunner().invoke(kubernetes, [words[0], *where, *words[1:]])
@@ -166,10 +166,10 @@ def test_a_revoked_node_gets_none_until_it_is_admitted(site: Site) -> None:
         signer.stop()
     revoked = read_revocations((site.folder / "revoked.json").read_bytes(), "x").by_name[of_node("n1")]
     made = read((site.folder / "agent-n1" / "tls.crt").read_bytes())
-    assert made.not_before >= revoked.before, "the new one is valid, the old one is not"
+    assert made.not_before >= revoked.before, "the new certificate is valid, the old one is not"
 
 
-def test_an_agent_that_waits_for_a_controller_asks_once_however_often_it_is_started(site: Site) -> None:
+def test_an_agent_that_waits_for_a_controller_sends_one_request_over_all_restarts(site: Site) -> None:
     for _ in range(3):
         done = site.ask("agent-n1", "n1", wait="1")
         assert "is a controller running?" in str(done.exception)
@@ -187,7 +187,7 @@ def test_an_agent_that_waits_for_a_controller_asks_once_however_often_it_is_star
     assert not (site.folder / "agent-n1" / "pending").exists()
 
 
-def test_a_request_of_another_signer_is_approved_and_not_signed(site: Site) -> None:
+def test_a_request_for_another_signer_is_approved_and_not_signed(site: Site) -> None:
     """As for cert-manager, which signs approved requests. tls.signer gives the right to approve for it."""
     name = "clusterissuers.cert-manager.io/ours"
     role = next(body for body in render(f"tls.signer={name}") if body["metadata"]["name"] == "gangwatch-controller"
@@ -207,7 +207,7 @@ def test_a_request_of_another_signer_is_approved_and_not_signed(site: Site) -> N
     assert "certificate" not in request["status"]
 
 
-def test_one_node_gets_only_so_many_certificates_an_hour(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_certificates_per_node_and_hour_is_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from gangwatch.certificates import signer as module
 
     monkeypatch.setattr(module, "MAX_PER_HOUR", 2)
@@ -216,6 +216,6 @@ def test_one_node_gets_only_so_many_certificates_an_hour(site: Site, monkeypatch
     try:
         assert [site.ask("agent-n1", "n1").exit_code for _ in range(3)] == [0, 0, 1]
         assert "more than 2 certificates within an hour" in str(site.ask("agent-n1", "n1").exception)
-        assert site.ask("agent-n2", "n2").exit_code == 0, "another node's are not counted"
+        assert site.ask("agent-n2", "n2").exit_code == 0, "requests of another node are not counted"
     finally:
         signer.stop()

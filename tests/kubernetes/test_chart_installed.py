@@ -77,9 +77,7 @@ def granted(
     }
 
 
-def test_its_controller_is_forbidden_nothing_and_granted_nothing_that_it_does_not_use(
-    audited: ControlPlane, folder: Path
-) -> None:
+def test_the_chart_s_controller_uses_exactly_its_rights(audited: ControlPlane, folder: Path) -> None:
     needs_manager(audited)
     api = Api(audited.access())
     objects = render("controller.probeImage=probe")
@@ -189,7 +187,7 @@ def ended_well(it: Running, job_id: str) -> bool:
 
 
 def bind_again(it: Running, access: Access) -> None:
-    """After a binding whose response was lost: the repeated request is refused, and the binding is as intended."""
+    """Bind again after a lost response: the repeated request is refused, and the existing binding is as intended."""
     attempt = next(attempt for attempt in it.backend._attempts.values() if attempt.reported)
     (member,) = attempt.members
 
@@ -225,7 +223,7 @@ def audit(
     return used, refused
 
 
-def test_the_plain_manifests_are_taken_too(audited: ControlPlane) -> None:
+def test_the_plain_manifests_are_accepted_too(audited: ControlPlane) -> None:
     """Checked by a dry run, because they are the same objects."""
     api = Api(audited.access())
     manifests = Path(__file__).parents[2] / "deploy" / "manifests" / "gangwatch.yaml"

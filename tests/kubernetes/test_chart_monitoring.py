@@ -46,7 +46,10 @@ def operated(plane: Any) -> Iterator[Api]:
 
 
 def taken(api: Api, body: dict[str, Any]) -> None:
-    """Raises RefusedError where the schema does not know a field, or does not allow a value."""
+    """Create the object in a dry run.
+
+    Raises RefusedError if the schema does not have a field, or does not allow a value.
+    """
     path = f"/apis/monitoring.coreos.com/v1/namespaces/default/{PLURALS[body['kind']]}"
     body = deepcopy(body)
     body["metadata"]["namespace"] = "default"
@@ -67,7 +70,7 @@ def test_the_operator_takes_what_the_chart_asks_of_it(operated: Api, wishes: lis
 
 
 @pytest.mark.parametrize("kind", PLURALS)
-def test_and_would_refuse_what_it_does_not_know(operated: Api, kind: str) -> None:
+def test_the_operator_s_schema_refuses_unknown_fields(operated: Api, kind: str) -> None:
     body = next(
         one for one in asked_for("podMonitor.enabled=true", "prometheusRule.enabled=true") if one["kind"] == kind
     )

@@ -68,7 +68,7 @@ def files_of(secret: Any, folder: Path) -> None:
         temporary.replace(folder / name)
 
 
-def test_a_certificate_is_renewed_when_little_of_it_is_left_and_whoever_trusted_it_trusts_the_new_one(
+def test_a_certificate_is_renewed_before_it_expires_and_clients_trust_the_new_one(
     installed: tuple[Api, Path], tmp_path: Path
 ) -> None:
     api, kubeconfig = installed
@@ -116,7 +116,7 @@ def _certificate(security: Security, trust: ssl.SSLContext) -> bytes:
     return found
 
 
-def test_a_secret_that_is_none_of_ours_is_named(installed: tuple[Api, Path]) -> None:
+def test_a_secret_that_gangwatch_did_not_create_is_named(installed: tuple[Api, Path]) -> None:
     api, kubeconfig = installed
     api.patch(SECRET, {"data": {"tls.crt": base64.b64encode(b"nonsense").decode()}})
     command = ["renew-certificate", "--kubeconfig", str(kubeconfig), "--namespace", NAMESPACE]

@@ -50,9 +50,7 @@ def chart(plane: ControlPlane, cluster: Cluster) -> Iterator[Api]:
         api.delete(f"{PATHS[body['kind']]}/{body['metadata']['name']}")
 
 
-def test_of_an_empty_cluster_it_says_what_is_missing_and_what_would_bring_it(
-    plane: ControlPlane, cluster: Cluster
-) -> None:
+def test_missing_objects_of_an_empty_cluster_are_reported_with_remedies(plane: ControlPlane, cluster: Cluster) -> None:
     found = states(plane)
     assert {name for name, state in found.items() if state == "found"} == {
         "server",
@@ -70,10 +68,10 @@ def test_of_an_empty_cluster_it_says_what_is_missing_and_what_would_bring_it(
     assert refused.exit_code == 1 and "required and not found: gpus (missing)" in str(refused.exception)
     assert check(plane, "--require", "server").exit_code == 0
     assert check(plane, "--require", "nonsense").exit_code == 2
-    cluster.add_nodes("n1")  # and the fixture has something to clear
+    cluster.add_nodes("n1")  # so that the fixture has something to clear
 
 
-def test_of_a_whole_one_it_finds_all_that_scheduling_takes(plane: ControlPlane, cluster: Cluster, chart: Api) -> None:
+def test_a_complete_cluster_passes_every_check(plane: ControlPlane, cluster: Cluster, chart: Api) -> None:
     spine: dict[str, Any] = {"topology.gangwatch.io/spine": "s1"}
     cluster.add_nodes("n1", "n2", **spine)
     for name in ("n1", "n2"):
@@ -92,7 +90,7 @@ def test_of_a_whole_one_it_finds_all_that_scheduling_takes(plane: ControlPlane, 
     assert states(plane)["controller"] == "missing"
 
 
-def test_a_right_that_was_taken_away_is_named(plane: ControlPlane, cluster: Cluster, chart: Api) -> None:
+def test_a_removed_right_is_named(plane: ControlPlane, cluster: Cluster, chart: Api) -> None:
     path = f"{PATHS['ClusterRole']}/gangwatch-controller"
     rules = [rule for rule in chart.get(path)["rules"] if "poddisruptionbudgets" not in rule["resources"]]
     chart.patch(path, {"rules": rules})
@@ -100,7 +98,7 @@ def test_a_right_that_was_taken_away_is_named(plane: ControlPlane, cluster: Clus
     cluster.add_nodes("n1")
 
 
-def test_the_rights_that_are_asked_for_are_the_chart_s() -> None:
+def test_the_checked_rights_are_the_chart_s() -> None:
     roles = [
         body for body in render() if body["kind"] == "ClusterRole" and body["metadata"]["name"].endswith("-controller")
     ]
@@ -115,7 +113,7 @@ def test_the_rights_that_are_asked_for_are_the_chart_s() -> None:
     assert granted == {*RIGHTS, *SIGNING}
 
 
-def test_a_server_that_is_away_ends_the_check_with_its_name(tmp_path: Path) -> None:
+def test_an_unreachable_server_ends_the_check_and_is_named(tmp_path: Path) -> None:
     config: dict[str, Any] = {
         "current-context": "away",
         "contexts": [{"name": "away", "context": {"cluster": "away", "user": "away"}}],
@@ -128,7 +126,7 @@ def test_a_server_that_is_away_ends_the_check_with_its_name(tmp_path: Path) -> N
     assert "127.0.0.1:1" in str(result.exception) + result.output
 
 
-def test_what_is_there_in_part_is_said_with_names() -> None:
+def test_missing_parts_are_named() -> None:
     spine: dict[str, Any] = {"topology.gangwatch.io/spine": "s"}
     nodes = [node("n0"), *(node(f"n{n}", **spine) for n in range(1, 5))]
     agents = [

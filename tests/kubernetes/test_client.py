@@ -62,7 +62,7 @@ def _no_closing_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_CLOSING_SECONDS", 0.0)
 
 
-def test_a_request_carries_token_type_and_parameters_and_a_rotated_token_is_read_again(tmp_path: Path) -> None:
+def test_a_request_has_token_type_and_parameters_and_a_rotated_token_is_read_again(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("one\n")
     received: list[tuple[str, str, dict[str, str], str, str, bytes]] = []
@@ -139,7 +139,7 @@ def test_an_unreachable_server_and_an_invalid_response_are_distinguished() -> No
         asyncio.run(unreachable())
 
 
-def test_lines_are_whole_however_they_arrive_and_a_watch_that_never_began_is_refused() -> None:
+def test_lines_are_complete_for_any_chunks_and_a_refused_watch_raises() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.path == "/refused":
             return web.json_response({"message": "too old", "code": 410}, status=410)
@@ -180,7 +180,7 @@ def kubeconfig(**user: Any) -> dict[str, Any]:
     }
 
 
-def test_a_kubeconfig_s_current_context_says_where_and_who(tmp_path: Path) -> None:
+def test_a_kubeconfig_s_current_context_gives_server_and_user(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("the ca")
     path = tmp_path / "config"
     key = base64.b64encode(b"the key").decode()
@@ -203,7 +203,7 @@ def test_a_kubeconfig_s_current_context_says_where_and_who(tmp_path: Path) -> No
         ({"users": [{"name": "u", "user": {"client-key-data": "!"}}]}, "client-key"),
     ],
 )
-def test_a_kubeconfig_that_says_something_else_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_an_invalid_kubeconfig_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     (tmp_path / "ca.pem").write_text("the ca")
     path = tmp_path / "config"
     path.write_text(json.dumps(kubeconfig() | change))

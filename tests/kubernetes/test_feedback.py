@@ -78,7 +78,7 @@ def condition_of(cluster: Cluster, node: str) -> str:
     return next((str(one["message"]) for one in found if one["type"] == CONDITION), "")
 
 
-def test_a_slow_node_is_tainted_its_gang_moved_whole_the_hole_backfilled_and_the_node_comes_back(
+def test_a_slow_node_is_tainted_its_gang_moves_the_hole_is_filled_and_the_node_returns(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
 ) -> None:
     needs_manager(plane)
@@ -95,7 +95,7 @@ def test_a_slow_node_is_tainted_its_gang_moved_whole_the_hole_backfilled_and_the
         assert slow not in (places := set(cluster.nodes_of("train").values()))
         assert spare in places
         job = cluster.api.get("/apis/batch/v1/namespaces/default/jobs/train")
-        assert job["status"].get("failed", 0) == 0  # nothing of its backoffLimit, which is 0, is used up
+        assert job["status"].get("failed", 0) == 0  # the move does not count against its backoffLimit of 0
         assert not job["spec"]["suspend"]
         assert "gangwatch.io/suspended" not in job["metadata"].get("labels", {})
         cluster.add_gang("small", 1, gpus=1)
@@ -125,11 +125,11 @@ def condemn(it: Running, cluster: Cluster) -> str:
     return slow
 
 
-def test_a_node_is_measured_by_a_pod_before_it_is_used_again(
+def test_a_pod_measures_a_node_before_it_is_used_again(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane, kubelet: FakeKubelet
 ) -> None:
     needs_manager(plane)
-    results = [1, 0]  # of the first probe and the second
+    results = [1, 0]  # exit codes of the first and the second probe
     measured: list[Any] = []
 
     def exits(pod: Pod) -> int | None:
@@ -175,7 +175,7 @@ def test_a_controller_without_state_deletes_an_unfinished_probe_and_probes_again
         assert {job.attempt for name, job in it.jobs().items() if name == "train"} == {2}
 
 
-def test_what_an_operator_quarantines_is_marked_and_outlives_the_controller_and_its_folder(
+def test_an_operator_s_quarantine_is_marked_and_survives_controller_and_folder(
     cluster: Cluster, access: Access, tmp_path: Path
 ) -> None:
     cluster.add_nodes("n1", "n2")
@@ -199,7 +199,7 @@ def test_what_an_operator_quarantines_is_marked_and_outlives_the_controller_and_
         wait_for("released, it is used", lambda: cluster.bound("second") == 1)
 
 
-def test_a_disruption_budget_keeps_a_gang_from_being_moved_whole_or_in_part(
+def test_a_disruption_budget_prevents_moving_a_gang_completely_or_partly(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
 ) -> None:
     needs_manager(plane)
@@ -231,7 +231,7 @@ def test_a_disruption_budget_keeps_a_gang_from_being_moved_whole_or_in_part(
         wait_for("it is moved once nothing forbids it", lambda: it.jobs()["train"].attempt == 2)
 
 
-def test_a_gang_of_higher_priority_takes_the_place_of_one_that_may_be_stopped(
+def test_a_gang_of_higher_priority_preempts_a_preemptible_one(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
 ) -> None:
     needs_manager(plane)
@@ -264,7 +264,7 @@ def is_in(it: Running, name: str, state: JobState) -> bool:
     return job is not None and job.state is state
 
 
-def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_folder(
+def test_queue_usage_and_run_times_survive_controller_and_folder(
     cluster: Cluster, access: Access, tmp_path: Path
 ) -> None:
     cluster.add_nodes("n1")
@@ -272,7 +272,7 @@ def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_
     policy = replace(POLICY, queues=(core.Queue("default"),), order=Order.FAIR, estimates=Estimates.HISTORY)
 
     def learned_state(it: Running) -> tuple[int, float]:
-        """Return since when use is counted, and for how many jobs the run time is known."""
+        """Return since when usage is counted, and the number of jobs with a known run time."""
 
         def of(state: State) -> tuple[int, float]:
             return state.queue_use_ns, sum(state.history.get("", ())) + len(state.lately)
@@ -280,7 +280,7 @@ def test_what_queues_used_and_how_long_jobs_ran_outlives_the_controller_and_its_
         return it.controller.cycle.ask(of).result(9)
 
     def used(it: Running) -> float:
-        """Return the use in slot-seconds."""
+        """Return the usage in slot-seconds."""
         return it.controller.cycle.ask(lambda state: state.queue_use.get("default", 0.0)).result(9)
 
     with running(access, tmp_path / "first", policy, memory=memory) as it:

@@ -1,4 +1,4 @@
-"""Gangs on a real API server: started whole or not at all, in order, with reasons; and their later events."""
+"""Gangs on a real API server: started completely or not at all, in order, with reasons; and their later events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kubernetes.makers import pod_body
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300)]
 
 
-def test_of_three_gangs_with_room_for_two_the_third_waits_whole_and_follows(
+def test_with_room_for_two_of_three_gangs_the_third_waits_completely_and_follows(
     cluster: Cluster, access: Access, folder: Path
 ) -> None:
     cluster.add_nodes("n1", "n2", "n3", "n4")
@@ -42,7 +42,7 @@ def test_of_three_gangs_with_room_for_two_the_third_waits_whole_and_follows(
         assert it.jobs()[other].state is JobState.COMPLETED
 
 
-def test_a_small_gang_goes_ahead_of_one_that_a_place_is_kept_for_where_it_does_not_delay_it(
+def test_a_small_gang_is_backfilled_if_it_does_not_delay_the_reserved_one(
     cluster: Cluster, access: Access, folder: Path
 ) -> None:
     cluster.add_nodes("n1", "n2")
@@ -58,9 +58,7 @@ def test_a_small_gang_goes_ahead_of_one_that_a_place_is_kept_for_where_it_does_n
         assert cluster.bound("wide") == cluster.bound("endless") == 0
 
 
-def test_a_gang_that_can_never_run_and_one_that_asks_for_too_much_say_so(
-    cluster: Cluster, access: Access, folder: Path
-) -> None:
+def test_impossible_and_too_large_gangs_have_a_reason(cluster: Cluster, access: Access, folder: Path) -> None:
     cluster.add_nodes("n1", gpus=8)
     cluster.add_gang("too-large", 2)
     cluster.add_gang("elsewhere", 1, nodeSelector={"pool": "none"})
@@ -99,7 +97,7 @@ def test_labels_and_taints_of_nodes_are_respected_and_other_schedulers_pods_coun
         assert list(cluster.nodes_of("small").values()) == ["foreign"]
 
 
-def test_cpu_that_others_use_up_keeps_a_gang_from_a_node_with_free_gpus(
+def test_cpu_used_by_others_keeps_a_gang_off_a_node_with_free_gpus(
     cluster: Cluster, access: Access, folder: Path
 ) -> None:
     cluster.add_nodes("a", "b")
@@ -145,7 +143,7 @@ def test_a_manually_deleted_pod_is_recreated_in_its_place(
         assert it.jobs()["train"].attempt == 1
 
 
-def test_what_a_kubelet_rejects_rolls_the_whole_gang_back_and_it_goes_on_elsewhere(
+def test_a_kubelet_rejection_rolls_the_gang_back_and_it_starts_elsewhere(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane, kubelet: FakeKubelet
 ) -> None:
     needs_manager(plane)
@@ -159,7 +157,7 @@ def test_what_a_kubelet_rejects_rolls_the_whole_gang_back_and_it_goes_on_elsewhe
         wait_for("on both nodes", lambda: sorted(cluster.nodes_of("train").values()) == ["n1", "n2"])
 
 
-def test_the_api_server_killed_in_the_middle_of_a_binding_leaves_no_gang_half_bound(
+def test_an_api_server_crash_during_binding_leaves_no_gang_partly_bound(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
 ) -> None:
     nodes = [f"n{number}" for number in range(12)]
@@ -176,7 +174,7 @@ def test_the_api_server_killed_in_the_middle_of_a_binding_leaves_no_gang_half_bo
         assert sorted(taken) == sorted(nodes)
 
 
-def test_an_mpi_gang_has_its_launcher_without_gpus_on_a_node_of_its_workers(
+def test_an_mpi_launcher_without_gpus_is_on_a_node_of_its_workers(
     cluster: Cluster, access: Access, folder: Path
 ) -> None:
     cluster.add_nodes("n1", "n2", "n3")
@@ -191,7 +189,7 @@ def test_an_mpi_gang_has_its_launcher_without_gpus_on_a_node_of_its_workers(
         assert places["mpi-launcher"] in {places["mpi-0"], places["mpi-1"]}
 
 
-def test_pods_beyond_what_a_gang_needs_follow_it_as_there_is_room(
+def test_pods_beyond_a_gang_s_minimum_start_when_there_is_room(
     cluster: Cluster, access: Access, folder: Path, tmp_path: Path
 ) -> None:
     cluster.add_nodes("n1", "n2", "n3")
@@ -222,7 +220,7 @@ def test_pods_beyond_what_a_gang_needs_follow_it_as_there_is_room(
         assert cluster.bound("elastic") == 3
 
 
-def test_of_an_array_no_more_run_at_once_than_it_says(
+def test_an_array_runs_no_more_members_than_its_limit(
     cluster: Cluster, access: Access, folder: Path, plane: ControlPlane
 ) -> None:
     needs_manager(plane)
@@ -244,7 +242,7 @@ def test_of_an_array_no_more_run_at_once_than_it_says(
         wait_for("all have", lambda: {job.state for job in it.jobs().values()} == {JobState.COMPLETED})
 
 
-def test_a_pod_whose_claim_is_bound_goes_where_its_volume_can_be_reached_and_one_whose_is_not_says_so(
+def test_a_pod_runs_where_its_bound_volume_is_reachable_and_an_unbound_claim_is_reported(
     cluster: Cluster, access: Access, folder: Path
 ) -> None:
     cluster.add_nodes("n1", "n2", "n3")
@@ -293,7 +291,7 @@ def test_a_deleted_group_releases_everything(cluster: Cluster, access: Access, f
 @pytest.mark.parametrize(
     ("least", "words"), [(0, "minMember.*greater than or equal to 1"), ("two", "minMember.*integer")]
 )
-def test_a_group_that_cannot_be_is_refused_by_the_api_server(cluster: Cluster, least: Any, words: str) -> None:
+def test_an_invalid_group_is_refused_by_the_api_server(cluster: Cluster, least: Any, words: str) -> None:
     with pytest.raises(RefusedError, match=words) as caught:
         cluster.add_group("g", least)
     assert caught.value.code == 422
@@ -308,9 +306,7 @@ def test_a_group_that_cannot_be_is_refused_by_the_api_server(cluster: Cluster, l
         ({"borrow": "yes"}, "borrow"),
     ],
 )
-def test_a_queue_that_cannot_be_is_refused_by_the_api_server(
-    cluster: Cluster, spec: dict[str, Any], words: str
-) -> None:
+def test_an_invalid_queue_is_refused_by_the_api_server(cluster: Cluster, spec: dict[str, Any], words: str) -> None:
     body = {"apiVersion": "gangwatch.io/v1alpha1", "kind": "Queue", "metadata": {"name": "q"}, "spec": spec}
     with pytest.raises(RefusedError, match=words) as caught:
         cluster.api.create("/apis/gangwatch.io/v1alpha1/queues", body)

@@ -58,7 +58,7 @@ def test_unreadable_state_starts_empty(text: bytes) -> None:
     assert all(not any(counts) for counts in state.history.values())
 
 
-# --- what another release has kept -----------------------------------------------------------------------------------
+# --- state saved by another release ----------------------------------------------------------------------------------
 
 
 class ConfigMaps:
@@ -101,7 +101,7 @@ def kept_by(server: ConfigMaps, times: int = 1) -> None:
     asyncio.run(run())
 
 
-def test_what_a_newer_release_keeps_is_neither_read_nor_overwritten(caplog: pytest.LogCaptureFixture) -> None:
+def test_state_of_a_newer_release_is_neither_read_nor_overwritten(caplog: pytest.LogCaptureFixture) -> None:
     text = json.dumps({"minimum_reader": "9.0.0", "queue_use": {"q": [1, 2]}, "more": 3})
     state = State(now_ns=5)
     give_back(text.encode(), state)
@@ -113,7 +113,7 @@ def test_what_a_newer_release_keeps_is_neither_read_nor_overwritten(caplog: pyte
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"minimum_reader": "0.1.0"}', '{"minimum_reader": "soon"}', "{}"])
-def test_anything_else_is_replaced_once_it_changes(text: str | None) -> None:
+def test_other_state_is_replaced_once_it_changes(text: str | None) -> None:
     server = ConfigMaps(text)
     kept_by(server, 3)
     assert server.writes == 1
@@ -131,7 +131,7 @@ def test_anything_else_is_replaced_once_it_changes(text: str | None) -> None:
         {"queue_use": {"q": -1.0}, "queue_use_ns": -9},
     ],
 )
-def test_values_that_no_release_of_ours_would_keep_harm_no_cycle(changes: dict[str, Any]) -> None:
+def test_invalid_values_of_any_release_do_not_break_a_cycle(changes: dict[str, Any]) -> None:
     """Also content of a release with more or fewer kinds of similarity."""
     state = State(now_ns=5)
     give_back(json.dumps({**json.loads(kept_of(state_of(20))), **changes}).encode(), state)
@@ -141,7 +141,7 @@ def test_values_that_no_release_of_ours_would_keep_harm_no_cycle(changes: dict[s
     assert state.queue_use_ns >= 0 and all(seconds >= 0 for seconds in state.queue_use.values())
 
 
-def test_damaged_memory_harms_no_cycle() -> None:
+def test_damaged_state_does_not_break_a_cycle() -> None:
     chance = random.Random(1)
     text = kept_of(state_of(20))
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Leadership and survival: two controllers, one killed at any moment, a broken watch, uninstallation."""
+"""Leader election and recovery: two controllers, one killed at any moment, a broken watch, uninstallation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TAKEOVER_SECONDS = 15.0
 
 @contextmanager
 def controllers() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts controllers as separate processes and ends them all."""
+    """Start controllers as separate processes; end them all after the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(plane: ControlPlane, folder: Path) -> subprocess.Popen[bytes]:
@@ -72,8 +72,10 @@ def controllers() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def leading(start: Callable[[], subprocess.Popen[bytes]], folder: Path) -> subprocess.Popen[bytes]:
-    """Return a controller that leads. One that could not renew its lease in time exits and is restarted, as by its
-    Deployment."""
+    """Return a controller that leads.
+
+    A controller that could not renew its lease in time exits and is restarted, as by its Deployment.
+    """
     began = [start()]
 
     def look() -> bool:
@@ -95,7 +97,10 @@ def holder(cluster: Cluster) -> str:
 
 
 def measured(folder: Path) -> list[str]:
-    """Return samples of a controller's /metrics; its state names the address, or its log while it is a stand-by."""
+    """Return samples of a controller's /metrics.
+
+    Its state file contains the address; a standby has it in its log only.
+    """
     record, log = folder / "controller.json", folder / "log" / "controller.log"
     if record.exists():
         url = json.loads(record.read_text())["url"]
@@ -106,7 +111,7 @@ def measured(folder: Path) -> list[str]:
     try:
         with urlopen(f"{url}/metrics", timeout=30) as answer:
             lines: list[str] = answer.read().decode().splitlines()
-    except OSError:  # between stand-by and leadership nothing listens
+    except OSError:  # between standby and leadership nothing listens
         return []
     return [line for line in lines if not line.startswith("#")]
 
@@ -120,7 +125,7 @@ def bound_once(kubelet: FakeKubelet) -> bool:
 
 
 @pytest.mark.slow
-def test_of_two_controllers_one_acts_and_the_other_takes_over_in_time(
+def test_one_of_two_controllers_acts_and_the_other_takes_over_in_time(
     cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     cluster.add_nodes("n1", "n2", "n3")
@@ -147,7 +152,7 @@ def test_of_two_controllers_one_acts_and_the_other_takes_over_in_time(
 
 
 @pytest.mark.slow
-def test_a_controller_killed_again_and_again_binds_every_gang_once_and_whole(
+def test_a_controller_killed_repeatedly_binds_every_gang_once_and_completely(
     cluster: Cluster, plane: ControlPlane, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     """Each time with its own journal, or with an empty folder, at random."""
@@ -177,7 +182,7 @@ def test_a_controller_killed_again_and_again_binds_every_gang_once_and_whole(
         assert bound_once(kubelet)
 
 
-def test_a_queue_that_is_changed_counts_at_once(cluster: Cluster, plane: ControlPlane, tmp_path: Path) -> None:
+def test_a_changed_queue_counts_at_once(cluster: Cluster, plane: ControlPlane, tmp_path: Path) -> None:
     path = "/apis/gangwatch.io/v1alpha1/queues"
     body = {"apiVersion": "gangwatch.io/v1alpha1", "kind": "Queue", "metadata": {"name": "small"}, "spec": {"limit": 8}}
     cluster.api.create(path, body)
@@ -196,7 +201,7 @@ def test_a_queue_that_is_changed_counts_at_once(cluster: Cluster, plane: Control
         assert "queue_use" in wait_for("what it uses is kept", lambda: cluster.api.find(memory))["data"]["memory.json"]
 
 
-def test_a_leader_that_cannot_renew_stops_acting_before_another_may_begin(
+def test_a_leader_that_cannot_renew_stops_before_another_may_act(
     cluster: Cluster, access: Access, plane: ControlPlane
 ) -> None:
     assert ACTING_SECONDS + RENEW_SECONDS < LEASE_SECONDS
@@ -227,13 +232,13 @@ def test_a_leader_without_finished_cycles_lets_its_lease_expire(
     try:
         assert one.wait(30)
         time.sleep(IDLE_RENEWALS * 0.2 + 1)
-        assert one.may_act(), "before there is a cycle to ask, it leads"
+        assert one.may_act(), "it leads before its first cycle"
         one.follow(lambda: finished[0])
-        for _ in range(IDLE_RENEWALS):  # works, slowly
+        for _ in range(IDLE_RENEWALS):  # slow cycles still finish
             finished[0] += 1
             time.sleep(0.8)
         assert one.may_act()
-        assert lost.wait(IDLE_RENEWALS * 2 + 10), "the disk is stuck, the process is there"
+        assert lost.wait(IDLE_RENEWALS * 2 + 10), "the disk hangs, the process continues"
         assert not one.may_act()
         held = lease(cluster)["spec"]
         assert held["holderIdentity"] == "one", "not released: its requests may still be executed"
@@ -259,7 +264,7 @@ def test_an_ending_leader_releases_its_lease(cluster: Cluster, access: Access) -
         other.stop()
 
 
-def test_a_watch_that_is_cut_loses_and_repeats_nothing(
+def test_an_interrupted_watch_loses_and_repeats_no_change(
     cluster: Cluster, access: Access, plane: ControlPlane, folder: Path, kubelet: FakeKubelet
 ) -> None:
     cluster.add_nodes("n1", "n2", "n3", "n4")
@@ -298,7 +303,7 @@ def test_after_an_expired_version_a_new_list_reports_deletions(
         wait_for("the node is gone", lambda: set(it.backend.world.nodes) == {"n2"})
 
 
-def test_uninstalling_leaves_nothing_of_ours(
+def test_uninstalling_leaves_no_object_of_gangwatch(
     cluster: Cluster, access: Access, plane: ControlPlane, folder: Path
 ) -> None:
     cluster.add_nodes("n1", "n2")

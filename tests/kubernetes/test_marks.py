@@ -37,7 +37,7 @@ BAD = cluster.Node(
 
 
 def patched(before: Node, body: dict[str, Any] | None, status: dict[str, Any] | None) -> Node:
-    """Return the node as the API server would have it after these patches."""
+    """Return the node as the API server would store it after these patches."""
     after = msgspec.convert(msgspec.to_builtins(before), Node)
     for key, target in (("labels", "labels"), ("annotations", "annotations")):
         values = dict(getattr(after.metadata, target) or {})
@@ -52,7 +52,7 @@ def patched(before: Node, body: dict[str, Any] | None, status: dict[str, Any] | 
     return after
 
 
-def test_a_quarantined_node_carries_taint_label_condition_and_its_whole_memory() -> None:
+def test_a_quarantined_node_has_taint_label_condition_and_its_complete_state() -> None:
     before = node("n1")
     before.spec.taints = [Taint("dedicated", "ml", "NoSchedule")]
     after = patched(before, *changes(before, marks_of(BAD)))
@@ -68,7 +68,7 @@ def test_a_quarantined_node_carries_taint_label_condition_and_its_whole_memory()
 
 
 @pytest.mark.parametrize("state", list(NodeState))
-def test_what_was_written_for_any_state_is_taken_away_again_and_nothing_else_is(state: NodeState) -> None:
+def test_marks_of_any_state_are_removed_again_and_nothing_else_is(state: NodeState) -> None:
     before = node("n1", pool="a")
     before.spec.taints = [Taint("dedicated", "ml", "NoSchedule")]
     marked = patched(before, *changes(before, marks_of(cluster.Node("n1", 8, state=state, reason="slow", backoff=1))))
@@ -80,12 +80,12 @@ def test_what_was_written_for_any_state_is_taken_away_again_and_nothing_else_is(
     assert after.status == before.status
 
 
-def test_a_healthy_node_with_nothing_to_remember_carries_nothing() -> None:
+def test_a_healthy_node_without_history_has_no_marks() -> None:
     assert changes(node("n1"), marks_of(cluster.Node("n1", 8))) == (None, None)
     assert remembered(node("n1")).state is NodeState.HEALTHY
 
 
-def test_a_change_of_taints_holds_for_the_version_that_was_seen() -> None:
+def test_a_change_of_taints_applies_only_to_the_version_that_was_read() -> None:
     before = node("n1")
     before.metadata.resource_version = "7"
     body, _ = changes(before, marks_of(BAD))
@@ -122,7 +122,7 @@ def test_a_state_is_built_from_objects_alone() -> None:
     assert keys == {job.job_id: "default/g"}
     assert (job.state, job.attempt, job.submitted_ns) == (JobState.STARTING, 3, 5 * SECOND)
     assert [record.slot for record in job.ranks] == placement
-    assert job.attempt_started_ns == 10 * SECOND  # no kubelet has taken it up: its wait for room is no late start
+    assert job.attempt_started_ns == 10 * SECOND  # no kubelet has started it: its wait for resources is no late start
     pods[1].status.start_time = "1970-01-01T00:00:07Z"
     (job,) = rebuild(world, world.seen(), Policy(), 10 * SECOND)[0].jobs.values()
     assert job.attempt_started_ns == 7 * SECOND
@@ -149,7 +149,7 @@ def budget(allowed: int, **selector: Any) -> Budget:
     return msgspec.convert({**body, "status": {"disruptionsAllowed": allowed}}, Budget)
 
 
-def test_a_budget_that_bears_each_eviction_but_not_all_of_them_forbids_the_gang_s() -> None:
+def test_a_budget_that_allows_each_eviction_but_not_all_prevents_the_eviction_of_the_gang() -> None:
     pods = [pod(f"w-{n}", labels={"app": "t"}) for n in range(3)]
     assert forbidden(pods, [budget(3, matchLabels={"app": "t"})]) == ""
     assert "allows 2 evictions now; the gang needs 3" in forbidden(pods, [budget(2, matchLabels={"app": "t"})])
@@ -168,12 +168,12 @@ def test_a_budget_that_bears_each_eviction_but_not_all_of_them_forbids_the_gang_
         ([{"action": "Ignore", "onExitCodes": {"operator": "In", "values": [42]}}], False),
     ],
 )
-def test_a_job_bears_evictions_only_where_its_policy_says_so(rules: Any, ignores: bool) -> None:
+def test_a_job_tolerates_evictions_only_if_its_policy_says_so(rules: Any, ignores: bool) -> None:
     spec = {} if rules is None else {"podFailurePolicy": {"rules": rules}}
     assert msgspec.convert({"metadata": {"name": "j"}, "spec": spec}, Job).ignores_disruptions is ignores
 
 
-# --- when it is worth writing again ----------------------------------------------------------------------------------
+# --- when a change is written ----------------------------------------------------------------------------------------
 
 
 def test_only_a_slow_start_is_published() -> None:
@@ -183,7 +183,7 @@ def test_only_a_slow_start_is_published() -> None:
     state.now_ns = SECOND + BEING_BOUND_NS
     assert view_of(state, ["j"]).statuses["j"].reason == "Starting"
     job.attempt_started_ns, state.now_ns = 99 * SECOND, 100 * SECOND
-    assert view_of(state, ["j"]).statuses == {}, "it has only just begun, whatever the clock says"
+    assert view_of(state, ["j"]).statuses == {}, "it has only just begun, by any clock"
 
 
 def test_a_changing_message_is_not_rewritten_each_time() -> None:
@@ -196,7 +196,7 @@ def test_a_changing_message_is_not_rewritten_each_time() -> None:
     assert worth_writing(waits, GangStatus(False, "Slots", "...", 120 * SECOND), 0, SECOND)
     soon = GangStatus(False, "Slots", "...", 102 * SECOND)
     assert not worth_writing(waits, soon, 0, SECOND)
-    assert worth_writing(waits, soon, 90 * SECOND, 91 * SECOND), "of ten seconds two are much"
+    assert worth_writing(waits, soon, 90 * SECOND, 91 * SECOND), "two of ten seconds are a large change"
     assert worth_writing(waits, GangStatus(False, "Slots", "...", None), 0, SECOND)
     assert worth_writing(waits, GangStatus(False, "Reservation", "...", 100 * SECOND), 0, SECOND)
     assert worth_writing(waits, GangStatus(True, "Scheduled", "..."), 0, SECOND)

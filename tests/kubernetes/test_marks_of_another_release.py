@@ -17,39 +17,37 @@ def node(memory: str, state: str = "", reason: str = "") -> Node:
     return msgspec.convert({"metadata": {"name": "n0", "labels": labels, "annotations": annotations}}, Node)
 
 
-def test_fields_that_another_release_adds_are_passed_over() -> None:
+def test_fields_added_by_another_release_are_ignored() -> None:
     text = '{"state": "quarantine", "backoff": 2, "reason": "slow", "mood": {"a": 1}}'
     assert remembered(node(text)) == Memory(NodeState.QUARANTINE, backoff=2, reason="slow")
 
 
 @pytest.mark.parametrize("text", ["{", '{"state": "exiled"}', '{"backoff": "many"}', "[]"])
 @pytest.mark.parametrize("state", [NodeState.SUSPECT, NodeState.QUARANTINE, NodeState.MAINTENANCE])
-def test_a_memory_that_cannot_be_read_leaves_the_node_in_the_state_that_its_label_has(
-    text: str, state: NodeState
-) -> None:
+def test_a_node_with_unreadable_history_keeps_the_state_of_its_label(text: str, state: NodeState) -> None:
     found = remembered(node(text, state.value, "it is slow"))
     assert (found.state, found.reason) == (state, "it is slow")
 
 
-def test_a_state_that_no_release_up_to_this_one_has_is_a_quarantine() -> None:
+def test_an_unknown_state_is_a_quarantine() -> None:
     found = remembered(node('{"state": "exiled"}', "exiled", "the fabric manager said so"))
     assert found.state is NodeState.QUARANTINE
     assert "exiled" in found.reason and "the fabric manager said so" in found.reason
 
 
-def test_a_node_without_a_state_is_healthy_whatever_its_memory() -> None:
+def test_a_node_without_a_state_is_healthy_with_any_history() -> None:
     assert remembered(node("{")) == Memory()
     assert remembered(node("")) == Memory()
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_written_marks_are_read_back() -> None:
     full = cluster.Node("n0", 8, state=NodeState.QUARANTINE, since_ns=5, until_ns=9, backoff=3, reason="slow")
     marks = marks_of(full)
     found = remembered(node(marks.memory, marks.state, marks.reason))
     assert (found.state, found.since_ns, found.until_ns, found.backoff) == (NodeState.QUARANTINE, 5, 9, 3)
 
 
-def test_a_node_whose_probe_was_under_way_is_measured_again_by_the_next_controller() -> None:
+def test_a_node_with_an_unfinished_probe_is_probed_again_by_the_next_controller() -> None:
     """The probe ends with its controller: the quarantine expires at once, and another probe begins."""
     probed = cluster.Node("n0", 8, state=NodeState.QUARANTINE, since_ns=5, until_ns=9, probe_job="probe-1")
     marks = marks_of(probed)

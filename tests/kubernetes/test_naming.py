@@ -50,7 +50,7 @@ def members_of(layout: Layout) -> list[tuple[str, str, str]]:
     return [(one["gang"], one["attempt"], one["rank"]) for one in named]
 
 
-def test_ranks_of_two_pods_become_ranks_of_one_gang_whatever_order_they_count_in() -> None:
+def test_ranks_of_two_pods_become_ranks_of_one_gang_in_any_numbering() -> None:
     places = Places(a=Place("g", 2, "n1", range(4, 6)), b=Place("g", 2, "n2", range(6)[:4]))
     one, two = (Member("pod-a", 0, rank) for rank in (0, 1))
     layout, frame = places.naming(plain := layout_of("n1", one, two), frame_of(plain, step(one), step(two)))
@@ -68,7 +68,7 @@ def test_ranks_of_two_pods_become_ranks_of_one_gang_whatever_order_they_count_in
     assert sorted(zip(fleet.gangs["g"].ranks, fleet.gangs["g"].nodes, strict=True)) == [(3, "n2"), (4, "n1"), (5, "n1")]
 
 
-def test_ranks_that_a_job_counts_as_we_do_keep_their_numbers() -> None:
+def test_ranks_numbered_like_the_gang_s_keep_their_numbers() -> None:
     places = Places(a=Place("g", 1, "n1", range(3, 11)))
     claimed = [Member("pod-a", 0, rank) for rank in range(3, 11)]
     layout, _ = places.naming(plain := layout_of("n1", *claimed), frame_of(plain))
@@ -84,14 +84,14 @@ def test_reports_for_pods_of_another_node_or_unplaced_pods_are_not_renamed() -> 
         assert frame is raw
 
 
-def test_more_processes_than_gpus_take_no_rank_from_one_another() -> None:
+def test_more_processes_than_gpus_keep_separate_ranks() -> None:
     places = Places(a=Place("g", 1, "n1", range(2)))
     claimed = [Member("pod-a", 0, rank) for rank in range(4)]
     layout, _ = places.naming(plain := layout_of("n1", *claimed), frame_of(plain))
     assert members_of(layout.whole()) == [("g", "1", "0"), ("g", "1", "1"), ("pod-a", "0", "2"), ("pod-a", "0", "3")]
 
 
-def test_of_a_pod_whose_processes_began_again_only_the_newest_count() -> None:
+def test_only_the_newest_processes_of_a_restarted_pod_count() -> None:
     places = Places(a=Place("g", 3, "n1", range(2)))
     layout, _ = places.naming(plain := layout_of("n1", Member("pod-a", 0, 0), Member("pod-a", 1, 0)), frame_of(plain))
     assert members_of(layout.whole()) == [("pod-a", "0", "0"), ("g", "3", "0")]
@@ -103,7 +103,7 @@ def test_a_column_without_an_attempt_belongs_to_the_newest() -> None:
     assert members_of(layout.whole()) == [("g", "3", "1")]
 
 
-def test_a_pod_is_named_as_soon_as_it_is_placed_and_no_longer_than_that() -> None:
+def test_a_pod_is_renamed_exactly_while_it_is_placed() -> None:
     places = Places()
     member = Member("pod-a", 0, 0)
     plain = layout_of("n1", member)
@@ -119,7 +119,7 @@ def test_a_pod_is_named_as_soon_as_it_is_placed_and_no_longer_than_that() -> Non
     assert places.naming(plain, frame_of(plain, seq=5))[0] is plain
 
 
-def test_a_rank_that_reports_before_the_layout_shows_it_is_named_too_and_events_stay_as_they_are() -> None:
+def test_a_rank_that_reports_before_its_layout_is_renamed_and_events_are_unchanged() -> None:
     places = Places(a=Place("g", 1, "n1", range(1)))
     event = EventRecord("xid", "GPU-1", 1)
     plain = layout_of("n1")
@@ -128,7 +128,7 @@ def test_a_rank_that_reports_before_the_layout_shows_it_is_named_too_and_events_
     assert frame.records == (step(Member("g", 1, 0)), event)
 
 
-def test_records_that_did_not_change_are_the_same_object_again() -> None:
+def test_unchanged_records_are_the_same_object() -> None:
     """The fleet recognises unchanged records by identity."""
     places = Places(a=Place("g", 1, "n1", range(1)))
     plain = layout_of("n1", member := Member("pod-a", 0, 0))

@@ -32,24 +32,24 @@ SIDECAR = {"restartPolicy": "Always"}
     ("containers", "init", "wanted"),
     [
         ([container("2"), container("1")], [], 3000),
-        ([container("2")], [container("8"), container("1")], 8000),  # the largest of them, whichever comes last
+        ([container("2")], [container("8"), container("1")], 8000),  # the largest init container, in any order
         ([container("2")], [container("1"), container("8")], 8000),
-        ([container("2")], [container("1")], 2000),  # they are over before the others begin
-        ([container("2")], [container("1", **SIDECAR)], 3000),  # it goes on beside them
+        ([container("2")], [container("1")], 2000),  # they have ended before the others begin
+        ([container("2")], [container("1", **SIDECAR)], 3000),  # a sidecar continues beside the others
         ([container("1")], [container("3", **SIDECAR)], 4000),  # and is counted once
         ([container("2")], [container("1", **SIDECAR), container("4")], 5000),  # with the sidecar before it
-        ([container("2")], [container("4"), container("1", **SIDECAR)], 4000),  # which was not there yet
+        ([container("2")], [container("4"), container("1", **SIDECAR)], 4000),  # the sidecar started later
     ],
 )
-def test_what_a_pod_asks_for(containers: list[Any], init: list[Any], wanted: int) -> None:
+def test_requests_of_pods_follow_the_rule_of_kubernetes(containers: list[Any], init: list[Any], wanted: int) -> None:
     assert cpu_of(containers, init) == wanted
 
 
-def test_the_overhead_of_a_runtime_is_on_top() -> None:
+def test_the_overhead_of_a_runtime_is_added() -> None:
     assert cpu_of([container("2")], [container("8")], {"cpu": "250m"}) == 8250
 
 
-def test_what_is_only_limited_is_asked_for() -> None:
+def test_a_limit_without_a_request_is_a_request() -> None:
     limited = {"name": "m", "resources": {"limits": {"cpu": "3", "memory": "1Gi"}, "requests": {"cpu": "1"}}}
     pod = msgspec.convert({"metadata": {"name": "p"}, "spec": {"containers": [limited]}}, Pod)
     assert requests_of(pod) == {"cpu": 1000, "memory": 2**30, "pods": 1}

@@ -34,12 +34,12 @@ RANKS = 3
 
 
 def newest_step(it: Running, gang: str) -> int:
-    """Return the newest step that all ranks of the gang have finished, by the frames; 0 before the first."""
+    """Return the newest step that all ranks of the gang have finished according to the frames; 0 before the first."""
     pace = it.controller.pace_of(gang)
     return 0 if pace is None or not len(pace.newest) else int(pace.newest[-1])
 
 
-def test_a_process_that_is_held_up_is_found_by_its_agent_s_frames_and_its_gang_moves_away_from_its_node(
+def test_a_slowed_process_is_found_by_its_agent_s_frames_and_its_gang_moves_away(
     access: Access, plane: ControlPlane, folder: Path, tmp_path: Path
 ) -> None:
     needs_manager(plane)

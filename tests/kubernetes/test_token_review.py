@@ -90,7 +90,7 @@ def review(access: Access, *tokens: str, **more: Any) -> list[Reviewed]:
     return asyncio.run(ask())
 
 
-def test_the_api_server_says_who_and_its_rbac_what(accounts: Accounts, access: Access) -> None:
+def test_the_api_server_gives_the_user_and_its_rbac_the_role(accounts: Accounts, access: Access) -> None:
     users = {role: accounts.account(f"a-{role or 'nobody'}", role) for role in ("viewer", "submitter", "operator", "")}
     tokens = {role: accounts.token(f"a-{role or 'nobody'}") for role in users}
     found = review(access, *tokens.values())
@@ -102,19 +102,19 @@ def test_the_api_server_says_who_and_its_rbac_what(accounts: Accounts, access: A
     assert review(access, tokens["operator"], access_review=False)[0].role is Role.NOBODY
 
 
-def test_only_tokens_for_us_are_taken(accounts: Accounts, access: Access) -> None:
+def test_only_tokens_for_gangwatch_are_accepted(accounts: Accounts, access: Access) -> None:
     """A pod's token for the API server, or for another service, must not open this controller."""
     user = accounts.account("b-account", "operator")
     ours, servers, others = (accounts.token("b-account", *one) for one in ((AUDIENCE,), (), ("vault",)))
     found = review(access, ours, servers, others, audiences=(AUDIENCE,))
     assert found == [Reviewed(user, Role.OPERATOR), Reviewed("", Role.NOBODY), Reviewed("", Role.NOBODY)]
-    assert review(access, ours, others)[0].user == "", "without audiences the API server's own are meant"
+    assert review(access, ours, others)[0].user == "", "without audiences the API server's own audience would be meant"
     head, claims, signature = ours.split(".")
     forged = (f"{head}.{claims}.", f"{head}.{claims}.{signature[:-4]}AAAA", "nonsense", "é", "x" * 9000)
     assert {one.user for one in review(access, *forged, audiences=(AUDIENCE,))} == {""}
 
 
-def test_an_answer_is_kept_for_a_minute_and_a_deleted_account_ends(accounts: Accounts, access: Access) -> None:
+def test_a_review_is_cached_for_a_minute_and_a_deleted_account_ends(accounts: Accounts, access: Access) -> None:
     user = accounts.account("c-account", "viewer")
     token = accounts.token("c-account")
     now = 0.0
@@ -127,7 +127,7 @@ def test_an_answer_is_kept_for_a_minute_and_a_deleted_account_ends(accounts: Acc
             accounts.api.delete(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/c-account")
             assert (await reviews.check(token)).user == user and reviews.knows(token)
             deadline = time.monotonic() + 30
-            while (await reviews.check(token)).user:  # the API server keeps its own answers for ten seconds
+            while (await reviews.check(token)).user:  # the API server caches its own reviews for ten seconds
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.5)
                 now += token_review.YES_SECONDS + 1
@@ -140,7 +140,9 @@ def test_an_answer_is_kept_for_a_minute_and_a_deleted_account_ends(accounts: Acc
     asyncio.run(ask())
 
 
-def test_who_may_not_review_tokens_says_so(accounts: Accounts, plane: ControlPlane, access: Access) -> None:
+def test_an_account_without_the_right_to_review_tokens_gets_an_error(
+    accounts: Accounts, plane: ControlPlane, access: Access
+) -> None:
     accounts.account("d-account")
     powerless = plane.access(accounts.token("d-account"))
     with pytest.raises(AccessError, match="refused the token review") as refused:
@@ -160,7 +162,7 @@ def site(tmp_path: Path, access: Access) -> Any:
         yield made
 
 
-def test_a_service_account_submits_and_acts_on_its_own(site: People, accounts: Accounts) -> None:
+def test_a_service_account_submits_and_manages_its_own_jobs(site: People, accounts: Accounts) -> None:
     user = accounts.account("e-robot", "submitter")
     bearer = {"Authorization": f"Bearer {accounts.token('e-robot', AUDIENCE)}"}
     made = site.ask("", "POST", "/api/jobs", JOB | {"user": "root"}, **bearer)
@@ -180,7 +182,7 @@ def test_a_service_account_submits_and_acts_on_its_own(site: People, accounts: A
     assert f"{user} (submitter)" in browser.load("/")
 
 
-def test_guesses_reach_the_api_server_no_more_often_than_people_mistype(
+def test_invalid_tokens_are_rate_limited_before_they_reach_the_api_server(
     site: People, accounts: Accounts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
@@ -197,4 +199,4 @@ def test_guesses_reach_the_api_server_no_more_often_than_people_mistype(
     assert site.ask("", "GET", "/api/whoami", **bearer).status == 200
     statuses = [site.ask("", "GET", "/api/whoami", Authorization=f"Bearer guess-{n}").status for n in range(60)]
     assert asked <= 20 and statuses.count(429) >= 40
-    assert site.ask("", "GET", "/api/whoami", **bearer).status == 200, "who was right before is not locked out"
+    assert site.ask("", "GET", "/api/whoami", **bearer).status == 200, "a user who logged in before is not locked out"

@@ -54,7 +54,7 @@ MANY = {"cpu": 64_000, "memory": 1 << 40, "pods": 110}
     [
         ("cpu", "1", 1000),
         ("cpu", "100m", 100),
-        ("cpu", "0.0001", 1),  # never less than is asked for
+        ("cpu", "0.0001", 1),  # rounded up, never down
         ("memory", "1Gi", 1 << 30),
         ("memory", "1.5Gi", 3 << 29),
         ("memory", "128974848", 128974848),
@@ -64,7 +64,7 @@ MANY = {"cpu": 64_000, "memory": 1 << 40, "pods": 110}
         ("nvidia.com/gpu", "8", 8),
     ],
 )
-def test_quantities_are_read_as_kubernetes_writes_them(resource: str, text: str, expected: int) -> None:
+def test_quantities_are_read_in_every_form_of_kubernetes(resource: str, text: str, expected: int) -> None:
     assert amount(resource, text) == expected
 
 
@@ -75,7 +75,7 @@ def test_a_malformed_quantity_is_named(text: str) -> None:
 
 
 @given(st.integers(0, 10**15), st.sampled_from(["", "k", "Mi", "G", "m"]))
-def test_a_quantity_is_what_its_suffix_says(number: int, suffix: str) -> None:
+def test_a_quantity_follows_its_suffix(number: int, suffix: str) -> None:
     scale = {"": 1, "k": 1000, "Mi": 1 << 20, "G": 10**9}
     read = parse_quantity(f"{number}{suffix}")
     assert read * 1000 == number if suffix == "m" else read == number * scale[suffix]
@@ -85,7 +85,7 @@ def container(name: str, cpu: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "resources": {"requests": {"cpu": cpu}}, **more}
 
 
-def test_a_pod_asks_for_the_larger_of_its_containers_and_any_init_container_with_the_sidecars_before_it() -> None:
+def test_a_pod_requests_the_larger_of_its_containers_and_any_init_container_with_earlier_sidecars() -> None:
     inits = [
         container("first", "3"),
         container("sidecar", "1", restartPolicy="Always"),
@@ -118,7 +118,7 @@ def required(*expressions: dict[str, Any], field: str = "matchExpressions") -> d
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
 
 
-def test_a_gang_is_a_member_of_the_array_that_it_names_or_of_its_job_where_a_limit_is_declared() -> None:
+def test_a_gang_is_a_member_of_its_named_array_or_of_its_job_with_a_limit() -> None:
     index = {"batch.kubernetes.io/job-completion-index": "4"}
     one = lone(pod("p", labels=index))
     assert (one.array_of, one.array_index) == ("", 0)
@@ -143,7 +143,7 @@ def lone_spec(one: Pod, declared: PodGroup) -> tuple[bool, bool]:
     return spec.restartable, spec.preemptible
 
 
-def test_pods_beyond_the_least_wait_until_the_others_are_bound_and_are_never_moved() -> None:
+def test_pods_beyond_the_minimum_wait_for_the_others_and_are_never_moved() -> None:
     pods = [pod(f"w-{n}", group="g") for n in range(3)]
     needed = gang_of(group("g", 2, {RESTARTABLE: "true"}), pods)
     assert [one.metadata.name for one in needed.pods] == ["w-0", "w-1"]
@@ -158,7 +158,7 @@ def test_pods_beyond_the_least_wait_until_the_others_are_bound_and_are_never_mov
     assert (more.spec.name, more.spec.ranks, more.spec.restartable) == ("g+w-0", 1, False)
     pods[0].metadata.owner_references = [OwnerReference(kind="Job", name="j", uid="u", controller=True)]
     declared = group("g", 2, {RESTARTABLE: "true", PREEMPTIBLE: "true"})
-    assert lone_spec(pods[0], declared) == (True, True), "its Job alone can recreate it"
+    assert lone_spec(pods[0], declared) == (True, True), "only its Job can recreate it"
     more = beyond(pods[0], declared)
     assert more.spec is not None
     assert (more.spec.restartable, more.spec.preemptible) == (False, False)
@@ -178,7 +178,7 @@ def test_pods_beyond_the_least_wait_until_the_others_are_bound_and_are_never_mov
         ({"status": {"phase": "Bound"}, "spec": {"volumeName": "v"}}, ""),
     ],
 )
-def test_a_claim_is_taken_only_where_its_volume_is_known(claim: dict[str, Any] | None, words: str) -> None:
+def test_a_claim_is_accepted_only_if_its_volume_is_known(claim: dict[str, Any] | None, words: str) -> None:
     claimed = pod("p", volumes=[{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}])
     claims = {} if claim is None else {"default/c": msgspec.convert({"metadata": {"name": "c"}, **claim}, Claim)}
     term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
@@ -194,7 +194,7 @@ def test_a_claim_is_taken_only_where_its_volume_is_known(claim: dict[str, Any] |
     assert claimed.spec.volumes[0].reach is None  # the server's object is not modified
 
 
-def test_node_selectors_hold() -> None:
+def test_node_selectors_apply() -> None:
     assert why({"nodeSelector": {"pool": "a"}}, pool="a") == ""
     assert why({"nodeSelector": {"pool": "a"}}, pool="b") == "label pool is not 'a'"
     assert why({"nodeSelector": {"pool": "a"}}) == "label pool is not 'a'"
@@ -216,12 +216,12 @@ def test_node_selectors_hold() -> None:
         ("Unheard", ["7"], False),
     ],
 )
-def test_required_node_affinity_holds_by_its_operators(operator: str, values: list[str], met: bool) -> None:
+def test_operators_of_required_node_affinity_apply(operator: str, values: list[str], met: bool) -> None:
     spec = required({"key": "generation", "operator": operator, "values": values})
     assert (why(spec, generation="7") == "") is met
 
 
-def test_a_label_that_is_absent_is_not_in_and_does_not_exist() -> None:
+def test_an_absent_label_satisfies_not_in_and_does_not_exist() -> None:
     assert why(required({"key": "k", "operator": "NotIn", "values": ["x"]})) == ""
     assert why(required({"key": "k", "operator": "DoesNotExist"})) == ""
     assert why(required({"key": "k", "operator": "Gt", "values": ["1"]})) != ""
@@ -235,7 +235,7 @@ def test_affinity_by_name_and_by_any_of_several_terms() -> None:
     assert why(spec, spare="yes") == ""
     assert why(spec) == "required node affinity is not met"
     terms[:] = [{}]
-    assert why(spec) == "required node affinity is not met"  # an empty term holds for nothing
+    assert why(spec) == "required node affinity is not met"  # an empty term matches nothing
 
 
 @pytest.mark.parametrize(
@@ -249,31 +249,31 @@ def test_affinity_by_name_and_by_any_of_several_terms() -> None:
         ({"key": "dedicated", "value": "ml", "effect": "NoExecute"}, False),
     ],
 )
-def test_taints_keep_away_pods_that_do_not_tolerate_them(toleration: dict[str, str], tolerated: bool) -> None:
+def test_taints_exclude_pods_that_do_not_tolerate_them(toleration: dict[str, str], tolerated: bool) -> None:
     taints = [Taint("dedicated", "ml", "NoSchedule")]
     assert (why({"tolerations": [toleration]}, taints=taints) == "") is tolerated
     assert why({}, taints=taints) == "taint dedicated:NoSchedule is not tolerated"
 
 
-def test_preferences_and_our_own_taints_keep_no_pod_away() -> None:
+def test_preferences_and_taints_of_gangwatch_exclude_no_pod() -> None:
     assert (
         why({}, taints=[Taint("busy", "", "PreferNoSchedule"), Taint("gangwatch.io/quarantine", "", "NoSchedule")])
         == ""
     )
 
 
-def test_cpu_memory_and_room_for_pods_count() -> None:
+def test_cpu_memory_and_the_limit_of_pods_count() -> None:
     assert why({}, free={"cpu": 500, "memory": 1 << 40, "pods": 3}) == "cpu: 1000 requested, 500 free"
     assert why({}, free={"cpu": 1000, "memory": 1 << 30, "pods": 0}) == "pods: 1 requested, 0 free"
 
 
-def test_pods_alike_share_a_constraint_and_others_do_not() -> None:
+def test_equal_pods_share_a_constraint_and_different_pods_do_not() -> None:
     assert constraint_of(pod("a", 8)).name == constraint_of(pod("b", 8)).name
     assert constraint_of(pod("a")).name != constraint_of(pod("b", nodeSelector={"pool": "a"})).name
     assert constraint_of(pod("a")).name != constraint_of(pod("b", tolerations=[{"operator": "Exists"}])).name
 
 
-def test_what_pods_have_alike_is_held_once() -> None:
+def test_equal_parts_of_pods_are_stored_once() -> None:
     one, other = (pod(name, 8, "g", labels={"app": "t"}) for name in ("a", "b"))
     assert one.spec.containers is other.spec.containers
     assert one.metadata.labels is other.metadata.labels
@@ -305,14 +305,14 @@ def test_what_pods_have_alike_is_held_once() -> None:
         ),
     ],
 )
-def test_a_demand_that_is_not_implemented_is_refused_with_the_reason(spec: dict[str, Any], words: str) -> None:
+def test_an_unsupported_requirement_is_refused_with_the_reason(spec: dict[str, Any], words: str) -> None:
     assert words in refusal(pod("p", **spec))
     gang = lone(pod("p", **spec))
     assert gang.spec is None
     assert words in gang.refused
 
 
-def test_preferences_are_no_demands() -> None:
+def test_preferences_are_no_requirements() -> None:
     spec: dict[str, Any] = {
         "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}},
         "topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}],
@@ -323,7 +323,7 @@ def test_preferences_are_no_demands() -> None:
 # --- gangs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_is_a_gang_once_its_least_number_of_pods_is_there_and_no_gate_is_shut() -> None:
+def test_a_group_is_a_gang_once_it_has_its_minimum_of_pods_and_no_gate() -> None:
     pods = [pod(f"w-{n}", 8, "train") for n in range(3)]
     assert gang_of(group("train", 4), pods).spec is None
     gated = pod("w-3", 8, "train", schedulingGates=[{"name": "data"}])
@@ -334,14 +334,14 @@ def test_a_group_is_a_gang_once_its_least_number_of_pods_is_there_and_no_gate_is
     assert [(part.ranks, part.same_node) for part in gang.spec.groups] == [(8, True)] * 4
 
 
-def test_pods_of_one_gpu_need_no_groups_and_those_beyond_the_least_number_are_no_part_of_the_gang() -> None:
+def test_single_gpu_pods_need_no_group_and_pods_beyond_the_minimum_are_not_in_the_gang() -> None:
     gang = gang_of(group("train", 2), [pod(f"w-{n}", 1, "train") for n in range(3)])
     assert gang.spec is not None
     assert (gang.spec.ranks, gang.spec.groups) == (2, ())
     assert [one.metadata.name for one in gang.pods] == ["w-0", "w-1"]
 
 
-def test_ranks_go_by_role_and_index_not_by_the_alphabet() -> None:
+def test_ranks_are_ordered_by_role_and_index_not_alphabetically() -> None:
     assert [one.metadata.name for one in sorted([pod("w-10"), pod("w-9"), pod("w-1")], key=rank_key)] == [
         "w-1",
         "w-9",
@@ -357,19 +357,19 @@ def test_ranks_go_by_role_and_index_not_by_the_alphabet() -> None:
     assert [len(ranks) for ranks in ranks_of(ordered)] == [0, 1]
 
 
-def test_a_launcher_without_a_gpu_takes_no_rank_and_a_gang_without_any_is_refused() -> None:
+def test_a_launcher_without_a_gpu_has_no_rank_and_a_gang_without_gpus_is_refused() -> None:
     gang = gang_of(group("mpi", 3), [pod("launcher", 0, "mpi"), pod("worker-0", 4, "mpi"), pod("worker-1", 4, "mpi")])
     assert gang.spec is not None
     assert gang.spec.ranks == 8
     assert "none of its pods requests a GPU" in lone(pod("p", 0)).refused
 
 
-def test_gpu_pods_of_one_gang_that_differ_are_refused() -> None:
+def test_different_gpu_pods_in_one_gang_are_refused() -> None:
     pods = [pod("a", 1, "g"), pod("b", 1, "g", nodeSelector={"pool": "a"})]
     assert "differ" in gang_of(group("g", 2), pods).refused
 
 
-def test_what_a_group_declares_is_taken_over() -> None:
+def test_declarations_of_a_group_are_used() -> None:
     declared = group("train", 1, {TIME_LIMIT: "600", REQUIRED_TOPOLOGY: "rack", RESTARTABLE: "true"})
     owned = pod("w-0", 1, "train", priority=7)
     spec = gang_of(declared, [owned]).spec
@@ -392,7 +392,7 @@ def test_an_invalid_annotation_is_refused_and_named(annotation: str, text: str) 
     assert text in gang.refused
 
 
-def test_a_group_that_is_made_again_under_its_name_is_another_job() -> None:
+def test_a_group_recreated_under_its_name_is_another_job() -> None:
     assert job_id_of(group("train", 1).metadata) != job_id_of(group("train", 1).metadata)
 
 
@@ -406,12 +406,12 @@ def test_a_node_s_place_and_type_come_from_its_labels() -> None:
     assert (seen.spine, seen.rack, seen.island, seen.refuses) == ("z", "r1", "", ("c-1",))
 
 
-def test_mig_instances_are_a_type_of_their_own() -> None:
+def test_mig_instances_are_a_separate_type() -> None:
     seen = node_seen(node("n1", 7, "nvidia.com/mig-1g.10gb"), 7, (), TopologyLabels())
     assert (seen.slots, seen.gpu_type, seen.present) == (7, "mig-1g.10gb", True)
 
 
-def test_a_node_that_is_not_ready_or_has_no_accelerator_is_not_there() -> None:
+def test_a_node_that_is_not_ready_or_has_no_accelerator_is_absent() -> None:
     unready = node("n1")
     unready.status.conditions = None
     assert not node_seen(unready, 8, (), TopologyLabels()).present
@@ -419,6 +419,6 @@ def test_a_node_that_is_not_ready_or_has_no_accelerator_is_not_there() -> None:
     assert allocatable_of(node("n1"))["nvidia.com/gpu"] == 8
 
 
-def test_times_are_read_and_none_is_zero() -> None:
+def test_times_are_parsed_and_a_missing_time_is_zero() -> None:
     assert wall_ns("1970-01-01T00:00:01Z") == 1_000_000_000
     assert wall_ns("") == 0

@@ -26,7 +26,7 @@ OPTIONS = ("--feature-gates=GenericWorkload=true", f"--runtime-config={API}=true
 
 
 def group_body(name: str, least: int | None, *topology: str) -> dict[str, Any]:
-    """Create a group. least: of the policy gang; None: the policy basic."""
+    """Create a group. least: minimum of the policy gang; None: the policy basic."""
     policy: dict[str, Any] = {"basic": {}} if least is None else {"gang": {"minCount": least}}
     spec: dict[str, Any] = {"schedulingPolicy": policy}
     if topology:
@@ -35,7 +35,7 @@ def group_body(name: str, least: int | None, *topology: str) -> dict[str, Any]:
     return {"apiVersion": API, "kind": "PodGroup", "metadata": metadata, "spec": spec}
 
 
-def test_a_topology_is_the_level_whose_label_it_names_and_one_that_we_do_not_know_is_refused_by_its_name() -> None:
+def test_a_topology_is_the_level_of_its_label_and_an_unknown_one_is_refused_by_name() -> None:
     def level(*topology: str) -> str:
         body = group_body("g", 2, *topology)
         return as_group(msgspec.convert(body, UpstreamGroup), TopologyLabels()).metadata.annotation(REQUIRED_TOPOLOGY)
@@ -55,9 +55,7 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
-def test_gangs_of_kubernetes_own_kind_are_bound_whole_explained_and_adopted_again(
-    gangs: ControlPlane, tmp_path: Path
-) -> None:
+def test_upstream_gangs_are_bound_completely_explained_and_adopted_again(gangs: ControlPlane, tmp_path: Path) -> None:
     access = gangs.access()
     api = Api(access)
     cluster = Cluster(api)
@@ -99,7 +97,7 @@ def test_gangs_of_kubernetes_own_kind_are_bound_whole_explained_and_adopted_agai
     api.close()
 
 
-def test_its_rights_to_them_are_those_that_it_uses(tmp_path: Path) -> None:
+def test_the_controller_uses_exactly_its_rights_to_upstream_groups(tmp_path: Path) -> None:
     """Return the access of the chart's service account, with `controller.upstreamGroups`."""
     group = API.partition("/")[0]
     with ControlPlane(tmp_path / "plane", manager=False, audited=NAMESPACE, options=OPTIONS) as plane:

@@ -30,9 +30,12 @@ def a_pod(name: str, version: int, **more: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": "default", "resourceVersion": str(version)}, **more}
 
 
-class Watched:
-    """A watch of pods. pages: responses to lists, in order; streams: the lines of each watch, or an exception to raise.
-    Ends when no response is left."""
+class FakeWatch:
+    """A watch of pods.
+
+    pages: responses to lists, in order. streams: the lines of each watch, or an exception to raise. It ends when no
+    response is left.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pages: list[Any], streams: list[Any], **watch: Any) -> None:
         for name in ("_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
@@ -70,7 +73,7 @@ class Watched:
 
         yield lines()
 
-    def run(self) -> Watched:
+    def run(self) -> FakeWatch:
         async def run() -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait_for(self.watch.run(), 10)
@@ -88,7 +91,7 @@ def change(kind: str, one: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_list_in_pages_and_its_changes_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(
+    watched = FakeWatch(
         monkeypatch,
         [page(5, a_pod("a", 1), more="next"), page(6, a_pod("b", 2))],
         [[
@@ -103,7 +106,7 @@ def test_a_list_in_pages_and_its_changes_are_reported_once(monkeypatch: pytest.M
     assert all(one["fieldSelector"] == "f" for one in watched.asked)
     first, second = watched.asked[2:]
     assert (first["watch"], first["resourceVersion"], first["allowWatchBookmarks"]) == ("1", "6", "true")
-    assert second["resourceVersion"] == "50", "a bookmark says how far a quiet watch has come"
+    assert second["resourceVersion"] == "50", "a bookmark has the newest version of an idle watch"
     assert (watched.watch.lists, watched.watch.events, watched.watch.synced.is_set()) == (1, 4, True)
 
 
@@ -119,32 +122,32 @@ def test_an_expired_or_invalid_watch_lists_again_and_reports_deletions(
     monkeypatch: pytest.MonkeyPatch, gone: Any
 ) -> None:
     pages = [page(5, a_pod("a", 1), a_pod("b", 2), a_pod("c", 3)), page(9, a_pod("a", 1), a_pod("c", 8))]
-    watched = Watched(monkeypatch, pages, [gone]).run()
+    watched = FakeWatch(monkeypatch, pages, [gone]).run()
     assert watched.changes == [("a", "-", "1"), ("b", "-", "2"), ("c", "-", "3"), ("c", "3", "8"), ("b", "2", "-")]
     assert watched.watch.lists == 2
 
 
-def test_a_watch_that_breaks_off_goes_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(
+def test_an_interrupted_watch_continues_from_its_last_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = FakeWatch(
         monkeypatch, [page(5, a_pod("a", 1))], [[change("MODIFIED", a_pod("a", 7))], UnreachableError("broken"), []]
     ).run()
     assert (watched.watch.lists, watched.watch.reconnects) == (1, 1)
     assert [one.get("resourceVersion") for one in watched.asked] == [None, "5", "7", "7", "7"]
 
 
-def test_a_kind_that_is_not_served_is_empty_where_it_is_optional_and_asked_for_again(
+def test_an_optional_kind_that_is_not_served_is_empty_and_listed_again_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watched = Watched(monkeypatch, [refused(404)], [], optional=True).run()
+    watched = FakeWatch(monkeypatch, [refused(404)], [], optional=True).run()
     assert watched.watch.absent and watched.watch.synced.is_set()
-    watched = Watched(monkeypatch, [refused(404), page(5, a_pod("a", 1))], [], optional=True).run()
+    watched = FakeWatch(monkeypatch, [refused(404), page(5, a_pod("a", 1))], [], optional=True).run()
     assert not watched.watch.absent and len(watched.changes) == 1
-    watched = Watched(monkeypatch, [refused(404)], []).run()
+    watched = FakeWatch(monkeypatch, [refused(404)], []).run()
     assert not watched.watch.absent and not watched.watch.synced.is_set()
 
 
 def test_kinds_that_were_not_listed_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed, waiting = (Watched(monkeypatch, [], []).watch for _ in range(2))
+    listed, waiting = (FakeWatch(monkeypatch, [], []).watch for _ in range(2))
 
     async def run() -> list[str]:
         listed.synced.set()
@@ -207,7 +210,7 @@ def test_work_on_one_key_is_serial_and_other_work_concurrent() -> None:
         connection.go(("a", 1), work("last"))
         assert said.wait(5)
         assert done[3:] == ["second begins", "second ends", "last begins", "last ends"]
-        assert all(busy), "also while one is done that others were waiting for"
+        assert all(busy), "also if one key ends while others wait for it"
         for _ in range(500):
             if not connection.busy(("a", 1)):
                 break
@@ -220,7 +223,7 @@ def test_work_on_one_key_is_serial_and_other_work_concurrent() -> None:
         connection.go(("a", 1), work("too late"))
 
 
-def test_what_is_to_be_done_once_is_done_when_all_is_listed_and_a_refusal_ends_nothing() -> None:
+def test_one_time_work_runs_after_all_lists_and_a_refusal_ends_nothing() -> None:
     done = threading.Event()
 
     async def refused_() -> None:

@@ -50,7 +50,7 @@ def agent_pod(name: str, where: str, address: str, **labels: str) -> Pod:
     return made
 
 
-def test_each_node_s_agent_is_known_by_its_address_until_its_pod_goes() -> None:
+def test_each_node_s_agent_address_is_known_until_its_pod_is_deleted() -> None:
     world = world_of("n1", "n2")
     one = agent_pod("agent-1", "n1", "10.0.0.5")
     assert is_agent(one)
@@ -66,7 +66,7 @@ def test_each_node_s_agent_is_known_by_its_address_until_its_pod_goes() -> None:
     assert world.agents() == {}
 
 
-def test_the_feed_finds_a_file_for_each_agent_and_none_for_one_that_is_gone(tmp_path: Path) -> None:
+def test_the_feed_finds_a_file_per_agent_and_none_for_a_deleted_agent(tmp_path: Path) -> None:
     files = AgentFiles(tmp_path / "agents", "https://{}.agents.svc:9400")
     files.write({"n1": "10.0.0.5", "n2": "fd00::7"})
 
@@ -87,7 +87,7 @@ def test_the_feed_finds_a_file_for_each_agent_and_none_for_one_that_is_gone(tmp_
     assert dashed("1.2.3.4") == "1-2-3-4"
     restarted = AgentFiles(tmp_path / "agents", "https://{}")
     restarted.write({})
-    assert found() == {}, "what an earlier controller left"
+    assert found() == {}, "files of an earlier controller are removed"
 
 
 # --- volumes ---------------------------------------------------------------------------------------------------------
@@ -127,7 +127,9 @@ def a_volume(*hosts: str) -> StoredVolume:
         (a_claim(), None, "bound to pv, which does not exist"),
     ],
 )
-def test_from_where_a_claim_can_be_reached(claim: Claim | None, volume: StoredVolume | None, refused_for: str) -> None:
+def test_nodes_from_which_a_claim_is_reachable(
+    claim: Claim | None, volume: StoredVolume | None, refused_for: str
+) -> None:
     claims = {} if claim is None else {"default/c": claim}
     volumes = {} if volume is None else {"pv": volume}
     found = reached(claiming("a", "c"), claims, volumes)
@@ -197,7 +199,7 @@ def upstream(policy: dict[str, Any] | None = None, *keys: str) -> UpstreamGroup:
         ),
     ],
 )
-def test_a_group_of_kubernetes_own_kind_says_the_same_in_our_words(keys: tuple[str, ...], level: str) -> None:
+def test_an_upstream_group_is_translated_to_the_same_terms(keys: tuple[str, ...], level: str) -> None:
     found = as_group(upstream(None, *keys), TopologyLabels())
     assert (found.spec.min_member, found.of_api) == (4, API)
     assert found.metadata.annotation(REQUIRED_TOPOLOGY) == level
@@ -205,14 +207,14 @@ def test_a_group_of_kubernetes_own_kind_says_the_same_in_our_words(keys: tuple[s
     assert found.path == f"/apis/{API}/namespaces/default/podgroups/g"
 
 
-def test_a_basic_group_is_each_pod_by_itself_and_a_level_without_a_label_is_none() -> None:
+def test_each_pod_of_a_basic_group_is_separate_and_a_level_without_a_label_is_none() -> None:
     assert as_group(upstream({"basic": {}}), TopologyLabels()).spec.min_member == 0
     assert as_group(upstream({"gang": {}}), TopologyLabels()).spec.min_member == 1
     found = as_group(upstream(None, ""), TopologyLabels(rack=""))
     assert found.metadata.annotation(REQUIRED_TOPOLOGY) == "", "an empty label names no level"
 
 
-def test_of_two_groups_of_one_name_coscheduling_s_counts() -> None:
+def test_of_two_groups_with_one_name_the_coscheduling_group_counts() -> None:
     world = world_of()
     own = group("g", 2)
     world.upstream_changed("default/g", None, upstream())
@@ -222,15 +224,15 @@ def test_of_two_groups_of_one_name_coscheduling_s_counts() -> None:
     assert world.groups["default/g"] is own
 
 
-# --- the world -------------------------------------------------------------------------------------------------------
+# --- the cache -------------------------------------------------------------------------------------------------------
 
 
-def test_what_pods_of_any_scheduler_ask_for_is_taken_from_their_node_until_they_leave() -> None:
+def test_requests_of_any_scheduler_s_pods_count_on_their_node_until_they_end() -> None:
     world = world_of("n1", "n2")
     one = pod("a", 2, schedulerName="x", nodeName="n1")
     add(world, one)
     assert world.free_of("n1")[GPU] == 6
-    again = pod("a", 3, schedulerName="x", nodeName="n2")  # another of its name
+    again = pod("a", 3, schedulerName="x", nodeName="n2")  # another pod of the same name
     world.pod_changed("default/a", one, again)
     assert (world.free_of("n1")[GPU], world.free_of("n2")[GPU]) == (8, 5)
     world.pod_changed("default/a", again, None)
@@ -251,7 +253,7 @@ def test_an_assumed_pod_is_released_unless_it_was_seen_bound() -> None:
     world.unassume("unknown")
 
 
-def test_a_pod_that_moved_before_it_was_seen_counts_on_its_new_node_alone() -> None:
+def test_a_pod_that_moved_before_it_was_observed_counts_on_its_new_node_only() -> None:
     world = world_of("n1", "n2")
     one = pod("a", 2)
     world.assume(one, "n1")
@@ -259,7 +261,7 @@ def test_a_pod_that_moved_before_it_was_seen_counts_on_its_new_node_alone() -> N
     assert (world.free_of("n1")[GPU], world.free_of("n2")[GPU]) == (8, 6)
 
 
-def test_the_version_of_places_changes_with_them() -> None:
+def test_the_version_of_placements_changes_with_them() -> None:
     world = world_of("n1")
     place = Place("g", 1, "n1", range(2))
     world.hold("u", place)
@@ -268,7 +270,7 @@ def test_the_version_of_places_changes_with_them() -> None:
     assert (world.places_version, world.place_of("u")) == (version, place)
     world.hold("u", Place("g", 2, "n1", range(2)))
     world.release("u", place)
-    assert world.place_of("u") is not None, "a later attempt has it by now"
+    assert world.place_of("u") is not None, "a later attempt has it now"
     world.release("u")
     assert world.place_of("u") is None
     after = world.places_version
@@ -276,7 +278,7 @@ def test_the_version_of_places_changes_with_them() -> None:
     assert version < after == world.places_version
 
 
-def test_only_what_a_user_declares_of_a_group_makes_its_gang_another() -> None:
+def test_only_changes_of_a_user_s_declarations_change_the_gang() -> None:
     world = world_of()
     before = group("g", 2)
     world.group_changed("default/g", None, before)
@@ -309,7 +311,7 @@ def test_the_version_of_queues_changes_with_them() -> None:
     assert world.queues_version == version + 2 and world.queues == {}
 
 
-def test_probes_and_pods_of_no_group_are_no_gangs() -> None:
+def test_probes_and_pods_without_a_group_are_no_gangs() -> None:
     world = world_of("n1")
     probe, orphan, alone = pod("p", 1, labels={PROBE: "p"}), pod("o", 1, "missing"), pod("a", 1)
     add(world, probe, orphan, alone)
@@ -318,7 +320,7 @@ def test_probes_and_pods_of_no_group_are_no_gangs() -> None:
     assert [one.metadata.name for one in world.orphans("default/missing")] == ["o"]
     found = world.gang("default/a")
     assert found is not None and found.spec is not None
-    assert world.gang("default/a") is found, "not read again while nothing changed"
+    assert world.gang("default/a") is found, "not read again without a change"
     world.pod_changed("default/p", probe, None)
     assert world.probes() == []
     over = replace(alone, status=replace(alone.status, phase="Succeeded"))
@@ -339,7 +341,7 @@ def test_which_nodes_refuse_a_constraint_and_why() -> None:
     assert seen(world)["n2"].refuses == ()
 
 
-def test_of_a_node_with_two_kinds_of_device_the_slots_are_of_the_one_it_has_most_of() -> None:
+def test_a_node_with_two_kinds_of_device_has_slots_of_the_more_numerous_one() -> None:
     mixed = node("n1", 2)
     assert mixed.status.allocatable is not None
     mixed.status.allocatable["nvidia.com/mig-1g.10gb"] = "7"
@@ -349,7 +351,7 @@ def test_of_a_node_with_two_kinds_of_device_the_slots_are_of_the_one_it_has_most
     assert resource_of(node("n2", 0)) == ""
 
 
-def test_what_we_wrote_on_a_pod_counts_once_it_is_bound() -> None:
+def test_annotations_of_gangwatch_count_once_the_pod_is_bound() -> None:
     one = pod("a", 2)
     one.metadata.annotations = {ATTEMPT: "3", SLOTS: "4,5,x"}
     assert (attempt_of(one), slots_written(one)) == (0, (4, 5))
@@ -363,10 +365,10 @@ def test_what_we_wrote_on_a_pod_counts_once_it_is_bound() -> None:
     assert foreign_use([one, over, pod("c", 3)], GPU, {one.metadata.uid: None}) == 3
 
 
-# --- the state from objects alone ------------------------------------------------------------------------------------
+# --- the state rebuilt from objects ----------------------------------------------------------------------------------
 
 
-def test_only_what_has_begun_is_a_job_of_the_rebuilt_state() -> None:
+def test_only_started_gangs_are_jobs_of_the_rebuilt_state() -> None:
     world = world_of("n1", "n2")
     begun, waits, over = pod("begun", 2, nodeName="n1"), pod("waits", 2), pod("over", 2, nodeName="n1")
     for one in (begun, over):
@@ -388,7 +390,7 @@ def test_only_what_has_begun_is_a_job_of_the_rebuilt_state() -> None:
     assert all(one.state is not JobState.STARTING for key, one in jobs.items() if key != "default/begun")
 
 
-def test_a_gang_of_which_one_pod_is_gone_goes_on_with_its_ranks_in_order() -> None:
+def test_a_gang_without_one_pod_continues_with_its_ranks_in_order() -> None:
     world = world_of("n1", "n2")
     placement = {"attempt": 2, "pods": {"g-1": ["n2", 1, [3]], "g-0": ["n1", 0, [5]]}}
     world.group_changed("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(placement)}))
@@ -404,10 +406,10 @@ def test_a_gang_of_which_one_pod_is_gone_goes_on_with_its_ranks_in_order() -> No
     (found,) = rebuild(world, world.seen(), Policy(), 10**9)[0].jobs.values()
     assert (found.state, found.attempt) == (JobState.PENDING, 2), "an ended attempt does not run"
     world.pod_changed("default/g-0-new", other, None)
-    assert rebuild(world, world.seen(), Policy(), 10**9)[0].jobs == {}, "too few are left to be a gang"
+    assert rebuild(world, world.seen(), Policy(), 10**9)[0].jobs == {}, "too few pods are left for a gang"
 
 
-def test_a_pod_that_is_gone_leaves_its_group_and_the_others_stay() -> None:
+def test_a_deleted_pod_leaves_its_group_and_the_others_stay() -> None:
     world = world_of("n1")
     one, two = pod("g-0", 1, "g"), pod("g-1", 1, "g")
     add(world, one, two)
@@ -420,7 +422,7 @@ def test_a_pod_that_is_gone_leaves_its_group_and_the_others_stay() -> None:
     assert world.take_dirty() == {"default/g", "default/g-2"}, "it is also a separate gang"
 
 
-def test_a_gang_has_the_longest_grace_of_its_pods() -> None:
+def test_a_gang_has_the_longest_grace_period_of_its_pods() -> None:
     pods = [pod(f"g-{n}", 1, "g", terminationGracePeriodSeconds=seconds) for n, seconds in enumerate((5, 90, 30))]
     gang = gang_of(group("g", 3), pods)
     assert gang.spec is not None and gang.spec.grace_seconds == 90.0

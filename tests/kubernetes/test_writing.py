@@ -1,4 +1,4 @@
-"""Everything that the controller writes over the API, part by part: against a fake API server of a few lines."""
+"""All writes of the controller to the API, part by part, against a fake API server of a few lines."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def written(api: LittleApi) -> dict[str, Any]:
     return found
 
 
-def test_a_lease_that_nobody_has_is_taken_and_renewed_without_a_transition() -> None:
+def test_a_free_lease_is_acquired_and_renewed_without_a_transition() -> None:
     api = LittleApi()
     who = leader(api)
     assert tried(who, api, 0.0)
@@ -97,7 +97,7 @@ def test_a_lease_that_nobody_has_is_taken_and_renewed_without_a_transition() -> 
     assert (again["leaseTransitions"], again["acquireTime"]) == (0, spec["acquireTime"])
 
 
-def test_another_s_lease_is_waited_out_on_our_own_clock_from_when_it_last_changed() -> None:
+def test_another_s_lease_expires_on_our_own_clock_from_its_last_observed_change() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("other", **{LAST_HOLDER: "other"})})
     who = leader(api)
     assert not tried(who, api, 100.0)
@@ -112,7 +112,7 @@ def test_another_s_lease_is_waited_out_on_our_own_clock_from_when_it_last_change
     assert who.before == "other"
 
 
-def test_a_longer_lease_is_waited_out_whole_and_a_shorter_one_no_less_than_ours() -> None:
+def test_a_longer_lease_is_waited_for_completely_and_a_shorter_one_for_at_least_our_duration() -> None:
     for seconds, waited in ((30, 30.0), (1, 10.0)):
         api = LittleApi({f"{LEASES}/main": a_lease("other", seconds)})
         who = leader(api)
@@ -121,7 +121,7 @@ def test_a_longer_lease_is_waited_out_whole_and_a_shorter_one_no_less_than_ours(
         assert tried(who, api, waited)
 
 
-def test_a_released_lease_is_taken_at_once_and_a_lost_race_is_no_error() -> None:
+def test_a_released_lease_is_acquired_at_once_and_a_lost_race_is_no_error() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("")})
     api.fails[("PUT", f"{LEASES}/main")] = [refused(409, "Conflict"), None]
     who = leader(api)
@@ -144,7 +144,10 @@ def test_releasing_clears_only_our_own_lease() -> None:
 
 
 def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None], clock: ManualClock) -> list[bool]:
-    """Return whether it may act after each try; each takes three seconds; the clock stops with the last response."""
+    """Return whether it may act after each try.
+
+    Each try takes three seconds; the clock stops with the last response.
+    """
     lost: list[bool] = []
     who = Leadership(LittleApi().access, "ours", "main", "me", clock=clock, lost=lambda: lost.append(True))
     acts: list[bool] = []
@@ -165,22 +168,22 @@ def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None],
     monkeypatch.setattr(who, "_try", try_)
     monkeypatch.setattr(who._ending, "wait", wait)
     monkeypatch.setattr(who, "_let_go", try_)
-    answers.append(True)  # of letting go
+    answers.append(True)  # of the release
 
     asyncio.run(who._live())
     return [*acts, *(["lost"] if lost else [])]  # type: ignore[list-item]
 
 
-def test_a_leader_acts_for_seven_seconds_after_its_last_renewal_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_acts_for_seven_seconds_from_the_start_of_its_last_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
     acts = led(monkeypatch, [False, True, LOST, LOST, LOST, True], ManualClock())
-    assert acts == [False, True, True, True, "lost"], "nine seconds after the renewal it has ended itself"
+    assert acts == [False, True, True, True, "lost"], "nine seconds after the renewal it has ended"
 
 
-def test_a_leader_ends_at_once_when_another_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_ends_at_once_if_another_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert led(monkeypatch, [True, False, True], ManualClock()) == [True, "lost"]
 
 
-def test_work_is_done_only_while_we_lead_and_a_refusal_is_tried_again() -> None:
+def test_one_time_work_is_done_only_by_a_leader_and_repeated_after_a_refusal() -> None:
     leads, calls = [False, True, True, True], 0
 
     async def once() -> None:
@@ -243,7 +246,7 @@ def evictions(*names: str) -> list[tuple[str, str]]:
     return [("POST", f"{PODS}/{name}/eviction") for name in names]
 
 
-def test_pods_whose_job_ignores_disruptions_or_who_have_none_are_evicted() -> None:
+def test_pods_without_a_job_or_whose_job_ignores_disruptions_are_evicted() -> None:
     api = LittleApi({f"{JOBS}/train": a_job(IGNORES)}, (BUDGETS,))
     pods = [owned("a"), pod("b"), owned("c", "StatefulSet", "set", "set-1")]
     assert stopped(api, *pods) == []
@@ -251,7 +254,7 @@ def test_pods_whose_job_ignores_disruptions_or_who_have_none_are_evicted() -> No
     assert api.bodies[0]["deleteOptions"] == {"preconditions": {"uid": pods[0].metadata.uid}}
 
 
-def test_a_job_that_would_count_a_failure_is_suspended_instead_and_its_pods_left_to_it() -> None:
+def test_a_job_that_would_count_a_failure_is_suspended_instead_of_evicting_its_pods() -> None:
     api = LittleApi({f"{JOBS}/train": a_job()}, (BUDGETS,))
     assert stopped(api, owned("a"), pod("b")) == [f"{JOBS}/train"]
     assert api.done == [("PATCH", f"{JOBS}/train"), *evictions("b")]
@@ -259,7 +262,7 @@ def test_a_job_that_would_count_a_failure_is_suspended_instead_and_its_pods_left
     assert job["spec"]["suspend"] is True and job["metadata"]["labels"] == {gang_stop.SUSPENDED: "true"}
 
 
-def test_a_job_that_another_controller_owns_is_not_suspended_behind_its_back() -> None:
+def test_a_job_owned_by_another_controller_is_not_suspended() -> None:
     parent = [{"kind": "JobSet", "name": "set", "uid": "s", "controller": True}]
     api = LittleApi({f"{JOBS}/train": a_job(ownerReferences=parent)}, (BUDGETS,))
     with pytest.raises(
@@ -278,13 +281,13 @@ def test_a_refusing_budget_prevents_the_stop_but_ended_pods_need_none() -> None:
     assert stopped(api, *pods, gone=1) == [f"{JOBS}/train"]
 
 
-def test_an_eviction_is_asked_for_until_it_is_done() -> None:
+def test_an_eviction_is_repeated_until_it_is_done() -> None:
     api = LittleApi(lists=(BUDGETS,))
     path = f"{PODS}/a/eviction"
     api.fails[("POST", path)] = [LOST, refused(429, "TooManyRequests"), None]
     stopped(api, pod("a"))
     assert api.done == evictions("a", "a", "a")
-    for code in (404, 409):  # gone, or recreated
+    for code in (404, 409):  # deleted, or recreated
         api.fails[("POST", path)] = [refused(code)]
         stopped(api, pod("a"))
     api.fails[("POST", path)] = [refused(403)]
@@ -300,15 +303,15 @@ def test_an_eviction_is_asked_for_until_it_is_done() -> None:
         ({}, {"conditions": [{"type": "Failed", "status": "True"}]}, "job-1", "Failed"),
         ({}, {"conditions": [{"type": "Failed", "status": "False"}]}, "job-1", ""),
         ({}, {"conditions": [{"type": "Suspended", "status": "True"}]}, "job-1", ""),
-        ({}, {}, "job-2", "deleted"),  # another of its name
+        ({}, {}, "job-2", "deleted"),  # another pod of the same name
     ],
 )
-def test_how_the_job_that_owns_the_pods_ended(
+def test_the_end_of_the_owning_job_is_reported(
     spec: dict[str, Any], status: dict[str, Any], uid: str, ended: str
 ) -> None:
     api = LittleApi({f"{JOBS}/train": a_job(spec, uid) | {"status": status}})
     assert asyncio.run(gang_stop.owner_has_ended(api, [owned("a"), owned("b")])) == ended
-    assert len(api.asked) == 1, "one owner is asked once"
+    assert len(api.asked) == 1, "one owner is read once"
 
 
 def test_the_end_of_an_owner_that_is_not_a_job_is_unknown() -> None:
@@ -320,7 +323,7 @@ def test_the_end_of_an_owner_that_is_not_a_job_is_unknown() -> None:
         assert asyncio.run(gang_stop.owner_has_ended(api, [owned("a")])) == ""
 
 
-def test_a_suspended_job_is_resumed_whatever_it_takes_and_one_that_is_gone_is_let_be() -> None:
+def test_a_suspended_job_is_resumed_with_retries_and_a_deleted_one_is_ignored() -> None:
     suspended = a_job({"suspend": True}, labels={gang_stop.SUSPENDED: "true", "app": "t"})
     api = LittleApi({f"{JOBS}/train": suspended, f"{JOBS}/other": a_job()}, ("/apis/batch/v1/jobs",))
     api.fails[("PATCH", f"{JOBS}/train")] = [LOST, None]
@@ -333,7 +336,7 @@ def test_a_suspended_job_is_resumed_whatever_it_takes_and_one_that_is_gone_is_le
         asyncio.run(gang_stop.resume(api, f"{JOBS}/train"))
 
 
-def test_jobs_that_one_of_us_left_suspended_are_asked_for_by_their_label() -> None:
+def test_jobs_that_gangwatch_left_suspended_are_found_by_their_label() -> None:
     api = LittleApi({"/apis/batch/v1/jobs/one": a_job()}, ("/apis/batch/v1/jobs",))
     assert asyncio.run(gang_stop.left_suspended(api)) == [f"{JOBS}/train"]
     assert api.asked == [("/apis/batch/v1/jobs", {"labelSelector": f"{OURS}suspended=true"})]
@@ -408,11 +411,11 @@ def test_events_of_a_verdict_and_its_end_are_written_once() -> None:
     names = [body["metadata"]["name"] for body in published_advice.api.bodies]
     assert len(set(names)) == 3
     again = PublishedAdvice(LittleApi(published_advice.api.objects), *published_advice.pods)
-    assert again.of(FOUND) == [("POST", EVENTS)], "the next controller's word is the same, and is there"
+    assert again.of(FOUND) == [("POST", EVENTS)], "the next controller would write the same event, which exists"
     assert len(again.api.objects) == len(published_advice.api.objects)
 
 
-def test_no_more_is_written_at_once_than_may_be_and_the_rest_later() -> None:
+def test_writes_beyond_the_limit_are_made_later() -> None:
     published_advice = PublishedAdvice(LittleApi(), *(pod(f"p-{number}") for number in range(advice.MOST_PODS + 3)))
     assert len(published_advice.of(FOUND, most=5)) == 5
     assert len(published_advice.of(FOUND, most=5)) == advice.MOST_PODS - 5
@@ -425,7 +428,7 @@ def a_slice(**devices: str) -> dict[str, Any]:
     return {"metadata": {"name": "s"}, "spec": spec}
 
 
-def test_a_rule_keeps_claims_off_the_accused_device_for_as_long_as_it_is_accused() -> None:
+def test_a_rule_keeps_claims_off_an_accused_device_while_it_is_accused() -> None:
     published_advice = PublishedAdvice(
         LittleApi({f"{SLICES}/s": a_slice(gpu0="GPU-0", gpu1="GPU-1")}, (SLICES, RULES)), devices=True
     )
@@ -440,7 +443,7 @@ def test_a_rule_keeps_claims_off_the_accused_device_for_as_long_as_it_is_accused
     assert published_advice.of() == []
 
 
-def test_rules_that_an_earlier_controller_left_are_taken_away_and_a_device_that_no_slice_names_has_none() -> None:
+def test_rules_of_an_earlier_controller_are_deleted_and_a_device_in_no_slice_has_none() -> None:
     left = {"metadata": {"name": "gangwatch-n1-old", "labels": {advice.MANAGED: "gangwatch"}}}
     published_advice = PublishedAdvice(LittleApi({f"{RULES}/gangwatch-n1-old": left}, (SLICES, RULES)), devices=True)
     assert published_advice.of(FOUND) == [("DELETE", f"{RULES}/gangwatch-n1-old")]
@@ -450,20 +453,20 @@ def test_rules_that_an_earlier_controller_left_are_taken_away_and_a_device_that_
     assert [path for path, _ in published_advice.api.asked].count(SLICES) == slices == 1, "not read again at once"
 
 
-def test_where_the_server_serves_no_rules_only_events_are_written() -> None:
+def test_if_the_server_has_no_device_rules_only_events_are_written() -> None:
     published_advice = PublishedAdvice(LittleApi(), pod("a"), devices=True)
     published_advice.api.fails[("GET", RULES)] = [refused(404)]
     assert published_advice.of(FOUND) == [("POST", EVENTS)]
     assert published_advice.of(FOUND) == []
-    assert len(published_advice.api.asked) == 1, "not asked again"
+    assert len(published_advice.api.asked) == 1, "not requested again"
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- state ConfigMap -------------------------------------------------------------------------------------------------
 
 MAPS = "/api/v1/namespaces/ours/configmaps"
 
 
-def test_what_is_kept_is_written_once_a_change_and_read_back() -> None:
+def test_saved_state_is_written_once_per_change_and_read_back() -> None:
     state = State(now_ns=5 * SECOND)
     state.queue_use, state.queue_use_ns = {"q": 12.3456}, 4 * SECOND
     state.history["kind"] = [0.0] * (BINS - 1) + [2.0]
@@ -496,7 +499,7 @@ def test_what_is_kept_is_written_once_a_change_and_read_back() -> None:
 # --- probes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_probe_takes_all_of_the_node_s_devices_and_ends_by_itself() -> None:
+def test_a_probe_uses_all_of_the_node_s_devices_and_ends_without_the_controller() -> None:
     spec = JobSpec("probe-n1-1", ("measure", "it"), 2, kind=JobKind.PROBE, pinned_node="n1", time_limit_seconds=90.0)
     action = StartGang("a", "probe-n1-1", 3, spec, (Slot("n1", 4), Slot("n1", 5)))
     probes = Probes("image:1", "ours", "gangwatch")
@@ -519,7 +522,7 @@ GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
 
 
 class Published:
-    """A publisher of these gangs, with the core's answers from the test."""
+    """A publisher of these gangs, with the core's statuses from the test."""
 
     def __init__(self, api: LittleApi, world: InformerCache, *gangs: Gang) -> None:
         self.api, self.gangs = api, list(gangs)
@@ -589,7 +592,7 @@ def test_a_single_pods_status_is_written_only_while_it_waits() -> None:
     assert Published(LittleApi(), world_of(), lone(bound)).once(100, b=WAITS) == []
 
 
-def test_a_refused_gang_has_a_reason_though_the_core_does_not_have_it() -> None:
+def test_a_refused_gang_has_a_reason_although_the_core_does_not_have_it() -> None:
     api, world, gang = with_group(**{f"{OURS}restartable": "maybe"})
     assert gang.refused
     published = Published(api, world, gang)
@@ -609,7 +612,7 @@ def test_pending_gangs_are_written_before_running_ones_up_to_the_limit(monkeypat
     assert published.publisher.writes == 1
 
 
-def test_a_refusal_of_one_write_is_counted_and_keeps_no_other_from_being_done() -> None:
+def test_one_refused_write_is_counted_and_the_others_are_made() -> None:
     pods = [pod("a", 1), pod("b", 1)]
     api = LittleApi({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods})
     api.fails[("PATCH", f"{PODS}/a/status")] = [refused(403)]
@@ -672,7 +675,7 @@ def test_the_status_of_a_job(job: CoreJob, scheduled: bool, reason: str) -> None
 # --- uninstalling ----------------------------------------------------------------------------------------------------
 
 
-def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
+def test_all_objects_of_gangwatch_are_deleted_and_objects_of_users_stay() -> None:
     marked = node("n1")
     marked.metadata.labels = {"app": "x", f"{OURS}state": "suspect"}
     theirs = pod("theirs", 1)
@@ -723,7 +726,7 @@ def test_everything_of_ours_is_taken_away_and_what_users_wrote_stays() -> None:
     ]
 
 
-def test_of_groups_of_kubernetes_own_kind_only_our_condition_is_taken_away() -> None:
+def test_only_the_condition_of_gangwatch_is_removed_from_upstream_groups() -> None:
     path = f"/apis/{API}/namespaces/default/podgroups/up"
     body = {"metadata": {"name": "up", "namespace": "default"}, "status": {"conditions": [{"type": "Scheduled"}]}}
     lists = ("/api/v1/nodes", "/api/v1/pods", f"/apis/{API}/podgroups", "/apis/batch/v1/jobs", RULES)
