@@ -27,7 +27,10 @@ def python(program: str) -> tuple[str, ...]:
 
 
 class LocalGangs:
-    """A state folder with a backend, and helpers for tests. By default two nodes with two slots each."""
+    """A state folder with a backend, and helpers for tests.
+
+    By default there are two nodes with two slots each.
+    """
 
     def __init__(self, state_folder: Path, nodes: Sequence[LocalNode] | None = None, **options: Any) -> None:
         self.state_folder = state_folder

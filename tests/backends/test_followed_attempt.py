@@ -27,7 +27,7 @@ TIMEOUT = 5.0
 
 @pytest.fixture
 def stand_in() -> Iterator[subprocess.Popen[bytes]]:
-    """A process in place of a shim: pokes do nothing to it."""
+    """Start a process in place of a shim; pokes do not affect it."""
     process = subprocess.Popen(["sh", "-c", "trap '' USR1; exec sleep 100"])
     yield process
     process.kill()
@@ -117,10 +117,10 @@ def test_it_starts_once_every_node_is_ready_and_not_before(folder: Folder) -> No
     assert folder.poll() == [] and folder.started == ["b", "a"], "in the order of their lowest ranks"
     folder.ready("b")
     folder.poll()
-    assert folder.started == ["b", "a"], "each is set going once"
+    assert folder.started == ["b", "a"], "each is started once"
     folder.shim_comes("a")
     folder.poll(100.0 + TIMEOUT)
-    assert folder.decision() is None, "one has not answered yet, and its time is not quite up"
+    assert folder.decision() is None, "one shim has not responded, and its timeout has not passed"
     folder.put(f"a/{attempt_files.READY}", {})
     folder.poll(100.0 + TIMEOUT)
     assert folder.decision() == (attempt_files.GO, "")
@@ -314,7 +314,7 @@ def test_a_dead_shims_node_is_recorded_and_the_others_are_stopped(folder: Folder
     exits = [attempt_files.read(f"{folder.path}/a/{attempt_files.exit_record(rank)}") for rank in (1, 2)]
     assert [one and one["exit_code"] for one in exits] == [None, 3], "known exit codes are kept"
     assert not rank_file.exists()
-    assert folder.shim.poll() is None, "a process that is not the rank is let be"
+    assert folder.shim.poll() is None, "a process that is not the rank is not signalled"
     folder.node_ends("b")
     (end,) = folder.poll()
     assert end.exits == (RankExit(0, None), RankExit(1, None), RankExit(2, 3))
@@ -332,7 +332,7 @@ def test_a_shim_that_died_before_it_started_anything_has_started_nothing(folder:
     assert not (folder.path / "a" / attempt_files.exit_record(1)).exists()
 
 
-def test_after_a_restart_of_the_machine_the_end_is_when_the_folder_was_last_written(folder: Folder) -> None:
+def test_after_a_reboot_the_end_is_when_the_folder_was_last_written(folder: Folder) -> None:
     folder.go()
     about = attempt_files.read(f"{folder.path}/a/{attempt_files.SHIM}")
     assert about is not None
@@ -358,11 +358,11 @@ def test_leftovers_of_a_dead_shim_are_killed_before_its_node_ends(folder: Folder
         folder.put(f"a/{attempt_files.SHIM}", about | {"start_time": about["start_time"] + 1})
         folder.followed = folder.follow()
         folder.poll()
-        assert not (folder.path / "a" / attempt_files.ENDED).exists(), "not while anything of it may live"
+        assert not (folder.path / "a" / attempt_files.ENDED).exists(), "not while one of its processes may live"
         assert left.wait(5) == -9
         folder.poll()
         assert (folder.path / "a" / attempt_files.ENDED).exists()
-        assert other.poll() is None, "another attempt's"
+        assert other.poll() is None, "a process of another attempt"
     finally:
         for process in (left, other):
             process.kill()
@@ -384,7 +384,7 @@ def test_other_nodes_wait_for_the_first_nodes_save_or_its_time_limit(
     assert (saving.pid, saving.over, saving.record) == (None, False, None)
     now = 61.9
     saving.poll()
-    assert not saving.over, "the first node's word may be on its way"
+    assert not saving.over, "the first node's record may still arrive"
     now = 62.1
     saving.poll()
     assert saving.over
@@ -394,10 +394,10 @@ def test_other_nodes_wait_for_the_first_nodes_save_or_its_time_limit(
     )
     folder.put(attempt_files.SAVED, {"exit_code": 0})
     again.poll()
-    assert again.over and again.record is None, "the first node's record is not ours to write"
+    assert again.over and again.record is None, "only the first node writes its record"
 
 
-def test_a_save_that_can_not_be_begun_or_has_ended_is_over_and_recorded_once(
+def test_a_save_that_cannot_begin_or_has_ended_is_over_and_recorded_once(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.plan["environment"] = {"PATH": "/nowhere", "HOME": str(folder.path)}
@@ -420,7 +420,7 @@ def test_a_save_that_can_not_be_begun_or_has_ended_is_over_and_recorded_once(
     late.over, late.record = False, None
     now = 63.0
     late.poll()
-    assert not late.over, "at its very end it may still end by itself"
+    assert not late.over, "at the end it may still finish normally"
     now = 63.1
     late.poll()
     assert late.over and late.record is not None and late.record["reason"] == "it did not end within 10 s"

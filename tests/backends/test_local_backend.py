@@ -32,7 +32,7 @@ def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
 
 @pytest.fixture(params=[True, False], ids=["cgroup", "subreaper"])
 def both_ways(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalGangs]:
-    """With cgroups if the machine allows them, and without."""
+    """Run with cgroups if the machine allows them, and without."""
     made = LocalGangs(tmp_path / "state", use_cgroups=request.param)
     yield made
     made.close()
@@ -41,7 +41,7 @@ def both_ways(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalG
 # --- starting --------------------------------------------------------------------------------------------------------
 
 
-def test_a_gang_runs_and_its_exits_are_accounted_for(gangs: LocalGangs) -> None:
+def test_a_gang_runs_and_its_exit_codes_are_reported(gangs: LocalGangs) -> None:
     gangs.start(("sh", "-c", "echo rank $RANK of $WORLD_SIZE; echo and an error >&2"), 4)
     ended = gangs.wait_for(AttemptEnded)
     running = gangs.seen[0]
@@ -62,7 +62,7 @@ def test_a_gang_runs_and_its_exits_are_accounted_for(gangs: LocalGangs) -> None:
     gangs.assert_nothing_left()
 
 
-def test_each_group_runs_its_own_command_and_knows_its_role(gangs: LocalGangs) -> None:
+def test_each_group_runs_its_own_command_and_has_its_role(gangs: LocalGangs) -> None:
     tell = "echo $GANGWATCH_ROLE $RANK of $GANGWATCH_NODES"
     groups = (Group("launcher", 1, ("sh", "-c", f"echo mpirun; {tell}")), Group("worker", 2))
     gangs.start(("sh", "-c", tell), 3, groups=groups)
@@ -81,7 +81,7 @@ def test_a_groups_missing_command_starts_no_rank(gangs: LocalGangs) -> None:
     assert not ended.started and "the program of the command of group launcher is not on" in ended.reason
 
 
-def test_an_array_s_member_knows_its_index(gangs: LocalGangs) -> None:
+def test_an_array_s_member_has_its_index(gangs: LocalGangs) -> None:
     command = ("sh", "-c", "echo ${GANGWATCH_ARRAY_INDEX-none}")
     gangs.start(command, 1, job_id="j-1.12", array_size=20)
     gangs.wait_for(AttemptEnded, "j-1.12")
@@ -127,7 +127,7 @@ def test_applying_twice_starts_once(gangs: LocalGangs, tmp_path: Path) -> None:
     assert count.read_text() == "ran\n" * 2
 
 
-def test_ranks_get_their_place_in_torchruns_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_the_environment_variables_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET_OF_THE_CONTROLLER", "1")
     nodes = [LocalNode("cpu", 1), LocalNode("gpu", 2, ("GPU-aa", "GPU-bb"))]
     gangs = LocalGangs(tmp_path / "state", nodes)
@@ -200,7 +200,8 @@ def test_a_program_that_cannot_be_executed_fails_the_start(gangs: LocalGangs, tm
 
 
 def test_a_node_failure_after_the_decision_stops_the_other_nodes(gangs: LocalGangs) -> None:
-    (gangs.state_folder / "ranks" / "n1" / "j-1.1.3.json").mkdir(parents=True)  # the rank's file cannot be put there
+    # The rank's file cannot be written there.
+    (gangs.state_folder / "ranks" / "n1" / "j-1.1.3.json").mkdir(parents=True)
     gangs.start(("sh", "-c", "trap '' TERM; sleep 300"), 4)
     ended = gangs.wait_for(AttemptEnded)
     assert not ended.started
@@ -225,7 +226,7 @@ def test_an_unresponsive_shim_aborts_the_start(tmp_path: Path, monkeypatch: pyte
         }
         if node == "n1":
             assert attempt_files.create_folder(f"{folder}/{node}", {"shim.json": attempt_files.encode(about)})
-            monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)  # a poke would hit the test
+            monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)  # a poke would signal the test
         start_shim(folder, node)
 
     monkeypatch.setattr(gangs.backend, "_start_shim", start_all_but_one)
@@ -260,7 +261,7 @@ def test_a_shim_that_dies_before_the_start_aborts_it(gangs: LocalGangs) -> None:
 # --- ending ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_fails_stops_the_gang(gangs: LocalGangs) -> None:
+def test_a_failed_rank_stops_the_gang(gangs: LocalGangs) -> None:
     program = "import os, sys, time\nif os.environ['RANK'] == '2': sys.exit(3)\ntime.sleep(300)"
     gangs.start(python(program), 4)
     ended = gangs.wait_for(AttemptEnded)
@@ -271,8 +272,10 @@ def test_a_rank_that_fails_stops_the_gang(gangs: LocalGangs) -> None:
 
 
 def test_a_failed_rank_is_reported_while_others_still_run(gangs: LocalGangs, tmp_path: Path) -> None:
-    """Does not depend on how fast processes start: rank 0 fails once the others ignore SIGTERM, and these run until the
-    failure is reported."""
+    """The test does not depend on how fast processes start.
+
+    Rank 0 fails once the others ignore SIGTERM, and these run until the failure is reported.
+    """
     program = "\n".join(
         (
             "import os, signal, sys, time",
@@ -340,7 +343,7 @@ def test_a_stop_lets_the_job_save(gangs: LocalGangs, name: str) -> None:
     gangs.assert_nothing_left()
 
 
-def test_a_stopped_process_still_gets_to_save(gangs: LocalGangs) -> None:
+def test_a_stopped_process_can_still_save(gangs: LocalGangs) -> None:
     gangs.start(python(SAVES.replace("{name}", "SIGTERM")), 2)
     running = gangs.wait_for(AttemptRunning)
     gangs.wait_for_log(0, "ready")
@@ -452,9 +455,9 @@ def test_after_a_reboot_nothing_is_running_and_nothing_is_signalled(gangs: Local
     for _ in until():
         if not gangs.processes():
             break
-    if about["cgroup"] is not None:  # a reboot would have taken it
+    if about["cgroup"] is not None:  # a reboot would have removed it
         local_processes.remove_cgroup(about["cgroup"])
-    # What is left says that it was written before the machine went down, by pids that others may have now.
+    # The remaining files were written before the reboot; other processes may have their pids now.
     bystander = {"pid": os.getpid(), "start_time": local_processes.start_time(os.getpid())}
     attempt_files.write(f"{gangs.folder()}/n0/shim.json", {**about, **bystander, "boot_id": "another boot"})
     gangs.restart_controller()

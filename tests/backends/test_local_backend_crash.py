@@ -108,7 +108,7 @@ def test_killed_before_each_system_call_of_a_start(tmp_path: Path) -> None:
         process.communicate(timeout=60)
         ran.append(one_whole_run_or_none(folder, count, [0] * RANKS))
         assert process.returncode in (-signal.SIGKILL, 0)
-    # Early on nothing was begun, later on the gang runs whatever became of its controller.
+    # After an early kill nothing has begun; after a late one the gang runs without its controller.
     assert not ran[0] and ran[-1]
     assert sum(ran) > len(ran) / 2
 
@@ -116,7 +116,7 @@ def test_killed_before_each_system_call_of_a_start(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_at_random_moments_of_a_run_and_its_stop(tmp_path: Path) -> None:
-    chance = random.Random(2)  # of the moments; what they hit differs from run to run
+    chance = random.Random(2)  # seed of the moments; their effect differs from run to run
     for turn in range(30):
         folder, count = tmp_path / f"state-{turn}", tmp_path / f"count-{turn}"
         process = controller(folder, count, 0, "; exec sleep 300")
@@ -126,10 +126,10 @@ def test_killed_at_random_moments_of_a_run_and_its_stop(tmp_path: Path) -> None:
         assert process.returncode in (-signal.SIGKILL, 0)
         gangs = LocalGangs(folder)
         try:
-            for _ in until():  # what the one before had begun goes on: the gang starts, or nothing of it was there
+            for _ in until():  # the work of the previous controller continues: the gang starts, or nothing exists
                 if gangs.backend.observe([("j-1", 1)]):
                     break
-            gangs.stop()  # as the one before did, if it came to that
+            gangs.stop()  # as the previous controller did, if it got that far
         finally:
             gangs.restart_controller()
         assert one_whole_run_or_none(folder, count, [143] * RANKS) == count.exists()

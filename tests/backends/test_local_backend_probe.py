@@ -29,7 +29,7 @@ def start(seconds: float) -> subprocess.Popen[str]:
 
 
 @pytest.mark.serial
-def test_a_sound_slot_passes() -> None:
+def test_a_healthy_slot_passes() -> None:
     document = result(start(1.0))
     assert document["passed"], document
     assert document["cpu_seconds"] > 0
@@ -52,7 +52,7 @@ def test_a_busy_machine_passes() -> None:
 
 @pytest.mark.serial
 @pytest.mark.parametrize("duty", [0.5, 0.2])
-def test_a_slot_that_is_stopped_again_and_again_fails(duty: float) -> None:
+def test_a_repeatedly_stopped_slot_fails(duty: float) -> None:
     process = start(1.5)
     while process.poll() is None:
         time.sleep(0.05 * (1 - duty))
@@ -74,13 +74,13 @@ def test_bad_arguments_are_refused(arguments: list[str]) -> None:
     assert "usage" in ended.stderr
 
 
-def test_the_share_is_what_nothing_else_explains() -> None:
+def test_the_suspended_share_excludes_explained_time() -> None:
     assert slot_probe.suspended_share(2.0, 1.0, 0.5, 0.0) == 0.25
     assert slot_probe.suspended_share(2.0, 1.0, 0.5, 0.5) == 0.0
     assert slot_probe.suspended_share(2.0, 2.1, 0.0, 0.0) == 0.0
 
 
-def test_a_kernel_that_keeps_no_count_is_not_taken_for_one_that_counts_nothing() -> None:
+def test_a_missing_counter_is_not_a_counter_of_zero() -> None:
     assert slot_probe.parse_schedstat("100 7 3\n") == 7
     assert slot_probe.parse_schedstat("100 0 3\n") == 0
     for text in ("0 0 0\n", "", "1 2\n"):
@@ -88,7 +88,7 @@ def test_a_kernel_that_keeps_no_count_is_not_taken_for_one_that_counts_nothing()
             slot_probe.parse_schedstat(text)
 
 
-def test_steal_is_read_for_the_processors_that_count() -> None:
+def test_steal_is_read_for_the_given_cpus() -> None:
     text = "cpu  1 2 3 4 5 6 7 99 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3 4 5 6 7 9 0 0\nintr 5\n"
     assert slot_probe.parse_steal(text, {1}) == {1: 9}
     assert slot_probe.parse_steal(text, {0, 1, 2}) == {0: 8, 1: 9}

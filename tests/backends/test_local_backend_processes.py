@@ -1,4 +1,4 @@
-"""Processes and records, on which the local backend is built."""
+"""Processes and records that the local backend is built on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_malformed_stat_line_is_refused(text: bytes) -> None:
         local_processes.parse_stat(text)
 
 
-def test_a_process_is_itself_only_with_its_start_time() -> None:
+def test_a_process_is_identified_by_pid_and_start_time() -> None:
     me = os.getpid()
     began = local_processes.start_time(me)
     assert began is not None
@@ -39,7 +39,7 @@ def test_a_process_is_itself_only_with_its_start_time() -> None:
     assert local_processes.send_signal(me, began, 0)
 
 
-def test_a_zombie_is_gone() -> None:
+def test_a_zombie_has_ended() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     stat = local_processes.read_stat(process.pid)
@@ -97,7 +97,7 @@ def test_without_a_v2_mount_there_is_no_cgroup() -> None:
     assert not local_processes.create_cgroup("/proc/nothing-can-be-made-here")
 
 
-def test_of_many_claims_one_is_first(tmp_path: Path) -> None:
+def test_one_of_many_claims_wins(tmp_path: Path) -> None:
     won: list[int] = []
     barrier = threading.Barrier(8)
 
@@ -116,7 +116,7 @@ def test_of_many_claims_one_is_first(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["decision"]
 
 
-def test_a_folder_appears_whole_and_once(tmp_path: Path) -> None:
+def test_a_folder_appears_complete_and_once(tmp_path: Path) -> None:
     path = f"{tmp_path}/1"
     assert attempt_files.create_folder(path, {"a.json": b"{}"}, durable=True)
     assert not attempt_files.create_folder(path, {"b.json": b"{}"})
@@ -125,7 +125,7 @@ def test_a_folder_appears_whole_and_once(tmp_path: Path) -> None:
         attempt_files.create_folder(f"{tmp_path}/no/2", {"a.json": b"{}"})
 
 
-def test_a_record_that_is_absent_or_cut_short_is_none(tmp_path: Path) -> None:
+def test_an_absent_or_truncated_record_is_none(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     assert attempt_files.read(str(path)) is None
     for text in (b"", b'{"a": ', b"[1]", b"\xff"):
@@ -136,7 +136,7 @@ def test_a_record_that_is_absent_or_cut_short_is_none(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_decision_that_cannot_be_read_is_no_permission(tmp_path: Path) -> None:
+def test_an_unreadable_decision_is_no_permission(tmp_path: Path) -> None:
     folder = str(tmp_path)
     assert attempt_files.decision(folder) is None
     (tmp_path / "decision").write_bytes(b"")
@@ -147,7 +147,7 @@ def test_a_decision_that_cannot_be_read_is_no_permission(tmp_path: Path) -> None
     assert attempt_files.decision(folder) == ("go", "")
 
 
-def test_the_shims_modules_import_without_the_rest() -> None:
+def test_the_shim_imports_without_the_heavy_modules() -> None:
     folder = Path(local_processes.__file__).parent
     program = (
         f"import sys; sys.path.append({str(folder)!r}); import shim; "

@@ -1,4 +1,4 @@
-"""The shim alone: the environment of its ranks, the failures that it survives, and its cost."""
+"""The shim alone: the environment of its ranks, the failures that it survives, and its resource use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
 
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (3 << 8, 3), (255 << 8, 255), (9, 137), (11 | 0x80, 139)])
-def test_exit_codes_are_a_shells(status: int, code: int) -> None:
+def test_exit_codes_follow_the_convention_of_shells(status: int, code: int) -> None:
     assert shim.exit_code(status) == code
 
 
@@ -58,7 +58,7 @@ def test_the_submitter_overrides_the_base_and_the_rank_overrides_both() -> None:
     assert rank_launch.ranks_on(given, "a") == [1, 2]
 
 
-def test_devices_are_in_the_order_of_local_ranks_and_leave_threads_alone() -> None:
+def test_devices_follow_the_order_of_local_ranks_and_thread_settings_are_unchanged() -> None:
     environment = rank_launch.rank_environment(plan({}, {}, ("GPU-0", "GPU-1")), "a", 1)
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
     assert "OMP_NUM_THREADS" not in environment
@@ -71,7 +71,7 @@ def test_ranks_start_where_submitted_else_at_home() -> None:
 
 
 def shim_of(folder: Path) -> shim.Shim:
-    """The shim of node a, before it has done anything."""
+    """Return the shim of node a before its first action."""
     attempt_files.write(f"{folder}/{attempt_files.ATTEMPT}", plan({}, {}) | {"state_folder": str(folder)})
     return shim.Shim(str(folder), "a")
 
@@ -117,7 +117,7 @@ def test_an_unwritable_record_is_logged_once_despite_new_temporary_names(
     if folder.is_dir():
         folder.rmdir()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.write_text("a file")  # root may write into a folder without rights, but into no file
+    folder.write_text("a file")  # root ignores permissions of folders, but cannot write into a file as a folder
     made.keep("exit-1.json", {"rank": 1})
     for _ in range(3):
         made.write_records()
@@ -150,7 +150,7 @@ def test_programs_are_found_as_execvp_finds_them(tmp_path: Path) -> None:
         rank_launch.find_program("./second", search, str(tmp_path))
 
 
-# --- as a program ----------------------------------------------------------------------------------------------------
+# --- as a process ----------------------------------------------------------------------------------------------------
 
 CONFESS = """
 import json, os, resource
@@ -182,7 +182,7 @@ def test_a_rank_starts_with_clean_descriptors_and_signals(gangs: LocalGangs, tmp
         assert said["descriptors"] == {"0": os.devnull, "1": log, "2": log}
         assert said["others"] == []
         assert said["blocked"] == 0
-        # SIGPIPE (13) and SIGXFSZ (25) are the confessing interpreter's own, 32 and 33 the C library's.
+        # SIGPIPE (13) and SIGXFSZ (25) are set by the reporting interpreter, 32 and 33 belong to the C library.
         assert [
             number for number in range(1, 65) if said["ignored"] >> (number - 1) & 1 and number not in (32, 33)
         ] == [
@@ -194,7 +194,7 @@ def test_a_rank_starts_with_clean_descriptors_and_signals(gangs: LocalGangs, tmp
         assert said["place"] == str(tmp_path)
 
 
-def test_a_shim_lives_in_a_session_of_its_own_and_is_small(gangs: LocalGangs) -> None:
+def test_a_shim_has_its_own_session_and_is_small(gangs: LocalGangs) -> None:
     gangs.start(("sleep", "300"), 1)
     gangs.wait_for(AttemptRunning)
     pid = gangs.shim("n0")["pid"]
@@ -253,7 +253,7 @@ def test_sigterm_to_a_shim_that_waits_for_a_decision_aborts_the_start(gangs: Loc
     assert (ended.started, ended.reason) == (False, "the shim of node n0 received a signal to end")
 
 
-def test_ranks_die_with_their_shim_with_or_without_a_controller(gangs: LocalGangs) -> None:
+def test_ranks_end_with_their_shim_with_or_without_a_controller(gangs: LocalGangs) -> None:
     gangs.start(("sleep", "300"), 2)
     ranks = gangs.wait_for(AttemptRunning).ranks
     about = gangs.shim("n0")
@@ -266,7 +266,7 @@ def test_ranks_die_with_their_shim_with_or_without_a_controller(gangs: LocalGang
     gangs.assert_nothing_left()
 
 
-def test_hanging_up_does_not_disturb_a_shim(gangs: LocalGangs) -> None:
+def test_sighup_does_not_affect_a_shim(gangs: LocalGangs) -> None:
     gangs.start(("sleep", "300"), 1)
     gangs.wait_for(AttemptRunning)
     about = gangs.shim("n0")

@@ -109,7 +109,7 @@ class Site:
 def serving(
     folder: Path, world: World, streams: tuple[int, int] = (256, 64), access: Authentication | None = None
 ) -> Iterator[Site]:
-    """Serve a site. streams: most event streams, in all and of one peer."""
+    """Serve a site. streams: maximum of event streams, in total and per peer."""
     reloads: list[Policy | Exception] = []
 
     def reload() -> Policy:

@@ -323,7 +323,7 @@ def test_a_recorded_start_is_kept_if_a_replay_lacks_it(tmp_path: Path, world: Wo
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         job_id = submit(controller)
         until(is_in(controller, job_id, JobState.RUNNING))
-    with sqlite3.connect(tmp_path / "store.sqlite") as database:  # as if another build had lost the submission
+    with sqlite3.connect(tmp_path / "store.sqlite") as database:  # as if another version had lost the submission
         for cycle, events in database.execute("SELECT cycle, events FROM journal").fetchall():
             if b"Submitted" in events:
                 database.execute("UPDATE journal SET events = x'90' WHERE cycle = ?", (cycle,))
@@ -374,7 +374,7 @@ def test_a_clean_stop_is_quick_and_leaves_a_snapshot(tmp_path: Path, world: Worl
     assert loaded.journal == ()
 
 
-def test_nodes_come_and_go(tmp_path: Path, world: World) -> None:
+def test_nodes_are_added_and_removed(tmp_path: Path, world: World) -> None:
     with controlling(tmp_path, MemoryBackend(world)) as controller:
         until(lambda: controller.ready()[0])
         gone = world.nodes.pop()
@@ -394,7 +394,7 @@ def test_nodes_come_and_go(tmp_path: Path, world: World) -> None:
 
 
 def fill(controller: Controller) -> None:
-    """Leave the store no page to grow and no free page."""
+    """Leave the store without free pages and without room to grow."""
     connection = controller.store._connection
 
     def full(_state: State) -> None:

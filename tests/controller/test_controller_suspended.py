@@ -1,4 +1,4 @@
-"""A suspended controller does not take its agents for lost."""
+"""A suspended controller does not report its agents as lost."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def test_agents_are_not_lost_while_the_controller_itself_was_suspended(suspended
     for tick in range(20):
         assert run_pass(silence, tick / 2, tick / 2) == ""
     begun = 10.0 + suspended
-    # The first passes may come before the frames that wait in the sockets.
+    # The first passes may come before the frames that are queued in the sockets.
     assert run_pass(silence, begun, 9.5) == ""
     assert run_pass(silence, begun + 0.5, 9.5) == ""
     for tick in range(2, 120):
         assert run_pass(silence, begun + tick / 2, begun + tick / 2) == ""
 
 
-def test_agents_that_stay_silent_after_the_controller_was_suspended_are_lost() -> None:
+def test_agents_that_are_stale_after_the_controller_was_suspended_are_lost() -> None:
     silence = StaleAgents()
     run_pass(silence, 0.0, 0.0)
     found = [run_pass(silence, 30.0 + tick / 2, 0.0) for tick in range(60)]
     assert found.index(MASS_LOSS) / 2 == pytest.approx(15.0, abs=1.0)
 
 
-def test_agents_that_fall_silent_while_the_controller_runs_are_lost() -> None:
+def test_agents_that_become_stale_while_the_controller_runs_are_lost() -> None:
     silence = StaleAgents()
     found = [run_pass(silence, tick / 2, 0.0) for tick in range(60)]
     assert found.index(MASS_LOSS) / 2 == pytest.approx(15.0, abs=1.0)

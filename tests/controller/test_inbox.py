@@ -10,7 +10,7 @@ import pytest
 from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, UserRequest
 
 
-def test_who_has_given_up_keeps_nobody_from_being_answered() -> None:
+def test_cancelled_callers_do_not_prevent_other_answers() -> None:
     inbox = Inbox()
     answers: list[Future[Any]] = [Future() for _ in range(4)]
     inbox.put(Question(lambda state: state, answers[0]))

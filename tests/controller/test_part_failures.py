@@ -247,7 +247,7 @@ def test_a_bug_triggered_by_one_agent_affects_only_that_agent(tmp_path: Path, mo
 # --- folding ----------------------------------------------------------------------------------------------------------
 
 
-class Hand:
+class ManualClock:
     """A clock that the test moves."""
 
     def __init__(self) -> None:
@@ -282,7 +282,7 @@ class Recorder:
         raise AssertionError(data)
 
 
-def second(watch: DetectionThread, clock: Hand, *machines: Machine) -> None:
+def second(watch: DetectionThread, clock: ManualClock, *machines: Machine) -> None:
     """Advance by a second: every machine sends a frame, and each rank uses 1,000 more."""
     clock.now_ns += SECOND
     for machine in machines:
@@ -309,7 +309,7 @@ def test_a_node_whose_frames_break_folding_is_set_aside_and_retried(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its gang is not judged meanwhile: ranks without folded data would look hung."""
-    clock, recorder = Hand(), Recorder()
+    clock, recorder = ManualClock(), Recorder()
     watch = DetectionThread((recorder,), lambda _: None, clock)
     good, bad = Machine("good", (("job-0", 0),)), Machine("bad", (("job-1", 0),))
     for _ in range(3):
@@ -340,7 +340,7 @@ def test_a_node_whose_frames_break_folding_is_set_aside_and_retried(
 
 
 def test_a_node_that_breaks_folding_again_is_set_aside_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Hand()
+    clock = ManualClock()
     watch = DetectionThread((), lambda _: None, clock)
     bad = Machine("bad", (("job-1", 0),))
     monkeypatch.setattr(Occurrences, "observe", raises)
@@ -351,7 +351,7 @@ def test_a_node_that_breaks_folding_again_is_set_aside_for_longer(monkeypatch: p
 
 
 def test_a_gang_that_breaks_its_telemetry_is_ignored_until_its_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, recorder = Hand(), Recorder()
+    clock, recorder = ManualClock(), Recorder()
     watch = DetectionThread((recorder,), lambda _: None, clock)
     machines = [Machine(f"n{number}", ((f"job-{number}", 0),)) for number in range(2)]
     job = Look._job
@@ -374,7 +374,7 @@ def test_a_gang_that_breaks_its_telemetry_is_ignored_until_its_next_attempt(monk
 
 
 def test_folding_restarts_after_a_bug_and_is_disabled_if_it_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, recorder = Hand(), Recorder()
+    clock, recorder = ManualClock(), Recorder()
     watch = DetectionThread((recorder,), lambda _: None, clock)
     machine = Machine("n0", (("job-0", 0),))
     counters, broken_at = Look._counters, [3, 6]

@@ -14,9 +14,12 @@ _anything = msgspec.json.Decoder()
 
 
 class LittleApi(Client):
-    """objects: by path. fails: by method and path, the errors to raise in order: an Exception each, None for a success.
-    done: (method, path) of every request except GET. asked: paths and parameters of GETs. Patches are merged; a PUT or
-    a DELETE with another resourceVersion or uid conflicts, as at the real server."""
+    """In-memory API server.
+
+    objects: by path. fails: by method and path, the errors to raise in order: an Exception each, None for a success.
+    done: (method, path) of every request except GET. asked: paths and parameters of GETs. Patches are merged. A PUT or
+    a DELETE with another resourceVersion or uid conflicts, as at the real server.
+    """
 
     def __init__(self, objects: Mapping[str, Any] | None = None, lists: tuple[str, ...] = ()) -> None:
         super().__init__(Access("http://little"))
@@ -30,7 +33,7 @@ class LittleApi(Client):
         self.version = 100
 
     def body_of(self, method: str, path: str) -> Any:
-        """Return the body of the newest such request."""
+        """Return the body of the newest request with this method and path."""
         return self.bodies[len(self.done) - 1 - self.done[::-1].index((method, path))]
 
     async def _ask(
@@ -89,7 +92,7 @@ def refused(code: int, reason: str = "", message: str = "") -> RefusedError:
 
 
 def _merged(known: Any, patch: Any) -> Any:
-    """Merge as RFC 7386 says."""
+    """Merge by the rules of RFC 7386."""
     if not isinstance(patch, dict):
         return patch
     found = dict(known) if isinstance(known, dict) else {}

@@ -88,7 +88,10 @@ class Agents:
 
 
 class ProcessKubelet(FakeKubelet):
-    """environment: of every process, in addition to RANK, the index of its pod. output: of all processes."""
+    """Kubelet that runs pods as processes.
+
+    environment: variables of every process, in addition to RANK, the index of its pod. output: of all processes.
+    """
 
     def __init__(self, access: Access, agents: Agents, environment: Mapping[str, str], output: Path) -> None:
         super().__init__(access)

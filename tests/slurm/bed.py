@@ -79,7 +79,7 @@ class Bed:
     # --- coming and going --------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Bed:
-        # Not the tests' own folder: slurmd's and munged's sockets are bound there, and those have short paths.
+        # The folder of the tests would be too long: slurmd and munged bind sockets there, whose paths must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="gw-slurm-", dir="/tmp"))
         self.folder.chmod(0o755)
         try:
@@ -100,7 +100,7 @@ class Bed:
             (self.folder / name).mkdir()
         for index in range(self.gpus):
             os.mknod(self.folder / "dev" / f"gpu{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        # One port for slurmctld, one a slurmd.
+        # One port for slurmctld, one for each slurmd.
         self._controller_port, *self._node_ports = held_ports(self.count + 1)
         (self.folder / "slurm.conf").write_text(self._configuration())
         (self.folder / "gres.conf").write_text(
@@ -220,7 +220,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
                     except ProcessLookupError:
                         continue
 
-    # --- its parts ---------------------------------------------------------------------------------------------------
+    # --- daemons and nodes -------------------------------------------------------------------------------------------
 
     @property
     def configuration(self) -> Path:
@@ -267,7 +267,8 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         for name in self.names:
             if name not in self._daemons:
                 self.start_node(name)
-        # A node is completing for some seconds after its processes have gone; one that is down has nothing to complete.
+        # A node is completing for some seconds after its processes have ended; a node that is down has nothing to
+        # complete.
         if completing := self.nodes_in("completing"):
             self.ask("scontrol", "update", f"NodeName={','.join(completing)}", "State=DOWN", "Reason=reset")
         self.wait_for("no jobs", lambda: not self.ask("squeue", "--noheader").strip())
@@ -283,7 +284,7 @@ PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         output = self.ask("scontrol", "--oneliner", "show", "nodes").splitlines()
         return all(fields(line).get("State") == "IDLE" for line in output)
 
-    # --- asking it ---------------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     def ask(self, *command: str, given: str | None = None) -> str:
         """Return the output of one of Slurm's commands. Raises RuntimeError if it fails."""
@@ -334,7 +335,7 @@ def fields(line: str) -> dict[str, str]:
     return found
 
 
-if __name__ == "__main__":  # a bed to try out: python -m tests.slurm.bed 4
+if __name__ == "__main__":  # run a bed by hand: python -m tests.slurm.bed 4
     with Bed(int(sys.argv[1]) if len(sys.argv) > 1 else 4) as bed:
         sys.stdout.write(f"SLURM_CONF={bed.configuration}\n")
         sys.stdout.flush()

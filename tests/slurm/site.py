@@ -108,7 +108,7 @@ class Site:
         assert done.returncode == 0, f"{arguments}: {done.stderr}\n{self.said()}"
         return done.stdout
 
-    # --- what it did -------------------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------------------
 
     def audit(self, *actions: str) -> list[dict[str, Any]]:
         """Return the audit's lines; only those of the given actions, if any."""

@@ -9,7 +9,7 @@ from tests.slurm.bed import Bed
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def test_two_beds_at_once_do_not_meet(bed: Bed) -> None:
+def test_two_beds_at_once_are_independent(bed: Bed) -> None:
     """A second bed may belong to another worker or another checkout."""
     with Bed(2) as other:
         number = other.submit("sleep 60", "--nodes=2")

@@ -1,4 +1,4 @@
-"""Slurm's commands as processes: the caller gets an answer whatever they print and however they end."""
+"""Slurm's commands as processes: the caller gets a result for any output and any end of the process."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def _run(folder: Path, script: str, seconds: float = 20.0) -> bytes:
     return asyncio.run(asyncio.wait_for(asked.run("squeue"), 60.0))
 
 
-def test_output_without_end_is_cut_off_and_the_command_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_output_is_truncated_and_the_command_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_commands, "MOST_OUTPUT_BYTES", 1000)
     with pytest.raises(BackendError, match="squeue: killed: it printed more than 1000 bytes"):
         _run(tmp_path, "exec cat /dev/zero")
 
 
-def test_much_on_standard_error_neither_stops_the_command_nor_hides_what_it_says_first(tmp_path: Path) -> None:
+def test_long_standard_error_does_not_block_the_command_and_keeps_its_beginning(tmp_path: Path) -> None:
     noise = "i=0; while [ $i -lt 20000 ]; do echo 'a warning of forty characters and more' >&2; i=$((i+1)); done"
     assert _run(tmp_path, f"{noise}; echo all") == b"all\n"
     with pytest.raises(BackendError, match="exit code 3: no such partition a warning"):
         _run(tmp_path, f"echo 'no such partition' >&2; {noise}; exit 3")
 
 
-def test_the_pipes_of_a_command_that_left_another_process_behind_are_closed(tmp_path: Path) -> None:
+def test_pipes_of_a_command_that_left_a_process_behind_are_closed(tmp_path: Path) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -52,7 +52,7 @@ def test_the_pipes_of_a_command_that_left_another_process_behind_are_closed(tmp_
     assert after <= before + 1  # asyncio's own, for watching children
 
 
-def test_a_command_past_its_time_is_killed_though_another_process_holds_its_output(tmp_path: Path) -> None:
+def test_a_command_past_its_timeout_is_killed_even_if_another_process_holds_its_output(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(BackendError, match="killed: it did not end within 1 s"):
         _run(tmp_path, "setsid sleep 45 & exec sleep 45", seconds=1.0)

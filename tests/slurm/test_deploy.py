@@ -60,10 +60,10 @@ while True:
 
 
 @pytest.mark.xdist_group("slurm")
-def test_ranks_of_another_user_report_where_the_folder_may_be_entered_by_all(bed: Bed) -> None:
+def test_ranks_of_another_user_report_if_the_folder_is_accessible_to_all(bed: Bed) -> None:
     if not Path("/usr/bin/python3").exists():
         needs.absent("/usr/bin/python3 is absent: apt-get install python3")
-    # Another user may not be able to read the checkout; and steps.py is a separate wheel.
+    # Another user may not be able to read the checkout; steps.py is a separate wheel.
     package, sockets = bed.folder / "package" / "gangwatch", bed.folder / "steps"
     package.mkdir(parents=True)
     shutil.copy(Path(__file__).parents[2] / "gangwatch" / "steps.py", package)
@@ -97,7 +97,7 @@ def test_ranks_of_another_user_report_where_the_folder_may_be_entered_by_all(bed
             collector.close()
 
 
-def test_the_task_prolog_names_the_nodes_socket() -> None:
+def test_the_task_prolog_exports_the_node_s_socket() -> None:
     done = subprocess.run(
         [DEPLOY / "slurm" / "task_prolog"], env={"SLURMD_NODENAME": "gpu7"}, capture_output=True, text=True, check=True
     )
@@ -106,13 +106,13 @@ def test_the_task_prolog_names_the_nodes_socket() -> None:
     assert done.stdout == f"export GANGWATCH_SOCKET={sample.agent.step_socket.replace('{node}', 'gpu7')}\n"
 
 
-def test_the_sample_configuration_advises() -> None:
+def test_the_sample_configuration_only_advises() -> None:
     sample = load(DEPLOY / "slurm" / "gangwatch.toml")
     assert sample.slurm.enabled
     assert sample.policy.mode is Mode.OBSERVE
 
 
-def test_systemd_takes_the_unit_and_finds_it_hardened() -> None:
+def test_systemd_accepts_the_hardened_unit() -> None:
     program = needs.component("systemd-analyze", "systemd")
     judged = subprocess.run(
         [program, "security", "--offline=true", "--threshold=25", "--no-pager", str(UNIT)],
@@ -122,7 +122,7 @@ def test_systemd_takes_the_unit_and_finds_it_hardened() -> None:
     assert "Unknown" not in judged.stderr and "Failed to parse" not in judged.stderr, judged.stderr
 
 
-def test_the_units_command_is_one_that_parses() -> None:
+def test_the_unit_s_command_is_valid() -> None:
     found = re.search(r"^ExecStart=\S+/gangwatch (.*)$", UNIT.read_text(), re.MULTILINE)
     assert found is not None
     name, *words = shlex.split(found[1])

@@ -50,7 +50,7 @@ def test_a_cleared_event_stays_behind_its_verdict() -> None:
     pending = PendingVerdicts()
     cleared = Cleared("v-slurm-7.0", "slurm-7.0", 2, "runs at normal speed")
     assert pending.take([verdict(), cleared], KNOWN, 10.0) == []
-    assert pending.free(KNOWN, 10.0, 11.0) == [], "the scan began when the verdict came, and may not have seen all"
+    assert pending.free(KNOWN, 10.0, 11.0) == [], "the scan began when the verdict came, and may lack jobs"
     assert [type(event) for event in pending.free(KNOWN, 10.1, 12.0)] == [Verdict, Cleared]
 
 

@@ -34,7 +34,7 @@ def submit_gang(bed: Bed, work: Path, nodes: int) -> str:
 
 
 def warm_up(bed: Bed, work: Path, number: str) -> None:
-    """Wait until the detector knows the gang; steps may take long on a busy machine."""
+    """Wait until the detector has learned the gang's steps; they may take long on a busy machine."""
     progress = work / f"{number}.progress"
     bed.wait_for("steps", lambda: progress.exists() and progress.read_text() != "")
     begun = int(progress.read_text())
@@ -55,13 +55,13 @@ def state_of(bed: Bed, *, comments: bool = False) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_a_gang_leaves_the_slow_node_at_once_and_the_node_comes_back_after_probation(
+def test_a_gang_leaves_the_slow_node_at_once_and_the_node_returns_after_probation(
     bed: Bed, site: Site, work: Path
 ) -> None:
     bed.ask("scontrol", "update", "NodeName=gpu060", "State=DRAIN", "Reason=fan 3 is broken")
     operators = bed.node("gpu060")["Reason"]
     number = submit_gang(bed, work, 16)
-    # It would rather wait for an hour than be slowed for days, so it gives the slow node no use.
+    # Waiting for an hour costs it less than being slowed for days, so it has no use for the slow node.
     wide = bed.submit("sleep 300", "--nodes=62", "--gpus-per-node=8", "--time=2-00:00:00")
     with agents(site.folder, bed.names[:24]):
         site.start("act", policy={"probation_seconds": 8.0})
@@ -74,16 +74,16 @@ def test_a_gang_leaves_the_slow_node_at_once_and_the_node_comes_back_after_proba
             site.wait_for("the gang again", lambda: _runs_without(bed, number, slow), 30)
             took = time.monotonic() - verdict
         assert took < 10, f"{took:.1f} s from the verdict's drain to the gang's next attempt"
-        # The small job went ahead of the wide one, which had come before it and still waits.
+        # The small job was backfilled ahead of the wide one, which was submitted earlier and still waits.
         site.wait_for("the small job", lambda: bed.job(small)["JobState"] in ("RUNNING", "COMPLETED"))
         assert bed.job(wide)["JobState"] == "PENDING"
-        # It went on from its checkpoint, and was requeued once.
+        # It continued from its checkpoint, and was requeued once.
         assert int((work / f"{number}.checkpoint").read_text()) > 50
         assert bed.job(number)["Restarts"] == "1"
         assert bed.job(number)["ExcNodeList"] == slow
         assert [line["outcome"] for line in site.audit("signal", "requeue", "start")] == ["done"] * 3
         assert all("straggler" in line["evidence"][0] for line in site.audit("drain", "requeue")[:2])
-        # Probation: in use again, but last; and that again after Slurm was made to forget it.
+        # Probation: the node is in use again, but last; the same holds after Slurm has lost its weight.
         site.wait_for("probation", lambda: "gangwatch_probation" in bed.node(slow)["ActiveFeatures"])
         assert "DRAIN" not in bed.node(slow)["State"]
         heavy = int(bed.node(slow)["Weight"])
@@ -110,7 +110,7 @@ def _runs_without(bed: Bed, number: str, node: str) -> bool:
     return True
 
 
-def test_advise_says_what_it_would_do_and_changes_nothing(bed: Bed, site: Site, work: Path) -> None:
+def test_advise_mode_logs_its_decisions_and_changes_nothing(bed: Bed, site: Site, work: Path) -> None:
     number = submit_gang(bed, work, 4)
     with agents(site.folder, bed.names[:6]):
         site.start("advise")
@@ -130,7 +130,7 @@ def test_advise_says_what_it_would_do_and_changes_nothing(bed: Bed, site: Site, 
     assert f'gangwatch_slurm_advice{{action="requeue",target="slurm-{number}"}} 1' in measures
 
 
-def test_a_job_for_slurm_is_refused_once_with_what_to_do_instead(site: Site) -> None:
+def test_a_submission_for_slurm_is_refused_once_with_an_alternative(site: Site) -> None:
     site.start("act")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "gangwatch", "submit", "--state", str(site.folder), "--", "true"],
@@ -141,7 +141,7 @@ def test_a_job_for_slurm_is_refused_once_with_what_to_do_instead(site: Site) -> 
     assert json.loads(site.command("jobs", "--json")) in ([], {"jobs": []})
 
 
-def test_an_operators_resume_of_our_drain_is_final(bed: Bed, site: Site) -> None:
+def test_an_operator_s_resume_of_our_drain_is_final(bed: Bed, site: Site) -> None:
     site.start("act")
     site.command("node", "quarantine", "gpu010")
     site.wait_for("the drain", lambda: "DRAIN" in bed.node("gpu010")["State"])
@@ -161,7 +161,7 @@ def test_drains_in_each_partition_are_limited(bed: Bed, site: Site) -> None:
     site.wait_for("two drained", lambda: len(bed.nodes_in("drain")) == 2)
     (withheld,) = {one["outcome"] for one in site.audit("drain") if one["outcome"] != "done"}
     assert "2 nodes of partition batch" in withheld
-    # The drained nodes are released, and the third follows; a restarted controller does nothing twice.
+    # The drained nodes are released, and the third is drained; a restarted controller repeats nothing.
     site.stop()
     site.start("act", slurm={"partition_share": 0.04}, policy={"quarantine_max_fraction": 1.0})
     site.command("node", "release", "gpu001")

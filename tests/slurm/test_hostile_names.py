@@ -68,7 +68,7 @@ def test_slurms_output_for_hostile_jobs_is_read_correctly(bed: Bed, work: Path, 
     for number in numbers:
         assert (jobs[number].user, jobs[number].restarts, len(jobs[number].gpus)) == ("nobody", 0, 1)
         assert len(jobs[number].gpus[0]) == 1
-    # Its own comment is the owner's word, be it on a second line.
+    # The job's comment is the owner's text, even on a second line.
     assert who(jobs[numbers[0]])[2] and not who(jobs[numbers[1]])[2]
     if text:
         assert imitates not in jobs and [one.key for one in found.refused] == [imitates]

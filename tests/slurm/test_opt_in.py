@@ -78,7 +78,7 @@ def move() -> StopGang:
 
 
 def seen(backend: SlurmBackend) -> Hosted:
-    """Return what the cycle gets about the running job."""
+    """Return the running job as reported to the cycle."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         for event in backend.observe(()):

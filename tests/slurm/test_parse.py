@@ -1,6 +1,6 @@
 """Output of Slurm's commands: recorded from 22.05.8, in the forms of later releases, and damaged. No Slurm needed.
 
-Later releases could not be run. Their documents are made here from the recorded ones, after SchedMD's sources
+Later releases could not be run. Their documents are made here from the recorded ones, according to SchedMD's sources
 (src/plugins/data_parser/v0.0.39 and v0.0.40, parsers.c: UINT32_NO_VAL and TIMESTAMP_NO_VAL as objects of set, infinite
 and number; states as lists of flags; lists for CSV_STRING).
 """
@@ -59,7 +59,7 @@ def test_nodes_of_22_05() -> None:
     assert third.partitions == ("batch",)
 
 
-def test_the_text_forms_say_the_same() -> None:
+def test_the_text_forms_give_the_same_records() -> None:
     jobs = parse_json.jobs(recorded("squeue.json")).records
     parsed = columns.jobs(recorded("columns.txt"), columns.places(recorded("places.txt"))).records
     for number in (1, 6):
@@ -100,14 +100,14 @@ def as_later(document: dict[str, Any], states_are_lists: bool) -> bytes:
 
 
 @pytest.mark.parametrize("states_are_lists", [False, True])
-def test_later_releases_say_the_same(states_are_lists: bool) -> None:
+def test_later_releases_give_the_same_records(states_are_lists: bool) -> None:
     jobs = as_later(json.loads(recorded("squeue.json")), states_are_lists)
     nodes = as_later(json.loads(recorded("sinfo.json")), states_are_lists)
     assert parse_json.jobs(jobs).records == parse_json.jobs(recorded("squeue.json")).records
     assert parse_json.nodes(nodes).records == parse_json.nodes(recorded("sinfo.json")).records
 
 
-def test_flags_beside_the_state() -> None:
+def test_flags_next_to_the_state() -> None:
     document = json.loads(recorded("squeue.json"))
     document["jobs"] = document["jobs"][:1]
     for states, base, completing in (
@@ -126,7 +126,7 @@ def test_flags_beside_the_state() -> None:
 
 
 @given(st.integers(min_value=0, max_value=len(recorded("squeue.json")) - 3))
-def test_a_document_that_is_cut_anywhere_is_refused_whole(at: int) -> None:
+def test_a_document_truncated_anywhere_is_refused(at: int) -> None:
     with pytest.raises(BackendError, match="not a complete JSON document"):
         parse_json.jobs(recorded("squeue.json")[:at])
 
@@ -144,7 +144,7 @@ def test_a_document_that_is_cut_anywhere_is_refused_whole(at: int) -> None:
         ("time_limit", True, r"jobs\[0\].time_limit: expected a number"),
     ],
 )
-def test_a_field_of_another_type_is_named(key: str, value: Any, said: str) -> None:
+def test_a_field_of_a_wrong_type_is_named(key: str, value: Any, said: str) -> None:
     document = json.loads(recorded("squeue.json"))
     document["jobs"] = document["jobs"][:1]
     document["jobs"][0][key] = value
@@ -152,7 +152,7 @@ def test_a_field_of_another_type_is_named(key: str, value: Any, said: str) -> No
         parse_json.jobs(json.dumps(document).encode())
 
 
-def test_a_line_without_what_is_needed_is_named() -> None:
+def test_a_line_without_a_required_field_is_named() -> None:
     found = parse_text.nodes("NodeName=a State=IDLE Weight=1\nNodeName=b Weight=1")
     (refused,) = found.refused
     assert (refused.where, refused.why) == ("scontrol show nodes: line 2", ": State: the value is missing")
@@ -205,12 +205,12 @@ def test_generic_resources() -> None:
         ("gangwatch:restartable,signal=10,batch", OptIn(True, "USR1", True)),
     ],
 )  # fmt: skip
-def test_what_a_comment_declares(comment: str, opted: OptIn) -> None:
+def test_declarations_in_a_comment(comment: str, opted: OptIn) -> None:
     assert of_comment(comment) == opted
 
 
 @pytest.mark.parametrize("wrong", ["signal=WRONG", "grace=-1", "grace=nan", "retries=3", "signal="])
-def test_a_declaration_that_is_not_understood_is_none(wrong: str) -> None:
+def test_an_invalid_declaration_is_ignored(wrong: str) -> None:
     opted = of_comment(f"gangwatch:restartable,{wrong}")
     assert not opted.restartable
     assert opted.complaint
@@ -231,7 +231,7 @@ def test_a_declaration_is_read_back(opted: OptIn) -> None:
     assert of_comment(comment_of(opted)) == opted
 
 
-def test_what_a_script_declares() -> None:
+def test_declarations_in_a_script() -> None:
     assert of_script("#!/bin/sh\n#SBATCH --signal=B:USR1@90\n") == OptIn(True, "USR1", True, 90.0)
     assert of_script("#SBATCH -N 4 --signal=TERM") == OptIn(True, "TERM", False, 60.0)
     assert of_script("#SBATCH --time=5\necho --signal=USR1\n") == OptIn()

@@ -54,13 +54,13 @@ def test_quarantine_drains_once() -> None:
     assert actions(planned([goal("n1", NodeState.QUARANTINE)], [drained], Touched({"n1": "1/quarantine"}))) == []
 
 
-def test_our_drains_are_resumed_and_those_of_others_are_not() -> None:
+def test_our_drains_are_resumed_and_drains_of_others_are_not() -> None:
     ours = node("n1", states=frozenset({"DRAINED"}), reason="gangwatch: it is slow")
     theirs = node("n2", states=frozenset({"IDLE", "DRAIN"}), reason="fan 3 is broken")
     renamed = node("n3", states=frozenset({"IDLE", "DRAIN"}), reason="mine now")
     touched = Touched({"n1": "1", "n3": "1"})
     assert actions(planned([], [ours, theirs, renamed], touched)) == [("resume", "n1")]
-    # One of our drains that this state folder does not have: it is unknown whether it is still needed.
+    # A drain of gangwatch that is missing in this state folder: it is unknown whether it is still needed.
     assert actions(planned([], [ours], Touched())) == []
     assert actions(planned([goal("n2", NodeState.QUARANTINE)], [theirs])) == []
 
@@ -94,12 +94,12 @@ def test_a_suspect_gets_a_weight_and_gets_it_again_after_slurm_dropped_it() -> N
     assert actions(planned([suspect], [node("n1")], touched)) == [("weigh", "n1")]  # scontrol reconfigure
     back = planned([], [set_], touched).changes[0]
     assert back.command[2:] == ("NodeName=n1", "Weight=10", "Features=h200", "ActiveFeatures=h200")
-    # An operator has set another weight meanwhile: that is the node's own now.
+    # An operator has set another weight meanwhile: it is now the node's own weight.
     assert planned([], [node("n1", weight=99)], touched).changes[0].command == ()
     assert planned([suspect], [node("n1", weight=99)], touched).changes[0].weighs == (99, weight_for(99, 1.3))
 
 
-def test_no_more_than_the_share_is_drained() -> None:
+def test_no_more_nodes_than_the_share_are_drained() -> None:
     goals = [goal(name, NodeState.QUARANTINE) for name in NAMES]
     found = planned(goals, share=0.25)
     assert actions(found) == [("drain", "n0"), ("drain", "n1")]
@@ -166,7 +166,7 @@ def test_pending_gangs_exclude_slow_nodes_if_enough_nodes_are_left() -> None:
         (1.3, 4, 36_000.0, False),  # 4 nodes at 1/1.3 are worth more than 3
         (1.3, 5, 36_000.0, True),
         (1.3, 5, 300.0, False),
-        (1.0, 4, 100.0, True),  # it is not slowness that is held against it
+        (1.0, 4, 100.0, True),  # its verdict is not about slowness
     ],
 )
 def test_a_slow_node_is_better_than_a_long_wait(
@@ -189,8 +189,8 @@ def test_pending_demand_is_reported_by_partition_and_size() -> None:
         pending(4, gpus_wanted=8, reason="Dependency"),
         pending(5, gpus_wanted=8, held=True),
         pending(6, gpus_wanted=32, reason="Priority"),
-        pending(7, reason="Priority"),  # asks for no GPU
-        pending(9, gpus_wanted=24),  # has just come
+        pending(7, reason="Priority"),  # requests no GPU
+        pending(9, gpus_wanted=24),  # just submitted
         dataclasses.replace(pending(8, gpus_wanted=64, reason="Priority"), state="RUNNING"),
     ]
     assert host_waits(jobs, {"6": None}).waiting == (

@@ -35,7 +35,10 @@ PASSED = SlurmJob(42, "COMPLETED", exit_code=0)
 
 
 class ProbingSlurm(Commands):
-    """Records the commands and returns the job's states in order. fails: first words of commands that fail."""
+    """A fake Slurm that records the commands and returns the job's states in order.
+
+    fails: first words of commands that fail.
+    """
 
     def __init__(self, *looks: SlurmJob | None, number: str = "42") -> None:
         super().__init__()
@@ -69,22 +72,22 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_reservation, "LOOK_SECONDS", 0.001)
 
 
-def hands_of(folder: Path, slurm: ProbingSlurm) -> AuditedCommands:
+def audited_commands(folder: Path, slurm: ProbingSlurm) -> AuditedCommands:
     slurm.path = folder / "touched.json"
     return AuditedCommands(slurm, Audit(folder / "audit.jsonl", ManualClock()), slurm.path, lambda *_: None)
 
 
 def probed(folder: Path, slurm: ProbingSlurm, touched: Touched | None = None) -> tuple[Probe, Touched]:
     """Run the probe; return it and the remaining record of changes."""
-    hands = hands_of(folder, slurm)
+    commands = audited_commands(folder, slurm)
     if touched is not None:
-        hands.touched = touched
-    probe = Probe(hands, START)
+        commands.touched = touched
+    probe = Probe(commands, START)
     asyncio.run(probe.run())
     return probe, memory.read(slurm.path)
 
 
-def test_a_probe_has_the_node_for_itself_and_leaves_it_drained(tmp_path: Path) -> None:
+def test_a_probe_runs_alone_on_the_node_and_leaves_it_drained(tmp_path: Path) -> None:
     slurm = ProbingSlurm(WAITS, RUNS, PASSED)
     probe, left = probed(tmp_path, slurm, Touched(drained={"n1": "1/quarantine", "n2": "x"}))
     assert [words.split()[:3] for words in slurm.done] == [
@@ -96,7 +99,7 @@ def test_a_probe_has_the_node_for_itself_and_leaves_it_drained(tmp_path: Path) -
     ]
     reserve, resume, submit, drain, _ = slurm.done
     assert "ReservationName=gangwatch_n1" in reserve and "Nodes=n1" in reserve
-    assert "Duration=3" in reserve, "its limit and a minute more"
+    assert "Duration=3" in reserve, "its limit and one minute"
     assert "State=RESUME" in resume and "State=DRAIN Reason=gangwatch: " in drain
     for option in ("--reservation=gangwatch_n1", "--nodelist=n1", "--ntasks=8", "--gpus-per-node=8", "--no-requeue"):
         assert option in submit.split()
@@ -104,7 +107,7 @@ def test_a_probe_has_the_node_for_itself_and_leaves_it_drained(tmp_path: Path) -
     assert (probe.exit_code, probe.running, probe.failure) == (0, True, "")
     assert left == Touched(drained={"n1": "probed", "n2": "x"})
     before = slurm.remembered[0]
-    assert (before.reserved, set(before.drained)) == ({"n1": "gangwatch_n1"}, {"n2"}), "written down before it is done"
+    assert (before.reserved, set(before.drained)) == ({"n1": "gangwatch_n1"}, {"n2"}), "recorded before the change"
 
 
 @pytest.mark.parametrize(
@@ -132,37 +135,39 @@ def test_a_lost_or_rejected_probe_has_failed(tmp_path: Path) -> None:
     assert left.reserved == {} and left.drained == {"n1": "probed"}
 
 
-def test_a_node_that_can_not_be_reserved_is_not_resumed(tmp_path: Path) -> None:
+def test_a_node_that_cannot_be_reserved_is_not_resumed(tmp_path: Path) -> None:
     slurm = ProbingSlurm(PASSED)
     slurm.fails = {"scontrol create": "no", "scontrol delete": "Requested reservation is invalid"}
     probe, left = probed(tmp_path, slurm)
     assert (probe.exit_code, probe.failure) == (1, "no")
     assert not [words for words in slurm.done if "RESUME" in words or words.startswith("sbatch")]
-    assert left == Touched(drained={"n1": "probed"}), "a reservation that is gone need not be put back"
+    assert left == Touched(drained={"n1": "probed"}), "a deleted reservation need not be undone"
 
 
 def test_a_reservation_that_cannot_be_deleted_now_is_recorded(tmp_path: Path) -> None:
     for start in ("scontrol update", "scontrol delete"):
         slurm = ProbingSlurm(PASSED)
         slurm.fails = {start: "Unable to contact slurm controller"}
-        hands = hands_of(tmp_path, slurm)
-        hands.touched = Touched(reserved={"n1": "its name"})
-        asyncio.run(release(hands, "n1", "a test"))
-        assert hands.touched.reserved == {"n1": "its name"}
-        assert ("n1" in hands.touched.drained) is (start == "scontrol delete"), "a drain that failed is none of ours"
+        commands = audited_commands(tmp_path, slurm)
+        commands.touched = Touched(reserved={"n1": "its name"})
+        asyncio.run(release(commands, "n1", "a test"))
+        assert commands.touched.reserved == {"n1": "its name"}
+        assert ("n1" in commands.touched.drained) is (start == "scontrol delete"), (
+            "a failed drain is not a change by gangwatch"
+        )
         if start == "scontrol delete":
-            assert slurm.remembered[-1].drained == {"n1": "probed"}, "written down before anything else is tried"
+            assert slurm.remembered[-1].drained == {"n1": "probed"}, "recorded before any other change"
 
 
-# --- those under way -------------------------------------------------------------------------------------------------
+# --- running probes --------------------------------------------------------------------------------------------------
 
 
 def with_probes(
     folder: Path, slurm: ProbingSlurm, work: Callable[[Probes, AuditedCommands], Coroutine[Any, Any, None]]
 ) -> None:
     async def run() -> None:
-        hands = hands_of(folder, slurm)
-        await asyncio.wait_for(work(Probes(hands), hands), 10)
+        commands = audited_commands(folder, slurm)
+        await asyncio.wait_for(work(Probes(commands), commands), 10)
 
     asyncio.run(run())
 
@@ -176,7 +181,7 @@ def test_start_and_end_of_a_probe_are_reported_once(tmp_path: Path) -> None:
     slurm = ProbingSlurm(WAITS)
     key = ("probe-n1-1", 1)
 
-    async def work(probes: Probes, hands: AuditedCommands) -> None:
+    async def work(probes: Probes, commands: AuditedCommands) -> None:
         assert not probes and key not in probes
         probes.begin(START)
         probes.begin(START)  # the same once more
@@ -197,13 +202,13 @@ def test_start_and_end_of_a_probe_are_reported_once(tmp_path: Path) -> None:
     with_probes(tmp_path, slurm, work)
 
 
-def test_a_probe_that_is_stopped_is_cancelled_in_slurm(tmp_path: Path) -> None:
+def test_a_stopped_probe_is_cancelled_in_slurm(tmp_path: Path) -> None:
     slurm = ProbingSlurm(RUNS)
 
     def stop(job_id: str, attempt: int) -> StopGang:
         return StopGang("a-2", job_id, attempt, "SIGTERM", 5.0, StopReason.CANCEL, "it is released")
 
-    async def work(probes: Probes, hands: AuditedCommands) -> None:
+    async def work(probes: Probes, commands: AuditedCommands) -> None:
         probes.begin(START)
         await until(lambda: slurm.given)
         probes.end(stop("probe-n1-1", 2))
@@ -220,17 +225,17 @@ def test_a_probe_that_is_stopped_is_cancelled_in_slurm(tmp_path: Path) -> None:
 def test_only_reservations_of_an_earlier_controller_are_released(tmp_path: Path) -> None:
     slurm = ProbingSlurm(RUNS)
 
-    async def work(probes: Probes, hands: AuditedCommands) -> None:
+    async def work(probes: Probes, commands: AuditedCommands) -> None:
         probes.begin(START)
         await until(lambda: slurm.given)
-        hands.touched.reserved["n2"] = "gangwatch_n2"
+        commands.touched.reserved["n2"] = "gangwatch_n2"
         probes.take_up()
         await until(lambda: [words for words in slurm.done if words.startswith("scontrol delete")])
         assert slurm.done[-2:] == [
             "scontrol update NodeName=n2 State=DRAIN Reason=gangwatch: the controller that probed it has ended",
             "scontrol delete ReservationName=gangwatch_n2",
         ]
-        assert hands.touched.reserved == {"n1": "gangwatch_n1"}
+        assert commands.touched.reserved == {"n1": "gangwatch_n1"}
         probes.leave()
 
     with_probes(tmp_path, slurm, work)

@@ -1,6 +1,6 @@
 """Moves of jobs and updates of nodes, step by step, against a fake Slurm of a few lines. No Slurm needed.
 
-Every error path is taken on purpose here; test_troubles.py shows the behaviour of the real Slurm.
+Every error path is forced here; test_troubles.py tests the behaviour of the real Slurm.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ JOB = SlurmJob(
 OPTED = OptIn(True, "USR1", grace_seconds=0.3)
 
 
-class LittleSlurm(Commands):
-    """One job, and the commands on it. fails: first words of failing commands, run or not (`done_all_the_same`)."""
+class FakeSlurm(Commands):
+    """A fake Slurm with one job, and its commands.
+
+    fails: first words of failing commands, whether they run or not (`done_all_the_same`).
+    """
 
     def __init__(self, job: SlurmJob | None = JOB) -> None:
         super().__init__()
@@ -87,7 +90,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(requeue, name, seconds)
 
 
-def hands_of(folder: Path, slurm: LittleSlurm) -> AuditedCommands:
+def audited_commands(folder: Path, slurm: FakeSlurm) -> AuditedCommands:
     return AuditedCommands(
         slurm, Audit(folder / "audit.jsonl", SystemClock()), folder / "touched.json", lambda *_: None
     )
@@ -112,13 +115,13 @@ def always_declares(opted: OptIn) -> Consent:
 
 
 def moved(
-    folder: Path, slurm: LittleSlurm, opted: OptIn = OPTED, *, avoided: tuple[str, ...] = ("n1",),
+    folder: Path, slurm: FakeSlurm, opted: OptIn = OPTED, *, avoided: tuple[str, ...] = ("n1",),
     place: tuple[str, ...] = ("n2", "n3"), frozen: Callable[[], Awaitable[bool]] = never, attempt: int = 0,
     consent: Consent | None = None,
 ) -> str:  # fmt: skip
     """Run the move and return its result in words."""
     requeued = Requeue(
-        hands_of(folder, slurm), 7, attempt, who(JOB), consent or always_declares(opted), lambda: NODES, frozen,
+        audited_commands(folder, slurm), 7, attempt, who(JOB), consent or always_declares(opted), lambda: NODES, frozen,
         "n1 is slow",
     )  # fmt: skip
     return asyncio.run(requeued.run(avoided, (), place))
@@ -132,7 +135,7 @@ def memory_of(folder: Path) -> Touched:
 
 
 def test_a_move_reserves_saves_requeues_excludes_and_releases(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+    slurm = FakeSlurm()
     assert moved(tmp_path, slurm) == "requeued without n1"
     assert [words.split()[:2] for words in slurm.done] == [
         ["scontrol", "create"],
@@ -143,23 +146,23 @@ def test_a_move_reserves_saves_requeues_excludes_and_releases(tmp_path: Path) ->
     ]
     assert "Nodes=n2,n3" in slurm.done[0] or "Nodes=n[2-3]" in slurm.done[0]
     assert slurm.done[3].endswith("StartTime=now ExcNodeList=n1")
-    assert memory_of(tmp_path) == Touched(), "nothing is left to be put back"
+    assert memory_of(tmp_path) == Touched(), "no change is left to be undone"
 
 
-def test_a_job_that_is_not_signalled_is_requeued_at_once(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+def test_a_job_without_a_signal_is_requeued_at_once(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
     moved(tmp_path, slurm, OptIn(True), place=())
     assert [words.split()[1] for words in slurm.done] == ["requeue", "update"]
 
 
-def test_the_signal_goes_to_the_script_where_it_asks_for_that(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+def test_the_signal_is_sent_to_the_script_if_it_declares_so(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
     moved(tmp_path, slurm, OptIn(True, "USR2", True, 0.01), place=())
     assert slurm.done[0] == "scancel --signal=USR2 --batch 7"
 
 
-def test_a_job_that_has_saved_and_ended_is_not_waited_for(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+def test_a_job_that_ended_after_its_save_is_not_awaited(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
     slurm.on_signal = lambda job: dataclasses.replace(job, state="COMPLETED")
     began = time.monotonic()
     moved(tmp_path, slurm, dataclasses.replace(OPTED, grace_seconds=300.0))
@@ -177,7 +180,7 @@ def test_a_job_that_has_saved_and_ended_is_not_waited_for(tmp_path: Path) -> Non
     ],
 )
 def test_an_ended_attempt_is_not_touched(tmp_path: Path, job: SlurmJob | None, said: str) -> None:
-    slurm = LittleSlurm(job)
+    slurm = FakeSlurm(job)
     assert said in moved(tmp_path, slurm)
     assert slurm.done == []
     assert memory_of(tmp_path) == Touched()
@@ -186,15 +189,15 @@ def test_an_ended_attempt_is_not_touched(tmp_path: Path, job: SlurmJob | None, s
 
 
 def test_a_job_stays_if_too_few_nodes_would_be_left(tmp_path: Path) -> None:
-    slurm = LittleSlurm(dataclasses.replace(JOB, least_nodes=4))
+    slurm = FakeSlurm(dataclasses.replace(JOB, least_nodes=4))
     assert "too few nodes" in moved(tmp_path, slurm)
     assert slurm.done == []
-    own = LittleSlurm(dataclasses.replace(JOB, least_nodes=3, excluded=("n3",)))
+    own = FakeSlurm(dataclasses.replace(JOB, least_nodes=3, excluded=("n3",)))
     assert "too few nodes" in moved(tmp_path, own), "its own exclusions count too"
 
 
 def test_no_move_starts_while_actions_are_frozen(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+    slurm = FakeSlurm()
     assert "frozen" in moved(tmp_path, slurm, frozen=always)
     assert slurm.done == []
 
@@ -204,7 +207,7 @@ def test_no_move_starts_while_actions_are_frozen(tmp_path: Path) -> None:
     [({"state": "CANCELLED"}, "it was cancelled"), ({"restarts": 1}, "it was restarted in the meantime")],
 )
 def test_changes_during_the_save_take_precedence(tmp_path: Path, change: dict[str, object], said: str) -> None:
-    slurm = LittleSlurm()
+    slurm = FakeSlurm()
     slurm.on_signal = lambda job: dataclasses.replace(job, **change)  # type: ignore[arg-type]
     assert said in moved(tmp_path, slurm)
     assert [words.split()[1] for words in slurm.done] == ["create", "--signal=USR1", "delete"], (
@@ -218,18 +221,18 @@ def test_changes_during_the_save_take_precedence(tmp_path: Path, change: dict[st
     [{"user": "bob"}, {"submitted_seconds": 6e8}, {"user": "bob", "restarts": 1}],
 )
 def test_another_job_with_the_same_number_is_not_touched(tmp_path: Path, change: dict[str, object]) -> None:
-    slurm = LittleSlurm(dataclasses.replace(JOB, **change))  # type: ignore[arg-type]
+    slurm = FakeSlurm(dataclasses.replace(JOB, **change))  # type: ignore[arg-type]
     assert "is now another job" in moved(tmp_path, slurm) or "restarted in the meantime" in moved(tmp_path, slurm)
     assert slurm.done == []
-    later = LittleSlurm()
+    later = FakeSlurm()
     later.on_signal = lambda job: dataclasses.replace(job, user="bob", submitted_seconds=6e8)
     assert "is now another job, of bob" in moved(tmp_path, later)
-    assert not any("requeue" in words for words in later.done), "it got the number during the save"
+    assert not any("requeue" in words for words in later.done), "the number was reused during the save"
 
 
 def test_consent_is_read_before_each_of_the_two_commands(tmp_path: Path) -> None:
     for reads, done in ((0, []), (1, ["create", "delete"]), (2, ["create", "--signal=USR1", "delete"])):
-        slurm = LittleSlurm()
+        slurm = FakeSlurm()
         declared = [OPTED] * reads + [OptIn()]
 
         async def read(_: SlurmJob, declared: list[OptIn] = declared) -> OptIn:
@@ -241,7 +244,7 @@ def test_consent_is_read_before_each_of_the_two_commands(tmp_path: Path) -> None
 
 
 def test_a_requeue_without_a_response_is_not_repeated(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+    slurm = FakeSlurm()
     slurm.fails["scontrol requeue"] = True
     moved(tmp_path, slurm)
     assert slurm.done.count("scontrol requeue 7") == 1
@@ -249,7 +252,7 @@ def test_a_requeue_without_a_response_is_not_repeated(tmp_path: Path) -> None:
 
 
 def test_a_job_moves_even_if_its_nodes_cannot_be_reserved(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+    slurm = FakeSlurm()
     slurm.fails["scontrol create"] = False
     assert moved(tmp_path, slurm) == "requeued without n1"
     assert not any("delete" in words for words in slurm.done)
@@ -258,7 +261,7 @@ def test_a_job_moves_even_if_its_nodes_cannot_be_reserved(tmp_path: Path) -> Non
 @pytest.mark.parametrize("requeued", [True, False])
 def test_moves_of_an_earlier_controller_are_continued(tmp_path: Path, requeued: bool) -> None:
     """The job is saved once and requeued once, whichever of the two controllers does it."""
-    slurm = LittleSlurm()
+    slurm = FakeSlurm()
     if requeued:
         slurm.job_now = dataclasses.replace(
             JOB, state="PENDING", nodes=(), gpus=(), restarts=1, begins_seconds=time.time() + 99
@@ -270,18 +273,18 @@ def test_moves_of_an_earlier_controller_are_continued(tmp_path: Path, requeued: 
     assert "ExcNodeList=n1" in slurm.done[-2]
 
 
-# --- how many --------------------------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 def moves_of(folder: Path, jobs: dict[int, SlurmJob], **settings: float) -> Moves:
     snapshot = Snapshot(0, NODES, jobs)
-    hands = hands_of(folder, LittleSlurm())
+    commands = audited_commands(folder, FakeSlurm())
     return Moves(
-        hands, Settings(**settings), Cycle(), always_declares(OPTED), lambda: snapshot, lambda *_: None, lambda: None  # type: ignore[arg-type]
+        commands, Settings(**settings), Cycle(), always_declares(OPTED), lambda: snapshot, lambda *_: None, lambda: None  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def test_one_job_may_always_move_however_large_it_is(tmp_path: Path) -> None:
+def test_one_job_of_any_size_may_always_move(tmp_path: Path) -> None:
     other = dataclasses.replace(JOB, number=8, nodes=("n2", "n3"))
     moves = moves_of(tmp_path, {7: JOB, 8: other}, partition_share=0.25)
     assert moves._no_room(7) == "", "two of four nodes exceed the share, but no other job is moving"
@@ -289,19 +292,19 @@ def test_one_job_may_always_move_however_large_it_is(tmp_path: Path) -> None:
     assert "jobs on 2 nodes of partition batch are being moved already" in moves._no_room(7)
     elsewhere = moves_of(tmp_path, {7: JOB, 8: dataclasses.replace(other, partition="debug")}, partition_share=0.25)
     elsewhere._under_way[8, 0] = None  # type: ignore[assignment]
-    assert elsewhere._no_room(7) == "", "of another partition"
+    assert elsewhere._no_room(7) == "", "a job of another partition"
 
 
 def test_moves_an_hour_are_limited(tmp_path: Path) -> None:
     moves = moves_of(tmp_path, {7: JOB}, requeues_per_hour=2)
     now = time.monotonic()
     moves._began_at.extend([now - 4000, now - 10])
-    assert moves._no_room(7) == "", "one of them is longer ago"
+    assert moves._no_room(7) == "", "one of them was more than an hour ago"
     moves._began_at.append(now)
     assert "2 moved jobs an hour" in moves._no_room(7)
 
 
-# --- what became of an attempt ---------------------------------------------------------------------------------------
+# --- ends of attempts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,37 +322,37 @@ def test_moves_an_hour_are_limited(tmp_path: Path) -> None:
     ],
 )
 def test_events_of_an_attempt(tmp_path: Path, job: SlurmJob | None, said: str, code: int | None) -> None:
-    backend = SlurmBackend(tmp_path, LittleSlurm())
+    backend = SlurmBackend(tmp_path, FakeSlurm())
     events = backend._events_of(Snapshot(0, NODES, {} if job is None else {7: job}), "slurm-7", 0)
     assert events == ([AttemptEnded("slurm-7", 0, (), reason=said, all_exited_with=code)] if said else [])
 
 
-# --- the keeper of nodes ---------------------------------------------------------------------------------------------
+# --- updates of nodes ------------------------------------------------------------------------------------------------
 
 
-def kept(folder: Path, slurm: LittleSlurm, names: list[str], nodes: dict[str, SlurmNode] | None = None, **settings: float) -> tuple[AuditedCommands, list[str]]:  # noqa: E501  # fmt: skip
+def kept(folder: Path, slurm: FakeSlurm, names: list[str], nodes: dict[str, SlurmNode] | None = None, **settings: float) -> tuple[AuditedCommands, list[str]]:  # noqa: E501  # fmt: skip
     goals = {name: DesiredNode(name, NodeState.QUARANTINE, "it is slow", "1/quarantine", 1.3) for name in names}
     desired = DesiredState(True, False, goals, frozenset(NODES), {})
-    hands = hands_of(folder, slurm)
-    keeper = NodeUpdater(hands, Settings(partition_share=1.0, comments=False, **settings), SystemClock())  # type: ignore[arg-type]
+    commands = audited_commands(folder, slurm)
+    keeper = NodeUpdater(commands, Settings(partition_share=1.0, comments=False, **settings), SystemClock())  # type: ignore[arg-type]
 
     async def twice() -> list[str]:
         found = await keeper.keep(desired, Snapshot(0, nodes or NODES))
         return found + await keeper.keep(desired, Snapshot(0, nodes or NODES))
 
-    return hands, asyncio.run(twice())
+    return commands, asyncio.run(twice())
 
 
-def test_a_drain_that_failed_is_not_taken_for_an_operator_s_resume(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+def test_a_failed_drain_is_not_an_operator_s_resume(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
     slurm.fails["scontrol update NodeName=n1"] = False
-    hands, released = kept(tmp_path, slurm, ["n1"])
+    commands, released = kept(tmp_path, slurm, ["n1"])
     assert released == []
-    assert hands.touched.drained == {} == memory_of(tmp_path).drained
+    assert commands.touched.drained == {} == memory_of(tmp_path).drained
 
 
 def test_a_drain_is_recorded_before_it_is_made(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+    slurm = FakeSlurm()
     found: list[dict[str, str]] = []
     run = slurm.run
 
@@ -363,15 +366,15 @@ def test_a_drain_is_recorded_before_it_is_made(tmp_path: Path) -> None:
 
 
 def test_changes_a_minute_are_limited(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+    slurm = FakeSlurm()
     kept(tmp_path, slurm, ["n0", "n1", "n2"], changes_per_minute=2)
     assert len(slurm.done) == 2
     withheld = [line for line in lines(tmp_path / "audit.jsonl") if line.outcome.startswith("withheld")]
-    assert [line.target for line in withheld] == ["n2"], "said once"
+    assert [line.target for line in withheld] == ["n2"], "logged once"
 
 
-def test_an_operators_resume_releases_the_node(tmp_path: Path) -> None:
-    slurm = LittleSlurm()
+def test_an_operator_s_resume_releases_the_node(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
     memory.write(tmp_path / "touched.json", Touched({"n1": "1/quarantine"}))
     _, released = kept(tmp_path, slurm, ["n1"])
     assert released[:1] == ["n1"]

@@ -48,7 +48,7 @@ def test_each_slurm_node_has_a_record_and_a_removed_node_has_none(tmp_path: Path
         f"{name}.json": {"pid": 0, "start_time": 0, "node": name, "url": f"http://{name}.example:9400/{name}"}
         for name in ("n1", "n2")
     }
-    (folder / "other.json").write_text("{}")  # an agent's own
+    (folder / "other.json").write_text("{}")  # a record of an agent
     announced.write(["n2", "n3"])
     assert set(records_in(folder)) == {"n2.json", "n3.json", "other.json"}
 
@@ -65,7 +65,7 @@ def test_a_written_record_is_not_written_again_and_a_failed_one_is(tmp_path: Pat
     assert records_in(folder) == {}
 
 
-# --- asking ----------------------------------------------------------------------------------------------------------
+# --- queries of the cycle --------------------------------------------------------------------------------------------
 
 
 def answering(answer: Callable[[Future[Any]], None]) -> Any:
@@ -77,7 +77,7 @@ def answering(answer: Callable[[Future[Any]], None]) -> Any:
     return ask
 
 
-def test_without_an_answer_of_the_cycle_everything_is_frozen(
+def test_without_a_response_of_the_cycle_everything_is_frozen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cycle_queries, "ANSWER_SECONDS", 0.05)
@@ -92,7 +92,7 @@ def test_without_an_answer_of_the_cycle_everything_is_frozen(
     assert asyncio.run(cycle.frozen())
     cycle.ask = answering(lambda future: None)
     began = time.monotonic()
-    assert asyncio.run(cycle.frozen()), "it has not answered in time"
+    assert asyncio.run(cycle.frozen()), "it has not responded in time"
     assert time.monotonic() - began < 3.0
 
 
@@ -118,13 +118,13 @@ def test_audit_lines_are_read_in_order_and_damaged_ones_skipped(tmp_path: Path) 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_line_that_can_not_be_written_is_counted_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_line_that_cannot_be_written_is_counted_and_stops_nothing(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "absent" / "actions.jsonl", ManualClock())
     audit.write("drain", "n1", "done")
     assert audit.counts == {("drain", "done"): 1}
 
 
-# --- facts -----------------------------------------------------------------------------------------------------------
+# --- job states ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_base_state_is_separated_from_flags(states: list[str], base: str) ->
         ({"state": "SUSPENDED"}, True, False),
         ({"completing": True}, False, False),
         ({"state": "PENDING"}, False, True),
-        ({"state": "PENDING", "completing": True}, False, False),  # requeued, and its processes still end
+        ({"state": "PENDING", "completing": True}, False, False),  # requeued, and its processes have not ended yet
         ({"state": "COMPLETED"}, False, False),
     ],
 )
@@ -171,7 +171,7 @@ def test_running_and_pending_states(changed: dict[str, Any], runs: bool, waits: 
         ({"reason": "Resources", "state": "RUNNING"}, False),
     ],
 )
-def test_only_jobs_that_lack_nothing_but_nodes_wait_for_room(changed: dict[str, Any], room: bool) -> None:
+def test_only_jobs_that_lack_nothing_but_nodes_wait_for_nodes(changed: dict[str, Any], room: bool) -> None:
     assert dataclasses.replace(SlurmJob(7, "PENDING"), **changed).waits_for_room is room
 
 
@@ -191,7 +191,7 @@ def test_every_drain_state_counts_as_drained() -> None:
         (("", "", "", "gres:gpu:1", 2, 16), 16),
         (("", "", "gres:gpu:4", "", 2, 16), 8),
         (("gres/gpu=6", "", "", "", 2, 16), 6),
-        (("gres:gpu", "", "", "", 2, 16), 1 * 0),  # no number where only the kind is named inside of a longer word
+        (("gres:gpu", "", "", "", 2, 16), 1 * 0),  # a kind inside a longer word has no number
         (("", "", "", "", 2, 16), 0),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_host_list_has_a_largest_size_and_matching_brackets() -> None:
     assert expand("n[3-3]") == ("n3",)
 
 
-# --- the two forms of Slurm's answers --------------------------------------------------------------------------------
+# --- the two forms of Slurm's output ---------------------------------------------------------------------------------
 
 
 def columns_of(**changed: str) -> bytes:
@@ -271,13 +271,13 @@ def test_a_record_of_columns_gives_times_counts_and_flags() -> None:
         ({"comment": "c" * 1024}, {"comment": "c" * 1024}),
     ],
 )
-def test_a_record_of_columns_in_its_variants(changed: dict[str, str], expected: dict[str, Any]) -> None:
+def test_variants_of_a_record_of_columns(changed: dict[str, str], expected: dict[str, Any]) -> None:
     job = columns_job(**changed)
     assert {key: getattr(job, key) for key in expected} == expected
 
 
-def test_a_record_without_its_last_column_is_read_as_well() -> None:
-    """squeue 26.05 prints nothing, not even blanks, for the exit code of a job that has none."""
+def test_a_record_without_its_last_column_is_read() -> None:
+    """squeue 26.05 prints nothing, not even blanks, for the exit code of a job without one."""
     short = columns_of().rstrip(b"\n")[: -columns.COLUMNS[-1][1]] + b"\n"
     both = columns.records(short + columns_of(jobid="8") + short)
     assert [(record[:12].strip(), len(record)) for record in both] == [
@@ -302,19 +302,21 @@ def test_an_invalid_column_is_named(changed: dict[str, str], said: str) -> None:
         columns_job(**changed)
 
 
-def test_the_gpus_of_a_job_are_those_named_for_its_nodes() -> None:
+def test_the_gpus_of_a_job_are_those_listed_for_its_nodes() -> None:
     text = "JobId=7 JobName=x   Nodes=n[1-2] CPU_IDs=0 Mem=0 GRES=gpu:h200:3(IDX:0-1,6) MinCPUsNode=1"
     assert parse_text.gpus_of_job(text, ("n1", "n2")) == ((0, 1, 6), (0, 1, 6))
     assert parse_text.gpus_of_job(text, ("n1",)) == ((0, 1, 6),)
-    assert parse_text.gpus_of_job(text, ("n1", "n3")) is None, "one is not named"
-    assert parse_text.gpus_of_job(f"{text} Nodes=n2 CPU_IDs= Mem= GRES=gpu:1", ("n1", "n2")) is None, "one is twice"
+    assert parse_text.gpus_of_job(text, ("n1", "n3")) is None, "one node is not listed"
+    assert parse_text.gpus_of_job(f"{text} Nodes=n2 CPU_IDs= Mem= GRES=gpu:1", ("n1", "n2")) is None, (
+        "one node is listed twice"
+    )
     assert parse_text.gpus_of_job(text.replace("0-1,6", "0-x"), ("n1", "n2")) is None
     with pytest.raises(ValueError, match="a node has at most 1024"):
         indices_of("gpu:1025")
     assert len(indices_of("gpu:1024")) == 1024
 
 
-def test_marks_of_old_releases_on_a_node_s_state_are_no_part_of_it() -> None:
+def test_flags_of_old_releases_are_separated_from_a_node_s_state() -> None:
     result = parse_text.nodes("NodeName=n1 State=IDLE*+DRAIN Gres=gpu:8 Reason=fan is bad [root@2023-05-04T03:02:01]")
     assert result.records["n1"].states == {"IDLE", "DRAIN", "NOT_RESPONDING"}
     assert (result.records["n1"].reason, result.records["n1"].reason_user, result.records["n1"].weight) == (
@@ -356,7 +358,7 @@ def json_job(**changed: Any) -> SlurmJob:
         ({"state_reason": "None"}, {"reason": ""}),
     ],
 )
-def test_a_job_of_squeue_in_its_variants(changed: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_variants_of_a_job_of_squeue(changed: dict[str, Any], expected: dict[str, Any]) -> None:
     job = json_job(**changed)
     assert {key: getattr(job, key) for key in expected} == expected
 
@@ -459,7 +461,7 @@ def test_output_without_a_release_number_is_refused(bin_folder: Path) -> None:
         asyncio.run(commands_of(bin_folder).version())
 
 
-def test_errors_of_failed_and_missing_commands_say_why(bin_folder: Path) -> None:
+def test_errors_of_failed_and_missing_commands_give_the_reason(bin_folder: Path) -> None:
     program(bin_folder, "scontrol", "echo lost; echo 'it is\n  wrong' >&2; exit 3")
     with pytest.raises(BackendError, match=r"scontrol a b: exit code 3: it is wrong$"):
         asyncio.run(commands_of(bin_folder).run("scontrol", "a", "b", "c"))
@@ -531,13 +533,13 @@ def test_one_job_and_its_script(bin_folder: Path) -> None:
     for _ in range(2):
         job = asyncio.run(slurm.job(6))
         assert job is not None and job.gpus == ((3,),)
-    assert slurm.requests == 2 + 3 + 2, "its GPUs are asked for once an attempt"
+    assert slurm.requests == 2 + 3 + 2, "its GPUs are requested once per attempt"
     assert asyncio.run(commands_of(bin_folder).script(2)) == "script of 2\n"
     program(bin_folder, "scontrol", "exit 1")
     assert asyncio.run(commands_of(bin_folder).script(2)) == ""
 
 
-def test_the_programs_that_are_missing_are_named(bin_folder: Path) -> None:
+def test_missing_programs_are_named(bin_folder: Path) -> None:
     for name in ("squeue", "sinfo", "scontrol", "scancel"):
         program(bin_folder, name, "")
     path = f"/nowhere{os.pathsep}{bin_folder}"
@@ -547,10 +549,10 @@ def test_the_programs_that_are_missing_are_named(bin_folder: Path) -> None:
     assert programs({"PATH": path}) == ["sinfo"]
 
 
-# --- hands -----------------------------------------------------------------------------------------------------------
+# --- audited commands ------------------------------------------------------------------------------------------------
 
 
-def test_a_change_and_its_failure_each_leave_a_line(bin_folder: Path, tmp_path: Path) -> None:
+def test_a_change_and_its_failure_are_both_recorded(bin_folder: Path, tmp_path: Path) -> None:
     program(bin_folder, "scontrol", '[ "$1" = bad ] && { echo no >&2; exit 1; }\necho "did $1"')
     audit = Audit(tmp_path / "audit.jsonl", ManualClock())
     looks: list[tuple[int, SlurmJob | None]] = []
@@ -571,7 +573,7 @@ def test_a_change_and_its_failure_each_leave_a_line(bin_folder: Path, tmp_path: 
     assert looks == [(5, None)], "the callback gets the job"
 
 
-# --- wishes ----------------------------------------------------------------------------------------------------------
+# --- desired state ---------------------------------------------------------------------------------------------------
 
 
 def verdict(name: str = "v-1", node: str = "n1", **changed: Any) -> Verdict:
@@ -601,15 +603,13 @@ def test_unhealthy_nodes_have_a_verdict_and_an_episode() -> None:
     assert (one.why, one.episode, one.slowdown, one.verdict) == ("slow", "quarantine/2/v-1", 1.5, "v-1")
     assert one.evidence and not one.probed
     state.past_verdicts = [PastVerdict(state.verdicts.pop("v-1"), 5, "it cleared")]
-    assert desired_state.desired_state_of(state).nodes["n1"].evidence == one.evidence, (
-        "a verdict that stands no more is remembered"
-    )
+    assert desired_state.desired_state_of(state).nodes["n1"].evidence == one.evidence, "a cleared verdict is remembered"
     state.past_verdicts = []
     assert desired_state.desired_state_of(state).nodes["n1"].evidence == ()
 
 
 @pytest.mark.parametrize(("job_state", "probed"), [(JobState.RUNNING, True), (JobState.PENDING, False)])
-def test_a_node_is_probed_while_its_probe_has_it(job_state: JobState, probed: bool) -> None:
+def test_a_node_is_being_probed_while_its_probe_runs(job_state: JobState, probed: bool) -> None:
     state = state_of()
     state.nodes["n1"].probe_job = "probe-n1-1"
     spec = JobSpec("probe-n1-1", ("x",), 8, kind=JobKind.PROBE)
@@ -617,9 +617,9 @@ def test_a_node_is_probed_while_its_probe_has_it(job_state: JobState, probed: bo
     assert desired_state.desired_state_of(state).nodes["n1"].probed is probed
 
 
-def test_the_next_attempt_avoids_left_and_doubtful_nodes() -> None:
+def test_the_next_attempt_avoids_left_and_suspect_nodes() -> None:
     state = state_of()
-    assert desired_state.avoided_by(state, "slurm-7") == ("n1", "n3"), "not from one on probation"
+    assert desired_state.avoided_by(state, "slurm-7") == ("n1", "n3"), "it does not avoid nodes on probation"
     job = Job("slurm-7", JobSpec("j", ("x",), 8), JobState.PENDING, 0, excluded_nodes=("n9", "n3"))
     state.jobs["slurm-7"] = job
     assert desired_state.avoided_by(state, "slurm-7") == ("n1", "n3", "n9")
@@ -647,7 +647,7 @@ def test_advice_names_accused_nodes_and_moves_that_would_be_made() -> None:
     assert desired_state.desired_state_of(state).moves == {}
 
 
-def test_the_strongest_evidence_comes_first_and_no_more_than_is_read() -> None:
+def test_the_strongest_evidence_comes_first_up_to_a_limit() -> None:
     result = tuple(
         Evidence(f"m{ratio}", float(number), 1.0, "s", "peers", log_likelihood_ratio=ratio)
         for number, ratio in enumerate((1.0, -9.0, 4.0, 2.0, 3.0))

@@ -83,7 +83,7 @@ class World:
         new.chmod(0o755)
         new.replace(self.programs / name)
 
-    # --- what it tells -----------------------------------------------------------------------------------------------
+    # --- observed events ---------------------------------------------------------------------------------------------
 
     def look(self) -> list[Event]:
         """Process the backend's events as the loop would. Raises BackendError."""
@@ -145,7 +145,7 @@ def world(bed: Bed, tmp_path: Path) -> Iterator[World]:
     made.stop()
 
 
-def test_slurmctld_is_killed_in_the_middle_of_a_move(world: World) -> None:
+def test_slurmctld_is_killed_during_a_move(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
     # The requeue reaches slurmctld, but its response is lost: slurmctld and the command both die.
@@ -161,8 +161,8 @@ def test_slurmctld_is_killed_in_the_middle_of_a_move(world: World) -> None:
     world.wait("it runs again", lambda: world.runs_again(number))
     world.wait("it is reported", lambda: (f"slurm-{number}", 1) in world.holding)
     assert SLOW in world.bed.job(number)["ExcNodeList"]
-    # Requeued once: what Slurm says of the job is asked before it is tried again. slurmctld writes its state some
-    # seconds late, so the first may have been forgotten with it, and then there is a second.
+    # Requeued once: the job's state is read before the command is repeated. slurmctld saves its state some seconds
+    # late, so the first requeue may have been lost with it; then there is a second.
     outcomes = [line.outcome.partition(":")[0] for line in world.audit("requeue")]
     assert outcomes[0] == "failed"
     assert outcomes.count("done") <= 1
@@ -170,7 +170,7 @@ def test_slurmctld_is_killed_in_the_middle_of_a_move(world: World) -> None:
     assert {event.attempt for event in world.reported if isinstance(event, AttemptEnded)} == {0}
 
 
-def test_the_controller_dies_between_the_requeue_and_the_start(world: World) -> None:
+def test_the_controller_is_killed_between_the_requeue_and_the_start(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
     world.break_("scontrol", 'case "$1 $2" in "update JobId="*) exit 1;; esac\nexec $REAL "$@"')
@@ -178,7 +178,7 @@ def test_the_controller_dies_between_the_requeue_and_the_start(world: World) -> 
     world.wait("a start that failed", lambda: world.audit("start"))
     world.stop()
     world.mend("scontrol")
-    assert world.bed.job(number)["JobState"] == "PENDING"  # for two minutes, were it left to Slurm
+    assert world.bed.job(number)["JobState"] == "PENDING"  # Slurm alone would hold it for two minutes
     world.holding.clear()
     world.start()
     world.wait("it runs again", lambda: world.runs_again(number), 20)
@@ -187,7 +187,7 @@ def test_the_controller_dies_between_the_requeue_and_the_start(world: World) -> 
     world.wait("nothing is left over", lambda: '"moving":{}' in (world.folder / "slurm-touched.json").read_text())
 
 
-def test_a_command_that_hangs_is_killed_and_nothing_is_made_up(world: World) -> None:
+def test_a_hanging_command_is_killed_and_no_result_is_invented(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
     world.break_("sinfo", "sleep 100")
@@ -216,7 +216,7 @@ def test_invalid_squeue_output_is_refused(world: World) -> None:
     for broken, said in WRONG:
         world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
         world.wait(said, lambda said=said: said in world.look_quietly())
-    # Records that can't be read cost themselves: others are read, and no job is taken to have ended.
+    # Unreadable records affect only themselves: the others are read, and no job counts as ended.
     broken = """$REAL "$@" | sed 's/"restart_cnt": [0-9]*/"restart_cnt": "x"/'; echo ' '"""
     world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
     world.wait("no record", lambda: "restart_cnt: expected a number" in world.look_quietly())
@@ -243,13 +243,13 @@ def test_a_job_that_ends_between_scan_and_action_is_not_touched(world: World) ->
     line = world.audit("requeue")[0]
     assert line.outcome in ("withheld: it is CANCELLED by now", "withheld: it is now COMPLETED")
     assert not world.audit("start", "signal")
-    # One that Slurm never had.
+    # A job that Slurm never had.
     world.move("999999")
     world.wait("the audit", lambda: [one for one in world.audit("requeue") if one.target == "999999"])
     assert world.audit("requeue")[-1].outcome == "withheld: it no longer exists"
 
 
-def test_a_slurmd_that_is_killed_takes_its_node_out_and_its_job_to_another(world: World) -> None:
+def test_a_killed_slurmd_takes_its_node_out_of_use_and_its_job_moves(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
     node = world.bed.ask("scontrol", "show", "hostnames", world.bed.job(number)["NodeList"]).split()[1]
@@ -306,7 +306,7 @@ def test_a_job_that_never_opted_in_is_refused(world: World) -> None:
     number = world.submit()
     with pytest.raises(BackendError, match="it has not opted in"):
         world.move(number)
-    # A handler of Slurm's own warning is an opt-in too; --no-requeue is the opposite of one.
+    # A handler of Slurm's own warning is an opt-in too; --no-requeue is a refusal.
     warned = world.submit("--no-requeue", OPTED_IN)
     with pytest.raises(BackendError, match="--no-requeue"):
         world.move(warned)
@@ -321,7 +321,7 @@ def test_pending_gangs_that_opted_in_exclude_slow_nodes_for_a_time(world: World)
     world.start()
     world.wait("the exclusion", lambda: bed.job(mine)["ExcNodeList"] == f"{SLOW},gpu009" or _both(bed, mine))
     assert bed.job(other)["ExcNodeList"] == "(null)"
-    assert bed.job(whole)["ExcNodeList"] == "(null)"  # too few would be left
+    assert bed.job(whole)["ExcNodeList"] == "(null)"  # too few nodes would be left
     world.state.nodes[SLOW].state = NodeState.HEALTHY
     world.wait("its end", lambda: bed.job(mine)["ExcNodeList"] == "gpu009")
     world.wait("its weight", lambda: bed.node(SLOW)["Weight"] == "10")

@@ -6,9 +6,9 @@ _FOLLOWED = ("tests/backends/test_followed_attempt.py",)
 _PROCESSES = ("tests/backends/test_local_backend_processes.py",)
 _RECORDS = ("tests/backends/test_attempt_records.py", "tests/backends/test_local_backend_processes.py")
 _SHIM = (
-    "tests/backends/test_shim.py::test_exit_codes_are_a_shells",
+    "tests/backends/test_shim.py::test_exit_codes_follow_the_convention_of_shells",
     "tests/backends/test_shim.py::test_the_submitter_overrides_the_base_and_the_rank_overrides_both",
-    "tests/backends/test_shim.py::test_devices_are_in_the_order_of_local_ranks_and_leave_threads_alone",
+    "tests/backends/test_shim.py::test_devices_follow_the_order_of_local_ranks_and_thread_settings_are_unchanged",
     "tests/backends/test_shim.py::test_ranks_start_where_submitted_else_at_home",
     "tests/backends/test_shim.py::test_programs_are_found_as_execvp_finds_them",
     "tests/backends/test_shim.py::test_the_earliest_kill_deadline_wins",
@@ -16,9 +16,9 @@ _SHIM = (
     "tests/backends/test_shim.py::test_a_problem_is_logged_once",
 )
 _PROBE = (
-    "tests/backends/test_local_backend_probe.py::test_the_share_is_what_nothing_else_explains",
-    "tests/backends/test_local_backend_probe.py::test_a_kernel_that_keeps_no_count_is_not_taken_for_one_that_counts_nothing",
-    "tests/backends/test_local_backend_probe.py::test_steal_is_read_for_the_processors_that_count",
+    "tests/backends/test_local_backend_probe.py::test_the_suspended_share_excludes_explained_time",
+    "tests/backends/test_local_backend_probe.py::test_a_missing_counter_is_not_a_counter_of_zero",
+    "tests/backends/test_local_backend_probe.py::test_steal_is_read_for_the_given_cpus",
 )
 
 MUTANTS = (
