@@ -207,14 +207,14 @@ class Ordeal:
     # --- a cycle, carried out and checked ----------------------------------------------------------------------------
 
     def cycle(self, *events: Event) -> cycle.Outcome:
-        told = [decode_event(encode_event(event)) for event in events]
+        reported = [decode_event(encode_event(event)) for event in events]
         nodes = self._nodes()
         held = set(self.owner)
         frozen_before = self.state.frozen
-        outcome = cycle.run(self.state, told, self.now_ns)
+        outcome = cycle.run(self.state, reported, self.now_ns)
         self.cycles += 1
         if outcome.changed:
-            self.journal.append((self.now_ns, told, outcome))
+            self.journal.append((self.now_ns, reported, outcome))
         for event in events:
             if isinstance(event, PolicySet):
                 self.policy, self.same_settings = event.policy, False
@@ -276,7 +276,7 @@ class Ordeal:
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
-    def _check_quota(self, anew: bool) -> None:
+    def _check_quota(self, new_policy: bool) -> None:
         """Check limits against running attempts and reserved slots. After a policy change, an excess may not grow."""
         if not self.policy.queues:
             return
@@ -293,7 +293,7 @@ class Ordeal:
                 name = queues[name].parent
         for name, queue in queues.items():
             most = _most(queue)
-            grown = not anew and held[name] > self.held.get(name, 0)
+            grown = not new_policy and held[name] > self.held.get(name, 0)
             assert not grown or held[name] <= most, f"queue {name} holds {held[name]} slots of {most}"
         self.held = held
 
@@ -394,9 +394,10 @@ class Ordeal:
         assert decode_state(encode_state(self.state)) == self.state
         if snapshot_first:
             self.snapshot, self.journal = encode_state(self.state), []
-        state, outcomes = replay(decode_state(self.snapshot), [(now_ns, told) for now_ns, told, _ in self.journal])
-        for (now_ns, told, was), again in zip(self.journal, outcomes, strict=True):
-            assert (was.actions, was.entries) == (again.actions, again.entries), f"at {now_ns} after {told}"
+        events = [(now_ns, reported) for now_ns, reported, _ in self.journal]
+        state, outcomes = replay(decode_state(self.snapshot), events)
+        for (now_ns, reported, was), again in zip(self.journal, outcomes, strict=True):
+            assert (was.actions, was.entries) == (again.actions, again.entries), f"at {now_ns} after {reported}"
         assert without_clock(state) == without_clock(self.state)
         if not snapshot_first:
             self.snapshot, self.journal = encode_state(state), []

@@ -334,8 +334,8 @@ class Invariants(RuleBasedStateMachine):
             return
         job = self.world.state.jobs[job_id]
         if job.spec.restartable and job.spec.exact_seconds is not None:
-            told = self.world.progress(job_id, job.attempt)
-            self.world.cycle(Progressed(job_id, job.attempt, told))
+            reported = self.world.progress(job_id, job.attempt)
+            self.world.cycle(Progressed(job_id, job.attempt, reported))
 
     @precondition(lambda self: not self.calm)
     @rule(number=SMALL, present=st.booleans())

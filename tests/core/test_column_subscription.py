@@ -55,8 +55,8 @@ def test_agent_sums_give_the_same_features_as_all_columns() -> None:
     for patterns in (WANTED, names):
         chosen, counting = selection(whole, patterns), Counting()
         for seq in (1, 2):
-            told = chosen.apply(frame(seq, whole.sizes, whole.layout_id))
-            counting.take(chosen.layout, told, seq == 2)
+            reported = chosen.apply(frame(seq, whole.sizes, whole.layout_id))
+            counting.take(chosen.layout, reported, seq == 2)
         [kind] = counting.kinds
         values.append(kind.values[0])
     summed, apart = values

@@ -40,9 +40,9 @@ def test_as_seen_returns_the_last_report_of_the_backend(present: bool) -> None:
     seen = NodeSeen(
         "n1", 8, ("gpu-0",), "machine", present, "H100", "spine", "rack", "rail", "island", 4, ("large",), ("prod",)
     )
-    told = {name: getattr(seen, name) for name in seen.__struct_fields__ if name != "node"}
-    assert as_seen(Node(seen.node, **told)) == seen
-    assert len(set(map(str, told.values()))) == len(told), "swapped fields would otherwise be equal"
+    reported = {name: getattr(seen, name) for name in seen.__struct_fields__ if name != "node"}
+    assert as_seen(Node(seen.node, **reported)) == seen
+    assert len(set(map(str, reported.values()))) == len(reported), "swapped fields would otherwise be equal"
 
 
 def test_hardware_kinds_accuse_a_node_or_device() -> None:
@@ -86,8 +86,8 @@ def test_decision_is_recorded_and_counted_with_its_outcome() -> None:
     turn.decide("j-1", "migrate", "moves", (("a", "b"),))
     turn.decide("j-1", "migrate", "would move", outcome="frozen")
     turn.record("j-2", "waits", "waits")
-    told = [(one.wall_ns, one.subject, one.kind, one.text, one.applied, one.detail) for one in turn.entries]
-    assert told == [
+    reported = [(one.wall_ns, one.subject, one.kind, one.text, one.applied, one.detail) for one in turn.entries]
+    assert reported == [
         (7 * SECOND, "j-1", "migrate", "moves", True, (("a", "b"),)),
         (7 * SECOND, "j-1", "migrate", "would move", False, ()),
         (7 * SECOND, "j-2", "waits", "waits", True, ()),

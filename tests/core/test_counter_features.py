@@ -122,10 +122,10 @@ def test_first_sample_of_a_counter_gives_no_rate() -> None:
 
 def test_link_with_a_missing_part_has_no_share() -> None:
     whole = layout()
-    told = make_layout(whole.node, whole.tiers, whole.gauges[:-1], whole.counters)
+    changed = make_layout(whole.node, whole.tiers, whole.gauges[:-1], whole.counters)
     fleet = Fleet()
-    one = structs.replace(frame(1, [0] * 5, [1.0, 1.0, 1.0, 1.98e9, 5.0, 5.0, 8.0]), layout_id=told.layout_id)
-    fleet.observe(told, one, one.wall_ns)
+    one = structs.replace(frame(1, [0] * 5, [1.0, 1.0, 1.0, 1.98e9, 5.0, 5.0, 8.0]), layout_id=changed.layout_id)
+    fleet.observe(changed, one, one.wall_ns)
     values = Look(fleet).next(one.wall_ns).counters.values
     assert np.isnan(values[FEATURE["pcie_link"]]).all()
     assert values[FEATURE["sm_clock"], 0, 0] == pytest.approx(1.98e9)
@@ -136,9 +136,9 @@ def test_link_with_a_missing_part_has_no_share() -> None:
 def test_rank_with_two_gpus_uses_the_first() -> None:
     whole = layout()
     second = Column("gangwatch_gpu_owner_info", (("attempt", "1"), ("gang", "g"), ("gpu", "GPU-2"), ("rank", "0")))
-    told = make_layout(whole.node, whole.tiers, (*whole.gauges, second), whole.counters)
+    changed = make_layout(whole.node, whole.tiers, (*whole.gauges, second), whole.counters)
     counting = Counting()
-    counting.take(told, structs.replace(frame(1, [0] * 5), layout_id=told.layout_id, gauges=np.ones(9)), False)
+    counting.take(changed, structs.replace(frame(1, [0] * 5), layout_id=changed.layout_id, gauges=np.ones(9)), False)
     assert [one.gpu for one in counting.nodes["n0"].devices] == [UUID]
 
 
@@ -162,9 +162,9 @@ def test_newest_of_the_queued_frames_is_folded_completely(monkeypatch: pytest.Mo
     folded: list[int] = []
     take = Counting.take
 
-    def took(self: Counting, told: AnyLayout, one: Frame, continues: bool) -> None:
+    def took(self: Counting, changed: AnyLayout, one: Frame, continues: bool) -> None:
         folded.append(one.seq)
-        take(self, told, one, continues)
+        take(self, changed, one, continues)
 
     monkeypatch.setattr(Counting, "take", took)
     watch = DetectionThread((), lambda _: None, SystemClock(), tick_seconds=3600.0)
@@ -206,16 +206,16 @@ class _Crowd:
                 labels = {"attempt": str(member.attempt), "gang": member.gang, "gpu": uuid, "rank": str(member.rank)}
                 gauges.append(Column("gangwatch_gpu_owner_info", tuple(sorted(labels.items()))))
                 gauges.append(Column("gangwatch_gpu_sm_clock_hertz", (("gpu", uuid),)))
-            told = make_layout(node, (Tier("fast", 1.0),), gauges, ())
+            changed = make_layout(node, (Tier("fast", 1.0),), gauges, ())
             now = self.seq * SECOND
             values = [value for member in members for value in (1.0, self.clock(member))]
             steps = tuple(StepRecord(member, self.seq, now - 5 * 10**8, 10**8, 10**7) for member in members)
             none = np.zeros(0, np.uint64)
             made = Frame(
-                node, node, "a", self.seq, told.layout_id, 1_000 * SECOND + now, now, np.array([now]),
+                node, node, "a", self.seq, changed.layout_id, 1_000 * SECOND + now, now, np.array([now]),
                 np.array(values), none, none.astype(np.bool_), 1 + 64 * self.seq, steps,
             )  # fmt: skip
-            self.fleet.observe(told, made, made.wall_ns)
+            self.fleet.observe(changed, made, made.wall_ns)
         return self.look.next(1_000 * SECOND + self.seq * SECOND)
 
 
@@ -256,24 +256,24 @@ def test_sampling_time_of_traffic_is_known_for_jobs_without_steps() -> None:
     look = Look(fleet)
     whole = layout()
     of_rank = Column("gangwatch_rank_cpu_seconds_total", (("attempt", "1"), ("gang", "g"), ("rank", "0")))
-    told = make_layout(whole.node, whole.tiers, whole.gauges, (*whole.counters, of_rank))
+    changed = make_layout(whole.node, whole.tiers, whole.gauges, (*whole.counters, of_rank))
     lags = []
     for seq in (1, 2, 3):
         one = frame(seq, [0, 0, 0, 0, 0, 0])
         sampled = np.array([seq * SECOND - 300_000_000, 0])  # on the node's own clock, which is 1,000 s behind
         one = structs.replace(
-            one, layout_id=told.layout_id, tier_ns=sampled, counters_valid=np.ones(6, np.bool_), records=()
+            one, layout_id=changed.layout_id, tier_ns=sampled, counters_valid=np.ones(6, np.bool_), records=()
         )
-        fleet.observe(told, one, one.wall_ns)
+        fleet.observe(changed, one, one.wall_ns)
         telemetry = look.next(one.wall_ns + 200_000_000)
         assert [job.steps for job in telemetry.jobs] == [None]
         lags.append(telemetry.counters.lag_seconds)
     assert [lag.tolist() for lag in lags if lag is not None] == [[pytest.approx(0.5)]] * 3
     assert seen(frame(1, [0] * 5), frame(2, [0] * 5))[1].counters.lag_seconds is None, "it reports its steps"
     never = structs.replace(
-        frame(4, [0] * 6), layout_id=told.layout_id, tier_ns=np.zeros(2, np.int64), counters_valid=np.ones(6, np.bool_),
-        records=(),
+        frame(4, [0] * 6), layout_id=changed.layout_id, tier_ns=np.zeros(2, np.int64),
+        counters_valid=np.ones(6, np.bool_), records=(),
     )  # fmt: skip
-    fleet.observe(told, never, never.wall_ns)
+    fleet.observe(changed, never, never.wall_ns)
     lag = look.next(never.wall_ns + SECOND // 2).counters.lag_seconds
     assert lag is not None and np.isnan(lag).all(), "a counter that was never sampled has no age"

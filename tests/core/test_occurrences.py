@@ -50,9 +50,9 @@ class Watching:
         ends = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < ends, (self.events, self.findings)
-            if (told := self._subscription.get(0.5)) is None:
+            if (reported := self._subscription.get(0.5)) is None:
                 continue
-            layout, frame = told
+            layout, frame = reported
             self._fleet.observe(layout, frame, clock.monotonic_ns())
             telemetry = self._look.next(clock.wall_ns(), clock.monotonic_ns())
             self.events += telemetry.events
@@ -139,7 +139,7 @@ def frame(made: Layout, seq: int, gauges: list[float], counters: tuple[int, ...]
     )  # fmt: skip
 
 
-def told(found: Occurrences) -> list[tuple[str, str, str]]:
+def reported(found: Occurrences) -> list[tuple[str, str, str]]:
     """Return the kind, entity and main word of each event."""
     return [
         (one.event.kind, one.event.entity, one.event.detail.get("action") or one.event.detail.get("state", ""))
@@ -155,7 +155,7 @@ def test_a_port_going_down_and_up_is_reported_once_each_with_its_rdma_name() -> 
     ]  # fmt: skip
     for seq, (carriers, losses) in enumerate(course, 1):
         found.observe(made, frame(made, seq, [1, 1, *carriers], (losses,)), seq > 1, ())
-    assert told(found) == [
+    assert reported(found) == [
         (LINK, "mlx5_0", "down"), (LINK, "mlx5_0", "lost"), (LINK, "mlx5_0", "up"),
     ], "an interface without an RDMA device is ignored; a decreasing counter counts nothing"  # fmt: skip
 
@@ -166,7 +166,7 @@ def test_ports_always_down_or_unknown_are_no_events() -> None:
     found.observe(made, frame(made, 1, [1, 1, 1, 0], (5,)), False, ())
     found.observe(made, frame(made, 2, [1, 1, 1, 0], (9,), valid=False), True, ())
     found.observe(made, frame(made, 3, [1, 1, 1, 0], (9,)), False, ())
-    assert told(found) == []
+    assert reported(found) == []
 
 
 def test_a_port_in_transition_is_not_down_and_an_unknown_one_keeps_its_state() -> None:
@@ -198,7 +198,7 @@ def test_interfaces_without_rdma_devices_count_on_nodes_that_have_none() -> None
     found = Occurrences()
     for seq, carriers in enumerate(((1, 1), (0, 1)), 1):
         found.observe(made, frame(made, seq, list(carriers)), seq > 1, ())
-    assert told(found) == [(LINK, "eth0", "down")]
+    assert reported(found) == [(LINK, "eth0", "down")]
 
 
 def test_a_recovery_action_and_a_lost_gpu_are_reported_to_a_new_reader_too() -> None:
@@ -210,7 +210,7 @@ def test_a_recovery_action_and_a_lost_gpu_are_reported_to_a_new_reader_too() -> 
     found = Occurrences()
     for seq, values in enumerate(([1, 0, 0, 1, 0], [1, 0, 0, 1, 0], [1, 1, 1, 0, 0], [1, 1, 0, 0, 1]), 1):
         found.observe(made, frame(made, seq, list(values)), seq > 1, ())
-    assert told(found) == [
+    assert reported(found) == [
         (DEVICE_LOST, "GPU-1", ""), (RECOVERY_ACTION, "GPU-1", "gpu-reset"), (RECOVERY_ACTION, "GPU-1", "node-reboot"),
     ]  # fmt: skip
 
@@ -234,7 +234,7 @@ def test_records_get_names_of_the_shape_and_old_records_are_left_out() -> None:
         record("out_of_memory", "python"),
     ]
     found.observe(made, frame(made, 1, [1, 1, 1]), True, [one for one in records if isinstance(one, EventRecord)])
-    assert told(found) == [
+    assert reported(found) == [
         (XID, "GPU-1", "RESTART_BM"), (DEVICE_LOST, "GPU-1", ""), (DEVICE_LOST, "GPU-1", ""),
         (LINK, "mlx5_0", "down"),
     ]  # fmt: skip

@@ -75,7 +75,7 @@ def test_the_shape_has_the_layout_that_reporters_send(tmp_path: Path, ranks: lis
     record = {"pid": os.getpid(), "start_time": 1, "node": "n0", "url": published.url}
     (tmp_path / "agents" / "n0.json").write_text(json.dumps(record))
     got: list[tuple[AnyLayout, Frame, int]] = []
-    feed = Feed(tmp_path / "agents", lambda *told: got.append(told), WANTED, SystemClock())
+    feed = Feed(tmp_path / "agents", lambda *reported: got.append(reported), WANTED, SystemClock())
     fleet = Fleet()
     look = Look(fleet)
 
@@ -116,12 +116,12 @@ def test_the_shape_has_the_layout_that_reporters_send(tmp_path: Path, ranks: lis
     assert intersected(np.isin(np.arange(RANKS), [0, 1, 4, 5, 7]), shape, [4, 5, 7]) == [5]
 
 
-def layout_of(told: dict[int, dict[str, str]]) -> Layout:
+def layout_of(reported: dict[int, dict[str, str]]) -> Layout:
     columns = [
         Column(
             "gangwatch_rank_place_info", tuple(sorted({"attempt": "1", "gang": "g", "rank": str(rank), **one}.items()))
         )
-        for rank, one in told.items()
+        for rank, one in reported.items()
     ]
     return make_layout("n0", (Tier("steps", 1.0),), columns, ())
 
@@ -130,12 +130,12 @@ def shape_of(*tellings: dict[int, dict[str, str]], ranks: int = 4) -> Shape:
     """Return the shape after successive frames with these layouts."""
     fleet = Fleet()
     look = Look(fleet)
-    for seq, told in enumerate(tellings, 1):
-        layout = layout_of(told)
+    for seq, reported in enumerate(tellings, 1):
+        layout = layout_of(reported)
         records = tuple(StepRecord(Member("g", 1, rank), seq, seq * 10**9 - 10**8, 10**8) for rank in range(ranks))
         frame = Frame(
             "n0", "boot", "a", seq, layout.layout_id, seq * 10**9, seq * 10**9, np.array([seq * 10**9]),
-            np.ones(len(told)), np.zeros(0, np.uint64), np.zeros(0, np.bool_), seq * ranks, records,
+            np.ones(len(reported)), np.zeros(0, np.uint64), np.zeros(0, np.bool_), seq * ranks, records,
         )  # fmt: skip
         fleet.observe(layout, frame, seq * 10**9)
         telemetry = look.next(seq * 10**9)
@@ -167,7 +167,7 @@ def test_a_reported_layout_is_kept_while_an_agent_restarts() -> None:
 
 @pytest.mark.parametrize("nonsense", ["-1", "one", "²", "9" * 40, " 1", ""])
 def test_an_invalid_coordinate_is_unknown(nonsense: str) -> None:
-    told = {rank: {**one, "stage": nonsense} for rank, one in WHOLE.items()}
-    shape = shape_of(told)
+    reported = {rank: {**one, "stage": nonsense} for rank, one in WHOLE.items()}
+    shape = shape_of(reported)
     assert shape.stage is None
     assert shape.coordinate("data").tolist() == [0, 0, 1, 1]

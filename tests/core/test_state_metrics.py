@@ -99,8 +99,9 @@ def alone(samples: list[Sample], metric: str) -> float:
 
 def test_names_and_labels_are_in_the_catalogue_and_no_series_is_a_duplicate(samples: list[Sample]) -> None:
     for name, labels, _ in samples:
-        told, known = [key for key, _ in labels], BY_NAME[name].labels  # every metric may also have the label 'node'
-        assert [key for key in told if key != "node"] == [key for key in known if key != "node"], name
+        # Every metric may also have the label 'node'.
+        used, known = [key for key, _ in labels], BY_NAME[name].labels
+        assert [key for key in used if key != "node"] == [key for key in known if key != "node"], name
     assert len({(name, labels) for name, labels, _ in samples}) == len(samples)
 
 

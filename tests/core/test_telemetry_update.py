@@ -46,13 +46,13 @@ class Site:
     def frame(self, node: str, second: int, clock: float = 1.0, opened: bool = True) -> Frame:
         """Return a frame: the rank finished step `second` a tenth of a second ago and is in the next."""
         rank, at = list(BOOTED).index(node), second * SECOND + 10_000 * SECOND - BOOTED[node]
-        member, told = Member("g", 1, rank), self.layouts[node]
+        member, of_node = Member("g", 1, rank), self.layouts[node]
         inside = (OpenRecord(member, "collective", second, at - SECOND // 20),) if opened else ()
         step = StepRecord(member, second, at - SECOND // 2, SECOND * 4 // 10, SECOND // 10)
-        values = np.full(len(told.counters), second * SECOND // 4, np.uint64)
+        values = np.full(len(of_node.counters), second * SECOND // 4, np.uint64)
         return Frame(
-            node, self.boots[node], "a", second, told.layout_id, WALL + second * SECOND, at, np.array([at]),
-            np.array([1.0, 1.0, 1.0, clock][: len(told.gauges)]), values, np.ones(len(values), np.bool_), 2 * second,
+            node, self.boots[node], "a", second, of_node.layout_id, WALL + second * SECOND, at, np.array([at]),
+            np.array([1.0, 1.0, 1.0, clock][: len(of_node.gauges)]), values, np.ones(len(values), np.bool_), 2 * second,
             (step, *inside),
         )  # fmt: skip
 

@@ -40,11 +40,11 @@ class Run:
     def __init__(self, shape: Shape = SHAPE, skip: int = 0) -> None:
         self.course, self.at_ns, self.number = Course(shape, places(shape), START_NS, skip), START_NS, 0
 
-    def steps(self, own: FloatArray, unheard: Sequence[int] = (), step_by: int = 1, **more: Any) -> bool:
+    def steps(self, own: FloatArray, missing: Sequence[int] = (), step_by: int = 1, **more: Any) -> bool:
         seconds = np.repeat(own.max(axis=1, keepdims=True), own.shape[1], axis=1) + SHARED_WAIT
         waits = seconds - own
         seconds, waits = seconds.copy(), waits.copy()
-        seconds[:, list(unheard)] = np.nan
+        seconds[:, list(missing)] = np.nan
         ends = self.at_ns + np.rint(np.cumsum(np.nanmax(seconds, axis=1)) * NS).astype(np.int64)
         numbers = self.number + step_by * np.arange(len(own))
         self.at_ns, self.number = int(ends[-1]), int(numbers[-1]) + step_by
@@ -77,13 +77,13 @@ def test_the_first_steps_and_steps_with_few_reports_are_skipped() -> None:
     run = Run(skip=3)
     assert not run.steps(own(3, 30.0))
     assert run.steps(own(2)) and (run.course.taken, run.course.to_skip) == (2, 0)
-    assert not run.steps(own(2), unheard=range(4)), "a quarter of the ranks is missing"
+    assert not run.steps(own(2), missing=range(4)), "a quarter of the ranks is missing"
     assert run.course.taken == 2
-    assert run.steps(own(1, 2.0), unheard=[5])
+    assert run.steps(own(1, 2.0), missing=[5])
     assert run.course.compute[-1][[4, 5]].tolist() == pytest.approx([2.0, 1.0]), "what is missing is as it was"
     assert run.course.seconds[-1] == pytest.approx(2.0 + SHARED_WAIT)
     first = Run()
-    first.steps(own(1, 2.0), unheard=[5])
+    first.steps(own(1, 2.0), missing=[5])
     assert first.course.compute[-1][5] == pytest.approx(2.0), "before anything was heard it is as the others are"
 
 
@@ -118,15 +118,15 @@ def test_steps_are_long_from_the_first_of_two_long_ones_until_two_are_not() -> N
     assert run.course.since_ns == 0
 
 
-@pytest.mark.parametrize(("everybody", "told"), [(True, True), (False, False)])
-def test_only_long_steps_of_the_whole_job_count_for_a_period(everybody: bool, told: bool) -> None:
+@pytest.mark.parametrize(("all_ranks", "reported"), [(True, True), (False, False)])
+def test_only_long_steps_of_the_whole_job_count_for_a_period(all_ranks: bool, reported: bool) -> None:
     run = Run()
     run.steps(own(WARM_UP_STEPS))
     for _ in range(8):
-        run.steps(own(1, 3.0) if everybody else own(1, r3=3.0))
+        run.steps(own(1, 3.0) if all_ranks else own(1, r3=3.0))
         run.steps(own(9))
-    assert (run.course.long_steps.period is not None) is told
-    assert len(run.course.long_steps.runs) == (8 if told else 0)
+    assert (run.course.long_steps.period is not None) is reported
+    assert len(run.course.long_steps.runs) == (8 if reported else 0)
 
 
 def test_tensor_activity_is_taken_from_windows_that_began_since() -> None:
@@ -150,7 +150,7 @@ def staged(stages: Sequence[int] = STAGES) -> Shape:
 
 
 @pytest.mark.parametrize(
-    ("of_stage", "told"),
+    ("of_stage", "reported"),
     [
         ([1.2, 1.2, 1.2, 1.2], True),
         ([1.08, 1.08, 1.08, 1.08], False),  # not by a tenth
@@ -159,14 +159,14 @@ def staged(stages: Sequence[int] = STAGES) -> Shape:
     ],
 )
 def test_a_stage_is_larger_if_its_median_rank_and_each_of_its_ranks_takes_longer(
-    of_stage: list[float], told: bool
+    of_stage: list[float], reported: bool
 ) -> None:
     times = own(WARM_UP_STEPS + 5)
     times[:, 4:8] = of_stage
     run = Run(staged())
     run.steps(times)
     found = [one for one in run.claims() if one.kind is Kind.STAGE_IMBALANCE]
-    assert [(one.key, one.ranks, one.rank) for one in found] == [("stage-1", (4, 5, 6, 7), -1)] * told
+    assert [(one.key, one.ranks, one.rank) for one in found] == [("stage-1", (4, 5, 6, 7), -1)] * reported
     unknown = Run()
     unknown.steps(times)
     assert not [one for one in unknown.claims() if one.kind is Kind.STAGE_IMBALANCE], "no layout tells of stages"
@@ -180,7 +180,7 @@ def beats(every: int, count: int, level: float = 1.3, miss: Sequence[int] = ()) 
 
 
 @pytest.mark.parametrize(
-    ("times", "told"),
+    ("times", "reported"),
     [
         (beats(3, 30), True),
         (beats(3, 30, level=1.05), False),  # not by a tenth
@@ -188,12 +188,12 @@ def beats(every: int, count: int, level: float = 1.3, miss: Sequence[int] = ()) 
         (own(30), False),
     ],
 )
-def test_every_third_step_is_long_for_all_alike(times: FloatArray, told: bool) -> None:
+def test_every_third_step_is_long_for_all_alike(times: FloatArray, reported: bool) -> None:
     run = Run()
     run.steps(times)
     found = [one for one in run.claims() if one.key == "beat"]
-    assert [(one.cause, one.rank) for one in found] == [(Cause.CHECKPOINT, -1)] * told
-    assert not told or found[0].evidence[0].value == 3.0
+    assert [(one.cause, one.rank) for one in found] == [(Cause.CHECKPOINT, -1)] * reported
+    assert not reported or found[0].evidence[0].value == 3.0
 
 
 def test_periodic_long_steps_among_other_long_steps_are_not_a_period() -> None:
@@ -226,13 +226,13 @@ def lengths(rotating: bool, count: int = 40, seed: int = 3) -> tuple[FloatArray,
     return 1e-3 * tokens, tokens
 
 
-@pytest.mark.parametrize(("rotating", "told"), [(True, True), (False, False)])
-def test_ranks_with_more_tokens_in_turn_are_slow_in_turn(rotating: bool, told: bool) -> None:
+@pytest.mark.parametrize(("rotating", "reported"), [(True, True), (False, False)])
+def test_ranks_with_more_tokens_in_turn_are_slow_in_turn(rotating: bool, reported: bool) -> None:
     times, tokens = lengths(rotating)
     run = Run()
     run.steps(times, tokens=tokens)
     found = [one for one in run.claims() if one.key == "sequence"]
-    assert [(one.cause, one.rank) for one in found] == [(Cause.SEQUENCE_LENGTH, -1)] * told
+    assert [(one.cause, one.rank) for one in found] == [(Cause.SEQUENCE_LENGTH, -1)] * reported
     silent = Run()
     silent.steps(times)
     assert not [one for one in silent.claims() if one.key == "sequence"], "nothing says that it is the lengths"
@@ -253,17 +253,17 @@ def test_a_constant_offset_is_reported_if_it_slows_the_job() -> None:
 
 
 def test_rotating_slowness_lasts_as_long_as_its_verdict() -> None:
-    def stands(*causes: Cause) -> Cause | None:
+    def active(*causes: Cause) -> Cause | None:
         course = Run().course
         for number, cause in enumerate(causes):
-            told = Verdict(str(number), Kind.WORKLOAD, "g", 1, -1, "", cause, 0.9, 1.1, 1.0, 1.1, 0, 1)
-            course.standing[str(number)] = ActiveVerdict(told, 0, 0)
+            reported = Verdict(str(number), Kind.WORKLOAD, "g", 1, -1, "", cause, 0.9, 1.1, 1.0, 1.1, 0, 1)
+            course.standing[str(number)] = ActiveVerdict(reported, 0, 0)
         return _turns(course)
 
-    assert stands() is None
-    assert stands(Cause.WHOLE_JOB, Cause.CHECKPOINT) is None
-    assert stands(Cause.WHOLE_JOB, Cause.SEQUENCE_LENGTH) is Cause.SEQUENCE_LENGTH
-    assert stands(Cause.SEQUENCE_LENGTH, Cause.PAUSES) is Cause.PAUSES
+    assert active() is None
+    assert active(Cause.WHOLE_JOB, Cause.CHECKPOINT) is None
+    assert active(Cause.WHOLE_JOB, Cause.SEQUENCE_LENGTH) is Cause.SEQUENCE_LENGTH
+    assert active(Cause.SEQUENCE_LENGTH, Cause.PAUSES) is Cause.PAUSES
 
 
 # --- since it was new ------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim
 
 
 @pytest.mark.parametrize(
-    ("ranks", "told"),
+    ("ranks", "reported"),
     [
         ([0, 5, 10, 15], True),
         ([0, 5, 10], False),  # three ranks are too few
@@ -291,8 +291,8 @@ def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim
         (list(range(RANKS)), True),
     ],
 )
-def test_rotating_pauses_need_four_ranks_on_several_nodes(ranks: list[int], told: bool) -> None:
-    assert [(one.cause, one.rank) for one in paused(ranks)] == [(Cause.PAUSES, -1)] * told
+def test_rotating_pauses_need_four_ranks_on_several_nodes(ranks: list[int], reported: bool) -> None:
+    assert [(one.cause, one.rank) for one in paused(ranks)] == [(Cause.PAUSES, -1)] * reported
 
 
 def test_pauses_are_reported_if_most_steps_have_one_and_the_job_is_slower() -> None:

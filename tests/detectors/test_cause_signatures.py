@@ -98,9 +98,9 @@ def test_priors_are_the_published_shares_until_verdicts_are_confirmed() -> None:
 def test_evidence_lists_the_largest_deviations_with_their_peers() -> None:
     panel = panel_of(sm_clock=-9.0, power=-5.0, temperature=2.5, tensor_active=1.9, dram_active=3.0, sm_active=2.1)
     panel.newest[:, 0] = np.nan
-    told = evidence(panel, 3)
-    assert [one.measure for one in told] == ["sm_clock", "power", "dram_active", "temperature"], "the first four"
-    assert {(one.value, one.reference) for one in told} == {(7.0, 1.0)}
-    assert told[0].unit == "hertz" and "median of 4 peers; -9.0 sigma" in told[0].against
+    reported = evidence(panel, 3)
+    assert [one.measure for one in reported] == ["sm_clock", "power", "dram_active", "temperature"], "the first four"
+    assert {(one.value, one.reference) for one in reported} == {(7.0, 1.0)}
+    assert reported[0].unit == "hertz" and "median of 4 peers; -9.0 sigma" in reported[0].against
     assert [one.measure for one in evidence(panel, 3, most=9)][-1] == "sm_active", "not what is within two deviations"
     assert evidence(panel_of(), 3) == ()

@@ -35,10 +35,10 @@ def test_slow_input_does_not_increase_tensor_activity(busy: float, cause: Cause)
 
 
 def test_a_job_with_more_work_is_reported_and_an_unchanged_job_is_not() -> None:
-    for factor, told in ((1.0, 0), (1.12, 1)):
+    for factor, reported in ((1.0, 0), (1.12, 1)):
         job = Job(ranks=RANKS)
         _slower(job, factor, 0.7 * factor)
-        assert len(verdicts(course(WorkloadDetector(), [job], 140))) == told
+        assert len(verdicts(course(WorkloadDetector(), [job], 140))) == reported
 
 
 def test_a_verdict_lasts_while_detected_and_is_cleared_after_two_minutes() -> None:
@@ -55,20 +55,20 @@ def test_four_long_steps_of_a_slow_job_are_enough() -> None:
     job = Job(ranks=RANKS, step_seconds=20.0)
     job.work = lambda second: np.full(RANKS, 14.0 * (1.3 if second > 800 else 1.0))
     found = [(at, one) for at, one in course(WorkloadDetector(), [job], 960) if one in verdicts([(at, one)])]
-    ((told, verdict),) = found
+    ((reported, verdict),) = found
     assert verdict.cause is Cause.WHOLE_JOB
-    assert told <= 800 + 6 * 24.3
+    assert reported <= 800 + 6 * 24.3
 
 
-@pytest.mark.parametrize(("crowded", "told"), [(False, 1), (True, 0)])
-def test_a_busier_host_is_not_reported_as_more_work_without_tensor_counters(crowded: bool, told: int) -> None:
+@pytest.mark.parametrize(("crowded", "reported"), [(False, 1), (True, 0)])
+def test_a_busier_host_is_not_reported_as_more_work_without_tensor_counters(crowded: bool, reported: int) -> None:
     """Seen on a real machine: other load on the only host made every rank slower by the same factor."""
     job = Job(ranks=4, nodes=1)
     job.work = lambda second: np.full(4, 0.7 * (1.4 if second > 60 else 1.0))
     job.feature["tensor_active"] = lambda _: np.full(4, np.nan)
     job.feature["cpu_waiting"] = lambda second: np.full(4, 0.3 if crowded and second > 60 else 0.05)
     found = verdicts(course(WorkloadDetector(), [job], 140))
-    assert [one.cause for one in found] == [Cause.WHOLE_JOB] * told
+    assert [one.cause for one in found] == [Cause.WHOLE_JOB] * reported
 
 
 def test_a_job_with_a_slow_network_has_not_more_work() -> None:
@@ -126,12 +126,12 @@ def test_unequal_lengths_are_reported_if_compute_times_follow_them(follows: floa
 
     def with_lengths(second: float, random: np.random.Generator) -> JobTelemetry:
         before = len(given)
-        heard = look(second, random)
-        assert heard.steps is not None
-        rows = 4096.0 * np.array(given[before : before + len(heard.steps)]).reshape(-1, RANKS)
-        if len(given) > before + len(heard.steps):
-            del given[before + len(heard.steps) :]
-        return replace(heard, steps=replace(heard.steps, tokens=rows))
+        sent = look(second, random)
+        assert sent.steps is not None
+        rows = 4096.0 * np.array(given[before : before + len(sent.steps)]).reshape(-1, RANKS)
+        if len(given) > before + len(sent.steps):
+            del given[before + len(sent.steps) :]
+        return replace(sent, steps=replace(sent.steps, tokens=rows))
 
     look, job.look, job.work = job.look, with_lengths, work  # type: ignore[method-assign]
     job.network = lambda second: 0.42 if second > 100 else 0.3  # the bubbles

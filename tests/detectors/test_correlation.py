@@ -171,7 +171,7 @@ def shape_of(name: str, **sharing: tuple[str, ...]) -> Shape:
     return Shape(name, 1, np.arange(count), tuple(f"{name}-{r}" for r in range(count)), sharing=sharing)
 
 
-def told(*shapes: Shape) -> Telemetry:
+def reported(*shapes: Shape) -> Telemetry:
     ranks = sum(map(len, shapes))
     counters = Counters(np.array([1]), 1.0, np.zeros((len(FEATURES), 1, ranks), np.float32))
     return Telemetry(1, tuple(map(JobTelemetry, shapes)), counters)
@@ -183,22 +183,22 @@ def test_only_resources_of_two_jobs_are_shared() -> None:
         shape_of("c", host=("h9",)),
     )  # fmt: skip
     sharing = Sharing()
-    found = sharing.of(told(*jobs))
+    found = sharing.of(reported(*jobs))
     plain = {key: {name: ranks.tolist() for name, ranks in members.items()} for key, members in found.items()}
     assert plain == {("host", "h1"): {"a": [1], "b": [0]}, ("uplink", "v"): {"a": [2], "b": [1]}}
     assert sharing.senders == {"a", "b"}
     assert ranks_of(jobs[0], "uplink", "u").tolist() == [0, 1]
-    assert sharing.of(told(*jobs)) is found, "as long as the jobs are"
+    assert sharing.of(reported(*jobs)) is found, "as long as the jobs are"
     another = shape_of("b", host=("h0", ""), uplink=("w", "x"))
-    assert set(sharing.of(told(jobs[0], another, jobs[2]))) == {("host", "h0")}, "one of as many is another"
-    assert sharing.of(told(jobs[0])) == {}
+    assert set(sharing.of(reported(jobs[0], another, jobs[2]))) == {("host", "h0")}, "one of as many is another"
+    assert sharing.of(reported(jobs[0])) == {}
 
 
 def test_load_on_a_resource_is_extrapolated_from_known_ranks() -> None:
     jobs = (shape_of("first", host=("x",)), shape_of("a", uplink=("u", "u", "v")),
             shape_of("b", uplink=("u", "z"), host=("h", "h")), shape_of("c", host=("h",)))  # fmt: skip
     sharing = Sharing()
-    found = sharing.of(told(*jobs))
+    found = sharing.of(reported(*jobs))
     values = np.full((len(FEATURES), 7), 100.0, np.float32)
     values[FEATURE["nic_transmit_bytes"]] = [9, 1, np.nan, 7, 4, 5, 6]
     values[FEATURE["processor"]] = [9, 9, 9, 9, 0.5, 0.25, np.nan]
@@ -262,18 +262,18 @@ def test_losses_are_aligned_with_their_steps() -> None:
 
 def test_congestion_marks_grow_if_most_ranks_have_more() -> None:
     marks = Marks(*np.full((2, 4), np.nan, np.float32))
-    everybody = np.arange(4)
-    assert not marks.more(everybody), "nothing is known"
+    all_ranks = np.arange(4)
+    assert not marks.more(all_ranks), "nothing is known"
     for _ in range(50):
         marks.take(np.full(4, 10.0, np.float32))
-    assert not marks.more(everybody)
+    assert not marks.more(all_ranks)
     for _ in range(8):
         marks.take(np.array([60.0, 60.0, 60.0, 10.0], np.float32))
-    assert marks.more(everybody) and marks.more(np.array([0])) and not marks.more(np.array([3]))
+    assert marks.more(all_ranks) and marks.more(np.array([0])) and not marks.more(np.array([3]))
     assert float(marks.newest[0] - marks.usual[0]) >= LEAST_MARKS
     for _ in range(8):
         marks.take(np.array([0.0, 0.0, 0.0, np.nan], np.float32))
-    assert not marks.more(everybody), "less is not more"
+    assert not marks.more(all_ranks), "less is not more"
 
 
 def test_blocks_are_means_of_windows_and_start_over() -> None:

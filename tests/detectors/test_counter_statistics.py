@@ -140,8 +140,8 @@ def test_missing_samples_leave_the_state_unchanged(of: list[int], holes: float, 
     known.clear(cleared)
     assert np.array_equal(put, np.where(missing, before, values))
     assert np.array_equal(cleared, np.where(missing, np.float32(0.0), values))
-    told = random.normal(size=len(grouping)).astype(np.float32)
-    assert np.array_equal(grouping.spread(told, np.empty(len(of), np.float32)), told[grouping.of])
+    reported = random.normal(size=len(grouping)).astype(np.float32)
+    assert np.array_equal(grouping.spread(reported, np.empty(len(of), np.float32)), reported[grouping.of])
 
 
 @pytest.mark.parametrize(("stages", "peers"), [

@@ -119,15 +119,15 @@ def course(
     """Return (second, finding), with one tick each second."""
     random = np.random.default_rng(seed)
     found: list[tuple[int, Finding]] = []
-    heard: dict[str, int] = {}
+    sent: dict[str, int] = {}
     for second in range(first, first + seconds):
         now = START + second * NS
         looks = tuple(job.look(second, random) for job in jobs)
         values = np.concatenate([job.values(second, random) for job in jobs], axis=1).astype(np.float32)
         for job in jobs:
-            heard |= {node: now for node in job.shape.nodes if node not in silent(second)}
-        told = tuple((events or {}).get(second, ()))
-        telemetry = Telemetry(now, looks, Counters(np.array([now]), 1.0, values[:, None]), told, dict(heard))
+            sent |= {node: now for node in job.shape.nodes if node not in silent(second)}
+        reported = tuple((events or {}).get(second, ()))
+        telemetry = Telemetry(now, looks, Counters(np.array([now]), 1.0, values[:, None]), reported, dict(sent))
         for detector in detectors if isinstance(detectors, list) else [detectors]:
             found += [(second, finding) for finding in detector.tick(telemetry)]
     return found
@@ -162,9 +162,9 @@ def test_a_rank_that_never_arrived_is_the_culprit() -> None:
 def test_if_all_ranks_arrived_the_failing_port_is_accused() -> None:
     job = Job()
     job.hung_from = 60.0
-    (told,) = [one for _, one in course(HangDetector(), [job], 160)]
-    assert isinstance(told, Abstention)
-    assert "transport" in told.reason
+    (reported,) = [one for _, one in course(HangDetector(), [job], 160)]
+    assert isinstance(reported, Abstention)
+    assert "transport" in reported.reason
     failing = Job()
     failing.hung_from = 60.0
     failing.feature["nic_sequence_errors"] = lambda second: np.where(np.arange(8) == 3, 200.0 * (second > 50), 0.0)
@@ -183,8 +183,8 @@ def test_a_pause_without_waiting_ranks_is_no_hang_and_steps_clear_a_hang() -> No
     assert verdicts(course(detector, [job], 130))
     job.hung_from = float("inf")
     job.last_ns = START + 130 * NS
-    told = [one for _, one in course(detector, [job], 20, first=131)]
-    assert [type(one) for one in told] == [Cleared]
+    reported = [one for _, one in course(detector, [job], 20, first=131)]
+    assert [type(one) for one in reported] == [Cleared]
 
 
 # --- health -----------------------------------------------------------------------------------------------------------
@@ -248,21 +248,19 @@ def test_a_reporting_absent_rank_is_at_fault_and_not_a_stale_one(replicas: int, 
     job.hung_from = 50.0
     job.inside[[4, 5, 41]] = False  # the first two on the node that is silent
     found = course([HealthDetector(), HangDetector()], [job], 200, silent=gone_after(48, "j-n2"))
-    told = {(verdict.kind, verdict.node) for verdict in verdicts(found)}
+    reported = {(verdict.kind, verdict.node) for verdict in verdicts(found)}
     if rank is None:
-        assert (Kind.HEALTH, "j-n2") in told
+        assert (Kind.HEALTH, "j-n2") in reported
     else:
-        assert told == {(Kind.HANG, job.shape.nodes[rank])}
+        assert reported == {(Kind.HANG, job.shape.nodes[rank])}
 
 
 class LateRecords(Job):
     """A job that continues, without step records from second 50 on."""
 
     def look(self, second: float, random: np.random.Generator) -> JobTelemetry:
-        heard = super().look(second, random)
-        return (
-            heard if second <= 50 or heard.steps is None else replace(heard, steps=rest(heard.steps, len(heard.steps)))
-        )
+        sent = super().look(second, random)
+        return sent if second <= 50 or sent.steps is None else replace(sent, steps=rest(sent.steps, len(sent.steps)))
 
 
 def test_a_stale_agent_with_late_records_is_no_lost_node_while_collectives_go_on() -> None:
@@ -347,8 +345,8 @@ def test_harmless_neighbours_are_not_reported(seed: int) -> None:
     assert not verdicts(course(list(make_all()), neighbours(UPLINK, disturbs=False), 250, seed=seed))
 
 
-@pytest.mark.parametrize(("waits", "told"), [(0.3, True), (0.1, False), (0.0, False), (np.nan, True)])
-def test_without_long_cpu_waits_there_is_no_host_interference(waits: float, told: bool) -> None:
+@pytest.mark.parametrize(("waits", "reported"), [(0.3, True), (0.1, False), (0.0, False), (np.nan, True)])
+def test_without_long_cpu_waits_there_is_no_host_interference(waits: float, reported: bool) -> None:
     """Compute time and a neighbour's load correlate by chance now and then. The loss here is a fifth of the time: the
     rank must wait for a CPU as long."""
     victim, loud = jobs = [Job("victim", sharing=HOST), Job("loud", sharing=HOST)]
@@ -362,7 +360,9 @@ def test_without_long_cpu_waits_there_is_no_host_interference(waits: float, told
         job.feature["cpu_waiting"] = lambda second: np.where(np.arange(8) < 2, waits * busy(second), 0.0)
         job.feature["runqueue_wait"] = lambda second: np.full(8, waits * 0.0)
     found = verdicts(course(InterferenceDetector(), jobs, 320))
-    assert [(one.gang, one.aggressor) for one in found if one.kind is Kind.INTERFERENCE] == [("victim", "loud")] * told
+    assert [(one.gang, one.aggressor) for one in found if one.kind is Kind.INTERFERENCE] == [
+        ("victim", "loud")
+    ] * reported
 
 
 def test_interference_is_cleared_when_the_neighbour_is_idle_and_reported_again() -> None:
@@ -377,8 +377,8 @@ def test_interference_is_cleared_when_the_neighbour_is_idle_and_reported_again()
     victim.network = lambda second: 0.6 if busy(second) else 0.3
     found = [(second, type(one)) for second, one in course(InterferenceDetector(), jobs, 700)]
     assert [kind for _, kind in found] == [Verdict, Cleared, Verdict]
-    told, ended, again = (second for second, _ in found)
-    assert told < 280
+    reported, ended, again = (second for second, _ in found)
+    assert reported < 280
     assert 400 < ended < 420, "two minutes after its last burst, though the past is remembered for twelve"
     assert 600 <= again < 670
 
@@ -567,15 +567,15 @@ def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
     before = watched(CounterStatistics(), job, 1, 60).snapshot()
     job.feature["sm_clock"] = lambda second: np.where(np.arange(16) == 3, 0.8, 1.0)
     row = FEATURE["sm_clock"]
-    restored, anew = CounterStatistics(), CounterStatistics()
+    restored, fresh = CounterStatistics(), CounterStatistics()
     detector = HealthDetector(panel=restored)
     detector.restore(before)
     course(detector, [job], 20, first=61)
-    watched(anew, job, 61, 60)
+    watched(fresh, job, 61, 60)
     assert restored.score[row].argmax() == 3
     assert restored.score[row, 3] >= 8.0
     assert np.abs(restored.level[row, [2, 4]]).max() < 0.05
-    assert np.abs(anew.level[row, 3]) < 0.05, "learned as healthy: this is what the snapshot is for"
+    assert np.abs(fresh.level[row, 3]) < 0.05, "learned as healthy: this is what the snapshot is for"
     again = HealthDetector(panel=CounterStatistics())
     again.restore(detector.snapshot())
 
@@ -617,10 +617,10 @@ def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
     (panel,) = [one._panel for one in detectors if isinstance(one, HealthDetector)]
     assert panel.fault_history.weight("GPU-j-3", "j-n0"), "its part is remembered for it"
     (straggler,) = [one for one in detectors if isinstance(one, StragglerDetector)]
-    anew = StragglerDetector()
-    anew.restore(straggler.snapshot())
-    assert anew._watched["j"].standing == straggler._watched["j"].standing
-    assert anew._watched["j"].standing[3].reported_cause
+    fresh = StragglerDetector()
+    fresh.restore(straggler.snapshot())
+    assert fresh._watched["j"].standing == straggler._watched["j"].standing
+    assert fresh._watched["j"].standing[3].reported_cause
 
 
 def test_fault_history_raises_confidence_until_the_part_is_replaced() -> None:

@@ -104,27 +104,27 @@ def test_a_rate_is_averaged_over_as_few_windows_as_make_it_steady() -> None:
     assert steady_width(stops) == 4, "what happens once does not count"
 
 
-def rate_of(values: FloatArray, heard: int = 4, counter: str = "nvlink_bytes") -> WorkRate:
+def rate_of(values: FloatArray, known: int = 4, counter: str = "nvlink_bytes") -> WorkRate:
     found = WorkRate()
     for value in values:
         window = np.full((len(FEATURES), 8), np.nan, np.float32)
-        window[FEATURE[counter], :heard] = value
+        window[FEATURE[counter], :known] = value
         found.take(window)
     return found
 
 
 def test_less_traffic_means_longer_iterations() -> None:
     values = np.r_[np.full(60, 2.0), np.full(20, 1.0), np.full(20, 2.0)]
-    lost = rate_of(values, heard=8).lost()
+    lost = rate_of(values, known=8).lost()
     assert lost is not None
     assert lost[[10, 70, 95]] == pytest.approx([0.0, 1.0, 0.0], abs=0.01)
-    stopped = rate_of(np.r_[np.full(60, 2.0), np.zeros(10), np.full(30, 2.0)], heard=8).lost()
+    stopped = rate_of(np.r_[np.full(60, 2.0), np.zeros(10), np.full(30, 2.0)], known=8).lost()
     assert stopped is not None and stopped.max() == 3.0, "bounded"
 
 
 def test_a_rate_is_known_if_most_ranks_are_known() -> None:
-    assert rate_of(np.ones(40), heard=4).lost() is None, "half of the ranks are not most of them"
-    assert rate_of(np.ones(40), heard=5).lost() is not None
-    assert rate_of(np.ones(40), heard=8, counter="tensor_active").lost() is not None, "the next counter tells"
-    assert rate_of(np.zeros(40), heard=8).lost() is None
+    assert rate_of(np.ones(40), known=4).lost() is None, "half of the ranks are not most of them"
+    assert rate_of(np.ones(40), known=5).lost() is not None
+    assert rate_of(np.ones(40), known=8, counter="tensor_active").lost() is not None, "the next counter tells"
+    assert rate_of(np.zeros(40), known=8).lost() is None
     assert WorkRate().lost() is None

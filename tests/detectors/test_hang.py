@@ -76,7 +76,7 @@ def _once(work: Callable[[float], np.ndarray], lasts: float) -> Callable[[float]
     return longer
 
 
-def told(found: list[tuple[int, Finding]]) -> list[tuple[int, str]]:
+def reported(found: list[tuple[int, Finding]]) -> list[tuple[int, str]]:
     return [(second, type(one).__name__) for second, one in found]
 
 
@@ -215,8 +215,8 @@ def test_a_second_stop_is_found_as_soon_as_the_first(known: bool) -> None:
     if known:
         job.stops.insert(0, (20.0, 59.0, (3,), STOPPED))
     found = course(HangDetector(), [job], 330)
-    assert [name for _, name in told(found)] == ["Verdict", "Cleared", "Verdict"]
-    first, _, second = (at for at, _ in told(found))
+    assert [name for _, name in reported(found)] == ["Verdict", "Cleared", "Verdict"]
+    first, _, second = (at for at, _ in reported(found))
     assert 40 <= first - 60 <= 43
     assert 40 <= second - 200 <= 43
 

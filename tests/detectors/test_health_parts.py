@@ -48,15 +48,15 @@ class WatchedPorts:
     def hears(
         self, second: float, state: str, source: str = "kernel", entity: str = "mlx5_0", times: str = "1"
     ) -> None:
-        told = NodeEvent("n", EventRecord(LINK, entity, at(second), {"state": state, "source": source, "times": times}))
-        self.ports.take(told, at(second))
+        details = {"state": state, "source": source, "times": times}
+        self.ports.take(NodeEvent("n", EventRecord(LINK, entity, at(second), details)), at(second))
 
     def flaps(self, *seconds: float, source: str = "kernel") -> None:
         for second in seconds:
             self.hears(second, "down", source)
             self.hears(second + 2, "up", source)
 
-    def told(self, second: float) -> list[tuple[str, str]]:
+    def reported(self, second: float) -> list[tuple[str, str]]:
         return [(one.device, one.level) for one in self.ports.failing(at(second))]
 
 
@@ -64,53 +64,53 @@ def test_a_port_down_for_five_seconds_is_reported() -> None:
     port = WatchedPorts()
     port.hears(0.0, "down")
     port.hears(3.0, "down", "carrier")  # another source reports the same flap
-    assert not port.told(4.9)
-    assert port.told(5.0) == [("n/mlx5_0", "nic")]
-    assert not port.told(6.0), "once"
+    assert not port.reported(4.9)
+    assert port.reported(5.0) == [("n/mlx5_0", "nic")]
+    assert not port.reported(6.0), "once"
     port.hears(7.0, "up")
-    assert not port.told(DAMPED_SECONDS + 10.0), "it is up"
+    assert not port.reported(DAMPED_SECONDS + 10.0), "it is up"
     port.hears(DAMPED_SECONDS + 20.0, "down")
-    assert port.told(DAMPED_SECONDS + 26.0)
+    assert port.reported(DAMPED_SECONDS + 26.0)
 
 
 def test_a_port_that_keeps_failing_is_reported_again_after_half_an_hour() -> None:
     port = WatchedPorts()
     port.hears(0.0, "down")
-    told = [second for second in range(0, 4000, 10) if port.told(second)]
-    assert told == [10, 10 + int(DAMPED_SECONDS), 10 + 2 * int(DAMPED_SECONDS)]
+    reported = [second for second in range(0, 4000, 10) if port.reported(second)]
+    assert reported == [10, 10 + int(DAMPED_SECONDS), 10 + 2 * int(DAMPED_SECONDS)]
 
 
 def test_three_flaps_within_ten_minutes_are_a_fault_and_two_or_old_ones_are_not() -> None:
     port = WatchedPorts()
     port.flaps(0.0, 100.0)
-    assert not port.told(110.0)
+    assert not port.reported(110.0)
     port.flaps(FLAP_SECONDS + 3.0)
-    assert not port.told(FLAP_SECONDS + 6.0), "the first is long ago"
+    assert not port.reported(FLAP_SECONDS + 6.0), "the first is long ago"
     port.flaps(FLAP_SECONDS + 20.0)
-    assert port.told(FLAP_SECONDS + 23.0) == [("n/mlx5_0", "nic")]
+    assert port.reported(FLAP_SECONDS + 23.0) == [("n/mlx5_0", "nic")]
 
 
 def test_all_sources_report_the_same_flaps() -> None:
     port = WatchedPorts()
     for source in ("kernel", "carrier", "counter"):
         port.flaps(10.0, source=source)
-    assert not port.told(20.0), "it has flapped once"
+    assert not port.reported(20.0), "it has flapped once"
     port.hears(30.0, "lost", "counter", times="2")
-    assert port.told(31.0)
+    assert port.reported(31.0)
 
 
 def test_a_counter_of_losses_reports_their_number() -> None:
     port = WatchedPorts()
     port.hears(10.0, "lost", times="3")
-    assert port.told(11.0)
+    assert port.reported(11.0)
     odd = WatchedPorts()
     odd.hears(10.0, "lost", times="many")
     odd.hears(11.0, "up")
-    assert not odd.told(12.0), "one, and a port that was never down comes up"
+    assert not odd.reported(12.0), "one, and a port that was never down comes up"
     links = WatchedPorts()
     links.hears(0.0, "down", entity="GPU-1/3")
     links.hears(0.0, "down", entity="n/mlx5_1")
-    assert links.told(6.0) == [("n/GPU-1/3", "link"), ("n/mlx5_1", "nic")]
+    assert links.reported(6.0) == [("n/GPU-1/3", "link"), ("n/mlx5_1", "nic")]
 
 
 # --- silence ---------------------------------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ class Listening:
         return [one for one in found if one is not None]
 
     def telemetry(self, second: float, *jobs: JobTelemetry) -> Telemetry:
-        heard = {f"n{n}": at(self.quiet.get(f"n{n}", second)) for n in range(self.agents)}
-        return Telemetry(at(second), jobs, no_counters(sum(len(job.shape) for job in jobs)), (), heard)
+        results = {f"n{n}": at(self.quiet.get(f"n{n}", second)) for n in range(self.agents)}
+        return Telemetry(at(second), jobs, no_counters(sum(len(job.shape) for job in jobs)), (), results)
 
     def loses(self, second: float, nodes: Iterable[int]) -> None:
         self.quiet |= dict.fromkeys((f"n{n}" for n in nodes), second)
@@ -278,8 +278,8 @@ def test_fault_history_lasts_four_weeks_and_saturates_at_three() -> None:
     fault_history.remember("GPU-1", "n7", Cause.NVLINK, 4 + REMEMBERED_NS)
     assert fault_history.weight("GPU-1", "")[0].value == 6.0, "no longer than that ago"
     fault_history.remember("GPU-1", "n7", Cause.NVLINK, 5 + 2 * REMEMBERED_NS)
-    (anew,) = fault_history.weight("GPU-1", "")
-    assert anew.value == 1.0 and "newest for nvlink" in anew.against
+    (fresh,) = fault_history.weight("GPU-1", "")
+    assert fresh.value == 1.0 and "newest for nvlink" in fresh.against
     fault_history.remember("", "n9", Cause.LOST, 1)
     assert len(fault_history.weight("", "n9")) == 1 and fault_history.weight("", "") == ()
 
@@ -321,13 +321,13 @@ def test_many_failing_ports_on_several_nodes_accuse_no_port() -> None:
     assert not verdicts(course(HealthDetector(), [failing("nic_physical_errors", 50.0, lambda r: r % 2 == 0)], 140))
 
 
-@pytest.mark.parametrize(("share", "slower", "told"), [(0.5, False, True), (0.8, False, False), (0.8, True, True)])
-def test_a_degraded_link_is_reported_even_if_the_job_is_not_slower(share: float, slower: bool, told: bool) -> None:
+@pytest.mark.parametrize(("share", "slower", "reported"), [(0.5, False, True), (0.8, False, False), (0.8, True, True)])
+def test_a_degraded_link_is_reported_even_if_the_job_is_not_slower(share: float, slower: bool, reported: bool) -> None:
     job = failing("pcie_link", share, lambda r: r == 6, usual=1.0)
     if not slower:
         job.network = lambda second: 0.3
     found = verdicts(course(HealthDetector(), [job], 160))
-    assert [(one.rank, one.cause, one.kind) for one in found] == [(6, Cause.PCIE, Kind.HEALTH)] * told
+    assert [(one.rank, one.cause, one.kind) for one in found] == [(6, Cause.PCIE, Kind.HEALTH)] * reported
 
 
 def test_a_verdict_of_another_detector_is_not_repeated() -> None:

@@ -107,8 +107,8 @@ def test_two_estimates_that_disagree_give_no_period(
     monkeypatch: pytest.MonkeyPatch, coarse: float | None, fine: float | None, found: float | None
 ) -> None:
     def estimate_period(rate: FloatArray, seconds: float) -> EstimatedPeriod | None:
-        told = coarse if seconds == COARSER else fine
-        return None if told is None else EstimatedPeriod(told, np.arange(3.0 if seconds == COARSER else 9.0), 1.0)
+        period = coarse if seconds == COARSER else fine
+        return None if period is None else EstimatedPeriod(period, np.arange(3.0 if seconds == COARSER else 9.0), 1.0)
 
     monkeypatch.setattr(gate_module, "estimate_period", estimate_period)
     gate = fed(SlowdownTest(), steady(WARM_UP))

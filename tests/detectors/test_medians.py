@@ -57,8 +57,8 @@ def test_the_median_of_a_short_sequence_equals_numpys(few: list[float]) -> None:
 
 
 @given(st.lists(values, min_size=2, max_size=20))
-def test_the_median_of_others_excludes_the_value_itself(told: list[float]) -> None:
-    array = np.array(told)
+def test_the_median_of_others_excludes_the_value_itself(reported: list[float]) -> None:
+    array = np.array(reported)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         found = median_of_others(array)
@@ -87,11 +87,11 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_values_for_all_roles_at_once_equal_those_of_each_role(name: str) -> None:
-    told = SHAPES[name]
-    where, random = places(told), np.random.default_rng(3)
-    compute = np.round(random.uniform(0.1, 0.4, (12, len(told))), 2)  # with ties
-    seconds = np.repeat(compute.max(axis=1, keepdims=True) + 0.05, len(told), axis=1)
-    end_ns = np.repeat(np.arange(1, 13)[:, None] * SECOND, len(told), axis=1)
+    reported = SHAPES[name]
+    where, random = places(reported), np.random.default_rng(3)
+    compute = np.round(random.uniform(0.1, 0.4, (12, len(reported))), 2)  # with ties
+    seconds = np.repeat(compute.max(axis=1, keepdims=True) + 0.05, len(reported), axis=1)
+    end_ns = np.repeat(np.arange(1, 13)[:, None] * SECOND, len(reported), axis=1)
     [window, *_], _ = cut(StepTable(np.arange(12), end_ns, seconds, seconds - compute), where, None)
 
     def lost(table: FloatArray, left_out: list[int]) -> float:
@@ -101,7 +101,7 @@ def test_values_for_all_roles_at_once_equal_those_of_each_role(name: str) -> Non
 
     steps = window.steps
     assert steps > 1
-    for rank in range(len(told)):
+    for rank in range(len(reported)):
         members = where.roles[where.role[rank]]
         inside = compute[:steps, members]
         assert window.gain[rank] == pytest.approx(lost(inside, [int(np.searchsorted(members, rank))]), abs=1e-12)
@@ -113,7 +113,7 @@ def test_values_for_all_roles_at_once_equal_those_of_each_role(name: str) -> Non
         assert window.node_gain[node] == pytest.approx(max(of_roles), abs=1e-12)
     one = compute[0]
     votes = all(len(members) >= 4 for members in where.roles)
-    for rank in range(len(told)):
+    for rank in range(len(reported)):
         members = where.roles[where.role[rank]]
         others = one[members[members != rank]] if votes else np.delete(one, rank)
         assert middle_of_others(one, where)[rank] == middle_of_others_of(one, where, rank) == np.median(others)

@@ -93,8 +93,8 @@ def test_nodes_out_of_phase_give_no_wrong_period(seed: int) -> None:
     lengths = even(0.73)
     found = sung(lengths, LAGS)
     found.lag += found.counted * np.random.default_rng(seed).uniform(0.0, 0.73, len(LAGS))
-    told = found.period(1.0)
-    assert told is None or told == pytest.approx(lengths.mean(), rel=0.02)
+    reported = found.period(1.0)
+    assert reported is None or reported == pytest.approx(lengths.mean(), rel=0.02)
 
 
 def test_nodes_of_different_stages_need_not_be_in_phase() -> None:

@@ -79,11 +79,11 @@ def test_the_false_alarm_rate_is_what_is_stated(share: float) -> None:
     alarms = 0
     for _ in range(150):
         long = LongSteps()
-        told = False
+        reported = False
         for number, is_long in enumerate((random.random(4000) < share).tolist()):
             long.take(number, 1.0 if is_long else None)
-            told = told or long.period is not None
-        alarms += told
+            reported = reported or long.period is not None
+        alarms += reported
     assert alarms <= 1, "two at a thousandth each have a chance of one in a hundred"
 
 
@@ -120,8 +120,8 @@ def test_a_job_that_saves_is_found_after_a_few_saves(period: int, beats: int) ->
     random = np.random.default_rng(period)
     steps = np.arange(30 + (beats + 3) * period)
     saves = (steps % period == 0) & (steps > 30)
-    (told,) = rhythms(found_in(np.where(saves, 0.2, 0.05), random))
-    at, verdict = told
+    (reported,) = rhythms(found_in(np.where(saves, 0.2, 0.05), random))
+    at, verdict = reported
     assert (verdict.kind, verdict.cause) == (Kind.WORKLOAD, Cause.CHECKPOINT)
     assert {one.measure: one.value for one in verdict.evidence}["rhythm"] == period
     assert saves[:at].sum() <= beats + 1
@@ -134,10 +134,10 @@ def test_a_job_that_saves_on_a_busy_host_is_found() -> None:
     steps = np.arange(2000)
     saves = (steps % 50 == 0) & (random.random(2000) > 0.1)
     seconds = np.where(saves | (random.random(2000) < 0.05), 0.25, 0.05)
-    told = rhythms(found_in(seconds, random))
-    assert told
-    assert {one.measure: one.value for one in told[0][1].evidence}["rhythm"] == 50.0
-    assert told[0][0] <= 1000
+    reported = rhythms(found_in(seconds, random))
+    assert reported
+    assert {one.measure: one.value for one in reported[0][1].evidence}["rhythm"] == 50.0
+    assert reported[0][0] <= 1000
 
 
 def test_a_period_is_cleared_after_two_missing_saves_and_reported_again() -> None:

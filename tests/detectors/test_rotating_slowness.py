@@ -21,7 +21,7 @@ from scheduler_feedback.sim.world.telemetry import PERFECT, World
 SICK = 9
 
 
-def told(seed: int, *beside: Fault) -> list[Verdict]:
+def reported(seed: int, *beside: Fault) -> list[Verdict]:
     """Return the findings on a job of 16 GPUs whose ranks collect garbage in turn from 300 s on."""
     one = Course(
         plan.make("j", 16, "dp2", 1.0, np.random.default_rng(seed)),
@@ -39,16 +39,16 @@ def told(seed: int, *beside: Fault) -> list[Verdict]:
 
 
 def test_a_rank_slow_more_often_by_chance_is_not_accused() -> None:
-    assert {(found.kind, found.cause) for found in told(6)} == {(Kind.WORKLOAD, Cause.PAUSES)}
+    assert {(found.kind, found.cause) for found in reported(6)} == {(Kind.WORKLOAD, Cause.PAUSES)}
 
 
 def test_a_slow_rank_among_rotating_pauses_is_found() -> None:
-    found = told(6, Fault("memory-errors", "j", (SICK,), 450.0, 250.0, "step", 0.3))
+    found = reported(6, Fault("memory-errors", "j", (SICK,), 450.0, 250.0, "step", 0.3))
     assert {one.rank for one in found if one.kind is Kind.STRAGGLER} == {SICK}
 
 
 @pytest.mark.parametrize(
-    ("slow", "windows", "why", "cause", "for_work", "stands"),
+    ("slow", "windows", "why", "cause", "for_work", "active"),
     [
         (11, 12, Cause.PAUSES, Cause.UNKNOWN, False, True),
         (10, 12, Cause.PAUSES, Cause.UNKNOWN, False, False),
@@ -67,11 +67,11 @@ def test_rotating_slowness_refuses_alarms_without_cause_or_persistence(
     why: Cause | None,
     cause: Cause,
     for_work: bool,
-    stands: bool,
+    active: bool,
 ) -> None:
     monkeypatch.setattr(rotating_slowness, "slow_windows", lambda interval, rank: interval[:slow])
     case = cast(Case, SimpleNamespace(rank=3, interval=[None] * windows, for_work=for_work))
     judgement = Judgement(3, 1.2, 1.2, cause, 0.8, (), False)
     after = judged_by_rotation(judgement, case, why)
-    assert (after == judgement) is stands
-    assert stands or f"slow in only {slow} of {windows} windows" in after.refusal
+    assert (after == judgement) is active
+    assert active or f"slow in only {slow} of {windows} windows" in after.refusal

@@ -55,7 +55,7 @@ def findings(
     return found
 
 
-def told(found: list[Finding]) -> list[Verdict]:
+def reported(found: list[Finding]) -> list[Verdict]:
     return [one for one in found if isinstance(one, Verdict)]
 
 
@@ -70,27 +70,27 @@ def one_rank(number: int, job: Shape) -> np.ndarray:
 
 def test_a_slow_replica_on_several_nodes_is_one_abstention() -> None:
     found = findings(2, whole_replica)
-    assert not told(found)
+    assert not reported(found)
     (reason,) = [one.reason for one in found if isinstance(one, Abstention) and one.rank is not None]
     assert "all 8 ranks that process the same samples are equally slow, on 2 nodes" in reason
 
 
 def test_a_stale_rank_of_the_replica_is_no_evidence_for_even_samples() -> None:
-    assert not told(findings(2, whole_replica, varies=0.08, silent="n1-3"))
+    assert not reported(findings(2, whole_replica, varies=0.08, silent="n1-3"))
 
 
 def test_a_rank_slower_than_its_replica_is_accused() -> None:
     for varies in (0.0, 0.08):
-        assert {verdict.rank for verdict in told(findings(2, one_rank, varies=varies))} == {13}
+        assert {verdict.rank for verdict in reported(findings(2, one_rank, varies=varies))} == {13}
 
 
 def test_a_replica_on_one_node_accuses_it_only_with_even_or_reported_lengths() -> None:
     accused = {12, 13, 14, 15}
-    assert {verdict.rank for verdict in told(findings(1, whole_replica))} <= accused
-    assert told(findings(1, whole_replica))
-    assert told(findings(1, whole_replica, varies=0.08, tells=True))
+    assert {verdict.rank for verdict in reported(findings(1, whole_replica))} <= accused
+    assert reported(findings(1, whole_replica))
+    assert reported(findings(1, whole_replica, varies=0.08, tells=True))
     untold = findings(1, whole_replica, varies=0.08)
-    assert not told(untold)
+    assert not reported(untold)
     (reason,) = [one.reason for one in untold if isinstance(one, Abstention) and one.rank is not None]
     assert "sequence lengths are not reported" in reason
 
@@ -99,12 +99,12 @@ def test_a_node_with_only_slow_replicas_is_at_fault() -> None:
     def whole_node(number: int, job: Shape) -> np.ndarray:
         return np.where((np.array(job.nodes) == "n0-1") & (ONSET <= number < ONSET + 12), 1.6, 1.0)
 
-    found = told(findings(1, whole_node, varies=0.08, replicas_a_node=2))
+    found = reported(findings(1, whole_node, varies=0.08, replicas_a_node=2))
     assert found and {verdict.node for verdict in found} == {"n0-1"}
 
 
 def test_an_episode_far_longer_than_earlier_ones_is_not_chance() -> None:
-    found = told(findings(1, lambda number, job: whole_replica(number, job, 10_000), steps=260, varies=0.08))
+    found = reported(findings(1, lambda number, job: whole_replica(number, job, 10_000), steps=260, varies=0.08))
     assert found and {verdict.node for verdict in found} == {"n0-3"}
     assert {verdict.cause for verdict in found} == {Cause.UNKNOWN}
     first = min(verdict.detected_step for verdict in found)
@@ -123,8 +123,8 @@ def beside_a_culprit(by: float) -> Slow:
 
 def test_the_cost_of_an_accused_rank_is_not_attributed_to_another() -> None:
     # Without both ranks the steps would be 1.6 times as short; without the second alone, four per cent shorter.
-    assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.05)))} == {13}
-    assert {verdict.rank for verdict in told(findings(3, beside_a_culprit(1.3)))} == {13, 22}
+    assert {verdict.rank for verdict in reported(findings(3, beside_a_culprit(1.05)))} == {13}
+    assert {verdict.rank for verdict in reported(findings(3, beside_a_culprit(1.3)))} == {13, 22}
 
 
 def test_the_cost_of_a_suspected_rank_is_not_attributed_to_another() -> None:
@@ -133,4 +133,4 @@ def test_the_cost_of_a_suspected_rank_is_not_attributed_to_another() -> None:
         lesser = np.where((job.ranks == 5) & (number >= ONSET - 10), 1.05, 1.0)
         return one_rank(number, job) * lesser
 
-    assert {verdict.rank for verdict in told(findings(3, slow))} == {13}
+    assert {verdict.rank for verdict in reported(findings(3, slow))} == {13}

@@ -39,8 +39,8 @@ def accused(silent: int | None, slow: int | None, by: float = 1.3) -> set[int]:
         if silent is not None and number >= WARM_STEPS:
             seconds[:, node == silent] = waits[:, node == silent] = np.nan
         job = JobTelemetry(shape, StepTable(np.array([number]), ends, seconds, waits))
-        told = detector.tick(Telemetry(end_ns, (job,), no_counters(len(node))))
-        found |= {one.rank for one in told if isinstance(one, Verdict)}
+        reported = detector.tick(Telemetry(end_ns, (job,), no_counters(len(node))))
+        found |= {one.rank for one in reported if isinstance(one, Verdict)}
     return found
 
 
@@ -70,5 +70,5 @@ def test_a_rank_that_reports_only_the_checkpoint_step_is_not_slow() -> None:
         if number >= WARM_STEPS and number % 20 == 19:  # the other step of the window of two
             seconds[0, 5] = waits[0, 5] = np.nan
         job = JobTelemetry(shape, StepTable(np.array([number]), ends, seconds, waits))
-        told = detector.tick(Telemetry(end_ns, (job,), no_counters(ranks)))
-        assert not [one for one in told if isinstance(one, Verdict)]
+        reported = detector.tick(Telemetry(end_ns, (job,), no_counters(ranks)))
+        assert not [one for one in reported if isinstance(one, Verdict)]

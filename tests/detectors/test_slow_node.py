@@ -24,39 +24,39 @@ def course(gang: Gang, seconds: float, detector: StragglerDetector | None = None
     return watch(detector or StragglerDetector(), [frames(gang, happen(gang, seconds, seed), seed, until=seconds)])
 
 
-def verdicts(heard: list[Heard]) -> list[Verdict]:
-    return [item.finding for item in heard if isinstance(item.finding, Verdict)]
+def verdicts(results: list[Heard]) -> list[Verdict]:
+    return [item.finding for item in results if isinstance(item.finding, Verdict)]
 
 
 @pytest.mark.parametrize("seed", [8101, 8102])
 def test_a_slow_node_is_reported_once(seed: int) -> None:
-    heard = course(NODE, 110.0, seed=seed)
-    told = verdicts(heard)
-    assert {verdict.node for verdict in told} == {"n1"}
+    results = course(NODE, 110.0, seed=seed)
+    reported = verdicts(results)
+    assert {verdict.node for verdict in reported} == {"n1"}
     # One rank may be reported before the others alarm; the next verdict is then on the node.
-    assert len({verdict.verdict_id for verdict in told}) <= 2
-    assert told[-1].level == "node"
-    assert set(told[-1].ranks) <= set(EIGHT)
-    cleared = [item for item in heard if isinstance(item.finding, Cleared)]
+    assert len({verdict.verdict_id for verdict in reported}) <= 2
+    assert reported[-1].level == "node"
+    assert set(reported[-1].ranks) <= set(EIGHT)
+    cleared = [item for item in results if isinstance(item.finding, Cleared)]
     assert {item.finding.verdict_id for item in cleared if isinstance(item.finding, Cleared)} == {
-        verdict.verdict_id for verdict in told
+        verdict.verdict_id for verdict in reported
     }
 
 
 def test_a_node_verdict_is_active_until_all_ranks_run_at_normal_speed() -> None:
     longer = SLOW | dict.fromkeys(range(12, 16), (25.0, 120.0, 1.4))
-    heard = course(replace(NODE, slower=longer), 160.0)
-    of_node = {verdict.verdict_id for verdict in verdicts(heard) if verdict.level == "node"}
+    results = course(replace(NODE, slower=longer), 160.0)
+    of_node = {verdict.verdict_id for verdict in verdicts(results) if verdict.level == "node"}
     ends = [
-        item.at_seconds for item in heard if isinstance(item.finding, Cleared) and item.finding.verdict_id in of_node
+        item.at_seconds for item in results if isinstance(item.finding, Cleared) and item.finding.verdict_id in of_node
     ]
     assert max(ends) > 120.0
-    assert len({verdict.verdict_id for verdict in verdicts(heard)}) <= 2, "those that stay slow are not told anew"
+    assert len({verdict.verdict_id for verdict in verdicts(results)}) <= 2, "those that stay slow are not told anew"
 
 
 def test_slow_ranks_of_another_node_are_reported_as_well() -> None:
-    heard = course(replace(NODE, slower=SLOW | {30: (50.0, 90.0, 2.0)}), 80.0)
-    assert {verdict.node for verdict in verdicts(heard)} == {"n1", "n3"}
+    results = course(replace(NODE, slower=SLOW | {30: (50.0, 90.0, 2.0)}), 80.0)
+    assert {verdict.node for verdict in verdicts(results)} == {"n1", "n3"}
 
 
 def test_a_node_verdict_survives_a_restart_of_the_controller() -> None:
@@ -67,9 +67,9 @@ def test_a_node_verdict_survives_a_restart_of_the_controller() -> None:
     after.restore(before.snapshot())
     assert after.snapshot() == before.snapshot()
     later = watch(after, [iter([item for item in sent if item[0] > 50.0])], start_seconds=50.0)
-    told = {verdict.verdict_id for verdict in verdicts(first)}
-    assert told
-    assert {verdict.verdict_id for verdict in verdicts(later)} <= told
+    reported = {verdict.verdict_id for verdict in verdicts(first)}
+    assert reported
+    assert {verdict.verdict_id for verdict in verdicts(later)} <= reported
 
 
 @pytest.mark.parametrize(

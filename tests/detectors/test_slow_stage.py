@@ -39,14 +39,14 @@ def job_of_stages(node_waits: dict[str, float], ranks: int = 8) -> Job:
     return job
 
 
-def told(job: Job) -> list[tuple[int, Finding]]:
+def reported(job: Job) -> list[tuple[int, Finding]]:
     return course(WorkloadDetector(), [job], 190)
 
 
 @pytest.mark.parametrize(("waits", "cause"), [("io_waiting", Cause.STORAGE), ("cpu_waiting", Cause.CPU_CONTENTION)])
 def test_a_node_with_waiting_tasks_is_reported_and_not_its_stages(waits: str, cause: Cause) -> None:
     job = job_of_stages({waits: 0.3})
-    found = told(job)
+    found = reported(job)
     (at, verdict) = next((second, one) for second, one in found if isinstance(one, Verdict))
     assert (verdict.kind, verdict.cause, verdict.node, verdict.level) == (Kind.STRAGGLER, cause, "j-n0", "node")
     assert verdict.ranks == tuple(range(8))
@@ -60,18 +60,18 @@ def test_a_node_that_alone_reads_input_is_reported_with_lower_confidence() -> No
     """Its own disk or the job's input: both make the tasks of that node wait."""
     job = job_of_stages({"io_waiting": 0.3})
     job.shape = replace(job.shape, stage=np.arange(RANKS) * 2 // RANKS, data=np.arange(RANKS) % 8)
-    (verdict,) = [one for _, one in told(job) if isinstance(one, Verdict) and one.node]
+    (verdict,) = [one for _, one in reported(job) if isinstance(one, Verdict) and one.node]
     assert 0.5 <= verdict.confidence < Policy().minimum_confidence
 
 
 def test_stages_with_more_work_accuse_no_node() -> None:
     for ranks in (4, 8):
-        found = [one for _, one in told(job_of_stages({}, ranks)) if isinstance(one, Verdict)]
+        found = [one for _, one in reported(job_of_stages({}, ranks)) if isinstance(one, Verdict)]
         assert not [one for one in found if one.node]
 
 
 def test_waiting_tasks_without_a_slowdown_accuse_no_node() -> None:
-    assert not told(job_of_stages({"io_waiting": 0.3}, ranks=0))
+    assert not reported(job_of_stages({"io_waiting": 0.3}, ranks=0))
 
 
 def test_a_node_accused_by_another_detector_is_not_reported_again() -> None:

@@ -42,19 +42,19 @@ def course(gang: Gang, seconds: float, seed: int, detector: StragglerDetector | 
     return watch(detector or StragglerDetector(), [frames(gang, happen(gang, seconds, seed), seed, until=until)])
 
 
-def verdicts(heard: list[Heard]) -> list[Verdict]:
-    return [item.finding for item in heard if isinstance(item.finding, Verdict)]
+def verdicts(results: list[Heard]) -> list[Verdict]:
+    return [item.finding for item in results if isinstance(item.finding, Verdict)]
 
 
-def abstentions(heard: list[Heard]) -> list[Abstention]:
-    return [item.finding for item in heard if isinstance(item.finding, Abstention)]
+def abstentions(results: list[Heard]) -> list[Abstention]:
+    return [item.finding for item in results if isinstance(item.finding, Abstention)]
 
 
-def first_verdict(heard: list[Heard]) -> tuple[float, Verdict]:
-    for item in heard:
+def first_verdict(results: list[Heard]) -> tuple[float, Verdict]:
+    for item in results:
         if isinstance(item.finding, Verdict):
             return item.at_seconds, item.finding
-    raise AssertionError(f"no verdict: {heard}")
+    raise AssertionError(f"no verdict: {results}")
 
 
 # --- a rank that is stopped and continued -----------------------------------------------------------------------------
@@ -74,8 +74,8 @@ def test_a_rank_stopped_repeatedly_is_found_soon_with_high_confidence(
 ) -> None:
     onset = ONSET + (seed % 7) * 0.37
     gang = Gang(compute_seconds=compute_seconds, stops={2: stopped_by(*pattern, onset, 100.0)})
-    heard = course(gang, 45.0, seed)
-    at, verdict = first_verdict(heard)
+    results = course(gang, 45.0, seed)
+    at, verdict = first_verdict(results)
     assert 0 < at - onset <= 15.0
     assert (verdict.kind, verdict.gang, verdict.attempt, verdict.rank, verdict.node) == (
         Kind.STRAGGLER,
@@ -88,7 +88,7 @@ def test_a_rank_stopped_repeatedly_is_found_soon_with_high_confidence(
     assert verdict.confidence >= 0.95
     assert verdict.slowdown > 1.15
     assert verdict.step_seconds_now > 1.1 * verdict.step_seconds_before
-    assert {found.rank for found in verdicts(heard)} == {2}
+    assert {found.rank for found in verdicts(results)} == {2}
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -119,8 +119,8 @@ def test_in_every_kind_of_gang(kind: str) -> None:
 
 def test_evidence_can_be_checked_by_a_person() -> None:
     gang = Gang(stops={2: stopped_by(0.3, 0.3, ONSET, 100.0)})
-    heard = course(gang, 40.0, 5)
-    at, verdict = first_verdict(heard)
+    results = course(gang, 40.0, 5)
+    at, verdict = first_verdict(results)
     by_measure = {item.measure: item for item in verdict.evidence}
     compute, wait = by_measure["compute_seconds_a_step"], by_measure["wait_seconds_a_step"]
     assert compute.value > 1.3 * compute.reference
@@ -136,14 +136,14 @@ def test_evidence_can_be_checked_by_a_person() -> None:
 
 
 def test_a_verdict_is_cleared_once_the_rank_runs_at_normal_speed() -> None:
-    heard = course(Gang(stops={2: stopped_by(0.3, 0.3, ONSET, 50.0)}), 80.0, 3)
-    told = [item for item in heard if isinstance(item.finding, Verdict | Cleared)]
-    assert [type(item.finding) for item in told] == [Verdict, Cleared]
-    verdict, cleared = told[0].finding, told[1].finding
+    results = course(Gang(stops={2: stopped_by(0.3, 0.3, ONSET, 50.0)}), 80.0, 3)
+    reported = [item for item in results if isinstance(item.finding, Verdict | Cleared)]
+    assert [type(item.finding) for item in reported] == [Verdict, Cleared]
+    verdict, cleared = reported[0].finding, reported[1].finding
     assert isinstance(verdict, Verdict)
     assert isinstance(cleared, Cleared)
     assert cleared.verdict_id == verdict.verdict_id
-    assert 50.0 < told[1].at_seconds <= 75.0
+    assert 50.0 < reported[1].at_seconds <= 75.0
 
 
 # --- slow for other reasons -------------------------------------------------------------------------------------------
@@ -164,10 +164,10 @@ def test_cpu_waits_accuse_a_node_only_on_its_own_machine() -> None:
     contended = Gang(queue=weather.on_one(4, 1, 25.0, 100.0, 0.08))
     _, verdict = first_verdict(course(replace(contended, shared_machine=False), 45.0, JUDGING[0]))
     assert (verdict.rank, verdict.cause) == (1, Cause.CPU_CONTENTION)
-    heard = course(contended, 45.0, JUDGING[0])
-    assert not verdicts(heard)
-    assert [item.rank for item in abstentions(heard)] == [1]
-    assert "load from those nodes" in abstentions(heard)[0].reason
+    results = course(contended, 45.0, JUDGING[0])
+    assert not verdicts(results)
+    assert [item.rank for item in abstentions(results)] == [1]
+    assert "load from those nodes" in abstentions(results)[0].reason
 
 
 def test_waiting_for_a_disk() -> None:
@@ -182,15 +182,15 @@ def test_without_counters_the_cause_is_unknown_or_the_alarm_is_refused() -> None
     _, with_counters = first_verdict(course(replace(gang, counters=True), 45.0, JUDGING[0]))
     assert (verdict.rank, verdict.cause) == (1, Cause.UNKNOWN)
     assert verdict.confidence < with_counters.confidence
-    heard = course(gang, 45.0, JUDGING[0])
-    assert not verdicts(heard)
-    assert "counters are missing" in abstentions(heard)[0].reason
+    results = course(gang, 45.0, JUDGING[0])
+    assert not verdicts(results)
+    assert "counters are missing" in abstentions(results)[0].reason
 
 
 def test_with_unknown_waits_the_detector_abstains() -> None:
-    heard = course(Gang(wait_known=False, stops={1: stopped_by(0.3, 0.3, ONSET, 100.0)}), 50.0, JUDGING[0])
-    assert not verdicts(heard)
-    assert [(item.rank, "ranks wait in collectives is unknown" in item.reason) for item in abstentions(heard)] == [
+    results = course(Gang(wait_known=False, stops={1: stopped_by(0.3, 0.3, ONSET, 100.0)}), 50.0, JUDGING[0])
+    assert not verdicts(results)
+    assert [(item.rank, "ranks wait in collectives is unknown" in item.reason) for item in abstentions(results)] == [
         (None, True)
     ]
 
@@ -223,27 +223,27 @@ HEALTHY: dict[str, Callable[[int], Gang]] = {
 @pytest.mark.parametrize("seed", [*SPENT, *JUDGING])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_effects_without_a_culprit_accuse_no_rank(name: str, seed: int) -> None:
-    heard = course(HEALTHY[name](seed), 90.0, seed)
-    assert not verdicts(heard), [(item.rank, item.cause, item.evidence) for item in verdicts(heard)]
+    results = course(HEALTHY[name](seed), 90.0, seed)
+    assert not verdicts(results), [(item.rank, item.cause, item.evidence) for item in verdicts(results)]
 
 
 def test_a_gang_slow_as_a_whole_is_reported_once() -> None:
-    heard = course(HEALTHY["another job begins"](0), 90.0, JUDGING[0])
-    told = [item for item in abstentions(heard) if item.rank is None]
-    assert len(told) == 1
-    assert "no rank is an outlier" in told[0].reason
+    results = course(HEALTHY["another job begins"](0), 90.0, JUDGING[0])
+    reported = [item for item in abstentions(results) if item.rank is None]
+    assert len(reported) == 1
+    assert "no rank is an outlier" in reported[0].reason
 
 
 def test_a_rank_that_saves_is_refused_as_periodic() -> None:
-    heard = course(HEALTHY["one saves"](0), 90.0, JUDGING[0])
-    assert any("every 40 steps" in item.reason for item in abstentions(heard))
+    results = course(HEALTHY["one saves"](0), 90.0, JUDGING[0])
+    assert any("every 40 steps" in item.reason for item in abstentions(results))
 
 
 def test_two_equally_slow_members_are_not_accused() -> None:
     gang = Gang(shared_machine=False, slower={0: (25.0, 200.0, 1.5), 1: (25.0, 200.0, 1.5)})
-    heard = course(gang, 60.0, JUDGING[0])
-    assert not verdicts(heard)
-    assert abstentions(heard)
+    results = course(gang, 60.0, JUDGING[0])
+    assert not verdicts(results)
+    assert abstentions(results)
 
 
 def test_a_node_with_two_slow_ranks_is_found_by_the_step_time_without_it() -> None:
@@ -281,12 +281,12 @@ def test_a_rank_slow_from_the_start_of_a_later_attempt_is_compared_with_the_earl
         frames(first, happen(first, 30.0, 1), 1, until=36.0),
         frames(second, happen(second, 30.0, 2), 1, until=70.0, agent="later"),
     ]
-    heard = watch(detector, courses)
-    at, verdict = first_verdict(heard)
+    results = watch(detector, courses)
+    at, verdict = first_verdict(results)
     assert (verdict.attempt, verdict.rank) == (2, 1)
     assert verdict.confidence >= 0.9
     assert at - 40.0 <= 15.0
-    assert {item.rank for item in verdicts(heard)} == {1}, "rank 3 has always had more to do"
+    assert {item.rank for item in verdicts(results)} == {1}, "rank 3 has always had more to do"
 
 
 @pytest.mark.parametrize("restart", [38.0, 43.0, 60.0])
@@ -295,11 +295,11 @@ def test_a_restart_of_the_controller_neither_learns_the_fault_nor_forgets_the_ve
     history = happen(gang, 80.0, 4)
     sent = list(frames(gang, history, 4, until=85.0))
     before, after = StragglerDetector(), StragglerDetector()
-    heard = watch(before, [iter([item for item in sent if item[0] <= restart])])
+    results = watch(before, [iter([item for item in sent if item[0] <= restart])])
     after.restore(before.snapshot())
-    heard += watch(after, [iter([item for item in sent if item[0] > restart])], start_seconds=restart)
-    assert {(item.rank, item.cause) for item in verdicts(heard)} == {(2, Cause.SUSPENDED)}
-    assert len({item.verdict_id for item in verdicts(heard)}) == 1
+    results += watch(after, [iter([item for item in sent if item[0] > restart])], start_seconds=restart)
+    assert {(item.rank, item.cause) for item in verdicts(results)} == {(2, Cause.SUSPENDED)}
+    assert len({item.verdict_id for item in verdicts(results)}) == 1
     assert after.snapshot() != before.snapshot()
 
 
@@ -398,10 +398,10 @@ def test_a_worker_slow_for_a_while_is_found_then_and_cleared_after() -> None:
     compute, iterations = trace("pai-job1")
     gang = Gang(ranks=compute.shape[1], shared_machine=False, counters=False, collective_seconds=0.05)
     history = replay(gang, compute)
-    heard = watch(StragglerDetector(), [frames(gang, history, 1)])
-    told = [(type(item.finding), getattr(item.finding, "rank", 6)) for item in heard]
-    assert told == [(Verdict, 6), (Cleared, 6)]
-    found = int(np.searchsorted(history.end[:, 0], heard[0].at_seconds))
+    results = watch(StragglerDetector(), [frames(gang, history, 1)])
+    reported = [(type(item.finding), getattr(item.finding, "rank", 6)) for item in results]
+    assert reported == [(Verdict, 6), (Cleared, 6)]
+    found = int(np.searchsorted(history.end[:, 0], results[0].at_seconds))
     assert 1811 < iterations[found] <= 2011
 
 
@@ -409,9 +409,9 @@ def test_several_slow_workers_are_not_accused() -> None:
     """PAI job 3: its authors say that there could be several; late in it workers 6 to 9 are slow."""
     compute, _ = trace("pai-job3")
     gang = Gang(ranks=compute.shape[1], shared_machine=False, counters=False, collective_seconds=0.05)
-    heard = watch(StragglerDetector(), [frames(gang, replay(gang, compute), 1)])
-    assert not verdicts(heard)
-    assert abstentions(heard)
+    results = watch(StragglerDetector(), [frames(gang, replay(gang, compute), 1)])
+    assert not verdicts(results)
+    assert abstentions(results)
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------

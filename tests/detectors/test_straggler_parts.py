@@ -101,12 +101,12 @@ def test_windows_last_a_second_and_hold_five_steps() -> None:
     assert long[0].wait.tolist() == pytest.approx([1.0, 1.0])
 
 
-@pytest.mark.parametrize("unheard", range(2))
-def test_missing_times_are_filled_from_peers_and_the_usual_difference(unheard: int) -> None:
+@pytest.mark.parametrize("missing", range(2))
+def test_missing_times_are_filled_from_peers_and_the_usual_difference(missing: int) -> None:
     own = np.array([1.3, 1.3, 1.3, 1.4]) + np.array([[0.0], [9.0]])  # the job saves in the second of two steps
     seconds = np.full((2, 4), 1.9) + np.array([[0.0], [9.0]])
     waits = seconds - own
-    seconds[unheard, 3] = waits[unheard, 3] = np.nan
+    seconds[missing, 3] = waits[missing, 3] = np.nan
     ends = np.array([[2 * SECOND], [13 * SECOND]]) + np.zeros((1, 4), np.int64)
     (window,), _ = cut(StepTable(np.arange(2), ends, seconds, waits), at(list("abcd")), None)
     assert window.compute.tolist() == pytest.approx([5.8, 5.8, 5.8, 5.9])
@@ -318,7 +318,7 @@ def test_no_stream_of_steps_breaks_the_detector(
     random = np.random.default_rng(seed)
     fleet, detector = Fleet(), StragglerDetector()
     look = Look(fleet)
-    told = 0
+    reported = 0
     for second in range(1, 30):
         at = second * SECOND
         records = []
@@ -333,9 +333,9 @@ def test_no_stream_of_steps_breaks_the_detector(
             records.append(StepRecord(Member("g", attempt, rank), number + second, start, duration, wait_ns))
         frame = Frame(
             "n0", "b", "a", second, LAYOUT.layout_id, at, at, np.array([at], np.int64),
-            np.zeros(0), np.zeros(0, np.uint64), np.zeros(0, np.bool_), told, tuple(records),
+            np.zeros(0), np.zeros(0, np.uint64), np.zeros(0, np.bool_), reported, tuple(records),
         )  # fmt: skip
-        told += len(records)
+        reported += len(records)
         fleet.observe(LAYOUT, frame, at)
         for finding in detector.tick(look.next(at)):
             assert finding.detector == "straggler" if hasattr(finding, "detector") else finding.verdict_id

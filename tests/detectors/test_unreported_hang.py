@@ -21,7 +21,7 @@ STOPS = 300
 POLLS = np.full(RANKS, 0.18)
 
 
-def told(
+def reported(
     busy: FloatArray, lasts: int = 120, pause: int = 0, writes: bool = False, seconds: float = 1.0, stops: int = STOPS
 ) -> list[Finding]:
     """Return the findings on a job that transfers nothing for `lasts` seconds and then continues.
@@ -36,12 +36,12 @@ def told(
     while second < stops + lasts + 20:
         second += seconds
         made = np.zeros((len(FEATURES), 1, RANKS), np.float32)
-        stands = stops < second <= stops + lasts
-        moves = not stands and not 100 < second <= 100 + pause
+        active = stops < second <= stops + lasts
+        moves = not active and not 100 < second <= 100 + pause
         made[FEATURE["nvlink_bytes"]] = 1e9 * moves
         made[FEATURE["nic_transmit_bytes"]] = 1e8 * moves + 1e3
         made[FEATURE["sm_active"], 0] = 0.8 if moves else busy
-        if writes and stands:
+        if writes and active:
             made[FEATURE["io_waiting"], 0, :8] = 0.5
         now = START + round(second * NS)
         telemetry = Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), seconds, made), (), {})
@@ -58,7 +58,7 @@ def without(rank: int, busy: float = 0.0) -> FloatArray:
 @pytest.mark.parametrize("seconds", [1.0, 10.0, 30.0])
 @pytest.mark.parametrize("busy", [0.0, 1.0])
 def test_a_rank_that_does_not_poll_has_not_arrived(seconds: float, busy: float) -> None:
-    found = told(without(3, busy), seconds=seconds)
+    found = reported(without(3, busy), seconds=seconds)
     assert [type(one) for one in found] == [Verdict, Cleared]
     verdict = found[0]
     assert isinstance(verdict, Verdict)
@@ -67,7 +67,7 @@ def test_a_rank_that_does_not_poll_has_not_arrived(seconds: float, busy: float) 
 
 
 def test_if_all_ranks_poll_no_rank_is_accused() -> None:
-    found = told(POLLS)
+    found = reported(POLLS)
     assert [type(one) for one in found] == [Abstention]
 
 
@@ -82,24 +82,24 @@ def test_if_all_ranks_poll_no_rank_is_accused() -> None:
     ],
 )
 def test_a_pause_is_no_hang(busy: FloatArray, more: dict[str, Any]) -> None:
-    assert not told(busy, **more)
+    assert not reported(busy, **more)
 
 
 def test_half_of_the_ranks_are_not_accused() -> None:
     busy = POLLS.copy()
     busy[[1, 2, 3, 9, 10, 11]] = 0.0
-    assert [type(one) for one in told(busy)] == [Abstention]
+    assert [type(one) for one in reported(busy)] == [Abstention]
 
 
-def window(moved: float, heard: int = RANKS, busy: float = 0.2) -> np.ndarray:
-    """Return [features, ranks], of which the first `heard` are known."""
+def window(moved: float, known: int = RANKS, busy: float = 0.2) -> np.ndarray:
+    """Return [features, ranks], of which the first `known` have values."""
     values = np.full((len(FEATURES), RANKS), np.nan, np.float32)
-    values[[FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"], FEATURE["io_waiting"]], :heard] = [
+    values[[FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"], FEATURE["io_waiting"]], :known] = [
         [moved],
         [0],
         [0],
     ]
-    values[FEATURE["sm_active"], :heard] = busy
+    values[FEATURE["sm_active"], :known] = busy
     return values
 
 
@@ -111,12 +111,12 @@ def test_a_window_with_less_than_half_of_the_ranks_is_ignored() -> None:
         traffic.take(window(1e9), second * NS)
     assert (traffic.usual, traffic.silent, traffic.longest) == (pytest.approx(2e9 / 2), 0, 0.0)
     for second in range(301, 360):
-        traffic.take(window(0.0, heard=RANKS // 2), second * NS)
+        traffic.take(window(0.0, known=RANKS // 2), second * NS)
     assert (traffic.silent, traffic.moved_ns) == (0, 300 * NS)
     assert traffic.stuck(360 * NS) is None
     for second in range(360, 420):
-        traffic.take(window(0.0, heard=RANKS // 2 + 1), second * NS)
+        traffic.take(window(0.0, known=RANKS // 2 + 1), second * NS)
     assert traffic.silent == 60
-    assert not traffic.take(window(1e9, heard=3), 420 * NS) and traffic.silent == 60
-    assert traffic.take(window(1e9, heard=RANKS), 421 * NS), "it moves after a pause"
+    assert not traffic.take(window(1e9, known=3), 420 * NS) and traffic.silent == 60
+    assert traffic.take(window(1e9, known=RANKS), 421 * NS), "it moves after a pause"
     assert (traffic.silent, traffic.longest) == (0, pytest.approx(121.0))

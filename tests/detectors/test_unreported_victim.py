@@ -38,7 +38,7 @@ def values(random: np.random.Generator, slower: float = 1.0) -> np.ndarray:
     return made
 
 
-def told(
+def reported(
     sharing: dict[str, tuple[str, ...]],
     busy: Busy,
     hurts: bool,
@@ -92,7 +92,7 @@ def bursts(second: int) -> bool:
 def test_the_neighbour_of_a_job_without_steps_is_reported(
     sharing: dict[str, tuple[str, ...]], sees: str, cause: Cause
 ) -> None:
-    found = told(sharing, bursts, True, sees)
+    found = reported(sharing, bursts, True, sees)
     assert {(one.kind, one.gang, one.aggressor, one.cause) for one in found} == {
         (Kind.INTERFERENCE, "victim", "noisy", cause)
     }
@@ -102,34 +102,34 @@ def test_the_neighbour_of_a_job_without_steps_is_reported(
 
 def test_a_neighbour_that_started_with_the_slowdown_is_reported() -> None:
     """It was never there before: usual counter values fill the time without it."""
-    found = told(UPLINK, lambda second: second > 250, True, "nic_congestion")
+    found = reported(UPLINK, lambda second: second > 250, True, "nic_congestion")
     assert {(one.kind, one.aggressor) for one in found} == {(Kind.INTERFERENCE, "noisy")}
 
 
 def test_a_neighbour_without_confirmation_by_counters_is_not_reported() -> None:
-    assert not told(UPLINK, bursts, True, None)
-    assert not told(HOST, bursts, True, None)
+    assert not reported(UPLINK, bursts, True, None)
+    assert not reported(HOST, bursts, True, None)
 
 
 def test_a_neighbour_is_not_reported_if_the_job_is_slow_at_other_times() -> None:
-    assert not told(UPLINK, bursts, False, "nic_congestion", slow=lambda second: second > 120 and second % 70 < 25)
+    assert not reported(UPLINK, bursts, False, "nic_congestion", slow=lambda second: second > 120 and second % 70 < 25)
 
 
 def test_a_hot_rank_is_accused_unless_a_neighbour_explains_the_slowdown() -> None:
-    hot = told(UPLINK, lambda second: False, False, None, slow=lambda second: second > 300, hot=lambda s: s > 300)
+    hot = reported(UPLINK, lambda second: False, False, None, slow=lambda second: second > 300, hot=lambda s: s > 300)
     assert {(one.kind, one.rank) for one in hot} == {(Kind.STRAGGLER, 3)}
-    disturbed = told(UPLINK, bursts, True, "nic_congestion", hot=lambda second: second > 300)
+    disturbed = reported(UPLINK, bursts, True, "nic_congestion", hot=lambda second: second > 300)
     assert {one.kind for one in disturbed} == {Kind.INTERFERENCE}
 
 
 def test_a_hot_rank_that_works_no_longer_is_not_accused() -> None:
-    assert not told(
+    assert not reported(
         UPLINK, lambda second: False, False, None, slow=lambda second: second > 300, hot=lambda s: s > 300, longer=1.0
     )
 
 
 def test_a_neighbour_without_cost_is_not_reported() -> None:
-    assert not told(UPLINK, bursts, False, "nic_congestion")
+    assert not reported(UPLINK, bursts, False, "nic_congestion")
 
 
 @pytest.mark.parametrize("seed", range(4))

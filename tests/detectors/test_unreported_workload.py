@@ -32,7 +32,7 @@ Does = Callable[[FloatArray], None]
 WORKS, IDLES, CLOCK = range(3)
 
 
-def told(
+def reported(
     does: Does,
     seconds: int = 300,
     until: int = 10_000,
@@ -122,7 +122,7 @@ def all_are_hot(step: FloatArray) -> None:
     ],
 )
 def test_behaviour_of_most_ranks_is_a_cause_within_the_job(does: Does, kind: Kind, cause: Cause) -> None:
-    found = told(does)
+    found = reported(does)
     assert kinds(found) == {(kind, cause)}
     (verdict,) = (one for one in found if isinstance(one, Verdict))
     assert verdict.slowdown == pytest.approx(SLOWER, rel=0.03)
@@ -133,35 +133,35 @@ def test_behaviour_of_most_ranks_is_a_cause_within_the_job(does: Does, kind: Kin
 
 @pytest.mark.parametrize("does", [one_works_longer, one_is_kept, a_node_is_kept, the_network_is_slow, all_are_hot])
 def test_effects_of_members_network_or_heat_are_no_workload_verdict(does: Does) -> None:
-    assert not kinds(told(does))
+    assert not kinds(reported(does))
 
 
 def test_a_stage_on_one_node_gives_no_workload_verdict() -> None:
-    assert not kinds(told(last_stage_works_more, per_node=16))
-    assert not kinds(told(first_stage_waits_for_input, per_node=16))
+    assert not kinds(reported(last_stage_works_more, per_node=16))
+    assert not kinds(reported(first_stage_waits_for_input, per_node=16))
 
 
 def test_a_job_on_one_node_gives_no_workload_verdict() -> None:
-    assert not kinds(told(all_work_more, per_node=RANKS))
+    assert not kinds(reported(all_work_more, per_node=RANKS))
 
 
 def test_a_job_with_another_known_cause_gets_no_workload_verdict() -> None:
-    assert not kinds(told(all_work_more, meanwhile=lambda panel: panel.disturbed.add("job")))
-    assert not kinds(told(all_work_more, meanwhile=lambda panel: panel.accused.add(("job", 1, 5))))
-    others = told(all_work_more, meanwhile=lambda panel: panel.accused.add(("another", 1, 5)))
+    assert not kinds(reported(all_work_more, meanwhile=lambda panel: panel.disturbed.add("job")))
+    assert not kinds(reported(all_work_more, meanwhile=lambda panel: panel.accused.add(("job", 1, 5))))
+    others = reported(all_work_more, meanwhile=lambda panel: panel.accused.add(("another", 1, 5)))
     assert kinds(others) == {(Kind.WORKLOAD, Cause.WHOLE_JOB)}
 
 
 def test_without_known_stages_no_stage_is_reported() -> None:
-    assert not kinds(told(last_stage_works_more, staged=False))
+    assert not kinds(reported(last_stage_works_more, staged=False))
 
 
 def test_a_stage_that_always_had_more_work_is_reported() -> None:
-    found = told(last_stage_works_more, seconds=420, begins=0)
+    found = reported(last_stage_works_more, seconds=420, begins=0)
     assert kinds(found) == {(Kind.STAGE_IMBALANCE, Cause.STAGE_PARTITION)}
     assert [one.ranks for one in found if isinstance(one, Verdict)] == [tuple(range(16, 32))]
     for does, more in ((last_stage_works_more, {"per_node": 16}), (one_works_longer, {}), (all_work_more, {})):
-        assert not kinds(told(does, seconds=420, begins=0, **more))
+        assert not kinds(reported(does, seconds=420, begins=0, **more))
 
 
 @pytest.mark.parametrize(
@@ -186,5 +186,5 @@ def test_a_larger_stage_needs_equal_others_and_no_lower_clock(
 
 
 def test_a_verdict_is_cleared_when_its_cause_is_over() -> None:
-    found = told(all_work_more, seconds=440, until=260)
+    found = reported(all_work_more, seconds=440, until=260)
     assert [type(one) for one in found] == [Verdict, Cleared]

@@ -168,7 +168,7 @@ def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgeme
 
 
 @pytest.mark.parametrize(
-    ("told", "reported_cause", "now", "cause", "more"),
+    ("reported", "reported_cause", "now", "cause", "more"),
     [
         (0.7, False, 0.95, Cause.UNKNOWN, True),  # sure enough to be acted on now
         (0.7, False, 0.8, Cause.UNKNOWN, False),  # surer, and not enough
@@ -182,9 +182,9 @@ def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgeme
     ],
 )
 def test_a_verdict_is_repeated_when_it_becomes_actionable_or_has_a_cause(
-    told: float, reported_cause: bool, now: float, cause: Cause, more: bool
+    reported: float, reported_cause: bool, now: float, cause: Cause, more: bool
 ) -> None:
-    assert says_more(ActiveVerdict("v", 0, told, reported_cause), judgement(cause, now), True) is more
+    assert says_more(ActiveVerdict("v", 0, reported, reported_cause), judgement(cause, now), True) is more
 
 
 def test_a_fault_of_a_part_is_reported_besides_another_cause_of_its_node() -> None:
@@ -380,62 +380,62 @@ class Told:
 
 
 def test_only_the_first_steps_of_timed_streams_are_skipped() -> None:
-    told = Told(timed=True)
+    reported = Told(timed=True)
     own = own_times(6)
     own[:3] = 30.0
-    told.steps(own[:2])
-    told.steps(own[2:])
-    assert told.watched.to_skip == 0
-    kept = sum(window.steps for window in told.watched.warm_up)
-    assert kept + len(told.watched.pending or ()) == 3
-    assert max(window.step_seconds for window in told.watched.warm_up) < 2.0
+    reported.steps(own[:2])
+    reported.steps(own[2:])
+    assert reported.watched.to_skip == 0
+    kept = sum(window.steps for window in reported.watched.warm_up)
+    assert kept + len(reported.watched.pending or ()) == 3
+    assert max(window.step_seconds for window in reported.watched.warm_up) < 2.0
 
 
 def test_a_rank_that_becomes_slow_during_the_warm_up_is_not_learned_as_healthy() -> None:
-    told = Told(timed=True)
-    told.steps(own_times(20))
-    assert told.watched.baseline is not None and not told.watched.baseline.final
-    found = told.steps(own_times(40, r3=1.6))
-    assert told.watched.baseline.final
-    assert told.watched.baseline.compute[3] == pytest.approx(1.0)
+    reported = Told(timed=True)
+    reported.steps(own_times(20))
+    assert reported.watched.baseline is not None and not reported.watched.baseline.final
+    found = reported.steps(own_times(40, r3=1.6))
+    assert reported.watched.baseline.final
+    assert reported.watched.baseline.compute[3] == pytest.approx(1.0)
     assert {one.rank for one in found if isinstance(one, Verdict)} == {3}
 
 
 def test_a_baseline_has_known_waits_in_all_windows_or_in_none() -> None:
-    told = Told()
+    reported = Told()
     blind = own_times(10)
     table = table_of(blind)
     unknown = replace(table, wait_seconds=np.full_like(table.wait_seconds, np.nan))
-    told.detector.tick(Telemetry(1, (JobTelemetry(SHAPE, unknown),), no_counters(RANKS)))
-    told.step = 10
-    told.steps(own_times(24))
-    assert told.watched.baseline is None or not told.watched.baseline.final, "24 with waits are one too few"
-    told.steps(own_times(1))
-    assert told.watched.baseline is not None and told.watched.baseline.known
+    reported.detector.tick(Telemetry(1, (JobTelemetry(SHAPE, unknown),), no_counters(RANKS)))
+    reported.step = 10
+    reported.steps(own_times(24))
+    assert reported.watched.baseline is None or not reported.watched.baseline.final, "24 with waits are one too few"
+    reported.steps(own_times(1))
+    assert reported.watched.baseline is not None and reported.watched.baseline.known
 
 
 def test_nodes_that_resume_one_by_one_keep_the_restored_state() -> None:
-    told = Told()
-    told.steps(own_times(30))
-    before = told.watched
-    assert not told.steps(own_times(3), ranks=5)
-    assert told.watched is before
-    told.steps(own_times(3))
-    assert told.watched is before and before.baseline is not None
-    told.steps(own_times(3), attempt=2)
-    assert told.watched is not before and told.detector._roles["g"][0] == before.ranks
-    newest = told.watched
-    told.steps(own_times(3), attempt=1)
-    assert told.watched is newest, "an attempt that is over is not looked at again"
+    reported = Told()
+    reported.steps(own_times(30))
+    before = reported.watched
+    assert not reported.steps(own_times(3), ranks=5)
+    assert reported.watched is before
+    reported.steps(own_times(3))
+    assert reported.watched is before and before.baseline is not None
+    reported.steps(own_times(3), attempt=2)
+    assert reported.watched is not before and reported.detector._roles["g"][0] == before.ranks
+    newest = reported.watched
+    reported.steps(own_times(3), attempt=1)
+    assert reported.watched is newest, "an attempt that is over is not looked at again"
 
 
 def test_a_gang_without_telemetry_is_dropped_after_ten_minutes() -> None:
-    told = Told()
-    told.steps(own_times(30))
-    seen_ns = told.watched.seen_ns
+    reported = Told()
+    reported.steps(own_times(30))
+    seen_ns = reported.watched.seen_ns
     for later, known in ((1, True), (ABSENT_NS, True), (ABSENT_NS + 1, False)):
-        told.detector.tick(Telemetry(seen_ns + later, (), no_counters(0)))
-        assert ("g" in told.detector._watched) is known
+        reported.detector.tick(Telemetry(seen_ns + later, (), no_counters(0)))
+        assert ("g" in reported.detector._watched) is known
 
 
 def test_an_alarm_with_too_little_confidence_is_an_abstention(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,8 @@ def test_pauses_of_one_node_or_rank_are_not_reported_as_rotating() -> None:
         job.work = lambda second, random=random, chosen=chosen: np.where(  # type: ignore[misc]
             (random.choice(chosen) == np.arange(RANKS)) & (second > 60), 0.95, 0.7
         )
-        told = verdicts(course(WorkloadDetector(), [job], 140))
-        assert Cause.PAUSES not in {one.cause for one in told}
+        reported = verdicts(course(WorkloadDetector(), [job], 140))
+        assert Cause.PAUSES not in {one.cause for one in reported}
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.11])
@@ -66,8 +66,8 @@ def test_unequal_lengths_and_noise_are_neither_a_period_nor_pauses(seed: int, sp
     random = np.random.default_rng(seed)
     job = Job(ranks=64, step_seconds=0.5)
     job.work = lambda second: 0.35 * random.lognormal(0.0, spread, 64)
-    told = {one.cause for one in verdicts(course(WorkloadDetector(), [job], 400, seed=seed))}
-    assert not told & {Cause.CHECKPOINT, Cause.PAUSES}
+    reported = {one.cause for one in verdicts(course(WorkloadDetector(), [job], 400, seed=seed))}
+    assert not reported & {Cause.CHECKPOINT, Cause.PAUSES}
 
 
 def test_the_nic_that_pauses_its_switch_is_the_culprit_of_a_storm() -> None:

@@ -284,7 +284,7 @@ def running(
     folder: Path,
     policy: Policy | None = None,
     *,
-    anew: bool = True,
+    fresh: bool = True,
     publish: bool = True,
     watching: bool = False,
     probes: Probes | None = None,
@@ -294,7 +294,7 @@ def running(
 ) -> Iterator[Running]:
     """Run a controller with its backend.
 
-    anew: rebuild the state from the API's objects; otherwise from the folder's journal. watching: read the agents that
+    fresh: rebuild the state from the API's objects; otherwise from the folder's journal. watching: read the agents that
     are announced in its folder, with all detectors. probes: how it measures nodes. memory: namespace and name of its
     ConfigMap. upstream: also read PodGroups of Kubernetes' own kind. may_act: returns whether it leads.
     """
@@ -302,7 +302,7 @@ def running(
     backend = KubernetesBackend(access, probes=probes, upstream=upstream, may_act=may_act)
     backend.start()
     try:
-        if anew:
+        if fresh:
             kept = b""
             if memory is not None:
                 kept = asyncio.run_coroutine_threadsafe(read(backend.client, *memory), backend.loop).result(30)

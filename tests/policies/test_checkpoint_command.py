@@ -75,8 +75,8 @@ def log_of_command(gangs: LocalGangs) -> str:
 
 def test_ranks_are_stopped_after_the_checkpoint_command(gangs: LocalGangs, tmp_path: Path) -> None:
     running(gangs, tmp_path / "job")
-    told = "open('model', 'w').write(' '.join(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'GIVEN')))"
-    ended = stop(gangs, sys.executable, "-c", f"import os, time; time.sleep(0.5); {told}; print('a word')")
+    save = "open('model', 'w').write(' '.join(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'GIVEN')))"
+    ended = stop(gangs, sys.executable, "-c", f"import os, time; time.sleep(0.5); {save}; print('a word')")
     assert (tmp_path / "job" / "model").read_text() == "0 3 by its user"
     assert [gangs.log(rank) for rank in range(3)] == ["ready\nsaved before\n"] * 3
     assert ended.checkpointed is not None and ended.checkpointed.exit_code == 0
@@ -187,8 +187,8 @@ def test_the_result_is_in_the_journal_and_in_the_story(done: Checkpointed, words
     stop_for(state, StopReason.PREEMPT)
     ended = AttemptEnded("a", 1, (RankExit(0, 0),), signalled=True, checkpointed=done)
     assert decode_event(encode_event(ended)) == ended
-    told = [entry for entry in cycle.run(state, [ended], BEGIN_NS + 9 * 10**9).entries if entry.kind == "checkpoint"]
-    assert len(told) == 1 and words in told[0].text
+    saved = [entry for entry in cycle.run(state, [ended], BEGIN_NS + 9 * 10**9).entries if entry.kind == "checkpoint"]
+    assert len(saved) == 1 and words in saved[0].text
 
 
 def test_a_save_on_request_loses_no_work_and_may_take_command_and_grace() -> None:

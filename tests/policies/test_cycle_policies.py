@@ -73,8 +73,8 @@ def test_a_cycle_that_defers_a_preemption_pass_is_journalled() -> None:
     world.cycle(Tick())  # the first falls into the next queue, too early for another pass
     wait(6.0)
     world.running()
-    told = [one for one, outcome in zip(world.journal, world.outcomes, strict=True) if outcome.changed]
-    _, again = replay(world.initial, told)
+    reported = [one for one, outcome in zip(world.journal, world.outcomes, strict=True) if outcome.changed]
+    _, again = replay(world.initial, reported)
     assert [one.actions for one in again if one.actions] == [one.actions for one in world.outcomes if one.actions]
 
 
@@ -84,10 +84,10 @@ def test_jobs_that_fall_in_one_pass_are_ordered_by_their_start() -> None:
     for _ in range(3):
         world.submit(1, 100.0, restartable=True, preemptible=True)
     world.running()
-    anew = decode_state(encode_state(world.state))
+    fresh = decode_state(encode_state(world.state))
     late = world.now_ns + 50 * SECOND
     fallen = [job.job_id for job in las.demote(world.state, list(world.state.jobs.values()), late)]
-    again = [job.job_id for job in las.demote(anew, list(reversed(anew.jobs.values())), late)]
+    again = [job.job_id for job in las.demote(fresh, list(reversed(fresh.jobs.values())), late)]
     assert fallen == again == list(world.state.jobs)
 
 

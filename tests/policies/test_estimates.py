@@ -90,8 +90,8 @@ def test_a_very_short_prediction_is_corrected_to_half_a_minute_and_then_doubled(
 
 
 def test_the_expected_end_follows_from_the_start_or_the_last_progress() -> None:
-    told: dict[str, Any] = {"restartable": True, "done_seconds": 80.0, "progress_ns": NOW_NS - 10 * SECOND}
-    job = running("j", 100.0, exact_seconds=300.0, time_limit_seconds=400.0, **told)
+    reported: dict[str, Any] = {"restartable": True, "done_seconds": 80.0, "progress_ns": NOW_NS - 10 * SECOND}
+    job = running("j", 100.0, exact_seconds=300.0, time_limit_seconds=400.0, **reported)
     assert runtime_estimate.healthy_end_ns(EXACT, job, NOW_NS) == NOW_NS + 210 * SECOND
     assert runtime_estimate.healthy_end_ns(LIMIT, job, NOW_NS) == NOW_NS + 300 * SECOND
 

@@ -1057,8 +1057,8 @@ def test_a_restarted_controller_evaluates_pending_jobs_the_same() -> None:
     world.cycle(FreezeSet(True))
     world.submit(2, 10_000.0)
     world.cycle(world.verdict(job_id, rank=3))
-    anew = decode_state(encode_state(world.state))
-    assert not any(others_want(state, state.nodes["n1"]) for state in (world.state, anew)), "it has only just come"
+    fresh = decode_state(encode_state(world.state))
+    assert not any(others_want(state, state.nodes["n1"]) for state in (world.state, fresh)), "it has only just come"
     world.advance(1.0)
-    anew = decode_state(encode_state(world.state))
-    assert all(others_want(state, state.nodes["n1"]) for state in (world.state, anew))
+    fresh = decode_state(encode_state(world.state))
+    assert all(others_want(state, state.nodes["n1"]) for state in (world.state, fresh))

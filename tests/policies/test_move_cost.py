@@ -66,8 +66,8 @@ def test_unsaved_work_is_lost_unless_the_gang_saves_on_request() -> None:
     job = running("j", 250.0, checkpoint_interval_seconds=100.0)
     assert move_cost.unsaved_seconds(job, NOW_NS) == pytest.approx(50.0)
     assert move_cost.unsaved_seconds(running("j", 250.0), NOW_NS) == 0.0
-    told = running("j", 250.0, checkpoint_interval_seconds=100.0, checkpoint_command=("save",))
-    assert move_cost.unsaved_seconds(told, NOW_NS) == 0.0
+    reported = running("j", 250.0, checkpoint_interval_seconds=100.0, checkpoint_command=("save",))
+    assert move_cost.unsaved_seconds(reported, NOW_NS) == 0.0
     assert move_cost.unsaved_seconds(job_of("j", checkpoint_interval_seconds=100.0), NOW_NS) == 0.0
 
 
@@ -260,9 +260,9 @@ def test_the_first_job_is_the_first_below_its_queue_s_limit() -> None:
 
 def test_a_proposal_is_logged_once_in_observe_mode_and_done_in_act_mode() -> None:
     job = job_of("j")
-    for mode, told in ((Mode.ACT, []), (Mode.OBSERVE, ["grow"])):
+    for mode, reported in ((Mode.ACT, []), (Mode.OBSERVE, ["grow"])):
         turn = CycleContext(State(policy=Policy(mode=mode), jobs={"j": job}), NOW_NS)
         for _ in range(2):
             assert gang_moves.proposed(turn, job, "grow 4", "grow", "would grow", ()) is (mode is Mode.OBSERVE)
-        assert [(entry.kind, entry.applied) for entry in turn.entries] == [(kind, False) for kind in told]
+        assert [(entry.kind, entry.applied) for entry in turn.entries] == [(kind, False) for kind in reported]
     assert gang_moves.proposed(turn, job, "grow 8", "grow", "would grow", ()) and len(turn.entries) == 2

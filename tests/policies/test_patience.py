@@ -148,10 +148,10 @@ def test_a_confirmed_verdict_moves_the_gang_without_a_wait() -> None:
 def test_a_restarted_controller_evaluates_at_the_same_instant() -> None:
     world, job_id = costly()
     world.cycle(world.verdict(job_id, rank=3, slowdown=1.5))
-    anew = decode_state(encode_state(world.state))
-    assert cycle.next_wake_ns(anew) == cycle.next_wake_ns(world.state) is not None
+    fresh = decode_state(encode_state(world.state))
+    assert cycle.next_wake_ns(fresh) == cycle.next_wake_ns(world.state) is not None
     expected = moves_after(world, job_id)
-    world.state, world.now_ns = anew, anew.now_ns
+    world.state, world.now_ns = fresh, fresh.now_ns
     assert moves_after(world, job_id) == expected
 
 

@@ -415,8 +415,8 @@ def test_the_metrics_show_why_gangs_wait_and_when_running_ones_end() -> None:
         world.submit(4, 10.0)
     world.submit(8, 10.0)
     world.state.now_ns += 300 * SECOND
-    told = {(name, *labels): value for name, labels, value in queue_metrics(world.state)}
-    assert told == {
+    reported = {(name, *labels): value for name, labels, value in queue_metrics(world.state)}
+    assert reported == {
         ("gangwatch_gangs_waiting", ("reason", "slots")): 2.0,
         ("gangwatch_gangs_waiting", ("reason", "capacity")): 1.0,
         ("gangwatch_gang_seconds_left", ("gang", runs)): 600.0,
@@ -424,8 +424,8 @@ def test_the_metrics_show_why_gangs_wait_and_when_running_ones_end() -> None:
     world.state.verdicts = {
         "v": verdict_of(gang=runs, slowdown=2.0, first_wall_ns=world.state.now_ns, last_wall_ns=world.state.now_ns)
     }
-    told = {(name, *labels): value for name, labels, value in queue_metrics(world.state)}
-    assert told[("gangwatch_gang_seconds_left", ("gang", runs))] == pytest.approx(1200.0)
+    reported = {(name, *labels): value for name, labels, value in queue_metrics(world.state)}
+    assert reported[("gangwatch_gang_seconds_left", ("gang", runs))] == pytest.approx(1200.0)
     world.state.jobs[runs].state = JobState.COMPLETED
     assert not [name for name, _, _ in queue_metrics(world.state) if name == "gangwatch_gang_seconds_left"]
 
@@ -728,8 +728,8 @@ def test_reasons_of_nodes_that_a_job_cannot_use_now() -> None:
     waits = world.submit(8, 10.0)
     explained = cycle.explain(world.state, waits)
     assert explained is not None
-    told = {blocker.node: (blocker.state, blocker.free, blocker.reason) for blocker in explained.blockers}
-    assert told == {
+    reported = {blocker.node: (blocker.state, blocker.free, blocker.reason) for blocker in explained.blockers}
+    assert reported == {
         first: ("maintenance", 4, "maintenance: by eve: fan"),
         full: ("healthy", 0, "all slots are in use"),
     }

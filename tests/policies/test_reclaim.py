@@ -163,8 +163,8 @@ def test_observe_mode_logs_a_preemption_once() -> None:
     for _ in range(4):
         world.submit(2, 10.0, time_limit_seconds=10.0)
         world.advance(1.0)
-    told = [entry.text for entry in world.entries if entry.kind == "preempt" and entry.subject == long]
-    assert len(told) == len(set(told)), told
+    reported = [entry.text for entry in world.entries if entry.kind == "preempt" and entry.subject == long]
+    assert len(reported) == len(set(reported)), reported
 
 
 def test_pending_jobs_follow_the_order_of_their_queues() -> None:

@@ -296,8 +296,8 @@ def test_no_gang_moves_if_it_does_not_pay_or_is_not_configured(policy: Policy, s
     world, _, waiting = fragmented(policy, **spec)
     assert not any(job.stop_reason for job in world.state.jobs.values())
     assert world.job_state(waiting) is JobState.PENDING
-    told = [entry for entry in world.entries if entry.kind == "defragment"]
-    assert [entry.applied for entry in told] == ([False] if policy.mode is Mode.OBSERVE else [])
+    reported = [entry for entry in world.entries if entry.kind == "defragment"]
+    assert [entry.applied for entry in reported] == ([False] if policy.mode is Mode.OBSERVE else [])
 
 
 def test_racks_are_cleared_too_and_the_cheapest_gangs_go() -> None:
