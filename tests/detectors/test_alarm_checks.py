@@ -82,7 +82,7 @@ def test_an_alarm_in_a_job_that_is_not_slowed_is_refused() -> None:
     found = said(own_times(r3=1.04))
     assert found.refusal.startswith("the gang is not slowed") and found.harmless
     faster = said(own_times(r3=1.04), best_step_seconds=1.0)
-    assert not faster.refusal.startswith("the gang is not slowed"), "it was faster once"
+    assert not faster.refusal.startswith("the gang is not slowed"), "the job was faster in the past"
 
 
 def test_an_alarm_is_refused_if_most_ranks_are_outliers() -> None:
@@ -103,7 +103,7 @@ def test_equally_slow_ranks_are_refused_together_and_one_of_two_is_judged_alone(
     assert three.refusal == "ranks 103, 107, 109 are equally slow: no single rank explains the step time"
     assert not three.harmless
     two = said(own_times(r3=1.4, r7=1.4), alarmed=frozenset({3, 7}))
-    assert two.refusal == "", "two of sixteen may each have a reason of its own"
+    assert two.refusal == "", "two of sixteen may have separate reasons"
     assert two.slowdown == pytest.approx(1.6 / 1.2)
 
 
@@ -192,7 +192,7 @@ def test_a_rank_slow_from_the_start_must_wait_less_than_its_peers() -> None:
     assert said(own_times(r3=2.0), {"shared": 1.0}, baseline=from_start(2.0)).refusal == ""
 
 
-# --- its own rhythm, others, chance ----------------------------------------------------------------------------------
+# --- own period, other ranks, chance ---------------------------------------------------------------------------------
 
 
 def slow_at(*steps: int, count: int = 21) -> FloatArray:
@@ -205,13 +205,13 @@ def test_slow_steps_at_an_exact_period_are_work_of_the_rank() -> None:
     found = said(slow_at(0, 5, 10, 20))
     assert found.refusal == "it is slow exactly every 5 steps: periodic work of its own, such as checkpoints"
     assert said(slow_at(0, 5, 11, 16)).refusal == "", "not exactly"
-    assert said(slow_at(0, 4, 8, 12, 16)).refusal == "", "too often for anything of the kind"
-    assert said(slow_at(0, 5, count=7)).refusal == "", "twice is chance"
+    assert said(slow_at(0, 4, 8, 12, 16)).refusal == "", "too frequent for periodic work"
+    assert said(slow_at(0, 5, count=7)).refusal == "", "two slow steps may be chance"
 
 
 def test_an_alarm_is_refused_if_another_rank_explains_it_nearly_as_well() -> None:
     own = own_times(12, r3=1.5)
-    own[::3] = own_times(4, r9=1.5)  # every third step another one is the slow one
+    own[::3] = own_times(4, r9=1.5)  # every third step another rank is the slow one
     found = said(own)
     assert found.refusal == "another rank explains the slow steps nearly as well"
     own[::3] = own_times(4, r9=1.2)

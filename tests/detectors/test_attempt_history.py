@@ -70,7 +70,7 @@ def own(count: int, level: float = 1.0, **slower: float) -> FloatArray:
     return found
 
 
-# --- a course --------------------------------------------------------------------------------------------------------
+# --- history ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_steps_and_steps_with_few_reports_are_skipped() -> None:
@@ -80,11 +80,13 @@ def test_the_first_steps_and_steps_with_few_reports_are_skipped() -> None:
     assert not run.steps(own(2), missing=range(4)), "a quarter of the ranks is missing"
     assert run.course.taken == 2
     assert run.steps(own(1, 2.0), missing=[5])
-    assert run.course.compute[-1][[4, 5]].tolist() == pytest.approx([2.0, 1.0]), "what is missing is as it was"
+    assert run.course.compute[-1][[4, 5]].tolist() == pytest.approx([2.0, 1.0]), "a missing rank keeps its last value"
     assert run.course.seconds[-1] == pytest.approx(2.0 + SHARED_WAIT)
     first = Run()
     first.steps(own(1, 2.0), missing=[5])
-    assert first.course.compute[-1][5] == pytest.approx(2.0), "before anything was heard it is as the others are"
+    assert first.course.compute[-1][5] == pytest.approx(2.0), (
+        "before its first report a rank has the value of its peers"
+    )
 
 
 def test_the_usual_state_is_learned_once_from_the_first_steps() -> None:
@@ -94,7 +96,9 @@ def test_the_usual_state_is_learned_once_from_the_first_steps() -> None:
     run.steps(own(1, r3=1.5))
     assert run.usual.seconds == pytest.approx(1.5 + SHARED_WAIT)
     assert run.usual.compute[[2, 3]].tolist() == pytest.approx([1.0, 1.5])
-    assert (run.usual.top, run.usual.unlike) == (pytest.approx(0.0), pytest.approx(0.0)), "each over its own usual time"
+    assert (run.usual.top, run.usual.unlike) == (pytest.approx(0.0), pytest.approx(0.0)), (
+        "each relative to its own usual time"
+    )
     learned = run.usual
     run.steps(own(60, 2.0))
     assert run.usual is learned
@@ -105,7 +109,7 @@ def test_steps_are_long_from_the_first_of_two_long_ones_until_two_are_not() -> N
     run.steps(own(WARM_UP_STEPS))
     begins_ns = run.at_ns
     run.steps(own(1, 1.5))
-    assert run.course.since_ns == 0, "one is a spike"
+    assert run.course.since_ns == 0, "one long step is a spike"
     run.steps(own(1))
     assert run.course.since_ns == 0
     run.steps(own(1, 1.5))
@@ -113,7 +117,7 @@ def test_steps_are_long_from_the_first_of_two_long_ones_until_two_are_not() -> N
     run.steps(own(3, 1.5))
     assert run.course.since_ns == again_ns > begins_ns
     run.steps(own(1))
-    assert run.course.since_ns == again_ns, "one that is not"
+    assert run.course.since_ns == again_ns, "one normal step does not end it"
     run.steps(own(1))
     assert run.course.since_ns == 0
 
@@ -138,7 +142,7 @@ def test_tensor_activity_is_taken_from_windows_that_began_since() -> None:
     assert error.tolist() == pytest.approx([0.1 / np.sqrt(2) / 0.4])
     assert busy_seconds(course, START_NS + 21 * NS, 2.0)[0].tolist() == pytest.approx([1.0]), "begun before it"
     assert np.isnan(busy_seconds(course, START_NS + 31 * NS, 2.0)).all()
-    assert np.isinf(busy_seconds(course, START_NS, 25.0)[1]).all(), "of steps longer than a window one is too few"
+    assert np.isinf(busy_seconds(course, START_NS, 25.0)[1]).all(), "one step longer than a window is too few"
     assert busy_seconds(course, START_NS, 20.0)[1].tolist() == pytest.approx([0.25 / np.sqrt(2) / 0.65])
 
 
@@ -153,9 +157,9 @@ def staged(stages: Sequence[int] = STAGES) -> Shape:
     ("of_stage", "reported"),
     [
         ([1.2, 1.2, 1.2, 1.2], True),
-        ([1.08, 1.08, 1.08, 1.08], False),  # not by a tenth
-        ([1.3, 1.3, 1.3, 1.0], False),  # one of its ranks is as the others
-        ([1.0, 1.0, 1.0, 1.5], False),  # a rank, and no stage
+        ([1.08, 1.08, 1.08, 1.08], False),  # by less than a tenth
+        ([1.3, 1.3, 1.3, 1.0], False),  # one of its ranks is like the others
+        ([1.0, 1.0, 1.0, 1.5], False),  # one rank, not a stage
     ],
 )
 def test_a_stage_is_larger_if_its_median_rank_and_each_of_its_ranks_takes_longer(
@@ -169,7 +173,9 @@ def test_a_stage_is_larger_if_its_median_rank_and_each_of_its_ranks_takes_longer
     assert [(one.key, one.ranks, one.rank) for one in found] == [("stage-1", (4, 5, 6, 7), -1)] * reported
     unknown = Run()
     unknown.steps(times)
-    assert not [one for one in unknown.claims() if one.kind is Kind.STAGE_IMBALANCE], "no layout tells of stages"
+    assert not [one for one in unknown.claims() if one.kind is Kind.STAGE_IMBALANCE], (
+        "without a layout there are no stages"
+    )
 
 
 def beats(every: int, count: int, level: float = 1.3, miss: Sequence[int] = ()) -> FloatArray:
@@ -183,7 +189,7 @@ def beats(every: int, count: int, level: float = 1.3, miss: Sequence[int] = ()) 
     ("times", "reported"),
     [
         (beats(3, 30), True),
-        (beats(3, 30, level=1.05), False),  # not by a tenth
+        (beats(3, 30, level=1.05), False),  # by less than a tenth
         (beats(3, 30, miss=[24]), False),
         (own(30), False),
     ],
@@ -235,7 +241,7 @@ def test_ranks_with_more_tokens_in_turn_are_slow_in_turn(rotating: bool, reporte
     assert [(one.cause, one.rank) for one in found] == [(Cause.SEQUENCE_LENGTH, -1)] * reported
     silent = Run()
     silent.steps(times)
-    assert not [one for one in silent.claims() if one.key == "sequence"], "nothing says that it is the lengths"
+    assert not [one for one in silent.claims() if one.key == "sequence"], "there is no evidence for sequence lengths"
 
 
 def test_a_constant_offset_is_reported_if_it_slows_the_job() -> None:
@@ -249,7 +255,9 @@ def test_a_constant_offset_is_reported_if_it_slows_the_job() -> None:
     late[:40, 3] = 1.0
     begun = Run()
     begun.steps(late)
-    assert not [one for one in begun.claims() if one.cause is Cause.STANDING_OFFSET], "it began, it does not stand"
+    assert not [one for one in begun.claims() if one.cause is Cause.STANDING_OFFSET], (
+        "it began during the attempt, so it is not a constant offset"
+    )
 
 
 def test_rotating_slowness_lasts_as_long_as_its_verdict() -> None:
@@ -266,7 +274,7 @@ def test_rotating_slowness_lasts_as_long_as_its_verdict() -> None:
     assert active(Cause.SEQUENCE_LENGTH, Cause.PAUSES) is Cause.PAUSES
 
 
-# --- since it was new ------------------------------------------------------------------------------------------------
+# --- changes since the job was new -----------------------------------------------------------------------------------
 
 
 def paused(ranks: Sequence[int], count: int = 12, by: float = 0.4) -> list[Claim]:
@@ -296,13 +304,13 @@ def test_rotating_pauses_need_four_ranks_on_several_nodes(ranks: list[int], repo
 
 
 def test_pauses_are_reported_if_most_steps_have_one_and_the_job_is_slower() -> None:
-    assert not paused([0, 5, 10, 15], count=8), "a third of the steps has none"
+    assert not paused([0, 5, 10, 15], count=8), "a third of the steps has no pause"
     assert not paused([0, 5, 10, 15], by=0.05)
     assert paused([0, 5, 10, 15], count=10)
-    assert not paused([0, 5, 10], count=10), "who is slowest by chance in a step without a pause has not paused"
+    assert not paused([0, 5, 10], count=10), "the slowest rank of a step without a pause has not paused"
 
 
-# --- a node that is slow ---------------------------------------------------------------------------------------------
+# --- slow nodes ------------------------------------------------------------------------------------------------------
 
 NODES: Places = places(staged())
 """Four stages, each on a node of its own."""
@@ -325,7 +333,7 @@ def pressed(usual: dict[str, float], now: dict[str, float]) -> Pressure:
     return found
 
 
-def told_of(shift: dict[int, float], usual: dict[str, float], now: dict[str, float]) -> Claim | None:
+def node_claim(shift: dict[int, float], usual: dict[str, float], now: dict[str, float]) -> Claim | None:
     by_rank = np.zeros(RANKS)
     for rank, value in shift.items():
         by_rank[rank] = value
@@ -342,18 +350,18 @@ SECOND_NODE = dict.fromkeys(range(4, 8), 0.4)
     [
         (SECOND_NODE, {}, {"n1": 0.3}, True),
         (SECOND_NODE, {}, {"n1": 0.035}, False),  # hardly more than usual
-        (SECOND_NODE, {"n1": 0.2}, {"n1": 0.45}, False),  # not three times as long as they used to
+        (SECOND_NODE, {"n1": 0.2}, {"n1": 0.45}, False),  # less than three times their usual wait
         (SECOND_NODE, {"n1": 0.1}, {"n1": 0.45}, True),
-        (SECOND_NODE, {}, {"n1": 0.3, "n2": 0.2}, False),  # others wait as well
+        (SECOND_NODE, {}, {"n1": 0.3, "n2": 0.2}, False),  # the tasks of others wait as well
         (SECOND_NODE, {}, {"n2": 0.3}, False),  # another node waits
-        (SECOND_NODE | {9: 0.2, 10: 0.2, 8: 0.2, 11: 0.2}, {}, {"n1": 0.3}, False),  # others became slow, too
+        (SECOND_NODE | {9: 0.2, 10: 0.2, 8: 0.2, 11: 0.2}, {}, {"n1": 0.3}, False),  # others became slow as well
         (SECOND_NODE | {5: 0.0}, {}, {"n1": 0.3}, False),  # one of its ranks is unchanged
     ],
 )
 def test_a_node_is_slow_if_only_its_ranks_are_slow_and_only_its_tasks_wait(
     shift: dict[int, float], usual: dict[str, float], now: dict[str, float], found: bool
 ) -> None:
-    claim = told_of(shift, usual, now)
+    claim = node_claim(shift, usual, now)
     assert (claim is not None) is found
     if claim is not None:
         assert (claim.node, claim.ranks, claim.cause) == ("n1", (4, 5, 6, 7), Cause.STORAGE)
@@ -361,9 +369,9 @@ def test_a_node_is_slow_if_only_its_ranks_are_slow_and_only_its_tasks_wait(
 
 
 def test_the_only_node_that_reads_input_is_reported_with_lower_confidence() -> None:
-    claim = told_of(dict.fromkeys(range(4), 0.4), {}, {"n0": 0.3})
+    claim = node_claim(dict.fromkeys(range(4), 0.4), {}, {"n0": 0.3})
     assert claim is not None and "reads_alone" in [one.measure for one in claim.evidence]
-    other = told_of(SECOND_NODE, {}, {"n1": 0.3})
+    other = node_claim(SECOND_NODE, {}, {"n1": 0.3})
     assert other is not None and "reads_alone" not in [one.measure for one in other.evidence]
 
 
@@ -375,8 +383,8 @@ def test_the_usual_wait_of_tasks_is_not_learned_from_slow_steps() -> None:
     assert pressure.more(START_NS + 200 * NS) is None
     node = np.arange(4) == 1
     assert pressure.open(START_NS + 100 * NS, node) and not pressure.open(START_NS + 100 * NS, ~node)
-    assert pressure.open(START_NS + 200 * NS, ~node), "no window tells yet"
-    assert not Pressure().open(START_NS, node), "nothing counts it"
+    assert pressure.open(START_NS + 200 * NS, ~node), "no window contains pressure yet"
+    assert not Pressure().open(START_NS, node), "no counter measures it"
     before = len(pressure.newest)
     pressure.take(START_NS, np.full((len(FEATURES), RANKS), np.nan, np.float32), NODES, True)
     assert len(pressure.newest) == before

@@ -45,7 +45,7 @@ def test_one_stall_in_warm_up_does_not_change_the_baseline_and_two_do() -> None:
     assert twice.step_seconds == pytest.approx(2.0 + SHARED_WAIT - 0.2)
     assert twice.own_spread[2] > 0.5 > twice.own_spread[3]
     assert (twice.steps, twice.final, twice.role_known, twice.known) == (11, True, False, True)
-    assert not twice.from_start.any(), "one that stalls now and then is not slow from the start"
+    assert not twice.from_start.any(), "a rank that stalls at times is not slow from the start"
 
 
 def test_windows_are_weighted_by_their_steps() -> None:
@@ -93,7 +93,7 @@ def test_no_rank_is_slow_from_the_start_if_its_peers_differ_as_much() -> None:
 def test_many_slow_nodes_mean_unequal_work() -> None:
     assert slow_ranks(calm(r3=1.5, r9=1.5))[0] == [], "two of sixteen"
     pairs = where_of(RANKS, [f"n{rank // 2}" for rank in range(RANKS)])
-    assert slow_ranks(calm(r2=1.5, r3=1.5), pairs)[0] == [2, 3], "two on one node are one place"
+    assert slow_ranks(calm(r2=1.5, r3=1.5), pairs)[0] == [2, 3], "two ranks on one node count as one"
     _, reference = slow_ranks(calm(r3=1.5, r9=1.5))
     assert reference[[3, 9]] == pytest.approx([1.5, 1.5])
 
@@ -105,16 +105,16 @@ def test_ranks_are_compared_within_their_stage() -> None:
     found, reference = slow_ranks(calm(**(larger | {"r3": 2.4})), stages)
     assert found == [3] and reference[3] == pytest.approx(1.6)
     few = where_of(RANKS, stage=[rank // 2 for rank in range(RANKS)])
-    assert slow_ranks(calm(r3=2.0), few)[0] == [], "one peer cannot out-vote it"
+    assert slow_ranks(calm(r3=2.0), few)[0] == [], "one peer alone cannot decide"
 
 
 def test_a_rank_is_compared_with_its_offset_in_an_earlier_attempt() -> None:
     role = np.where(np.arange(RANKS) == 3, np.log(1.5), 0.0)
-    assert slow_ranks(calm(r3=1.5), role=role)[0] == [], "it always had more to do"
+    assert slow_ranks(calm(r3=1.5), role=role)[0] == [], "it had more work in the earlier attempt as well"
     found, reference = slow_ranks(calm(r3=1.5 * 1.3), role=role)
     assert found == [3] and reference[3] == pytest.approx(1.5)
     found, reference = slow_ranks(calm(r5=1.12, r3=1.5), role=role)
-    assert found == [5], "a tenth is enough against an own past"
+    assert found == [5], "with its own history a tenth is enough"
     assert reference[5] == pytest.approx(1.0)
     assert learn(windows_of(calm(), ALONE), role, ALONE).role_known
 
@@ -132,7 +132,7 @@ def test_a_few_windows_suffice_for_a_rank_that_is_far_slower_in_each() -> None:
     assert learn_early(windows_of(calm(EARLY_WINDOWS), ALONE), None, ALONE) is None
     now_and_then = calm(EARLY_WINDOWS, r3=1.8)
     now_and_then[1, 3] = 1.2
-    assert learn_early(windows_of(now_and_then, ALONE), None, ALONE) is None, "not in each"
+    assert learn_early(windows_of(now_and_then, ALONE), None, ALONE) is None, "not in each window"
 
 
 def test_without_waits_there_is_no_early_baseline() -> None:

@@ -53,7 +53,7 @@ def test_each_cause_is_found_by_its_own_counters(cause: Cause) -> None:
 
 
 def test_a_deviation_in_the_other_direction_is_no_evidence() -> None:
-    assert named(panel_of(sm_clock=9.0)) is Cause.UNKNOWN, "a clock that is higher"
+    assert named(panel_of(sm_clock=9.0)) is Cause.UNKNOWN, "a higher clock is no fault"
     assert named(panel_of(thermal_throttle=-9.0)) is Cause.UNKNOWN
     assert named(panel_of(thermal_throttle=1.9, temperature=1.9)) is Cause.UNKNOWN, "within two deviations"
 
@@ -102,5 +102,7 @@ def test_evidence_lists_the_largest_deviations_with_their_peers() -> None:
     assert [one.measure for one in reported] == ["sm_clock", "power", "dram_active", "temperature"], "the first four"
     assert {(one.value, one.reference) for one in reported} == {(7.0, 1.0)}
     assert reported[0].unit == "hertz" and "median of 4 peers; -9.0 sigma" in reported[0].against
-    assert [one.measure for one in evidence(panel, 3, most=9)][-1] == "sm_active", "not what is within two deviations"
+    assert [one.measure for one in evidence(panel, 3, most=9)][-1] == "sm_active", (
+        "deviations within two sigma are left out"
+    )
     assert evidence(panel_of(), 3) == ()

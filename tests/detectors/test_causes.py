@@ -67,13 +67,13 @@ def test_device_counters_give_the_cause_if_nothing_else_does() -> None:
     assert MISSING not in measures and "thermal_throttle" in measures and "log_odds_of_cause" in measures
     assert found.confidence > 0.6
     for one in (judgement(Cause.SUSPENDED), judgement(refusal="no"), judgement(Cause.COMPUTE)):
-        assert causes.judged_by(one, job, BASELINE) is one, "what its processes tell stands"
+        assert causes.judged_by(one, job, BASELINE) is one, "a cause by process counters is kept"
 
 
 def test_without_a_deviating_counter_the_cause_is_unknown() -> None:
     causes, _, [job] = after([shape_of("j")])
     found = causes.judged_by(judgement(), job, BASELINE)
-    assert (found.cause, found.counters) == (Cause.UNKNOWN, True), "they are there, and say nothing"
+    assert (found.cause, found.counters) == (Cause.UNKNOWN, True), "the counters are present and show no deviation"
     blind, _, [job] = after([shape_of("j")], unread=tuple(range(RANKS)), cpu_waiting=np.nan, io_waiting=np.nan)
     one = judgement()
     assert blind.judged_by(one, JobTelemetry(shape_of("another")), BASELINE) is one
@@ -92,7 +92,7 @@ def test_contention_on_a_host_of_two_jobs_accuses_no_rank(changes: dict[str, flo
     alone, _, [job] = after([shape_of("j", hosts)], **changes)
     assert not alone.judged_by(judgement(), job, BASELINE).refusal
     elsewhere = causes.judged_by(judgement(rank=9), jobs[0], BASELINE)
-    assert not elsewhere.refusal, "no other job stands on its host"
+    assert not elsewhere.refusal, "its host runs no other job"
 
 
 def test_a_rank_computes_on_a_device_if_its_gpu_has_readings() -> None:
@@ -106,7 +106,7 @@ def test_fault_history_raises_confidence_for_causes_of_parts(gpus: bool) -> None
     causes, panel, _ = after([shape_of("j")])
     shape = shape_of("j", gpus=gpus)
     one = judgement(Cause.THERMAL)
-    assert causes.with_past(one, shape) is one, "nothing is remembered"
+    assert causes.with_past(one, shape) is one, "there is no fault history"
     for _ in range(2):
         panel.fault_history.remember("GPU-3", "n03", Cause.THERMAL, 1)
     surer = causes.with_past(one, shape)

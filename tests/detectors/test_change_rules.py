@@ -134,6 +134,6 @@ def test_unequal_lengths_are_reported_if_compute_times_follow_them(follows: floa
         return replace(sent, steps=replace(sent.steps, tokens=rows))
 
     look, job.look, job.work = job.look, with_lengths, work  # type: ignore[method-assign]
-    job.network = lambda second: 0.42 if second > 100 else 0.3  # the bubbles
+    job.network = lambda second: 0.42 if second > 100 else 0.3  # idle time of the pipeline
     found = verdicts(course(WorkloadDetector(), [job], 160))
     assert [one.kind for one in found] == [Kind.SEQUENCE_IMBALANCE] * (follows == 1.0)

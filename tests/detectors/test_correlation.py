@@ -45,7 +45,7 @@ def noise(seed: int, windows: int = 400, size: float = 0.02) -> FloatArray:
     return np.random.default_rng(1000 + seed).normal(0.0, size, windows)
 
 
-# --- two courses -----------------------------------------------------------------------------------------------------
+# --- two series ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -73,7 +73,7 @@ def test_unrelated_series_correlate_no_more_often_than_chance() -> None:
     assert all(found is not None for found in tried)
     assert sum(_sure(found) is not None for found in tried) <= 8
     high = [found for found in tried if found is not None and found[1] < 0.1]
-    assert len(high) <= 40, "a chance of a tenth comes about as often"
+    assert len(high) <= 40, "a chance of a tenth occurs in about a tenth of the cases"
 
 
 @pytest.mark.parametrize(("late", "goes"), [(-3, False), (-1, True), (0, True), (2, True), (5, False)])
@@ -98,7 +98,7 @@ def test_too_few_windows_give_no_correlation() -> None:
     assert correlate(np.ones(400), busy, *ENOUGH) is None
     once = np.zeros(400)
     once[100 : 100 + LEAST_STATE - 1] = 1.0
-    assert correlate(busy, once, *ENOUGH) is None, "busy too seldom"
+    assert correlate(busy, once, *ENOUGH) is None, "busy for too short a time"
 
 
 def test_gaps_are_interpolated_and_one_stall_does_not_determine_the_correlation() -> None:
@@ -130,7 +130,7 @@ def test_the_current_and_the_longest_pause_are_counted(sent: list[float], quiet:
 def test_growth_is_measured_over_calm_windows() -> None:
     values = np.r_[[-9.0], np.full(19, 1.0), [np.nan], [3.0, 3.0, 4.0]]
     assert grown(values, 18, 3) == 2.0, "the third highest, over a fifth of all"
-    assert grown(values[:10], 18, 3) == 0.0, "too little is known"
+    assert grown(values[:10], 18, 3) == 0.0, "there are too few windows"
 
 
 def test_a_ring_that_began_late_is_padded_at_its_front() -> None:
@@ -140,7 +140,7 @@ def test_a_ring_that_began_late_is_padded_at_its_front() -> None:
     pad(ring, 3, 9.0)
     assert list(ring) == [0.0, 0.0, 1.0, 2.0]
     pad(ring, 99, 9.0)
-    assert list(ring) == [9.0, 0.0, 0.0, 1.0, 2.0], "no longer than it may be, and nothing is pushed out"
+    assert list(ring) == [9.0, 0.0, 0.0, 1.0, 2.0], "at most its maximum length, and no value is dropped"
 
 
 def test_fewer_long_windows_suffice() -> None:
@@ -163,7 +163,7 @@ def test_the_mean_of_a_window_covers_its_values() -> None:
     assert len(means.values()) == KEPT_WINDOWS
 
 
-# --- who shares what -------------------------------------------------------------------------------------------------
+# --- shared resources ------------------------------------------------------------------------------------------------
 
 
 def shape_of(name: str, **sharing: tuple[str, ...]) -> Shape:
@@ -188,9 +188,11 @@ def test_only_resources_of_two_jobs_are_shared() -> None:
     assert plain == {("host", "h1"): {"a": [1], "b": [0]}, ("uplink", "v"): {"a": [2], "b": [1]}}
     assert sharing.senders == {"a", "b"}
     assert ranks_of(jobs[0], "uplink", "u").tolist() == [0, 1]
-    assert sharing.of(reported(*jobs)) is found, "as long as the jobs are"
+    assert sharing.of(reported(*jobs)) is found, "the result is kept while the jobs are the same"
     another = shape_of("b", host=("h0", ""), uplink=("w", "x"))
-    assert set(sharing.of(reported(jobs[0], another, jobs[2]))) == {("host", "h0")}, "one of as many is another"
+    assert set(sharing.of(reported(jobs[0], another, jobs[2]))) == {("host", "h0")}, (
+        "another job is a change, even if their number is the same"
+    )
     assert sharing.of(reported(jobs[0])) == {}
 
 
@@ -206,7 +208,7 @@ def test_load_on_a_resource_is_extrapolated_from_known_ranks() -> None:
         (("uplink", "u"), ["a", "b"]), (("host", "h"), ["b", "c"]),
     ]  # fmt: skip
     sums = sharing.sums(values)
-    assert sums[:3] == [2.0, 4.0, 0.75], "the rank that is not known counts as the other"
+    assert sums[:3] == [2.0, 4.0, 0.75], "the unknown rank counts like the known one"
     assert np.isnan(sums[3])
     assert Sharing().sums(values) == []
 
@@ -220,7 +222,9 @@ def test_a_slow_node_does_not_explain_its_ranks_as_a_group() -> None:
     slow = (index // 4 == 1) | (index % 4 == 2)
     assert intersected(slow, shape, [4, 5, 6, 7]) == [6]
     of_pipelines = Shape("j", 1, index, shape.nodes, data=index % 4)
-    assert intersected(slow, of_pipelines, [5, 6]) == [5, 6], "that both stand on a slow node makes 6 no reason for 5"
+    assert intersected(slow, of_pipelines, [5, 6]) == [5, 6], (
+        "ranks 5 and 6 share a slow node, but 6 does not explain 5"
+    )
     alone = Shape("j", 1, index, shape.nodes)
     assert intersected(slow, alone, [2, 4, 5, 6, 7]) == [2, 4, 5, 6, 7]
 
@@ -237,11 +241,11 @@ def test_a_neighbours_load_is_averaged_over_each_step() -> None:
     ends = np.arange(1, 11) * NS
     sent = [float(n) for n in range(1, 11)]  # n in the window from n - 1 to n
     found = steps.during(sent, ends, NS)
-    assert np.isnan(found[0]), "it began before what is kept"
+    assert np.isnan(found[0]), "it began before the retained history"
     assert found[1:4].tolist() == pytest.approx([1.5, 4.5, 6.5])
-    assert np.isnan(found[4]), "two thirds of it are not known yet"
+    assert np.isnan(found[4]), "two thirds of it are unknown"
     steps.add(7 * NS, 11 * NS, {"": 0.1})
-    assert steps.during(sent, ends, NS)[5] == pytest.approx(9.0), "what is known of it stands for it"
+    assert steps.during(sent, ends, NS)[5] == pytest.approx(9.0), "the known part represents the whole step"
     begun = [np.nan, np.nan, *sent[2:]]
     later = steps.during(begun, ends, NS)
     assert np.isnan(later[:2]).all() and later[2] == pytest.approx(4.5)
@@ -273,7 +277,7 @@ def test_congestion_marks_grow_if_most_ranks_have_more() -> None:
     assert float(marks.newest[0] - marks.usual[0]) >= LEAST_MARKS
     for _ in range(8):
         marks.take(np.array([0.0, 0.0, 0.0, np.nan], np.float32))
-    assert not marks.more(all_ranks), "less is not more"
+    assert not marks.more(all_ranks), "fewer marks are not more"
 
 
 def test_blocks_are_means_of_windows_and_start_over() -> None:
@@ -290,7 +294,7 @@ def test_blocks_are_means_of_windows_and_start_over() -> None:
     more: Any = {("uplink", "u"): {"a": np.array([0]), "c": np.array([0])}}
     for window in range(BLOCK_WINDOWS):
         blocks.take((10 + window) * NS, [1.0, np.nan], more)
-    assert list(blocks.sent("c", ("uplink", "u"))) == [0.0, 0.0, 0.0], "before the job came it sent nothing"
+    assert list(blocks.sent("c", ("uplink", "u"))) == [0.0, 0.0, 0.0], "before it started the job sent nothing"
     blocks.forget("a")
     assert list(blocks.sent("a", ("uplink", "u"))) == []
 
@@ -318,11 +322,11 @@ def test_a_neighbour_is_confirmed_by_counters_of_ranks_while_the_job_is_slow(kin
     lost = 0.3 * busy
     assert sees.witnessed(resource, busy, lost, 0.3)
     assert not blind.witnessed(resource, busy, lost, 0.3)
-    assert not less.witnessed(resource, busy, lost, 0.3), "they wait less while it is busy"
+    assert not less.witnessed(resource, busy, lost, 0.3), "its ranks wait less while the neighbour is busy"
     assert not sees.witnessed(("host", "elsewhere"), busy, lost, 0.3)
-    assert not sees.witnessed(resource, np.ones(400), lost, 0.3), "it is always busy"
+    assert not sees.witnessed(resource, np.ones(400), lost, 0.3), "the neighbour is always busy"
     seldom = lost * (np.cumsum(np.diff(busy, prepend=0) > 0) % 2)
-    assert not sees.witnessed(resource, busy, seldom, 0.3), "slow in half of the times in which it is busy"
+    assert not sees.witnessed(resource, busy, seldom, 0.3), "slow in half of the neighbour's busy time"
 
 
 def test_a_job_slow_as_often_without_the_neighbour_is_not_its_victim() -> None:
@@ -330,9 +334,9 @@ def test_a_job_slow_as_often_without_the_neighbour_is_not_its_victim() -> None:
     sees, resource = witness(0.01 + 0.2 * busy)
     assert sees.witnessed(resource, busy, 0.3 * busy, 0.3)
     seldom = np.maximum(busy, np.arange(400) % 10 < 2)
-    assert sees.witnessed(resource, busy, 0.3 * seldom, 0.3), "mostly with it"
+    assert sees.witnessed(resource, busy, 0.3 * seldom, 0.3), "mostly with the neighbour"
     often = np.maximum(busy, np.arange(400) % 9 < 4)
-    assert not sees.witnessed(resource, busy, 0.3 * often, 0.3), "half of its slow time is without it"
+    assert not sees.witnessed(resource, busy, 0.3 * often, 0.3), "half of its slow time is without the neighbour"
 
 
 def test_usual_counters_fill_the_time_before_a_neighbour_started() -> None:
@@ -347,4 +351,4 @@ def test_usual_counters_fill_the_time_before_a_neighbour_started() -> None:
     job.take(loud, {("host", "h"): {"victim": np.arange(4), "loud": np.arange(4)}})
     assert list(job.seen["host", "h"]) == pytest.approx([0.02] * 30 + [0.4])
     job.take(loud, {})
-    assert not job.seen, "and is forgotten when it has gone"
+    assert not job.seen, "and is dropped when the neighbour has ended"

@@ -119,7 +119,7 @@ def test_the_statistics_equal_their_formulas_to_the_bit(stages: list[int], seed:
     for name in ("level", "peers", "scale", "score", "newest"):
         expected = np.array([[getattr(one, name) for one in row] for row in plain], np.float32)
         assert np.array_equal(getattr(panel, name), expected, equal_nan=True), name
-    assert panel.score[COUNTS].any() or columns == 1, "nothing stood away from its peers"
+    assert panel.score[COUNTS].any() or columns == 1, "no rank deviated from its peers"
 
 
 @settings(max_examples=100, deadline=None)
@@ -171,7 +171,7 @@ def test_baselines_survive_two_restarts_in_short_succession() -> None:
     seen_by(second, part, 2, 100)
     third.load(second.dump())
     seen_by(third, whole, 1, 200)
-    assert (third._taken >= WARM_UP_WINDOWS).all(), "of those that were not heard the norm is kept, too"
+    assert (third._taken >= WARM_UP_WINDOWS).all(), "the norm of ranks that did not report is kept as well"
     assert np.abs(third._mean - first._mean).max() < 0.01
 
 

@@ -246,7 +246,7 @@ def test_a_reporting_absent_rank_is_at_fault_and_not_a_stale_one(replicas: int, 
         job.shape, data=np.arange(64) % replicas, stage=np.arange(64) // replicas, tensor=np.zeros(64, int)
     )
     job.hung_from = 50.0
-    job.inside[[4, 5, 41]] = False  # the first two on the node that is silent
+    job.inside[[4, 5, 41]] = False  # the first two on the stale node
     found = course([HealthDetector(), HangDetector()], [job], 200, silent=gone_after(48, "j-n2"))
     reported = {(verdict.kind, verdict.node) for verdict in verdicts(found)}
     if rank is None:
@@ -337,7 +337,7 @@ def test_the_neighbour_with_the_higher_correlation_is_reported(names: tuple[str,
             job.number, job.last_ns = 0, START
         found = verdicts(course(InterferenceDetector(), jobs, 400))
         assert [(one.gang, one.aggressor) for one in found if one.gang == "victim"] == [("victim", culprit)]
-        assert found[0].suspects == (f"job:{rival}",), "the other is listed, so there was a choice"
+        assert found[0].suspects == (f"job:{rival}",), "the other one is listed, so there was a choice"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -379,7 +379,7 @@ def test_interference_is_cleared_when_the_neighbour_is_idle_and_reported_again()
     assert [kind for _, kind in found] == [Verdict, Cleared, Verdict]
     reported, ended, again = (second for second, _ in found)
     assert reported < 280
-    assert 400 < ended < 420, "two minutes after its last burst, though the past is remembered for twelve"
+    assert 400 < ended < 420, "two minutes after its last burst, although twelve minutes of history are kept"
     assert 600 <= again < 670
 
 
@@ -456,7 +456,7 @@ def panel_after(order: np.ndarray, seconds: int = 60) -> CounterStatistics:
         values = job.values(second, random).astype(np.float32)[:, order]
         telemetry = Telemetry(second, (JobTelemetry(job.shape),), Counters(np.array([second]), 1.0, values[:, None]))
         panel.at(telemetry)
-        panel.at(telemetry)  # asked twice, folded once
+        panel.at(telemetry)  # called twice, folded once
     return panel
 
 
@@ -512,11 +512,11 @@ def test_the_rank_in_most_slow_groups_explains_the_others() -> None:
     shape = Shape("j", 1, index, ("n",) * 16, data=index // 4, stage=np.zeros(16, np.int64), tensor=index % 4)
     slow = (index // 4 == 1) | (index % 4 == 2)
     assert intersected(slow, shape, [4, 5, 6, 7]) == [6]
-    assert intersected(index // 4 == 1, shape, [4, 5, 6, 7]) == [4, 5, 6, 7], "no other group tells them apart"
+    assert intersected(index // 4 == 1, shape, [4, 5, 6, 7]) == [4, 5, 6, 7], "no other group distinguishes them"
     assert intersected(index == 3, shape, [3]) == [3]
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all detectors ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", DETECTORS)
@@ -575,7 +575,7 @@ def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
     assert restored.score[row].argmax() == 3
     assert restored.score[row, 3] >= 8.0
     assert np.abs(restored.level[row, [2, 4]]).max() < 0.05
-    assert np.abs(fresh.level[row, 3]) < 0.05, "learned as healthy: this is what the snapshot is for"
+    assert np.abs(fresh.level[row, 3]) < 0.05, "the low clock was learned as healthy: the snapshot prevents this"
     again = HealthDetector(panel=CounterStatistics())
     again.restore(detector.snapshot())
 
@@ -598,7 +598,7 @@ def test_baselines_are_restored_rank_by_rank_within_an_attempt() -> None:
     assert (panel._taken[FEATURE["power"]] >= 30).all()
     job.shape = replace(all_of_them, attempt=2)
     course(detector, [job], 1, first=63)
-    assert (panel._taken[FEATURE["power"]] <= 2).all(), "another attempt may stand on other devices"
+    assert (panel._taken[FEATURE["power"]] <= 2).all(), "another attempt may be on other devices"
 
 
 def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
@@ -615,7 +615,7 @@ def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
     assert (after.verdict_id, after.cause) == (before[0].verdict_id, Cause.THERMAL)
     assert after.confidence >= 0.9
     (panel,) = [one._panel for one in detectors if isinstance(one, HealthDetector)]
-    assert panel.fault_history.weight("GPU-j-3", "j-n0"), "its part is remembered for it"
+    assert panel.fault_history.weight("GPU-j-3", "j-n0"), "the fault is added to the history of its part"
     (straggler,) = [one for one in detectors if isinstance(one, StragglerDetector)]
     fresh = StragglerDetector()
     fresh.restore(straggler.snapshot())

@@ -33,7 +33,7 @@ def test_both_factors_are_found_and_usual_work_takes_the_usual_time() -> None:
 
 def test_a_rank_that_is_slower_does_not_look_like_work() -> None:
     tokens, _ = given()
-    tokens[:, 3] += 400  # and has more work, too
+    tokens[:, 3] += 400  # and has more work as well
     compute = (0.2 + 3e-4 * tokens) * np.where(np.arange(RANKS) == 3, 2.0, 1.0)
     work = fit(compute[:, [0, 1, 2, 4]], tokens[:, [0, 1, 2, 4]], NOTHING[:, :4])
     with_it = fit(compute, tokens, NOTHING)
@@ -57,7 +57,7 @@ def test_tokens_that_explain_little_give_no_fit() -> None:
         assert fit(1.0 + noise, tokens, squares) is None
     assert fit(1.0 + 0.1 * noise + 3e-4 * tokens, tokens, squares) is not None
     assert fit(np.ones_like(tokens), tokens, squares) is None, "nothing varies"
-    assert fit(1.0 + 3e-4 * tokens, np.full_like(tokens, 1000.0), NOTHING) is None, "what is given does not vary"
+    assert fit(1.0 + 3e-4 * tokens, np.full_like(tokens, 1000.0), NOTHING) is None, "the given work does not vary"
 
 
 @pytest.mark.parametrize("missing", ["tokens", "compute", "a rank"])
@@ -97,11 +97,11 @@ def test_a_rate_is_averaged_over_as_few_windows_as_make_it_steady() -> None:
     pattern = np.tile([0.0, 0.0, 3.0, 3.0], 32)
     assert steady_width(np.ones(64)) == 1
     assert steady_width(pattern) == 4
-    assert steady_width(pattern[:28]) is None, "seven blocks are too few to tell"
+    assert steady_width(pattern[:28]) is None, "seven blocks are too few"
     assert steady_width(np.random.default_rng(1).uniform(0.0, 1.0, 128)) is None
     stops = pattern.copy()
     stops[40:48] = 0.0
-    assert steady_width(stops) == 4, "what happens once does not count"
+    assert steady_width(stops) == 4, "a single event does not count"
 
 
 def rate_of(values: FloatArray, known: int = 4, counter: str = "nvlink_bytes") -> WorkRate:
@@ -119,12 +119,12 @@ def test_less_traffic_means_longer_iterations() -> None:
     assert lost is not None
     assert lost[[10, 70, 95]] == pytest.approx([0.0, 1.0, 0.0], abs=0.01)
     stopped = rate_of(np.r_[np.full(60, 2.0), np.zeros(10), np.full(30, 2.0)], known=8).lost()
-    assert stopped is not None and stopped.max() == 3.0, "bounded"
+    assert stopped is not None and stopped.max() == 3.0, "the slowdown is limited"
 
 
 def test_a_rate_is_known_if_most_ranks_are_known() -> None:
     assert rate_of(np.ones(40), known=4).lost() is None, "half of the ranks are not most of them"
     assert rate_of(np.ones(40), known=5).lost() is not None
-    assert rate_of(np.ones(40), known=8, counter="tensor_active").lost() is not None, "the next counter tells"
+    assert rate_of(np.ones(40), known=8, counter="tensor_active").lost() is not None, "the next counter is used"
     assert rate_of(np.zeros(40), known=8).lost() is None
     assert WorkRate().lost() is None

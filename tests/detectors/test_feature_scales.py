@@ -42,6 +42,6 @@ def test_less_clock_link_and_traffic_is_bad_and_more_errors_and_waits_are() -> N
     }  # fmt: skip
     assert {name for name, side in bad.items() if not side} == {
         "sm_active", "tensor_active", "dram_active", "power", "processor",
-    }, "these are only looked at"  # fmt: skip
+    }, "the direction of these has no meaning"  # fmt: skip
     assert all(bad[feature.name] > 0 for feature in FEATURES if feature.unit == "1/s")
     assert (FLOOR > 0).all()

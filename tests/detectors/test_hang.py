@@ -49,7 +49,7 @@ class Training(Job):
         held = self._begun(second)
         if held is not None:
             self.hung_from = held[0]
-            self.inside[0] = False  # who saves alone, unless another is stopped
+            self.inside[0] = False  # one rank saves alone, unless another is stopped
         for begin, end, ranks, state in self.stops:
             if begin <= second < end:
                 states[list(ranks)] = state
@@ -150,8 +150,8 @@ def test_a_rank_last_seen_in_a_collective_long_ago_is_not_in_it() -> None:
     now = 1000 * NS
     opened = np.array([[5, 0, now], [5, 0, now - 15 * NS], [5, 0, now - 16 * NS], [-1, -1, -1]])
     assert is_inside(opened, now).tolist() == [True, True, False, False]
-    assert is_inside(opened, now + 10 * NS).tolist() == [True, True, False, False], "the newest sight is 'now'"
-    assert not is_inside(opened, now + 60 * NS).any(), "unless nobody was seen for long"
+    assert is_inside(opened, now + 10 * NS).tolist() == [True, True, False, False], "the newest report defines 'now'"
+    assert not is_inside(opened, now + 60 * NS).any(), "unless no rank reported for long"
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
@@ -255,7 +255,7 @@ def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
     found = verdicts(course(HangDetector(), [working], 640))
     assert [one.confidence >= CONFIDENT for one in found] == [False]
     later = verdicts(course(HangDetector(), [working], 60, first=641))
-    assert not later, "it is the detector's that is new here, which has seen no step"
+    assert not later, "the new detector has not seen a step yet"
     one = HangDetector()
     again = Training()
     again.pauses = [(60.0, 1e9)]
@@ -267,7 +267,7 @@ def test_a_rank_that_works_while_the_others_wait_may_be_saving() -> None:
     gpu = Training(gpus=True)
     gpu.pauses = [(60.0, 1e9)]
     gpu.idle = {0}
-    assert verdicts(course(HangDetector(), [gpu], 300))[0].confidence < CONFIDENT, "its GPU may be at work"
+    assert verdicts(course(HangDetector(), [gpu], 300))[0].confidence < CONFIDENT, "its GPU may be busy"
     long = HangDetector()
     waits = Training()
     waits.pauses = [(60.0, 1e9)]
@@ -304,7 +304,7 @@ def test_a_hang_that_began_before_a_restart_is_found_after_it(inside: bool) -> N
     after.restore(before.snapshot())
     found = course(after, [job], 60, first=75)
     assert [one.rank for one in verdicts(found)] == [0 if inside else 3]
-    assert 115 <= found[0][0] <= 120, "forty seconds that the new detector has seen itself"
+    assert 115 <= found[0][0] <= 120, "forty seconds observed by the new detector"
 
 
 def test_a_stopped_process_is_a_hang_even_without_any_step() -> None:

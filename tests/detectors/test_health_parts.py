@@ -45,7 +45,7 @@ class WatchedPorts:
     def __init__(self) -> None:
         self.ports = Ports()
 
-    def hears(
+    def receive(
         self, second: float, state: str, source: str = "kernel", entity: str = "mlx5_0", times: str = "1"
     ) -> None:
         details = {"state": state, "source": source, "times": times}
@@ -53,8 +53,8 @@ class WatchedPorts:
 
     def flaps(self, *seconds: float, source: str = "kernel") -> None:
         for second in seconds:
-            self.hears(second, "down", source)
-            self.hears(second + 2, "up", source)
+            self.receive(second, "down", source)
+            self.receive(second + 2, "up", source)
 
     def reported(self, second: float) -> list[tuple[str, str]]:
         return [(one.device, one.level) for one in self.ports.failing(at(second))]
@@ -62,20 +62,20 @@ class WatchedPorts:
 
 def test_a_port_down_for_five_seconds_is_reported() -> None:
     port = WatchedPorts()
-    port.hears(0.0, "down")
-    port.hears(3.0, "down", "carrier")  # another source reports the same flap
+    port.receive(0.0, "down")
+    port.receive(3.0, "down", "carrier")  # another source reports the same flap
     assert not port.reported(4.9)
     assert port.reported(5.0) == [("n/mlx5_0", "nic")]
-    assert not port.reported(6.0), "once"
-    port.hears(7.0, "up")
+    assert not port.reported(6.0), "reported once"
+    port.receive(7.0, "up")
     assert not port.reported(DAMPED_SECONDS + 10.0), "it is up"
-    port.hears(DAMPED_SECONDS + 20.0, "down")
+    port.receive(DAMPED_SECONDS + 20.0, "down")
     assert port.reported(DAMPED_SECONDS + 26.0)
 
 
 def test_a_port_that_keeps_failing_is_reported_again_after_half_an_hour() -> None:
     port = WatchedPorts()
-    port.hears(0.0, "down")
+    port.receive(0.0, "down")
     reported = [second for second in range(0, 4000, 10) if port.reported(second)]
     assert reported == [10, 10 + int(DAMPED_SECONDS), 10 + 2 * int(DAMPED_SECONDS)]
 
@@ -85,7 +85,7 @@ def test_three_flaps_within_ten_minutes_are_a_fault_and_two_or_old_ones_are_not(
     port.flaps(0.0, 100.0)
     assert not port.reported(110.0)
     port.flaps(FLAP_SECONDS + 3.0)
-    assert not port.reported(FLAP_SECONDS + 6.0), "the first is long ago"
+    assert not port.reported(FLAP_SECONDS + 6.0), "the first flap is long ago"
     port.flaps(FLAP_SECONDS + 20.0)
     assert port.reported(FLAP_SECONDS + 23.0) == [("n/mlx5_0", "nic")]
 
@@ -95,25 +95,25 @@ def test_all_sources_report_the_same_flaps() -> None:
     for source in ("kernel", "carrier", "counter"):
         port.flaps(10.0, source=source)
     assert not port.reported(20.0), "it has flapped once"
-    port.hears(30.0, "lost", "counter", times="2")
+    port.receive(30.0, "lost", "counter", times="2")
     assert port.reported(31.0)
 
 
 def test_a_counter_of_losses_reports_their_number() -> None:
     port = WatchedPorts()
-    port.hears(10.0, "lost", times="3")
+    port.receive(10.0, "lost", times="3")
     assert port.reported(11.0)
     odd = WatchedPorts()
-    odd.hears(10.0, "lost", times="many")
-    odd.hears(11.0, "up")
-    assert not odd.reported(12.0), "one, and a port that was never down comes up"
+    odd.receive(10.0, "lost", times="many")
+    odd.receive(11.0, "up")
+    assert not odd.reported(12.0), "one loss, and a port comes up that was never down"
     links = WatchedPorts()
-    links.hears(0.0, "down", entity="GPU-1/3")
-    links.hears(0.0, "down", entity="n/mlx5_1")
+    links.receive(0.0, "down", entity="GPU-1/3")
+    links.receive(0.0, "down", entity="n/mlx5_1")
     assert links.reported(6.0) == [("n/GPU-1/3", "link"), ("n/mlx5_1", "nic")]
 
 
-# --- silence ---------------------------------------------------------------------------------------------------------
+# --- stale agents ----------------------------------------------------------------------------------------------------
 
 
 class Listening:
@@ -164,7 +164,7 @@ def test_after_a_suspension_of_the_controller_staleness_starts_over() -> None:
     cluster = Listening(100)
     cluster.looks(*every(0.0, 10.0))
     cluster.loses(9.5, range(50))
-    assert not cluster.looks(*every(60.0, 60.0 + SILENT_SECONDS)), "what they sent meanwhile is still unread"
+    assert not cluster.looks(*every(60.0, 60.0 + SILENT_SECONDS)), "frames sent during the suspension are still unread"
     assert len(cluster.looks(*every(60.0 + SILENT_SECONDS, 60.0 + SILENT_SECONDS + 2))) == 1
     steady = Listening(100)
     steady.looks(*every(0.0, 10.0))
@@ -189,13 +189,13 @@ def test_a_stale_node_is_lost_if_its_job_has_stopped_except_in_a_mass_loss() -> 
     cluster.looks(*every(0.0, 10.0))
     cluster.loses(10.0, [3, 50])
     cluster.looks(*every(10.0, 60.0))
-    assert lost_nodes(cluster, 60.0, job, last_step=9.5) == ["n3"], "n50 is silent, and nobody stands there"
-    assert lost_nodes(cluster, 60.0, job, last_step=40.0) == [], "it has made steps since"
-    assert lost_nodes(cluster, 60.0, job, last_step=-5.0) == [], "it stood still before"
-    assert lost_nodes(cluster, 54.0, job, last_step=9.5) == [], "not for thirty seconds yet"
+    assert lost_nodes(cluster, 60.0, job, last_step=9.5) == ["n3"], "n50 is stale, and no job has a rank on it"
+    assert lost_nodes(cluster, 60.0, job, last_step=40.0) == [], "the job has made steps since"
+    assert lost_nodes(cluster, 60.0, job, last_step=-5.0) == [], "the job had stopped before"
+    assert lost_nodes(cluster, 54.0, job, last_step=9.5) == [], "stopped for less than thirty seconds"
     cluster.loses(60.0, range(60, 80))
     assert cluster.looks(*every(60.0, 80.0))
-    assert lost_nodes(cluster, 80.0, job, last_step=9.5) == [], "many were lost: nothing is acted on"
+    assert lost_nodes(cluster, 80.0, job, last_step=9.5) == [], "in a mass loss no node is accused"
 
 
 # --- speeds ----------------------------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ def taken(speeds: Speeds, *jobs: JobTelemetry, second: float = 0.0) -> Speeds:
     ("usual", "newest", "slower"),
     [
         (1.0, [1.3] * 4, 1.3),
-        (1.0, [1.0, 1.0, 1.3, 1.3, 9.0], 1.3),  # the middle of four seconds' steps
+        (1.0, [1.0, 1.0, 1.3, 1.3, 9.0], 1.3),  # the median of the steps in four seconds
         (1.0, [1.0, 1.0, 1.0, 9.0], 1.0),  # one long step is a checkpoint
-        (10.0, [13.0, 20.0], 1.3),  # of two the shorter
+        (10.0, [13.0, 20.0], 1.3),  # the shorter of two
         (10.0, [10.0, 90.0], 1.0),
         (0.1, [0.1] * 4 + [0.2] * 8, 2.0),
     ],
@@ -234,12 +234,12 @@ def test_the_slowdown_of_a_job_follows_its_newest_steps(usual: float, newest: li
 
 def test_the_best_speed_is_a_median_of_sixteen_steps() -> None:
     speeds = taken(Speeds(), steps("j", [0.1] + [1.0] * (BEST_STEPS - 2)))
-    assert speeds.slower("j") == 1.0 and not np.isfinite(speeds.of["j"].best), "too few to know"
+    assert speeds.slower("j") == 1.0 and not np.isfinite(speeds.of["j"].best), "too few steps"
     taken(speeds, steps("j", [1.0] * 8, 90))
     assert speeds.of["j"].best == 1.0
     assert (speeds.of["j"].step, speeds.of["j"].usual) == (97, 1.0)
     taken(speeds, steps("j", [2.0] * 40))
-    assert speeds.of["j"].best == 1.0, "it is not forgotten"
+    assert speeds.of["j"].best == 1.0, "the best speed is kept"
 
 
 def test_the_best_speed_survives_a_restart_of_the_controller() -> None:
@@ -248,7 +248,7 @@ def test_the_best_speed_survives_a_restart_of_the_controller() -> None:
     after.load(before.dump())
     taken(after, steps("k", [3.0] * 4), second=1.0)
     assert after.slower("k") == pytest.approx(1.5)
-    assert after.dump()["j"] == (1.0, {}), "kept until it is heard"
+    assert after.dump()["j"] == (1.0, {}), "kept until the job reports"
     taken(after, steps("k", [3.0]), second=2.0)
     taken(after, steps("k", [3.0]), second=700.0)
     assert "j" not in after.dump(), "for ten minutes"
@@ -262,10 +262,10 @@ def test_a_job_that_starts_to_report_steps_is_judged_by_them() -> None:
     taken(speeds, steps("j", [2.0] * 4))
     assert not speeds.slowdown_tests and speeds.slower("j") == 2.0
     taken(speeds)
-    assert not speeds.of, "gone"
+    assert not speeds.of, "the old value is dropped"
 
 
-# --- pasts -----------------------------------------------------------------------------------------------------------
+# --- fault history ---------------------------------------------------------------------------------------------------
 
 
 def test_fault_history_lasts_four_weeks_and_saturates_at_three() -> None:
@@ -276,7 +276,7 @@ def test_fault_history_lasts_four_weeks_and_saturates_at_three() -> None:
     assert (of_part.value, of_part.log_likelihood_ratio) == (5.0, MOST_WEIGHT)
     assert (of_node.value, of_node.log_likelihood_ratio) == (5.0, 1.25)
     fault_history.remember("GPU-1", "n7", Cause.NVLINK, 4 + REMEMBERED_NS)
-    assert fault_history.weight("GPU-1", "")[0].value == 6.0, "no longer than that ago"
+    assert fault_history.weight("GPU-1", "")[0].value == 6.0, "only recent faults count"
     fault_history.remember("GPU-1", "n7", Cause.NVLINK, 5 + 2 * REMEMBERED_NS)
     (fresh,) = fault_history.weight("GPU-1", "")
     assert fresh.value == 1.0 and "newest for nvlink" in fresh.against
@@ -303,7 +303,7 @@ def test_a_fault_of_an_unused_device_is_reported_without_a_rank() -> None:
         ("j", -1, "j-n1", "GPU-spare"), ("", -1, "elsewhere", "GPU-x"),
     ]  # fmt: skip
     again = verdicts(course(detector, [Job()], 5, {43: events[31]}, first=41))
-    assert not again, "about the node alone it stands whatever jobs come and go"
+    assert not again, "a verdict without a rank stays active when jobs start and end"
 
 
 def failing(feature: str, value: float, ranks: Callable[[np.ndarray], np.ndarray], usual: float = 0.0) -> Job:
@@ -349,6 +349,6 @@ def test_a_verdict_contains_the_job_speed_before_and_now() -> None:
     job = failing("nic_physical_errors", 50.0, lambda r: r == 6)
     (verdict,) = verdicts(course(HealthDetector(), [job], 140))
     assert isinstance(verdict, Verdict)
-    assert 1.05 <= verdict.slowdown <= 1.35, "as far as its steps had told by then"
+    assert 1.05 <= verdict.slowdown <= 1.35, "from the steps reported up to that time"
     assert verdict.step_seconds_before == pytest.approx(1.0, rel=0.05)
     assert verdict.detected_step >= 75 and verdict.suspects == ("node:j-n3",)

@@ -49,7 +49,7 @@ def test_one_pause_is_no_slowdown() -> None:
 
 
 def test_a_job_slow_for_long_is_compared_with_its_best() -> None:
-    assert fed(SlowdownTest(), steady(80, 0.8)).slower() == 1.0, "nobody knows that it was faster"
+    assert fed(SlowdownTest(), steady(80, 0.8)).slower() == 1.0, "no faster time is known"
     assert fed(SlowdownTest(best={"nvlink_bytes": 1.0}), steady(80, 0.8)).slower() == pytest.approx(1 / 0.8)
     assert fed(SlowdownTest(best={"nvlink_bytes": 1.0}), steady(80, 0.97)).slower() == 1.0
 

@@ -48,15 +48,15 @@ def test_each_measure_is_monotonic() -> None:
         assert course == sorted(course)
         assert (course[0], course[-1]) == (low, high)
     assert of_residual(1.0) == 0.0
-    assert of_waits(0.25, 1.0) == 0.0, "a quarter of the excess is waited for by chance"
+    assert of_waits(0.25, 1.0) == 0.0, "a quarter of the excess may be waited for by chance"
     assert of_margin(3.0, 1.0) == pytest.approx(0.0)
-    assert of_unrest(2.0, 1.0) == 0.0, "up to twice as unlike as ever"
+    assert of_unrest(2.0, 1.0) == 0.0, "up to twice the usual difference"
 
 
 def test_without_a_reference_there_is_no_evidence() -> None:
     assert of_waits(1.0, 0.0) == of_waits(1.0, -1.0) == -2.0
     assert of_margin(0.0, 0.0) == of_margin(-0.1, 0.0) == -2.0
-    assert of_margin(0.5, 0.0) == 1.0, "nobody else explains anything"
+    assert of_margin(0.5, 0.0) == 1.0, "no other rank explains anything"
     assert of_unrest(0.0, 1.0) == of_unrest(1.0, 0.0) == 0.0
 
 

@@ -42,11 +42,11 @@ def tables(rows: int) -> st.SearchStrategy[FloatArray]:
 def test_medians_equal_numpys_to_the_bit(table: FloatArray) -> None:
     before = table.copy()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # infinity less infinity, in numpy's as in ours
+        warnings.simplefilter("ignore", RuntimeWarning)  # infinity minus infinity, in numpy as well
         assert np.array_equal(median(table), np.median(table), equal_nan=True)
         assert np.array_equal(row_medians(table), np.median(table, axis=1), equal_nan=True)
         assert np.array_equal(column_medians(table), np.median(table, axis=0), equal_nan=True)
-    assert np.array_equal(table, before, equal_nan=True), "what is asked about is left as it was"
+    assert np.array_equal(table, before, equal_nan=True), "the input is unchanged"
 
 
 @given(st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=17))

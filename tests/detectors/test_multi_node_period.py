@@ -24,7 +24,7 @@ def moved(ends: FloatArray, at: FloatArray, share: float = 0.3) -> FloatArray:
     return before + np.clip(at - (ends[index] - sends[index]), 0.0, sends[index])
 
 
-def sung(
+def node_signals(
     lengths: FloatArray,
     lags: FloatArray,
     seconds: float = 1.0,
@@ -34,8 +34,10 @@ def sung(
     stages: int = 1,
     share: float = 0.3,
 ) -> NodeSignals:
-    """Signals of a job with so long iterations, of nodes that sample so long before each window's end. It sends in the
-    last share of each iteration."""
+    """Return signals of a job with iterations of this length.
+
+    Each node samples its own time before a window's end. The job sends in the last share of each iteration.
+    """
     random = np.random.default_rng(7)
     ranks = len(lags) * PER_NODE
     nodes = tuple(f"n{rank // PER_NODE}" for rank in range(ranks))
@@ -66,48 +68,48 @@ LAGS = np.array([0.05, 0.31, 0.48, 0.83])
 @pytest.mark.parametrize("period", [0.31, 0.41, 0.73, 1.31, 1.9, 2.3, 3.4, 7.7])
 def test_nodes_with_different_sample_times_resolve_short_iterations(period: float) -> None:
     lengths = even(period)
-    found = sung(lengths, LAGS).period(1.0)
+    found = node_signals(lengths, LAGS).period(1.0)
     assert found == pytest.approx(lengths.mean(), rel=0.01)
 
 
 def test_the_period_does_not_depend_on_the_window_length() -> None:
     lengths = even(13.1, seconds=10.0)
-    assert sung(lengths, LAGS, seconds=10.0).period(10.0) == pytest.approx(lengths.mean(), rel=0.01)
+    assert node_signals(lengths, LAGS, seconds=10.0).period(10.0) == pytest.approx(lengths.mean(), rel=0.01)
 
 
 @pytest.mark.parametrize("period", [0.31, 0.73, 1.31, 1.9])
 def test_nodes_with_equal_sample_times_give_no_period(period: float) -> None:
-    assert sung(even(period), np.full(4, 0.4)).period(1.0) is None
-    assert sung(even(period), LAGS[:1]).period(1.0) is None
+    assert node_signals(even(period), np.full(4, 0.4)).period(1.0) is None
+    assert node_signals(even(period), LAGS[:1]).period(1.0) is None
 
 
 @pytest.mark.parametrize("period", [20.0, 24.3, 31.2])
 def test_a_harmonic_of_a_slow_period_is_not_reported(period: float) -> None:
     """Ten or fifteen iterations in all: too few for a line; their second harmonic is one."""
-    assert sung(even(period), LAGS, share=0.9).period(1.0) is None
+    assert node_signals(even(period), LAGS, share=0.9).period(1.0) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nodes_out_of_phase_give_no_wrong_period(seed: int) -> None:
-    """As of stages without a known layout: among many aliases, one fits somewhat, by chance."""
+    """Stages without a known layout look like this: one of many aliases fits moderately, by chance."""
     lengths = even(0.73)
-    found = sung(lengths, LAGS)
+    found = node_signals(lengths, LAGS)
     found.lag += found.counted * np.random.default_rng(seed).uniform(0.0, 0.73, len(LAGS))
     reported = found.period(1.0)
     assert reported is None or reported == pytest.approx(lengths.mean(), rel=0.02)
 
 
 def test_nodes_of_different_stages_need_not_be_in_phase() -> None:
-    assert sung(even(0.73), LAGS, stages=4).period(1.0) is None
+    assert node_signals(even(0.73), LAGS, stages=4).period(1.0) is None
 
 
 def test_varying_sample_times_give_no_period() -> None:
-    assert sung(even(0.73), LAGS, jitter=0.1).period(1.0) is None
+    assert node_signals(even(0.73), LAGS, jitter=0.1).period(1.0) is None
 
 
 @pytest.mark.parametrize("period", [1.0, 0.5])
 def test_a_period_that_divides_the_window_is_hidden(period: float) -> None:
-    found = sung(even(period, uneven=0.0), LAGS).period(1.0)
+    found = node_signals(even(period, uneven=0.0), LAGS).period(1.0)
     assert found is None or found == pytest.approx(period, rel=0.02)
 
 
@@ -116,7 +118,7 @@ def test_noise_has_no_period(seed: int) -> None:
     random = np.random.default_rng(seed)
     for uneven in (0.3, 0.6):
         lengths = 1.7 * random.lognormal(0.0, uneven, 400)
-        assert sung(lengths, LAGS).period(1.0) is None
+        assert node_signals(lengths, LAGS).period(1.0) is None
 
 
 @pytest.mark.parametrize("half", [0.43, 0.62, 0.77, 1.21, 2.6])
@@ -125,13 +127,13 @@ def test_slightly_different_halves_are_one_iteration(half: float) -> None:
     alias of the other."""
     halves = even(half)
     halves[::2] *= 1.4
-    found = sung(halves, LAGS).period(1.0)
+    found = node_signals(halves, LAGS).period(1.0)
     assert found is None or found == pytest.approx(2 * halves.mean(), rel=0.02)
 
 
 def test_the_slowdown_test_uses_several_nodes_if_one_rate_gives_no_period() -> None:
     lengths = even(0.73)
-    voices = sung(lengths, LAGS)
+    voices = node_signals(lengths, LAGS)
     gate = SlowdownTest()
     gate.of(voices.shape)
     assert gate.voices is not None

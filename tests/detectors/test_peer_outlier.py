@@ -79,32 +79,32 @@ def test_a_rank_within_the_spread_of_its_role_is_no_outlier() -> None:
     assert works_longer(panel, shape, 5, SLOWER)
 
 
-def test_who_works_a_little_longer_is_not_why_the_job_is_slow() -> None:
+def test_a_slightly_longer_working_rank_does_not_explain_a_slow_job() -> None:
     panel, shape = panel_of({"tensor_active": at([5], 1.05)})
     assert not works_longer(panel, shape, 5, SLOWER)
 
 
-def test_where_work_is_not_seen_the_clock_tells() -> None:
+def test_without_work_counters_the_clock_is_used() -> None:
     panel, shape = panel_of({"sm_clock": at([5], 0.8)}, unknown=("tensor_active",))
     assert [rank for rank in range(RANKS) if works_longer(panel, shape, rank, SLOWER)] == [5]
     panel, shape = panel_of({"sm_clock": at([5], 0.8)})
-    assert not works_longer(panel, shape, 5, SLOWER), "its work is seen, and takes no longer"
+    assert not works_longer(panel, shape, 5, SLOWER), "its work is measured, and takes no longer"
 
 
 @pytest.mark.parametrize("unknown", [(), ("power",)])
-def test_a_node_whose_ranks_run_nothing_while_others_poll_stands_apart(unknown: tuple[str, ...]) -> None:
+def test_a_node_whose_ranks_run_nothing_while_others_poll_is_an_outlier(unknown: tuple[str, ...]) -> None:
     here = list(range(8, 16))
     less = {"power": at(here, 0.75, others=0.9), "sm_active": at(here, 0.80, others=0.87)}
     panel, shape = panel_of(less, unknown=unknown)
     assert [rank for rank in range(RANKS) if kept_from_working(panel, shape, rank, SLOWER)] == here
 
 
-def test_a_stage_whose_ranks_all_run_nothing_has_nobody_apart() -> None:
+def test_a_stage_whose_ranks_all_run_nothing_has_no_outlier() -> None:
     panel, shape = panel_of({"power": at(list(range(16)), 0.75, others=0.9)})
     assert not any(kept_from_working(panel, shape, rank, SLOWER) for rank in range(RANKS))
 
 
-def test_where_neither_is_seen_nobody_stands_apart() -> None:
+def test_without_both_counters_there_is_no_outlier() -> None:
     less = {"power": at([5], 0.5)}
     panel, shape = panel_of(less, unknown=("power", "sm_active", "tensor_active", "sm_clock"))
     assert not kept_from_working(panel, shape, 5, SLOWER)

@@ -35,7 +35,7 @@ def test_iterations_that_differ_by_a_tenth_are_counted_one_by_one(seed: int) -> 
     """Their spectral line is smeared; their phase is not."""
     random = np.random.default_rng(seed)
     lengths = 9.0 * random.lognormal(-0.005, 0.1, 60)
-    lengths[20] += 8.0  # it saved
+    lengths[20] += 8.0  # the job saved
     found = estimate_period(bursts(lengths, 440), 1.0)
     assert found is not None
     assert found.seconds == pytest.approx(np.delete(lengths[:48], 20).mean(), rel=0.02)

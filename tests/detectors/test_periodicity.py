@@ -36,7 +36,7 @@ def found_in(seconds: Steps, random: np.random.Generator, ranks: int = 4) -> lis
     return found
 
 
-def rhythms(found: list[tuple[int, Finding]]) -> list[tuple[int, Verdict]]:
+def period_verdicts(found: list[tuple[int, Finding]]) -> list[tuple[int, Verdict]]:
     causes = (Cause.CHECKPOINT, Cause.EVALUATION)
     return [(at, one) for at, one in found if isinstance(one, Verdict) and one.cause in causes]
 
@@ -68,13 +68,15 @@ BUSY: dict[str, Callable[[np.random.Generator, int], Steps]] = {
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_on_a_busy_host_has_no_period(kind: str, seed: int) -> None:
     random = np.random.default_rng([seed, len(kind)])
-    assert not rhythms(found_in(0.05 * BUSY[kind](random, 1500), random))
+    assert not period_verdicts(found_in(0.05 * BUSY[kind](random, 1500), random))
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
-def test_the_false_alarm_rate_is_what_is_stated(share: float) -> None:
-    """Random long steps, 150 attempts of 4,000 steps: the bound allows 0.15 false alarms. Independent of the bound's
-    derivation: the only input is steps."""
+def test_the_false_alarm_rate_is_as_documented(share: float) -> None:
+    """Random long steps in 150 attempts of 4,000 steps: the bound allows 0.15 false alarms.
+
+    The check is independent of the bound's derivation: its only input is steps.
+    """
     random = np.random.default_rng(round(1000 * share))
     alarms = 0
     for _ in range(150):
@@ -87,8 +89,8 @@ def test_the_false_alarm_rate_is_what_is_stated(share: float) -> None:
     assert alarms <= 1, "two at a thousandth each have a chance of one in a hundred"
 
 
-def test_the_terms_are_what_they_say() -> None:
-    """Against all placements counted one by one; and the shares of all tests together."""
+def test_the_terms_equal_their_definitions() -> None:
+    """The chances are compared with all placements counted one by one; and the shares of all tests are summed."""
     steps, long, beats = 9, 4, 3
     placed = [sum(place < beats for place in places) for places in combinations(range(steps), long)]
     for hits in range(5):
@@ -97,15 +99,15 @@ def test_the_terms_are_what_they_say() -> None:
     assert sum(share_of(test) for test in range(1, 100_000)) < FALSE_ALARM
     assert [beats_needed(period, 1) for period in (2, 3, 4)] == [7, 6, 5]
     period = Period(steps=50, newest=500, beats=8, missed=2, steps_each=1, lost_seconds=25.0, chance=0.0)
-    assert period.lost_seconds_a_step == pytest.approx(25.0 / 500), "those that were missed cost nothing"
+    assert period.lost_seconds_a_step == pytest.approx(25.0 / 500), "missed saves cost nothing"
 
 
-def test_a_period_is_reported_at_the_beat_that_excludes_chance() -> None:
+def test_a_period_is_reported_once_chance_is_excluded() -> None:
     long, found = LongSteps(), []
     for number in range(260):
         long.take(number, 1.0 if number % 50 == 0 else None)
         found.append(long.period is not None)
-    assert found.index(True) == 201, "four beats and sixteen patterns give it too often"
+    assert found.index(True) == 201, "with four beats and sixteen patterns, chance produces it too often"
     again = LongSteps()
     for number in range(202):
         again.take(number, 1.0 if number % 50 == 0 else None)
@@ -120,12 +122,12 @@ def test_a_job_that_saves_is_found_after_a_few_saves(period: int, beats: int) ->
     random = np.random.default_rng(period)
     steps = np.arange(30 + (beats + 3) * period)
     saves = (steps % period == 0) & (steps > 30)
-    (reported,) = rhythms(found_in(np.where(saves, 0.2, 0.05), random))
+    (reported,) = period_verdicts(found_in(np.where(saves, 0.2, 0.05), random))
     at, verdict = reported
     assert (verdict.kind, verdict.cause) == (Kind.WORKLOAD, Cause.CHECKPOINT)
     assert {one.measure: one.value for one in verdict.evidence}["rhythm"] == period
     assert saves[:at].sum() <= beats + 1
-    assert saves[:at].sum() >= 4, "three are no evidence"
+    assert saves[:at].sum() >= 4, "three saves are no evidence"
 
 
 def test_a_job_that_saves_on_a_busy_host_is_found() -> None:
@@ -134,7 +136,7 @@ def test_a_job_that_saves_on_a_busy_host_is_found() -> None:
     steps = np.arange(2000)
     saves = (steps % 50 == 0) & (random.random(2000) > 0.1)
     seconds = np.where(saves | (random.random(2000) < 0.05), 0.25, 0.05)
-    reported = rhythms(found_in(seconds, random))
+    reported = period_verdicts(found_in(seconds, random))
     assert reported
     assert {one.measure: one.value for one in reported[0][1].evidence}["rhythm"] == 50.0
     assert reported[0][0] <= 1000
@@ -147,7 +149,7 @@ def test_a_period_is_cleared_after_two_missing_saves_and_reported_again() -> Non
     found = found_in(np.where(saves, 0.2, 0.05), random)
     kinds = [(at, type(one), getattr(one, "reason", "")) for at, one in found]
     assert [kind for _, kind, _ in kinds] == [Verdict, Cleared, Verdict]
-    assert 760 + 80 <= kinds[1][0] <= 760 + 80 + 8, "the third step in the row of saves did not come, at 840"
+    assert 760 + 80 <= kinds[1][0] <= 760 + 80 + 8, "the third save in a row is missing, at step 840"
     assert "long steps in a row did not occur" in kinds[1][2]
 
 
@@ -155,7 +157,7 @@ def test_an_evaluation_of_several_steps_is_reported_as_one() -> None:
     random = np.random.default_rng(2)
     steps = np.arange(700)
     evaluates = (steps % 60 < 3) & (steps >= 60)
-    ((_, verdict),) = rhythms(found_in(np.where(evaluates, 0.2, 0.05), random))
+    ((_, verdict),) = period_verdicts(found_in(np.where(evaluates, 0.2, 0.05), random))
     assert verdict.cause is Cause.EVALUATION
 
 

@@ -29,7 +29,7 @@ def findings(
     slow: Slow,
     steps: int = 90,
     varies: float = 0.0,
-    tells: bool = False,
+    reports_tokens: bool = False,
     replicas_a_node: int = 1,
     silent: str = "",
 ) -> list[Finding]:
@@ -49,7 +49,7 @@ def findings(
         if number >= ONSET:
             seconds[0, np.array(job.nodes) == silent] = np.nan
         ends = np.full((1, len(job)), end_ns)
-        tokens = 1000.0 * given[None] if tells else None
+        tokens = 1000.0 * given[None] if reports_tokens else None
         table = StepTable(np.array([number]), ends, seconds, seconds - own, tokens, tokens)
         found += detector.tick(Telemetry(end_ns, (JobTelemetry(job, table),), no_counters(len(job))))
     return found
@@ -88,7 +88,7 @@ def test_a_replica_on_one_node_accuses_it_only_with_even_or_reported_lengths() -
     accused = {12, 13, 14, 15}
     assert {verdict.rank for verdict in reported(findings(1, whole_replica))} <= accused
     assert reported(findings(1, whole_replica))
-    assert reported(findings(1, whole_replica, varies=0.08, tells=True))
+    assert reported(findings(1, whole_replica, varies=0.08, reports_tokens=True))
     untold = findings(1, whole_replica, varies=0.08)
     assert not reported(untold)
     (reason,) = [one.reason for one in untold if isinstance(one, Abstention) and one.rank is not None]
@@ -108,10 +108,10 @@ def test_an_episode_far_longer_than_earlier_ones_is_not_chance() -> None:
     assert found and {verdict.node for verdict in found} == {"n0-3"}
     assert {verdict.cause for verdict in found} == {Cause.UNKNOWN}
     first = min(verdict.detected_step for verdict in found)
-    assert first >= ONSET + 24, "three times as long as any episode before, of eight windows at least"
+    assert first >= ONSET + 24, "three times as long as any earlier episode, of at least eight windows"
 
 
-def beside_a_culprit(by: float) -> Slow:
+def next_to_a_culprit(by: float) -> Slow:
     """Rank 13 takes 1.6 times as long. A little later rank 22 of the same stage takes slightly longer."""
 
     def slow(number: int, job: Shape) -> np.ndarray:
@@ -122,9 +122,9 @@ def beside_a_culprit(by: float) -> Slow:
 
 
 def test_the_cost_of_an_accused_rank_is_not_attributed_to_another() -> None:
-    # Without both ranks the steps would be 1.6 times as short; without the second alone, four per cent shorter.
-    assert {verdict.rank for verdict in reported(findings(3, beside_a_culprit(1.05)))} == {13}
-    assert {verdict.rank for verdict in reported(findings(3, beside_a_culprit(1.3)))} == {13, 22}
+    # Without both ranks the steps would be shorter by a factor of 1.6; without the second alone, by four per cent.
+    assert {verdict.rank for verdict in reported(findings(3, next_to_a_culprit(1.05)))} == {13}
+    assert {verdict.rank for verdict in reported(findings(3, next_to_a_culprit(1.3)))} == {13, 22}
 
 
 def test_the_cost_of_a_suspected_rank_is_not_attributed_to_another() -> None:

@@ -59,7 +59,7 @@ def test_a_rank_that_reports_only_the_checkpoint_step_is_not_slow() -> None:
     shape = Shape("j", 1, np.arange(ranks), tuple(f"n{rank // 8}" for rank in range(ranks)))
     for number in range(STEPS):
         own = 1.3 * random.normal(1.0, 0.006, (1, ranks))
-        own[0, 6] *= 1.06  # it always had a little more to do
+        own[0, 6] *= 1.06  # it always had slightly more work
         if number >= WARM_STEPS:
             own[0, 5] *= 1.08
         if number % 20 == 0:

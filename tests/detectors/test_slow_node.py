@@ -51,7 +51,9 @@ def test_a_node_verdict_is_active_until_all_ranks_run_at_normal_speed() -> None:
         item.at_seconds for item in results if isinstance(item.finding, Cleared) and item.finding.verdict_id in of_node
     ]
     assert max(ends) > 120.0
-    assert len({verdict.verdict_id for verdict in verdicts(results)}) <= 2, "those that stay slow are not told anew"
+    assert len({verdict.verdict_id for verdict in verdicts(results)}) <= 2, (
+        "ranks that stay slow are not reported again"
+    )
 
 
 def test_slow_ranks_of_another_node_are_reported_as_well() -> None:
@@ -77,7 +79,7 @@ def test_a_node_verdict_survives_a_restart_of_the_controller() -> None:
     [
         (Cause.CPU_CONTENTION, 0.95, False, False),
         (Cause.UNKNOWN, 0.99, False, False),
-        (Cause.THERMAL, 0.95, False, True),  # one of its GPUs has a cause of its own
+        (Cause.THERMAL, 0.95, False, True),  # one of its GPUs has a separate cause
         (Cause.THERMAL, 0.95, True, False),  # the verdict on the rank itself is final
     ],
 )

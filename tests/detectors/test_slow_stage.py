@@ -1,4 +1,4 @@
-"""Slow stages and slow nodes, where every stage of a job is on a node of its own."""
+"""Slow stages and slow nodes, in jobs with a separate node for every stage."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_a_node_with_waiting_tasks_is_reported_and_not_its_stages(waits: str, ca
     assert verdict.confidence >= Policy().minimum_confidence
     assert BEGINS < at < BEGINS + 30
     assert [type(one) for _, one in found] == [Verdict, Cleared]
-    assert ENDS < found[1][0] < ENDS + 30, "what is acted on ends soon after it is over"
+    assert ENDS < found[1][0] < ENDS + 30, "a verdict that moves jobs is cleared soon after its end"
 
 
 def test_a_node_that_alone_reads_input_is_reported_with_lower_confidence() -> None:
-    """Its own disk or the job's input: both make the tasks of that node wait."""
+    """A slow disk and the job's input look alike: both make the tasks of that node wait."""
     job = job_of_stages({"io_waiting": 0.3})
     job.shape = replace(job.shape, stage=np.arange(RANKS) * 2 // RANKS, data=np.arange(RANKS) % 8)
     (verdict,) = [one for _, one in reported(job) if isinstance(one, Verdict) and one.node]
@@ -81,4 +81,4 @@ def test_a_node_accused_by_another_detector_is_not_reported_again() -> None:
     assert panel.accused == {("j", 1, 6)}
     alone = CounterStatistics()
     course(WorkloadDetector(panel=alone), [job_of_stages({"io_waiting": 0.3})], 130)
-    assert alone.accused == {("j", 1, rank) for rank in range(8)}, "so that no other tells of its ranks"
+    assert alone.accused == {("j", 1, rank) for rank in range(8)}, "no other detector reports its ranks"

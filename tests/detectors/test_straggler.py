@@ -132,7 +132,7 @@ def test_evidence_can_be_checked_by_a_person() -> None:
     assert all(at - 7.0 <= seq + gang.start_seconds <= at + 1.0 for _, seq in verdict.frames)
     assert verdict.first_wall_ns < verdict.last_wall_ns
     assert verdict.verdict_id == f"j-000001.1.2.{verdict.first_wall_ns}"
-    assert verdict == first_verdict(course(gang, 40.0, 5))[1], "a replay names it alike"
+    assert verdict == first_verdict(course(gang, 40.0, 5))[1], "a replay gives the same verdict"
 
 
 def test_a_verdict_is_cleared_once_the_rank_runs_at_normal_speed() -> None:
@@ -195,7 +195,7 @@ def test_with_unknown_waits_the_detector_abstains() -> None:
     ]
 
 
-# --- what is nobody's fault -------------------------------------------------------------------------------------------
+# --- effects without a culprit ----------------------------------------------------------------------------------------
 
 HEALTHY: dict[str, Callable[[int], Gang]] = {
     "quiet": lambda seed: Gang(),
@@ -286,7 +286,7 @@ def test_a_rank_slow_from_the_start_of_a_later_attempt_is_compared_with_the_earl
     assert (verdict.attempt, verdict.rank) == (2, 1)
     assert verdict.confidence >= 0.9
     assert at - 40.0 <= 15.0
-    assert {item.rank for item in verdicts(results)} == {1}, "rank 3 has always had more to do"
+    assert {item.rank for item in verdicts(results)} == {1}, "rank 3 has always had more work"
 
 
 @pytest.mark.parametrize("restart", [38.0, 43.0, 60.0])
@@ -360,7 +360,7 @@ def recorded(name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(seconds, np.float64), np.array(compute, np.float64)
 
 
-def heard_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[Heard]:
+def results_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[Heard]:
     count = compute.shape[1]
     gang = Gang(ranks=count, shared_machine=False, counters=False)
     end = np.repeat((gang.start_seconds + np.cumsum(step_seconds))[:, None], count, axis=1)
@@ -371,14 +371,14 @@ def heard_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[He
 
 def test_the_deliberately_slowed_worker_is_found_with_an_unknown_cause() -> None:
     """Trial AR: traced rank 0 computes 2.3 times as long as the others in all of its 44 steps."""
-    found = verdicts(heard_of_recording(*recorded("AR")))
+    found = verdicts(results_of_recording(*recorded("AR")))
     assert [(item.rank, item.slowdown > 2.0) for item in found] == [(0, True)]
-    assert found[0].confidence < 0.9, "it has no healthy past: nothing is to be done to a running job"
+    assert found[0].confidence < 0.9, "without a healthy history, a running job is not moved"
 
 
 def test_unequal_pipeline_stages_accuse_no_rank() -> None:
     """Trial ST: healthy machines; the last stage computes 1.6 times as long as the first."""
-    assert not verdicts(heard_of_recording(*recorded("ST")))
+    assert not verdicts(results_of_recording(*recorded("ST")))
 
 
 def trace(name: str) -> tuple[np.ndarray, list[int]]:
@@ -414,7 +414,7 @@ def test_several_slow_workers_are_not_accused() -> None:
     assert abstentions(results)
 
 
-# --- the rest ---------------------------------------------------------------------------------------------------------
+# --- measures, registry, memory ---------------------------------------------------------------------------------------
 
 
 def test_measures_are_rows_of_the_catalogue() -> None:

@@ -257,7 +257,7 @@ def test_no_single_fact_decides_alone(value: float) -> None:
     assert -BOUND <= bounded(value) <= BOUND
 
 
-# --- anything at all --------------------------------------------------------------------------------------------------
+# --- random input -----------------------------------------------------------------------------------------------------
 
 
 def found_in_bursts(seed: int) -> tuple[list[str], list[int]]:
@@ -286,7 +286,7 @@ def test_windows_that_no_alarm_reads_are_dropped(monkeypatch: pytest.MonkeyPatch
     found, kept = found_in_bursts(1)
     assert any("Verdict(" in one for one in found)
     assert any("Cleared(" in one for one in found)
-    assert max(kept) == INTERVAL_WINDOWS, "while an alarm stands"
+    assert max(kept) == INTERVAL_WINDOWS, "while a rank is in alarm"
     assert np.median(kept) < 16
     monkeypatch.setattr(cusum, "_forget", lambda _: None)
     same, kept = found_in_bursts(1)

@@ -118,5 +118,5 @@ def test_a_window_with_less_than_half_of_the_ranks_is_ignored() -> None:
         traffic.take(window(0.0, known=RANKS // 2 + 1), second * NS)
     assert traffic.silent == 60
     assert not traffic.take(window(1e9, known=3), 420 * NS) and traffic.silent == 60
-    assert traffic.take(window(1e9, known=RANKS), 421 * NS), "it moves after a pause"
+    assert traffic.take(window(1e9, known=RANKS), 421 * NS), "traffic after a pause"
     assert (traffic.silent, traffic.longest) == (0, pytest.approx(121.0))

@@ -133,13 +133,13 @@ def test_a_neighbour_without_cost_is_not_reported() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_healthy_job_of_uneven_iterations_is_never_slower_and_one_that_is_slower_is(seed: int) -> None:
+def test_a_healthy_job_with_uneven_iterations_is_never_slower_and_a_slower_one_is(seed: int) -> None:
     """Its rate varies by a tenth from window to window, and it saves once for ten seconds."""
     random, gate = np.random.default_rng(seed), SlowdownTest()
     for second in range(600):
         made = values(random) * random.lognormal(0.0, 0.1) * (0.0 if 300 <= second < 310 else 1.0)
         gate.take(made.astype(np.float32))
-        assert gate.slower() < 1.05 or 300 <= second < 400, second  # it did nothing for a seventh of that time
+        assert gate.slower() < 1.05 or 300 <= second < 400, second  # the job did nothing for a seventh of that time
     for _ in range(90):
         gate.take((values(random, 1.25) * random.lognormal(0.0, 0.1)).astype(np.float32))
     assert gate.slower() == pytest.approx(1.25, rel=0.1)

@@ -168,8 +168,8 @@ def test_a_stage_that_always_had_more_work_is_reported() -> None:
     ("busy", "clock", "found"),
     [
         ((0.5, 0.5, 0.5, 0.7), (1.9, 1.9, 1.9, 1.9), True),
-        ((0.5, 0.5, 0.65, 0.7), (1.9, 1.9, 1.9, 1.9), False),  # the others differ as well
-        ((0.5, 0.5, 0.5, 0.7), (1.9, 1.9, 1.9, 1.6), False),  # its clock is lower: it may just be slower
+        ((0.5, 0.5, 0.65, 0.7), (1.9, 1.9, 1.9, 1.9), False),  # the others differ as much
+        ((0.5, 0.5, 0.5, 0.7), (1.9, 1.9, 1.9, 1.6), False),  # its clock is lower, which may be the reason
     ],
 )
 def test_a_larger_stage_needs_equal_others_and_no_lower_clock(

@@ -63,7 +63,7 @@ def judge_all(watched: GangState, own: FloatArray, switches: Switches | None = N
     return windows
 
 
-# --- sums ------------------------------------------------------------------------------------------------------------
+# --- CUSUMs ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_single_stall_adds_at_most_the_clip_and_raises_no_alarm() -> None:
@@ -91,7 +91,7 @@ def test_a_rank_must_exceed_its_history_and_its_peers() -> None:
     """It always took a tenth longer; if all ranks take longer, none is slower."""
     larger = watched_of(baseline=healthy(own=own_times(25, r3=1.1)))
     judge_all(larger, own_times(3, r3=1.1))
-    assert larger.score.max() == 0.0, "slower than its peers, as ever"
+    assert larger.score.max() == 0.0, "as much slower than its peers as always"
     faster = watched_of(baseline=healthy(own=own_times(25, r3=0.5)))
     judge_all(faster, own_times(3, r3=0.9))
     assert faster.score.max() == 0.0, "slower than it was, and faster than its peers"
@@ -117,7 +117,7 @@ def test_a_rank_that_does_not_report_has_no_residual() -> None:
 def test_evidence_starts_at_the_first_slow_window_of_a_bounded_interval() -> None:
     watched = watched_of()
     own = own_times(2)
-    own[0, 3] = 1.038  # not yet two deviations of two per cent: by chance the sum leaves zero
+    own[0, 3] = 1.038  # less than two deviations of two per cent: the sum rises above zero by chance
     judge_all(watched, np.concatenate([own, own_times(3, r3=1.5)]))
     assert watched.since[3] == 0
     assert [judged.window.first_step for judged in watched.interval(3)] == [2, 3, 4]
@@ -151,7 +151,7 @@ def test_an_alarm_needs_two_seconds_or_two_windows_with_stops() -> None:
     stopped.since[3], stopped.counted = 0, 3
     for one, sigma in zip(windows, sigmas, strict=True):
         stopped.history.append(Judged(one, np.full(RANKS, sigma)))
-    assert persistent(stopped, 3, True), "no accident stops a process twice"
+    assert persistent(stopped, 3, True), "a process is not stopped twice by chance"
 
 
 def test_mates_are_the_other_alarmed_ranks_of_the_node() -> None:
@@ -160,7 +160,7 @@ def test_mates_are_the_other_alarmed_ranks_of_the_node() -> None:
     assert [mates_of(watched, rank) for rank in (1, 2, 3, 5, 9)] == [(2,), (1,), (1, 2), (), ()]
 
 
-# --- what is told ----------------------------------------------------------------------------------------------------
+# --- reports ---------------------------------------------------------------------------------------------------------
 
 
 def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgement:
@@ -170,13 +170,13 @@ def judgement(cause: Cause = Cause.UNKNOWN, confidence: float = 0.95) -> Judgeme
 @pytest.mark.parametrize(
     ("reported", "reported_cause", "now", "cause", "more"),
     [
-        (0.7, False, 0.95, Cause.UNKNOWN, True),  # sure enough to be acted on now
-        (0.7, False, 0.8, Cause.UNKNOWN, False),  # surer, and not enough
-        (0.92, False, 0.99, Cause.UNKNOWN, False),  # nothing is missing
+        (0.7, False, 0.95, Cause.UNKNOWN, True),  # confident enough for an action now
+        (0.7, False, 0.8, Cause.UNKNOWN, False),  # more confident, but not enough
+        (0.92, False, 0.99, Cause.UNKNOWN, False),  # no input is missing
         (0.92, False, 0.95, Cause.GPU, True),  # and its cause is known
         (0.92, True, 0.95, Cause.GPU, False),
-        (0.97, False, 0.91, Cause.GPU, True),  # still sure enough
-        (0.97, False, 0.8, Cause.GPU, False),  # not any more
+        (0.97, False, 0.91, Cause.GPU, True),  # still confident enough
+        (0.97, False, 0.8, Cause.GPU, False),  # no longer
         (0.7, False, 0.6, Cause.GPU, False),
         (0.7, False, 0.75, Cause.GPU, True),
     ],
@@ -201,9 +201,9 @@ def test_a_fault_of_a_part_is_reported_besides_another_cause_of_its_node() -> No
         (0.95, True, True, 7, True),
         (0.95, True, True, CAUSE_WINDOWS, True),
         (0.95, False, True, CAUSE_WINDOWS + 1, True),
-        (0.95, False, True, CAUSE_WINDOWS, False),  # for its cause it is evaluated once in ten windows
+        (0.95, False, True, CAUSE_WINDOWS, False),  # evaluated for its cause once in ten windows
         (0.95, True, False, CAUSE_WINDOWS, False),
-        (0.8, True, True, 7, False),  # it may yet be sure
+        (0.8, True, True, 7, False),  # it may still become confident
         (ACTING_CONFIDENCE, True, True, 7, True),
     ],
 )
@@ -289,7 +289,7 @@ def test_a_verdict_is_active_until_ten_windows_at_normal_speed() -> None:
     assert (watched.score[3], watched.since[3]) == (0.0, -1)
     watched.standing[4] = ActiveVerdict("w", 0, 0.95)
     watched.history.extend(interval_of([1.0] * CLEAR_WINDOWS))
-    assert not cleared("g", watched, windows[-1], panel), "never slow, and in the mean not within what is allowed"
+    assert not cleared("g", watched, windows[-1], panel), "never slow, but its mean is above the limit"
 
 
 def test_a_node_verdict_is_active_until_all_of_its_ranks_are_normal() -> None:
@@ -304,10 +304,10 @@ def test_a_node_verdict_is_active_until_all_of_its_ranks_are_normal() -> None:
     assert isinstance(found, Cleared) and found.reason.startswith("its ranks ran at normal speed")
 
 
-# --- over a restart --------------------------------------------------------------------------------------------------
+# --- restarts --------------------------------------------------------------------------------------------------------
 
 
-def standing_gang() -> GangState:
+def gang_with_verdicts() -> GangState:
     watched = watched_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
     judge_all(watched, own_times(5, r3=1.5, r2=1.4))
     watched.standing = {3: ActiveVerdict("v", 77, 0.93, True, "n0", "gpu", {2}), 9: ActiveVerdict("w", 78, 0.6)}
@@ -316,7 +316,7 @@ def standing_gang() -> GangState:
 
 
 def test_all_state_of_a_verdict_is_restored() -> None:
-    before = standing_gang()
+    before = gang_with_verdicts()
     roles = {"g": ((0, 1), np.array([0.5, -0.5]))}
     found, found_roles = load(dump({"g": before}, roles))
     after = found["g"]
@@ -329,12 +329,12 @@ def test_all_state_of_a_verdict_is_restored() -> None:
     for name in ("compute", "wait", "own_spread", "parts", "parts_compute", "from_start", "reference"):
         assert np.array_equal(getattr(after.baseline, name), getattr(before.baseline, name), equal_nan=True), name
     assert found_roles["g"][0] == (0, 1) and found_roles["g"][1].tolist() == [0.5, -0.5]
-    assert after.standing_on(2) == before.standing[3], "that on its node"
+    assert after.standing_on(2) == before.standing[3], "the node's verdict as well"
     assert after.standing_on(9) == before.standing[9] and after.standing_on(8) is None
 
 
 def tampered(**changes: Any) -> bytes:
-    whole = msgspec.msgpack.decode(dump({"g": standing_gang()}, {}))
+    whole = msgspec.msgpack.decode(dump({"g": gang_with_verdicts()}, {}))
     whole["gangs"]["g"] |= changes
     return msgspec.msgpack.encode(whole)
 
@@ -409,7 +409,9 @@ def test_a_baseline_has_known_waits_in_all_windows_or_in_none() -> None:
     reported.detector.tick(Telemetry(1, (JobTelemetry(SHAPE, unknown),), no_counters(RANKS)))
     reported.step = 10
     reported.steps(own_times(24))
-    assert reported.watched.baseline is None or not reported.watched.baseline.final, "24 with waits are one too few"
+    assert reported.watched.baseline is None or not reported.watched.baseline.final, (
+        "24 windows with waits are one too few"
+    )
     reported.steps(own_times(1))
     assert reported.watched.baseline is not None and reported.watched.baseline.known
 
@@ -426,7 +428,7 @@ def test_nodes_that_resume_one_by_one_keep_the_restored_state() -> None:
     assert reported.watched is not before and reported.detector._roles["g"][0] == before.ranks
     newest = reported.watched
     reported.steps(own_times(3), attempt=1)
-    assert reported.watched is newest, "an attempt that is over is not looked at again"
+    assert reported.watched is newest, "an ended attempt is not evaluated again"
 
 
 def test_a_gang_without_telemetry_is_dropped_after_ten_minutes() -> None:

@@ -187,7 +187,7 @@ MUTANTS = (
         "",
         (
             "tests/detectors/test_job_slowdown.py",
-            "tests/detectors/test_unreported_victim.py::test_a_healthy_job_of_uneven_iterations_is_never_slower_and_one_that_is_slower_is",
+            "tests/detectors/test_unreported_victim.py::test_a_healthy_job_with_uneven_iterations_is_never_slower_and_a_slower_one_is",
         ),
     ),
     Mutant(
@@ -756,19 +756,19 @@ MUTANTS = (
         "detectors.stats.periodicity:tail",
         "range(hits, min(beats, long) + 1)",
         "range(hits + 1, min(beats, long) + 1)",
-        ("tests/detectors/test_periodicity.py::test_the_terms_are_what_they_say",),
+        ("tests/detectors/test_periodicity.py::test_the_terms_equal_their_definitions",),
     ),
     Mutant(
         "detectors.stats.periodicity:share_of",
         "(math.pi * test) ** 2",
         "math.pi**2 * test",
-        ("tests/detectors/test_periodicity.py::test_the_terms_are_what_they_say",),
+        ("tests/detectors/test_periodicity.py::test_the_terms_equal_their_definitions",),
     ),
     Mutant(
         "detectors.stats.periodicity:LongSteps._found",
         "chance = tried * tail",
         "chance = tail",
-        ("tests/detectors/test_periodicity.py::test_a_period_is_reported_at_the_beat_that_excludes_chance",),
+        ("tests/detectors/test_periodicity.py::test_a_period_is_reported_once_chance_is_excluded",),
     ),
     Mutant(
         "detectors.stats.periodicity:LongSteps.take",
@@ -786,7 +786,7 @@ MUTANTS = (
         "detectors.stats.periodicity:Period.lost_seconds_a_step",
         "(self.beats + self.missed) * self.steps",
         "self.beats * self.steps",
-        ("tests/detectors/test_periodicity.py::test_the_terms_are_what_they_say",),
+        ("tests/detectors/test_periodicity.py::test_the_terms_equal_their_definitions",),
     ),
     # --- period estimation ---
     Mutant(
