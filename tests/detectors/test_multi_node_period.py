@@ -42,7 +42,7 @@ def node_signals(
     ranks = len(lags) * PER_NODE
     nodes = tuple(f"n{rank // PER_NODE}" for rank in range(ranks))
     stage = np.arange(ranks) * stages // ranks
-    voices = NodeSignals(Shape("job", 1, np.arange(ranks), nodes, stage=stage))
+    signals = NodeSignals(Shape("job", 1, np.arange(ranks), nodes, stage=stage))
     ends = np.cumsum(lengths)
     lag = (lags * seconds)[None] + seconds * jitter * random.standard_normal((samples + 1, len(lags)))
     at = seconds * (5.0 + np.arange(samples + 1))[:, None] - lag
@@ -53,8 +53,8 @@ def node_signals(
     for window in range(samples):
         values = np.zeros((len(FEATURES), ranks), np.float32)
         values[FEATURE["nvlink_bytes"]] = 1e9 * np.repeat(rate[window], PER_NODE)
-        voices.take(values, np.repeat(lag[window + 1], PER_NODE).astype(np.float32), seconds)
-    return voices
+        signals.take(values, np.repeat(lag[window + 1], PER_NODE).astype(np.float32), seconds)
+    return signals
 
 
 def even(period: float, seconds: float = 1.0, samples: int = SAMPLES, uneven: float = 0.002) -> FloatArray:
@@ -133,14 +133,14 @@ def test_slightly_different_halves_are_one_iteration(half: float) -> None:
 
 def test_the_slowdown_test_uses_several_nodes_if_one_rate_gives_no_period() -> None:
     lengths = even(0.73)
-    voices = node_signals(lengths, LAGS)
+    signals = node_signals(lengths, LAGS)
     gate = SlowdownTest()
-    gate.of(voices.shape)
+    gate.of(signals.shape)
     assert gate.voices is not None
     for window in range(SAMPLES):
-        values = np.zeros((len(FEATURES), len(voices.shape)), np.float32)
-        for place, ranks in enumerate(voices.members):
-            values[FEATURE["nvlink_bytes"], ranks] = voices.ring[window % KEPT, place]
+        values = np.zeros((len(FEATURES), len(signals.shape)), np.float32)
+        for place, ranks in enumerate(signals.members):
+            values[FEATURE["nvlink_bytes"], ranks] = signals.ring[window % KEPT, place]
         lag: Float32Array = np.repeat(LAGS, PER_NODE).astype(np.float32)
         gate.take(values, 1.0, lag)
     assert estimate_period(np.array(gate.evenly["nvlink_bytes"]), 1.0) is None
