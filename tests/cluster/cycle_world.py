@@ -67,7 +67,7 @@ class World:
     def _rack(self, number: int) -> str:
         return f"r{number % self.racks}" if self.racks else ""
 
-    # --- what the tests do -------------------------------------------------------------------------------------------
+    # --- actions of tests --------------------------------------------------------------------------------------------
 
     def submit(self, ranks: int, true_seconds: float | None = None, exit_code: int = 0, **spec: object) -> str:
         """Submit a job in a separate cycle, and return its id."""
@@ -91,7 +91,7 @@ class World:
             self.cycle(*events)
 
     def cycle(self, *events: Event) -> cycle.Outcome:
-        """One cycle with these events; its actions are carried out."""
+        """Run one cycle with these events, and apply its actions."""
         held_before = self._held()
         outcome = cycle.run(self.state, events, self.now_ns)
         self.journal.append((self.now_ns, list(events)))
@@ -108,7 +108,7 @@ class World:
         return outcome
 
     def running(self) -> cycle.Outcome:
-        """Every attempt that lives is reported as running."""
+        """Report every live attempt as running."""
         return self.cycle(*(self._seen(*key) for key in self.alive))
 
     def advance(self, seconds: float) -> None:
@@ -122,7 +122,7 @@ class World:
         self.cycle(Tick())
 
     def end(self, job_id: str, *codes: int, signalled: bool = False) -> cycle.Outcome:
-        """The newest attempt ends now with these exit codes (one for all, or one a rank)."""
+        """End the newest attempt now with these exit codes (one for all, or one per rank)."""
         job = self.state.jobs[job_id]
         self.alive.pop((job_id, job.attempt), None)
         every = codes * job.spec.ranks if len(codes) == 1 else codes
@@ -130,7 +130,7 @@ class World:
         return self.cycle(AttemptEnded(job_id, job.attempt, exits, ended_wall_ns=self.now_ns, signalled=signalled))
 
     def verdict(self, job_id: str, rank: int = 0, **changes: object) -> Verdict:
-        """A verdict on a rank of the job's newest attempt, with sound numbers where the test gives none."""
+        """Report a verdict on a rank of the job's newest attempt, with plausible defaults."""
         job = self.state.jobs[job_id]
         fields: dict[str, object] = {
             "verdict_id": f"{job_id}.{job.attempt}.{rank}@{self.now_ns}",
@@ -159,7 +159,7 @@ class World:
         """Return the kinds of the log entries about a subject, in order."""
         return [entry.kind for entry in self.entries if entry.subject == subject]
 
-    # --- what the cluster does ---------------------------------------------------------------------------------------
+    # --- behaviour of the cluster ------------------------------------------------------------------------------------
 
     def _start(self, action: StartGang) -> None:
         limit = action.spec.time_limit_seconds or 100.0

@@ -27,13 +27,13 @@ def running(name: str, since: float, **fields: Any) -> Job:
 
 
 def held(job: Job, *slots: Slot) -> Job:
-    """The job, holding these slots."""
+    """Return the job with these slots."""
     job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
     return job
 
 
 def verdict_of(**fields: Any) -> Verdict:
-    """A straggler on rank 0 of gang j, from now on, with sound numbers where the test gives none."""
+    """Make a straggler verdict on rank 0 of gang j, active from now on, with plausible defaults."""
     usual: dict[str, Any] = {
         "verdict_id": "v",
         "kind": Kind.STRAGGLER,

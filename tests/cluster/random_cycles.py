@@ -110,7 +110,7 @@ class Ordeal:
         self.snapshot = encode_state(self.state)
         self.cycle(*(self.node(number) for number in range(len(self.sizes))))
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------------------------------------------
 
     def node(self, number: int, present: bool = True) -> NodeSeen:
         rack = f"r{number % self.racks}" if self.racks else ""
@@ -204,7 +204,7 @@ class Ordeal:
     def _speed(self, job: Job, ranks: int) -> float:
         return 1.0 if self.policy.estimates is Estimates.LIMIT else ranks / job.spec.ranks
 
-    # --- a cycle, carried out and checked ----------------------------------------------------------------------------
+    # --- a cycle, applied and checked --------------------------------------------------------------------------------
 
     def cycle(self, *events: Event) -> cycle.Outcome:
         reported = [decode_event(encode_event(event)) for event in events]
@@ -263,7 +263,7 @@ class Ordeal:
         own = (StopReason.CANCEL, StopReason.RANK_FAILED, StopReason.START_FAILED)
         watched = self.policy.mode is Mode.OBSERVE and self.same_settings
         assert not watched or action.why in own, f"{action.job_id} is stopped ({action.why}) in observe mode"
-        assert spec.restartable or action.why in own, f"{action.job_id} is stopped, and never said that it can be"
+        assert spec.restartable or action.why in own, f"{action.job_id} is stopped, but is not restartable"
         if action.why is StopReason.PREEMPT:
             assert spec.preemptible, f"{action.job_id} is preempted, but not preemptible"
         assert not frozen or action.why is StopReason.CANCEL, f"{action.job_id} is stopped while actions are frozen"
@@ -333,7 +333,7 @@ class Ordeal:
             return
         nodes = self.state.nodes
         out = {name for name, node in nodes.items() if node.state is NodeState.QUARANTINE}
-        # What an operator confirmed may come later than the word: freed by the rejection of another, or in a freeze.
+        # A node confirmed by an operator may be quarantined later, after the rejection of another verdict or a freeze.
         fresh = {name for name in out - standing if self.state.judged.get(nodes[name].verdict_id) is not True}
         for name in fresh:
             most = max(1, int(self.policy.quarantine_max_fraction * len(nodes)))
@@ -354,7 +354,7 @@ class Ordeal:
         harmless = same_nodes and all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
         exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
         overrun = self._someone_overran()
-        # One that came later may stand before it by the order; that is no backfill.
+        # A later job may go before it by the order; that is no backfill.
         overtaken = before is not None and any(
             entry.kind == "started" and entry.subject != before[0] for entry in outcome.entries
         )
@@ -369,16 +369,16 @@ class Ordeal:
             return
         self.counts["promises"] = self.counts.get("promises", 0) + 1
         if head == before[0] and self.promised is not None:
-            assert self.promised[2] <= before[2], f"{head} is put off by {(self.promised[2] - before[2]) / 1e9} s"
+            assert self.promised[2] <= before[2], f"{head} is delayed by {(self.promised[2] - before[2]) / 1e9} s"
         elif job.state is JobState.PENDING and ledger_of(state).line.order[0][-1] == before[0]:
-            assert self.now_ns <= before[2], f"{before[0]} was to start, and waits"
+            assert self.now_ns <= before[2], f"{before[0]} should have started, and waits"
 
     def _someone_overran(self) -> bool:
         """Return whether an attempt runs longer than the cycle can expect: past its limit, or slowed."""
         for (job_id, _), living in self.alive.items():
             job = self.state.jobs[job_id]
             limit = job.spec.time_limit_seconds or self.policy.default_time_limit_seconds
-            if job.spec.restartable:  # what it ran before and lost again is not left of its limit
+            if job.spec.restartable:  # work that was lost again does not count against the limit
                 limit -= job.run_ns / 1e9
             if living.kind is JobKind.PROBE or job.claim or job.retries:
                 return True
@@ -431,8 +431,8 @@ class Ordeal:
             if job.attempt and not job.state.holds_slots
         )
         outcome = self.cycle(*seen, *nodes, *ended)
-        # Elastic gangs that are seen running may open another preemption pass. It finds nothing; where it may do
-        # nothing, it may name another first of those that it would stop a gang for.
+        # Elastic gangs seen running may start another preemption pass. It stops no gang; in observe mode or while
+        # frozen it may log another proposal first.
         proposed = [one for one in outcome.entries if one.kind == "preempt" and not one.applied]
         assert not outcome.actions and proposed == list(outcome.entries), outcome.entries
         if proposed:
@@ -492,5 +492,5 @@ def without_clock(state: State) -> State:
     for job in copy.jobs.values():
         job.expected_start_ns = None
         if copy.policy.order is Order.THEMIS and job.state is JobState.PENDING:
-            job.urgency, job.appraise_ns = 0.0, 0  # by now: who is treated worst changes with time
+            job.urgency, job.appraise_ns = 0.0, 0  # as of now: urgency changes with time
     return copy

@@ -446,7 +446,7 @@ class Invariants(RuleBasedStateMachine):
     @rule(number=SMALL)
     def clear(self, number: int) -> None:
         verdict = self._pick(self.world.state.verdicts.values(), number)
-        self.world.cycle(Cleared(verdict.verdict_id, verdict.gang, self.world.now_ns, "it keeps pace"))
+        self.world.cycle(Cleared(verdict.verdict_id, verdict.gang, self.world.now_ns, "it runs at normal speed"))
 
     @precondition(lambda self: self.world.state.jobs)
     @rule(number=SMALL)

@@ -21,7 +21,7 @@ from tests.cluster.makers import NOW_NS, SECOND, job_of
 
 
 def line_of(**jobs: tuple[int, int]) -> WaitingLine:
-    """Jobs of (ranks, expected seconds), in the order of their names."""
+    """Return jobs of (ranks, expected seconds), in the order of their names."""
     line = WaitingLine()
     for name, (ranks, seconds) in jobs.items():
         line.add(name, (0, name), shape_of(job_of(name, ranks=ranks)), "q", seconds * SECOND)
@@ -41,8 +41,8 @@ def asked(line: WaitingLine, free: int, beside: int, window: float | None) -> st
     [
         (8, 8, 50.0, "abcdefg"),
         (8, 8, None, "abcdefg"),
-        (4, 8, 50.0, "acdefg"),  # six do not fit into what is free
-        (4, 1, 50.0, "ade"),  # beside what is reserved there is room for one: of the others who is short enough
+        (4, 8, 50.0, "acdefg"),  # six do not fit into the free slots
+        (4, 1, 50.0, "ade"),  # one slot is free next to the reserved ones: only short jobs may take the others
         (4, 1, 100.0, "acdef"),
         (4, 0, 50.0, "ae"),
         (4, 0, 9.0, ""),
@@ -70,7 +70,7 @@ def test_a_kind_without_room_yields_no_more_candidates() -> None:
         names += key[-1]
         if kind.ranks == 2:
             chance.long = False
-    assert names == "abde", "the short ones of it may still find some"
+    assert names == "abde", "its short jobs may still find room"
 
 
 def test_a_started_job_leaves_the_queue_and_no_later_job_is_skipped() -> None:
@@ -90,7 +90,7 @@ def test_only_yields_the_given_jobs_that_fit_into_free_slots() -> None:
     assert [key[-1] for key, _, _, _ in only(line, ["a", "b"], 2)] == ["a"]
 
 
-# --- what they get ---------------------------------------------------------------------------------------------------
+# --- assigned slots --------------------------------------------------------------------------------------------------
 
 
 def backfill_of(free: int, reserved: int) -> tuple[Backfill, Plan]:
@@ -128,7 +128,7 @@ def test_only_short_jobs_use_reserved_slots() -> None:
     assert plan.free(Tier.HEALTHY) == 3
 
 
-# --- slow nodes and the line -----------------------------------------------------------------------------------------
+# --- slow nodes and the queue ----------------------------------------------------------------------------------------
 
 
 def test_a_gang_with_placement_requirements_may_reserve_slow_nodes() -> None:
@@ -151,12 +151,12 @@ def test_a_slow_node_is_wanted_once_a_job_that_gains_from_it_has_waited() -> Non
     node = world.state.nodes["n0"]
     node.slowdown = 1.1
     world.submit(2, 10.0, time_limit_seconds=10.0)
-    assert not others_want(world.state, node), "it has only just come"
+    assert not others_want(world.state, node), "it was just submitted"
     world.state.now_ns += SECOND
     assert others_want(world.state, node)
     world.now_ns = world.state.now_ns
     world.submit(2, 5000.0, time_limit_seconds=5000.0)
-    assert others_want(world.state, node), "another of its shape that has just come changes nothing"
+    assert others_want(world.state, node), "another new job of the same shape changes nothing"
 
 
 def test_a_node_that_the_cap_keeps_in_use_is_used_last() -> None:
@@ -171,7 +171,7 @@ def test_a_node_that_the_cap_keeps_in_use_is_used_last() -> None:
     assert (node.state.value, node.backoff) == ("quarantine", 1)
 
 
-# --- what an attempt leaves ------------------------------------------------------------------------------------------
+# --- ends of attempts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("said", "counted"), [(40.0, 40.0), (-5.0, 0.0), (500.0, 60.0)])

@@ -34,9 +34,9 @@ BEGIN_NS = 1_700_000_000 * 10**9
 # A rank that records the order of events: whether the save exists when the stop signal arrives.
 RANK = python(
     "import os, signal, sys, time\n"
-    "def told(*_):\n"
+    "def save(*_):\n"
     "    print('saved before' if os.path.exists('model') else 'not saved', flush=True); sys.exit(0)\n"
-    "signal.signal(signal.SIGTERM, told)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
     "print('ready', flush=True)\n"
     "time.sleep(300)"
 )
@@ -135,13 +135,13 @@ def test_a_job_ended_by_its_command_counts_as_saved(gangs: LocalGangs, tmp_path:
     gangs.assert_nothing_left()
 
 
-# --- when it is asked for --------------------------------------------------------------------------------------------
+# --- when it is requested --------------------------------------------------------------------------------------------
 
 SPEC = JobSpec("x", ("train",), 1, restartable=True, checkpoint_command=("save", "--now"))
 
 
 def cluster(spec: JobSpec, **policy: object) -> State:
-    """One node of one slot, on which the job runs."""
+    """Return a cluster of one node with one slot, on which the job runs."""
     state = State(policy=Policy(**policy))  # type: ignore[arg-type]
     cycle.run(state, [NodeSeen("n0", 1)], BEGIN_NS)
     cycle.run(state, [Submitted("a", spec)], BEGIN_NS + 10**9)

@@ -106,7 +106,7 @@ def test_a_rank_that_fails_stops_its_gang_and_is_named() -> None:
     (stop,) = outcome.actions
     assert isinstance(stop, StopGang)
     assert (stop.why, stop.reason, stop.attempt) == (StopReason.RANK_FAILED, "rank 2 exited with 1", 1)
-    assert not world.cycle(RankFailed(job_id, 1, 3, 1)).actions, "it is being stopped already"
+    assert not world.cycle(RankFailed(job_id, 1, 3, 1)).actions, "it is already being stopped"
     world.end(job_id, 143, 143, 1, 143)
     assert world.state.jobs[job_id].end_reason == "rank 2 exited with 1"
     assert world.job_state(job_id) is JobState.FAILED
@@ -418,7 +418,7 @@ def test_an_ended_job_is_kept_while_another_depends_on_it() -> None:
     assert first in world.state.jobs and len(world.state.jobs) == 5
     forget_ledger(world.state)  # as after a restart
     world.cycle()
-    assert world.job_state(dependent) is JobState.PENDING, "it may start, and is not given up"
+    assert world.job_state(dependent) is JobState.PENDING, "it may start, and is not cancelled"
     world.end(busy, 0)
     assert world.job_state(dependent) is JobState.STARTING
 

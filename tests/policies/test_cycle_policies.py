@@ -1,6 +1,6 @@
 """Orders, backfill and preemption under load: starvation, stops, and decisions after a restart of the controller.
 
-What must hold under every policy is checked by the state machine (``tests/cluster/state_machine.py``).
+The state machine (``tests/cluster/state_machine.py``) checks the invariants of all policies.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_a_cycle_that_defers_a_preemption_pass_is_journalled() -> None:
     wait(4.0)
     world.submit(2, 100.0, restartable=True, preemptible=True)  # a preemption pass runs here
     wait(2.0)
-    world.cycle(Tick())  # the first falls into the next queue, too early for another pass
+    world.cycle(Tick())  # the first drops into the next queue, too early for another pass
     wait(6.0)
     world.running()
     reported = [one for one, outcome in zip(world.journal, world.outcomes, strict=True) if outcome.changed]
@@ -78,7 +78,7 @@ def test_a_cycle_that_defers_a_preemption_pass_is_journalled() -> None:
     assert [one.actions for one in again if one.actions] == [one.actions for one in world.outcomes if one.actions]
 
 
-def test_jobs_that_fall_in_one_pass_are_ordered_by_their_start() -> None:
+def test_jobs_demoted_in_one_pass_are_ordered_by_their_start() -> None:
     """An old index has them in the order of their start, a new index by id."""
     world = World({"n0": 4}, Policy(order=Order.LAS, preempt=True, las_thresholds=(20.0, 200.0)))
     for _ in range(3):
@@ -150,7 +150,9 @@ def test_no_job_waits_past_the_starvation_bound(order: Order, preempt: bool) -> 
         world.running()
         world.advance(5.0)
     assert large in world.started
-    assert world.started[large] - world.state.jobs[large].submitted_ns <= 330 * SECOND, "the bound, and what ran then"
+    assert world.started[large] - world.state.jobs[large].submitted_ns <= 330 * SECOND, (
+        "the bound, and the rest of the running jobs"
+    )
 
 
 def _overdue(world: World) -> set[str]:
@@ -181,11 +183,11 @@ def test_starved_jobs_go_first_only_within_their_share() -> None:
         assert held <= 2, "a quarter of eight"
     assert all(world.state.jobs[job_id].state is JobState.COMPLETED for job_id in wide)
     ends = [world.state.jobs[job_id].ended_ns or 0 for job_id in wide]
-    assert ends == sorted(ends), "the longest submitted first"
+    assert ends == sorted(ends), "the longest waiting first"
     for number, job_id in enumerate(wide):
         job = world.state.jobs[job_id]
         waited = (job.ended_ns or 0) - job.submitted_ns - job.run_ns
-        assert waited <= (300 + number * 500 + 60) * SECOND, "the bound, and the work of those called before"
+        assert waited <= (300 + number * 500 + 60) * SECOND, "the bound, and the work of the starved jobs before it"
 
 
 def test_a_starved_job_wider_than_the_share_still_goes_first() -> None:

@@ -1,6 +1,6 @@
-"""The head of the line and those behind it: random jobs on a simulated cluster, many of them in one cycle.
+"""The head of the queue and the jobs behind it: random jobs on a simulated cluster, many of them in one cycle.
 
-What else must hold whatever happens is checked by the state machine (``tests/cluster/state_machine.py``).
+The state machine (``tests/cluster/state_machine.py``) checks the other invariants.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_the_head_starts_no_later_than_its_earliest_reservation(
     together: list[tuple[int, float, float]] = []
     for ranks, limit, share, gap in jobs:
         together.append((ranks, float(limit), limit * share))
-        if not gap:  # it comes in one cycle with the next
+        if not gap:  # it is submitted in one cycle with the next
             continue
         world.submit_all(*together)
         together = []
@@ -63,7 +63,7 @@ def test_the_head_starts_no_later_than_its_earliest_reservation(
 def test_the_head_would_not_start_earlier_without_later_jobs(
     nodes: dict[str, int], jobs: list[tuple[int, int, float, int]]
 ) -> None:
-    """Run times that are exactly the limits: the first that must wait starts when it would have without the rest."""
+    """Run times equal the limits: the first job that must wait starts when it would have without the later jobs."""
 
     def head_and_start(only: int | None) -> tuple[int | None, int | None, int]:
         world = World(nodes, round_trips=False)

@@ -1,4 +1,4 @@
-"""Maintenance with a drain, and nodes that are removed: what leaves, what stays, and what is refused."""
+"""Maintenance with a drain, and removed nodes: which gangs move, which stay, and which commands are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_drain_keeps_gangs_that_are_not_restartable() -> None:
     assert (left["job"], left["movable"], left["moving"], left["ranks"]) == (job, False, False, 2)
 
 
-def test_maintenance_alone_moves_nothing_until_a_drain_is_asked_for() -> None:
+def test_maintenance_without_a_drain_moves_nothing() -> None:
     world, job = started(restartable=True, time_limit_seconds=1000.0)
     world.cycle(MAINTAIN)
     world.advance(60)
@@ -109,7 +109,7 @@ def test_a_drain_moves_nothing_in_observe_mode() -> None:
     assert documents.left_on(world.state, "n0")["mode"] == "observe"
 
 
-# --- removed ---------------------------------------------------------------------------------------------------------
+# --- removal ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_node_that_reports_is_not_removed() -> None:
@@ -143,7 +143,7 @@ def test_slots_of_a_removed_node_are_never_assigned() -> None:
     assert world.entry_kinds("node:n0")[-1] == "removed"
     job = world.submit(2, true_seconds=100, time_limit_seconds=100.0)
     assert world.nodes_of(job) == {"n1"}
-    world.cycle(NodeSeen("n0", 2))  # of the same name, and new
+    world.cycle(NodeSeen("n0", 2))  # a new node with the same name
     assert world.state.nodes["n0"].state is NodeState.HEALTHY
 
 

@@ -23,7 +23,7 @@ def slots(*numbers: int) -> tuple[Slot, ...]:
     return tuple(Slot("n0", number) for number in numbers)
 
 
-# --- what is left of a job -------------------------------------------------------------------------------------------
+# --- remaining work of a job -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,19 @@ def test_with_limits_past_run_time_counts_only_for_restartable_jobs(fields: dict
 @pytest.mark.parametrize(
     ("fields", "left"),
     [
-        ({}, 200.0),  # never begun: no restart
+        ({}, 200.0),  # never started: no restart
         ({"attempt": 1}, 208.0),
         ({"attempt": 1, "done_seconds": 150.0}, 58.0),
         ({"attempt": 1, "done_seconds": 150.0, "restartable": False}, 208.0),
-        ({"attempt": 1, "done_seconds": 200.0}, 208.0),  # outlived: twice what was expected, less what is done
+        # Longer than expected: twice the expectation, less the work done.
+        ({"attempt": 1, "done_seconds": 200.0}, 208.0),
         ({"attempt": 1, "done_seconds": 900.0}, 1600.0 - 900.0 + 8.0),
         ({"attempt": 1, "state": JobState.RUNNING}, 200.0),  # the first attempt pays no restart
         ({"attempt": 2, "state": JobState.RUNNING, "done_seconds": 100.0}, 108.0),
-        ({"attempt": 2, "state": JobState.RUNNING, "done_seconds": 100.0, "progress_ns": 5}, 100.0),  # it has paid it
+        # It has already restarted.
+        ({"attempt": 2, "state": JobState.RUNNING, "done_seconds": 100.0, "progress_ns": 5}, 100.0),
         ({"attempt": 2, "state": JobState.RUNNING, "done_seconds": 100.0, "speed": 0.5}, 208.0),
-        ({"attempt": 1, "done_seconds": 100.0, "speed": 0.5}, 108.0),  # how fast it was tells nothing of the next place
+        ({"attempt": 1, "done_seconds": 100.0, "speed": 0.5}, 108.0),  # its speed says nothing about the next nodes
     ],
 )
 def test_with_estimates_work_done_restart_and_speed_count(fields: dict[str, Any], left: float) -> None:
@@ -122,7 +124,7 @@ def test_a_stopping_job_ends_after_its_save_and_grace() -> None:
 @pytest.mark.parametrize(
     ("slowdown", "left", "lasts", "loss"),
     [
-        (2.0, 100.0, 1e9, 100.0),  # the whole of what is left takes twice as long
+        (2.0, 100.0, 1e9, 100.0),  # all of the remaining work takes twice as long
         (1.5, 100.0, 1e9, 50.0),
         (2.0, 1e9, 100.0, 50.0),  # no more than half of the fault's time is lost
         (4.0, 1e9, 100.0, 75.0),
@@ -145,7 +147,7 @@ def test_a_verdict_stretches_the_work_left_at_the_begin_of_the_fault() -> None:
     assert runtime_estimate.end_ns(policy, job, at_60, NOW_NS) == NOW_NS + (200 + 240) * SECOND
     before = verdict_of(first_wall_ns=NOW_NS - 900 * SECOND)
     assert runtime_estimate.end_ns(policy, job, before, NOW_NS) == NOW_NS + (200 + 300) * SECOND, (
-        "from its start at most"
+        "at most from its start"
     )
     brief = verdict_of(first_wall_ns=NOW_NS - 40 * SECOND, lasts_seconds=60.0)
     assert runtime_estimate.end_ns(policy, job, brief, NOW_NS) == NOW_NS + (200 + 30) * SECOND
@@ -161,7 +163,7 @@ def test_expected_duration_of_a_fault() -> None:
     old = verdict_of(first_wall_ns=NOW_NS - 5000 * SECOND)
     assert runtime_estimate.lasts_yet_seconds(policy, old, None, NOW_NS) == 5000.0, "as long again as it has lasted"
     doubted_ns = NOW_NS - 7000 * SECOND
-    assert runtime_estimate.lasts_yet_seconds(policy, old, doubted_ns, NOW_NS) == 7000.0, "its node was slow before it"
+    assert runtime_estimate.lasts_yet_seconds(policy, old, doubted_ns, NOW_NS) == 7000.0, "its node was slow before"
     assert runtime_estimate.slow_since_ns(old, NOW_NS) == old.first_wall_ns
 
 
@@ -170,10 +172,10 @@ def test_the_worst_verdict_of_a_gang_counts() -> None:
     other = verdict_of(gang="k", slowdown=9.0)
     assert runtime_estimate.slowest([mild, bad, worse, other]) == {"j": bad, "k": other}
     as_bad = verdict_of(verdict_id="as bad", slowdown=3.0)
-    assert runtime_estimate.slowest([bad, as_bad])["j"] is bad, "of equals the first"
+    assert runtime_estimate.slowest([bad, as_bad])["j"] is bad, "of equal verdicts the first"
 
 
-# --- what becomes free -----------------------------------------------------------------------------------------------
+# --- released slots --------------------------------------------------------------------------------------------------
 
 
 def test_a_slower_gang_releases_its_slots_later() -> None:
@@ -193,7 +195,7 @@ def test_a_moving_gang_releases_its_old_slots_first_and_its_reserved_ones_at_its
     job.claim = list(slots(1, 2))
     gone_ns = NOW_NS + 15 * SECOND
     kept, left = runtime_estimate.job_releases(State(policy=LIMIT, jobs={"j": job}), job, NOW_NS)
-    assert left == (gone_ns, "j", slots(0)), "slot 1 it goes on holding"
+    assert left == (gone_ns, "j", slots(0)), "it keeps slot 1"
     assert kept == (gone_ns + (7 + 205) * SECOND, "j", slots(1, 2))
 
 
@@ -208,7 +210,7 @@ def test_reserved_slots_of_a_pending_job_count_from_its_possible_start() -> None
     assert runtime_estimate.job_releases(state, job, NOW_NS, clear_ns)[0].at_ns == clear_ns + length
 
 
-# --- when it is asked again ------------------------------------------------------------------------------------------
+# --- evaluation instants ---------------------------------------------------------------------------------------------
 
 
 def test_evaluations_come_every_second_and_then_an_eighth_later_each_time() -> None:
@@ -217,7 +219,7 @@ def test_evaluations_come_every_second_and_then_an_eighth_later_each_time() -> N
     for _ in range(90):
         after_ns = next_evaluation_ns(since_ns, now_ns)
         assert after_ns > now_ns
-        assert next_evaluation_ns(since_ns, after_ns - 1) == after_ns, "the instants hang on the beginning alone"
+        assert next_evaluation_ns(since_ns, after_ns - 1) == after_ns, "the instants depend on the beginning only"
         now_ns = after_ns
         ages.append((now_ns - since_ns) / SECOND)
     assert ages[:9] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]

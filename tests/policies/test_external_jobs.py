@@ -1,4 +1,4 @@
-"""Jobs that another scheduler runs: what waits there decides whether a slow node is worth more in use."""
+"""Jobs of another scheduler: its pending jobs decide whether a slow node is worth more in use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def verdict(slowdown: float = 1.6) -> Verdict:
 
 
 def hosting(*events: Event) -> tuple[State, cycle.Outcome]:
-    """A gang of six on n0 to n2 of four nodes of two slots, n0 of which slows it; and what else is told."""
+    """Start a gang of six on n0 to n2, of four nodes of two slots; n0 slows it. Report the given external demand."""
     state = State()
     spec = JobSpec("train", ("x",), 6, kind=JobKind.HOSTED, restartable=True, time_limit_seconds=2000.0)
     placement = tuple(Slot(f"n{number}", slot) for number in range(3) for slot in range(2))
@@ -49,9 +49,9 @@ def hosting(*events: Event) -> tuple[State, cycle.Outcome]:
     [
         ((), NodeState.QUARANTINE),
         ((NARROW,), NodeState.SUSPECT),
-        ((HostedWait("other", 3),), NodeState.QUARANTINE),  # no queue of the node
-        ((WIDE,), NodeState.SUSPECT),  # would wait for healthy nodes as long as it may run
-        ((LONG,), NodeState.QUARANTINE),  # would lose more on a slow one
+        ((HostedWait("other", 3),), NodeState.QUARANTINE),  # no queue uses the node
+        ((WIDE,), NodeState.SUSPECT),  # would wait for healthy nodes as long as its time limit
+        ((LONG,), NodeState.QUARANTINE),  # would lose more on a slow node
         ((LONG, NARROW), NodeState.SUSPECT),
     ],
 )
@@ -90,7 +90,7 @@ def test_free_slots_that_external_jobs_will_get_are_no_target() -> None:
     assert outcome.actions == []
     assert next(iter(state.cases.values())).ruling == "target"
     outcome = cycle.run(state, [HostWaits(())], BEGAN + 6 * SECOND)
-    assert [type(action) for action in outcome.actions] == [StopGang], "nobody waits any more"
+    assert [type(action) for action in outcome.actions] == [StopGang], "no external job is pending any more"
 
 
 def test_a_move_gains_less_if_external_jobs_get_the_slow_slots() -> None:

@@ -33,7 +33,7 @@ _POLICY = Policy(quarantine_seconds=100.0, probation_seconds=50.0, suspect_secon
 
 
 def four_nodes(policy: Policy = _POLICY, **spec: Any) -> tuple[World, str]:
-    """Four nodes of two slots; a gang of four ranks that runs on n0 and n1."""
+    """Make four nodes of two slots, and a gang of four ranks that runs on n0 and n1."""
     world = World({f"n{i}": 2 for i in range(4)}, policy)
     job_id = world.submit(4, 10_000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0} | spec))
     world.running()
@@ -107,7 +107,7 @@ def test_why_a_gang_stays(verdict: dict[str, Any], spec: dict[str, Any], policy:
     (stay,) = [entry for entry in outcome.entries if entry.kind == "stay"]
     assert words in stay.text
     assert {"benefit_seconds", "cost_seconds", "alternative stay", "alternative migrate"} <= dict(stay.detail).keys()
-    assert not world.cycle(Tick()).entries, "said once"
+    assert not world.cycle(Tick()).entries, "logged once"
     explained = cycle.explain(world.state, job_id)
     assert explained is not None and words in explained.what_would_change_it[0]
 
@@ -129,7 +129,7 @@ def test_a_gang_moves_once_healthy_slots_are_free() -> None:
     assert "too few free slots on healthy nodes other than n1: it needs 4" in world.entries[-1].text
     assert last_stay(world)["alternative migrate"] == "10.0 s, no free target"
     world.end(other, 0)
-    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE, "in the very cycle that freed the place"
+    assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE, "in the cycle that freed the slots"
 
 
 def test_a_gang_is_moved_again_only_after_the_cooldown_with_the_measured_cost() -> None:
@@ -146,7 +146,7 @@ def test_a_gang_is_moved_again_only_after_the_cooldown_with_the_measured_cost() 
     assert dict(world.entries[-1].detail)["restart_seconds"] == "7.0"
     world.cycle(world.verdict(job_id, rank=0))
     assert "moved less than 60 s ago" in world.entries[-1].text
-    assert last_stay(world)["cost_seconds"] == "8.0", "what moving it really took, not what its user estimated"
+    assert last_stay(world)["cost_seconds"] == "8.0", "the measured cost of the move, not the user's estimate"
     world.advance(52.0)
     assert world.state.jobs[job_id].stop_reason is StopReason.MIGRATE
 
@@ -198,9 +198,9 @@ def test_the_head_s_reservation_follows_slowdowns_and_moves() -> None:
     assert (state.reserved_for, state.reserved_from_ns) == (head, begun + 500 * SECOND)
     verdict = world.verdict(job_id, rank=3, confidence=0.1, slowdown=1.5)
     world.cycle(verdict)
-    # 405 s were left when the fault began; half as much again.
+    # 405 s were left when the fault began; at half speed they take half as long again.
     assert state.reserved_from_ns == begun + round(702.5 * SECOND)
-    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "runs at normal speed"))
     assert state.reserved_from_ns == begun + 500 * SECOND
     world.state.policy = replace(world.state.policy, probe_command=(), quarantine_seconds=0.5, probation_seconds=0.5)
     world.cycle(world.verdict(job_id, rank=3))
@@ -208,7 +208,7 @@ def test_the_head_s_reservation_follows_slowdowns_and_moves() -> None:
     world.advance(2.0)
     world.running()
     assert (world.state.jobs[job_id].attempt, state.nodes["n1"].state) == (2, NodeState.HEALTHY)
-    # The first attempt ran 101 s, stop included; what it saved is not run again.
+    # The first attempt ran 101 s, stop included; its saved work is not run again.
     assert state.reserved_from_ns == begun + (101 + 399) * SECOND
 
 
@@ -219,7 +219,7 @@ def test_slots_that_a_gang_keeps_over_its_move_are_not_counted_as_freed() -> Non
     world.end(small, 0)
     head = world.submit(5, time_limit_seconds=10.0)
     world.cycle(world.verdict(job_id, rank=3))
-    # n1 is in quarantine; n0 and n2 are kept for the gang. Its own stop frees nothing that could be used.
+    # n1 is in quarantine; n0 and n2 are reserved for the gang. Its own stop frees no usable slots.
     assert world.state.reserved_for == head
     world.cycle(Tick())
     job = world.state.jobs[job_id]
@@ -256,7 +256,7 @@ def test_a_gang_that_loses_its_reserved_slots_is_placed_again_first() -> None:
     world, job_id = four_nodes()
     queued = world.submit(4)
     world.cycle(world.verdict(job_id, rank=3))
-    assert world.entry_kinds(queued)[-1] == "started", "it waited for nothing: n2 and n3 were free"
+    assert world.entry_kinds(queued)[-1] == "started", "it did not wait: n2 and n3 were free"
 
 
 def test_reserved_slots_are_lost_with_their_nodes() -> None:
@@ -268,7 +268,7 @@ def test_reserved_slots_are_lost_with_their_nodes() -> None:
     assert world.nodes_of(job_id) == {"n0", "n3"}
 
 
-def test_the_next_attempt_avoids_the_node_even_where_the_cap_keeps_it_in_use() -> None:
+def test_the_next_attempt_avoids_the_node_even_if_the_cap_keeps_it_in_use() -> None:
     world, job_id = four_nodes()
     world.cycle(NodeCommanded("n3", NodeCommand.QUARANTINE))
     world.cycle(world.verdict(job_id, rank=3))
@@ -277,7 +277,7 @@ def test_the_next_attempt_avoids_the_node_even_where_the_cap_keeps_it_in_use() -
     world.end(job_id, 75)
     assert world.nodes_of(job_id) == {"n0", "n2"}
     world.running()
-    assert world.state.jobs[job_id].excluded_nodes == (), "for that attempt, not for ever"
+    assert world.state.jobs[job_id].excluded_nodes == (), "for that attempt only"
 
 
 def test_verdicts_about_other_attempts_or_unknown_gangs_are_ignored() -> None:
@@ -321,7 +321,7 @@ def test_observe_mode_logs_a_decision_once_and_scores_it() -> None:
     assert {node.state for node in world.state.nodes.values()} == {NodeState.HEALTHY}
     world.advance(40.0)
     assert len(world.state.decisions) == 1
-    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "runs at normal speed"))
     (decision,) = world.state.decisions
     assert decision.outcome_seconds == pytest.approx(20.0), "40 s at half speed"
     assert world.entry_kinds(job_id)[-1] == "scored"
@@ -335,7 +335,7 @@ def test_observe_mode_scores_what_is_open_when_the_attempt_ends() -> None:
     assert world.state.decisions[0].outcome_seconds == pytest.approx(5.0)
 
 
-def test_observe_mode_still_starts_and_cancels_what_users_want() -> None:
+def test_observe_mode_still_starts_and_cancels_jobs_of_users() -> None:
     world, _ = four_nodes(replace(_POLICY, mode=Mode.OBSERVE))
     assert world.job_state(world.submit(2)) is JobState.STARTING
 
@@ -364,7 +364,7 @@ def test_a_node_is_suspect_while_its_verdict_is_active_and_a_while_longer() -> N
     assert (node.state, node.verdict_id) == (NodeState.SUSPECT, verdict.verdict_id)
     world.advance(500.0)
     assert node.state is NodeState.SUSPECT
-    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "runs at normal speed"))
     world.advance(29.0)
     assert node.state is NodeState.SUSPECT
     world.advance(1.0)
@@ -381,7 +381,7 @@ def test_verdicts_of_two_jobs_lead_to_quarantine_and_two_of_one_job_do_not() -> 
     world.cycle(world.verdict(second, rank=0))
     assert node.state is NodeState.QUARANTINE
     assert first in node.reason and second in node.reason
-    assert world.job_state(first) is JobState.RUNNING, "what cannot be moved stays"
+    assert world.job_state(first) is JobState.RUNNING, "a gang that cannot be moved stays"
 
 
 def quarantined() -> tuple[World, str]:
@@ -450,7 +450,7 @@ def test_a_probe_of_an_absent_node_waits_until_it_is_reported_again() -> None:
     assert probe.state is JobState.STARTING
 
 
-def test_a_probe_that_fails_leads_to_twice_the_quarantine_up_to_the_most() -> None:
+def test_each_failed_probe_doubles_the_quarantine_up_to_a_maximum() -> None:
     world, name = quarantined()
     world.state.policy = replace(world.state.policy, quarantine_max_seconds=300.0)
     node = world.state.nodes[name]
@@ -491,7 +491,7 @@ def test_a_verdict_on_probation_leads_back_to_quarantine_for_twice_as_long() -> 
     world, name = quarantined()
     world.advance(100.0)
     world.end("probe-n1-1", 0)
-    world.submit(2, 1000.0)  # fills what is healthy
+    world.submit(2, 1000.0)  # fills the healthy nodes
     alone = world.submit(2, 1000.0)
     world.running()
     assert world.nodes_of(alone) == {name}
@@ -508,7 +508,7 @@ def test_one_verdict_on_probation_suffices_even_from_an_earlier_accuser() -> Non
     verdict = world.verdict(job_id, slowdown=8.0)
     world.cycle(verdict)
     world.cycle(VerdictJudged(verdict.verdict_id, True, "eve"))
-    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "runs at normal speed"))
     world.advance(100.0)
     node = world.state.nodes["n0"]
     assert (node.state, node.backoff, node.accusers) == (NodeState.PROBATION, 1, (job_id,))
@@ -621,7 +621,7 @@ def test_a_release_cancels_the_probe() -> None:
     assert world.job_state("probe-n1-1") is JobState.CANCELLED
 
 
-# --- the best of several ---------------------------------------------------------------------------------------------
+# --- the best option -------------------------------------------------------------------------------------------------
 
 
 def last_detail(world: World, kind: str) -> dict[str, str]:
@@ -693,7 +693,7 @@ def test_two_interfering_jobs_are_separated_by_moving_the_cheaper() -> None:
     moved = world.state.jobs[small]
     assert moved.stop_reason is StopReason.MIGRATE
     assert {slot.node for slot in moved.claim} <= {"n1", "n3"}
-    assert {node.state for node in world.state.nodes.values()} == {NodeState.HEALTHY}, "no node is to blame"
+    assert {node.state for node in world.state.nodes.values()} == {NodeState.HEALTHY}, "no node is at fault"
 
 
 def test_the_gain_of_a_move_is_a_mean_over_run_times_of_similar_jobs() -> None:
@@ -717,7 +717,7 @@ def test_a_verdict_may_give_the_duration_of_the_fault() -> None:
     world, job_id = four_nodes()
     world.cycle(world.verdict(job_id, rank=3, lasts_seconds=12.0))
     assert world.state.jobs[job_id].stop_reason is None
-    assert last_stay(world)["persistence_seconds"] == "7.0", "5 of the 12 s are over"
+    assert last_stay(world)["persistence_seconds"] == "7.0", "5 of the 12 s have passed"
 
 
 def test_a_verdict_about_a_node_alone_makes_it_suspect_until_it_is_cleared() -> None:
@@ -751,7 +751,7 @@ def test_a_bad_detector_cannot_empty_a_rack() -> None:
     assert {rack: sum(node.rack == rack for node in shut) for rack in ("r0", "r1")} == {"r0": 2, "r1": 2}
 
 
-# --- what a slow node is still good for ------------------------------------------------------------------------------
+# --- use of slow nodes -----------------------------------------------------------------------------------------------
 
 
 def slow_node(slowdown: float, policy: Policy = _POLICY) -> World:
@@ -768,12 +768,12 @@ def slow_node(slowdown: float, policy: Policy = _POLICY) -> World:
 @pytest.mark.parametrize(
     ("slowdown", "ranks", "starts"),
     [
-        (3.0, 2, True),  # alone on it: two slow slots are more than none
+        (3.0, 2, True),  # the only job: two slow slots are more than none
         (1.9, 4, True),  # half of the gang: 2 slots more, for 4 (1 - 1/1.9) < 2 of them in work
         (2.1, 4, False),
         (1.3, 6, True),
         (1.6, 6, False),
-        (3.0, 7, True),  # six healthy slots will never hold it
+        (3.0, 7, True),  # six healthy slots will never be enough for it
     ],
 )
 def test_a_slow_node_gets_gangs_that_gain_from_it(slowdown: float, ranks: int, starts: bool) -> None:
@@ -791,7 +791,8 @@ def test_a_slow_node_gets_gangs_that_gain_from_it(slowdown: float, ranks: int, s
 def test_a_wide_gang_with_a_long_wait_uses_a_slow_node(seconds: float, starts: bool) -> None:
     """Two of four slots are slow, 2.4 times; healthy slots become free later, and the gang runs for 2,000 s.
 
-    It takes two slots for 4,800 s; as long as it would wait for four of them for 2,000 s, nobody can use the two.
+    On the slow node it uses two more slots for 4,800 s. While it waits for four healthy slots for 2,000 s, no other job
+    can use the two slow ones.
     """
     world = slow_node(2.4)
     for _ in range(2):
@@ -820,7 +821,7 @@ def test_a_slow_node_is_not_idle_while_jobs_need_its_slots() -> None:
         world.submit(1, 10_000.0)
     wide = world.submit(8, 100.0)
     world.advance(1.0)
-    assert node.state is NodeState.QUARANTINE, "a gang that the node would only slow down is no reason"
+    assert node.state is NodeState.QUARANTINE, "a gang that the node would only slow down does not count"
     narrow = world.submit(2, 10_000.0, time_limit_seconds=50.0)
     assert (node.state, node.backoff) == (NodeState.SUSPECT, 1)
     assert "pending jobs need its slots" in node.reason
@@ -889,7 +890,9 @@ def test_a_node_without_recovery_stays_suspect_as_long_as_it_was_slow() -> None:
     world.advance(399.0)
     assert node.state is NodeState.SUSPECT
     world.advance(2.0)
-    assert (node.state, node.probe_job, node.backoff) == (NodeState.QUARANTINE, "probe-n1-1", 0), "and then measured"
+    assert (node.state, node.probe_job, node.backoff) == (NodeState.QUARANTINE, "probe-n1-1", 0), (
+        "and probed afterwards"
+    )
     world.running()
     world.end("probe-n1-1", 0)
     assert node.state is NodeState.PROBATION
@@ -921,7 +924,7 @@ def test_a_suspect_node_that_jobs_need_gets_probation_instead_of_a_probe() -> No
     assert node.state is NodeState.PROBATION
     here = next(other for other in others if world.nodes_of(other) == {"n1"})
     world.cycle(world.verdict(here, slowdown=4.0))
-    assert node.state is NodeState.QUARANTINE, "a verdict meanwhile says that the doubt was right"
+    assert node.state is NodeState.QUARANTINE, "a verdict in the meantime confirms the suspicion"
 
 
 def test_a_move_gains_less_if_pending_jobs_get_the_slow_slots() -> None:
@@ -960,7 +963,7 @@ def test_gangs_on_quarantined_nodes_are_not_preempted() -> None:
     assert (world.state.jobs[other].preemptions, world.job_state(short)) == (1, JobState.COMPLETED)
 
 
-# --- gangs beside a known fault ---------------------------------------------------------------------------------------
+# --- gangs on nodes with a known fault --------------------------------------------------------------------------------
 
 
 def two_on_one_node(level: str = "node") -> tuple[World, str]:
@@ -978,12 +981,12 @@ def two_on_one_node(level: str = "node") -> tuple[World, str]:
 
 def test_a_gang_without_a_verdict_leaves_a_known_slow_node() -> None:
     world, other = two_on_one_node()
-    world.advance(12.0)  # 17 s of doubt at half speed: 8.5 s, as much as a move of 10 s is not worth
+    world.advance(12.0)  # suspect for 17 s at half speed: 8.5 s, less than a move of 10 s
     assert world.state.jobs[other].stop_reason is None
     world.advance(12.0)
     job = world.state.jobs[other]
     assert (job.stop_reason, {slot.node for slot in job.claim}) == (StopReason.MIGRATE, {"n1"})
-    assert world.state.nodes["n0"].accusers and other not in world.state.nodes["n0"].accusers, "it is no witness"
+    assert world.state.nodes["n0"].accusers and other not in world.state.nodes["n0"].accusers, "it has no verdict"
 
 
 def test_a_gang_without_a_verdict_stays_if_only_a_device_is_slow() -> None:
@@ -1013,7 +1016,7 @@ def test_a_gang_without_a_verdict_stays_once_the_node_has_recovered() -> None:
     verdict = world.verdict(accused, slowdown=2.0, level="node")
     world.cycle(verdict)
     world.advance(5.0)
-    world.cycle(Cleared(verdict.verdict_id, accused, world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdict.verdict_id, accused, world.now_ns, "runs at normal speed"))
     world.advance(25.0)
     assert world.state.jobs[other].stop_reason is None
     assert world.state.nodes["n0"].state is NodeState.SUSPECT
@@ -1031,12 +1034,12 @@ def test_a_gang_stays_on_a_recovered_quarantined_node_until_it_is_slow_again() -
     node = world.state.nodes["n0"]
     assert node.state is NodeState.QUARANTINE
     world.advance(5.0)
-    world.cycle(Cleared(verdicts[0].verdict_id, accused[0], world.now_ns, "kept pace"))
-    assert node.doubted_ns is not None, "the other still says that it is slow"
-    world.cycle(Cleared(verdicts[1].verdict_id, accused[1], world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdicts[0].verdict_id, accused[0], world.now_ns, "runs at normal speed"))
+    assert node.doubted_ns is not None, "the other verdict is still active"
+    world.cycle(Cleared(verdicts[1].verdict_id, accused[1], world.now_ns, "runs at normal speed"))
     world.advance(60.0)
     assert world.state.jobs[other].stop_reason is None
-    assert node.state is NodeState.QUARANTINE, "it is out of use for as long as it was to be"
+    assert node.state is NodeState.QUARANTINE, "it stays out of use for the planned time"
     world.cycle(world.verdict(accused[0], slowdown=2.0, level="node"))
     world.advance(25.0)
     assert world.state.jobs[other].stop_reason is StopReason.MIGRATE
@@ -1058,7 +1061,7 @@ def test_a_restarted_controller_evaluates_pending_jobs_the_same() -> None:
     world.submit(2, 10_000.0)
     world.cycle(world.verdict(job_id, rank=3))
     fresh = decode_state(encode_state(world.state))
-    assert not any(others_want(state, state.nodes["n1"]) for state in (world.state, fresh)), "it has only just come"
+    assert not any(others_want(state, state.nodes["n1"]) for state in (world.state, fresh)), "it was just submitted"
     world.advance(1.0)
     fresh = decode_state(encode_state(world.state))
     assert all(others_want(state, state.nodes["n1"]) for state in (world.state, fresh))

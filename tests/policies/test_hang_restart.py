@@ -1,4 +1,4 @@
-"""A gang that hangs: when it is restarted away from the culprit, and when and in which words it is not."""
+"""Restarts of hanging gangs on other nodes: when they happen, and why not otherwise."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_why_a_gang_that_hangs_is_not_restarted(
     (stay,) = entries(world, "stay")
     assert stay.startswith(words)
     assert "a restart would cost about 10 s" in stay
-    assert "470" not in stay, "how much slower no step is says nothing"
-    assert not world.cycle(Tick()).entries, "said once"
+    assert "470" not in stay, "a hang has no slowdown"
+    assert not world.cycle(Tick()).entries, "logged once"
 
 
 def test_a_restart_waits_for_one_and_a_half_times_the_longest_pause() -> None:
@@ -88,8 +88,10 @@ def test_a_restart_waits_for_one_and_a_half_times_the_longest_pause() -> None:
     while world.now_ns < due_ns:
         wake_ns = cycle.next_wake_ns(world.state)
         assert wake_ns is not None
-        assert wake_ns == cycle.next_wake_ns(decode_state(encode_state(world.state))), "the same after a restart of it"
-        assert world.now_ns < wake_ns <= due_ns, "nothing else would wake the cycle"
+        assert wake_ns == cycle.next_wake_ns(decode_state(encode_state(world.state))), (
+            "the same after a restart of the controller"
+        )
+        assert world.now_ns < wake_ns <= due_ns, "without a timeout there would be no cycle"
         assert world.job_state(job_id) is JobState.RUNNING
         world.now_ns = wake_ns
         outcome = world.cycle(Tick())
@@ -106,7 +108,7 @@ def test_a_hanging_gang_is_restarted_after_its_cooldown() -> None:
 
 
 def test_a_hang_while_frozen_in_observe_mode_and_confirmed() -> None:
-    """The switches of a move hold for it, and what an operator confirms is done."""
+    """The conditions of a move apply to a restart, and an operator's confirmation overrides them."""
     world, job_id = four_nodes()
     world.cycle(FreezeSet(True, "ann"))
     assert not world.cycle(hang(world, job_id)).actions
@@ -136,7 +138,7 @@ def test_without_other_slots_a_gang_restarts_on_its_own() -> None:
     job = world.state.jobs[job_id]
     assert (job.attempt, world.nodes_of(job_id)) == (2, {"n0", "n1"})
     assert world.state.nodes["n1"].state is NodeState.SUSPECT
-    # It hangs again: not before the pause between two moves has passed.
+    # It hangs again, within the cooldown between two moves.
     world.running()
     world.advance(100.0)
     assert not world.cycle(hang(world, job_id)).actions
@@ -158,7 +160,7 @@ def test_a_hanging_gang_waits_for_healthy_slots() -> None:
 
 
 def test_a_verdict_without_the_newer_field_is_read_and_a_newer_one_is_kept() -> None:
-    """Journals of releases before and after are read alike."""
+    """Journals of earlier and later releases are read in the same way."""
     world, job_id = four_nodes()
     verdict = hang(world, job_id, longest_pause_seconds=12.0)
     assert decode_event(encode_event(verdict)) == verdict

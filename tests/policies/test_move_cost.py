@@ -26,7 +26,7 @@ TERMS = move_cost.CostTest(
 # --- the terms -------------------------------------------------------------------------------------------------------
 
 
-def test_the_benefit_is_what_the_fault_is_expected_to_cost() -> None:
+def test_the_benefit_is_the_expected_cost_of_the_fault() -> None:
     assert TERMS.benefit_seconds == 100.0, "half of twice a hundred seconds"
     assert replace(TERMS, share=0.25).benefit_seconds == 25.0
     assert replace(TERMS, slowdown=0.5).benefit_seconds == 0.0
@@ -43,7 +43,7 @@ def test_a_move_gains_if_it_is_better_by_more_than_the_margin() -> None:
     assert replace(TERMS, queue_seconds=36.6).gains
     assert not replace(TERMS, queue_seconds=36.7).gains, "100 s are no more than one and a half times 66.7"
     assert TERMS.pays and TERMS.wait is None
-    may_end = ((30.0, 20.0, 0.1),)  # in half a minute nine of ten are over
+    may_end = ((30.0, 20.0, 0.1),)  # nine of ten will end within half a minute
     waits = replace(TERMS, course=may_end, queue_seconds=30.0)
     assert waits.wait == pytest.approx((30.0, 0.5 * (1 - 1 / 3) * 20 + 0.1 * 60))
     assert waits.gains and not waits.pays
@@ -54,7 +54,7 @@ def test_a_move_gains_if_it_is_better_by_more_than_the_margin() -> None:
     [
         ({"grace_seconds": 30.0}, 30.0),
         ({"grace_seconds": 30.0, "checkpoint_cost_seconds": 12.0}, 12.0),
-        ({"grace_seconds": 30.0, "checkpoint_cost_seconds": 50.0}, 30.0),  # it is killed then
+        ({"grace_seconds": 30.0, "checkpoint_cost_seconds": 50.0}, 30.0),  # then it is killed
         ({"grace_seconds": 30.0, "checkpoint_command": ("save",), "checkpoint_timeout_seconds": 60.0}, 90.0),
     ],
 )
@@ -126,7 +126,7 @@ def test_the_terms_of_a_gang_and_its_verdict() -> None:
     assert move_cost.cost_test(state, job, verdict, NOW_NS).probability == 1.0
     brief = replace(verdict, lasts_seconds=100.0)
     assert move_cost.cost_test(state, job, brief, NOW_NS).exposed_seconds == pytest.approx(30.0), (
-        "60 s more, at half pace"
+        "60 s more, at half speed"
     )
 
 
@@ -144,7 +144,7 @@ def test_only_accusing_kinds_accuse_a_node() -> None:
     assert move_cost.accused_nodes(state, job) == ("n1", "n2")
 
 
-# --- which verdict is a reason ---------------------------------------------------------------------------------------
+# --- verdicts that justify a move ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_which_gangs_may_be_moved(changes: dict[str, Any], may: bool) -> None:
     state.verdicts = {"v": verdict_of(gang="other")}
     assert gang_moves.may_be_moved(state, job, NOW_NS) is may
     state.verdicts = {"v": verdict_of()}
-    assert not gang_moves.may_be_moved(state, job, NOW_NS), "what becomes of it its verdict decides"
+    assert not gang_moves.may_be_moved(state, job, NOW_NS), "its verdict decides about it"
     job.state = JobState.STARTING
     state.verdicts = {}
     assert not gang_moves.may_be_moved(state, job, NOW_NS)
@@ -210,7 +210,7 @@ def test_a_wait_counts_from_the_end_of_the_last_attempt() -> None:
 
 
 def waiting(policy: Policy) -> tuple[World, Job]:
-    """One that waits for a gang that ends in 500 s."""
+    """Return a job that waits for a gang that ends in 500 s."""
     world = World({"n0": 2}, policy)
     world.submit(2, 500.0, time_limit_seconds=500.0)
     world.running()
@@ -227,7 +227,7 @@ def test_the_expected_wait_is_bounded_by_the_horizon() -> None:
     other = job_of("other", ranks=2)
     assert gang_moves.wait_seconds(world.state, ledger, other, world.now_ns) == 200.0
     never = job_of("never", ranks=9)
-    assert gang_moves.wait_seconds(world.state, ledger, never, world.now_ns) == 200.0, "none can be foreseen"
+    assert gang_moves.wait_seconds(world.state, ledger, never, world.now_ns) == 200.0, "no start can be forecast"
 
 
 def test_an_estimated_wait_counts_as_long_as_it_has_lasted() -> None:

@@ -25,7 +25,7 @@ def in_order(state: State) -> list[str]:
     return sorted(state.jobs, key=lambda job_id: order.key_of(state, state.jobs[job_id]))
 
 
-# --- before every rule -----------------------------------------------------------------------------------------------
+# --- keys before every rule ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", list(Order))
@@ -68,7 +68,7 @@ def test_run_time_is_not_wait_time() -> None:
     job = job_of("j", submitted_ns=2000 * SECOND, run_ns=3000 * SECOND)
     state = state_of(job, order=Order.SRTF, starvation_seconds=5000.0)
     assert order.starves_ns(state, job) == 10_000 * SECOND
-    assert order.has_starved(state, job), "at the very instant"
+    assert order.has_starved(state, job), "exactly at the bound"
     state.now_ns -= 1
     assert not order.has_starved(state, job)
 
@@ -155,7 +155,7 @@ def test_the_time_left_of_a_running_gang_ends_with_it() -> None:
 _LAS: dict[str, Any] = {"order": Order.LAS, "las_thresholds": (100.0, 1000.0)}
 
 
-def test_las_goes_by_queue_and_then_by_turn_whatever_the_length() -> None:
+def test_las_orders_by_queue_and_then_by_turn_at_any_length() -> None:
     jobs = (
         job_of("fallen", level=1, turn=-9),
         job_of("second", turn=2, time_limit_seconds=1.0),
@@ -164,19 +164,19 @@ def test_las_goes_by_queue_and_then_by_turn_whatever_the_length() -> None:
     assert in_order(state_of(*jobs, **_LAS)) == ["first", "second", "fallen"]
 
 
-def test_a_gang_falls_when_its_slot_seconds_pass_the_threshold_of_its_queue() -> None:
+def test_a_gang_is_demoted_when_its_slot_seconds_pass_the_threshold_of_its_queue() -> None:
     job = running("j", 10.0, ranks=3)
     state = state_of(job, **_LAS)
     started_ns = NOW_NS - 10 * SECOND
     assert las.falls_ns(state, job) == started_ns + 34 * SECOND, "in whole seconds: 102 of 100 slot-seconds"
     job.run_ns = 20 * SECOND
-    assert las.falls_ns(state, job) == started_ns + 14 * SECOND, "what it ran before counts"
+    assert las.falls_ns(state, job) == started_ns + 14 * SECOND, "earlier attempts count"
     job.level = 1
     assert las.falls_ns(state, job) == started_ns + (334 - 20) * SECOND
     job.level = 2
     assert las.falls_ns(state, job) is None, "there is no queue below the last"
     job.level, job.state = 0, JobState.PENDING
-    assert las.falls_ns(state, job) is None, "what waits uses nothing"
+    assert las.falls_ns(state, job) is None, "a pending job uses nothing"
 
 
 def test_a_demoted_job_is_last_in_its_new_queue_from_that_instant_on() -> None:
@@ -216,13 +216,13 @@ def test_chosen_jobs_go_first_then_stopped_then_pending_ones() -> None:
     assert [job.job_id for job in moved] == ["c", "d"]
     assert in_order(state) == ["c", "d", "a", "b", "new"]
     jobs["c"].state = jobs["d"].state = JobState.RUNNING
-    # The two that were chosen are stopped for two others; those that were chosen once keep their order.
+    # The two chosen gangs are stopped for two others; jobs that were chosen once keep their order.
     moved = las.take_turns(state, [jobs["a"], jobs["b"]], [jobs["c"], jobs["d"]])
     assert [job.job_id for job in moved] == ["a", "b"]
     assert in_order(state) == ["a", "b", "c", "d", "new"]
     assert jobs["c"].turn < jobs["d"].turn < 1
     again = (jobs["a"].turn, jobs["b"].turn)
-    assert las.take_turns(state, [jobs["a"], jobs["b"]], []) == [], "they are chosen already"
+    assert las.take_turns(state, [jobs["a"], jobs["b"]], []) == [], "they are already chosen"
     assert (jobs["a"].turn, jobs["b"].turn) == again
 
 
@@ -291,14 +291,14 @@ def test_fair_orders_by_queue_and_then_by_expected_service() -> None:
     [
         (Estimates.LIMIT, {"time_limit_seconds": 100.0}, {}, 400.0),
         (Estimates.EXACT, {"time_limit_seconds": 100.0, "exact_seconds": 30.0}, {}, 120.0),
-        (Estimates.EXACT, {"time_limit_seconds": 100.0}, {}, 400.0),  # where the truth is not known
-        (Estimates.LIMIT, {"exact_seconds": 30.0}, {}, 4 * 3600.0),  # nor asked for
+        (Estimates.EXACT, {"time_limit_seconds": 100.0}, {}, 400.0),  # if the true run time is unknown
+        (Estimates.LIMIT, {"exact_seconds": 30.0}, {}, 4 * 3600.0),  # nor needed
         (Estimates.LIMIT, {"time_limit_seconds": 100.0, "restart_cost_seconds": 7.0}, {"attempt": 1}, 428.0),
         (Estimates.LIMIT, {"time_limit_seconds": 100.0}, {"attempt": 1, "done_seconds": 60.0}, 4 * 50.0),
         (Estimates.LIMIT, {"time_limit_seconds": 100.0}, {"attempt": 1, "done_seconds": 400.0}, 4 * 11.0),
     ],
 )
-def test_the_fair_order_appraises_slots_times_remaining_time_and_restart(
+def test_the_fair_order_estimates_slots_times_remaining_time_and_restart(
     estimates: Estimates, spec: dict[str, Any], fields: dict[str, Any], urgency: float
 ) -> None:
     job = job_of("j", ranks=4, restartable=True, **spec, **fields)
@@ -319,7 +319,7 @@ def test_the_restart_of_a_running_gang_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("rule", [Order.FIFO, Order.SJF, Order.SRTF, Order.SRSF, Order.LAS])
-def test_the_other_orders_need_no_appraisal(rule: Order) -> None:
+def test_the_other_orders_need_no_estimate(rule: Order) -> None:
     job = job_of("j", time_limit_seconds=100.0)
     fair.appraise(state_of(job, order=rule), job, NOW_NS)
     assert (job.urgency, job.appraise_ns) == (0.0, 0)
@@ -343,7 +343,7 @@ def test_with_history_a_job_is_expected_to_run_like_similar_jobs_up_to_its_limit
     assert bound.estimate_seconds == 50.0
     outlived = job_of("outlived", time_limit_seconds=50.0, restartable=True, done_seconds=80.0, attempt=1, **alike)
     fair.appraise(state, outlived, NOW_NS)
-    assert outlived.estimate_seconds == 81.0, "more than it has done, whatever its limit"
+    assert outlived.estimate_seconds == 81.0, "more than it has run, at any limit"
 
 
 def test_a_running_gang_keeps_its_estimate_and_only_its_urgency_is_updated() -> None:
@@ -357,7 +357,7 @@ def test_a_running_gang_keeps_its_estimate_and_only_its_urgency_is_updated() -> 
 
 def test_work_done_is_saved_work_plus_work_of_the_running_attempt() -> None:
     assert fair.work_done(job_of("waits", restartable=True, done_seconds=40.0), NOW_NS) == 40.0
-    assert fair.work_done(job_of("anew", done_seconds=40.0), NOW_NS) == 0.0, "it begins from the start"
+    assert fair.work_done(job_of("anew", done_seconds=40.0), NOW_NS) == 0.0, "it starts from the beginning"
     stopped = job_of("stopped", restartable=True, done_seconds=40.0, attempt=1, attempt_started_ns=NOW_NS - SECOND)
     assert fair.work_done(stopped, NOW_NS) == 40.0, "its last attempt has ended"
     first: dict[str, Any] = {"restartable": True, "restart_cost_seconds": 15.0}
@@ -366,7 +366,7 @@ def test_work_done_is_saved_work_plus_work_of_the_running_attempt() -> None:
     job.attempt = 2
     assert fair.work_done(job, NOW_NS) == 40 + 2 * (100 - 15)
     job.attempt_started_ns = NOW_NS - 5 * SECOND
-    assert fair.work_done(job, NOW_NS) == 40.0, "it is still starting: no less than before"
+    assert fair.work_done(job, NOW_NS) == 40.0, "it is still starting: as much as before"
     job.progress_ns = NOW_NS - 10 * SECOND
     assert fair.work_done(job, NOW_NS) == 40 + 2 * 10, "it has reported its progress"
     assert fair.work_done(job, NOW_NS - 20 * SECOND) == 40.0
@@ -380,7 +380,7 @@ def test_the_rules_decide_who_starts_when_slots_come_free() -> None:
         Order.SRTF: "j-000003",
         Order.SRSF: "j-000004",  # 60 s on one slot: 60 slot-seconds, against 2 x 50
         Order.LAS: "j-000002",
-        Order.THEMIS: "j-000003",  # the same wait weighs more on a short one
+        Order.THEMIS: "j-000003",  # the same wait counts more for a short job
         Order.FAIR: "j-000004",
     }
     for rule, wanted in first.items():

@@ -26,12 +26,12 @@ _COSTLY: dict[str, Any] = {
 }
 
 
-def goes_on(seconds: float) -> float:
+def gang_continues(seconds: float) -> float:
     return 1.0
 
 
 def wait(age: float, slowdown: float, cost: float, mean: float = 1800.0) -> tuple[float, float] | None:
-    expected = course(fault_goes_on(age, mean), goes_on, slowdown, FOREVER)
+    expected = course(fault_goes_on(age, mean), gang_continues, slowdown, FOREVER)
     return best_wait(expected, 1 - 1 / slowdown, cost)
 
 
@@ -48,15 +48,15 @@ def test_older_and_worse_faults_lead_to_an_earlier_move() -> None:
     ages = [0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 86400.0]
     for slowdown in (1.2, 1.5, 2.0, 4.0):
         waits = [wait(age, slowdown, 300.0) is not None for age in ages]
-        assert waits == sorted(waits, reverse=True), "once it is time to go it stays so"
-        assert not waits[-1], "the wait is bounded"
+        assert waits == sorted(waits, reverse=True), "a due move stays due"
+        assert not waits[-1], "the wait is limited"
     moved = [next(age for age in ages if wait(age, slowdown, 300.0) is None) for slowdown in (1.2, 1.5, 2.0, 4.0)]
     assert moved == sorted(moved, reverse=True)
 
 
 @pytest.mark.parametrize(("cost", "about"), [(40.0, 0.0), (100.0, 60.0), (300.0, 480.0)])
 def test_the_waits_match_the_scheduler_s_page(cost: float, about: float) -> None:
-    """With a mean of half an hour and steps half as long again."""
+    """The mean is half an hour, and steps take half as long again."""
     moved = next(age for age in range(1, 4000) if wait(float(age), 1.5, cost) is None)
     assert moved == pytest.approx(about, rel=0.25, abs=2.0)
 
@@ -74,7 +74,7 @@ def test_the_chosen_wait_is_the_cheapest() -> None:
 
 
 def test_for_a_fault_of_known_duration_only_its_end_counts() -> None:
-    expected = course(known_to_go_on, goes_on, 2.0, 1000.0)
+    expected = course(known_to_go_on, gang_continues, 2.0, 1000.0)
     assert best_wait(expected, 0.5, 300.0) is None
     assert expected[-1] == (1000.0, pytest.approx(1000.0), 1.0)
 
@@ -90,7 +90,7 @@ def test_a_gang_that_is_likely_to_end_first_is_not_moved() -> None:
 
 
 def costly(**policy: Any) -> tuple[World, str]:
-    """A gang of four on n0 and n1 of four nodes, whose move costs five minutes; it has run for 100 s."""
+    """Return a gang of four on n0 and n1 of four nodes, whose move costs five minutes; it has run for 100 s."""
     world = World({f"n{i}": 2 for i in range(4)}, replace(Policy(), **policy))
     job_id = world.submit(4, 100_000.0, **_COSTLY)
     world.running()

@@ -37,14 +37,14 @@ H, S, P, Q = NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION, NodeStat
 @pytest.mark.parametrize(
     ("used", "ranks", "expected"),
     [
-        ({"a": 0, "b": 2, "c": 3}, 1, "c:3"),  # the fullest that fits: the large holes stay
+        ({"a": 0, "b": 2, "c": 3}, 1, "c:3"),  # the fullest node that fits: large holes are kept
         ({"a": 0, "b": 2, "c": 3}, 2, "b:2,3"),
         ({"a": 0, "b": 2, "c": 3}, 3, "a:0,1,2"),
-        ({"a": 0, "b": 2, "c": 3}, 5, "a:0,1,2,3 c:3"),  # two nodes, and the last rank where it fits tightest
+        ({"a": 0, "b": 2, "c": 3}, 5, "a:0,1,2,3 c:3"),  # two nodes, and the last rank on the tightest one
         ({"a": 0, "b": 2, "c": 3}, 6, "a:0,1,2,3 b:2,3"),
         ({"a": 0, "b": 2, "c": 3}, 7, "a:0,1,2,3 b:2,3 c:3"),
         ({"a": 0, "b": 2, "c": 3}, 8, None),
-        ({"a": 1, "b": 1, "c": 1}, 3, "a:1,2,3"),  # ties go by name
+        ({"a": 1, "b": 1, "c": 1}, 3, "a:1,2,3"),  # ties are broken by name
     ],
 )
 def test_fewest_nodes_then_the_tightest_fit(used: dict[str, int], ranks: int, expected: str | None) -> None:
@@ -71,7 +71,7 @@ def test_a_node_on_probation_takes_only_single_node_gangs() -> None:
     assert where(place(Plan(cluster), job(4)) or ()) == "a:0,1,2,3"
     assert where(place(Plan(cluster), job(2)) or ()) == "b:0,1", "healthy first"
     assert place(Plan(cluster), job(5)) is None
-    assert where(place(Plan(nodes(a=(2, P), b=(2, S))), job(2)) or ()) == "a:0,1", "probation before suspicion"
+    assert where(place(Plan(nodes(a=(2, P), b=(2, S))), job(2)) or ()) == "a:0,1", "probation before suspect"
 
 
 def test_unavailable_nodes_take_nothing() -> None:
@@ -104,13 +104,13 @@ def test_excluded_and_pinned_nodes() -> None:
         (1, (), "nowhere", False),
     ],
 )
-def test_what_an_empty_cluster_could_hold(
+def test_the_capacity_of_an_empty_cluster(
     ranks: int, excluded: tuple[str, ...], pinned: str | None, holds: bool
 ) -> None:
     cluster = {node.name: node for node in nodes(a=(4, H), b=(2, S), p=(5, P), q=(9, Q))}
     wanted = job(ranks, excluded, pinned_node=pinned)
     assert Capacity(cluster).could_hold(wanted) is holds
-    assert (place(Plan(cluster.values()), wanted) is not None) is holds, "and an empty plan agrees"
+    assert (place(Plan(cluster.values()), wanted) is not None) is holds, "an empty plan gives the same"
 
 
 # --- reservation and backfill ----------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_the_reservation_is_at_the_earliest_instant_that_frees_a_valid_place() -
     assert alone is not None
     assert (alone.from_ns, where(alone.slots)) == (5 * SECOND, "p:0,1")
     assert reserve(plan, ends, job(5), 0) is None
-    assert plan.free_on("a") == 0 and plan.checkpoint() == 0, "the plan is as it was"
+    assert plan.free_on("a") == 0 and plan.checkpoint() == 0, "the plan is unchanged"
 
 
 def test_a_reservation_is_not_before_the_job_s_next_try() -> None:
@@ -143,7 +143,10 @@ def test_a_reservation_is_not_before_the_job_s_next_try() -> None:
 
 
 def test_short_jobs_may_use_reserved_slots_and_long_ones_only_others() -> None:
-    """Three nodes of two slots, two held for 100 s; five are reserved for the head then, so one slot is not."""
+    """Three nodes of two slots, two held for 100 s.
+
+    Five slots are reserved for the head then, so one slot is not.
+    """
     world = World({"a": 2, "b": 2, "c": 2})
     world.submit(2, time_limit_seconds=100.0)
     head = world.submit(5, time_limit_seconds=100.0)
@@ -173,19 +176,19 @@ def test_short_jobs_may_use_reserved_slots_and_long_ones_only_others() -> None:
         ((1, 50.0), (1, 500.0), (3, 50.0), (1, 500.0), (1, 50.0)),
     ],
 )
-def test_jobs_that_come_in_one_cycle_never_share_a_slot(jobs: tuple[tuple[int, float], ...]) -> None:
-    """Long jobs beside the reservation and short ones on it take from the same free slots, in one pass."""
+def test_jobs_submitted_in_one_cycle_never_share_a_slot(jobs: tuple[tuple[int, float], ...]) -> None:
+    """Long jobs next to the reservation and short ones on it take from the same free slots, in one pass."""
     world = World({"a": 4, "b": 4})
     world.submit(3, time_limit_seconds=100.0)
     world.submit(6, time_limit_seconds=100.0)
-    world.cycle(  # the world checks that no slot is given out twice
+    world.cycle(  # the world checks that no slot is assigned twice
         *(Submitted(f"j{n}", JobSpec("j", ("t",), r, time_limit_seconds=s)) for n, (r, s) in enumerate(jobs))
     )
     started = [rank.slot for job in world.state.jobs.values() for rank in job.ranks]
     assert len(started) == len(set(started)) >= 7
 
 
-def test_the_queue_is_first_come_first_served_behind_gangs_on_the_move() -> None:
+def test_the_queue_is_first_come_first_served_after_moving_gangs() -> None:
     state = State()
     for name, submitted_ns, claim in (("b", 5, []), ("a", 5, []), ("late", 9, [Slot("n", 0)]), ("c", 1, [])):
         state.jobs[name] = Job(name, JobSpec(name, ("x",), 1), JobState.PENDING, submitted_ns, claim=claim)
@@ -200,7 +203,7 @@ def test_the_queue_is_first_come_first_served_behind_gangs_on_the_move() -> None
         (1.1, 9000.0, math.inf, 900.0),  # 15 minutes lost after 2.5 hours at 1.10: the worked example of the notes
         (2.0, 100.0, 1000.0, 100.0),
         (2.0, 5000.0, 1000.0, 500.0),  # a fault of 1000 s at half speed costs 500 s
-        (math.inf, 100.0, 60.0, 60.0),  # a stopped rank costs as long as it is stopped, and no more
+        (math.inf, 100.0, 60.0, 60.0),  # a stopped rank costs exactly the time of the stop
         (1.0, 100.0, 60.0, 0.0),
         (0.9, 100.0, 60.0, 0.0),
         (2.0, 0.0, 60.0, 0.0),

@@ -1,4 +1,4 @@
-"""Where gangs lie: islands, racks, types, levels, slices; who is wanted for what place."""
+"""Placement in domains: islands, racks, node types, levels and slices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def job(ranks: int, **spec: Any) -> Job:
 
 
 def cluster(racks: int, nodes: int, slots: int, **fields: Any) -> list[Node]:
-    """Nodes 'r0-0', 'r0-1', ... in racks 'r0', ..."""
+    """Return nodes 'r0-0', 'r0-1', ... in racks 'r0', ..."""
     return [Node(f"r{r}-{n}", slots, rack=f"r{r}", **fields) for r in range(racks) for n in range(nodes)]
 
 
@@ -46,7 +46,7 @@ def test_a_gang_gets_the_rack_with_the_tightest_fit() -> None:
     assert racks_of(place(Plan(cluster(3, 3, 4), busy), job(9))) == {"r0": 9}
 
 
-def test_of_equal_nodes_the_one_in_the_fullest_rack_is_taken() -> None:
+def test_among_equal_nodes_one_in_the_fullest_rack_is_taken() -> None:
     busy = [Slot("r2-0", slot) for slot in range(4)]
     assert where(place(Plan(cluster(3, 2, 4), busy), job(1)) or ()) == "r2-1:0"
 
@@ -54,7 +54,8 @@ def test_of_equal_nodes_the_one_in_the_fullest_rack_is_taken() -> None:
 def test_a_gang_larger_than_a_rack_is_cut_into_equal_slices_of_whole_nodes() -> None:
     assert racks_of(place(Plan(cluster(4, 4, 4)), job(24))) == {"r0": 12, "r1": 12}
     busy = [Slot("r0-0", slot) for slot in range(4)] + [Slot("r1-0", slot) for slot in range(4)]
-    # 12 + 12 + 16 + 16 are free: 28 fit into the two large ones, 16 and 12, since 14 would cut a node in two.
+    # 12 + 12 + 16 + 16 slots are free. 28 ranks fit into the two large racks as 16 and 12, because 14 would split a
+    # node.
     assert racks_of(place(Plan(cluster(4, 4, 4), busy), job(28))) == {"r2": 16, "r3": 12}
 
 
@@ -64,17 +65,17 @@ def test_ranks_follow_the_order_of_the_network() -> None:
     assert list(slots) == sorted(slots)
 
 
-def test_a_required_level_is_kept_or_the_job_waits() -> None:
+def test_a_required_level_is_met_or_the_job_waits() -> None:
     nodes = cluster(2, 2, 4)
     assert place(Plan(nodes), job(9)) is not None
     assert place(Plan(nodes), job(9, required_level=Level.RACK)) is None
     assert racks_of(place(Plan(nodes), job(8, required_level=Level.RACK))) == {"r0": 8}
     assert place(Plan(nodes), job(5, required_level=Level.NODE)) is None
     flat = [Node("a", 4), Node("b", 4)]
-    assert place(Plan(flat), job(5, required_level=Level.RACK)) is None, "what is not known is not taken for granted"
+    assert place(Plan(flat), job(5, required_level=Level.RACK)) is None, "an unknown level does not count as met"
 
 
-def test_islands_inside_of_a_node_and_wider_than_one() -> None:
+def test_islands_within_a_node_and_across_nodes() -> None:
     inside = [Node("a", 8, island_slots=4)]
     busy = [Slot("a", 0), Slot("a", 4)]
     assert where(place(Plan(inside, busy), job(3)) or ()) == "a:1,2,3"
@@ -111,7 +112,7 @@ def test_groups_follow_the_order_of_ranks_and_keep_to_one_node_if_required() -> 
     nowhere = (Group("a", 3, same_node=True), Group("b", 3, same_node=True))
     plan = Plan([Node("x", 3), Node("y", 2), Node("z", 2)])
     assert place(plan, job(6, groups=nowhere)) is None
-    assert [plan.free_on(name) for name in "xyz"] == [3, 2, 2], "and nothing is taken"
+    assert [plan.free_on(name) for name in "xyz"] == [3, 2, 2], "and no slot is taken"
 
 
 def test_an_elastic_gang_gets_as_many_ranks_as_fit_from_its_minimum_on() -> None:
@@ -194,7 +195,7 @@ def test_the_fewest_nodes_are_used_in_an_empty_cluster(ranks: int) -> None:
 
 
 def test_the_fastest_free_type_is_used_and_scales_the_estimate() -> None:
-    """By the policy's matrix for its workload, and by the job's own word, which goes before it."""
+    """The speed comes from the policy's matrix for the workload, or from the job's own value, which has precedence."""
     matrix = {"bert": {"A100": 1.0, "V100": 0.5}}
     state = State(policy=Policy(estimates=Estimates.EXACT, throughput=matrix))
     nodes = [NodeSeen("n0", 2, gpu_type="V100"), NodeSeen("n1", 2, gpu_type="A100")]

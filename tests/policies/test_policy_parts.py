@@ -93,7 +93,7 @@ def test_the_reason_names_the_restart_command_only_if_an_operator_may_decide() -
     assert hang_restart.stalled_seconds(verdict, NOW_NS - 100 * SECOND) == 0.0
 
 
-# --- stopping and starting -------------------------------------------------------------------------------------------
+# --- stops and starts ------------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_stop_counts_from_the_first_request() -> None:
@@ -123,8 +123,8 @@ def test_a_repeated_stop_counts_from_the_first_request() -> None:
         (StopReason.MIGRATE, JobState.RUNNING, True),
         (StopReason.RESIZE, JobState.RUNNING, True),
         (StopReason.PREEMPT, JobState.RUNNING, True),
-        (StopReason.PREEMPT, JobState.STARTING, False),  # what has not begun has nothing to save
-        (StopReason.CANCEL, JobState.RUNNING, False),  # what does not go on needs no checkpoint
+        (StopReason.PREEMPT, JobState.STARTING, False),  # a job that has not begun has nothing to save
+        (StopReason.CANCEL, JobState.RUNNING, False),  # a job that does not continue needs no checkpoint
         (StopReason.RANK_FAILED, JobState.RUNNING, False),
     ],
 )
@@ -155,10 +155,10 @@ def test_gangs_that_resume_are_saved_and_only_cancellations_pass_a_freeze(
     assert (action.checkpoint_command, action.checkpoint_timeout_seconds) == wanted
     assert ("save within 7.0 s, then SIGTERM" in turn.entries[-1].text) is saves
     stopping.ask_for_stops(turn, ledger)
-    assert len(turn.actions) == 1, "once is enough"
+    assert len(turn.actions) == 1, "one stop is enough"
 
 
-def test_a_start_says_how_long_the_job_has_waited_and_the_first_start_is_kept() -> None:
+def test_a_start_reports_the_wait_of_the_job_and_the_first_start_is_kept() -> None:
     world = World({"n0": 2})
     full = world.submit(2, 50.0)
     world.running()
@@ -192,7 +192,7 @@ def decision(**fields: Any) -> Decision:
     return Decision(**(usual | fields))
 
 
-def test_a_move_that_was_not_made_is_scored_by_what_the_fault_cost_from_then_on() -> None:
+def test_a_move_not_made_is_scored_by_the_later_cost_of_the_fault() -> None:
     mine, other, applied = decision(), decision(verdict_id="w"), decision(applied=True)
     scored_before = decision(outcome_seconds=1.0)
     turn = scored(World({"n0": 2}), mine, other, applied, scored_before)
@@ -234,7 +234,7 @@ def appointed(nodes: int, policy: Policy, racks: int = 1) -> set[str]:
         (4, 0, set()),
         (4, 1, {"n3"}),
         (4, 2, {"n2", "n3"}),
-        (4, 9, {"n1", "n2", "n3"}),  # one is left to work on
+        (4, 9, {"n1", "n2", "n3"}),  # one is left for jobs
         (1, 1, set()),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_known_failure_rate_determines_the_number_of_spares() -> None:
     assert spares.count(policy, 100) == 5
     assert spares.count(changed(policy, spare_risk_fraction=0.01), 100) == 6
     assert spares.count(changed(policy, spare_nodes=8), 100) == 8, "the larger counts"
-    assert spares.count(changed(policy, spare_failures_per_day=1000.0), 3) == 3, "no more than there are"
+    assert spares.count(changed(policy, spare_failures_per_day=1000.0), 3) == 3, "at most the existing nodes"
     assert spares.count(changed(policy, spare_failures_per_day=0.0), 100) == 0
 
 
@@ -276,7 +276,7 @@ def test_a_gang_crosses_the_uplinks_of_domains_with_part_of_its_nodes() -> None:
     plan = two_racks()
 
     def names(*nodes: str) -> int:
-        """How many."""
+        """Return their number."""
         return len(uplink_loss.crossed(plan, [Slot(name, 0) for name in nodes]))
 
     assert names("n0") == names("n0", "n0") == 0
@@ -300,13 +300,13 @@ def test_an_uplink_costs_the_slowdown_of_its_worst_active_verdict() -> None:
 
     assert costs(("a", "b", 1.5), ("b", "a", 1.25)) == {0.5}
     assert costs(("b", "a", 1.25), ("a", "b", 1.5)) == {0.5}
-    assert costs(("a", "", 1.5)) == set(), "about a node, not about another gang"
+    assert costs(("a", "", 1.5)) == set(), "a verdict about a node, not about another gang"
     assert costs(("a", "gone", 1.5)) == set()
     b.state = JobState.COMPLETED
     assert costs(("a", "b", 1.5)) == set()
 
 
-def test_domains_whose_worst_uplink_costs_least_are_taken_where_they_hold_the_gang() -> None:
+def test_domains_whose_worst_uplink_costs_least_are_taken_if_they_hold_the_gang() -> None:
     plan = two_racks()
     plan.uplink_slowdown = 0.1
     holes = [(2, 0), (2, 1), (2, 2)]
@@ -318,7 +318,7 @@ def test_domains_whose_worst_uplink_costs_least_are_taken_where_they_hold_the_ga
     assert uplink_loss.least_burdened(plan, holes, 7) == holes, "together they do not hold it either"
 
 
-# --- the line --------------------------------------------------------------------------------------------------------
+# --- the queue -------------------------------------------------------------------------------------------------------
 
 
 def test_the_queue_is_ordered_and_removal_is_complete() -> None:
@@ -332,7 +332,7 @@ def test_the_queue_is_ordered_and_removal_is_complete() -> None:
     assert [key[-1] for key in line.order] == ["a", "b", "c", "d"]
     assert len(line) == 4 and "a" in line and "e" not in line and line.needs_level()
     kind_of = {name: line.places[name].kind for name in jobs}
-    assert kind_of["a"] is kind_of["c"] is not kind_of["b"], "of one shape they are placed all or none"
+    assert kind_of["a"] is kind_of["c"] is not kind_of["b"], "jobs of one shape are placed all or none"
     assert (kind_of["a"].ranks, kind_of["b"].ranks) == (4, 2)
     assert line.places["a"].bucket != line.places["c"].bucket
     line.remove("d")
@@ -369,8 +369,8 @@ def test_a_limit_of_a_queue_or_of_any_above_it_binds() -> None:
     )
     shares = Shares(Policy(queues=queues))
     assert shares.limited and not Shares(Policy(queues=(Queue("free", quota=3),))).limited
-    assert shares.chain("low") == ("low", "mid", "top") and shares.chain("unheard of") == ()
-    assert [shares.left(name) for name in ("low", "mid", "top", "free", "unheard of")] == [4, 6, 10, None, None]
+    assert shares.chain("low") == ("low", "mid", "top") and shares.chain("no such id") == ()
+    assert [shares.left(name) for name in ("low", "mid", "top", "free", "no such id")] == [4, 6, 10, None, None]
     shares.use("low", 3)
     assert shares.held == {"top": 3, "mid": 3, "low": 3, "free": 0}
     assert [shares.left(name) for name in ("low", "mid", "top")] == [1, 3, 7]
@@ -401,7 +401,7 @@ def test_the_usage_of_queues_decays_with_the_half_life() -> None:
     assert state.queue_turns == {"c": 0, "a": 1, "b": 2}, "300 for a weight of 2 is more than 100"
     shares.use("c", 1)
     shares.rank_queues(state, NOW_NS + 200 * SECOND)
-    assert state.queue_turns["c"] == 2, "at its quota it borrows what it takes next"
+    assert state.queue_turns["c"] == 2, "at its quota, further slots are borrowed"
 
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
@@ -430,14 +430,17 @@ def test_the_metrics_show_why_gangs_wait_and_when_running_ones_end() -> None:
     assert not [name for name, _, _ in queue_metrics(world.state) if name == "gangwatch_gang_seconds_left"]
 
 
-# --- when elastic gangs are weighed again ----------------------------------------------------------------------------
+# --- evaluations of elastic gangs ------------------------------------------------------------------------------------
 
 _ELASTIC: dict[str, Any] = {"restartable": True, "min_ranks": 2, "max_ranks": 8, "time_limit_seconds": 5000.0}
 
 
 def elastic_world(policy: Policy, *, waiting: bool, **spec: Any) -> World:
-    """Eight slots; an elastic gang that has all four that it may have, another with two, and two slots that idle or,
-    where somebody waits for four, do not help him."""
+    """Return a cluster of eight slots with two elastic gangs.
+
+    One has its maximum of four slots; the other has two. Two slots are idle or, if a job waits for four, do not help
+    it.
+    """
     world = World({"n0": 8}, changed(policy, migration_cooldown_seconds=0.0))
     world.submit(4, 5000.0, **(_ELASTIC | {"max_ranks": 4} | spec))
     world.submit(2, 5000.0, **(_ELASTIC | {"max_ranks": 2 if waiting else 8} | spec))
@@ -454,9 +457,9 @@ def weighed_again(world: World) -> bool:
 def test_growth_is_evaluated_again_while_an_elastic_gang_could_use_idle_slots() -> None:
     world = World({"n0": 8})
     world.submit(4, 5000.0, **(_ELASTIC | {"max_ranks": 4}))
-    assert not weighed_again(world), "it starts, and no one runs"
+    assert not weighed_again(world), "it starts, and no gang runs"
     world.running()
-    assert not weighed_again(world), "it has all that it may have"
+    assert not weighed_again(world), "it has its maximum"
     jobs = world.state.jobs
     other = world.submit(2, 5000.0, **(_ELASTIC | {"max_ranks": 2}))
     world.running()
@@ -483,10 +486,10 @@ def test_a_full_cluster_has_nothing_to_grow_into() -> None:
 @pytest.mark.parametrize(
     ("policy", "spec", "again"),
     [
-        (Policy(), {}, False),  # a wait that is known only gets shorter
-        (Policy(), {"checkpoint_interval_seconds": 60.0}, True),  # what was not saved grows
-        (Policy(estimates=Estimates.HISTORY), {}, True),  # a wait that is guessed grows
-        (Policy(estimates=Estimates.HISTORY), {"min_ranks": 8}, False),  # there is nothing to give
+        (Policy(), {}, False),  # a known wait only becomes shorter
+        (Policy(), {"checkpoint_interval_seconds": 60.0}, True),  # unsaved work grows
+        (Policy(estimates=Estimates.HISTORY), {}, True),  # an estimated wait grows
+        (Policy(estimates=Estimates.HISTORY), {"min_ranks": 8}, False),  # no gang can shrink
     ],
 )
 def test_a_wait_is_evaluated_again_only_if_its_terms_grow(policy: Policy, spec: dict[str, Any], again: bool) -> None:
@@ -553,7 +556,7 @@ _RECLAIMING = Policy(
     order=Order.FAIR,
     estimates=Estimates.LIMIT,
     preempt=True,
-    preempt_gain=1e9,  # so that nothing but a quota stops anybody
+    preempt_gain=1e9,  # so that only a quota causes stops
     queues=(Queue("owner", quota=8), Queue("guest", quota=0), Queue("other")),
 )
 
@@ -589,7 +592,7 @@ def test_a_queue_reclaims_for_one_gang_after_the_other() -> None:
     world = guests(2, 2, 2, 2)
     events = [Submitted(name, job_of(name, ranks=2, queue="owner", time_limit_seconds=100.0).spec) for name in "ab"]
     world.cycle(*events)
-    assert len(stopped(world)) == 1, "what the first takes changes what is left of the quota"
+    assert len(stopped(world)) == 1, "the slots of the first change the rest of the quota"
     world.cycle(NodeSeen("n2", 1))
     assert len(stopped(world)) == 2
 
@@ -601,7 +604,7 @@ def test_nothing_is_reclaimed_for_a_gang_that_fits_anyway() -> None:
     assert stopped(world) == [] and not [entry for entry in world.entries if entry.kind == "reclaim"]
 
 
-def test_a_queue_gets_back_what_it_lacks_and_no_more() -> None:
+def test_a_queue_gets_back_only_the_slots_it_lacks() -> None:
     world = guests(2, 2, 2, 2)
     owned(world, 4)
     assert len(stopped(world)) == 2
@@ -618,10 +621,10 @@ def test_gangs_with_the_least_loss_are_stopped_first_and_the_owner_s_never() -> 
     assert stopped(world) == [cheap]
     owned(world, 4)
     assert {world.state.jobs[job_id].stop_reason for job_id in (own, bound)} == {None}
-    assert world.state.jobs[dear].stop_reason is None, "with it there would still be too little"
+    assert world.state.jobs[dear].stop_reason is None, "even with it there would be too little"
 
 
-def test_a_gang_that_holds_a_part_of_its_own_quota_is_stopped_last_however_little_it_loses() -> None:
+def test_a_gang_with_slots_of_its_own_quota_is_stopped_last_at_any_loss() -> None:
     quotas = (Queue("owner", quota=8), Queue("guest", quota=5))
     world = guests(policy=changed(_RECLAIMING, queues=quotas))
     straddles = world.submit(5, 86400.0, **(_GUEST | {"restart_cost_seconds": 0.0}))
@@ -633,10 +636,10 @@ def test_a_gang_that_holds_a_part_of_its_own_quota_is_stopped_last_however_littl
     straddles = world.submit(8, 86400.0, **_GUEST)
     world.running()
     owned(world, 2)
-    assert stopped(world) == [straddles], "there is no other"
+    assert stopped(world) == [straddles], "there is no other gang"
 
 
-def test_a_gang_whose_slots_do_not_help_goes_on_though_it_would_lose_least() -> None:
+def test_a_gang_whose_slots_do_not_help_continues_even_with_the_least_loss() -> None:
     """A job needs four slots of one node; the cheapest gang shares its node with one that is not preemptible."""
     world = guests()
     bound = world.submit(2, 86400.0, **(_GUEST | {"preemptible": False}))
@@ -665,7 +668,7 @@ def test_a_job_in_its_retry_pause_preempts_no_gang() -> None:
     assert stopped(world) == []
     world.now_ns += 10 * SECOND
     world.cycle(NodeSeen("n2", 1))
-    assert len(stopped(world)) == 1, "at the very instant"
+    assert len(stopped(world)) == 1, "exactly at the end of the pause"
 
 
 # --- preemption by order ---------------------------------------------------------------------------------------------
@@ -762,7 +765,7 @@ def test_the_next_member_of_an_array_is_explained() -> None:
     assert explained.why.startswith(f"an array: 1 completed, 1 running, 1 starting, 1 pending; the next, {array}.3: ")
 
 
-# --- wishes ----------------------------------------------------------------------------------------------------------
+# --- user requests ---------------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_submission_is_ignored() -> None:
@@ -807,12 +810,12 @@ def test_a_command_without_effect_is_not_logged_and_a_removal_is_always_done() -
     assert commanded(NodeCommand.RELEASE) == 0, "it is healthy"
     assert (commanded(NodeCommand.QUARANTINE), commanded(NodeCommand.QUARANTINE)) == (1, 0)
     world.state.nodes["n0"].until_ns = world.now_ns + 900 * SECOND
-    assert commanded(NodeCommand.QUARANTINE) == 1, "it was to end by itself"
+    assert commanded(NodeCommand.QUARANTINE) == 1, "its quarantine would have expired"
     assert (commanded(NodeCommand.MAINTENANCE), commanded(NodeCommand.MAINTENANCE)) == (1, 0)
     assert (commanded(NodeCommand.MAINTENANCE, True), commanded(NodeCommand.MAINTENANCE, True)) == (1, 0)
     assert commanded(NodeCommand.RELEASE) == 1
     world.state.nodes["n0"].backoff = 2
-    assert commanded(NodeCommand.RELEASE) == 1, "its backoff is forgotten"
+    assert commanded(NodeCommand.RELEASE) == 1, "its backoff is cleared"
     commanded(NodeCommand.MAINTENANCE)
     node = world.state.nodes["n0"]
     node.present = False
@@ -846,8 +849,8 @@ def test_a_judgement_is_logged_once_even_for_a_past_verdict() -> None:
     assert verdict.verdict_id not in world.state.verdicts
     world.cycle(VerdictJudged(verdict.verdict_id, True, "bob"))
     assert any("was confirmed by bob" in entry.text for entry in world.entries)
-    world.cycle(VerdictJudged("unheard of", True, "bob"))
-    assert world.state.judged["unheard of"]
+    world.cycle(VerdictJudged("no such id", True, "bob"))
+    assert world.state.judged["no such id"]
 
 
 # --- dependencies and drains -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Preemption passes keep to what queues may hold: nobody is passed over or stopped for one whose queue is full."""
+"""Preemption passes respect queue limits: jobs of a full queue neither preempt gangs nor delay other jobs."""
 
 from __future__ import annotations
 

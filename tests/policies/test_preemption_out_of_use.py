@@ -1,4 +1,4 @@
-"""Preemption passes count slots of nodes in use alone."""
+"""Preemption passes count only slots of nodes in use."""
 
 from __future__ import annotations
 

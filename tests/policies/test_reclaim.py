@@ -18,14 +18,14 @@ _POLICY = Policy(
     order=Order.FAIR,
     estimates=Estimates.HISTORY,
     preempt=True,
-    preempt_gain=1e9,  # so that nothing but a quota stops anybody
+    preempt_gain=1e9,  # so that only a quota causes stops
     queues=(Queue("owner", quota=4), Queue("guest", quota=2), Queue("free")),
 )
 _GUEST: dict[str, Any] = {"queue": "guest", "restartable": True, "preemptible": True, "grace_seconds": 2.0}
 
 
 def full(policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str]]:
-    """Six slots, all held by three gangs of two of the guest's queue, which may hold two."""
+    """Return a cluster of six slots, all held by three gangs of two of the guest's queue, which may hold two."""
     world = World({"n0": 2, "n1": 2, "n2": 2}, policy)
     guests = [world.submit(2, 1000.0, **(_GUEST | spec)) for _ in range(3)]
     world.running()
@@ -47,17 +47,19 @@ def test_a_queue_below_its_quota_gets_borrowed_slots_back() -> None:
     assert "queue owner is below its quota" in text and victim in text
 
 
-def test_no_queue_is_taken_below_its_quota() -> None:
+def test_no_queue_is_reduced_below_its_quota() -> None:
     world, _ = full()
     world.submit(4, 100.0, queue="owner")
     assert len(stopped(world)) == 2, "four of the six are borrowed"
     world, _ = full(replace(_POLICY, queues=(Queue("owner", quota=6), Queue("guest", quota=2))))
     world.submit(6, 100.0, queue="owner")
-    assert not stopped(world), "two of the six are the guest's own, so room for six can not be made"
+    assert not stopped(world), "two of the six are in the guest's quota, so six slots cannot be freed"
 
 
 def straddling(*sizes: int, policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str]]:
-    """Sixteen slots, held by gangs of the guest's queue; owner and guest have a quota of eight each."""
+    """Return a cluster of sixteen slots, held by gangs of the guest's queue; owner and guest have a quota of eight
+    each.
+    """
     queues = (Queue("owner", quota=8), Queue("guest", quota=8))
     world = World({f"n{i}": 4 for i in range(4)}, replace(policy, queues=queues))
     guests = [world.submit(ranks, 1000.0, **(_GUEST | spec)) for ranks in sizes]
@@ -69,12 +71,12 @@ def straddling(*sizes: int, policy: Policy = _POLICY, **spec: Any) -> tuple[Worl
     ("sizes", "victims"),
     [
         ((16,), {0}),
-        ((12, 4), {0}),  # the four alone make no room, and are left alone
+        ((12, 4), {0}),  # the gangs of four alone free too little, and continue
         ((10,), {0}),
         ((10, 6), {0}),
-        ((4, 4, 8), {0, 1}),  # borrowed as a whole, so the eight of the quota stay
+        ((4, 4, 8), {0, 1}),  # completely borrowed, so the eight of the quota stay
         ((4, 4, 4, 4), {0, 1}),
-        ((9, 1, 1, 1, 1, 1, 1, 1), {0}),  # ones alone do not make room for eight
+        ((9, 1, 1, 1, 1, 1, 1, 1), {0}),  # gangs of one alone do not free eight slots
     ],
 )
 def test_a_gang_with_quota_and_borrowed_slots_is_stopped_last(sizes: tuple[int, ...], victims: set[int]) -> None:
@@ -122,7 +124,7 @@ def test_a_job_beyond_the_quota_blocks_no_other_of_its_queue() -> None:
         ("guest", {}),
     ],
 )
-def test_nothing_is_reclaimed_without_a_quota_or_from_those_that_may_not_be_stopped(
+def test_nothing_is_reclaimed_without_a_quota_or_from_gangs_that_are_not_preemptible(
     queue: str, spec: dict[str, Any]
 ) -> None:
     world, _ = full(**spec)
@@ -141,7 +143,7 @@ def test_reserved_slots_are_used_only_after_the_gangs_on_them_have_ended() -> No
     waiting = world.submit(8, 100.0, queue="owner")
     (victim,) = stopped(world)
     world.alive[victim, 1].ends_ns = world.now_ns + 1000 * SECOND
-    other = world.submit(2, 100.0, queue="guest")  # something happens, so every decision is evaluated again
+    other = world.submit(2, 100.0, queue="guest")  # an event, so that every decision is evaluated again
     world.cycle(CancelRequested(other))
     assert world.state.jobs[waiting].claim and world.job_state(waiting) is JobState.PENDING
     world.end(victim, 75, signalled=True)
@@ -180,5 +182,5 @@ def test_pending_jobs_follow_the_order_of_their_queues() -> None:
 
     assert waiting() == ["a", "b"]
     for _ in range(4):
-        world.advance(900.0)  # the world holds the line against what a new controller would have
+        world.advance(900.0)  # the world compares the queue with that of a new controller
     assert waiting() == ["b", "a"]

@@ -69,7 +69,7 @@ def test_an_elastic_gang_soon_after_a_wait_starts_with_its_requested_ranks() -> 
 
 
 def two_gangs(policy: Policy = _POLICY, **spec: Any) -> tuple[World, str, str]:
-    """Eight slots: a gang of four, and an elastic one that could have only four; all is full."""
+    """Return eight slots, all in use: a gang of four, and an elastic one that got only four."""
     world = World({"n0": 4, "n1": 4}, policy)
     other = world.submit(4, 200.0, time_limit_seconds=200.0)
     elastic = world.submit(4, 10_000.0, **(_ELASTIC | spec))
@@ -84,7 +84,7 @@ def test_an_elastic_gang_grows_into_idle_slots() -> None:
     world.end(other, 0)
     job = world.state.jobs[elastic]
     assert (job.state, job.stop_reason) == (JobState.STOPPING, StopReason.RESIZE)
-    assert len(job.claim) == 8, "the slots are kept until it restarts"
+    assert len(job.claim) == 8, "the slots are reserved until it restarts"
     start = restart(world, elastic)
     assert (len(start.placement), start.spec.ranks) == (8, 8)
     assert kinds(world, elastic, "grow", "started", "pending", "running") == [
@@ -103,12 +103,12 @@ def test_an_elastic_gang_grows_into_idle_slots() -> None:
     "changes",
     [
         {"restartable": False},
-        {"restart_cost_seconds": 600.0},  # of 950 s that are left, half would be saved
+        {"restart_cost_seconds": 600.0},  # half of the remaining 950 s would be saved
         {"max_ranks": 4},
         {"min_run_seconds": 100.0},
     ],
 )
-def test_a_gang_does_not_grow_where_it_may_not_or_gains_less_than_it_pays(changes: dict[str, Any]) -> None:
+def test_a_gang_does_not_grow_if_it_may_not_or_gains_less_than_it_pays(changes: dict[str, Any]) -> None:
     world, elastic, other = two_gangs(**changes)
     world.advance(50.0)
     world.end(other, 0)
@@ -126,7 +126,7 @@ def test_a_gang_grows_after_its_cooldown_without_an_event() -> None:
 
 
 def test_a_gang_grows_only_after_an_idle_period_worth_a_restart() -> None:
-    """4 s to save and 6 s to restart, from 4 to 8 ranks: it pays if the slots lie idle for 1.2 x 10 x 8 / 4 = 24 s."""
+    """4 s to save and 6 s to restart, from 4 to 8 ranks: it pays if the slots are idle for 1.2 x 10 x 8 / 4 = 24 s."""
     world, elastic, other = two_gangs(replace(_POLICY, start_timeout_seconds=0.0))
     waiting = world.submit(4, 20.0, time_limit_seconds=20.0)
     world.running()
@@ -136,7 +136,7 @@ def test_a_gang_grows_only_after_an_idle_period_worth_a_restart() -> None:
     world.running()
     world.advance(20.0)
     assert world.job_state(waiting) is JobState.COMPLETED
-    assert world.state.jobs[elastic].stop_reason is None, "somebody waited 20 s ago"
+    assert world.state.jobs[elastic].stop_reason is None, "a job waited 20 s ago"
     grows_ns = world.started[waiting] + 24 * SECOND
     while world.state.jobs[elastic].stop_reason is None:
         wake_ns = cycle.next_wake_ns(world.state, world.now_ns)
@@ -162,10 +162,10 @@ def test_a_gang_does_not_grow_beyond_its_queue_s_limit() -> None:
     world.end(other, 0)
     assert len(world.state.jobs[elastic].claim) == 6
     late = world.submit(1, 50.0, queue="q", time_limit_seconds=50.0)
-    assert world.job_state(late) is JobState.PENDING, "what the larger gang will hold counts already"
+    assert world.job_state(late) is JobState.PENDING, "the future slots of the larger gang already count"
 
 
-def test_frozen_or_observing_nothing_grows() -> None:
+def test_nothing_grows_while_frozen_or_in_observe_mode() -> None:
     world, elastic, other = two_gangs(replace(_POLICY, mode=Mode.OBSERVE))
     world.advance(50.0)
     world.end(other, 0)
@@ -251,7 +251,10 @@ def test_only_restartable_gangs_shrink_and_only_to_their_minimum() -> None:
 
 
 def fragmented(policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str], str]:
-    """Three nodes of four slots, two gangs of two on each; one ends on each of two nodes: four are free, on two."""
+    """Return three nodes of four slots, with two gangs of two on each.
+
+    One gang ends on each of two nodes: four slots are free, on two nodes.
+    """
     world = World({f"n{i}": 4 for i in range(3)}, policy)
     gangs = [world.submit(2, 1000.0, **(_MOVABLE | {"time_limit_seconds": 1000.0} | spec)) for _ in range(6)]
     world.running()
@@ -275,7 +278,7 @@ def test_a_gang_moves_so_that_another_fits_into_one_node() -> None:
     assert dict(entry.detail)["level"] == "node"
 
 
-def test_explain_says_that_slots_are_free_but_not_in_one_domain_where_nothing_may_move() -> None:
+def test_explain_says_that_no_single_domain_has_enough_free_slots() -> None:
     world, _, waiting = fragmented(restartable=False)
     explanation = cycle.explain(world.state, waiting)
     assert explanation is not None and explanation.binds == "slots"
@@ -301,7 +304,9 @@ def test_no_gang_moves_if_it_does_not_pay_or_is_not_configured(policy: Policy, s
 
 
 def test_racks_are_cleared_too_and_the_cheapest_gangs_go() -> None:
-    """Two racks of two nodes of two slots: two dear gangs in one, two cheap ones in the other; a slot free on each."""
+    """Two racks of two nodes of two slots: two costly gangs in one, two cheap ones in the other; one slot is free on
+    each node.
+    """
     world = World({f"n{i}": 2 for i in range(4)}, _POLICY, racks=2)
     gangs: dict[str, list[str]] = {"dear": [], "cheap": [], "short": []}
     for kind, cost in (("dear", 90.0), ("dear", 90.0), ("cheap", 6.0), ("cheap", 6.0)):
@@ -317,7 +322,7 @@ def test_racks_are_cleared_too_and_the_cheapest_gangs_go() -> None:
     assert len(moving) == 1 and moving[0] in gangs["cheap"]
 
 
-def test_a_gang_that_has_grown_is_moved_as_it_is() -> None:
+def test_a_gang_that_has_grown_moves_with_its_present_size() -> None:
     world = World({f"n{i}": 4 for i in range(3)}, _POLICY)
     job_id = world.submit(4, 10_000.0, **_ELASTIC)
     world.running()

@@ -1,4 +1,4 @@
-"""The scheduler's benchmark, at a small size: both sides decide about the same gangs, and the limits are said."""
+"""The scheduler's benchmark, at a small size: both schedulers decide about the same gangs, and limits are stated."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def test_a_real_slurm_decides_about_the_same_gangs() -> None:
     theirs, mine = document["beside_slurm"]["slurm"], document["beside_slurm"]["gangwatch"]
     assert theirs["gangs"] == mine["gangs"] == 40, "both have started all of them"
     assert theirs["gang_ms"] > 0 and theirs["large_gang_ms"] > 0 and theirs["limits"]
-    assert theirs["easy"]["seen"] == mine["easy"]["seen"] == 61, "the head and all behind it"
-    assert theirs["planning"]["tried"] > 10 * theirs["easy"]["tried"], "a start planned for each, not only the head"
+    assert theirs["easy"]["seen"] == mine["easy"]["seen"] == 61, "the head and all jobs behind it"
+    assert theirs["planning"]["tried"] > 10 * theirs["easy"]["tried"], (
+        "a planned start for each job, not only for the head"
+    )
 
 
-def test_without_slurm_it_says_which_package_is_missing(tmp_path: Path) -> None:
+def test_without_slurm_the_missing_package_is_named(tmp_path: Path) -> None:
     done = run(PATH=str(tmp_path), GANGWATCH_REQUIRE="")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Spares: kept for gangs that leave a bad node, lent meanwhile to those that may be stopped, returned when needed."""
+"""Spare nodes: reserved for gangs that leave a bad node, lent to preemptible gangs, and returned when needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spares(world: World) -> set[str]:
 
 
 def four(policy: Policy = _POLICY) -> World:
-    """Four nodes of two slots in one rack; n3 is the spare."""
+    """Return four nodes of two slots in one rack; n3 is the spare."""
     return World({f"n{i}": 2 for i in range(4)}, policy, racks=1)
 
 
@@ -52,7 +52,7 @@ def test_a_gang_that_leaves_a_bad_node_gets_a_free_spare() -> None:
     world.end(gang, 75)
     assert world.nodes_of(gang) == {"n1", "n2", "n3"}
     world.cycle()
-    assert not spares(world), "the bad node is the spare that is in use"
+    assert not spares(world), "the bad node replaces the spare that is in use"
 
 
 def test_a_lent_spare_is_returned_when_a_verdict_needs_it() -> None:
@@ -69,13 +69,13 @@ def test_a_lent_spare_is_returned_when_a_verdict_needs_it() -> None:
     entry = next(entry for entry in world.entries if entry.kind == "migrate")
     assert dict(entry.detail)["give back spares"] == lent
     world.end(gang, 75)
-    assert world.job_state(gang) is JobState.PENDING, "not before the borrower has gone"
+    assert world.job_state(gang) is JobState.PENDING, "not before the borrower has left"
     outcome = world.end(lent, 75)
     assert {a.job_id for a in outcome.actions if isinstance(a, StartGang)} == {gang}
     assert world.nodes_of(gang) == {"n1", "n2", "n3"}
 
 
-def test_a_borrower_s_loss_counts_in_what_the_move_costs() -> None:
+def test_a_borrower_s_loss_counts_in_the_cost_of_the_move() -> None:
     world = four()
     gang = world.submit(6, 10_000.0, **_MOVABLE, time_limit_seconds=1000.0)
     world.submit(2, 10_000.0, **(_LENT | {"restart_cost_seconds": 3000.0}))
@@ -85,7 +85,7 @@ def test_a_borrower_s_loss_counts_in_what_the_move_costs() -> None:
     assert world.state.jobs[gang].stop_reason is None
 
 
-def test_an_operator_s_maintenance_takes_from_the_spares_first() -> None:
+def test_an_operator_s_maintenance_reduces_the_spares_first() -> None:
     world = four()
     world.cycle(NodeCommanded("n0", NodeCommand.MAINTENANCE))
     world.cycle()
@@ -97,7 +97,7 @@ def test_an_operator_s_maintenance_takes_from_the_spares_first() -> None:
     assert spares(world) == {"n3"}
 
 
-def test_the_spare_that_a_moved_gang_uses_is_given_up_and_a_free_one_named() -> None:
+def test_a_spare_used_by_a_moved_gang_is_replaced_by_a_free_node() -> None:
     world = four(replace(_POLICY, spare_nodes=2))
     assert spares(world) == {"n2", "n3"}
     gang = world.submit(4, 10_000.0, **_MOVABLE, time_limit_seconds=1000.0)
@@ -110,7 +110,7 @@ def test_the_spare_that_a_moved_gang_uses_is_given_up_and_a_free_one_named() -> 
     assert len(spares(world)) == 1 and spares(world).isdisjoint(used)
 
 
-def test_every_domain_of_the_level_has_its_own() -> None:
+def test_every_domain_of_the_level_has_its_own_spares() -> None:
     world = World({f"n{i}": 2 for i in range(6)}, _POLICY, racks=2)
     assert spares(world) == {"n4", "n5"}
     world.cycle(PolicySet(replace(_POLICY, spare_level=Level.SPINE)))
@@ -121,11 +121,11 @@ def test_every_domain_of_the_level_has_its_own() -> None:
     assert not spares(world)
 
 
-def test_a_node_that_is_gone_is_replaced_by_another_spare_or_by_none() -> None:
+def test_an_absent_spare_is_replaced_by_another_node_or_by_none() -> None:
     world = four()
     world.cycle(NodeSeen("n3", 2, machine="", rack="r0", present=False))
     world.cycle()
-    assert not spares(world), "the rack has lost a node: that was the spare"
+    assert not spares(world), "the rack has lost one node: that was the spare"
 
 
 def test_the_reason_says_that_only_spares_could_hold_the_gang() -> None:
@@ -141,6 +141,8 @@ def test_the_reason_says_that_only_spares_could_hold_the_gang() -> None:
     [(32, 0.0, 0), (32, 0.01, 2), (32, 0.05, 5), (1, 0.01, 0)],
 )
 def test_the_number_of_spares_follows_from_the_failure_rate(nodes: int, rate: float, spares: int) -> None:
-    """By a table of the Poisson distribution: means 0.32, 1.6 and 0.01; at most 1 % that more are out."""
+    """Values of the Poisson distribution: means 0.32, 1.6 and 0.01; more nodes are out of use in at most 1 % of the
+    time.
+    """
     policy = Policy(spare_failures_per_day=rate, spare_repair_seconds=86400.0, spare_risk_fraction=0.01)
     assert count(policy, nodes) == spares

@@ -1,4 +1,4 @@
-"""A little of the invariants' state machine with every run; ``python -m benchmarks.invariants`` runs millions."""
+"""A few steps of the state machine of invariants; ``python -m benchmarks.invariants`` runs millions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Timeouts: a decision that becomes possible by time alone is made, though nothing else happens.
+"""Timeouts: a decision that becomes possible by time alone is made without any other event.
 
-In these tests nothing happens but time, and cycles come only when one is registered (``at_timeouts``). That no decision
-of a random world lacks its timeout is held by ``tests/cluster/state_machine.py`` (``wait``).
+In these tests only time passes, and cycles run only at registered timeouts (``at_timeouts``).
+``tests/cluster/state_machine.py`` (``wait``) checks that no decision in random worlds lacks its timeout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GUEST: dict[str, Any] = {
 
 
 def at_timeouts(world: World, seconds: float) -> float | None:
-    """Let time pass with a cycle at each registered timeout and at no other instant; when a gang is first stopped."""
+    """Let time pass with a cycle at each registered timeout only; return when a gang is first stopped."""
     began_ns = world.now_ns
     while (wake_ns := cycle.next_wake_ns(world.state, world.now_ns)) is not None:
         if wake_ns - began_ns > seconds * SECOND:
@@ -45,7 +45,7 @@ def at_timeouts(world: World, seconds: float) -> float | None:
 
 
 def borrowed(policy: Policy, *sizes: int, **spec: Any) -> World:
-    """Sixteen slots, all held by gangs of the guest's queue, whose quota is eight."""
+    """Return a cluster of sixteen slots, all held by gangs of the guest's queue, whose quota is eight."""
     world = World({f"n{i}": 4 for i in range(4)}, policy)
     for ranks in sizes:
         world.submit(ranks, 86400.0, **(_GUEST | spec))
@@ -55,9 +55,7 @@ def borrowed(policy: Policy, *sizes: int, **spec: Any) -> World:
 
 @pytest.mark.parametrize("replan_seconds", [0.0, 60.0])
 @pytest.mark.parametrize("after_seconds", [0.0, 4.0])
-def test_a_quota_is_given_back_as_soon_as_the_least_run_time_is_over(
-    replan_seconds: float, after_seconds: float
-) -> None:
+def test_a_quota_is_returned_once_the_minimum_run_time_has_passed(replan_seconds: float, after_seconds: float) -> None:
     policy = replace(FAIR_POLICY, preempt_gain=1e9, min_run_seconds=15.0, replan_seconds=replan_seconds, queues=_QUOTAS)
     world = borrowed(policy, 8, 8)
     if after_seconds:
@@ -78,7 +76,7 @@ def test_the_second_job_of_a_queue_need_not_wait_for_the_next_preemption_pass() 
 
 @pytest.mark.parametrize("estimates", [Estimates.HISTORY, Estimates.LIMIT])
 def test_an_elastic_gang_shrinks_for_a_wait_that_has_become_long_enough(estimates: Estimates) -> None:
-    """It costs 2 s of 16 ranks to shrink, with a margin of a fifth; 8 slots make up for that within 5 s of waiting."""
+    """Shrinking costs 2 s of 16 ranks, with a margin of a fifth; 8 slots make up for that within 5 s of waiting."""
     world = World({f"n{i}": 4 for i in range(4)}, replace(FAIR_POLICY, estimates=estimates))
     elastic = world.submit(
         16, 86400.0, restartable=True, grace_seconds=2.0, restart_cost_seconds=0.0, time_limit_seconds=86400.0,
@@ -104,13 +102,13 @@ def test_gangs_move_together_for_a_wait_that_has_become_long_enough() -> None:
     world.end(gangs[0], 0)
     world.end(gangs[2], 0)
     world.submit(4, 500.0, time_limit_seconds=500.0, required_level=Level.NODE)
-    assert not any(job.stop_reason for job in world.state.jobs.values()), "nobody has waited yet"
+    assert not any(job.stop_reason for job in world.state.jobs.values()), "no job has waited yet"
     moved = at_timeouts(world, 3600.0)
     assert moved is not None and moved < 10.0
 
 
 def test_a_deferred_preemption_pass_is_run_later() -> None:
-    """A short job comes 20 s after the last pass, and passes are 60 s apart: the long gang stops 40 s later."""
+    """A short job is submitted 20 s after the last pass, and passes are 60 s apart: the long gang stops 40 s later."""
     policy = Policy(order=Order.SRTF, estimates=Estimates.EXACT, preempt=True, replan_seconds=60.0)
     spec: dict[str, Any] = {"restartable": True, "preemptible": True, "grace_seconds": 2.0}
     world = World({"n0": 4}, policy)
@@ -155,16 +153,16 @@ def test_the_stop_of_a_cancelled_gang_is_repeated_while_frozen() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 1.0, 7.9, 8.0, 8.5, 9.0, 100.0, 86400.0, 1e7])
-def test_evaluations_come_every_second_and_then_whenever_an_eighth_more_has_passed(seconds: float) -> None:
+def test_evaluations_come_every_second_and_then_after_an_eighth_more_each_time(seconds: float) -> None:
     since_ns = 1_700_000_000 * SECOND
     now_ns = since_ns + round(seconds * SECOND)
     next_ns = next_evaluation_ns(since_ns, now_ns)
     assert now_ns < next_ns <= now_ns + max(SECOND, (now_ns - since_ns) // 8) + 1
     for between in (now_ns + (next_ns - now_ns) // 2, next_ns - 1):
-        assert next_evaluation_ns(since_ns, between) == next_ns, "it does not depend on when it is asked"
+        assert next_evaluation_ns(since_ns, between) == next_ns, "it does not depend on the time of the call"
 
 
-def test_the_check_of_random_worlds_notices_a_policy_without_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_random_worlds_detects_a_policy_without_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = replace(FAIR_POLICY, preempt_gain=1e9, min_run_seconds=15.0, queues=_QUOTAS)
     world = borrowed(policy, 8, 8)
     world.advance(4.0)

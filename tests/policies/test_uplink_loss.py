@@ -1,4 +1,4 @@
-"""Uplinks: gangs that must cross them take those that cost least; where nothing is known, nothing changes."""
+"""Uplinks: gangs that must cross uplinks use those of least cost; without known costs nothing changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from tests.cluster.cycle_world import World
 
 
 def three_gangs(policy: Policy) -> tuple[World, str, str]:
-    """Four racks of two nodes of two slots: one of six over two, one of three in a third; one of five comes."""
+    """Return four racks of two nodes of two slots.
+
+    A gang of six runs on two racks and one of three in a third; a gang of five is submitted.
+    """
     world = World({f"n{i}": 2 for i in range(8)}, policy, racks=4)
     wide = world.submit(6, 1000.0)
     narrow = world.submit(3, 1000.0, required_level=Level.RACK)
@@ -54,7 +57,7 @@ def test_domains_whose_worst_uplink_costs_least_are_selected() -> None:
     assert least_burdened(plan, holes, 6) == holes
     plan.congested = {holes[0][1]: 0.4}
     assert least_burdened(plan, holes, 6) == holes[1:]
-    assert least_burdened(plan, holes, 9) == holes, "where all are needed all are taken"
+    assert least_burdened(plan, holes, 9) == holes, "if all are needed, all are taken"
     plan.congested = {}
     plan.crossing, plan.uplink_slowdown = {holes[1][1]: 2, holes[2][1]: 1}, 0.1
     assert least_burdened(plan, holes, 6) == [holes[0], holes[2]]
@@ -67,7 +70,7 @@ def test_only_a_gang_in_several_domains_crosses_uplinks() -> None:
     assert [names[number] for number in crossed(plan, [Slot("n0", 0), Slot("n2", 0)])] == ["r0", "r1"]
 
 
-def test_a_verdict_of_interference_is_a_reason_to_place_others_elsewhere_while_it_stands() -> None:
+def test_an_active_interference_verdict_keeps_other_gangs_off_its_uplinks() -> None:
     world, wide, second = three_gangs(Policy())
     plan = ledger_of(world.state).plan
     verdict = world.verdict(wide, kind=Kind.INTERFERENCE, aggressor=second, resource="uplink:x", slowdown=1.5)
@@ -77,4 +80,4 @@ def test_a_verdict_of_interference_is_a_reason_to_place_others_elsewhere_while_i
     assert not plan.congested
     world.cycle(verdict)
     world.end(second, 0)
-    assert not plan.congested, "one of the two is gone"
+    assert not plan.congested, "one of the two has ended"

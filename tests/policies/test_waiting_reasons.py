@@ -236,7 +236,7 @@ def test_a_shorter_gang_takes_the_slots_of_a_longer_one_and_that_resumes_where_i
     assert job.state is not JobState.PENDING and job.attempt == 2
 
 
-def test_of_too_many_victims_the_one_with_the_largest_loss_is_spared() -> None:
+def test_among_too_many_victims_the_one_with_the_largest_loss_is_spared() -> None:
     """Five slots are needed from gangs of two, one and four: with the four, either of the others suffices."""
     policy = Policy(order=Order.FAIR, estimates=Estimates.LIMIT, preempt=True)
     world = World({"n0": 7}, policy)
@@ -278,12 +278,12 @@ def test_the_fair_order_prefers_a_new_job_to_one_past_its_usual_run_time() -> No
     world.advance(3000.0)
     new = world.submit(2, 20.0, workload="w", **_MOVABLE)
     assert _preempted(world) == [long]
-    assert world.state.jobs[new].claim, "its place is kept until the other has gone"
+    assert world.state.jobs[new].claim, "its slots are reserved until the other has stopped"
     world.end(long, 75, signalled=True)
     assert world.job_state(new) is JobState.STARTING
 
 
-# --- what jobs alike have run ----------------------------------------------------------------------------------------
+# --- run times of similar jobs ---------------------------------------------------------------------------------------
 
 
 def _learnt(*rows: tuple[str, int, float]) -> State:
@@ -307,7 +307,7 @@ def test_unused_history_is_bounded() -> None:
         runtime_history.learn(world.state, Job("a", JobSpec("a", ("x",), 1), JobState.COMPLETED, 0), float(number))
     kept = [one.seconds for one in world.state.lately]
     assert runtime_history.MOST_LATELY * 0.9 <= len(kept) <= runtime_history.MOST_LATELY
-    assert kept == [float(number) for number in range(ended - len(kept), ended)], "the newest"
+    assert kept == [float(number) for number in range(ended - len(kept), ended)], "the newest are kept"
 
 
 def test_history_weights_kinds_by_their_predictions() -> None:
@@ -336,7 +336,7 @@ def test_the_mean_remaining_time_is_cut_at_a_bound() -> None:
         "a job past a minute continues"
     )
     assert runtime_history.yet_within(spread, 100.0, 0.0) == 0.0
-    assert runtime_history.yet_within(spread, 2.0**40, 10.0) == 10.0, "of such nothing is known"
+    assert runtime_history.yet_within(spread, 2.0**40, 10.0) == 10.0, "for such a job there is no history"
     bounds = [runtime_history.yet_within(spread, 0.0, bound) for bound in (1.0, 30.0, 1000.0, 10_000.0, 1e6)]
     assert bounds == sorted(bounds)
 

@@ -1,4 +1,4 @@
-"""A job that waits beside enough free slots is never said to wait because they are not free."""
+"""The reason of a job that waits despite enough free slots does not claim that slots are missing."""
 
 from __future__ import annotations
 
