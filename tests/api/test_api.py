@@ -112,14 +112,14 @@ def test_a_foreign_origin_is_refused(site: Site, origin: str) -> None:
 
 @pytest.mark.parametrize("field", ["name", "user", "queue", "workload"])
 @pytest.mark.parametrize(
-    ("text", "said"), [("a\u202eb", "RIGHT-TO-LEFT OVERRIDE"), ("a\nb", "U+000A"), ("\x9b", "U+009B")]
+    ("text", "expected"), [("a\u202eb", "RIGHT-TO-LEFT OVERRIDE"), ("a\nb", "U+000A"), ("\x9b", "U+009B")]
 )
-def test_a_misleading_name_is_refused_with_a_reason(refusing: Site, field: str, text: str, said: str) -> None:
+def test_a_misleading_name_is_refused_with_a_reason(refusing: Site, field: str, text: str, expected: str) -> None:
     answer = refusing.ask("POST", "/api/jobs", JOB | {field: text})
     assert answer.status == 400
-    assert answer.error.startswith(f"{field} contains ") and said in answer.error
+    assert answer.error.startswith(f"{field} contains ") and expected in answer.error
     answer = refusing.ask("POST", "/api/nodes/n0/quarantine", {"reason": text})
-    assert answer.status == 400 and said in answer.error
+    assert answer.status == 400 and expected in answer.error
     assert refusing.get("/api/nodes")[0]["state"] == "healthy"
 
 

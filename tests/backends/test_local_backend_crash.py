@@ -117,8 +117,8 @@ def test_killed_before_each_system_call_of_a_start(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_killed_at_random_moments_of_a_run_and_its_stop(tmp_path: Path) -> None:
     chance = random.Random(2)  # seed of the moments; their effect differs from run to run
-    for turn in range(30):
-        folder, count = tmp_path / f"state-{turn}", tmp_path / f"count-{turn}"
+    for run in range(30):
+        folder, count = tmp_path / f"state-{run}", tmp_path / f"count-{run}"
         process = controller(folder, count, 0, "; exec sleep 300")
         time.sleep(chance.uniform(0.0, 0.2))
         process.kill()

@@ -18,8 +18,8 @@ PROGRAM = [sys.executable, "-I", "-S", str(Path(slot_probe.__file__))]
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    said, _ = process.communicate(timeout=100)
-    document: dict[str, Any] = json.loads(said)
+    output, _ = process.communicate(timeout=100)
+    document: dict[str, Any] = json.loads(output)
     assert process.returncode == (0 if document["passed"] else 1)
     return document
 

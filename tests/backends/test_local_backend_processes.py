@@ -153,5 +153,5 @@ def test_the_shim_imports_without_the_heavy_modules() -> None:
         f"import sys; sys.path.append({str(folder)!r}); import shim; "
         "print([name for name in ('typing', 'dataclasses', 'subprocess', 'pathlib', 'msgspec') if name in sys.modules])"
     )
-    said = subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, capture_output=True, text=True)
-    assert said.stdout == "[]\n"
+    output = subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, capture_output=True, text=True)
+    assert output.stdout == "[]\n"

@@ -177,21 +177,21 @@ def test_a_rank_starts_with_clean_descriptors_and_signals(gangs: LocalGangs, tmp
     assert exit_codes(gangs.wait_for(AttemptEnded)) == [0, 0]
     shim_pid = gangs.shim("n0")["pid"]
     for rank in range(2):
-        said = json.loads(gangs.log(rank))
+        output = json.loads(gangs.log(rank))
         log = attempt_files.log_file(str(gangs.state_folder), "j-1", 1, rank)
-        assert said["descriptors"] == {"0": os.devnull, "1": log, "2": log}
-        assert said["others"] == []
-        assert said["blocked"] == 0
+        assert output["descriptors"] == {"0": os.devnull, "1": log, "2": log}
+        assert output["others"] == []
+        assert output["blocked"] == 0
         # SIGPIPE (13) and SIGXFSZ (25) are set by the reporting interpreter, 32 and 33 belong to the C library.
         assert [
-            number for number in range(1, 65) if said["ignored"] >> (number - 1) & 1 and number not in (32, 33)
+            number for number in range(1, 65) if output["ignored"] >> (number - 1) & 1 and number not in (32, 33)
         ] == [
             signal.SIGPIPE,
             signal.SIGXFSZ,
         ]
-        assert said["session"] == said["group"] == said["pid"]
-        assert said["parent"] == shim_pid
-        assert said["place"] == str(tmp_path)
+        assert output["session"] == output["group"] == output["pid"]
+        assert output["parent"] == shim_pid
+        assert output["place"] == str(tmp_path)
 
 
 def test_a_shim_has_its_own_session_and_is_small(gangs: LocalGangs) -> None:

@@ -261,8 +261,8 @@ class Ordeal:
     def _stop(self, action: StopGang, frozen: bool) -> None:
         spec = self.state.jobs[action.job_id].spec
         own = (StopReason.CANCEL, StopReason.RANK_FAILED, StopReason.START_FAILED)
-        watched = self.policy.mode is Mode.OBSERVE and self.same_settings
-        assert not watched or action.why in own, f"{action.job_id} is stopped ({action.why}) in observe mode"
+        observing = self.policy.mode is Mode.OBSERVE and self.same_settings
+        assert not observing or action.why in own, f"{action.job_id} is stopped ({action.why}) in observe mode"
         assert spec.restartable or action.why in own, f"{action.job_id} is stopped, but is not restartable"
         if action.why is StopReason.PREEMPT:
             assert spec.preemptible, f"{action.job_id} is preempted, but not preemptible"

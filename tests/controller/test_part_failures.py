@@ -88,7 +88,7 @@ def frames(site: Site) -> None:
         time.sleep(0.01)
 
 
-def asks(path: str, status: int = 500) -> Callable[[Site], None]:
+def query(path: str, status: int = 500) -> Callable[[Site], None]:
     def ask(site: Site) -> None:
         for _ in range(5):
             answer = site.ask("GET", path)
@@ -99,7 +99,7 @@ def asks(path: str, status: int = 500) -> Callable[[Site], None]:
     return ask
 
 
-def tell_findings(site: Site) -> None:
+def report_findings(site: Site) -> None:
     for _ in range(3):
         site.controller._found(["a finding"])  # type: ignore[list-item]
 
@@ -118,7 +118,7 @@ BOUNDARIES = {
     "all telemetry": Boundary("fleet", lambda _, patch: patch.setattr(Look, "_counters", raises), frames),
     "step times": Boundary("pace", lambda site, _: setattr(site.controller._detection._paces, "take", raises)),
     "detector results are renamed": Boundary(
-        "verdicts", lambda site, _: setattr(site.controller, "_translate_events", raises), tell_findings
+        "verdicts", lambda site, _: setattr(site.controller, "_translate_events", raises), report_findings
     ),
     "entries are handed on": Boundary(
         "entries", lambda site, _: setattr(site.controller, "_on_entries", raises), Site.submit
@@ -127,15 +127,15 @@ BOUNDARIES = {
     "samples of the feed": Boundary(
         "metrics", lambda _, patch: patch.setattr(Feed, "measures", raises), lambda site: site.controller.measures()
     ),
-    "a page": Boundary("page", lambda _, patch: patch.setattr(overview, "parts", raises), asks("/")),
+    "a page": Boundary("page", lambda _, patch: patch.setattr(overview, "parts", raises), query("/")),
     "every page's frame": Boundary(
-        "page", lambda _, patch: patch.setattr(pages_module.frame, "page", raises), asks("/jobs")
+        "page", lambda _, patch: patch.setattr(pages_module.frame, "page", raises), query("/jobs")
     ),
     "a page's document": Boundary(
-        "page", lambda _, patch: patch.setattr(pages_module.views, "nodes_page", raises), asks("/nodes")
+        "page", lambda _, patch: patch.setattr(pages_module.views, "nodes_page", raises), query("/nodes")
     ),
     "an API handler": Boundary(
-        "api", lambda _, patch: patch.setattr(api_module.documents, "node_document", raises), asks("/api/nodes")
+        "api", lambda _, patch: patch.setattr(api_module.documents, "node_document", raises), query("/api/nodes")
     ),
 }
 

@@ -117,11 +117,11 @@ def test_frames_of_different_lengths_are_never_in_one_batch(monkeypatch: pytest.
     batches: list[set[tuple[int, int]]] = []
     fold = consumption.Places._fold
 
-    def watched(self: consumption.Places, batch: Sequence[consumption._Queued]) -> None:
+    def recorded_fold(self: consumption.Places, batch: Sequence[consumption._Queued]) -> None:
         batches.append({(len(one[3].counters), len(one[3].tier_ns)) for one in batch})
         fold(self, batch)
 
-    monkeypatch.setattr(consumption.Places, "_fold", watched)
+    monkeypatch.setattr(consumption.Places, "_fold", recorded_fold)
     machines = [
         Machine(f"n{number}", (("j-1", number),), others=others, tiers=tiers)
         for number, (others, tiers) in enumerate(((3, 1), (8, 1), (3, 2), (3, 1)))
@@ -257,7 +257,7 @@ def test_rates_of_nodes_with_different_counters_are_separate(seed: int) -> None:
     """The expected CPU share of each rank is computed from the two newest frames, whatever else its node counts."""
     chance = random.Random(seed)
     fleet = Fleet()
-    look = Look(fleet)
+    reader = Look(fleet)
     machines = [Machine(f"n{number}", ((f"job-{number}", 0),)) for number in range(5)]
     share: dict[str, float] = {}
     for second in range(1, 12):
@@ -269,7 +269,7 @@ def test_rates_of_nodes_with_different_counters_are_separate(seed: int) -> None:
             frame = machine.frame(second * SECOND)
             assert fleet.observe(layout, frame, frame.monotonic_ns)
             share[machine.owners[0][0]] = new * BY_NAME[CONSUMED[CPU]].scale if kept else float("nan")
-        telemetry = look.next(WALL + second * SECOND)
+        telemetry = reader.next(WALL + second * SECOND)
         values = telemetry.counters.values[FEATURE["processor"], 0]
         places = zip(telemetry.jobs, telemetry.columns(), strict=True)
         found = {job.shape.job: float(values[columns][0]) for job, columns in places}

@@ -82,23 +82,23 @@ def test_used_by_lists_only_features_in_the_values() -> None:
 
 
 def test_decision_is_recorded_and_counted_with_its_outcome() -> None:
-    turn = CycleContext(State(counts={"decisions/migrate/frozen": 2}), 7 * SECOND)
-    turn.decide("j-1", "migrate", "moves", (("a", "b"),))
-    turn.decide("j-1", "migrate", "would move", outcome="frozen")
-    turn.record("j-2", "waits", "waits")
-    reported = [(one.wall_ns, one.subject, one.kind, one.text, one.applied, one.detail) for one in turn.entries]
+    context = CycleContext(State(counts={"decisions/migrate/frozen": 2}), 7 * SECOND)
+    context.decide("j-1", "migrate", "moves", (("a", "b"),))
+    context.decide("j-1", "migrate", "would move", outcome="frozen")
+    context.record("j-2", "waits", "waits")
+    reported = [(one.wall_ns, one.subject, one.kind, one.text, one.applied, one.detail) for one in context.entries]
     assert reported == [
         (7 * SECOND, "j-1", "migrate", "moves", True, (("a", "b"),)),
         (7 * SECOND, "j-1", "migrate", "would move", False, ()),
         (7 * SECOND, "j-2", "waits", "waits", True, ()),
     ]
-    assert turn.state.counts == {"decisions/migrate/frozen": 3, "decisions/migrate/applied": 1}
+    assert context.state.counts == {"decisions/migrate/frozen": 3, "decisions/migrate/applied": 1}
 
 
 def test_action_ids_are_unique_across_cycles() -> None:
     state = State(action_count=41)
-    turn = CycleContext(state, 0)
-    assert [turn.action_id(), turn.action_id(), CycleContext(state, 1).action_id()] == [
+    context = CycleContext(state, 0)
+    assert [context.action_id(), context.action_id(), CycleContext(state, 1).action_id()] == [
         "a-000042",
         "a-000043",
         "a-000044",
@@ -111,11 +111,11 @@ def test_after_adds_seconds_to_now() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [
         (0.42, "0.4 s"), (9.9, "9.9 s"), (10, "10 s"), (119, "119 s"), (120, "2 min"), (7140, "119 min"),
         (7200, "2.0 h"), (9000, "2.5 h"),
     ],
 )  # fmt: skip
-def test_span_uses_a_suitable_unit(seconds: float, said: str) -> None:
-    assert span(seconds) == said
+def test_span_uses_a_suitable_unit(seconds: float, expected: str) -> None:
+    assert span(seconds) == expected

@@ -65,11 +65,11 @@ def frame(seq: int, counters: list[int], gauges: list[float] | None = None, slow
 
 def seen(*frames: Frame) -> list[Telemetry]:
     fleet = Fleet()
-    look = Look(fleet)
+    reader = Look(fleet)
     found = []
     for one in frames:
         fleet.observe(layout(), one, one.wall_ns)
-        found.append(look.next(one.wall_ns))
+        found.append(reader.next(one.wall_ns))
     return found
 
 
@@ -253,7 +253,7 @@ def test_rank_keeps_its_column_while_others_change(seed: int) -> None:
 
 def test_sampling_time_of_traffic_is_known_for_jobs_without_steps() -> None:
     fleet = Fleet()
-    look = Look(fleet)
+    reader = Look(fleet)
     whole = layout()
     of_rank = Column("gangwatch_rank_cpu_seconds_total", (("attempt", "1"), ("gang", "g"), ("rank", "0")))
     changed = make_layout(whole.node, whole.tiers, whole.gauges, (*whole.counters, of_rank))
@@ -265,7 +265,7 @@ def test_sampling_time_of_traffic_is_known_for_jobs_without_steps() -> None:
             one, layout_id=changed.layout_id, tier_ns=sampled, counters_valid=np.ones(6, np.bool_), records=()
         )
         fleet.observe(changed, one, one.wall_ns)
-        telemetry = look.next(one.wall_ns + 200_000_000)
+        telemetry = reader.next(one.wall_ns + 200_000_000)
         assert [job.steps for job in telemetry.jobs] == [None]
         lags.append(telemetry.counters.lag_seconds)
     assert [lag.tolist() for lag in lags if lag is not None] == [[pytest.approx(0.5)]] * 3
@@ -275,5 +275,5 @@ def test_sampling_time_of_traffic_is_known_for_jobs_without_steps() -> None:
         counters_valid=np.ones(6, np.bool_), records=(),
     )  # fmt: skip
     fleet.observe(changed, never, never.wall_ns)
-    lag = look.next(never.wall_ns + SECOND // 2).counters.lag_seconds
+    lag = reader.next(never.wall_ns + SECOND // 2).counters.lag_seconds
     assert lag is not None and np.isnan(lag).all(), "a counter that was never sampled has no age"

@@ -59,7 +59,7 @@ def test_each_rail_has_a_leaf_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "expected"),
     [
         ("topology.conf", "Nodes=n1", "line 1: expected SwitchName=NAME"),
         ("topology.conf", "\nSwitchName=a nodes n1", "line 2: expected SwitchName=NAME"),
@@ -74,8 +74,8 @@ def test_each_rail_has_a_leaf_of_its_own(tmp_path: Path) -> None:
         ("topology.toml", "]", "line 1"),
     ],
 )
-def test_invalid_topology_file_is_refused_with_its_place(tmp_path: Path, name: str, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_invalid_topology_file_is_refused_with_its_place(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
         read_fabric(written(tmp_path, text, name))
     assert str(tmp_path / name) in str(caught.value)
 
@@ -98,7 +98,7 @@ def test_jobs_below_one_leaf_share_its_uplinks() -> None:
     """Two jobs run on two nodes each; the leaf of the second job's second node is unknown."""
     fabric = Fabric([Leaf("leaf-a", ("n0", "n2")), Leaf("leaf-b", ("n1",))])
     fleet = Fleet()
-    look = Look(fleet, fabric)
+    reader = Look(fleet, fabric)
     for node, (gang, rank) in {"n0": ("j", 0), "n1": ("j", 1), "n2": ("k", 0), "n3": ("k", 1)}.items():
         layout = make_layout(node, (Tier("steps", 1.0),), (), ())
         record = StepRecord(Member(gang, 1, rank), 1, 9 * 10**8, 10**8)
@@ -107,7 +107,7 @@ def test_jobs_below_one_leaf_share_its_uplinks() -> None:
             np.zeros(0, np.bool_), 0, (record,),
         )  # fmt: skip
         fleet.observe(layout, frame, 10**9)
-    sharing = {job.shape.job: job.shape.sharing for job in look.next(10**9).jobs}
+    sharing = {job.shape.job: job.shape.sharing for job in reader.next(10**9).jobs}
     assert sharing["j"]["uplink"] == ("leaf-a", "leaf-b")
     assert sharing["k"]["uplink"] == ("leaf-a", "")
     assert "uplink" not in next(iter(Look(fleet).next(10**9).jobs)).shape.sharing

@@ -236,15 +236,15 @@ def test_node_is_touched_when_its_layout_clock_or_machine_changes() -> None:
 def test_shape_changes_only_with_a_touched_node() -> None:
     here, elsewhere = layout_of("n0", [0, 1]), make_layout("n9", (Tier("steps", 1.0),), (), ())
     fleet = folded((here, frame_of(here, 1, [step(0, 1, 0.5, 0.4), step(1, 1, 0.5, 0.4)])))
-    look = Look(fleet)
-    before = look.next(WALL).jobs[0]
+    reader = Look(fleet)
+    before = reader.next(WALL).jobs[0]
     assert before.shared_machine is not None and not before.shared_machine.any()
     fleet.observe(elsewhere, frame_of(elsewhere, 1, boot="another"), 0)
-    same = look.next(WALL + SECOND).jobs[0]
+    same = reader.next(WALL + SECOND).jobs[0]
     assert same.shared_machine is before.shared_machine
     moved = structs.replace(frame_of(elsewhere, 2), boot_id="b")
     fleet.observe(elsewhere, moved, 0)
-    after = look.next(WALL + 2 * SECOND).jobs[0]
+    after = reader.next(WALL + 2 * SECOND).jobs[0]
     assert after.shared_machine is not None and after.shared_machine.all(), "another node is on its machine"
 
 
@@ -307,14 +307,14 @@ def test_steps_contain_tokens_and_squares() -> None:
 
     silent = [reported(rank, n, None) for n in range(2) for rank in range(2)]
     fleet = folded((BARE, frame_of(BARE, 1, silent)))
-    look = Look(fleet)
-    steps = look.next(WALL + SECOND).jobs[0].steps
+    reader = Look(fleet)
+    steps = reader.next(WALL + SECOND).jobs[0].steps
     assert steps is not None and steps.tokens is None and steps.squares is None, "no rank has reported"
 
     of_rank_1 = (reported(1, 2, None), reported(1, 3, 5), *(reported(1, n, 6, 36) for n in range(4, 90)))
     more = [reported(0, n, n * 1000, n**2 * 10**6) for n in range(2, 90)]  # more than the initial rows of the ring
     fleet.observe(BARE, frame_of(BARE, 9, [*more, *of_rank_1], record_seq=4), 9 * SECOND)
-    steps = look.next(WALL + 9 * SECOND).jobs[0].steps
+    steps = reader.next(WALL + 9 * SECOND).jobs[0].steps
     assert steps is not None and steps.tokens is not None and steps.squares is not None
     assert steps.number.tolist() == list(range(2, 90))
     assert steps.tokens[:, 0].tolist() == [n * 1000 for n in range(2, 90)]

@@ -32,7 +32,7 @@ SECOND = 1_000_000_000
 NOW = 1_700_000_000 * SECOND
 
 
-class Watching:
+class DetectorReader:
     """A health detector that receives a node's frames through the fleet."""
 
     def __init__(self, node: Node) -> None:
@@ -77,46 +77,46 @@ def site(tmp_path: Path, nvml_library: Path, nvml: FakeNvml, monkeypatch: pytest
 
 def test_device_events_of_a_real_agent_become_verdicts(site: TrainingNode) -> None:
     """One node has one fault after another: XIDs, a recovery action, a lost GPU, a port in the log and in counters."""
-    watching = Watching(site.node)
-    watching.until(lambda: len(watching._fleet.nodes) == 1)
+    reader = DetectorReader(site.node)
+    reader.until(lambda: len(reader._fleet.nodes) == 1)
     uuids = {dict(labels)["index"]: dict(labels)["gpu"] for labels in site.values("gangwatch_gpu_info")}
 
     site.nvml.push_xid(1, 31)
     site.nvml.push_xid(2, 95)
-    watching.until(lambda: len(watching.kinds(XID)) == 2)
-    (verdict,) = watching.verdicts()
+    reader.until(lambda: len(reader.kinds(XID)) == 2)
+    (verdict,) = reader.verdicts()
     assert (verdict.cause, verdict.device) == (Cause.XID, uuids["2"]), "XID 31 is an error of the application"
     assert "RESET_GPU" in verdict.evidence[0].against
 
     site.nvml.push_event(4, 0x8000)
     site.nvml.set_field(230, 1, gpu=4)
-    watching.until(lambda: len(watching.verdicts()) == 2)
-    verdict = watching.verdicts()[1]
+    reader.until(lambda: len(reader.verdicts()) == 2)
+    verdict = reader.verdicts()[1]
     assert (verdict.cause, verdict.device) == (Cause.XID, uuids["4"])
     assert "gpu-reset" in verdict.evidence[0].against
 
     site.nvml.set_gpu_code(3, GPU_IS_LOST)
-    watching.until(lambda: len(watching.verdicts()) == 3)
-    verdict = watching.verdicts()[2]
+    reader.until(lambda: len(reader.verdicts()) == 3)
+    verdict = reader.verdicts()[2]
     assert (verdict.cause, verdict.device, verdict.node) == (Cause.LOST, uuids["3"], "n0")
 
     nic = site.tree.nics[0]
     since_boot = time.monotonic()
-    for turn in range(3):
+    for run in range(3):
         for state in ("Down", "Up"):
-            site.tree.log(f"mlx5_core {nic.address} {nic.netdev}: Link {state.lower()}", since_boot + turn)
-    watching.until(lambda: len(watching.verdicts()) == 4)
-    verdict = watching.verdicts()[3]
+            site.tree.log(f"mlx5_core {nic.address} {nic.netdev}: Link {state.lower()}", since_boot + run)
+    reader.until(lambda: len(reader.verdicts()) == 4)
+    verdict = reader.verdicts()[3]
     assert (verdict.cause, verdict.device) == (Cause.LINK, f"n0/{nic.name}")
 
     other = site.tree.nics[5]
     interface = site.tree.root / "class" / "net" / other.netdev
     (interface / "carrier_down_count").write_text("5\n")
-    watching.until(lambda: len(watching.verdicts()) == 5)
-    verdict = watching.verdicts()[4]
+    reader.until(lambda: len(reader.verdicts()) == 5)
+    verdict = reader.verdicts()[4]
     assert (verdict.cause, verdict.device) == (Cause.LINK, f"n0/{other.name}")
     assert "4 times" in verdict.evidence[0].against
-    assert len({one.verdict_id for one in watching.verdicts()}) == 5
+    assert len({one.verdict_id for one in reader.verdicts()}) == 5
 
 
 # --- constructed frames -----------------------------------------------------------------------------------------------

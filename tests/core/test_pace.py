@@ -280,7 +280,7 @@ def test_a_large_gang_has_bands_that_show_every_slow_rank() -> None:
     assert set(_cells(document)[:, 1:].ravel().tolist()) == {100}
 
 
-class _Broken(Paces):
+class _BrokenPace(Paces):
     def take(self, telemetry: Telemetry) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -305,7 +305,7 @@ def test_an_error_in_the_page_data_does_not_stop_detectors(caplog: pytest.LogCap
             raise AssertionError
 
     watch = DetectionThread((Counting(),), lambda _: None, SystemClock())
-    watch._paces = _Broken()
+    watch._paces = _BrokenPace()
     watch.run_tick()
     watch.run_tick()
     assert len(ticks) == 2

@@ -13,7 +13,7 @@ def test_ordinary_names_are_accepted(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("a\nb", "U+000A at position 2"),
         ("\x1b[31m", "U+001B at position 1"),
@@ -25,6 +25,6 @@ def test_ordinary_names_are_accepted(text: str) -> None:
         ("x\udcff", "U+DCFF"),
     ],
 )
-def test_misleading_characters_are_named(text: str, said: str) -> None:
+def test_misleading_characters_are_named(text: str, expected: str) -> None:
     wrong = misleading("the name", text)
-    assert wrong is not None and wrong.startswith("the name contains ") and said in wrong
+    assert wrong is not None and wrong.startswith("the name contains ") and expected in wrong

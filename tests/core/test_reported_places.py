@@ -77,7 +77,7 @@ def test_the_shape_has_the_layout_that_reporters_send(tmp_path: Path, ranks: lis
     got: list[tuple[AnyLayout, Frame, int]] = []
     feed = Feed(tmp_path / "agents", lambda *reported: got.append(reported), WANTED, SystemClock())
     fleet = Fleet()
-    look = Look(fleet)
+    reader = Look(fleet)
 
     async def until_placed() -> Shape:
         running = asyncio.ensure_future(feed.run())
@@ -91,7 +91,7 @@ def test_the_shape_has_the_layout_that_reporters_send(tmp_path: Path, ranks: lis
                     await asyncio.sleep(0.1)
                     while got:
                         fleet.observe(*got.pop(0))
-                    for job in look.next(1).jobs:
+                    for job in reader.next(1).jobs:
                         if len(job.shape) == RANKS and job.shape.stage is not None and job.steps is not None:
                             return job.shape
         finally:
@@ -129,7 +129,7 @@ def layout_of(reported: dict[int, dict[str, str]]) -> Layout:
 def shape_of(*tellings: dict[int, dict[str, str]], ranks: int = 4) -> Shape:
     """Return the shape after successive frames with these layouts."""
     fleet = Fleet()
-    look = Look(fleet)
+    reader = Look(fleet)
     for seq, reported in enumerate(tellings, 1):
         layout = layout_of(reported)
         records = tuple(StepRecord(Member("g", 1, rank), seq, seq * 10**9 - 10**8, 10**8) for rank in range(ranks))
@@ -138,7 +138,7 @@ def shape_of(*tellings: dict[int, dict[str, str]], ranks: int = 4) -> Shape:
             np.ones(len(reported)), np.zeros(0, np.uint64), np.zeros(0, np.bool_), seq * ranks, records,
         )  # fmt: skip
         fleet.observe(layout, frame, seq * 10**9)
-        telemetry = look.next(seq * 10**9)
+        telemetry = reader.next(seq * 10**9)
     [job] = telemetry.jobs
     return job.shape
 

@@ -121,7 +121,7 @@ def test_metric_rank_label_is_empty_without_a_rank(one: Verdict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "said"),
+    ("one", "expected"),
     [
         (verdict(), "j-000001 slows itself down by 8 % (periodic checkpoints), confidence 0.82"),
         (
@@ -161,12 +161,12 @@ def test_metric_rank_label_is_empty_without_a_rank(one: Verdict) -> None:
         ),
     ],
 )
-def test_sentence_names_accused_kind_cause_cost_and_confidence(one: Verdict, said: str) -> None:
-    assert sentence(one) == said
+def test_sentence_names_accused_kind_cause_cost_and_confidence(one: Verdict, expected: str) -> None:
+    assert sentence(one) == expected
 
 
 @pytest.mark.parametrize(
-    ("one", "said"),
+    ("one", "expected"),
     [
         (verdict(), "the whole job: workload (periodic checkpoints), 82 % sure"),
         (
@@ -176,20 +176,20 @@ def test_sentence_names_accused_kind_cause_cost_and_confidence(one: Verdict, sai
         (verdict(Kind.HEALTH, Cause.LOST, gang="", node="node-1"), "node-1: unhealthy (not reporting), 82 % sure"),
     ],
 )
-def test_short_form_omits_the_job(one: Verdict, said: str) -> None:
-    assert short(one) == said
+def test_short_form_omits_the_job(one: Verdict, expected: str) -> None:
+    assert short(one) == expected
 
 
 @pytest.mark.parametrize(
-    ("numbers", "said"),
+    ("numbers", "expected"),
     [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2,5"), ([7, 3, 4, 9, 8], "3-4,7-9"), ([1, 3, 5], "1,3,5")],
 )
-def test_consecutive_ranks_become_a_range(numbers: list[int], said: str) -> None:
-    assert spans_of(numbers) == said
+def test_consecutive_ranks_become_a_range(numbers: list[int], expected: str) -> None:
+    assert spans_of(numbers) == expected
 
 
 @pytest.mark.parametrize(
-    ("rank", "ranks", "level", "said"),
+    ("rank", "ranks", "level", "expected"),
     [
         (2, (2,), "gpu", "rank 2 of j-000001 on node-1"),
         (2, (2, 5), "gpu", "rank 2 of j-000001 on node-1 and 1 other rank"),
@@ -200,29 +200,29 @@ def test_consecutive_ranks_become_a_range(numbers: list[int], said: str) -> None
     ],
 )
 def test_accused_lists_ranks_of_one_node_and_counts_the_others(
-    rank: int, ranks: tuple[int, ...], level: str, said: str
+    rank: int, ranks: tuple[int, ...], level: str, expected: str
 ) -> None:
-    assert accused(verdict(Kind.STRAGGLER, Cause.GPU, rank=rank, node="node-1", ranks=ranks, level=level)) == said
+    assert accused(verdict(Kind.STRAGGLER, Cause.GPU, rank=rank, node="node-1", ranks=ranks, level=level)) == expected
 
 
 @pytest.mark.parametrize(
-    ("silent", "does", "said"),
+    ("seconds", "does", "expected"),
     [
         (0.4, "", "hangs"), (47.4, "", "hangs: no step for 47 s"), (math.inf, "is stopped", "hangs: is stopped"),
         (50.0, "is stopped", "hangs: no step for 50 s, is stopped"),
     ],
 )  # fmt: skip
-def test_hang_states_the_time_without_a_step_and_the_process_state(silent: float, does: str, said: str) -> None:
+def test_hang_states_the_time_without_a_step_and_the_process_state(seconds: float, does: str, expected: str) -> None:
     items = (Evidence("process_state", 3.0, 0.0, "state", does),) if does else ()
     one = verdict(Kind.HANG, Cause.NEVER_ARRIVED, rank=3, node="node-0")
-    words = sentence(replace(one, step_seconds_now=silent, evidence=items)).replace(
+    words = sentence(replace(one, step_seconds_now=seconds, evidence=items)).replace(
         " (did not enter the collective that blocks its peers)", ""
     )
-    assert words == f"rank 3 of j-000001 on node-0 {said}, confidence 0.82"
+    assert words == f"rank 3 of j-000001 on node-0 {expected}, confidence 0.82"
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "said"),
+    ("slowdown", "expected"),
     [
         (1.0049, ""),
         (1.005, " by 0 %"),
@@ -232,9 +232,9 @@ def test_hang_states_the_time_without_a_step_and_the_process_state(silent: float
         (3.41, " by a factor of 3.4"),
     ],
 )
-def test_sentence_states_slowdowns_of_half_a_percent_or_more(slowdown: float, said: str) -> None:
+def test_sentence_states_slowdowns_of_half_a_percent_or_more(slowdown: float, expected: str) -> None:
     words = sentence(verdict(slowdown=slowdown))
-    assert words == f"j-000001 slows itself down{said} (periodic checkpoints), confidence 0.82"
+    assert words == f"j-000001 slows itself down{expected} (periodic checkpoints), confidence 0.82"
 
 
 def test_cause_names_the_disturbing_job() -> None:

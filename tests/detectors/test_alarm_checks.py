@@ -54,7 +54,7 @@ def case_of(windows: Sequence[Window], baseline: Baseline | None = None, where: 
     return Case(**(given | more))
 
 
-def said(own: FloatArray, more_of_windows: dict[str, Any] | None = None, **more: Any) -> Judgement:
+def checked(own: FloatArray, more_of_windows: dict[str, Any] | None = None, **more: Any) -> Judgement:
     where = more.get("where", ALONE)
     return judge(case_of(windows_of(own, where, **(more_of_windows or {})), **more))
 
@@ -65,7 +65,7 @@ def fact(judgement: Judgement, measure: str) -> tuple[float, float]:
 
 
 def test_a_rank_that_delays_all_others_passes_with_checkable_evidence() -> None:
-    found = said(own_times(r3=1.4))
+    found = checked(own_times(r3=1.4))
     assert found.refusal == ""
     assert found.slowdown == pytest.approx((1.4 + SHARED_WAIT) / (1.0 + SHARED_WAIT))
     assert found.step_seconds == pytest.approx(1.4 + SHARED_WAIT)
@@ -79,44 +79,44 @@ def test_a_rank_that_delays_all_others_passes_with_checkable_evidence() -> None:
 
 
 def test_an_alarm_in_a_job_that_is_not_slowed_is_refused() -> None:
-    found = said(own_times(r3=1.04))
+    found = checked(own_times(r3=1.04))
     assert found.refusal.startswith("the gang is not slowed") and found.harmless
-    faster = said(own_times(r3=1.04), best_step_seconds=1.0)
+    faster = checked(own_times(r3=1.04), best_step_seconds=1.0)
     assert not faster.refusal.startswith("the gang is not slowed"), "the job was faster in the past"
 
 
 def test_an_alarm_is_refused_if_most_ranks_are_outliers() -> None:
     others = {f"r{rank}": 1.4 for rank in range(9)}
-    found = said(own_times(**others), alarmed=frozenset(range(9)))
+    found = checked(own_times(**others), alarmed=frozenset(range(9)))
     assert found.refusal == "9 of 16 ranks are outliers: suspect the workload or the machine"
     assert not found.harmless
 
 
 def test_an_alarm_is_refused_if_steps_would_be_as_long_without_the_rank() -> None:
     all_slower = {f"r{rank}": 1.4 for rank in range(RANKS)}
-    found = said(own_times(**(all_slower | {"r3": 1.45})))
+    found = checked(own_times(**(all_slower | {"r3": 1.45})))
     assert found.refusal.startswith("without this rank the steps would be only 3.") and found.harmless
 
 
 def test_equally_slow_ranks_are_refused_together_and_one_of_two_is_judged_alone() -> None:
-    three = said(own_times(r3=1.4, r7=1.4, r9=1.4), alarmed=frozenset({3, 7, 9}))
+    three = checked(own_times(r3=1.4, r7=1.4, r9=1.4), alarmed=frozenset({3, 7, 9}))
     assert three.refusal == "ranks 103, 107, 109 are equally slow: no single rank explains the step time"
     assert not three.harmless
-    two = said(own_times(r3=1.4, r7=1.4), alarmed=frozenset({3, 7}))
+    two = checked(own_times(r3=1.4, r7=1.4), alarmed=frozenset({3, 7}))
     assert two.refusal == "", "two of sixteen may have separate reasons"
     assert two.slowdown == pytest.approx(1.6 / 1.2)
 
 
 def test_ranks_of_one_node_are_judged_by_the_step_time_without_the_node() -> None:
     pairs = where_of(RANKS, [f"n{rank // 2:02d}" for rank in range(RANKS)])
-    found = said(own_times(r2=1.4, r3=1.4), where=pairs, alarmed=frozenset({2, 3}))
+    found = checked(own_times(r2=1.4, r3=1.4), where=pairs, alarmed=frozenset({2, 3}))
     assert (found.refusal, found.slowdown) == ("", pytest.approx(1.6 / 1.2))
     assert "without the node's ranks" in next(one.against for one in found.evidence if one.measure == "step_seconds")
 
 
 @pytest.mark.parametrize(("factor", "final", "passes"), [(1.1, False, False), (1.1, True, True), (1.3, False, True)])
 def test_only_large_slowdowns_are_reported_during_warm_up(factor: float, final: bool, passes: bool) -> None:
-    found = said(own_times(r3=factor), baseline=healthy(final=final))
+    found = checked(own_times(r3=factor), baseline=healthy(final=final))
     assert (found.refusal == "") is passes
     assert passes or (found.refusal, found.harmless) == ("the slowdown is too small to report during warm-up", True)
 
@@ -128,7 +128,7 @@ def test_more_tokens_refuse_an_alarm_unless_times_are_normalised_by_work(
     tokens: float, for_work: bool, passes: bool
 ) -> None:
     given = np.where(np.arange(RANKS) == SLOW, 1000.0 * tokens, 1000.0)
-    found = said(own_times(r3=1.4), {"tokens": np.tile(given, (8, 1))}, for_work=for_work)
+    found = checked(own_times(r3=1.4), {"tokens": np.tile(given, (8, 1))}, for_work=for_work)
     assert (found.refusal == "") is passes
     assert passes or found.refusal == "the rank processes 1.4 times the tokens of its peers: it has more work"
 
@@ -136,9 +136,9 @@ def test_more_tokens_refuse_an_alarm_unless_times_are_normalised_by_work(
 def test_an_alarm_is_refused_if_peers_do_not_wait() -> None:
     apart = {"together": False}
     own = own_times(r3=4.0)  # the mean over ranks of the step's time rises by a seventh
-    found = said(own, apart)
+    found = checked(own, apart)
     assert found.refusal == "its peers do not wait for it: it does not delay the gang"
-    assert said(own, apart, switches=replace(Switches(), wait_inversion=False)).refusal != found.refusal
+    assert checked(own, apart, switches=replace(Switches(), wait_inversion=False)).refusal != found.refusal
 
 
 def test_a_usual_difference_of_waits_does_not_count_as_waiting() -> None:
@@ -156,7 +156,7 @@ def test_a_usual_difference_of_waits_does_not_count_as_waiting() -> None:
 
 def test_drift_of_the_whole_gang_is_not_excess_of_a_rank() -> None:
     threefold = {f"r{rank}": 3.0 for rank in range(RANKS)}
-    found = said(own_times(**(threefold | {"r3": 4.2})))
+    found = checked(own_times(**(threefold | {"r3": 4.2})))
     assert found.refusal == ""
     assert fact(found, "compute_seconds_a_step") == pytest.approx((4.2, 3.0))
 
@@ -179,7 +179,7 @@ def test_a_rank_slow_from_the_start_may_have_more_work(
     factor: float, role_known: bool, layout: bool, passes: bool
 ) -> None:
     where = where_of(RANKS, stage=[0] * RANKS) if layout else ALONE
-    found = said(own_times(r3=factor), where=where, baseline=from_start(factor, where, role_known))
+    found = checked(own_times(r3=factor), where=where, baseline=from_start(factor, where, role_known))
     assert (found.refusal == "") is passes
     assert passes or found.refusal.startswith(f"it has computed {factor:.3g} times as long as its peers from the start")
     assert found.harmless is False
@@ -187,9 +187,9 @@ def test_a_rank_slow_from_the_start_may_have_more_work(
 
 def test_a_rank_slow_from_the_start_must_wait_less_than_its_peers() -> None:
     collective = {"shared": 4.0}
-    found = said(own_times(r3=2.0), collective, baseline=from_start(2.0))
+    found = checked(own_times(r3=2.0), collective, baseline=from_start(2.0))
     assert found.refusal == "it waits 0.8 times as long as its peers: it does not delay them"
-    assert said(own_times(r3=2.0), {"shared": 1.0}, baseline=from_start(2.0)).refusal == ""
+    assert checked(own_times(r3=2.0), {"shared": 1.0}, baseline=from_start(2.0)).refusal == ""
 
 
 # --- own period, other ranks, chance ---------------------------------------------------------------------------------
@@ -202,26 +202,26 @@ def slow_at(*steps: int, count: int = 21) -> FloatArray:
 
 
 def test_slow_steps_at_an_exact_period_are_work_of_the_rank() -> None:
-    found = said(slow_at(0, 5, 10, 20))
+    found = checked(slow_at(0, 5, 10, 20))
     assert found.refusal == "it is slow exactly every 5 steps: periodic work of its own, such as checkpoints"
-    assert said(slow_at(0, 5, 11, 16)).refusal == "", "not exactly"
-    assert said(slow_at(0, 4, 8, 12, 16)).refusal == "", "too frequent for periodic work"
-    assert said(slow_at(0, 5, count=7)).refusal == "", "two slow steps may be chance"
+    assert checked(slow_at(0, 5, 11, 16)).refusal == "", "not exactly"
+    assert checked(slow_at(0, 4, 8, 12, 16)).refusal == "", "too frequent for periodic work"
+    assert checked(slow_at(0, 5, count=7)).refusal == "", "two slow steps may be chance"
 
 
 def test_an_alarm_is_refused_if_another_rank_explains_it_nearly_as_well() -> None:
     own = own_times(12, r3=1.5)
     own[::3] = own_times(4, r9=1.5)  # every third step another rank is the slow one
-    found = said(own)
+    found = checked(own)
     assert found.refusal == "another rank explains the slow steps nearly as well"
     own[::3] = own_times(4, r9=1.2)
-    assert said(own).refusal == ""
+    assert checked(own).refusal == ""
 
 
 def test_on_a_shared_machine_other_load_is_not_excluded_without_counters() -> None:
-    found = said(own_times(r3=1.4), shared_machine=True)
+    found = checked(own_times(r3=1.4), shared_machine=True)
     assert "shares a machine with other nodes and its process counters are missing" in found.refusal
-    assert said(own_times(r3=1.4), shared_machine=False).refusal == ""
+    assert checked(own_times(r3=1.4), shared_machine=False).refusal == ""
 
 
 # --- which windows count ---------------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ def after(
 
     unread: ranks without GPU readings.
     """
-    random, panel = np.random.default_rng(1), CounterStatistics()
-    causes = Causes(panel, Switches())
+    random, statistics = np.random.default_rng(1), CounterStatistics()
+    causes = Causes(statistics, Switches())
     jobs = [JobTelemetry(shape) for shape in shapes]
     for second in range(90):
         values = random.normal(1.0, 0.005, (len(FEATURES), 1, RANKS * len(shapes))).astype(np.float32)
@@ -50,7 +50,7 @@ def after(
                 values[FEATURE[name], 0, SLOW] = value
         now = np.array([second * NS])
         causes.at(Telemetry(int(now[0]), tuple(jobs), Counters(now, 1.0, values)))
-    return causes, panel, jobs
+    return causes, statistics, jobs
 
 
 def judgement(cause: Cause = Cause.UNKNOWN, refusal: str = "", rank: int = SLOW) -> Judgement:
@@ -103,12 +103,12 @@ def test_a_rank_computes_on_a_device_if_its_gpu_has_readings() -> None:
 
 @pytest.mark.parametrize("gpus", [True, False])
 def test_fault_history_raises_confidence_for_causes_of_parts(gpus: bool) -> None:
-    causes, panel, _ = after([shape_of("j")])
+    causes, statistics, _ = after([shape_of("j")])
     shape = shape_of("j", gpus=gpus)
     one = judgement(Cause.THERMAL)
     assert causes.with_past(one, shape) is one, "there is no fault history"
     for _ in range(2):
-        panel.fault_history.remember("GPU-3", "n03", Cause.THERMAL, 1)
+        statistics.fault_history.remember("GPU-3", "n03", Cause.THERMAL, 1)
     surer = causes.with_past(one, shape)
     past = [item.against for item in surer.evidence if item.measure == "past_verdicts"]
     assert len(past) == (2 if gpus else 1) and surer.confidence > one.confidence

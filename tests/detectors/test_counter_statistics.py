@@ -106,20 +106,20 @@ def test_the_statistics_equal_their_formulas_to_the_bit(stages: list[int], seed:
     columns = len(stages)
     shape = Shape("j", 1, np.arange(columns), tuple(f"n{index // 4}" for index in range(columns)),
                   stage=np.array(stages))  # fmt: skip
-    panel, random = CounterStatistics(switches), np.random.default_rng(seed)
+    statistics, random = CounterStatistics(switches), np.random.default_rng(seed)
     plain = [[Plain(feature, switches) for _ in stages] for feature in range(len(FEATURES))]
     for window, values in enumerate(windows(random, columns, 120)):
         now_ns = START + window * SECOND
         counters = Counters(np.array([now_ns], np.int64), 1.0, values[:, None])
-        panel.at(Telemetry(now_ns, (JobTelemetry(shape),), counters))
+        statistics.at(Telemetry(now_ns, (JobTelemetry(shape),), counters))
         for feature, row in enumerate(plain):
-            x = against_peers(feature, values[feature], panel.peers_of.of)
+            x = against_peers(feature, values[feature], statistics.peers_of.of)
             for column, one in enumerate(row):
                 one.take(values[feature, column], x[column])
     for name in ("level", "peers", "scale", "score", "newest"):
         expected = np.array([[getattr(one, name) for one in row] for row in plain], np.float32)
-        assert np.array_equal(getattr(panel, name), expected, equal_nan=True), name
-    assert panel.score[COUNTS].any() or columns == 1, "no rank deviated from its peers"
+        assert np.array_equal(getattr(statistics, name), expected, equal_nan=True), name
+    assert statistics.score[COUNTS].any() or columns == 1, "no rank deviated from its peers"
 
 
 @settings(max_examples=100, deadline=None)
@@ -154,12 +154,12 @@ def test_peers_are_the_role_if_it_can_vote_and_else_the_job(stages: list[int], p
     assert joined([]).tolist() == []
 
 
-def seen_by(panel: CounterStatistics, shape: Shape, windows: int, first: int = 0) -> None:
+def seen_by(statistics: CounterStatistics, shape: Shape, windows: int, first: int = 0) -> None:
     random = np.random.default_rng(first)
     for second in range(first, first + windows):
         values = random.normal(1.0, 0.02, (len(FEATURES), 1, len(shape))).astype(np.float32)
         now = START + second * SECOND
-        panel.at(Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, values)))
+        statistics.at(Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, values)))
 
 
 def test_baselines_survive_two_restarts_in_short_succession() -> None:
@@ -192,7 +192,7 @@ def test_restored_baselines_are_dropped_after_ten_minutes() -> None:
 def test_detectors_of_a_stream_share_statistics_and_switches() -> None:
     switches = Switches(self_residual=False)
     panels = {detector._panel for detector in make_all(switches=switches)}  # type: ignore[attr-defined]
-    (panel,) = panels
-    assert panel._switches is switches
+    (statistics,) = panels
+    assert statistics._switches is switches
     (another,) = {detector._panel for detector in make_all()}  # type: ignore[attr-defined]
-    assert another is not panel and another._switches == Switches()
+    assert another is not statistics and another._switches == Switches()

@@ -448,21 +448,21 @@ def test_medians_and_means_of_groups_are_correct(sizes: list[int], holes: float,
                 assert np.isnan(median[feature, group])
 
 
-def panel_after(order: np.ndarray, seconds: int = 60) -> CounterStatistics:
+def statistics_after(order: np.ndarray, seconds: int = 60) -> CounterStatistics:
     job = Job(ranks=12)
     job.feature["sm_clock"] = lambda second: np.where(np.arange(12) == 7, 0.8 if second > 40 else 1.0, 1.0)
-    random, panel = np.random.default_rng(3), CounterStatistics()
+    random, statistics = np.random.default_rng(3), CounterStatistics()
     for second in range(seconds):
         values = job.values(second, random).astype(np.float32)[:, order]
         telemetry = Telemetry(second, (JobTelemetry(job.shape),), Counters(np.array([second]), 1.0, values[:, None]))
-        panel.at(telemetry)
-        panel.at(telemetry)  # called twice, folded once
-    return panel
+        statistics.at(telemetry)
+        statistics.at(telemetry)  # called twice, folded once
+    return statistics
 
 
 def test_permuting_ranks_permutes_the_statistics() -> None:
     order = np.random.default_rng(9).permutation(12)
-    straight, mixed = panel_after(np.arange(12)), panel_after(order)
+    straight, mixed = statistics_after(np.arange(12)), statistics_after(order)
     assert np.allclose(straight.level[:, order], mixed.level, equal_nan=True, atol=1e-5)
     assert np.allclose(straight.score[:, order], mixed.score, atol=1e-3)
     assert int(straight.score[FEATURE["sm_clock"]].argmax()) == 7
@@ -473,12 +473,12 @@ def test_permuting_ranks_permutes_the_statistics() -> None:
 
 def test_missing_samples_accuse_no_rank() -> None:
     job = Job(ranks=12)
-    random, panel = np.random.default_rng(3), CounterStatistics()
+    random, statistics = np.random.default_rng(3), CounterStatistics()
     for second in range(150):
         values = job.values(second, random).astype(np.float32)
         values[random.random(values.shape) < 0.3] = np.nan
-        panel.at(Telemetry(second, (JobTelemetry(job.shape),), Counters(np.array([second]), 1.0, values[:, None])))
-    assert (panel.score < 8.0).all()
+        statistics.at(Telemetry(second, (JobTelemetry(job.shape),), Counters(np.array([second]), 1.0, values[:, None])))
+    assert (statistics.score < 8.0).all()
 
 
 def test_fault_history_follows_a_part_until_it_is_replaced() -> None:
@@ -498,12 +498,12 @@ def test_fault_history_follows_a_part_until_it_is_replaced() -> None:
 
 
 def test_a_job_without_steps_is_slower_if_its_traffic_falls() -> None:
-    job, random, gate = Job(), np.random.default_rng(1), SlowdownTest()
+    job, random, slowdown_test = Job(), np.random.default_rng(1), SlowdownTest()
     for second in range(120):
         job.sends = lambda second: 1e9 if second < 80 else 0.7e9
         job.feature["nvlink_bytes"] = lambda second: np.full(8, 1e9 if second < 80 else 0.7e9)
-        gate.take(job.values(second, random).astype(np.float32))
-    assert gate.slower() == pytest.approx(1 / 0.7, rel=0.05)
+        slowdown_test.take(job.values(second, random).astype(np.float32))
+    assert slowdown_test.slower() == pytest.approx(1 / 0.7, rel=0.05)
 
 
 def test_the_rank_in_most_slow_groups_explains_the_others() -> None:
@@ -554,8 +554,8 @@ def test_detectors_accept_empty_telemetry() -> None:
         )
 
 
-def watched(panel: CounterStatistics, job: Job, first: int, seconds: int) -> HealthDetector:
-    detector = HealthDetector(panel=panel)
+def after_windows(statistics: CounterStatistics, job: Job, first: int, seconds: int) -> HealthDetector:
+    detector = HealthDetector(panel=statistics)
     course(detector, [job], seconds, first=first)
     return detector
 
@@ -564,14 +564,14 @@ def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
     """Rank 3's clock is low when the controller restarts. Without the stored baselines the low clock would become
     usual."""
     job = Job(ranks=16)
-    before = watched(CounterStatistics(), job, 1, 60).snapshot()
+    before = after_windows(CounterStatistics(), job, 1, 60).snapshot()
     job.feature["sm_clock"] = lambda second: np.where(np.arange(16) == 3, 0.8, 1.0)
     row = FEATURE["sm_clock"]
     restored, fresh = CounterStatistics(), CounterStatistics()
     detector = HealthDetector(panel=restored)
     detector.restore(before)
     course(detector, [job], 20, first=61)
-    watched(fresh, job, 61, 60)
+    after_windows(fresh, job, 61, 60)
     assert restored.score[row].argmax() == 3
     assert restored.score[row, 3] >= 8.0
     assert np.abs(restored.level[row, [2, 4]]).max() < 0.05
@@ -582,23 +582,23 @@ def test_a_restart_during_a_fault_does_not_learn_it_as_healthy() -> None:
 
 def test_baselines_are_restored_rank_by_rank_within_an_attempt() -> None:
     job = Job(ranks=16)
-    before = watched(CounterStatistics(), job, 1, 60).snapshot()
+    before = after_windows(CounterStatistics(), job, 1, 60).snapshot()
     few, all_of_them = job.shape, job.shape
-    panel = CounterStatistics()
-    detector = HealthDetector(panel=panel)
+    statistics = CounterStatistics()
+    detector = HealthDetector(panel=statistics)
     detector.restore(before)
     job.shape = Shape("j", 1, few.ranks[:5], few.nodes[:5], few.gpus[:5], few.nics[:5])
     job.work = lambda second: np.full(len(job.shape), 0.7)
     job.inside = np.ones(5, np.bool_)
     course(detector, [job], 1, first=61)
-    assert (panel._taken[FEATURE["power"]] >= 30).all()
+    assert (statistics._taken[FEATURE["power"]] >= 30).all()
     job.shape = all_of_them
     job.inside = np.ones(16, np.bool_)
     course(detector, [job], 1, first=62)
-    assert (panel._taken[FEATURE["power"]] >= 30).all()
+    assert (statistics._taken[FEATURE["power"]] >= 30).all()
     job.shape = replace(all_of_them, attempt=2)
     course(detector, [job], 1, first=63)
-    assert (panel._taken[FEATURE["power"]] <= 2).all(), "another attempt may be on other devices"
+    assert (statistics._taken[FEATURE["power"]] <= 2).all(), "another attempt may be on other devices"
 
 
 def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
@@ -614,8 +614,8 @@ def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
     (after,) = [one for one in verdicts(later) if one.kind is Kind.STRAGGLER]
     assert (after.verdict_id, after.cause) == (before[0].verdict_id, Cause.THERMAL)
     assert after.confidence >= 0.9
-    (panel,) = [one._panel for one in detectors if isinstance(one, HealthDetector)]
-    assert panel.fault_history.weight("GPU-j-3", "j-n0"), "the fault is added to the history of its part"
+    (statistics,) = [one._panel for one in detectors if isinstance(one, HealthDetector)]
+    assert statistics.fault_history.weight("GPU-j-3", "j-n0"), "the fault is added to the history of its part"
     (straggler,) = [one for one in detectors if isinstance(one, StragglerDetector)]
     fresh = StragglerDetector()
     fresh.restore(straggler.snapshot())
@@ -626,15 +626,15 @@ def test_a_cause_found_late_is_added_to_the_active_verdict() -> None:
 def test_fault_history_raises_confidence_until_the_part_is_replaced() -> None:
     def verdict(fault_history: FaultHistory) -> Verdict:
         detectors = make_all()
-        panel = next(one._panel for one in detectors if isinstance(one, HealthDetector))
-        panel.fault_history.load(fault_history.dump())
+        statistics = next(one._panel for one in detectors if isinstance(one, HealthDetector))
+        statistics.fault_history.load(fault_history.dump())
         job = Job(ranks=16)
         job.work = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.9, 0.7)
         job.feature["thermal_throttle"] = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.4, 0.0)
         job.feature["sm_clock"] = lambda second: np.where((np.arange(16) == 3) & (second > 60), 0.75, 1.0)
         (first, *_) = [one for one in verdicts(course(list(detectors), [job], 110)) if one.kind is Kind.STRAGGLER]
         assert (first.rank, first.cause) == (3, Cause.THERMAL)
-        weight = panel.fault_history.weight("GPU-j-3", "j-n0")
+        weight = statistics.fault_history.weight("GPU-j-3", "j-n0")
         assert weight[0].value >= 1 + sum(one.value for one in fault_history.weight("GPU-j-3", ""))
         return first
 

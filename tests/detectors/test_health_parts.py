@@ -39,7 +39,7 @@ def at(second: float) -> int:
 # --- ports -----------------------------------------------------------------------------------------------------------
 
 
-class WatchedPorts:
+class FedPorts:
     """Ports, and their reports second by second."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class WatchedPorts:
 
 
 def test_a_port_down_for_five_seconds_is_reported() -> None:
-    port = WatchedPorts()
+    port = FedPorts()
     port.receive(0.0, "down")
     port.receive(3.0, "down", "carrier")  # another source reports the same flap
     assert not port.reported(4.9)
@@ -74,14 +74,14 @@ def test_a_port_down_for_five_seconds_is_reported() -> None:
 
 
 def test_a_port_that_keeps_failing_is_reported_again_after_half_an_hour() -> None:
-    port = WatchedPorts()
+    port = FedPorts()
     port.receive(0.0, "down")
     reported = [second for second in range(0, 4000, 10) if port.reported(second)]
     assert reported == [10, 10 + int(DAMPED_SECONDS), 10 + 2 * int(DAMPED_SECONDS)]
 
 
 def test_three_flaps_within_ten_minutes_are_a_fault_and_two_or_old_ones_are_not() -> None:
-    port = WatchedPorts()
+    port = FedPorts()
     port.flaps(0.0, 100.0)
     assert not port.reported(110.0)
     port.flaps(FLAP_SECONDS + 3.0)
@@ -91,7 +91,7 @@ def test_three_flaps_within_ten_minutes_are_a_fault_and_two_or_old_ones_are_not(
 
 
 def test_all_sources_report_the_same_flaps() -> None:
-    port = WatchedPorts()
+    port = FedPorts()
     for source in ("kernel", "carrier", "counter"):
         port.flaps(10.0, source=source)
     assert not port.reported(20.0), "it has flapped once"
@@ -100,14 +100,14 @@ def test_all_sources_report_the_same_flaps() -> None:
 
 
 def test_a_counter_of_losses_reports_their_number() -> None:
-    port = WatchedPorts()
+    port = FedPorts()
     port.receive(10.0, "lost", times="3")
     assert port.reported(11.0)
-    odd = WatchedPorts()
+    odd = FedPorts()
     odd.receive(10.0, "lost", times="many")
     odd.receive(11.0, "up")
     assert not odd.reported(12.0), "one loss, and a port comes up that was never down"
-    links = WatchedPorts()
+    links = FedPorts()
     links.receive(0.0, "down", entity="GPU-1/3")
     links.receive(0.0, "down", entity="n/mlx5_1")
     assert links.reported(6.0) == [("n/GPU-1/3", "link"), ("n/mlx5_1", "nic")]
@@ -116,7 +116,7 @@ def test_a_counter_of_losses_reports_their_number() -> None:
 # --- stale agents ----------------------------------------------------------------------------------------------------
 
 
-class Listening:
+class StaleAgentsOf:
     """Stale agents of a cluster; agents of `quiet` have not reported since that second."""
 
     def __init__(self, agents: int = 100) -> None:
@@ -141,7 +141,7 @@ def every(first: float, last: float) -> list[float]:
 
 @pytest.mark.parametrize(("agents", "lost", "frozen"), [(100, 5, False), (100, 6, True), (20, 2, False), (20, 3, True)])
 def test_a_mass_loss_of_agents_freezes_all_actions(agents: int, lost: int, frozen: bool) -> None:
-    cluster = Listening(agents)
+    cluster = StaleAgentsOf(agents)
     cluster.looks(*every(0.0, 10.0))
     cluster.loses(10.0, range(lost))
     found = cluster.looks(*every(10.0, 100.0))
@@ -150,7 +150,7 @@ def test_a_mass_loss_of_agents_freezes_all_actions(agents: int, lost: int, froze
 
 
 def test_agents_lost_one_by_one_are_not_a_mass_loss() -> None:
-    cluster = Listening(100)
+    cluster = StaleAgentsOf(100)
     for number in range(12):
         cluster.loses(10.0 + 20.0 * number, [number])
     assert not cluster.looks(*every(0.0, 300.0)), "four within a minute"
@@ -161,12 +161,12 @@ def test_agents_lost_one_by_one_are_not_a_mass_loss() -> None:
 
 
 def test_after_a_suspension_of_the_controller_staleness_starts_over() -> None:
-    cluster = Listening(100)
+    cluster = StaleAgentsOf(100)
     cluster.looks(*every(0.0, 10.0))
     cluster.loses(9.5, range(50))
     assert not cluster.looks(*every(60.0, 60.0 + SILENT_SECONDS)), "frames sent during the suspension are still unread"
     assert len(cluster.looks(*every(60.0 + SILENT_SECONDS, 60.0 + SILENT_SECONDS + 2))) == 1
-    steady = Listening(100)
+    steady = StaleAgentsOf(100)
     steady.looks(*every(0.0, 10.0))
     steady.loses(9.5, range(50))
     assert len(steady.looks(*every(10.0, 9.5 + SILENT_SECONDS + 1.5))) == 1
@@ -176,7 +176,7 @@ def standing_still(job: str, nodes: tuple[str, ...]) -> JobTelemetry:
     return JobTelemetry(Shape(job, 1, np.arange(len(nodes)), nodes))
 
 
-def lost_nodes(cluster: Listening, second: float, job: JobTelemetry, last_step: float) -> list[str]:
+def lost_nodes(cluster: StaleAgentsOf, second: float, job: JobTelemetry, last_step: float) -> list[str]:
     speeds = Speeds()
     speeds.of[job.shape.job] = Speed(finished_ns=at(last_step))
     speeds.of[job.shape.job].newest.extend([2.0] * 4)
@@ -185,7 +185,7 @@ def lost_nodes(cluster: Listening, second: float, job: JobTelemetry, last_step: 
 
 def test_a_stale_node_is_lost_if_its_job_has_stopped_except_in_a_mass_loss() -> None:
     job = standing_still("j", ("n3", "n4"))
-    cluster = Listening(100)
+    cluster = StaleAgentsOf(100)
     cluster.looks(*every(0.0, 10.0))
     cluster.loses(10.0, [3, 50])
     cluster.looks(*every(10.0, 60.0))

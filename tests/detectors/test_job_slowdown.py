@@ -13,14 +13,14 @@ from scheduler_feedback.detectors.iteration.period_estimation import EstimatedPe
 
 
 def fed(
-    gate: SlowdownTest, rates: FloatArray, seconds: float = 1.0, known: int = 8, name: str = "nvlink_bytes"
+    slowdown_test: SlowdownTest, rates: FloatArray, seconds: float = 1.0, known: int = 8, name: str = "nvlink_bytes"
 ) -> SlowdownTest:
     """Add windows in which the first `known` of eight ranks transfer these amounts."""
     for rate in rates.tolist():
         values = np.full((len(FEATURES), 8), np.nan, np.float32)
         values[FEATURE[name], :known] = rate
-        gate.take(values, seconds)
-    return gate
+        slowdown_test.take(values, seconds)
+    return slowdown_test
 
 
 def steady(windows: int, level: float = 1.0, varies: float = 0.0) -> FloatArray:
@@ -30,9 +30,9 @@ def steady(windows: int, level: float = 1.0, varies: float = 0.0) -> FloatArray:
 
 @pytest.mark.parametrize(("level", "slower"), [(1.0, 1.0), (0.97, 1.0), (0.9, 1 / 0.9), (0.5, 2.0), (1.2, 1.0)])
 def test_the_slowdown_follows_the_loss_of_traffic(level: float, slower: float) -> None:
-    gate = fed(SlowdownTest(), np.r_[steady(60, varies=0.005), steady(15, level)])
-    assert gate.slower() == pytest.approx(slower, rel=0.01)
-    assert (gate.recent_windows, gate.judged_by) == (15, "nvlink_bytes")
+    slowdown_test = fed(SlowdownTest(), np.r_[steady(60, varies=0.005), steady(15, level)])
+    assert slowdown_test.slower() == pytest.approx(slower, rel=0.01)
+    assert (slowdown_test.recent_windows, slowdown_test.judged_by) == (15, "nvlink_bytes")
 
 
 def test_a_change_within_chance_is_no_slowdown() -> None:
@@ -66,28 +66,30 @@ def test_with_too_few_windows_there_is_no_slowdown() -> None:
 
 
 def test_samples_of_another_length_reset_the_test() -> None:
-    gate = fed(SlowdownTest(), steady(40))
-    assert len(gate.evenly["nvlink_bytes"]) == 40 and len(gate.coarsely["nvlink_bytes"]) == 40 // COARSER
-    fed(gate, steady(6), seconds=5.0)
-    assert (gate.taken, gate.window_seconds) == (6, 5.0)
-    assert len(gate.evenly["nvlink_bytes"]) == 6
-    assert list(gate.coarsely["nvlink_bytes"]) == [1.0]
+    slowdown_test = fed(SlowdownTest(), steady(40))
+    assert (
+        len(slowdown_test.evenly["nvlink_bytes"]) == 40 and len(slowdown_test.coarsely["nvlink_bytes"]) == 40 // COARSER
+    )
+    fed(slowdown_test, steady(6), seconds=5.0)
+    assert (slowdown_test.taken, slowdown_test.window_seconds) == (6, 5.0)
+    assert len(slowdown_test.evenly["nvlink_bytes"]) == 6
+    assert list(slowdown_test.coarsely["nvlink_bytes"]) == [1.0]
 
 
 def test_missing_samples_are_missing_in_means_as_well() -> None:
-    gate = fed(fed(SlowdownTest(), steady(3)), steady(1), known=1)
-    assert np.isnan(gate.evenly["nvlink_bytes"][-1]) and np.isnan(gate.coarsely["nvlink_bytes"][-1])
-    assert len(gate.signals["nvlink_bytes"]) == 3
+    slowdown_test = fed(fed(SlowdownTest(), steady(3)), steady(1), known=1)
+    assert np.isnan(slowdown_test.evenly["nvlink_bytes"][-1]) and np.isnan(slowdown_test.coarsely["nvlink_bytes"][-1])
+    assert len(slowdown_test.signals["nvlink_bytes"]) == 3
 
 
 def test_a_period_estimate_is_due_at_growing_intervals() -> None:
-    gate = SlowdownTest()
+    slowdown_test = SlowdownTest()
     due = []
     for window in range(1, 400):
-        fed(gate, steady(1))
-        if gate.due >= 0:
+        fed(slowdown_test, steady(1))
+        if slowdown_test.due >= 0:
             due.append(window)
-            gate.look()
+            slowdown_test.look()
     assert due[:4] == [16, 32, 48, 64]
     apart = np.diff(due)
     assert (apart >= 16).all() and (apart[-3:] > 40).all() and apart[-1] <= 1 + max(due[-2] // 4, 16)
@@ -111,7 +113,7 @@ def test_two_estimates_that_disagree_give_no_period(
         return None if period is None else EstimatedPeriod(period, np.arange(3.0 if seconds == COARSER else 9.0), 1.0)
 
     monkeypatch.setattr(gate_module, "estimate_period", estimate_period)
-    gate = fed(SlowdownTest(), steady(WARM_UP))
-    gate.look()
-    assert gate.period_seconds == found
-    assert gate.looked == WARM_UP
+    slowdown_test = fed(SlowdownTest(), steady(WARM_UP))
+    slowdown_test.look()
+    assert slowdown_test.period_seconds == found
+    assert slowdown_test.looked == WARM_UP

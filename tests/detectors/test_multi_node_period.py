@@ -134,15 +134,15 @@ def test_slightly_different_halves_are_one_iteration(half: float) -> None:
 def test_the_slowdown_test_uses_several_nodes_if_one_rate_gives_no_period() -> None:
     lengths = even(0.73)
     signals = node_signals(lengths, LAGS)
-    gate = SlowdownTest()
-    gate.of(signals.shape)
-    assert gate.voices is not None
+    slowdown_test = SlowdownTest()
+    slowdown_test.of(signals.shape)
+    assert slowdown_test.voices is not None
     for window in range(SAMPLES):
         values = np.zeros((len(FEATURES), len(signals.shape)), np.float32)
         for place, ranks in enumerate(signals.members):
             values[FEATURE["nvlink_bytes"], ranks] = signals.ring[window % KEPT, place]
         lag: Float32Array = np.repeat(LAGS, PER_NODE).astype(np.float32)
-        gate.take(values, 1.0, lag)
-    assert estimate_period(np.array(gate.evenly["nvlink_bytes"]), 1.0) is None
-    gate.look()
-    assert gate.period_seconds == pytest.approx(lengths.mean(), rel=0.01)
+        slowdown_test.take(values, 1.0, lag)
+    assert estimate_period(np.array(slowdown_test.evenly["nvlink_bytes"]), 1.0) is None
+    slowdown_test.look()
+    assert slowdown_test.period_seconds == pytest.approx(lengths.mean(), rel=0.01)

@@ -75,10 +75,10 @@ def test_waiting_tasks_without_a_slowdown_accuse_no_node() -> None:
 
 
 def test_a_node_accused_by_another_detector_is_not_reported_again() -> None:
-    job, panel = job_of_stages({"io_waiting": 0.3}), CounterStatistics()
-    panel.accused.add(("j", 1, 6))
-    assert not [one for _, one in course(WorkloadDetector(panel=panel), [job], 190) if isinstance(one, Verdict)]
-    assert panel.accused == {("j", 1, 6)}
+    job, statistics = job_of_stages({"io_waiting": 0.3}), CounterStatistics()
+    statistics.accused.add(("j", 1, 6))
+    assert not [one for _, one in course(WorkloadDetector(panel=statistics), [job], 190) if isinstance(one, Verdict)]
+    assert statistics.accused == {("j", 1, 6)}
     alone = CounterStatistics()
     course(WorkloadDetector(panel=alone), [job_of_stages({"io_waiting": 0.3})], 130)
     assert alone.accused == {("j", 1, rank) for rank in range(8)}, "no other detector reports its ranks"

@@ -315,9 +315,9 @@ def test_the_longest_episode_survives_a_restart() -> None:
     detector, copy = StragglerDetector(), StragglerDetector()
     course(Gang(stops={2: stopped_by(0.3, 0.7, 40.0, 50.0)}), 80.0, 4, detector)
     copy.restore(detector.snapshot())
-    longest = [watched.longest_episode for watched in detector._watched.values()]
+    longest = [state.longest_episode for state in detector._watched.values()]
     assert longest[0] > 0
-    assert [watched.longest_episode for watched in copy._watched.values()] == longest
+    assert [state.longest_episode for state in copy._watched.values()] == longest
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"\x80", b"\x93\x01\x02\x03"])

@@ -135,14 +135,16 @@ def test_a_neighbour_without_cost_is_not_reported() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_healthy_job_with_uneven_iterations_is_never_slower_and_a_slower_one_is(seed: int) -> None:
     """Its rate varies by a tenth from window to window, and it saves once for ten seconds."""
-    random, gate = np.random.default_rng(seed), SlowdownTest()
+    random, slowdown_test = np.random.default_rng(seed), SlowdownTest()
     for second in range(600):
         made = values(random) * random.lognormal(0.0, 0.1) * (0.0 if 300 <= second < 310 else 1.0)
-        gate.take(made.astype(np.float32))
-        assert gate.slower() < 1.05 or 300 <= second < 400, second  # the job did nothing for a seventh of that time
+        slowdown_test.take(made.astype(np.float32))
+        assert slowdown_test.slower() < 1.05 or 300 <= second < 400, (
+            second
+        )  # the job did nothing for a seventh of that time
     for _ in range(90):
-        gate.take((values(random, 1.25) * random.lognormal(0.0, 0.1)).astype(np.float32))
-    assert gate.slower() == pytest.approx(1.25, rel=0.1)
+        slowdown_test.take((values(random, 1.25) * random.lognormal(0.0, 0.1)).astype(np.float32))
+    assert slowdown_test.slower() == pytest.approx(1.25, rel=0.1)
 
 
 def test_a_rate_is_averaged_over_whole_iterations() -> None:

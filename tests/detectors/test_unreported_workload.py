@@ -39,14 +39,14 @@ def reported(
     per_node: int = 8,
     staged: bool = True,
     begins: int = BEGINS,
-    meanwhile: Callable[[CounterStatistics], None] = lambda panel: None,
+    meanwhile: Callable[[CounterStatistics], None] = lambda statistics: None,
 ) -> list[Finding]:
     """Return the findings on a job of two stages with iterations of a second, and longer ones from `begins` on."""
     random = np.random.default_rng(5)
     nodes = tuple(f"n{rank // per_node}" for rank in range(RANKS))
     shape = Shape("job", 1, np.arange(RANKS), nodes, stage=STAGE if staged else None)
-    panel = CounterStatistics()
-    detectors = HealthDetector(panel=panel), WorkloadDetector(panel=panel)
+    statistics = CounterStatistics()
+    detectors = HealthDetector(panel=statistics), WorkloadDetector(panel=statistics)
     found: list[Finding] = []
     for second in range(1, seconds + 1):
         step = np.stack([np.full(RANKS, 0.7), np.zeros(RANKS), np.ones(RANKS)])
@@ -66,7 +66,7 @@ def reported(
         made[FEATURE["pcie_link"], 0] = 1.0
         now = START + second * NS
         telemetry = Telemetry(now, (JobTelemetry(shape),), Counters(np.array([now]), 1.0, made), (), {})
-        meanwhile(panel)
+        meanwhile(statistics)
         found += [one for detector in detectors for one in detector.tick(telemetry)]
     return found
 
@@ -146,9 +146,9 @@ def test_a_job_on_one_node_gives_no_workload_verdict() -> None:
 
 
 def test_a_job_with_another_known_cause_gets_no_workload_verdict() -> None:
-    assert not kinds(reported(all_work_more, meanwhile=lambda panel: panel.disturbed.add("job")))
-    assert not kinds(reported(all_work_more, meanwhile=lambda panel: panel.accused.add(("job", 1, 5))))
-    others = reported(all_work_more, meanwhile=lambda panel: panel.accused.add(("another", 1, 5)))
+    assert not kinds(reported(all_work_more, meanwhile=lambda statistics: statistics.disturbed.add("job")))
+    assert not kinds(reported(all_work_more, meanwhile=lambda statistics: statistics.accused.add(("job", 1, 5))))
+    others = reported(all_work_more, meanwhile=lambda statistics: statistics.accused.add(("another", 1, 5)))
     assert kinds(others) == {(Kind.WORKLOAD, Cause.WHOLE_JOB)}
 
 

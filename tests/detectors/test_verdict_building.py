@@ -48,18 +48,18 @@ from tests.detectors.test_alarm_checks import RANKS, healthy, own_times
 SHAPE = shape_of(RANKS)
 
 
-def watched_of(shape: Shape = SHAPE, baseline: Baseline | None = None) -> GangState:
+def state_of(shape: Shape = SHAPE, baseline: Baseline | None = None) -> GangState:
     found = GangState(1, tuple(shape.ranks.tolist()), places(shape), START_NS, shape)
     found.forget_course()
     found.baseline = healthy() if baseline is None else baseline
     return found
 
 
-def judge_all(watched: GangState, own: FloatArray, switches: Switches | None = None) -> list[Window]:
-    windows = windows_of(own, watched.where)
-    assert watched.baseline is not None
+def judge_all(state: GangState, own: FloatArray, switches: Switches | None = None) -> list[Window]:
+    windows = windows_of(own, state.where)
+    assert state.baseline is not None
     for window in windows:
-        judge_window(watched, watched.baseline, window, Switches() if switches is None else switches)
+        judge_window(state, state.baseline, window, Switches() if switches is None else switches)
     return windows
 
 
@@ -67,85 +67,85 @@ def judge_all(watched: GangState, own: FloatArray, switches: Switches | None = N
 
 
 def test_a_single_stall_adds_at_most_the_clip_and_raises_no_alarm() -> None:
-    watched = watched_of()
-    judge_all(watched, own_times(1, r3=50.0))
-    assert watched.score[3] == pytest.approx(CLIP_SIGMAS - ALLOWANCE_SIGMAS)
-    assert np.delete(watched.score, 3).max() == 0.0
-    judge_all(watched, own_times(9, r3=50.0))
-    assert watched.score[3] == HIGHEST_SCORE
+    state = state_of()
+    judge_all(state, own_times(1, r3=50.0))
+    assert state.score[3] == pytest.approx(CLIP_SIGMAS - ALLOWANCE_SIGMAS)
+    assert np.delete(state.score, 3).max() == 0.0
+    judge_all(state, own_times(9, r3=50.0))
+    assert state.score[3] == HIGHEST_SCORE
 
 
 def test_an_episode_lasts_while_the_cusum_is_above_zero() -> None:
-    watched = watched_of()
-    judge_all(watched, own_times(4))
-    assert watched.since.max() == -1 and watched.episode(3) == 0
-    judge_all(watched, own_times(2, r3=1.5))
-    assert (watched.since[3], watched.episode(3), watched.counted) == (4, 2, 6)
-    judge_all(watched, own_times(40))
-    assert watched.since[3] == -1 and watched.episode(3) == 0
-    assert 2 < watched.longest_episode < 20
-    assert watched.interval(3) == []
+    state = state_of()
+    judge_all(state, own_times(4))
+    assert state.since.max() == -1 and state.episode(3) == 0
+    judge_all(state, own_times(2, r3=1.5))
+    assert (state.since[3], state.episode(3), state.counted) == (4, 2, 6)
+    judge_all(state, own_times(40))
+    assert state.since[3] == -1 and state.episode(3) == 0
+    assert 2 < state.longest_episode < 20
+    assert state.interval(3) == []
 
 
 def test_a_rank_must_exceed_its_history_and_its_peers() -> None:
     """It always took a tenth longer; if all ranks take longer, none is slower."""
-    larger = watched_of(baseline=healthy(own=own_times(25, r3=1.1)))
+    larger = state_of(baseline=healthy(own=own_times(25, r3=1.1)))
     judge_all(larger, own_times(3, r3=1.1))
     assert larger.score.max() == 0.0, "as much slower than its peers as always"
-    faster = watched_of(baseline=healthy(own=own_times(25, r3=0.5)))
+    faster = state_of(baseline=healthy(own=own_times(25, r3=0.5)))
     judge_all(faster, own_times(3, r3=0.9))
     assert faster.score.max() == 0.0, "slower than it was, and faster than its peers"
-    all_slower = watched_of()
+    all_slower = state_of()
     judge_all(all_slower, own_times(3) * 1.5)
     assert all_slower.score.max() == 0.0
-    one = watched_of()
+    one = state_of()
     judge_all(one, own_times(3, r3=1.5))
     assert np.flatnonzero(one.score).tolist() == [3]
 
 
 def test_a_rank_that_does_not_report_has_no_residual() -> None:
-    watched = watched_of()
-    assert watched.baseline is not None
-    (window,) = windows_of(own_times(1, r3=1.5), watched.where)
-    judge_window(watched, watched.baseline, replace(window, present=np.arange(RANKS) != 3), Switches())
-    assert watched.score.max() == 0.0
-    (unknown,) = windows_of(own_times(1, r3=1.5), watched.where)
-    judge_window(watched, watched.baseline, replace(unknown, compute=np.full(RANKS, np.nan)), Switches())
-    assert watched.score.max() == 0.0 and len(watched.history) == 2
+    state = state_of()
+    assert state.baseline is not None
+    (window,) = windows_of(own_times(1, r3=1.5), state.where)
+    judge_window(state, state.baseline, replace(window, present=np.arange(RANKS) != 3), Switches())
+    assert state.score.max() == 0.0
+    (unknown,) = windows_of(own_times(1, r3=1.5), state.where)
+    judge_window(state, state.baseline, replace(unknown, compute=np.full(RANKS, np.nan)), Switches())
+    assert state.score.max() == 0.0 and len(state.history) == 2
 
 
 def test_evidence_starts_at_the_first_slow_window_of_a_bounded_interval() -> None:
-    watched = watched_of()
+    state = state_of()
     own = own_times(2)
     own[0, 3] = 1.038  # less than two deviations of two per cent: the sum rises above zero by chance
-    judge_all(watched, np.concatenate([own, own_times(3, r3=1.5)]))
-    assert watched.since[3] == 0
-    assert [judged.window.first_step for judged in watched.interval(3)] == [2, 3, 4]
-    judge_all(watched, own_times(3 * INTERVAL_WINDOWS, r3=1.5))
-    assert len(watched.interval(3)) == INTERVAL_WINDOWS
-    assert watched.interval(4) == []
+    judge_all(state, np.concatenate([own, own_times(3, r3=1.5)]))
+    assert state.since[3] == 0
+    assert [judged.window.first_step for judged in state.interval(3)] == [2, 3, 4]
+    judge_all(state, own_times(3 * INTERVAL_WINDOWS, r3=1.5))
+    assert len(state.interval(3)) == INTERVAL_WINDOWS
+    assert state.interval(4) == []
 
 
 @pytest.mark.parametrize(
     ("windows", "timed", "counts"), [(2, False, False), (3, False, True), (2, True, False), (3, True, True)]
 )
 def test_an_alarm_needs_three_slow_windows(windows: int, timed: bool, counts: bool) -> None:
-    watched = watched_of()
-    judge_all(watched, own_times(windows, r3=1.5))
-    assert persistent(watched, 3, timed) is counts
-    assert not persistent(watched, 4, timed)
+    state = state_of()
+    judge_all(state, own_times(windows, r3=1.5))
+    assert persistent(state, 3, timed) is counts
+    assert not persistent(state, 4, timed)
 
 
 def test_an_alarm_needs_two_seconds_or_two_windows_with_stops() -> None:
-    watched = watched_of()
-    short = windows_of(own_times(8, r3=1.5) * 0.2, watched.where, shared=0.02)
-    watched.since[3], watched.counted = 0, len(short)
-    watched.history.extend(Judged(one, np.full(RANKS, 6.0)) for one in short)
-    assert persistent(watched, 3, True), "2.2 s from the first to the last"
-    watched.history.pop()
-    watched.counted -= 1
-    assert not persistent(watched, 3, True) and persistent(watched, 3, False)
-    stopped = watched_of()
+    state = state_of()
+    short = windows_of(own_times(8, r3=1.5) * 0.2, state.where, shared=0.02)
+    state.since[3], state.counted = 0, len(short)
+    state.history.extend(Judged(one, np.full(RANKS, 6.0)) for one in short)
+    assert persistent(state, 3, True), "2.2 s from the first to the last"
+    state.history.pop()
+    state.counted -= 1
+    assert not persistent(state, 3, True) and persistent(state, 3, False)
+    stopped = state_of()
     windows = windows_of(own_times(3, r3=1.5), stopped.where, stopped_steps=(0, 2), stopped=3)
     sigmas = (6.0, 0.0, 6.0)
     stopped.since[3], stopped.counted = 0, 3
@@ -155,9 +155,9 @@ def test_an_alarm_needs_two_seconds_or_two_windows_with_stops() -> None:
 
 
 def test_mates_are_the_other_alarmed_ranks_of_the_node() -> None:
-    watched = watched_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
-    watched.score[[1, 2, 5]] = 9.0
-    assert [mates_of(watched, rank) for rank in (1, 2, 3, 5, 9)] == [(2,), (1,), (1, 2), (), ()]
+    state = state_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
+    state.score[[1, 2, 5]] = 9.0
+    assert [mates_of(state, rank) for rank in (1, 2, 3, 5, 9)] == [(2,), (1,), (1, 2), (), ()]
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
@@ -268,39 +268,39 @@ def test_the_onset_is_where_the_excess_up_to_the_end_is_largest(sigmas: list[flo
 
 
 def test_the_last_slow_step_is_the_newest() -> None:
-    watched = watched_of()
-    watched.history.extend(interval_of([3.0, 2.0, 0.0, 2.5, 1.9, 0.0]))
-    assert _last_slow(watched, 3) == 3
-    assert _last_slow(watched_of(), 3) == -1
+    state = state_of()
+    state.history.extend(interval_of([3.0, 2.0, 0.0, 2.5, 1.9, 0.0]))
+    assert _last_slow(state, 3) == 3
+    assert _last_slow(state_of(), 3) == -1
 
 
 def test_a_verdict_is_active_until_ten_windows_at_normal_speed() -> None:
-    watched, panel = watched_of(), CounterStatistics()
-    watched.standing[3] = ActiveVerdict("v", 0, 0.95)
-    panel.accused = {("g", 1, 3), ("g", 1, 5)}
-    windows = judge_all(watched, own_times(CLEAR_WINDOWS, r3=1.5))
-    watched.history.extend(interval_of([0.0] * (CLEAR_WINDOWS - 1)))
-    assert not cleared("g", watched, windows[-1], panel), "one of ten was slow"
-    watched.history.append(interval_of([1.9])[0])
-    (found,) = cleared("g", watched, windows[-1], panel)
+    state, statistics = state_of(), CounterStatistics()
+    state.standing[3] = ActiveVerdict("v", 0, 0.95)
+    statistics.accused = {("g", 1, 3), ("g", 1, 5)}
+    windows = judge_all(state, own_times(CLEAR_WINDOWS, r3=1.5))
+    state.history.extend(interval_of([0.0] * (CLEAR_WINDOWS - 1)))
+    assert not cleared("g", state, windows[-1], statistics), "one of ten was slow"
+    state.history.append(interval_of([1.9])[0])
+    (found,) = cleared("g", state, windows[-1], statistics)
     assert isinstance(found, Cleared) and found.verdict_id == "v"
     assert found.last_step == CLEAR_WINDOWS - 1
-    assert not watched.standing and panel.accused == {("g", 1, 5)}
-    assert (watched.score[3], watched.since[3]) == (0.0, -1)
-    watched.standing[4] = ActiveVerdict("w", 0, 0.95)
-    watched.history.extend(interval_of([1.0] * CLEAR_WINDOWS))
-    assert not cleared("g", watched, windows[-1], panel), "never slow, but its mean is above the limit"
+    assert not state.standing and statistics.accused == {("g", 1, 5)}
+    assert (state.score[3], state.since[3]) == (0.0, -1)
+    state.standing[4] = ActiveVerdict("w", 0, 0.95)
+    state.history.extend(interval_of([1.0] * CLEAR_WINDOWS))
+    assert not cleared("g", state, windows[-1], statistics), "never slow, but its mean is above the limit"
 
 
 def test_a_node_verdict_is_active_until_all_of_its_ranks_are_normal() -> None:
-    watched, panel = watched_of(), CounterStatistics()
-    watched.standing[3] = ActiveVerdict("v", 0, 0.95, others={2})
+    state, statistics = state_of(), CounterStatistics()
+    state.standing[3] = ActiveVerdict("v", 0, 0.95, others={2})
     calm = interval_of([0.0] * CLEAR_WINDOWS)
     slow = np.where(np.arange(RANKS) == 2, 5.0, 0.0)
-    watched.history.extend([Judged(calm[0].window, slow), *calm[1:]])
-    assert not cleared("g", watched, calm[-1].window, panel), "rank 2 was slow"
-    watched.history.append(calm[0])
-    (found,) = cleared("g", watched, calm[-1].window, panel)
+    state.history.extend([Judged(calm[0].window, slow), *calm[1:]])
+    assert not cleared("g", state, calm[-1].window, statistics), "rank 2 was slow"
+    state.history.append(calm[0])
+    (found,) = cleared("g", state, calm[-1].window, statistics)
     assert isinstance(found, Cleared) and found.reason.startswith("its ranks ran at normal speed")
 
 
@@ -308,11 +308,11 @@ def test_a_node_verdict_is_active_until_all_of_its_ranks_are_normal() -> None:
 
 
 def gang_with_verdicts() -> GangState:
-    watched = watched_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
-    judge_all(watched, own_times(5, r3=1.5, r2=1.4))
-    watched.standing = {3: ActiveVerdict("v", 77, 0.93, True, "n0", "gpu", {2}), 9: ActiveVerdict("w", 78, 0.6)}
-    watched.abstained, watched.best_step_seconds = {-1, 5}, 1.1
-    return watched
+    state = state_of(shape_of(RANKS, [f"n{rank // 4}" for rank in range(RANKS)]))
+    judge_all(state, own_times(5, r3=1.5, r2=1.4))
+    state.standing = {3: ActiveVerdict("v", 77, 0.93, True, "n0", "gpu", {2}), 9: ActiveVerdict("w", 78, 0.6)}
+    state.abstained, state.best_step_seconds = {-1, 5}, 1.1
+    return state
 
 
 def test_all_state_of_a_verdict_is_restored() -> None:
@@ -360,7 +360,7 @@ def test_a_snapshot_that_contradicts_itself_is_refused(changes: dict[str, Any]) 
 # --- the detector ----------------------------------------------------------------------------------------------------
 
 
-class Told:
+class FedDetector:
     """A detector that receives a gang's steps one by one."""
 
     def __init__(self, timed: bool = False) -> None:
@@ -375,85 +375,83 @@ class Told:
         return self.detector.tick(Telemetry(now, (JobTelemetry(shape, table),), no_counters(ranks)))
 
     @property
-    def watched(self) -> GangState:
+    def state(self) -> GangState:
         return self.detector._watched["g"]
 
 
 def test_only_the_first_steps_of_timed_streams_are_skipped() -> None:
-    reported = Told(timed=True)
+    fed = FedDetector(timed=True)
     own = own_times(6)
     own[:3] = 30.0
-    reported.steps(own[:2])
-    reported.steps(own[2:])
-    assert reported.watched.to_skip == 0
-    kept = sum(window.steps for window in reported.watched.warm_up)
-    assert kept + len(reported.watched.pending or ()) == 3
-    assert max(window.step_seconds for window in reported.watched.warm_up) < 2.0
+    fed.steps(own[:2])
+    fed.steps(own[2:])
+    assert fed.state.to_skip == 0
+    kept = sum(window.steps for window in fed.state.warm_up)
+    assert kept + len(fed.state.pending or ()) == 3
+    assert max(window.step_seconds for window in fed.state.warm_up) < 2.0
 
 
 def test_a_rank_that_becomes_slow_during_the_warm_up_is_not_learned_as_healthy() -> None:
-    reported = Told(timed=True)
-    reported.steps(own_times(20))
-    assert reported.watched.baseline is not None and not reported.watched.baseline.final
-    found = reported.steps(own_times(40, r3=1.6))
-    assert reported.watched.baseline.final
-    assert reported.watched.baseline.compute[3] == pytest.approx(1.0)
+    fed = FedDetector(timed=True)
+    fed.steps(own_times(20))
+    assert fed.state.baseline is not None and not fed.state.baseline.final
+    found = fed.steps(own_times(40, r3=1.6))
+    assert fed.state.baseline.final
+    assert fed.state.baseline.compute[3] == pytest.approx(1.0)
     assert {one.rank for one in found if isinstance(one, Verdict)} == {3}
 
 
 def test_a_baseline_has_known_waits_in_all_windows_or_in_none() -> None:
-    reported = Told()
+    fed = FedDetector()
     blind = own_times(10)
     table = table_of(blind)
     unknown = replace(table, wait_seconds=np.full_like(table.wait_seconds, np.nan))
-    reported.detector.tick(Telemetry(1, (JobTelemetry(SHAPE, unknown),), no_counters(RANKS)))
-    reported.step = 10
-    reported.steps(own_times(24))
-    assert reported.watched.baseline is None or not reported.watched.baseline.final, (
-        "24 windows with waits are one too few"
-    )
-    reported.steps(own_times(1))
-    assert reported.watched.baseline is not None and reported.watched.baseline.known
+    fed.detector.tick(Telemetry(1, (JobTelemetry(SHAPE, unknown),), no_counters(RANKS)))
+    fed.step = 10
+    fed.steps(own_times(24))
+    assert fed.state.baseline is None or not fed.state.baseline.final, "24 windows with waits are one too few"
+    fed.steps(own_times(1))
+    assert fed.state.baseline is not None and fed.state.baseline.known
 
 
 def test_nodes_that_resume_one_by_one_keep_the_restored_state() -> None:
-    reported = Told()
-    reported.steps(own_times(30))
-    before = reported.watched
-    assert not reported.steps(own_times(3), ranks=5)
-    assert reported.watched is before
-    reported.steps(own_times(3))
-    assert reported.watched is before and before.baseline is not None
-    reported.steps(own_times(3), attempt=2)
-    assert reported.watched is not before and reported.detector._roles["g"][0] == before.ranks
-    newest = reported.watched
-    reported.steps(own_times(3), attempt=1)
-    assert reported.watched is newest, "an ended attempt is not evaluated again"
+    fed = FedDetector()
+    fed.steps(own_times(30))
+    before = fed.state
+    assert not fed.steps(own_times(3), ranks=5)
+    assert fed.state is before
+    fed.steps(own_times(3))
+    assert fed.state is before and before.baseline is not None
+    fed.steps(own_times(3), attempt=2)
+    assert fed.state is not before and fed.detector._roles["g"][0] == before.ranks
+    newest = fed.state
+    fed.steps(own_times(3), attempt=1)
+    assert fed.state is newest, "an ended attempt is not evaluated again"
 
 
 def test_a_gang_without_telemetry_is_dropped_after_ten_minutes() -> None:
-    reported = Told()
-    reported.steps(own_times(30))
-    seen_ns = reported.watched.seen_ns
+    fed = FedDetector()
+    fed.steps(own_times(30))
+    seen_ns = fed.state.seen_ns
     for later, known in ((1, True), (ABSENT_NS, True), (ABSENT_NS + 1, False)):
-        reported.detector.tick(Telemetry(seen_ns + later, (), no_counters(0)))
-        assert ("g" in reported.detector._watched) is known
+        fed.detector.tick(Telemetry(seen_ns + later, (), no_counters(0)))
+        assert ("g" in fed.detector._watched) is known
 
 
 def test_an_alarm_with_too_little_confidence_is_an_abstention(monkeypatch: pytest.MonkeyPatch) -> None:
     own = np.concatenate([own_times(30), own_times(30, r3=1.5)])
-    assert [one.rank for one in Told().steps(own) if isinstance(one, Verdict)] == [3]
+    assert [one.rank for one in FedDetector().steps(own) if isinstance(one, Verdict)] == [3]
     monkeypatch.setattr(straggler, "LEAST_CONFIDENCE", 0.99999)
-    found = Told().steps(own)
+    found = FedDetector().steps(own)
     assert not [one for one in found if isinstance(one, Verdict)]
     (doubt,) = [one for one in found if isinstance(one, Abstention)]
     assert doubt.rank == 3 and doubt.reason.startswith("the evidence is too weak: confidence ")
 
 
 def test_the_slowdown_by_each_rank_is_a_metric() -> None:
-    watched = watched_of()
-    judge_all(watched, own_times(4, r3=1.5))
-    samples = {dict(labels)["rank"]: value for _, labels, value in _slowdowns("g", watched)}
+    state = state_of()
+    judge_all(state, own_times(4, r3=1.5))
+    samples = {dict(labels)["rank"]: value for _, labels, value in _slowdowns("g", state)}
     assert samples["3"] == pytest.approx(1.7 / 1.2)
     assert {value for rank, value in samples.items() if rank != "3"} == {1.0}
-    assert not list(_slowdowns("g", watched_of()))
+    assert not list(_slowdowns("g", state_of()))

@@ -48,7 +48,7 @@ def frame_of(layout: Layout, seq: int) -> Frame:
     )  # fmt: skip
 
 
-def said(node: str, *numbers: int) -> bytes:
+def stream_of(node: str, *numbers: int) -> bytes:
     """Return a layout and frames as bytes of a stream."""
     layout = layout_of(node)
     return with_length(encode_layout(layout)) + b"".join(
@@ -97,7 +97,7 @@ def announce(folder: Path, node: str, url: str) -> None:
     )
 
 
-def speaking(*parts: bytes) -> Speak:
+def sending(*parts: bytes) -> Speak:
     async def speak(send: Send) -> None:
         for part in parts:
             await send(part)
@@ -133,9 +133,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_frames_arrive_in_order_wherever_the_stream_is_cut(tmp_path: Path) -> None:
     async def scene() -> None:
-        stream = said("n0", *range(1, 8))
-        bytewise = Agent(speaking(*(stream[at : at + 7] for at in range(0, len(stream), 7))))
-        whole = Agent(speaking(said("n1", 1, 2, 3)))
+        stream = stream_of("n0", *range(1, 8))
+        bytewise = Agent(sending(*(stream[at : at + 7] for at in range(0, len(stream), 7))))
+        whole = Agent(sending(stream_of("n1", 1, 2, 3)))
         async with (
             bytewise.listening(tmp_path, "n0"),
             whole.listening(tmp_path, "n1"),
@@ -153,8 +153,8 @@ def test_frames_arrive_in_order_wherever_the_stream_is_cut(tmp_path: Path) -> No
     asyncio.run(scene())
 
 
-WRONG_NODE = said("n9", 1)
-FRAME_FIRST = said("n0", 1)[len(with_length(encode_layout(layout_of("n0")))) :]
+WRONG_NODE = stream_of("n9", 1)
+FRAME_FIRST = stream_of("n0", 1)[len(with_length(encode_layout(layout_of("n0")))) :]
 SHORT = with_length(
     encode_frame(
         Frame("n0", "b", "a", 1, layout_of("n0").layout_id, 1, 1, np.array([1], np.int64), np.array([]),
@@ -177,12 +177,12 @@ SHORT = with_length(
 )
 def test_garbage_is_counted_and_the_stream_opened_again(tmp_path: Path, garbage: bytes, complaint: str) -> None:
     async def scene() -> None:
-        agent = Agent(speaking(garbage))
+        agent = Agent(sending(garbage))
         async with agent.listening(tmp_path, "n0"), feeding(tmp_path) as (feed, got):
             await until(lambda: bool(feed.streams) and feed.streams["n0"].malformed >= 2)
             assert complaint in feed.streams["n0"].complaint
             assert got == []
-            agent.speak = speaking(said("n0", 1, 2))
+            agent.speak = sending(stream_of("n0", 1, 2))
             await until(lambda: got == [("n0", 1), ("n0", 2)])
             assert feed.streams["n0"].connected
             assert feed.streams["n0"].complaint == ""
@@ -192,7 +192,7 @@ def test_garbage_is_counted_and_the_stream_opened_again(tmp_path: Path, garbage:
 
 def test_another_wire_version_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
-        agent = Agent(speaking(with_length(msgspec.msgpack.encode({"v": WIRE_VERSION + 2, "k": "frame"}))))
+        agent = Agent(sending(with_length(msgspec.msgpack.encode({"v": WIRE_VERSION + 2, "k": "frame"}))))
         async with agent.listening(tmp_path, "n0"), feeding(tmp_path) as (feed, _):
             await until(lambda: len(agent.asked) >= 4)
             assert feed.streams["n0"].malformed >= 3
@@ -204,10 +204,10 @@ def test_another_wire_version_is_logged_once(tmp_path: Path, caplog: pytest.LogC
 def test_a_restarted_agent_is_followed_at_its_new_address(tmp_path: Path) -> None:
     async def scene() -> None:
         async with feeding(tmp_path) as (feed, got):
-            async with Agent(speaking(said("n0", 1))).listening(tmp_path, "n0"):
+            async with Agent(sending(stream_of("n0", 1))).listening(tmp_path, "n0"):
                 await until(lambda: got == [("n0", 1)])
             await until(lambda: not feed.streams["n0"].connected)
-            async with Agent(speaking(said("n0", 2))).listening(tmp_path, "n0"):
+            async with Agent(sending(stream_of("n0", 2))).listening(tmp_path, "n0"):
                 await until(lambda: got == [("n0", 1), ("n0", 2)])
             (tmp_path / "n0.json").unlink()
             await until(lambda: not feed._followers)
@@ -219,7 +219,7 @@ def test_a_silent_agent_is_connected_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(feed_module, "SILENCE_SECONDS", 0.1)
 
     async def scene() -> None:
-        agent = Agent(speaking(said("n0", 1)))
+        agent = Agent(sending(stream_of("n0", 1)))
         async with agent.listening(tmp_path, "n0"), feeding(tmp_path):
             await until(lambda: len(agent.asked) >= 3)
 
@@ -239,7 +239,7 @@ def test_no_agent_times_out_while_the_feed_is_busy(tmp_path: Path, monkeypatch: 
 
     async def answer(send: Send) -> None:
         await asyncio.sleep(0.7)
-        await send(said("n0", 1))
+        await send(stream_of("n0", 1))
 
     async def scene() -> None:
         agent = Agent(answer)
@@ -263,26 +263,26 @@ def test_slow_silent_malformed_and_flooding_agents_do_not_affect_others(
     monkeypatch.setattr(feed_module, "MOST_FRAMES_AT_ONCE", 50)
 
     async def slow(send: Send) -> None:
-        for byte in said("slow", *range(1, 4000)):
+        for byte in stream_of("slow", *range(1, 4000)):
             await send(bytes([byte]))
             await asyncio.sleep(0.01)
 
     async def flood(send: Send) -> None:
-        await send(said("flood"))
+        await send(stream_of("flood"))
         for number in range(1, 1_000_000):
-            await send(said("flood", number)[len(said("flood")) :])
+            await send(stream_of("flood", number)[len(stream_of("flood")) :])
 
     async def steady(send: Send) -> None:
-        await send(said("good"))
+        await send(stream_of("good"))
         for number in range(1, 1_000):
-            await send(said("good", number)[len(said("good")) :])
+            await send(stream_of("good", number)[len(stream_of("good")) :])
             await asyncio.sleep(0.02)
 
     async def scene() -> None:
         agents = {
             "slow": Agent(slow),
-            "silent": Agent(speaking(said("silent"))),
-            "malformed": Agent(speaking(with_length(b"\x00"))),
+            "silent": Agent(sending(stream_of("silent"))),
+            "malformed": Agent(sending(with_length(b"\x00"))),
             "flood": Agent(flood),
             "good": Agent(steady),
         }
@@ -304,7 +304,7 @@ def test_slow_silent_malformed_and_flooding_agents_do_not_affect_others(
 
 def test_an_agent_with_a_host_name(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with Agent(speaking(said("n0", 1))).listening(tmp_path, "n0") as url, feeding(tmp_path) as (_, got):
+        async with Agent(sending(stream_of("n0", 1))).listening(tmp_path, "n0") as url, feeding(tmp_path) as (_, got):
             announce(tmp_path, "n0", url.replace("127.0.0.1", "localhost"))
             announce(tmp_path, "n1", "http://name.invalid:1")
             await until(lambda: ("n0", 1) in got)
@@ -336,7 +336,7 @@ def test_all_agents_connect_with_few_handshake_slots(tmp_path: Path, monkeypatch
             most = max(most, now)
             await asyncio.sleep(0.02)
             now -= 1
-            await send(said(node, 1))
+            await send(stream_of(node, 1))
 
         return Agent(speak)
 
@@ -374,7 +374,7 @@ def test_a_bug_ends_the_feed_and_is_raised(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     async def scene() -> None:
-        async with Agent(speaking(said("n0", 1))).listening(tmp_path, "n0"):
+        async with Agent(sending(stream_of("n0", 1))).listening(tmp_path, "n0"):
             with pytest.raises(ZeroDivisionError):
                 async with asyncio.timeout(20):
                     await Feed(tmp_path, broken, (), SystemClock()).run()
@@ -408,7 +408,7 @@ def test_an_invalid_agent_record_is_skipped(
 ) -> None:
     async def scene() -> None:
         (tmp_path / "n0.json").write_bytes(content)
-        async with Agent(speaking(said("n2", 1))).listening(tmp_path, "n2"), feeding(tmp_path) as (feed, got):
+        async with Agent(sending(stream_of("n2", 1))).listening(tmp_path, "n2"), feeding(tmp_path) as (feed, got):
             await until(lambda: got == [("n2", 1)])
             assert set(feed.streams) == {"n2"}
 
@@ -477,7 +477,7 @@ def test_a_limited_number_of_frames_is_read_before_detection_runs(
 
         async with AsyncExitStack() as stack:
             for number in range(streams):
-                agent = Agent(speaking(said(f"n{number}", *range(1, frames + 1))))
+                agent = Agent(sending(stream_of(f"n{number}", *range(1, frames + 1))))
                 await stack.enter_async_context(agent.listening(tmp_path, f"n{number}"))
             feed = Feed(tmp_path, lambda _, frame, __: got.append(frame), (), SystemClock(), between=detect)
             task = asyncio.create_task(feed.run())
@@ -492,7 +492,7 @@ def test_a_limited_number_of_frames_is_read_before_detection_runs(
 def test_frames_are_folded_between_two_ticks() -> None:
     ticks: list[Telemetry] = []
 
-    class Looker:
+    class CountingDetector:
         name = "looker"
 
         def tick(self, telemetry: Telemetry) -> list[Finding]:
@@ -508,7 +508,7 @@ def test_frames_are_folded_between_two_ticks() -> None:
         def restore(self, data: bytes) -> None:
             pass
 
-    watch = DetectionThread((Looker(),), lambda _: None, SystemClock(), tick_seconds=60.0)
+    watch = DetectionThread((CountingDetector(),), lambda _: None, SystemClock(), tick_seconds=60.0)
     watch.between()
     assert len(ticks) == 1
     layout = layout_of("n0")
@@ -519,13 +519,13 @@ def test_frames_are_folded_between_two_ticks() -> None:
 
 
 def test_the_pause_after_a_tick_does_not_grow_with_the_tick() -> None:
-    class Hands(SystemClock):
+    class ManualClock(SystemClock):
         now_ns = 0
 
         def monotonic_ns(self) -> int:
             return self.now_ns
 
-    clock = Hands()
+    clock = ManualClock()
     watch = DetectionThread((), lambda _: None, clock, tick_seconds=0.5)
     begun: list[int] = []
 
@@ -557,7 +557,7 @@ def test_an_agent_that_sends_too_much_is_throttled_alone(
             await send(with_length(encode_layout(layout)) + with_length(encode_frame(frame_of(layout, seq))))
 
     async def speak(send: Send) -> None:
-        await send(said("n0", 1))
+        await send(stream_of("n0", 1))
         for seq in range(2, 40):
             await send(with_length(encode_frame(frame_of(layout_of("n0"), seq))))
             await asyncio.sleep(0.02)

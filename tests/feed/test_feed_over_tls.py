@@ -154,13 +154,13 @@ def test_connections_with_shared_buffers_are_independent(tmp_path: Path) -> None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.sign("server", NAMES))
     head = b"HTTP/1.1 200 OK\r\n\r\n"
-    said = [[with_length(bytes([65 + one]) * 3000) for _ in range(20)] for one in range(3)]
-    said[1] = [*said[1][:10], SPOILT]
+    expected = [[with_length(bytes([65 + one]) * 3000) for _ in range(20)] for one in range(3)]
+    expected[1] = [*expected[1][:10], SPOILT]
     client = Credentials(ca_file=authority.certificate).read().context
     buffers = SharedBuffers()
     buffers.buffer = buffers.buffer[:70]  # less than a record
     received: list[list[bytes]] = [[], [], []]
-    with speaking(context, [[head, *parts] for parts in said]) as port:
+    with speaking(context, [[head, *parts] for parts in expected]) as port:
         streams = [Connection(socket.AF_INET, ("127.0.0.1", port), "n0", b"GET", buffers, client) for _ in range(3)]
         ended: set[int] = set()
         while len(ended) < 3:

@@ -408,7 +408,7 @@ def test_checksums_of_snapshots_that_are_gone_are_dropped(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "expected"),
     [
         ("UPDATE journal SET events = 'text' WHERE cycle = 2", "cycle 2: the list of its events"),
         ("UPDATE journal SET events = x'' WHERE cycle = 2", "cycle 2: the list of its events"),
@@ -418,13 +418,13 @@ def test_checksums_of_snapshots_that_are_gone_are_dropped(path: Path) -> None:
         ("INSERT INTO blocks VALUES (9, 8, 0, 'text')", "the block of cycles 8 to 9"),
     ],
 )
-def test_every_damaged_row_is_reported(path: Path, statement: str, said: str) -> None:
+def test_every_damaged_row_is_reported(path: Path, statement: str, expected: str) -> None:
     written(path)
     with sqlite3.connect(path) as database:
         database.execute(statement)
     database.close()
     store = Store(path)
-    with pytest.raises(StoreError, match=said) as refused:
+    with pytest.raises(StoreError, match=expected) as refused:
         store.load()
     assert str(refused.value).startswith(f"{path}: could not read") and "aside" not in str(refused.value)
     store.close()

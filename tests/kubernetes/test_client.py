@@ -47,7 +47,7 @@ async def serving(handler: Any) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def asking(handler: Any, work: Any, **access: Any) -> Any:
+def with_client(handler: Any, work: Any, **access: Any) -> Any:
     """Run the work with a client of such a server; return its result."""
 
     async def run() -> Any:
@@ -83,7 +83,7 @@ def test_a_request_has_token_type_and_parameters_and_a_rotated_token_is_read_aga
         await client.replace("/d", {})
         await client.delete("/e")
 
-    asking(handler, work, token_file=token)
+    with_client(handler, work, token_file=token)
     assert [one[:5] for one in received] == [
         ("GET", "/a", {"labelSelector": "x=y"}, "Bearer one", ""),
         ("POST", "/b", {}, "Bearer two", "application/json"),
@@ -95,7 +95,7 @@ def test_a_request_has_token_type_and_parameters_and_a_rotated_token_is_read_aga
 
 
 @pytest.mark.parametrize(
-    ("code", "body", "error", "said"),
+    ("code", "body", "error", "expected"),
     [
         (404, {"reason": "NotFound", "message": "no such pod"}, RefusedError, "no such pod"),
         (409, {"reason": "Conflict"}, RefusedError, "Conflict"),
@@ -112,12 +112,12 @@ def test_a_request_has_token_type_and_parameters_and_a_rotated_token_is_read_aga
         (403, "plain words", RefusedError, "plain words"),
     ],
 )
-def test_refused_requests_and_requests_to_retry(code: int, body: Any, error: type[BackendError], said: str) -> None:
+def test_refused_requests_and_requests_to_retry(code: int, body: Any, error: type[BackendError], expected: str) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=code, text=body if isinstance(body, str) else json.dumps(body))
 
-    with pytest.raises(error, match=said) as caught:
-        asking(handler, lambda client: client.get("/x", _anything))
+    with pytest.raises(error, match=expected) as caught:
+        with_client(handler, lambda client: client.get("/x", _anything))
     assert isinstance(caught.value, RefusedError) is (error is RefusedError)
     if isinstance(caught.value, RefusedError):
         assert caught.value.code == code
@@ -128,7 +128,7 @@ def test_an_unreachable_server_and_an_invalid_response_are_distinguished() -> No
         return web.Response(text="{")
 
     with pytest.raises(BackendError, match="cannot decode the response") as caught:
-        asking(handler, lambda client: client.get("/x", _anything))
+        with_client(handler, lambda client: client.get("/x", _anything))
     assert not isinstance(caught.value, UnreachableError)
 
     async def unreachable() -> None:
@@ -154,14 +154,14 @@ def test_lines_are_complete_for_any_chunks_and_a_refused_watch_raises() -> None:
         async with client.lines("/x", 5.0) as lines:
             return [line async for line in lines]
 
-    assert asking(handler, work) == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
+    assert with_client(handler, work) == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
 
     async def refused_(client: Client) -> None:
         async with client.lines("/refused", 5.0):
             pass
 
     with pytest.raises(RefusedError) as caught:
-        asking(handler, refused_)
+        with_client(handler, refused_)
     assert caught.value.code == 410
 
 
@@ -194,7 +194,7 @@ def test_a_kubeconfig_s_current_context_gives_server_and_user(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ({"users": []}, "users: u"),
         ({"current-context": "c"}, "contexts: c"),
@@ -203,11 +203,11 @@ def test_a_kubeconfig_s_current_context_gives_server_and_user(tmp_path: Path) ->
         ({"users": [{"name": "u", "user": {"client-key-data": "!"}}]}, "client-key"),
     ],
 )
-def test_an_invalid_kubeconfig_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_an_invalid_kubeconfig_is_named(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
     (tmp_path / "ca.pem").write_text("the ca")
     path = tmp_path / "config"
     path.write_text(json.dumps(kubeconfig() | change))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         from_kubeconfig(path)
 
 

@@ -293,8 +293,8 @@ def test_after_an_expired_version_a_new_list_reports_deletions(
         lists = watch.lists
 
         def too_old(line: bytes) -> None:
-            said = b'{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old resource version"}}'
-            take(said if watch.lists == lists else line)
+            expected = b'{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old resource version"}}'
+            take(expected if watch.lists == lists else line)
 
         take = watch._take
         watch._take = too_old  # type: ignore[method-assign] # what a server says inside of a stream of 200

@@ -185,12 +185,12 @@ def test_a_service_account_submits_and_manages_its_own_jobs(site: People, accoun
 def test_invalid_tokens_are_rate_limited_before_they_reach_the_api_server(
     site: People, accounts: Accounts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = 0
+    requests = 0
     ask = TokenReviews._ask
 
     async def counted(reviews: TokenReviews, token: str) -> Reviewed:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         return await ask(reviews, token)
 
     monkeypatch.setattr(TokenReviews, "_ask", counted)
@@ -198,5 +198,5 @@ def test_invalid_tokens_are_rate_limited_before_they_reach_the_api_server(
     bearer = {"Authorization": f"Bearer {accounts.token('g-robot', AUDIENCE)}"}
     assert site.ask("", "GET", "/api/whoami", **bearer).status == 200
     statuses = [site.ask("", "GET", "/api/whoami", Authorization=f"Bearer guess-{n}").status for n in range(60)]
-    assert asked <= 20 and statuses.count(429) >= 40
+    assert requests <= 20 and statuses.count(429) >= 40
     assert site.ask("", "GET", "/api/whoami", **bearer).status == 200, "a user who logged in before is not locked out"

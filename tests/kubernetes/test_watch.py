@@ -91,7 +91,7 @@ def change(kind: str, one: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_list_in_pages_and_its_changes_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = FakeWatch(
+    fake = FakeWatch(
         monkeypatch,
         [page(5, a_pod("a", 1), more="next"), page(6, a_pod("b", 2))],
         [[
@@ -100,14 +100,14 @@ def test_a_list_in_pages_and_its_changes_are_reported_once(monkeypatch: pytest.M
         ]],
         parameters={"fieldSelector": "f"},
     ).run()  # fmt: skip
-    assert watched.changes == [("a", "-", "1"), ("b", "-", "2"), ("a", "1", "7"), ("b", "2", "-"), ("c", "-", "9")]
-    assert set(watched.watch.objects) == {"default/a", "default/c"}
-    assert [one.get("continue", "") for one in watched.asked[:2]] == ["", "next"]
-    assert all(one["fieldSelector"] == "f" for one in watched.asked)
-    first, second = watched.asked[2:]
+    assert fake.changes == [("a", "-", "1"), ("b", "-", "2"), ("a", "1", "7"), ("b", "2", "-"), ("c", "-", "9")]
+    assert set(fake.watch.objects) == {"default/a", "default/c"}
+    assert [one.get("continue", "") for one in fake.asked[:2]] == ["", "next"]
+    assert all(one["fieldSelector"] == "f" for one in fake.asked)
+    first, second = fake.asked[2:]
     assert (first["watch"], first["resourceVersion"], first["allowWatchBookmarks"]) == ("1", "6", "true")
     assert second["resourceVersion"] == "50", "a bookmark has the newest version of an idle watch"
-    assert (watched.watch.lists, watched.watch.events, watched.watch.synced.is_set()) == (1, 4, True)
+    assert (fake.watch.lists, fake.watch.events, fake.watch.synced.is_set()) == (1, 4, True)
 
 
 @pytest.mark.parametrize(
@@ -122,28 +122,28 @@ def test_an_expired_or_invalid_watch_lists_again_and_reports_deletions(
     monkeypatch: pytest.MonkeyPatch, gone: Any
 ) -> None:
     pages = [page(5, a_pod("a", 1), a_pod("b", 2), a_pod("c", 3)), page(9, a_pod("a", 1), a_pod("c", 8))]
-    watched = FakeWatch(monkeypatch, pages, [gone]).run()
-    assert watched.changes == [("a", "-", "1"), ("b", "-", "2"), ("c", "-", "3"), ("c", "3", "8"), ("b", "2", "-")]
-    assert watched.watch.lists == 2
+    fake = FakeWatch(monkeypatch, pages, [gone]).run()
+    assert fake.changes == [("a", "-", "1"), ("b", "-", "2"), ("c", "-", "3"), ("c", "3", "8"), ("b", "2", "-")]
+    assert fake.watch.lists == 2
 
 
 def test_an_interrupted_watch_continues_from_its_last_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = FakeWatch(
+    fake = FakeWatch(
         monkeypatch, [page(5, a_pod("a", 1))], [[change("MODIFIED", a_pod("a", 7))], UnreachableError("broken"), []]
     ).run()
-    assert (watched.watch.lists, watched.watch.reconnects) == (1, 1)
-    assert [one.get("resourceVersion") for one in watched.asked] == [None, "5", "7", "7", "7"]
+    assert (fake.watch.lists, fake.watch.reconnects) == (1, 1)
+    assert [one.get("resourceVersion") for one in fake.asked] == [None, "5", "7", "7", "7"]
 
 
 def test_an_optional_kind_that_is_not_served_is_empty_and_listed_again_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watched = FakeWatch(monkeypatch, [refused(404)], [], optional=True).run()
-    assert watched.watch.absent and watched.watch.synced.is_set()
-    watched = FakeWatch(monkeypatch, [refused(404), page(5, a_pod("a", 1))], [], optional=True).run()
-    assert not watched.watch.absent and len(watched.changes) == 1
-    watched = FakeWatch(monkeypatch, [refused(404)], []).run()
-    assert not watched.watch.absent and not watched.watch.synced.is_set()
+    fake = FakeWatch(monkeypatch, [refused(404)], [], optional=True).run()
+    assert fake.watch.absent and fake.watch.synced.is_set()
+    fake = FakeWatch(monkeypatch, [refused(404), page(5, a_pod("a", 1))], [], optional=True).run()
+    assert not fake.watch.absent and len(fake.changes) == 1
+    fake = FakeWatch(monkeypatch, [refused(404)], []).run()
+    assert not fake.watch.absent and not fake.watch.synced.is_set()
 
 
 def test_kinds_that_were_not_listed_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_work_on_one_key_is_serial_and_other_work_concurrent() -> None:
     done: list[str] = []
     busy: list[bool] = []
     first_may_end = threading.Event()
-    said = threading.Event()
+    continued = threading.Event()
 
     async def work(name: str, waits: bool = False, fails: bool = False) -> None:
         done.append(f"{name} begins")
@@ -195,20 +195,20 @@ def test_work_on_one_key_is_serial_and_other_work_concurrent() -> None:
             raise BackendError("refused")
         done.append(f"{name} ends")
         if name in ("other", "last"):
-            said.set()
+            continued.set()
 
     connection = connected()
     try:
         connection.go(("a", 1), work("first", waits=True, fails=True))
         connection.go(("a", 1), work("second"))
         connection.go(("b", 1), work("other"))
-        assert said.wait(5)
+        assert continued.wait(5)
         assert done == ["first begins", "other begins", "other ends"]
         assert connection.busy(("a", 1))
-        said.clear()
+        continued.clear()
         first_may_end.set()
         connection.go(("a", 1), work("last"))
-        assert said.wait(5)
+        assert continued.wait(5)
         assert done[3:] == ["second begins", "second ends", "last begins", "last ends"]
         assert all(busy), "also if one key ends while others wait for it"
         for _ in range(500):

@@ -74,8 +74,8 @@ def leader(api: LittleApi) -> Leadership:
     return Leadership(api.access, "ours", "main", "me", clock=ManualClock())
 
 
-def tried(who: Leadership, api: LittleApi, at_seconds: float) -> bool:
-    return asyncio.run(who._try(api, round(at_seconds * SECOND)))
+def tried(elector: Leadership, api: LittleApi, at_seconds: float) -> bool:
+    return asyncio.run(elector._try(api, round(at_seconds * SECOND)))
 
 
 def written(api: LittleApi) -> dict[str, Any]:
@@ -86,12 +86,12 @@ def written(api: LittleApi) -> dict[str, Any]:
 
 def test_a_free_lease_is_acquired_and_renewed_without_a_transition() -> None:
     api = LittleApi()
-    who = leader(api)
-    assert tried(who, api, 0.0)
+    elector = leader(api)
+    assert tried(elector, api, 0.0)
     assert api.done == [("POST", LEASES)]
     spec = written(api)["spec"]
     assert (spec["holderIdentity"], spec["leaseTransitions"], spec["leaseDurationSeconds"]) == ("me", 0, 10)
-    assert tried(who, api, 2.0)
+    assert tried(elector, api, 2.0)
     assert api.done[1:] == [("PUT", f"{LEASES}/main")]
     again = written(api)["spec"]
     assert (again["leaseTransitions"], again["acquireTime"]) == (0, spec["acquireTime"])
@@ -99,43 +99,43 @@ def test_a_free_lease_is_acquired_and_renewed_without_a_transition() -> None:
 
 def test_another_s_lease_expires_on_our_own_clock_from_its_last_observed_change() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("other", **{LAST_HOLDER: "other"})})
-    who = leader(api)
-    assert not tried(who, api, 100.0)
-    assert not tried(who, api, 109.0)
+    elector = leader(api)
+    assert not tried(elector, api, 100.0)
+    assert not tried(elector, api, 109.0)
     written(api)["metadata"]["resourceVersion"] = "8"  # it was renewed
-    assert not tried(who, api, 111.0)
-    assert not tried(who, api, 120.9)
-    assert tried(who, api, 121.0)
+    assert not tried(elector, api, 111.0)
+    assert not tried(elector, api, 120.9)
+    assert tried(elector, api, 121.0)
     assert (written(api)["spec"]["holderIdentity"], written(api)["spec"]["leaseTransitions"]) == ("me", 5)
     assert written(api)["spec"]["acquireTime"] != "then"
     assert written(api)["metadata"]["annotations"] == {LAST_HOLDER: "me"}
-    assert who.before == "other"
+    assert elector.before == "other"
 
 
 def test_a_longer_lease_is_waited_for_completely_and_a_shorter_one_for_at_least_our_duration() -> None:
     for seconds, waited in ((30, 30.0), (1, 10.0)):
         api = LittleApi({f"{LEASES}/main": a_lease("other", seconds)})
-        who = leader(api)
-        assert not tried(who, api, 0.0)
-        assert not tried(who, api, waited - 0.1)
-        assert tried(who, api, waited)
+        elector = leader(api)
+        assert not tried(elector, api, 0.0)
+        assert not tried(elector, api, waited - 0.1)
+        assert tried(elector, api, waited)
 
 
 def test_a_released_lease_is_acquired_at_once_and_a_lost_race_is_no_error() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("")})
     api.fails[("PUT", f"{LEASES}/main")] = [refused(409, "Conflict"), None]
-    who = leader(api)
-    assert not tried(who, api, 0.0), "another controller was faster"
-    assert tried(who, api, 0.0)
+    elector = leader(api)
+    assert not tried(elector, api, 0.0), "another controller was faster"
+    assert tried(elector, api, 0.0)
     api.fails[("PUT", f"{LEASES}/main")] = [refused(403, "Forbidden")]
     with pytest.raises(BackendError):
-        tried(who, api, 1.0)
+        tried(elector, api, 1.0)
 
 
 def test_releasing_clears_only_our_own_lease() -> None:
     api = LittleApi({f"{LEASES}/main": a_lease("me")})
-    who = leader(api)
-    asyncio.run(who._let_go(api))
+    elector = leader(api)
+    asyncio.run(elector._let_go(api))
     assert (written(api)["spec"]["holderIdentity"], written(api)["spec"]["leaseTransitions"]) == ("", 4)
     assert written(api)["metadata"]["annotations"] == {LAST_HOLDER: "me"}
     api = LittleApi({f"{LEASES}/main": a_lease("other")})
@@ -149,28 +149,28 @@ def led(monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception | None],
     Each try takes three seconds; the clock stops with the last response.
     """
     lost: list[bool] = []
-    who = Leadership(LittleApi().access, "ours", "main", "me", clock=clock, lost=lambda: lost.append(True))
+    elector = Leadership(LittleApi().access, "ours", "main", "me", clock=clock, lost=lambda: lost.append(True))
     acts: list[bool] = []
 
     async def try_(_client: object, _now_ns: int) -> bool:
         answer = answers.pop(0)
         if not answers:
-            who._ending.set()
+            elector._ending.set()
         if isinstance(answer, Exception):
             raise answer
         return bool(answer)
 
     def wait(_seconds: float) -> bool:
-        acts.append(who.may_act())
+        acts.append(elector.may_act())
         clock.advance(3.0)
-        return who._ending.is_set()
+        return elector._ending.is_set()
 
-    monkeypatch.setattr(who, "_try", try_)
-    monkeypatch.setattr(who._ending, "wait", wait)
-    monkeypatch.setattr(who, "_let_go", try_)
+    monkeypatch.setattr(elector, "_try", try_)
+    monkeypatch.setattr(elector._ending, "wait", wait)
+    monkeypatch.setattr(elector, "_let_go", try_)
     answers.append(True)  # of the release
 
-    asyncio.run(who._live())
+    asyncio.run(elector._live())
     return [*acts, *(["lost"] if lost else [])]  # type: ignore[list-item]
 
 

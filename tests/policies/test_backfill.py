@@ -31,7 +31,7 @@ def line_of(**jobs: tuple[int, int]) -> WaitingLine:
 MIXED = {"a": (2, 10), "b": (6, 10), "c": (2, 100), "d": (1, 300), "e": (2, 20), "f": (2, 100), "g": (2, 101)}
 
 
-def asked(line: WaitingLine, free: int, beside: int, window: float | None) -> str:
+def candidates_of(line: WaitingLine, free: int, beside: int, window: float | None) -> str:
     window_ns = None if window is None else round(window * SECOND)
     return "".join(key[-1] for key, _, _, _ in candidates(line, free, beside, window_ns))
 
@@ -54,7 +54,7 @@ def asked(line: WaitingLine, free: int, beside: int, window: float | None) -> st
 def test_candidates_are_jobs_that_may_fit_for_their_run_time(
     free: int, beside: int, window: float | None, names: str
 ) -> None:
-    assert asked(line_of(**MIXED), free, beside, window) == names
+    assert candidates_of(line_of(**MIXED), free, beside, window) == names
 
 
 def test_a_kind_without_room_yields_no_more_candidates() -> None:
@@ -164,18 +164,18 @@ def test_a_node_that_the_cap_keeps_in_use_is_used_last() -> None:
     world.cycle(NodeCommanded("n0", NodeCommand.QUARANTINE, "eve"))
     node = world.state.nodes["n1"]
     node.state = NodeState.PROBATION
-    turn = CycleContext(world.state, world.now_ns)
-    assert not quarantine(turn, node, "slow again", "v")
+    context = CycleContext(world.state, world.now_ns)
+    assert not quarantine(context, node, "slow again", "v")
     assert (node.state.value, node.until_ns, node.reason, node.backoff) == ("suspect", None, "slow again", 0)
-    assert quarantine(turn, node, "slow again", "v", capped=False)
+    assert quarantine(context, node, "slow again", "v", capped=False)
     assert (node.state.value, node.backoff) == ("quarantine", 1)
 
 
 # --- ends of attempts ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("said", "counted"), [(40.0, 40.0), (-5.0, 0.0), (500.0, 60.0)])
-def test_the_end_reported_by_the_shim_is_bounded_by_start_and_now(said: float, counted: float) -> None:
+@pytest.mark.parametrize(("expected", "counted"), [(40.0, 40.0), (-5.0, 0.0), (500.0, 60.0)])
+def test_the_end_reported_by_the_shim_is_bounded_by_start_and_now(expected: float, counted: float) -> None:
     world = World({"n0": 2})
     job_id = world.submit(2, 1000.0)
     world.running()
@@ -183,7 +183,7 @@ def test_the_end_reported_by_the_shim_is_bounded_by_start_and_now(said: float, c
     world.now_ns += 60 * SECOND
     world.alive.clear()
     exits = (RankExit(0, 0), RankExit(1, 0))
-    world.cycle(AttemptEnded(job_id, 1, exits, ended_wall_ns=began_ns + round(said * SECOND)))
+    world.cycle(AttemptEnded(job_id, 1, exits, ended_wall_ns=began_ns + round(expected * SECOND)))
     job = world.state.jobs[job_id]
     assert (job.state, job.attempt_ended_ns) == (JobState.COMPLETED, began_ns + round(counted * SECOND))
     assert job.run_ns == round(counted * SECOND)

@@ -155,9 +155,9 @@ def test_a_verdict_stretches_the_work_left_at_the_begin_of_the_fault() -> None:
 
 def test_expected_duration_of_a_fault() -> None:
     policy = changed(LIMIT, expected_persistence_seconds=1000.0)
-    said = verdict_of(first_wall_ns=NOW_NS - 40 * SECOND, lasts_seconds=60.0)
-    assert runtime_estimate.lasts_yet_seconds(policy, said, None, NOW_NS) == 20.0
-    assert runtime_estimate.lasts_yet_seconds(policy, said, None, NOW_NS + 90 * SECOND) == 0.0
+    expected = verdict_of(first_wall_ns=NOW_NS - 40 * SECOND, lasts_seconds=60.0)
+    assert runtime_estimate.lasts_yet_seconds(policy, expected, None, NOW_NS) == 20.0
+    assert runtime_estimate.lasts_yet_seconds(policy, expected, None, NOW_NS + 90 * SECOND) == 0.0
     unsaid = verdict_of(first_wall_ns=NOW_NS - 40 * SECOND)
     assert runtime_estimate.lasts_yet_seconds(policy, unsaid, None, NOW_NS) == 1000.0
     old = verdict_of(first_wall_ns=NOW_NS - 5000 * SECOND)

@@ -261,8 +261,8 @@ def test_the_first_job_is_the_first_below_its_queue_s_limit() -> None:
 def test_a_proposal_is_logged_once_in_observe_mode_and_done_in_act_mode() -> None:
     job = job_of("j")
     for mode, reported in ((Mode.ACT, []), (Mode.OBSERVE, ["grow"])):
-        turn = CycleContext(State(policy=Policy(mode=mode), jobs={"j": job}), NOW_NS)
+        context = CycleContext(State(policy=Policy(mode=mode), jobs={"j": job}), NOW_NS)
         for _ in range(2):
-            assert gang_moves.proposed(turn, job, "grow 4", "grow", "would grow", ()) is (mode is Mode.OBSERVE)
-        assert [(entry.kind, entry.applied) for entry in turn.entries] == [(kind, False) for kind in reported]
-    assert gang_moves.proposed(turn, job, "grow 8", "grow", "would grow", ()) and len(turn.entries) == 2
+            assert gang_moves.proposed(context, job, "grow 4", "grow", "would grow", ()) is (mode is Mode.OBSERVE)
+        assert [(entry.kind, entry.applied) for entry in context.entries] == [(kind, False) for kind in reported]
+    assert gang_moves.proposed(context, job, "grow 8", "grow", "would grow", ()) and len(context.entries) == 2

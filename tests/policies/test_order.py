@@ -209,7 +209,7 @@ def test_a_new_job_is_last() -> None:
 
 def test_chosen_jobs_go_first_then_stopped_then_pending_ones() -> None:
     names = ("a", "b", "c", "d", "new")
-    jobs = {name: job_of(name, turn=turn) for turn, name in enumerate(names, 1)}
+    jobs = {name: job_of(name, turn=context) for context, name in enumerate(names, 1)}
     state = state_of(*jobs.values(), **_LAS)
     state.first_turn, state.last_turn = 1, 5
     moved = las.take_turns(state, [jobs["c"], jobs["d"]], [])

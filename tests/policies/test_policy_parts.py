@@ -140,22 +140,22 @@ def test_gangs_that_resume_are_saved_and_only_cancellations_pass_a_freeze(
     job, ledger = world.state.jobs[job_id], ledger_of(world.state)
     job.stop_reason = why
     ledger.stops(job)
-    turn = CycleContext(world.state, world.now_ns)
+    context = CycleContext(world.state, world.now_ns)
     world.state.frozen = True
-    stopping.ask_for_stops(turn, ledger)
+    stopping.ask_for_stops(context, ledger)
     if why is not StopReason.CANCEL:
-        assert (turn.actions, job.state) == ([], state)
+        assert (context.actions, job.state) == ([], state)
     else:
-        assert len(turn.actions) == 1
+        assert len(context.actions) == 1
     world.state.frozen = False
-    stopping.ask_for_stops(turn, ledger)
-    (action,) = turn.actions
+    stopping.ask_for_stops(context, ledger)
+    (action,) = context.actions
     assert isinstance(action, StopGang)
     wanted = (("save", "it"), 7.0) if saves else ((), 0.0)
     assert (action.checkpoint_command, action.checkpoint_timeout_seconds) == wanted
-    assert ("save within 7.0 s, then SIGTERM" in turn.entries[-1].text) is saves
-    stopping.ask_for_stops(turn, ledger)
-    assert len(turn.actions) == 1, "one stop is enough"
+    assert ("save within 7.0 s, then SIGTERM" in context.entries[-1].text) is saves
+    stopping.ask_for_stops(context, ledger)
+    assert len(context.actions) == 1, "one stop is enough"
 
 
 def test_a_start_reports_the_wait_of_the_job_and_the_first_start_is_kept() -> None:
@@ -195,11 +195,11 @@ def decision(**fields: Any) -> Decision:
 def test_a_move_not_made_is_scored_by_the_later_cost_of_the_fault() -> None:
     mine, other, applied = decision(), decision(verdict_id="w"), decision(applied=True)
     scored_before = decision(outcome_seconds=1.0)
-    turn = scored(World({"n0": 2}), mine, other, applied, scored_before)
-    decision_scores.score_observed(turn, verdict_of(first_wall_ns=NOW_NS - 300 * SECOND), "it cleared")
+    context = scored(World({"n0": 2}), mine, other, applied, scored_before)
+    decision_scores.score_observed(context, verdict_of(first_wall_ns=NOW_NS - 300 * SECOND), "it cleared")
     assert mine.outcome_seconds == pytest.approx(50.0), "half of the hundred seconds since the decision"
     assert (other.outcome_seconds, applied.outcome_seconds, scored_before.outcome_seconds) == (None, None, 1.0)
-    (entry,) = turn.entries
+    (entry,) = context.entries
     assert entry.text == "not moved: staying cost 50 s (it cleared), moving would have cost 30 s"
     assert dict(entry.detail)["outcome_seconds"] == "50.0"
 
@@ -208,15 +208,15 @@ def test_a_move_is_scored_from_its_decision_to_the_first_step_of_a_later_attempt
     job = job_of("j", attempt=2, attempt_ended_ns=NOW_NS - 80 * SECOND)
     mine, same_attempt = decision(applied=True), decision(applied=True, attempt=2)
     others, observed = decision(applied=True, job_id="k"), decision()
-    turn = scored(World({"n0": 2}), mine, same_attempt, others, observed)
-    decision_scores.score_applied(turn, job, NOW_NS - 40 * SECOND)
+    context = scored(World({"n0": 2}), mine, same_attempt, others, observed)
+    decision_scores.score_applied(context, job, NOW_NS - 40 * SECOND)
     assert mine.outcome_seconds == 60.0
     assert [one.outcome_seconds for one in (same_attempt, others, observed)] == [None, None, None]
-    (entry,) = turn.entries
+    (entry,) = context.entries
     detail = dict(entry.detail)
     assert (detail["save_seconds"], detail["restart_seconds"]) == ("20.0", "40.0")
     assert entry.text == "moving took 60 s, expected 30 s"
-    decision_scores.score_applied(turn, job, NOW_NS)
+    decision_scores.score_applied(context, job, NOW_NS)
     assert mine.outcome_seconds == 60.0, "scored once"
 
 

@@ -132,7 +132,7 @@ def test_a_document_truncated_anywhere_is_refused(at: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "expected"),
     [
         ("job_id", None, r"jobs\[0\].job_id: the value is missing"),
         ("job_state", None, r"jobs\[0\].job_state: the value is missing"),
@@ -144,11 +144,11 @@ def test_a_document_truncated_anywhere_is_refused(at: int) -> None:
         ("time_limit", True, r"jobs\[0\].time_limit: expected a number"),
     ],
 )
-def test_a_field_of_a_wrong_type_is_named(key: str, value: Any, said: str) -> None:
+def test_a_field_of_a_wrong_type_is_named(key: str, value: Any, expected: str) -> None:
     document = json.loads(recorded("squeue.json"))
     document["jobs"] = document["jobs"][:1]
     document["jobs"][0][key] = value
-    with pytest.raises(BackendError, match=said):
+    with pytest.raises(BackendError, match=expected):
         parse_json.jobs(json.dumps(document).encode())
 
 

@@ -171,7 +171,7 @@ def test_a_job_that_ended_after_its_save_is_not_awaited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "said"),
+    ("job", "expected"),
     [
         (dataclasses.replace(JOB, restarts=1), "it was restarted in the meantime"),
         (dataclasses.replace(JOB, state="COMPLETED"), "it is now COMPLETED"),
@@ -179,9 +179,9 @@ def test_a_job_that_ended_after_its_save_is_not_awaited(tmp_path: Path) -> None:
         (None, "it no longer exists"),
     ],
 )
-def test_an_ended_attempt_is_not_touched(tmp_path: Path, job: SlurmJob | None, said: str) -> None:
+def test_an_ended_attempt_is_not_touched(tmp_path: Path, job: SlurmJob | None, expected: str) -> None:
     slurm = FakeSlurm(job)
-    assert said in moved(tmp_path, slurm)
+    assert expected in moved(tmp_path, slurm)
     assert slurm.done == []
     assert memory_of(tmp_path) == Touched()
     (line,) = lines(tmp_path / "audit.jsonl")
@@ -203,13 +203,13 @@ def test_no_move_starts_while_actions_are_frozen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [({"state": "CANCELLED"}, "it was cancelled"), ({"restarts": 1}, "it was restarted in the meantime")],
 )
-def test_changes_during_the_save_take_precedence(tmp_path: Path, change: dict[str, object], said: str) -> None:
+def test_changes_during_the_save_take_precedence(tmp_path: Path, change: dict[str, object], expected: str) -> None:
     slurm = FakeSlurm()
     slurm.on_signal = lambda job: dataclasses.replace(job, **change)  # type: ignore[arg-type]
-    assert said in moved(tmp_path, slurm)
+    assert expected in moved(tmp_path, slurm)
     assert [words.split()[1] for words in slurm.done] == ["create", "--signal=USR1", "delete"], (
         "its reservation is deleted"
     )
@@ -308,7 +308,7 @@ def test_moves_an_hour_are_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "said", "code"),
+    ("job", "expected", "code"),
     [
         (None, "Slurm no longer has this job", None),
         (dataclasses.replace(JOB, state="PENDING"), "Slurm has requeued it", None),
@@ -321,10 +321,10 @@ def test_moves_an_hour_are_limited(tmp_path: Path) -> None:
         (dataclasses.replace(JOB, state="PENDING", completing=True), "", None),
     ],
 )
-def test_events_of_an_attempt(tmp_path: Path, job: SlurmJob | None, said: str, code: int | None) -> None:
+def test_events_of_an_attempt(tmp_path: Path, job: SlurmJob | None, expected: str, code: int | None) -> None:
     backend = SlurmBackend(tmp_path, FakeSlurm())
     events = backend._events_of(Snapshot(0, NODES, {} if job is None else {7: job}), "slurm-7", 0)
-    assert events == ([AttemptEnded("slurm-7", 0, (), reason=said, all_exited_with=code)] if said else [])
+    assert events == ([AttemptEnded("slurm-7", 0, (), reason=expected, all_exited_with=code)] if expected else [])
 
 
 # --- updates of nodes ------------------------------------------------------------------------------------------------

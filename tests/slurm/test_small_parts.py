@@ -184,7 +184,7 @@ def test_every_drain_state_counts_as_drained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus"),
+    ("requested", "gpus"),
     [
         (("gres:gpu:6", "gres:gpu:8", "", "gres:gpu:1", 2, 16), 6),
         (("", "gres:gpu:h200:8", "", "gres:gpu:1", 2, 16), 16),
@@ -195,8 +195,8 @@ def test_every_drain_state_counts_as_drained() -> None:
         (("", "", "", "", 2, 16), 0),
     ],
 )
-def test_the_total_of_requested_gpus(asked: tuple[str, str, str, str, int, int], gpus: int) -> None:
-    assert wanted(*asked) == gpus
+def test_the_total_of_requested_gpus(requested: tuple[str, str, str, str, int, int], gpus: int) -> None:
+    assert wanted(*requested) == gpus
 
 
 def test_gpus_without_a_number_are_one() -> None:
@@ -286,7 +286,7 @@ def test_a_record_without_its_last_column_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"jobid": "x"}, "jobid: 'x' is not a count"),
         ({"jobid": "4294967294"}, "jobid: '4294967294' is not a count"),
@@ -297,8 +297,8 @@ def test_a_record_without_its_last_column_is_read() -> None:
         ({"comment": "c" * 1025}, "comment: longer than 1024 bytes"),
     ],
 )
-def test_an_invalid_column_is_named(changed: dict[str, str], said: str) -> None:
-    with pytest.raises(BackendError, match=f"record 1: {said}"):
+def test_an_invalid_column_is_named(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(BackendError, match=f"record 1: {message}"):
         columns_job(**changed)
 
 
@@ -424,12 +424,12 @@ IN_COLUMNS = "|".join(
 def test_each_release_gets_the_commands_that_it_supports(
     bin_folder: Path, tmp_path: Path, release: str, text: bool, jobs: str, nodes: str
 ) -> None:
-    asked = tmp_path / "asked"
+    requested = tmp_path / "asked"
     for name in ("squeue", "sinfo", "scontrol"):
         program(
             bin_folder,
             name,
-            f'[ "$1" = --version ] && exec echo slurm {release}\necho {name} "$@" >> {asked}\n'
+            f'[ "$1" = --version ] && exec echo slurm {release}\necho {name} "$@" >> {requested}\n'
             f'case "$*" in *json*) [ $1 = --json -a {name} = squeue ] && exec cat {RECORDED}/squeue.json;'
             f" exec cat {RECORDED}/sinfo.json;; *Format*) exec cat {RECORDED}/columns.txt;;"
             f" *format*) exec cat {RECORDED}/places.txt;; *show*job*) shift 4; exec cat {RECORDED}/job$1.txt;; esac\n"
@@ -442,7 +442,7 @@ def test_each_release_gets_the_commands_that_it_supports(
 
     assert asyncio.run(both()) == (len(parse_json.jobs((RECORDED / "squeue.json").read_bytes()).records), 4)
     requests = [*jobs.split("|"), nodes]
-    assert asked.read_text().replace("|", " ").splitlines() == requests
+    assert requested.read_text().replace("|", " ").splitlines() == requests
     assert slurm.requests == len(requests), "a program prints its version without a request"
 
 
@@ -505,7 +505,7 @@ def test_standard_input_and_environment_of_commands(bin_folder: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", None),
         ("echo 'Unable to contact slurm controller' >&2; exit 1", "Unable to contact"),
@@ -513,14 +513,14 @@ def test_standard_input_and_environment_of_commands(bin_folder: Path, monkeypatc
         ("exit 0", "the job is not listed"),
     ],
 )
-def test_an_unknown_job_is_none_and_an_error_is_an_error(bin_folder: Path, script: str, said: str | None) -> None:
+def test_an_unknown_job_is_none_and_an_error_is_an_error(bin_folder: Path, script: str, message: str | None) -> None:
     program(bin_folder, "squeue", script)
-    asked = commands_of(bin_folder).job(99)
-    if said is None:
-        assert asyncio.run(asked) is None
+    answer = commands_of(bin_folder).job(99)
+    if message is None:
+        assert asyncio.run(answer) is None
     else:
-        with pytest.raises(BackendError, match=said):
-            asyncio.run(asked)
+        with pytest.raises(BackendError, match=message):
+            asyncio.run(answer)
 
 
 def test_one_job_and_its_script(bin_folder: Path) -> None:
@@ -556,10 +556,12 @@ def test_a_change_and_its_failure_are_both_recorded(bin_folder: Path, tmp_path: 
     program(bin_folder, "scontrol", '[ "$1" = bad ] && { echo no >&2; exit 1; }\necho "did $1"')
     audit = Audit(tmp_path / "audit.jsonl", ManualClock())
     looks: list[tuple[int, SlurmJob | None]] = []
-    hands = AuditedCommands(commands_of(bin_folder), audit, tmp_path / "touched.json", lambda *seen: looks.append(seen))
-    assert asyncio.run(hands.do("drain", "n1", ("scontrol", "good"), "why", "v-1", ("e",))) == "did good\n"
+    commands = AuditedCommands(
+        commands_of(bin_folder), audit, tmp_path / "touched.json", lambda *seen: looks.append(seen)
+    )
+    assert asyncio.run(commands.do("drain", "n1", ("scontrol", "good"), "why", "v-1", ("e",))) == "did good\n"
     with pytest.raises(BackendError):
-        asyncio.run(hands.do("drain", "n2", ("scontrol", "bad"), "why"))
+        asyncio.run(commands.do("drain", "n2", ("scontrol", "bad"), "why"))
     first, second = lines(audit.path)
     assert (first.outcome, first.verdict, first.evidence, first.command) == (
         "done",
@@ -569,7 +571,7 @@ def test_a_change_and_its_failure_are_both_recorded(bin_folder: Path, tmp_path: 
     )
     assert (second.target, second.outcome) == ("n2", "failed: scontrol bad: exit code 1: no")
     program(bin_folder, "squeue", "echo Invalid job id >&2; exit 1")
-    assert asyncio.run(hands.job(5)) is None
+    assert asyncio.run(commands.job(5)) is None
     assert looks == [(5, None)], "the callback gets the job"
 
 

@@ -213,9 +213,9 @@ WRONG = (
 def test_invalid_squeue_output_is_refused(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
-    for broken, said in WRONG:
+    for broken, expected in WRONG:
         world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
-        world.wait(said, lambda said=said: said in world.look_quietly())
+        world.wait(expected, lambda expected=expected: expected in world.look_quietly())
     # Unreadable records affect only themselves: the others are read, and no job counts as ended.
     broken = """$REAL "$@" | sed 's/"restart_cnt": [0-9]*/"restart_cnt": "x"/'; echo ' '"""
     world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
