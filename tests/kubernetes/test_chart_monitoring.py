@@ -56,14 +56,14 @@ def taken(api: Api, body: dict[str, Any]) -> None:
     api.create(f"{path}?dryRun=All&fieldValidation=Strict", body)
 
 
-def asked_for(*wishes: str) -> list[dict[str, Any]]:
-    return [body for body in render(*wishes) if body["kind"] in PLURALS]
+def monitoring_objects(*values: str) -> list[dict[str, Any]]:
+    return [body for body in render(*values) if body["kind"] in PLURALS]
 
 
 @pytest.mark.parametrize("wishes", VALUES.values(), ids=VALUES.keys())
 def test_the_operator_takes_what_the_chart_asks_of_it(operated: Api, wishes: list[str]) -> None:
     on = ("podMonitor.enabled=true", "prometheusRule.enabled=true")
-    objects = asked_for(*wishes, *on)
+    objects = monitoring_objects(*values, *on)
     assert {body["kind"] for body in objects} == set(PLURALS)
     for body in objects:
         taken(operated, body)
@@ -72,12 +72,14 @@ def test_the_operator_takes_what_the_chart_asks_of_it(operated: Api, wishes: lis
 @pytest.mark.parametrize("kind", PLURALS)
 def test_the_operator_s_schema_refuses_unknown_fields(operated: Api, kind: str) -> None:
     body = next(
-        one for one in asked_for("podMonitor.enabled=true", "prometheusRule.enabled=true") if one["kind"] == kind
+        one
+        for one in monitoring_objects("podMonitor.enabled=true", "prometheusRule.enabled=true")
+        if one["kind"] == kind
     )
     body["spec"]["gangwatch"] = True
     with pytest.raises(RefusedError, match=r"unknown field .*gangwatch"):
         taken(operated, body)
-    body = deepcopy(asked_for("podMonitor.enabled=true")[0])
+    body = deepcopy(monitoring_objects("podMonitor.enabled=true")[0])
     body["spec"]["podMetricsEndpoints"][0]["interval"] = "soon"
     with pytest.raises(RefusedError, match="interval"):
         taken(operated, body)
