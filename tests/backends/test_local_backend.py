@@ -31,7 +31,7 @@ def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
 
 
 @pytest.fixture(params=[True, False], ids=["cgroup", "subreaper"])
-def both_ways(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalGangs]:
+def gangs_in_both_modes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalGangs]:
     """Run with cgroups if the machine allows them, and without."""
     made = LocalGangs(tmp_path / "state", use_cgroups=request.param)
     yield made
@@ -355,17 +355,17 @@ def test_a_stopped_process_can_still_save(gangs: LocalGangs) -> None:
     gangs.assert_nothing_left()
 
 
-def test_a_job_that_ignores_the_signal_is_killed_after_the_grace_period(both_ways: LocalGangs) -> None:
+def test_a_job_that_ignores_the_signal_is_killed_after_the_grace_period(gangs_in_both_modes: LocalGangs) -> None:
     program = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(300)"
     )
-    both_ways.start(python(program), 4)
-    both_ways.wait_for(AttemptRunning)
+    gangs_in_both_modes.start(python(program), 4)
+    gangs_in_both_modes.wait_for(AttemptRunning)
     for rank in range(4):
-        both_ways.wait_for_log(rank, "deaf")
-    both_ways.stop(grace_seconds=0.3)
-    assert exit_codes(both_ways.wait_for(AttemptEnded)) == [137] * 4
-    both_ways.assert_nothing_left()
+        gangs_in_both_modes.wait_for_log(rank, "deaf")
+    gangs_in_both_modes.stop(grace_seconds=0.3)
+    assert exit_codes(gangs_in_both_modes.wait_for(AttemptEnded)) == [137] * 4
+    gangs_in_both_modes.assert_nothing_left()
 
 
 DAEMON = "\n".join(
@@ -386,22 +386,24 @@ DAEMON = "\n".join(
 
 
 @pytest.mark.parametrize("end", ["end", "stay"])
-def test_a_process_that_left_its_session_and_parent_is_ended_with_the_job(both_ways: LocalGangs, end: str) -> None:
-    both_ways.start((*python(DAEMON), end), 2)
-    both_ways.wait_for(AttemptRunning)
-    both_ways.wait_for_log(0, "daemon")
-    both_ways.wait_for_log(1, "daemon")
-    daemons = [int(both_ways.log(rank).split()[1]) for rank in range(2)]
+def test_a_process_that_left_its_session_and_parent_is_ended_with_the_job(
+    gangs_in_both_modes: LocalGangs, end: str
+) -> None:
+    gangs_in_both_modes.start((*python(DAEMON), end), 2)
+    gangs_in_both_modes.wait_for(AttemptRunning)
+    gangs_in_both_modes.wait_for_log(0, "daemon")
+    gangs_in_both_modes.wait_for_log(1, "daemon")
+    daemons = [int(gangs_in_both_modes.log(rank).split()[1]) for rank in range(2)]
     if end == "stay":
         assert all(local_processes.start_time(daemon) is not None for daemon in daemons)
-        both_ways.stop(grace_seconds=0.5)
-    ended = both_ways.wait_for(AttemptEnded)
+        gangs_in_both_modes.stop(grace_seconds=0.5)
+    ended = gangs_in_both_modes.wait_for(AttemptEnded)
     assert exit_codes(ended) == ([0, 0] if end == "end" else [143, 143])
     assert all((found := local_processes.read_stat(daemon)) is None or found.gone for daemon in daemons)
-    both_ways.assert_nothing_left()
+    gangs_in_both_modes.assert_nothing_left()
 
 
-def test_a_process_that_keeps_forking_is_killed(both_ways: LocalGangs) -> None:
+def test_a_process_that_keeps_forking_is_killed(gangs_in_both_modes: LocalGangs) -> None:
     program = "\n".join(
         (
             "import os, time",
@@ -412,11 +414,11 @@ def test_a_process_that_keeps_forking_is_killed(both_ways: LocalGangs) -> None:
             "    os.setsid()",
         )
     )
-    both_ways.start(("sh", "-c", 'trap "" TERM; "$@" & sleep 300', "sh", *python(program)), 2)
-    both_ways.wait_for(AttemptRunning)
-    both_ways.stop(grace_seconds=0.2)
-    both_ways.wait_for(AttemptEnded)
-    both_ways.assert_nothing_left()
+    gangs_in_both_modes.start(("sh", "-c", 'trap "" TERM; "$@" & sleep 300', "sh", *python(program)), 2)
+    gangs_in_both_modes.wait_for(AttemptRunning)
+    gangs_in_both_modes.stop(grace_seconds=0.2)
+    gangs_in_both_modes.wait_for(AttemptEnded)
+    gangs_in_both_modes.assert_nothing_left()
 
 
 def test_a_stop_before_the_decision_keeps_the_gang_from_starting(gangs: LocalGangs, tmp_path: Path) -> None:
@@ -431,20 +433,20 @@ def test_a_stop_before_the_decision_keeps_the_gang_from_starting(gangs: LocalGan
 # --- after deaths ----------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_shim_ends_the_attempt_with_unknown_exits(both_ways: LocalGangs) -> None:
-    both_ways.start((*python(DAEMON), "stay"), 4)
-    both_ways.wait_for(AttemptRunning)
+def test_a_dead_shim_ends_the_attempt_with_unknown_exits(gangs_in_both_modes: LocalGangs) -> None:
+    gangs_in_both_modes.start((*python(DAEMON), "stay"), 4)
+    gangs_in_both_modes.wait_for(AttemptRunning)
     for rank in range(4):
-        both_ways.wait_for_log(rank, "daemon")
-    about = both_ways.shim("n0")
+        gangs_in_both_modes.wait_for_log(rank, "daemon")
+    about = gangs_in_both_modes.shim("n0")
     assert local_processes.send_signal(about["pid"], about["start_time"], signal.SIGKILL)
-    ended = both_ways.wait_for(AttemptEnded)
+    ended = gangs_in_both_modes.wait_for(AttemptEnded)
     assert exit_codes(ended) == [None, None, 143, 143]
     assert ended.started
     assert ended.reason == "the shim of node n0 died"
-    both_ways.assert_nothing_left()
+    gangs_in_both_modes.assert_nothing_left()
     assert about["cgroup"] is None or not Path(about["cgroup"]).exists()
-    assert isinstance(both_ways.seen[0], AttemptRunning)
+    assert isinstance(gangs_in_both_modes.seen[0], AttemptRunning)
 
 
 def test_after_a_reboot_nothing_is_running_and_nothing_is_signalled(gangs: LocalGangs) -> None:

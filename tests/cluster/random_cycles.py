@@ -230,7 +230,7 @@ class Ordeal:
         self._check_observed()
         self._check_frozen(frozen_before and self.state.frozen, nodes, events)
         self._check_quarantine({name for name, node in nodes.items() if node[0] is NodeState.QUARANTINE}, events)
-        self._check_promise(events, outcome, nodes == self._nodes())
+        self._check_reservation(events, outcome, nodes == self._nodes())
         if self.cycles % DERIVED == 0:
             if not self.state.frozen:  # timeouts of the waiting jobs expire after the thaw
                 check_ledger(self.state)
@@ -346,14 +346,14 @@ class Ordeal:
     def _nodes(self) -> dict[str, tuple[NodeState, bool, bool, float]]:
         return {name: (n.state, n.present, n.spare, n.slowdown) for name, n in self.state.nodes.items()}
 
-    def _check_promise(self, events: tuple[Event, ...], outcome: cycle.Outcome, same_nodes: bool) -> None:
+    def _check_reservation(self, events: tuple[Event, ...], outcome: cycle.Outcome, same_nodes: bool) -> None:
         """Check that backfilled jobs do not delay the head's reserved start."""
         before, state = self.promised, self.state
         stopped = any(isinstance(action, StopGang) for action in outcome.actions)
         asked = any(job.stop_reason is not None for job in state.jobs.values())
         harmless = same_nodes and all(isinstance(event, _HARMLESS) or _is_plain_end(event) for event in events)
         exact = self.policy.estimates is not Estimates.HISTORY and not state.verdicts
-        overrun = self._someone_overran()
+        overrun = self._has_overrun()
         # A later job may go before it by the order; that is no backfill.
         overtaken = before is not None and any(
             entry.kind == "started" and entry.subject != before[0] for entry in outcome.entries
@@ -373,7 +373,7 @@ class Ordeal:
         elif job.state is JobState.PENDING and ledger_of(state).line.order[0][-1] == before[0]:
             assert self.now_ns <= before[2], f"{before[0]} should have started, and waits"
 
-    def _someone_overran(self) -> bool:
+    def _has_overrun(self) -> bool:
         """Return whether an attempt runs longer than the cycle can expect: past its limit, or slowed."""
         for (job_id, _), living in self.alive.items():
             job = self.state.jobs[job_id]

@@ -365,7 +365,7 @@ class Invariants(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.calm)
     @rule(policy=POLICIES)
-    def settle_otherwise(self, policy: Policy) -> None:
+    def reload_settings(self, policy: Policy) -> None:
         """Reload other settings, with the same kind of estimates."""
         Invariants.steps += 1
         self.world.cycle(PolicySet(replace(policy, estimates=self.world.policy.estimates)))

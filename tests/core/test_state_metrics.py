@@ -27,7 +27,7 @@ def verdict(name: str, gang: str, slowdown: float) -> Verdict:
     return Verdict(name, Kind.STRAGGLER, gang, 1, 0, "a", Cause.GPU, 0.97, slowdown, 1.0, slowdown, 0, 1)
 
 
-def trouble() -> State:
+def cluster_with_problems() -> State:
     """Return a cluster of six nodes.
 
     A healthy node with one free slot; a quarantined node that still runs a job; an absent node; a suspect node whose
@@ -83,7 +83,7 @@ def trouble() -> State:
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    return list(measure(trouble()))
+    return list(measure(cluster_with_problems()))
 
 
 def by_label(samples: list[Sample], metric: str, label: str) -> dict[str, float]:
@@ -166,6 +166,6 @@ def test_moves_made_and_moves_in_shadow_mode_are_scored_separately(samples: list
 
 def test_frozen_is_exported() -> None:
     for frozen in (False, True):
-        state = trouble()
+        state = cluster_with_problems()
         state.frozen = frozen
         assert alone(list(measure(state)), "gangwatch_frozen") == float(frozen)

@@ -178,7 +178,7 @@ def test_a_stage_is_larger_if_its_median_rank_and_each_of_its_ranks_takes_longer
     )
 
 
-def beats(every: int, count: int, level: float = 1.3, miss: Sequence[int] = ()) -> FloatArray:
+def periodic_steps(every: int, count: int, level: float = 1.3, miss: Sequence[int] = ()) -> FloatArray:
     times = own(count)
     for number in range(0, count, every):
         times[number] = 1.0 if number in miss else level
@@ -188,9 +188,9 @@ def beats(every: int, count: int, level: float = 1.3, miss: Sequence[int] = ()) 
 @pytest.mark.parametrize(
     ("times", "reported"),
     [
-        (beats(3, 30), True),
-        (beats(3, 30, level=1.05), False),  # by less than a tenth
-        (beats(3, 30, miss=[24]), False),
+        (periodic_steps(3, 30), True),
+        (periodic_steps(3, 30, level=1.05), False),  # by less than a tenth
+        (periodic_steps(3, 30, miss=[24]), False),
         (own(30), False),
     ],
 )
@@ -203,13 +203,13 @@ def test_every_third_step_is_long_for_all_alike(times: FloatArray, reported: boo
 
 
 def test_periodic_long_steps_among_other_long_steps_are_not_a_period() -> None:
-    times = beats(3, 30)
+    times = periodic_steps(3, 30)
     times[[10, 17, 22]] = 1.3
     run = Run()
     run.steps(times)
     assert not [one for one in run.claims() if one.key == "beat"]
     gaps = Run()
-    for third in np.split(beats(3, 30), 10):
+    for third in np.split(periodic_steps(3, 30), 10):
         gaps.steps(third)
         gaps.number += 4  # steps without reports
     assert not [one for one in gaps.claims() if one.key == "beat"]
@@ -324,7 +324,7 @@ def window(**waits: float) -> FloatArray:
     return values.astype(np.float64)
 
 
-def pressed(usual: dict[str, float], now: dict[str, float]) -> Pressure:
+def window_pressure(usual: dict[str, float], now: dict[str, float]) -> Pressure:
     found = Pressure()
     for second in range(40):
         found.take(START_NS + second * NS, window(**usual).astype(np.float32), NODES, True)
@@ -339,7 +339,7 @@ def node_claim(shift: dict[int, float], usual: dict[str, float], now: dict[str, 
         by_rank[rank] = value
     first = np.asarray(NODES.role == 0)
     ranks = tuple(range(RANKS))
-    return slow_node(NODES, ranks, first, by_rank, 0.01, pressed(usual, now), START_NS + 100 * NS, 1.2)
+    return slow_node(NODES, ranks, first, by_rank, 0.01, window_pressure(usual, now), START_NS + 100 * NS, 1.2)
 
 
 SECOND_NODE = dict.fromkeys(range(4, 8), 0.4)
@@ -376,7 +376,7 @@ def test_the_only_node_that_reads_input_is_reported_with_lower_confidence() -> N
 
 
 def test_the_usual_wait_of_tasks_is_not_learned_from_slow_steps() -> None:
-    pressure = pressed({}, {"n1": 0.5})
+    pressure = window_pressure({}, {"n1": 0.5})
     assert pressure.usual is not None and pressure.usual[0].tolist() == pytest.approx([0.01] * 4)
     more = pressure.more(START_NS + 100 * NS)
     assert more is not None and more[0].tolist() == pytest.approx([0.0, 0.49, 0.0, 0.0])

@@ -108,7 +108,9 @@ def test_a_process_stopped_within_the_collective_is_the_culprit() -> None:
     assert verdict.rank == 5
 
 
-def opened_as(job: Training, numbers: Callable[[int], int], seen: Callable[[int], float] = lambda rank: 0.0) -> None:
+def with_open_collectives(
+    job: Training, numbers: Callable[[int], int], seen: Callable[[int], float] = lambda rank: 0.0
+) -> None:
     """Replace the open collectives: each rank's number of its collective, and the seconds since its last report."""
     look = job.look
 
@@ -135,7 +137,7 @@ def test_the_rank_in_an_earlier_collective_is_the_culprit(staged: bool) -> None:
         job.shape = replace(job.shape, stage=np.arange(16) // 8)
     job.known = False
     job.pauses = [(60.0, 1e9)]
-    opened_as(job, lambda rank: 99 if rank == 5 else 200 if staged and rank >= 8 else 100)
+    with_open_collectives(job, lambda rank: 99 if rank == 5 else 200 if staged and rank >= 8 else 100)
     (verdict,) = verdicts(course(HangDetector(), [job], 130))
     assert verdict.rank == 5
 
@@ -144,7 +146,7 @@ def test_a_rank_last_seen_in_a_collective_long_ago_is_not_in_it() -> None:
     job = Training(ranks=16)
     job.known = False
     job.pauses = [(60.0, 1e9)]
-    opened_as(job, lambda rank: 100, lambda rank: FRESH_SECONDS + 5.0 if rank == 7 else 0.0)
+    with_open_collectives(job, lambda rank: 100, lambda rank: FRESH_SECONDS + 5.0 if rank == 7 else 0.0)
     (verdict,) = verdicts(course(HangDetector(), [job], 130))
     assert verdict.rank == 7
     now = 1000 * NS

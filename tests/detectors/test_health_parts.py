@@ -123,7 +123,7 @@ class StaleAgentsOf:
         self.silence, self.agents = StaleAgents(), agents
         self.quiet: dict[str, float] = {}
 
-    def looks(self, *seconds: float) -> list[Abstention]:
+    def scan(self, *seconds: float) -> list[Abstention]:
         found = [self.silence.mass(self.telemetry(second)) for second in seconds]
         return [one for one in found if one is not None]
 
@@ -131,7 +131,7 @@ class StaleAgentsOf:
         results = {f"n{n}": at(self.quiet.get(f"n{n}", second)) for n in range(self.agents)}
         return Telemetry(at(second), jobs, no_counters(sum(len(job.shape) for job in jobs)), (), results)
 
-    def loses(self, second: float, nodes: Iterable[int]) -> None:
+    def lose_agents(self, second: float, nodes: Iterable[int]) -> None:
         self.quiet |= dict.fromkeys((f"n{n}" for n in nodes), second)
 
 
@@ -142,9 +142,9 @@ def every(first: float, last: float) -> list[float]:
 @pytest.mark.parametrize(("agents", "lost", "frozen"), [(100, 5, False), (100, 6, True), (20, 2, False), (20, 3, True)])
 def test_a_mass_loss_of_agents_freezes_all_actions(agents: int, lost: int, frozen: bool) -> None:
     cluster = StaleAgentsOf(agents)
-    cluster.looks(*every(0.0, 10.0))
-    cluster.loses(10.0, range(lost))
-    found = cluster.looks(*every(10.0, 100.0))
+    cluster.scan(*every(0.0, 10.0))
+    cluster.lose_agents(10.0, range(lost))
+    found = cluster.scan(*every(10.0, 100.0))
     assert len(found) == frozen
     assert not frozen or f"{lost} of {agents} agents stopped reporting" in found[0].reason
 
@@ -152,24 +152,24 @@ def test_a_mass_loss_of_agents_freezes_all_actions(agents: int, lost: int, froze
 def test_agents_lost_one_by_one_are_not_a_mass_loss() -> None:
     cluster = StaleAgentsOf(100)
     for number in range(12):
-        cluster.loses(10.0 + 20.0 * number, [number])
-    assert not cluster.looks(*every(0.0, 300.0)), "four within a minute"
+        cluster.lose_agents(10.0 + 20.0 * number, [number])
+    assert not cluster.scan(*every(0.0, 300.0)), "four within a minute"
     cluster.quiet.clear()
-    cluster.looks(*every(300.0, 301.0))
-    cluster.loses(301.0, range(6))
-    assert len(cluster.looks(*every(301.0, 300.0 + SILENT_SECONDS + MASS_SECONDS))) == 1
+    cluster.scan(*every(300.0, 301.0))
+    cluster.lose_agents(301.0, range(6))
+    assert len(cluster.scan(*every(301.0, 300.0 + SILENT_SECONDS + MASS_SECONDS))) == 1
 
 
 def test_after_a_suspension_of_the_controller_staleness_starts_over() -> None:
     cluster = StaleAgentsOf(100)
-    cluster.looks(*every(0.0, 10.0))
-    cluster.loses(9.5, range(50))
-    assert not cluster.looks(*every(60.0, 60.0 + SILENT_SECONDS)), "frames sent during the suspension are still unread"
-    assert len(cluster.looks(*every(60.0 + SILENT_SECONDS, 60.0 + SILENT_SECONDS + 2))) == 1
+    cluster.scan(*every(0.0, 10.0))
+    cluster.lose_agents(9.5, range(50))
+    assert not cluster.scan(*every(60.0, 60.0 + SILENT_SECONDS)), "frames sent during the suspension are still unread"
+    assert len(cluster.scan(*every(60.0 + SILENT_SECONDS, 60.0 + SILENT_SECONDS + 2))) == 1
     steady = StaleAgentsOf(100)
-    steady.looks(*every(0.0, 10.0))
-    steady.loses(9.5, range(50))
-    assert len(steady.looks(*every(10.0, 9.5 + SILENT_SECONDS + 1.5))) == 1
+    steady.scan(*every(0.0, 10.0))
+    steady.lose_agents(9.5, range(50))
+    assert len(steady.scan(*every(10.0, 9.5 + SILENT_SECONDS + 1.5))) == 1
 
 
 def standing_still(job: str, nodes: tuple[str, ...]) -> JobTelemetry:
@@ -186,15 +186,15 @@ def lost_nodes(cluster: StaleAgentsOf, second: float, job: JobTelemetry, last_st
 def test_a_stale_node_is_lost_if_its_job_has_stopped_except_in_a_mass_loss() -> None:
     job = standing_still("j", ("n3", "n4"))
     cluster = StaleAgentsOf(100)
-    cluster.looks(*every(0.0, 10.0))
-    cluster.loses(10.0, [3, 50])
-    cluster.looks(*every(10.0, 60.0))
+    cluster.scan(*every(0.0, 10.0))
+    cluster.lose_agents(10.0, [3, 50])
+    cluster.scan(*every(10.0, 60.0))
     assert lost_nodes(cluster, 60.0, job, last_step=9.5) == ["n3"], "n50 is stale, and no job has a rank on it"
     assert lost_nodes(cluster, 60.0, job, last_step=40.0) == [], "the job has made steps since"
     assert lost_nodes(cluster, 60.0, job, last_step=-5.0) == [], "the job had stopped before"
     assert lost_nodes(cluster, 54.0, job, last_step=9.5) == [], "stopped for less than thirty seconds"
-    cluster.loses(60.0, range(60, 80))
-    assert cluster.looks(*every(60.0, 80.0))
+    cluster.lose_agents(60.0, range(60, 80))
+    assert cluster.scan(*every(60.0, 80.0))
     assert lost_nodes(cluster, 80.0, job, last_step=9.5) == [], "in a mass loss no node is accused"
 
 

@@ -27,14 +27,14 @@ def job_of_stages(node_waits: dict[str, float], ranks: int = 8) -> Job:
     job.shape = replace(job.shape, stage=np.arange(RANKS) * STAGES // RANKS, data=np.arange(RANKS) % 4)
     slow = np.arange(RANKS) < ranks
 
-    def there(second: float) -> bool:
+    def fault_present(second: float) -> bool:
         return BEGINS < second < ENDS
 
-    job.work = lambda second: np.where(slow & there(second), 1.05, 0.7)
+    job.work = lambda second: np.where(slow & fault_present(second), 1.05, 0.7)
     for name in ("io_waiting", "cpu_waiting"):
         more = node_waits.get(name, 0.0)
         job.feature[name] = lambda second, more=more: np.where(  # type: ignore[misc]
-            (np.arange(RANKS) < RANKS // NODES) & there(second), more, 0.001
+            (np.arange(RANKS) < RANKS // NODES) & fault_present(second), more, 0.001
         )
     return job
 

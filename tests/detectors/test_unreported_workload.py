@@ -95,11 +95,11 @@ def one_works_longer(step: FloatArray) -> None:
     step[WORKS, 5] *= SLOWER
 
 
-def one_is_kept(step: FloatArray) -> None:
+def one_is_slowed(step: FloatArray) -> None:
     step[IDLES, 5] = SLOWER - 1.0
 
 
-def a_node_is_kept(step: FloatArray) -> None:
+def a_node_is_slowed(step: FloatArray) -> None:
     step[IDLES, 8:16] = SLOWER - 1.0
 
 
@@ -131,7 +131,7 @@ def test_behaviour_of_most_ranks_is_a_cause_within_the_job(does: Does, kind: Kin
     assert verdict.ranks == (tuple(range(16, 32)) if kind is Kind.STAGE_IMBALANCE else ())
 
 
-@pytest.mark.parametrize("does", [one_works_longer, one_is_kept, a_node_is_kept, the_network_is_slow, all_are_hot])
+@pytest.mark.parametrize("does", [one_works_longer, one_is_slowed, a_node_is_slowed, the_network_is_slow, all_are_hot])
 def test_effects_of_members_network_or_heat_are_no_workload_verdict(does: Does) -> None:
     assert not kinds(reported(does))
 

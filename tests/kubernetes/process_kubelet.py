@@ -139,7 +139,7 @@ class ProcessKubelet(FakeKubelet):
                 env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
         self._agents.admit(pod.spec.node_name, process.pid, pod.metadata.uid)
-        _let_go(process)
+        _release(process)
         return process
 
     async def _remove(self, client: Client, pod: Pod) -> None:
@@ -156,7 +156,7 @@ class ProcessKubelet(FakeKubelet):
         await super()._remove(client, pod)
 
 
-def _let_go(process: subprocess.Popen[bytes]) -> None:
+def _release(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.write(b"\n")
     process.stdin.close()

@@ -58,7 +58,7 @@ def with_client(handler: Any, work: Any, **access: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _no_closing_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_close_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_CLOSING_SECONDS", 0.0)
 
 

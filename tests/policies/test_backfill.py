@@ -20,7 +20,7 @@ from tests.cluster.makers import NOW_NS, SECOND, job_of
 # --- candidates ------------------------------------------------------------------------------------------------------
 
 
-def line_of(**jobs: tuple[int, int]) -> WaitingLine:
+def queue_of(**jobs: tuple[int, int]) -> WaitingLine:
     """Return jobs of (ranks, expected seconds), in the order of their names."""
     line = WaitingLine()
     for name, (ranks, seconds) in jobs.items():
@@ -54,19 +54,19 @@ def candidates_of(line: WaitingLine, free: int, beside: int, window: float | Non
 def test_candidates_are_jobs_that_may_fit_for_their_run_time(
     free: int, beside: int, window: float | None, names: str
 ) -> None:
-    assert candidates_of(line_of(**MIXED), free, beside, window) == names
+    assert candidates_of(queue_of(**MIXED), free, beside, window) == names
 
 
 def test_a_kind_without_room_yields_no_more_candidates() -> None:
     names = ""
-    for key, kind, length_ns, chance in candidates(line_of(**MIXED), 8, 8, 50 * SECOND):
+    for key, kind, length_ns, chance in candidates(queue_of(**MIXED), 8, 8, 50 * SECOND):
         names += key[-1]
         assert length_ns == MIXED[key[-1]][1] * SECOND
         if kind.ranks == 2:
             chance.short = False
     assert names == "abd"
     names = ""
-    for key, kind, _, chance in candidates(line_of(**MIXED), 8, 8, 50 * SECOND):
+    for key, kind, _, chance in candidates(queue_of(**MIXED), 8, 8, 50 * SECOND):
         names += key[-1]
         if kind.ranks == 2:
             chance.long = False
@@ -74,7 +74,7 @@ def test_a_kind_without_room_yields_no_more_candidates() -> None:
 
 
 def test_a_started_job_leaves_the_queue_and_no_later_job_is_skipped() -> None:
-    line = line_of(**dict.fromkeys("abcdef", (2, 100)))
+    line = queue_of(**dict.fromkeys("abcdef", (2, 100)))
     names = ""
     for key, _, _, _ in candidates(line, 8, 8, 50 * SECOND):
         names += key[-1]
@@ -84,7 +84,7 @@ def test_a_started_job_leaves_the_queue_and_no_later_job_is_skipped() -> None:
 
 
 def test_only_yields_the_given_jobs_that_fit_into_free_slots() -> None:
-    line = line_of(**MIXED)
+    line = queue_of(**MIXED)
     found = [key[-1] for key, _, _, _ in only(line, ["g", "b", "a", "unknown"], 4)]
     assert found == ["a", "g"]
     assert [key[-1] for key, _, _, _ in only(line, ["a", "b"], 2)] == ["a"]

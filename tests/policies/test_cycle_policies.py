@@ -206,7 +206,7 @@ def test_a_starved_job_wider_than_the_share_still_goes_first() -> None:
     assert world.started[large] - world.state.jobs[large].submitted_ns <= 330 * SECOND
 
 
-def _decisions_before_the_end(policy: Policy, true_seconds: float) -> list[Any]:
+def decisions_before_the_end(policy: Policy, true_seconds: float) -> list[Any]:
     """Return all decisions and forecasts during the first job, for this true run time."""
     world = World({"n0": 2, "n1": 2}, policy, round_trips=False)
     movable = {"restartable": True, "preemptible": True, "grace_seconds": 0.0, "restart_cost_seconds": 5.0}
@@ -237,7 +237,7 @@ def _decisions_before_the_end(policy: Policy, true_seconds: float) -> list[Any]:
     ],
 )
 def test_with_estimates_from_history_the_true_run_time_changes_no_decision_before_the_end(policy: Policy) -> None:
-    assert _decisions_before_the_end(policy, 5_000.0) == _decisions_before_the_end(policy, 50_000.0)
+    assert decisions_before_the_end(policy, 5_000.0) == decisions_before_the_end(policy, 50_000.0)
 
 
 @pytest.mark.parametrize("preempt", [False, True])

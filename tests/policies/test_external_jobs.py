@@ -34,7 +34,7 @@ def verdict(slowdown: float = 1.6) -> Verdict:
     )  # fmt: skip
 
 
-def hosting(*events: Event) -> tuple[State, cycle.Outcome]:
+def run_with_demand(*events: Event) -> tuple[State, cycle.Outcome]:
     """Start a gang of six on n0 to n2, of four nodes of two slots; n0 slows it. Report the given external demand."""
     state = State()
     spec = JobSpec("train", ("x",), 6, kind=JobKind.HOSTED, restartable=True, time_limit_seconds=2000.0)
@@ -58,13 +58,13 @@ def hosting(*events: Event) -> tuple[State, cycle.Outcome]:
 def test_a_slow_node_stays_in_use_while_external_jobs_wait_for_it(
     waiting: tuple[HostedWait, ...], found: NodeState
 ) -> None:
-    state, outcome = hosting(HostWaits(waiting))
+    state, outcome = run_with_demand(HostWaits(waiting))
     assert [type(action) for action in outcome.actions] == [StopGang], "the gang itself moves away"
     assert state.nodes["n0"].state is found
 
 
 def test_a_slow_node_follows_the_external_queue_in_and_out_of_use() -> None:
-    state, _ = hosting(HostWaits(()))
+    state, _ = run_with_demand(HostWaits(()))
     node = state.nodes["n0"]
     assert node.state is NodeState.QUARANTINE
     cycle.run(state, [HostWaits((NARROW,))], BEGAN + 6 * SECOND)
@@ -75,7 +75,7 @@ def test_a_slow_node_follows_the_external_queue_in_and_out_of_use() -> None:
 
 
 def test_a_slow_node_stays_quarantined_if_external_jobs_start_elsewhere() -> None:
-    state, _ = hosting(HostWaits(()))
+    state, _ = run_with_demand(HostWaits(()))
     cycle.run(state, [AttemptEnded("slurm-1", 0, (), all_exited_with=0)], BEGAN + 6 * SECOND)
     cycle.run(state, [CancelRequested("slurm-1"), HostWaits((HostedWait("batch", 2),))], BEGAN + 7 * SECOND)
     cycle.run(state, [Tick()], BEGAN + 8 * SECOND)
@@ -86,7 +86,7 @@ def test_a_slow_node_stays_quarantined_if_external_jobs_start_elsewhere() -> Non
 
 
 def test_free_slots_that_external_jobs_will_get_are_no_target() -> None:
-    state, outcome = hosting(HostWaits((HostedWait("batch", 2),)))
+    state, outcome = run_with_demand(HostWaits((HostedWait("batch", 2),)))
     assert outcome.actions == []
     assert next(iter(state.cases.values())).ruling == "target"
     outcome = cycle.run(state, [HostWaits(())], BEGAN + 6 * SECOND)
@@ -96,7 +96,7 @@ def test_free_slots_that_external_jobs_will_get_are_no_target() -> None:
 def test_a_move_gains_less_if_external_jobs_get_the_slow_slots() -> None:
     gains = []
     for waiting in ((), (NARROW,)):
-        state, _ = hosting(HostWaits(waiting))
+        state, _ = run_with_demand(HostWaits(waiting))
         gains.append(state.decisions[0].predicted_gain_seconds + state.decisions[0].cost_seconds)
     assert gains[1] == pytest.approx(gains[0] * 4 / 6), "two of its six slots are slow"
 
@@ -104,5 +104,5 @@ def test_a_move_gains_less_if_external_jobs_get_the_slow_slots() -> None:
 def test_the_external_queue_survives_a_restart() -> None:
     event = HostWaits((NARROW, WIDE))
     assert decode_event(encode_event(event)) == event
-    state, _ = hosting(event)
+    state, _ = run_with_demand(event)
     assert decode_state(encode_state(state)).host_waits == event.waiting

@@ -325,7 +325,7 @@ def test_the_other_orders_need_no_estimate(rule: Order) -> None:
     assert (job.urgency, job.appraise_ns) == (0.0, 0)
 
 
-def _taught(*seconds: float, **policy: Any) -> State:
+def state_with_history(*seconds: float, **policy: Any) -> State:
     state = State(policy=Policy(estimates=Estimates.HISTORY, **policy), now_ns=NOW_NS)
     for one in seconds:
         state.lately.append(Ended("q", "", "w", 1, one))
@@ -334,7 +334,7 @@ def _taught(*seconds: float, **policy: Any) -> State:
 
 
 def test_with_history_a_job_is_expected_to_run_like_similar_jobs_up_to_its_limit() -> None:
-    state = _taught(*[1000.0] * 40, order=Order.SJF)
+    state = state_with_history(*[1000.0] * 40, order=Order.SJF)
     alike: dict[str, Any] = {"queue": "q", "workload": "w"}
     free, bound = job_of("free", **alike), job_of("bound", time_limit_seconds=50.0, **alike)
     for job in (free, bound):
@@ -347,7 +347,7 @@ def test_with_history_a_job_is_expected_to_run_like_similar_jobs_up_to_its_limit
 
 
 def test_a_running_gang_keeps_its_estimate_and_only_its_urgency_is_updated() -> None:
-    state = _taught(*[1000.0] * 40, order=Order.FAIR)
+    state = state_with_history(*[1000.0] * 40, order=Order.FAIR)
     job = running("j", 120.0, queue="q", workload="w", estimate_seconds=77.0, ranks=1)
     fair.appraise(state, job, NOW_NS)
     assert job.estimate_seconds == 77.0

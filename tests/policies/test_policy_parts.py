@@ -223,7 +223,7 @@ def test_a_move_is_scored_from_its_decision_to_the_first_step_of_a_later_attempt
 # --- spares ----------------------------------------------------------------------------------------------------------
 
 
-def appointed(nodes: int, policy: Policy, racks: int = 1) -> set[str]:
+def spares_of(nodes: int, policy: Policy, racks: int = 1) -> set[str]:
     world = World({f"n{i}": 2 for i in range(nodes)}, policy, racks=racks)
     return {name for name, node in world.state.nodes.items() if node.spare}
 
@@ -239,12 +239,12 @@ def appointed(nodes: int, policy: Policy, racks: int = 1) -> set[str]:
     ],
 )
 def test_the_configured_spares_but_never_a_whole_domain(nodes: int, kept: int, spare: set[str]) -> None:
-    assert appointed(nodes, Policy(spare_nodes=kept)) == spare
+    assert spares_of(nodes, Policy(spare_nodes=kept)) == spare
 
 
 def test_each_domain_has_its_own_spares() -> None:
-    assert appointed(6, Policy(spare_nodes=1), racks=2) == {"n4", "n5"}
-    assert appointed(6, Policy(spare_nodes=1, spare_level=Level.SPINE), racks=2) == {"n5"}
+    assert spares_of(6, Policy(spare_nodes=1), racks=2) == {"n4", "n5"}
+    assert spares_of(6, Policy(spare_nodes=1, spare_level=Level.SPINE), racks=2) == {"n5"}
 
 
 def test_a_known_failure_rate_determines_the_number_of_spares() -> None:
@@ -450,24 +450,24 @@ def elastic_world(policy: Policy, *, waiting: bool, **spec: Any) -> World:
     return world
 
 
-def weighed_again(world: World) -> bool:
+def evaluated_again(world: World) -> bool:
     return bool(list(resizing.timeouts(world.state, ledger_of(world.state))))
 
 
 def test_growth_is_evaluated_again_while_an_elastic_gang_could_use_idle_slots() -> None:
     world = World({"n0": 8})
     world.submit(4, 5000.0, **(_ELASTIC | {"max_ranks": 4}))
-    assert not weighed_again(world), "it starts, and no gang runs"
+    assert not evaluated_again(world), "it starts, and no gang runs"
     world.running()
-    assert not weighed_again(world), "it has its maximum"
+    assert not evaluated_again(world), "it has its maximum"
     jobs = world.state.jobs
     other = world.submit(2, 5000.0, **(_ELASTIC | {"max_ranks": 2}))
     world.running()
-    assert not weighed_again(world)
+    assert not evaluated_again(world)
     jobs[other].spec = type(jobs[other].spec)(**{**_fields(jobs[other].spec), "max_ranks": 8})
-    assert weighed_again(world), "one of the two could have more"
+    assert evaluated_again(world), "one of the two could have more"
     world.cycle(FreezeSet(True, "eve"))
-    assert not weighed_again(world)
+    assert not evaluated_again(world)
 
 
 def _fields(spec: Any) -> dict[str, Any]:
@@ -480,7 +480,7 @@ def test_a_full_cluster_has_nothing_to_grow_into() -> None:
     world.running()
     spec = world.state.jobs[job_id].spec
     world.state.jobs[job_id].spec = type(spec)(**{**_fields(spec), "max_ranks": 8})
-    assert not weighed_again(world)
+    assert not evaluated_again(world)
 
 
 @pytest.mark.parametrize(
@@ -496,9 +496,9 @@ def test_a_wait_is_evaluated_again_only_if_its_terms_grow(policy: Policy, spec: 
     world = World({"n0": 8}, changed(policy, migration_margin=1e9))
     world.submit(8, 5000.0, **(_ELASTIC | spec))
     world.running()
-    assert not weighed_again(world), "no job is pending"
+    assert not evaluated_again(world), "no job is pending"
     world.submit(4, 10.0, time_limit_seconds=10.0)
-    assert weighed_again(world) is again
+    assert evaluated_again(world) is again
     started = [action for action in world.outcomes[-1].actions if isinstance(action, StartGang)]
     assert not started
 

@@ -56,7 +56,7 @@ def test_no_queue_is_reduced_below_its_quota() -> None:
     assert not stopped(world), "two of the six are in the guest's quota, so six slots cannot be freed"
 
 
-def straddling(*sizes: int, policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str]]:
+def partly_borrowed(*sizes: int, policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str]]:
     """Return a cluster of sixteen slots, held by gangs of the guest's queue; owner and guest have a quota of eight
     each.
     """
@@ -80,7 +80,7 @@ def straddling(*sizes: int, policy: Policy = _POLICY, **spec: Any) -> tuple[Worl
     ],
 )
 def test_a_gang_with_quota_and_borrowed_slots_is_stopped_last(sizes: tuple[int, ...], victims: set[int]) -> None:
-    world, guests = straddling(*sizes)
+    world, guests = partly_borrowed(*sizes)
     waiting = world.submit(8, 100.0, queue="owner")
     assert stopped(world) == {guests[number] for number in victims}
     assert len(world.state.jobs[waiting].claim) == 8
@@ -90,7 +90,7 @@ def test_a_gang_with_quota_and_borrowed_slots_is_stopped_last(sizes: tuple[int, 
 
 
 def test_two_queues_do_not_reclaim_from_each_other_in_turn() -> None:
-    world, guests = straddling(12)
+    world, guests = partly_borrowed(12)
     owners = [world.submit(4, 100_000.0, **(_GUEST | {"queue": "owner"})) for _ in range(2)]
     for _ in range(40):
         world.running()
@@ -99,7 +99,7 @@ def test_two_queues_do_not_reclaim_from_each_other_in_turn() -> None:
 
 
 def test_an_elastic_gang_returns_borrowed_slots() -> None:
-    world, (elastic,) = straddling(16, min_ranks=4, max_ranks=16)
+    world, (elastic,) = partly_borrowed(16, min_ranks=4, max_ranks=16)
     waiting = world.submit(8, 100.0, queue="owner")
     assert stopped(world) == {elastic}
     world.end(elastic, 75, signalled=True)
@@ -108,7 +108,7 @@ def test_an_elastic_gang_returns_borrowed_slots() -> None:
 
 
 def test_a_job_beyond_the_quota_blocks_no_other_of_its_queue() -> None:
-    world, _ = straddling(4, 4, 4, 4)
+    world, _ = partly_borrowed(4, 4, 4, 4)
     wide = world.submit(12, 100.0, queue="owner")
     narrow = world.submit(4, 100.0, queue="owner")
     assert world.state.jobs[narrow].claim and not world.state.jobs[wide].claim
@@ -139,7 +139,7 @@ def test_a_gang_beyond_the_quota_waits() -> None:
 
 
 def test_reserved_slots_are_used_only_after_the_gangs_on_them_have_ended() -> None:
-    world, _ = straddling(8, 8)
+    world, _ = partly_borrowed(8, 8)
     waiting = world.submit(8, 100.0, queue="owner")
     (victim,) = stopped(world)
     world.alive[victim, 1].ends_ns = world.now_ns + 1000 * SECOND

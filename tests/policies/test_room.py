@@ -250,7 +250,7 @@ def test_only_restartable_gangs_shrink_and_only_to_their_minimum() -> None:
 # --- defragmentation -------------------------------------------------------------------------------------------------
 
 
-def fragmented(policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str], str]:
+def fragmented_cluster(policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str], str]:
     """Return three nodes of four slots, with two gangs of two on each.
 
     One gang ends on each of two nodes: four slots are free, on two nodes.
@@ -266,7 +266,7 @@ def fragmented(policy: Policy = _POLICY, **spec: Any) -> tuple[World, list[str],
 
 
 def test_a_gang_moves_so_that_another_fits_into_one_node() -> None:
-    world, gangs, waiting = fragmented()
+    world, gangs, waiting = fragmented_cluster()
     moved = [job_id for job_id in gangs if world.state.jobs[job_id].stop_reason is StopReason.MIGRATE]
     assert len(moved) == 1 and world.state.jobs[moved[0]].migrations == 1
     assert len({slot.node for slot in world.state.jobs[waiting].claim}) == 1
@@ -279,7 +279,7 @@ def test_a_gang_moves_so_that_another_fits_into_one_node() -> None:
 
 
 def test_explain_says_that_no_single_domain_has_enough_free_slots() -> None:
-    world, _, waiting = fragmented(restartable=False)
+    world, _, waiting = fragmented_cluster(restartable=False)
     explanation = cycle.explain(world.state, waiting)
     assert explanation is not None and explanation.binds == "slots"
     assert not any(isinstance(action, StopGang) for outcome in world.outcomes for action in outcome.actions)
@@ -296,7 +296,7 @@ def test_explain_says_that_no_single_domain_has_enough_free_slots() -> None:
     ],
 )
 def test_no_gang_moves_if_it_does_not_pay_or_is_not_configured(policy: Policy, spec: dict[str, Any]) -> None:
-    world, _, waiting = fragmented(policy, **spec)
+    world, _, waiting = fragmented_cluster(policy, **spec)
     assert not any(job.stop_reason for job in world.state.jobs.values())
     assert world.job_state(waiting) is JobState.PENDING
     reported = [entry for entry in world.entries if entry.kind == "defragment"]

@@ -286,7 +286,7 @@ def test_the_fair_order_prefers_a_new_job_to_one_past_its_usual_run_time() -> No
 # --- run times of similar jobs ---------------------------------------------------------------------------------------
 
 
-def _learnt(*rows: tuple[str, int, float]) -> State:
+def state_with_history(*rows: tuple[str, int, float]) -> State:
     state = State()
     for workload, ranks, seconds in rows:
         state.lately.append(Ended("q", "", workload, ranks, seconds))
@@ -311,16 +311,16 @@ def test_unused_history_is_bounded() -> None:
 
 
 def test_history_weights_kinds_by_their_predictions() -> None:
-    reported = _learnt(*[("short", 1, 100.0), ("long", 1, 100_000.0)] * 40)
-    answers = runtime_history.answers_of(reported)
+    state = state_with_history(*[("short", 1, 100.0), ("long", 1, 100_000.0)] * 40)
+    answers = runtime_history.answers_of(state)
     assert answers.quantile(_spec("short"), 0.0, 0.6) == pytest.approx(100.0, rel=0.5)
     assert answers.quantile(_spec("long"), 0.0, 0.6) == pytest.approx(100_000.0, rel=0.5)
     assert answers.expense(_spec("short"), 0.0, 0.0) < answers.expense(_spec("long"), 0.0, 0.0) / 10
 
 
 def test_the_longer_a_job_of_wide_spread_has_run_the_more_it_is_expected_to_need() -> None:
-    reported = _learnt(*[("w", 1, 10.0 * 2.0 ** (n % 14)) for n in range(140)])
-    answers = runtime_history.answers_of(reported)
+    state = state_with_history(*[("w", 1, 10.0 * 2.0 ** (n % 14)) for n in range(140)])
+    answers = runtime_history.answers_of(state)
     spent = [answers.expense(_spec("w"), done, 0.0) for done in (0.0, 100.0, 1000.0, 10_000.0)]
     assert spent == sorted(spent)
     assert answers.quantile(_spec("w"), 10_000.0, 0.5) > 10_000.0
@@ -329,8 +329,8 @@ def test_the_longer_a_job_of_wide_spread_has_run_the_more_it_is_expected_to_need
 
 def test_the_mean_remaining_time_is_cut_at_a_bound() -> None:
     """Half of the kind end within a minute, half run for a day: a bound of an hour cuts the latter."""
-    reported = _learnt(*[("w", 1, 40.0), ("w", 1, 86_400.0)] * 60)
-    spread = runtime_history.answers_of(reported).spread(_spec("w"))
+    state = state_with_history(*[("w", 1, 40.0), ("w", 1, 86_400.0)] * 60)
+    spread = runtime_history.answers_of(state).spread(_spec("w"))
     assert runtime_history.yet_within(spread, 0.0, 3600.0) == pytest.approx(0.5 * 40 + 0.5 * 3600, rel=0.15)
     assert runtime_history.yet_within(spread, 100.0, 3600.0) == pytest.approx(3600, rel=0.1), (
         "a job past a minute continues"

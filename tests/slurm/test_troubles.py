@@ -39,7 +39,7 @@ class World:
         self.programs = folder / "programs"
         self.programs.mkdir()
         for name in ("squeue", "sinfo", "scontrol", "scancel", "sbatch"):
-            self.mend(name)
+            self.restore(name)
         self.state = State(nodes={name: Node(name, 8) for name in bed.names})
         self.state.nodes[SLOW].state = NodeState.SUSPECT
         self.state.nodes[SLOW].slowdown = 1.5
@@ -68,14 +68,14 @@ class World:
 
     # --- Slurm's commands --------------------------------------------------------------------------------------------
 
-    def mend(self, name: str) -> None:
+    def restore(self, name: str) -> None:
         path = self.programs / name
         path.unlink(missing_ok=True)
         found = shutil.which(name)
         assert found is not None
         path.symlink_to(found)
 
-    def break_(self, name: str, script: str) -> None:
+    def replace_command(self, name: str, script: str) -> None:
         """Replace the command by this shell script; $REAL is Slurm's own."""
         real = shutil.which(name)
         new = self.programs / f".{name}"
@@ -150,7 +150,9 @@ def test_slurmctld_is_killed_during_a_move(world: World) -> None:
     number = world.submit(OPTED_IN)
     # The requeue reaches slurmctld, but its response is lost: slurmctld and the command both die.
     killed = world.folder / "killed"
-    world.break_("scontrol", f'if [ "$1" = requeue ]; then $REAL "$@"; touch {killed}; sleep 60; fi\nexec $REAL "$@"')
+    world.replace_command(
+        "scontrol", f'if [ "$1" = requeue ]; then $REAL "$@"; touch {killed}; sleep 60; fi\nexec $REAL "$@"'
+    )
     world.move(number)
     world.wait("the requeue", killed.exists)
     world.bed.kill_controller()
@@ -173,11 +175,11 @@ def test_slurmctld_is_killed_during_a_move(world: World) -> None:
 def test_the_controller_is_killed_between_the_requeue_and_the_start(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
-    world.break_("scontrol", 'case "$1 $2" in "update JobId="*) exit 1;; esac\nexec $REAL "$@"')
+    world.replace_command("scontrol", 'case "$1 $2" in "update JobId="*) exit 1;; esac\nexec $REAL "$@"')
     world.move(number)
     world.wait("a start that failed", lambda: world.audit("start"))
     world.stop()
-    world.mend("scontrol")
+    world.restore("scontrol")
     assert world.bed.job(number)["JobState"] == "PENDING"  # Slurm alone would hold it for two minutes
     world.holding.clear()
     world.start()
@@ -190,7 +192,7 @@ def test_the_controller_is_killed_between_the_requeue_and_the_start(world: World
 def test_a_hanging_command_is_killed_and_no_result_is_invented(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
-    world.break_("sinfo", "sleep 100")
+    world.replace_command("sinfo", "sleep 100")
     began = time.monotonic()
     world.wait("trouble", lambda: "sinfo --json: killed: it did not end within 3 s" in world.look_quietly())
     assert time.monotonic() - began < 15
@@ -198,7 +200,7 @@ def test_a_hanging_command_is_killed_and_no_result_is_invented(world: World) -> 
     with pytest.raises(BackendError, match="no end within"):
         assert world.backend is not None
         world.backend.nodes()
-    world.mend("sinfo")
+    world.restore("sinfo")
     world.wait("it answers", lambda: not world.look_quietly(), 20)
     assert (f"slurm-{number}", 0) in world.holding
 
@@ -214,21 +216,21 @@ def test_invalid_squeue_output_is_refused(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
     for broken, expected in WRONG:
-        world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
+        world.replace_command("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
         world.wait(expected, lambda expected=expected: expected in world.look_quietly())
     # Unreadable records affect only themselves: the others are read, and no job counts as ended.
     broken = """$REAL "$@" | sed 's/"restart_cnt": [0-9]*/"restart_cnt": "x"/'; echo ' '"""
-    world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
+    world.replace_command("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{broken}')
     world.wait("no record", lambda: "restart_cnt: expected a number" in world.look_quietly())
     one = f"""$REAL "$@" | sed '/"job_id": {number},/,/"restart_cnt"/s/"restart_cnt": [0-9]*/"restart_cnt": "x"/'"""
-    world.break_("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{one}')
+    world.replace_command("squeue", f'[ "$1" = --json ] || exec $REAL "$@"\n{one}')
     other = world.bed.submit("sleep 60", "--nodes=1", "--gpus-per-node=1")
     world.wait("the other", lambda: (f"slurm-{other}", 0) in world.holding)
     assert world.backend is not None
     refused = {labels: value for name, labels, value in world.backend.measures() if "refused" in name}
     assert refused[(("kind", "job"),)] > 0
     assert not [event for event in world.reported if isinstance(event, AttemptEnded)]
-    world.mend("squeue")
+    world.restore("squeue")
     world.wait("it answers", lambda: not world.look_quietly(), 20)
     assert (f"slurm-{number}", 0) in world.holding
     assert world.bed.job(number)["Restarts"] == "0"
@@ -291,7 +293,7 @@ def test_no_other_job_starts_on_the_nodes_of_a_moving_job(world: World) -> None:
 def test_a_job_moves_without_a_reservation(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
-    world.break_("scontrol", 'if [ "$1" = create ]; then exit 1; fi\nexec $REAL "$@"')
+    world.replace_command("scontrol", 'if [ "$1" = create ]; then exit 1; fi\nexec $REAL "$@"')
     claim = [Slot("gpu009", 0)]
     spec = JobSpec("gang", ("x",), 32, kind=JobKind.HOSTED)
     world.state.jobs[f"slurm-{number}"] = Job(f"slurm-{number}", spec, JobState.STOPPING, 0, claim=claim)
