@@ -100,7 +100,7 @@ TRAITS = st.fixed_dictionaries(
 
 
 TRAININGS = st.tuples(SPECS, TRAITS, st.integers(2, 90), st.sampled_from([1.0, 1.0, 0.6]), SMALL)
-"""(specification, traits, seconds of work, share of them that it really takes, whether it exits with 0)."""
+"""(specification, traits, seconds of work, true share of them, whether it exits with 0)."""
 
 ORDINARY = st.tuples(
     st.sampled_from([1, 1, 1, 2]),
@@ -111,8 +111,7 @@ ORDINARY = st.tuples(
     st.sampled_from([0, 0, 0, 2, 5]),
     st.booleans(),
 )
-"""(ranks, queue, seconds of work, its limit as a share of them, whether it fails, size of its array, whether it depends
-on the job before it)."""
+"""(ranks, queue, seconds of work, limit as a share of the work, fails, array size, depends on the previous job)."""
 
 
 def shaped(spec: JobSpec, traits: dict[str, Any], seconds: float, before: int) -> JobSpec:

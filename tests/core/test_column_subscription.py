@@ -15,7 +15,7 @@ from scheduler_feedback.core.telemetry.process_states import METRIC
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 
 MOST_BYTES = 4096
-"""Of a frame of a node of eight GPUs, records apart: what a controller of 12,500 nodes is laid out for."""
+"""Bytes of a frame of an eight-GPU node without records; the limit for a controller of 12,500 nodes."""
 
 
 def frame(seq: int, layout_sizes: tuple[int, int, int], layout_id: str) -> Frame:

@@ -128,7 +128,7 @@ def test_frames_of_different_lengths_are_never_in_one_batch(monkeypatch: pytest.
     ]
     fleet = Fleet()
     two_frames_each(fleet, *machines)
-    fleet.gangs  # noqa: B018  # whoever reads settles what is queued
+    fleet.gangs  # noqa: B018  # reading folds the queued frames
     assert len(batches) == 6 and all(len(kinds) == 1 for kinds in batches), "two frames of each of three kinds of nodes"
 
 

@@ -12,7 +12,7 @@ from scheduler_feedback.core.telemetry.node_clock import MOST_SKEW_NS, NodeClock
 SECOND = 1_000_000_000
 WALL = 1_800_000_000 * SECOND
 HERE = WALL - 5000 * SECOND
-"""The controller's wall time less its monotonic one: it has been up for 5,000 s."""
+"""The controller's wall time minus its monotonic time: it has been up for 5,000 s."""
 
 
 @dataclass

@@ -16,7 +16,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 SECOND = 1_000_000_000
 WALL = 1_800_000_000 * SECOND
 BOOTED = {"n0": 0, "n1": 5000 * SECOND}
-"""How much later than the first node each was booted: its monotonic clock is behind by as much."""
+"""Seconds by which each node was booted later than the first; its monotonic clock is behind by as much."""
 
 
 def layout(node: str, rank: int, attempt: int = 1, switch: str = "0:9", nic: str = "mlx5_0") -> Layout:

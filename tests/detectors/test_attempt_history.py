@@ -313,7 +313,7 @@ def test_pauses_are_reported_if_most_steps_have_one_and_the_job_is_slower() -> N
 # --- slow nodes ------------------------------------------------------------------------------------------------------
 
 NODES: Places = places(staged())
-"""Four stages, each on a node of its own."""
+"""Four stages, each on a separate node."""
 
 
 def window(**waits: float) -> FloatArray:

@@ -85,8 +85,8 @@ def test_without_a_deviating_counter_the_cause_is_unknown() -> None:
 ])  # fmt: skip
 def test_contention_on_a_host_of_two_jobs_accuses_no_rank(changes: dict[str, float], refused: bool) -> None:
     hosts = tuple(f"h{rank // 4}" for rank in range(RANKS))
-    beside = ("", *("h0",) * 3, *(f"x{rank}" for rank in range(4, RANKS)))
-    causes, _, jobs = after([shape_of("j", hosts), shape_of("k", beside)], **changes)
+    other_hosts = ("", *("h0",) * 3, *(f"x{rank}" for rank in range(4, RANKS)))
+    causes, _, jobs = after([shape_of("j", hosts), shape_of("k", other_hosts)], **changes)
     found = causes.judged_by(judgement(), jobs[0], BASELINE)
     assert bool(found.refusal) is refused
     alone, _, [job] = after([shape_of("j", hosts)], **changes)

@@ -21,14 +21,14 @@ from scheduler_feedback.sim.world.telemetry import PERFECT, World
 SICK = 9
 
 
-def reported(seed: int, *beside: Fault) -> list[Verdict]:
+def reported(seed: int, *others: Fault) -> list[Verdict]:
     """Return the findings on a job of 16 GPUs whose ranks collect garbage in turn from 300 s on."""
     one = Course(
         plan.make("j", 16, "dp2", 1.0, np.random.default_rng(seed)),
         fabric.place(np.arange(2), 16),
         np.random.default_rng(seed),
     )
-    for fault in (Fault("garbage-collection", "j", tuple(range(16)), 300.0, 400.0, "step", 0.5), *beside):
+    for fault in (Fault("garbage-collection", "j", tuple(range(16)), 300.0, 400.0, "step", 0.5), *others):
         one.faults.append(one.solved(fault))
     world, detectors = World([one], seed, 10.0, PERFECT), make_all()
     findings = []

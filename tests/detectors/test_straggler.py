@@ -34,7 +34,7 @@ DEVELOPMENT = (0, 1, *SPENT)
 JUDGING = (8101, 8102)
 ONSET = 30.0
 PATTERNS = [(0.15, 0.15), (0.3, 0.3), (0.3, 0.7), (1.0, 1.0), (2.0, 2.0)]
-"""Seconds stopped and running, in turn."""
+"""Alternating seconds stopped and running."""
 
 
 def course(gang: Gang, seconds: float, seed: int, detector: StragglerDetector | None = None) -> list[Heard]:
@@ -345,7 +345,7 @@ def test_a_truncated_snapshot_is_refused() -> None:
 
 
 OWN_OPERATIONS = ["forward-compute", "backward-compute", "optimizer", "gc", "optimizer-clip-main-grad"]
-"""Of a rank alone; every other operation of these traces is communication."""
+"""Operations of one rank; every other operation of these traces is communication."""
 
 
 def recorded(name: str) -> tuple[np.ndarray, np.ndarray]:

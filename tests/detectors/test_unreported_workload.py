@@ -24,10 +24,10 @@ BEGINS = 200
 SLOWER = 1.3
 
 POLLING = 0.18
-"""Of the SMs."""
+"""Active share of the SMs of a polling rank."""
 
 Does = Callable[[FloatArray], None]
-"""Changes an iteration: [3, ranks], seconds in which a rank works, in which it has nothing to run, and of heat."""
+"""Changes an iteration in place: [3, ranks], seconds of work, idle seconds, and the clock."""
 
 WORKS, IDLES, CLOCK = range(3)
 

@@ -24,7 +24,7 @@ from tests.kubernetes.fake_kubelet import FakeKubelet, ended
 from tests.kubernetes.harness import wait_for
 
 COMMAND = "tests.gangwatch.io/command"
-"""Annotation of a pod: JSON list of what its one process is."""
+"""Annotation of a pod: JSON list with the command of its process."""
 
 _HELD = "import os, sys; sys.stdin.readline(); os.execv(sys.argv[1], sys.argv[1:])"
 _SHARED = ("sys", "stat", "meminfo", "self", "uptime", "loadavg", "cpuinfo", "vmstat", "pressure", "diskstats")

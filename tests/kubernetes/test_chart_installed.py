@@ -49,7 +49,7 @@ PATHS = {
 }
 
 ASKED_INSIDE = {("signers", "approve"), ("signers", "sign")}
-"""(resource, verb) that the API server asks of its own roles, without a line in its audit log."""
+"""(resource, verb) that the API server checks itself, without a line in its audit log."""
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ from tests.kubernetes.harness import Cluster, running, wait_for
 from tests.kubernetes.makers import pod_body
 
 KILLS = int(os.environ.get("GANGWATCH_KILLS", "5"))
-"""Of the controller, at random moments. GANGWATCH_KILLS=50 is the long form."""
+"""Kills of the controller, at random moments. GANGWATCH_KILLS=50 is the long form."""
 
 pytestmark = [pytest.mark.xdist_group("kubernetes"), pytest.mark.timeout(300 + 20 * KILLS)]
 

@@ -35,7 +35,7 @@ SIDECAR = {"restartPolicy": "Always"}
         ([container("2")], [container("8"), container("1")], 8000),  # the largest init container, in any order
         ([container("2")], [container("1"), container("8")], 8000),
         ([container("2")], [container("1")], 2000),  # they have ended before the others begin
-        ([container("2")], [container("1", **SIDECAR)], 3000),  # a sidecar continues beside the others
+        ([container("2")], [container("1", **SIDECAR)], 3000),  # a sidecar runs next to the others
         ([container("1")], [container("3", **SIDECAR)], 4000),  # and is counted once
         ([container("2")], [container("1", **SIDECAR), container("4")], 5000),  # with the sidecar before it
         ([container("2")], [container("4"), container("1", **SIDECAR)], 4000),  # the sidecar started later

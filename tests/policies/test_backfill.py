@@ -31,13 +31,13 @@ def queue_of(**jobs: tuple[int, int]) -> WaitingLine:
 MIXED = {"a": (2, 10), "b": (6, 10), "c": (2, 100), "d": (1, 300), "e": (2, 20), "f": (2, 100), "g": (2, 101)}
 
 
-def candidates_of(line: WaitingLine, free: int, beside: int, window: float | None) -> str:
+def candidates_of(line: WaitingLine, free: int, unreserved: int, window: float | None) -> str:
     window_ns = None if window is None else round(window * SECOND)
-    return "".join(key[-1] for key, _, _, _ in candidates(line, free, beside, window_ns))
+    return "".join(key[-1] for key, _, _, _ in candidates(line, free, unreserved, window_ns))
 
 
 @pytest.mark.parametrize(
-    ("free", "beside", "window", "names"),
+    ("free", "unreserved", "window", "names"),
     [
         (8, 8, 50.0, "abcdefg"),
         (8, 8, None, "abcdefg"),
@@ -52,9 +52,9 @@ def candidates_of(line: WaitingLine, free: int, beside: int, window: float | Non
     ],
 )
 def test_candidates_are_jobs_that_may_fit_for_their_run_time(
-    free: int, beside: int, window: float | None, names: str
+    free: int, unreserved: int, window: float | None, names: str
 ) -> None:
-    assert candidates_of(queue_of(**MIXED), free, beside, window) == names
+    assert candidates_of(queue_of(**MIXED), free, unreserved, window) == names
 
 
 def test_a_kind_without_room_yields_no_more_candidates() -> None:

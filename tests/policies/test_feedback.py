@@ -59,8 +59,8 @@ def test_a_gang_with_a_straggler_is_moved_to_reserved_slots() -> None:
     small = world.submit(4, time_limit_seconds=1.0)
     assert world.job_state(small) is JobState.PENDING, "no other job gets reserved slots"
     outcome = world.end(job_id, 75)
-    start, beside = outcome.actions
-    assert (beside.job_id, world.nodes_of(small)) == (small, {"n1", "n3"}), "on the slow node, rather than wait"
+    start, backfilled = outcome.actions
+    assert (backfilled.job_id, world.nodes_of(small)) == (small, {"n1", "n3"}), "on the slow node, rather than wait"
     assert isinstance(start, StartGang)
     assert (start.job_id, start.attempt, {slot.node for slot in start.placement}) == (job_id, 2, {"n0", "n2"})
     assert job.retries == 0

@@ -31,7 +31,7 @@ PACKAGES = {
     "sbatch": "slurm-client",
     "scontrol": "slurm-client",
 }
-"""The programs that it takes, and the Debian package of each."""
+"""The required programs, and the Debian package of each."""
 
 GPUS = 8
 PATIENCE_SECONDS = 60.0

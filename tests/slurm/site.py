@@ -25,7 +25,7 @@ POLICY = {
     "probation_seconds": 3.0,
     "suspect_seconds": 2.0,
 }
-"""Minutes of production, in seconds."""
+"""Minutes of production, shortened to seconds."""
 
 
 class Site:
