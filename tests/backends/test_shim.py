@@ -117,7 +117,7 @@ def test_an_unwritable_record_is_logged_once_despite_new_temporary_names(
     if folder.is_dir():
         folder.rmdir()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.write_text("a file")  # root ignores permissions of folders, but cannot write into a file as a folder
+    folder.write_text("a file")  # root ignores permissions, but a file cannot contain files
     made.keep("exit-1.json", {"rank": 1})
     for _ in range(3):
         made.write_records()

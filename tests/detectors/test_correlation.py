@@ -78,7 +78,7 @@ def test_unrelated_series_correlate_no_more_often_than_chance() -> None:
 
 @pytest.mark.parametrize(("late", "goes"), [(-3, False), (-1, True), (0, True), (2, True), (5, False)])
 def test_a_victim_may_lag_by_two_windows_and_lead_by_one(late: int, goes: bool) -> None:
-    """A loss is recorded when its steps have ended: never long before the neighbour was busy."""
+    """A loss is recorded when its steps have ended, so it is never long before the neighbour is busy."""
     steep = np.random.default_rng(4).integers(0, 2, 400).astype(float)
     found = correlate(0.3 * np.roll(steep, late) + noise(1), steep, *ENOUGH)
     assert found is not None and (found[0] > 0.9) is goes

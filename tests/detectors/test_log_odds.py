@@ -35,7 +35,7 @@ def test_the_confidence_is_the_logistic_of_all_evidence() -> None:
 
 
 def test_each_measure_is_monotonic() -> None:
-    """A worse value for the suspect never weighs less; each measure changes its sign at some point."""
+    """Worse values for the suspect never give less evidence; each measure changes its sign at some point."""
     courses: list[tuple[list[float], float, float]] = [
         ([of_residual(sigmas) for sigmas in (-9.0, 0.0, 1.0, 3.0, 7.0, 20.0)], -1.0, 3.0),
         ([of_slowdown(slower) for slower in (1.0, 1.05, 1.1, 1.2, 1.3, 9.0)], -0.5, 2.0),

@@ -95,7 +95,7 @@ def test_values_for_all_roles_at_once_equal_those_of_each_role(name: str) -> Non
     [window, *_], _ = cut(StepTable(np.arange(12), end_ns, seconds, seconds - compute), where, None)
 
     def lost(table: FloatArray, left_out: list[int]) -> float:
-        """By how much the largest falls without these columns, as a mean over steps; nothing where none is left."""
+        """Return by how much the largest value falls without these columns, as a mean over steps; 0 if none is left."""
         rest = np.delete(table, left_out, axis=1)
         return float(np.mean(np.maximum(table.max(axis=1) - rest.max(axis=1), 0.0))) if rest.shape[1] else 0.0
 

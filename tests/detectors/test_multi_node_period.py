@@ -85,7 +85,7 @@ def test_nodes_with_equal_sample_times_give_no_period(period: float) -> None:
 
 @pytest.mark.parametrize("period", [20.0, 24.3, 31.2])
 def test_a_harmonic_of_a_slow_period_is_not_reported(period: float) -> None:
-    """Ten or fifteen iterations in all: too few for a line; their second harmonic is one."""
+    """Ten or fifteen iterations in total are too few for a spectral line; their second harmonic has one."""
     assert node_signals(even(period), LAGS, share=0.9).period(1.0) is None
 
 

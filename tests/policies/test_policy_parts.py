@@ -248,7 +248,7 @@ def test_each_domain_has_its_own_spares() -> None:
 
 
 def test_a_known_failure_rate_determines_the_number_of_spares() -> None:
-    """Of 100 nodes two are out on average; more than five are with less than 2 in 100 (Poisson)."""
+    """On average 2 of 100 nodes are out of use; the chance that more than five are is below 2 % (Poisson)."""
     policy = Policy(spare_failures_per_day=0.02, spare_repair_seconds=86400.0, spare_risk_fraction=0.02)
     assert spares.count(policy, 100) == 5
     assert spares.count(changed(policy, spare_risk_fraction=0.01), 100) == 6

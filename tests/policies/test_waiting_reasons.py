@@ -328,7 +328,7 @@ def test_the_longer_a_job_of_wide_spread_has_run_the_more_it_is_expected_to_need
 
 
 def test_the_mean_remaining_time_is_cut_at_a_bound() -> None:
-    """Half of the kind end within a minute, half run for a day: a bound of an hour cuts the latter."""
+    """Half of the jobs of the kind end within a minute, half run for a day: a bound of an hour cuts the latter."""
     state = state_with_history(*[("w", 1, 40.0), ("w", 1, 86_400.0)] * 60)
     spread = runtime_history.answers_of(state).spread(_spec("w"))
     assert runtime_history.yet_within(spread, 0.0, 3600.0) == pytest.approx(0.5 * 40 + 0.5 * 3600, rel=0.15)
