@@ -60,8 +60,8 @@ def monitoring_objects(*values: str) -> list[dict[str, Any]]:
     return [body for body in render(*values) if body["kind"] in PLURALS]
 
 
-@pytest.mark.parametrize("wishes", VALUES.values(), ids=VALUES.keys())
-def test_the_operator_takes_what_the_chart_asks_of_it(operated: Api, wishes: list[str]) -> None:
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
+def test_the_operator_takes_what_the_chart_asks_of_it(operated: Api, values: list[str]) -> None:
     on = ("podMonitor.enabled=true", "prometheusRule.enabled=true")
     objects = monitoring_objects(*values, *on)
     assert {body["kind"] for body in objects} == set(PLURALS)
