@@ -141,25 +141,6 @@ _SPEC: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _mutated(content: bytes, chance: random.Random) -> bytes:
-    """Return the bytes with a few changed, cut out, or doubled."""
-    data = bytearray(content)
-    for _ in range(chance.randrange(1, 4)):
-        if not data:
-            break
-        place = chance.randrange(len(data))
-        match chance.randrange(4):
-            case 0:
-                data[place] = chance.randrange(256)
-            case 1:
-                del data[place : place + chance.randrange(1, 9)]
-            case 2:
-                data[place:place] = data[place : place + chance.randrange(1, 9)]
-            case _:
-                data[place:place] = bytes((chance.randrange(256),))
-    return bytes(data)
-
-
 def body(chance: random.Random) -> bytes:
     """Return a body for a POST."""
     if chance.random() < 0.1:

@@ -40,23 +40,6 @@ _ALL_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _EDGES = (0, 1, 2, 63, 64, 255, 256, 2**16 - 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1)
 
 
-def _mutated(rng: random.Random, data: bytes) -> bytes:
-    """Return the data with a few bytes changed, cut out, doubled or inserted."""
-    changed = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(changed) + 1)
-        match rng.randrange(4):
-            case 0 if changed:
-                changed[at % len(changed)] = rng.randrange(256)
-            case 1:
-                del changed[at : at + rng.randint(1, 8)]
-            case 2:
-                changed[at:at] = changed[at : at + rng.randint(1, 16)]
-            case _:
-                changed[at:at] = rng.randbytes(rng.randint(1, 8))
-    return bytes(changed)
-
-
 # --- rings -----------------------------------------------------------------------------------------------------------
 
 _SLOT = struct.Struct("<QBBHIqqqqqQ")

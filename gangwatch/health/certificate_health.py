@@ -59,9 +59,9 @@ def _soonest(ends: dict[str, float], now: float) -> Finding:
         return Finding(NAME, "found", f"{len(ends)} valid; the first expires on {_day(end)}: {what}")
     named = ", ".join(f"{what} ({'expired' if end < now else 'expires'} {_day(end)})" for end, what in due[:_NAMED])
     more = f" and {len(due) - _NAMED} more" if len(due) > _NAMED else ""
-    state = "missing" if due[0][0] < now else "limited"
+    state: Literal["missing", "limited"] = "missing" if due[0][0] < now else "limited"
     remedy = "gangwatch certificates renew and copy the files; with certificate_command, see the agent's log"
-    return Finding(NAME, state, f"of {len(ends)}: {named}{more}", remedy)  # type: ignore[arg-type]
+    return Finding(NAME, state, f"of {len(ends)}: {named}{more}", remedy)
 
 
 def _frames(config: Config) -> Iterator[Finding]:
