@@ -21,7 +21,7 @@ from benchmarks.ordinary.clock import FairClock
 from benchmarks.ordinary.cluster import AbsentError, Cluster, RefusedError
 from benchmarks.ordinary.inbox import Inbox
 from benchmarks.ordinary.kinds import KINDS
-from benchmarks.ordinary.oracle.facts import Daemon, Facts, Failure
+from benchmarks.ordinary.oracle.facts import Daemon, Facts, Failure, Submission
 from benchmarks.ordinary.oracle.oracle import Oracle
 from benchmarks.ordinary.processes import ProcessTable
 from benchmarks.ordinary.troubles import Troubles
@@ -291,25 +291,12 @@ class Day:
             for job in active:
                 # Cancel half of the pending jobs and every job without an end of its own; the other half must still
                 # run.
-                if job not in asked and (hash_of(job) % 2 == 0 or self._endless(job)):
+                if job not in asked and (hash_of(job) % 2 == 0 or endless(self.facts.owner_of[job])):
                     asked.add(job)
                     users.attempt("cancel", partial(users.cancel, job))
             if self.clock.now().fair - began > DRAIN_SECONDS:
                 self._fail("drain", ", ".join(active[:8]), f"{len(active)} jobs have not ended: {self._states(active)}")
             time.sleep(LOOK_SECONDS)
-
-    def _endless(self, job: str) -> bool:
-        """Return whether the job has no end of its own, waits for such a job, or runs too long for the rest of the
-        day."""
-        owner = self.facts.owner_of[job]
-        seconds = _SECONDS.search(self._command(job))
-        if seconds is not None and float(seconds[1]) > LONG_SECONDS:
-            return True
-        return "null" in self._command(job) or '"steps": 100000' in self._command(job) or owner.request.get("after")  # type: ignore[return-value]
-
-    def _command(self, job: str) -> str:
-        reading = self.facts.reading
-        return " ".join(reading.jobs[job]["command"]) if reading is not None and job in reading.jobs else ""
 
     def _states(self, names: list[str]) -> list[str]:
         jobs = self.facts.reading.jobs if self.facts.reading is not None else {}
@@ -363,6 +350,14 @@ class Day:
             report.kept = str(self.folder)
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def endless(job: Submission) -> bool:
+    """Return whether a job has no end of its own, waits for another job, or runs too long for the rest of the day."""
+    seconds = _SECONDS.search(job.command)
+    if seconds is not None and float(seconds[1]) > LONG_SECONDS:
+        return True
+    return "null" in job.command or '"steps": 100000' in job.command or bool(job.request.get("after"))
 
 
 def hash_of(text: str) -> int:

@@ -195,7 +195,7 @@ class Users:
             job = str(self.cluster.ask("POST", "/api/jobs", body)["job"])
         size = int(request.get("array_size", 0))
         members = tuple(f"{job}.{index}" for index in range(size)) or (job,)
-        self.inbox.submitted(Submission(job, members, request, asked, time.time(), fails, starts))
+        self.inbox.submitted(Submission(job, members, request, asked, time.time(), fails, starts, " ".join(command)))
         self.say(kind, f"{job} {json.dumps(request)} {command[-1]}")
         self.done["by_command" if by_command else "by_api"] += 1
         return job

@@ -148,6 +148,7 @@ def world(bed: Bed, tmp_path: Path) -> Iterator[World]:
 def test_slurmctld_is_killed_during_a_move(world: World) -> None:
     world.start()
     number = world.submit(OPTED_IN)
+    time.sleep(6)  # slurmctld saves a job up to 5 s after a change; a killed one forgets a job that it has not saved
     # The requeue reaches slurmctld, but its response is lost: slurmctld and the command both die.
     killed = world.folder / "killed"
     world.replace_command(

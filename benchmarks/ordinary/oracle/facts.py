@@ -49,6 +49,7 @@ class Submission:
     """An accepted job. members: ids of its jobs (several of an array). request: the submitted request.
 
     fails: whether its program ends with a code other than 0. starts: False if its program does not exist.
+    command: its command line, which the API shows to the job's user and to operators only.
     """
 
     job: str
@@ -58,6 +59,7 @@ class Submission:
     accepted: float
     fails: bool = False
     starts: bool = True
+    command: str = ""
 
 
 @dataclass(slots=True)
