@@ -225,7 +225,7 @@ def test_a_bug_triggered_by_one_agent_affects_only_that_agent(tmp_path: Path, mo
     failed: list[tuple[str, str]] = []
 
     async def scene() -> None:
-        good, bad = (feeds.Agent(feeds.speaking(feeds.said(node, 1, 2, 3))) for node in ("good", "poison"))
+        good, bad = (feeds.Agent(feeds.sending(feeds.stream_of(node, 1, 2, 3))) for node in ("good", "poison"))
         got: list[str] = []
         feed = Feed(
             tmp_path, lambda _, frame, __: got.append(frame.node), (), feeds.SystemClock(),
