@@ -143,7 +143,7 @@ def test_one_worker_runs_a_whole_group_and_the_longest_groups_start_first(projec
         (project / f"test_{name}.py").write_text(RECORDING_TESTS.format(name=name, mark=mark, count=3))
     code, output = run(project, workers=2)
     assert code == 0, output
-    lines = [line.split() for line in (project / "lines").read_text().splitlines()]
+    lines = [line.split() for line in (project / "record").read_text().splitlines()]
     workers = {name: {worker for worker, other in lines if other == name} for _, name in lines}
     assert len(workers["y_of_slurm"] | workers["z_of_slurm"]) == 1
     assert len(workers["any"]) == 2

@@ -160,7 +160,7 @@ def test_a_read_only_disk_stops_only_decisions(door: FrontDoor, faults: Path) ->
     try:
         asked = door.run("submit", *SLEEP, code=None)
         assert asked.returncode != 0
-        assert "audit.jsonl" in asked.stderr and "nothing is changed" in asked.stderr
+        assert "audit.jsonl" in asked.stderr and "changes are refused" in asked.stderr
         # A freeze is accepted without an audit entry, but the journal cannot record it either.
         assert "frozen, but only until the controller ends" in door.run("freeze", code=None).stderr
         wait_until(lambda: readiness_of(door)[0] == 503, door.logs)
