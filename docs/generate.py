@@ -13,6 +13,8 @@ from pathlib import Path
 import click
 
 from agent.schema import catalog
+from agent.schema.verdicts.causes import CAUSES
+from agent.schema.verdicts.kinds import KINDS
 from exporter.prometheus.profiles import left_out_by
 from gangwatch.cli import cli
 
@@ -70,6 +72,38 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def verdicts_page() -> str:
+    """Return the tables of verdict kinds and causes."""
+    lines = [
+        "# Verdicts",
+        "",
+        GENERATED,
+        "Each verdict has a kind and a cause. Both are values of the labels `kind` and `cause` of",
+        "`gangwatch_verdict_active` and `gangwatch_verdicts_total`, and of the fields of these names in the API.",
+        "",
+        "Only a verdict that accuses a node or device makes the node suspect or puts it in quarantine. The column",
+        "*running job* names the most that gangwatch does to the job. It does so only if the job is restartable, the policy",
+        "allows it, and it costs less than waiting.",
+        "",
+        "## Kinds",
+        "",
+        "| kind | what it states | accuses | running job | severity | alerts | runbooks | page colour |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    colours = {"bad": "red", "doubtful": "yellow", "quiet": "none"}
+    for kind, row in KINDS.items():
+        runbooks = ", ".join(f"[{name}](../runbooks/{name}.md)" for name in row.runbooks)
+        lines.append(
+            f"| `{kind}` | {row.meaning} | {row.accused} | {row.response} | {row.severity} "
+            f"| {', '.join(alert.name for alert in row.alerts) or 'none'} | {runbooks} | {colours[row.tone]} |"
+        )
+    lines += ["", "## What to do", "", "| kind | the operator |", "|---|---|"]
+    lines += [f"| `{kind}` | {row.operator} |" for kind, row in KINDS.items()]
+    lines += ["", "## Causes", "", "| cause | wording | what it means | what to check |", "|---|---|---|---|"]
+    lines += [f"| `{cause}` | {row.words} | {row.meaning} | {row.check} |" for cause, row in CAUSES.items()]
+    return "\n".join(lines) + "\n"
+
+
 def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     """Yield every command below this one, in order of name, with its full name."""
     yield path, command
@@ -91,7 +125,7 @@ def commands_page() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    pages = {"metrics.md": metrics_page(), "commands.md": commands_page()}
+    pages = {"metrics.md": metrics_page(), "commands.md": commands_page(), "verdicts.md": verdicts_page()}
     if arguments == ["--check"]:
         differing = [
             name for name, text in pages.items() if not (FOLDER / name).exists() or (FOLDER / name).read_text() != text

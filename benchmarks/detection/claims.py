@@ -8,11 +8,6 @@ from typing import Protocol
 
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
 
-ACCUSING = frozenset({"straggler", "hang", "health"})
-"""Kinds that accuse hardware; 'interference' accuses another job."""
-
-OF_WORKLOAD = frozenset({"workload", "stage_imbalance", "sequence_imbalance"})
-
 
 @dataclass(frozen=True, slots=True)
 class Claim:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from agent.schema.verdicts.kinds import BLAMING
 from benchmarks.detection.baselines import BASELINES, Panel
 from benchmarks.detection.cells import Cell, Staged, stage
-from benchmarks.detection.claims import ACCUSING, Heard
+from benchmarks.detection.claims import Heard
 from benchmarks.detection.ours import Ours
 from benchmarks.detection.score import Outcome, Truth, judge
 from scheduler_feedback.detectors.ablation_switches import Switches
@@ -146,7 +147,7 @@ def _result(truth: Truth, by_method: dict[str, Heard], sampling_seconds: float) 
                 continue
             for claim in one.about(course.plan.name):
                 mutual = claim.kind == "interference" and claim.aggressor == staged.cell.name
-                if claim.kind in ACCUSING or (claim.kind == "interference" and not mutual):
+                if claim.kind in BLAMING and not mutual:
                     outcome.fp += 1
                     outcome.false_kinds.append(f"{claim.kind} of a neighbour")
         outcomes[name] = outcome

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from agent.schema.verdicts.kinds import BLAMING
 from benchmarks.detection.baselines import BASELINES, Panel
-from benchmarks.detection.claims import ACCUSING, Claim, Heard
+from benchmarks.detection.claims import Claim, Heard
 from benchmarks.detection.ours import Ours
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.detectors.ablation_switches import Switches
@@ -129,4 +130,4 @@ def run(health: Health) -> Alarms:
 
 def accuses(claim: Claim) -> bool:
     """Return whether the claim accuses hardware or another job, or freezes everything."""
-    return claim.kind in ACCUSING or claim.kind in ("interference", "freeze")
+    return claim.kind in {*BLAMING, "freeze"}

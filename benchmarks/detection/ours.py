@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from benchmarks.detection.claims import OF_WORKLOAD, Claim
+from agent.schema.verdicts.kinds import OF_OWN_JOB
+from benchmarks.detection.claims import Claim
 from scheduler_feedback import detectors
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
@@ -59,7 +60,7 @@ def claim_of(verdict: Verdict, now: float) -> Claim:
     # The same accusation of one member is one alarm, whatever the ids: an operator is paged once for it. Slowness
     # caused by the job itself may recur: unequal stages become more unequal.
     about = verdict.aggressor or verdict.device or str(verdict.rank)
-    if verdict.kind in OF_WORKLOAD:
+    if verdict.kind in OF_OWN_JOB:
         about = verdict.verdict_id
     return Claim(
         at=now,

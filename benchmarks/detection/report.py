@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agent.schema.verdicts.kinds import ACCUSING, BLAMING
 from benchmarks.detection.baselines import NAMES
 from benchmarks.detection.fleet import Result
 from benchmarks.detection.healthy import Alarms
@@ -172,7 +173,7 @@ def behind(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def confusion(name: str, results: Sequence[Result]) -> float | None:
     """Return the share of detected hardware faults and interferences first reported as the other of the two."""
-    kinds = {"hardware": ("straggler", "health", "hang"), "interference": ("interference",)}
+    kinds = {"hardware": ACCUSING, "interference": BLAMING - ACCUSING}
     asked = [r for r in results if r.family in kinds and r.outcomes[name].first != "none"]
     wrong = [
         r for r in asked if r.outcomes[name].first in kinds["interference" if r.family == "hardware" else "hardware"]

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from agent.schema.verdicts.kinds import ACCUSING, BLAMING, OF_OWN_JOB
 from benchmarks.detection.cells import TAIL_SECONDS, TAIL_STEPS, Staged
-from benchmarks.detection.claims import ACCUSING, OF_WORKLOAD, Claim
+from benchmarks.detection.claims import Claim
 from scheduler_feedback.sim.world.arrays import FloatArray
 from scheduler_feedback.sim.world.fault import DISORDERS, Fault
 
@@ -170,16 +171,16 @@ def judge(truth: Truth, claims: list[Claim], names_kinds: bool) -> Outcome:
             inside.append(claim)
             found.confidences.append((claim.confidence, True))
             continue
-        if claim.kind in OF_WORKLOAD and true_of_workload(claim, truth):
+        if claim.kind in OF_OWN_JOB and true_of_workload(claim, truth):
             continue
         if _names_second_fault(claim, staged, closing, not names_kinds):
             found.confidences.append((claim.confidence, True))
             continue
-        if within and (claim.kind in ACCUSING or claim.kind == "interference" or claim.kind in disorder.kinds):
+        if within and claim.kind in {*BLAMING, *disorder.kinds}:
             inside.append(claim)
         found.fp += 1
         found.false_kinds.append(claim.kind)
-        if claim.kind not in OF_WORKLOAD:
+        if claim.kind not in OF_OWN_JOB:
             found.confidences.append((claim.confidence, False))
     if inside:
         found.first, found.cause = inside[0].kind, inside[0].cause

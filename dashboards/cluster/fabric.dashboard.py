@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agent.schema.verdicts.kinds import Kind
 from dashboards.board import Board
 from dashboards.expressions import CLUSTER, busiest, least, worst
 from dashboards.panels import (
@@ -65,7 +66,7 @@ dashboard.row(
         "Congestion verdicts",
         "Active interference verdicts: jobs that another job slows down.",
         COUNT,
-        Query(f'count(gangwatch_verdict_active{{{CLUSTER}, kind="interference"}}) or vector(0)'),
+        Query(f'count(gangwatch_verdict_active{{{CLUSTER}, kind="{Kind.INTERFERENCE}"}}) or vector(0)'),
         thresholds=ZERO_IS_GOOD,
         width=6,
     ),
@@ -128,7 +129,7 @@ dashboard.row(
         "Active interference verdicts: the delayed job, the aggressor, and the resource that both share.",
         COUNT,
         Query(
-            f'topk(20, verdict:gangwatch_verdict_lost_slots:join{{{CLUSTER}, kind="interference"}})',
+            f'topk(20, verdict:gangwatch_verdict_lost_slots:join{{{CLUSTER}, kind="{Kind.INTERFERENCE}"}})',
             instant=True,
             table=True,
         ),

@@ -5,6 +5,7 @@ Alerts on jobs fire on the detectors' verdicts. No rule here compares step times
 
 from __future__ import annotations
 
+from agent.schema.verdicts.kinds import KINDS
 from dashboards.rules.alerts_hardware import HARDWARE
 from dashboards.rules.rule import Alert, Group
 
@@ -19,55 +20,43 @@ _COST = 'The job loses the work of {{ $value | printf "%.1f" }} GPUs while this 
 _VERDICT = "Verdict {{ $labels.verdict }}; `gangwatch story {{ $labels.gang }}` shows what was done."
 
 
-def _verdict(kind: str, matchers: str = "") -> str:
-    return f'verdict:gangwatch_verdict_lost_slots:join{{kind="{kind}"{matchers}}}'
+_OF_VERDICTS = {alert.name: (kind, row, alert) for kind, row in KINDS.items() for alert in row.alerts}
+
+
+def _of_verdicts(name: str, summary: str, description: str) -> Alert:
+    """Return the alert on active verdicts that the table of kinds names."""
+    kind, row, of = _OF_VERDICTS[name]
+    only = f', cause="{of.only}"' if of.only else ""
+    without = f', cause!="{of.without}"' if of.without else ""
+    expression = f'verdict:gangwatch_verdict_lost_slots:join{{kind="{kind}"{only}{without}}}'
+    return Alert(name, row.severity, expression, "1m", summary, description, keep="1m")
 
 
 JOBS = (
-    Alert(
+    _of_verdicts(
         "GangwatchStraggler",
-        "warning",
-        _verdict("straggler"),
-        "1m",
         f"A straggler delays {_JOB}: {{{{ $labels.cause }}}}, {_WHO}",
         f"{_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
-        keep="1m",
     ),
-    Alert(
+    _of_verdicts(
         "GangwatchInterference",
-        "warning",
-        _verdict("interference", ', cause!="congestion"'),
-        "1m",
         f"{{{{ $labels.aggressor }}}} slows down {_JOB}",
         f"Both jobs share {{{{ $labels.resource }}}}. {_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
-        keep="1m",
     ),
-    Alert(
+    _of_verdicts(
         "GangwatchCongestion",
-        "warning",
-        _verdict("interference", ', cause="congestion"'),
-        "1m",
         f"{{{{ $labels.aggressor }}}} congests {{{{ $labels.resource }}}}, which {_JOB} needs",
         f"{_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
-        keep="1m",
     ),
-    Alert(
+    _of_verdicts(
         "GangwatchHang",
-        "critical",
-        _verdict("hang"),
-        "1m",
         f"{_JOB} makes no steps",
         f"{_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
-        keep="1m",
     ),
-    Alert(
+    _of_verdicts(
         "GangwatchDeviceAccused",
-        "warning",
-        _verdict("health"),
-        "1m",
         f"A device of {_JOB} reports errors: {{{{ $labels.cause }}}}",
         f"{_PLACE}; cause: {{{{ $labels.cause }}}}. {_COST} {_VERDICT}",
-        keep="1m",
     ),
     Alert(
         "GangwatchGangStalled",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from agent.schema.errors import DashboardError
+from agent.schema.verdicts.kinds import Severity
 from dashboards.expressions import checked
-
-Severity = Literal["critical", "warning", "info"]
 
 RUNBOOKS = "https://github.com/gangwatch/gangwatch/blob/main/docs/runbooks"
 

@@ -147,6 +147,7 @@ def _step(value: int) -> int | None:
 
 
 def _show(report: JobReport, found: dict[str, Any]) -> None:
+    from agent.schema.verdicts.kinds import Accused, row_of
     from gangwatch.display import heat_map
 
     job = found["job"]
@@ -171,7 +172,7 @@ def _show(report: JobReport, found: dict[str, Any]) -> None:
         kind = verdict["kind"].replace("_", " ")
         click.echo(f"  step {_word(verdict['detected_step'])}: ", nl=False)
         click.secho(kind, bold=True, nl=False)
-        sure = "" if verdict["kind"] == "unknown" else f", confidence {verdict['confidence']:.2f}"
+        sure = "" if row_of(verdict["kind"]).accused is Accused.NOTHING else f", confidence {verdict['confidence']:.2f}"
         when = f"steps {_word(verdict['first_step'])} to {_word(verdict['last_step'])}"
         click.echo(f": {who}, cause {verdict['cause']}, {when}, costs {verdict['slowdown']:.3g} times{sure}")
         for item in verdict["evidence"]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from agent.schema.verdicts.kinds import Accused, row_of
 from gangwatch.display.heat_map import amount, ratios, reduced, sentence
 from scheduler_feedback.step_traces.judging import JobReport
 
@@ -64,11 +65,12 @@ def _card(verdict: Document) -> str:
     first, last, known = verdict["first_step"], verdict["last_step"], verdict["detected_step"]
     said = [f"From step {first:,} to step {last:,}." if first is not None and last is not None else ""]
     said.append(f"Reported at step {known:,}." if known is not None else "")
-    if verdict["kind"] != "unknown":
+    row = row_of(verdict["kind"])
+    if row.accused is not Accused.NOTHING:
         said.append(f"Confidence {100 * verdict['confidence']:.0f} %.")
     evidence = "".join(f"<li>{html.escape(_evidence(item))}.</li>" for item in verdict["evidence"])
     return (
-        f"<article class={'unknown' if verdict['kind'] == 'unknown' else 'verdict'}>"
+        f"<article class={row.tone}>"
         f"<h4>{html.escape(_capital(verdict['sentence']))}.</h4><p>{html.escape(' '.join(filter(None, said)))}</p>"
         f"<details open><summary>Evidence</summary><ul>{evidence}</ul></details></article>"
     )

@@ -15,6 +15,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from agent.schema.verdicts.kinds import Tone, row_of
+
 Document = dict[str, Any]
 Section = tuple[list[RenderableType], int]
 """Content of a section, and its height in lines."""
@@ -34,6 +36,7 @@ _STYLES = {
     **dict.fromkeys(("failed", "quarantine", "absent"), "red"),
     **dict.fromkeys(("cancelled", "maintenance"), "dim"),
 }
+_TONES: dict[Tone, str] = {"bad": "red", "doubtful": "yellow", "quiet": ""}
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
 
 
@@ -111,7 +114,7 @@ def _verdicts(document: Document, _width: int, rows: int) -> Section:
         lines.append(
             _text(
                 f"{verdict['sentence']}, for {_span((document['now_ns'] - verdict['first_wall_ns']) / 1e9)}",
-                "red",
+                _TONES[row_of(verdict["kind"]).tone],
             )
         )
     return _cut(lines, rows, document["verdicts_total"])

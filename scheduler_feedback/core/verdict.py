@@ -3,56 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from agent.schema.verdicts.causes import Cause
+from agent.schema.verdicts.kinds import Kind
 
-class Kind(StrEnum):
-    """Type of problem."""
-
-    STRAGGLER = "straggler"  # a member is slower than its peers for a reason of its own
-    INTERFERENCE = "interference"  # another job, which the verdict names, slows it down
-    HANG = "hang"  # a member did not arrive at a step or collective
-    HEALTH = "health"  # a device's own counters or events report a fault
-    STAGE_IMBALANCE = "stage_imbalance"  # a pipeline stage has more work than the others
-    SEQUENCE_IMBALANCE = "sequence_imbalance"  # ranks have unequal work, another rank the most in each step
-    WORKLOAD = "workload"  # caused by the job itself: never treated as a hardware fault
-    UNKNOWN = "unknown"  # slow for an unknown reason
-
-
-OF_HARDWARE = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
-"""Kinds that accuse a node or device. Verdicts of other kinds never lead to a quarantine or a move by themselves."""
-
-
-class Cause(StrEnum):
-    """Cause of the problem, as far as the counters show it."""
-
-    SUSPENDED = "suspended"  # not running and not waiting for a processor: stopped by a signal, a tracer or a freezer
-    CPU_CONTENTION = "cpu-contention"  # runnable, waiting for a processor
-    COMPUTE = "compute"  # the work itself takes more processor time
-    STORAGE = "storage"  # waiting for block I/O
-    THERMAL = "thermal"  # the GPU lowers its clock because of its temperature
-    POWER = "power"  # the GPU lowers its clock because of a power limit or brake
-    GPU = "gpu"  # computes more slowly, and no counter shows the reason
-    MEMORY = "gpu-memory"  # GPU memory errors
-    NVLINK = "nvlink"
-    PCIE = "pcie"  # a link below its maximum generation or width, or with replays
-    NIC = "nic"  # errors of the port, or a port below its rate
-    LINK = "link"  # a failing or flapping network link
-    CONGESTION = "congestion"  # a shared network resource
-    HOST_CONTENTION = "host-contention"  # another job on the same host
-    LOST = "lost"  # it stopped reporting
-    XID = "xid"
-    NEVER_ARRIVED = "never-arrived"  # it did not enter a step or collective that blocks its peers
-    DATA_LOADING = "data-loading"
-    CHECKPOINT = "checkpoint"
-    EVALUATION = "evaluation"
-    PAUSES = "pauses"  # short stops on a different rank each time: usually garbage collection
-    SEQUENCE_LENGTH = "sequence-length"
-    STAGE_PARTITION = "stage-partition"
-    STANDING_OFFSET = "standing-offset"  # always slightly slower than its peers, because of its share of the work
-    WHOLE_JOB = "whole-job"  # all ranks are equally slow
-    UNKNOWN = "unknown"
-
+__all__ = ["MASS_LOSS", "Abstention", "Cause", "Cleared", "Evidence", "Finding", "Kind", "Verdict"]
 
 MASS_LOSS = "mass-loss"
 """Detector name of a cluster-wide abstention: many agents stopped reporting at once. It freezes all actions."""

@@ -1,53 +1,13 @@
-"""Sentences for verdicts. Every log, story, table, page and report takes its wording from this module."""
+"""Sentences for verdicts, from the templates in agent/schema/verdicts. Every log, page and report uses them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
 
-from scheduler_feedback.core.verdict import Cause, Kind, Verdict
-
-CAUSES: dict[Cause, str] = {
-    Cause.SUSPENDED: "suspended",
-    Cause.CPU_CONTENTION: "CPU contention",
-    Cause.COMPUTE: "slow compute",
-    Cause.STORAGE: "waiting for storage",
-    Cause.THERMAL: "thermal throttling",
-    Cause.POWER: "power throttling",
-    Cause.GPU: "slow GPU",
-    Cause.MEMORY: "GPU memory errors",
-    Cause.NVLINK: "NVLink fault",
-    Cause.PCIE: "PCIe fault",
-    Cause.NIC: "NIC fault",
-    Cause.LINK: "network link fault",
-    Cause.CONGESTION: "network congestion",
-    Cause.HOST_CONTENTION: "another job on the same host",
-    Cause.LOST: "not reporting",
-    Cause.XID: "XID error",
-    Cause.NEVER_ARRIVED: "did not enter the collective that blocks its peers",
-    Cause.DATA_LOADING: "data loading",
-    Cause.CHECKPOINT: "periodic checkpoints",
-    Cause.EVALUATION: "periodic evaluation",
-    Cause.PAUSES: "short pauses, on a different rank each time",
-    Cause.SEQUENCE_LENGTH: "unequal sequence lengths",
-    Cause.STAGE_PARTITION: "unequal pipeline stages",
-    Cause.STANDING_OFFSET: "constant extra work",
-    Cause.WHOLE_JOB: "all ranks equally slow",
-    Cause.UNKNOWN: "unknown cause",
-}
-"""Wording of each cause, shown in parentheses after the claim."""
-
-KINDS: dict[Kind, str] = {
-    Kind.STRAGGLER: "straggler",
-    Kind.INTERFERENCE: "interference",
-    Kind.HANG: "hang",
-    Kind.HEALTH: "unhealthy",
-    Kind.STAGE_IMBALANCE: "stage imbalance",
-    Kind.SEQUENCE_IMBALANCE: "sequence imbalance",
-    Kind.WORKLOAD: "workload",
-    Kind.UNKNOWN: "slow",
-}
-"""Name of each kind, for a table cell."""
+from agent.schema.verdicts.causes import CAUSES
+from agent.schema.verdicts.kinds import KINDS
+from scheduler_feedback.core.verdict import Verdict
 
 _LEVELS = {"gpu": "GPU", "nic": "NIC", "link": "link"}
 
@@ -67,13 +27,13 @@ def short(verdict: Verdict) -> str:
     """Return the verdict without its job's name: "rank 2 on node-1: straggler (suspended), 97 % sure"."""
     who = _ranks(verdict) or _device(verdict) or ("the whole job" if verdict.gang and not verdict.node else "")
     where = f"{' on ' if who else ''}{verdict.node}" if verdict.node else ""
-    what = f"{KINDS[verdict.kind]} ({cause_of(verdict)}), {100 * verdict.confidence:.0f} % sure"
+    what = f"{KINDS[verdict.kind].wording.label} ({cause_of(verdict)}), {100 * verdict.confidence:.0f} % sure"
     return f"{who}{where}{_others(verdict)}: {what}"
 
 
 def cause_of(verdict: Verdict) -> str:
     """Return the cause in words, with the disturbing job if there is one."""
-    words = CAUSES[verdict.cause]
+    words = CAUSES[verdict.cause].words
     return f"{words}, caused by {verdict.aggressor}" if verdict.aggressor else words
 
 
@@ -87,34 +47,22 @@ def accused(verdict: Verdict) -> str:
 
 
 def _claim(verdict: Verdict) -> str:
-    who, cause, kind = accused(verdict), CAUSES[verdict.cause], verdict.kind
-    several = len(verdict.ranks) > 1
-    whole_gang = not _ranks(verdict)
-    costs = _costs(verdict, "the job" if verdict.gang else "the jobs on it")
-    if kind is Kind.STRAGGLER:
-        return f"{who} {'are stragglers' if several else 'is a straggler'} ({cause}){costs}"
-    if kind is Kind.HANG:
-        return f"{who} {'hang' if several else 'hangs'} ({cause}){_hangs(verdict)}"
-    if kind is Kind.HEALTH:
-        return f"{_health(verdict)} ({cause}){costs}"
-    if kind is Kind.INTERFERENCE:
-        shared = f" on {verdict.resource.replace(':', ' ', 1)}" if verdict.resource else ""
-        return f"{verdict.aggressor or 'another job'} disturbs {who}{shared} ({cause}){costs}"
-    if kind is Kind.STAGE_IMBALANCE:
-        have = "have" if several else "has"
-        problem = "has unequal pipeline stages" if whole_gang else f"{have} more work than the other pipeline stages"
-        return f"{who} {problem} ({cause}){costs}"
-    if kind is Kind.SEQUENCE_IMBALANCE:
-        have = "have" if several else "has"
-        problem = "gives its ranks unequal work" if whole_gang else f"{have} more work than the other ranks"
-        return f"{who} {problem} ({cause}){costs}"
-    if kind is Kind.WORKLOAD:
-        amount = _amount(verdict.slowdown)
-        if whole_gang:
-            return f"{who} {'slow' if several else 'slows'} itself down{amount} ({cause})"
-        slows, own = ("slow", "their") if several else ("slows", "its")
-        return f"{who} {slows} {verdict.gang or 'the job'} down{amount} with {own} own work ({cause})"
-    return f"{who} {'are' if several else 'is'} slow ({cause}){costs}"
+    wording = KINDS[verdict.kind].wording
+    device = _device(verdict) if wording.names_device else ""
+    template = wording.one if device or len(verdict.ranks) < 2 else wording.several
+    if not _ranks(verdict):
+        template = wording.job
+    return template.format(
+        who=_device_of(verdict, device) if device else accused(verdict),
+        cause=CAUSES[verdict.cause].words,
+        job=verdict.gang or "the job",
+        aggressor=verdict.aggressor or "another job",
+        shared=f" on {verdict.resource.replace(':', ' ', 1)}" if verdict.resource else "",
+        slowdown=_amount(verdict.slowdown),
+        it_slows=_costs(verdict, "it slows"),
+        they_slow=_costs(verdict, "they slow"),
+        progress=_hangs(verdict),
+    )
 
 
 def _hangs(verdict: Verdict) -> str:
@@ -127,13 +75,10 @@ def _hangs(verdict: Verdict) -> str:
     return f"{no_step}{',' if no_step else ':'} {process}" if process else no_step
 
 
-def _health(verdict: Verdict) -> str:
-    device = _device(verdict)
-    if not device:
-        return f"{accused(verdict)} {'are' if len(verdict.ranks) > 1 else 'is'} unhealthy"
-    on = f" on {verdict.node}" if verdict.node else ""
+def _device_of(verdict: Verdict, device: str) -> str:
+    """Return the device with its owner and node: "GPU GPU-1 of rank 2 of j-000001 on node-1"."""
     owner = " of ".join(filter(None, (device, _ranks(verdict), verdict.gang)))
-    return f"{owner}{on} is unhealthy"
+    return f"{owner} on {verdict.node}" if verdict.node else owner
 
 
 def _device(verdict: Verdict) -> str:
@@ -142,7 +87,7 @@ def _device(verdict: Verdict) -> str:
 
 def _ranks(verdict: Verdict) -> str:
     """Return the accused ranks: "rank 3", "ranks 4-7" or "16 ranks"; '' for the whole gang."""
-    if verdict.rank < 0 and verdict.kind not in (Kind.STAGE_IMBALANCE, Kind.STRAGGLER, Kind.HEALTH):
+    if verdict.rank < 0 and not KINDS[verdict.kind].wording.lists_ranks:
         return ""
     # The named node is the first rank's. _others counts the ranks on other nodes.
     listed = verdict.ranks if not _others(verdict) else ()
@@ -163,9 +108,9 @@ def _others(verdict: Verdict) -> str:
     return f" and {number} other rank{'s' if number > 1 else ''}"
 
 
-def _costs(verdict: Verdict, whom: str) -> str:
+def _costs(verdict: Verdict, slows: str) -> str:
     amount = _amount(verdict.slowdown)
-    return f": {'they slow' if len(verdict.ranks) > 1 else 'it slows'} {whom} down{amount}" if amount else ""
+    return f": {slows} {'the job' if verdict.gang else 'the jobs on it'} down{amount}" if amount else ""
 
 
 def _amount(slowdown: float) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
-from scheduler_feedback.core.verdict import OF_HARDWARE, Abstention, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.core.verdict import Abstention, Cleared, Finding, Kind, Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.steps.windows import places
@@ -173,7 +174,7 @@ def _suspects(report: JobReport) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the index of each accused rank, and the first and last step of the accusation."""
     place = {int(rank): index for index, rank in enumerate(report.shape.ranks.tolist())}
     for verdict in report.verdicts:
-        if verdict.kind in OF_HARDWARE:
+        if verdict.kind in ACCUSING:
             for rank in verdict.ranks or (verdict.rank,):
                 if rank in place:
                     yield place[rank], (verdict.first_step, verdict.last_step)

@@ -11,7 +11,6 @@ from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen,
 from scheduler_feedback.core.formats import KINDS, Feature, Formats, version_key
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import State
-from scheduler_feedback.core.verdict import OF_HARDWARE, Kind
 
 SECOND = 1_000_000_000
 
@@ -43,10 +42,6 @@ def test_as_seen_returns_the_last_report_of_the_backend(present: bool) -> None:
     reported = {name: getattr(seen, name) for name in seen.__struct_fields__ if name != "node"}
     assert as_seen(Node(seen.node, **reported)) == seen
     assert len(set(map(str, reported.values()))) == len(reported), "swapped fields would otherwise be equal"
-
-
-def test_hardware_kinds_accuse_a_node_or_device() -> None:
-    assert sorted(OF_HARDWARE) == sorted([Kind.STRAGGLER, Kind.HANG, Kind.HEALTH])
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------

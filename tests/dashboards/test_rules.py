@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from agent.schema.errors import DashboardError
+from agent.schema.verdicts.causes import Cause
+from agent.schema.verdicts.kinds import KINDS, Kind
 from dashboards.expressions import checked, names_of
 from dashboards.provisioning import Machine, Target, provisioned_files, write
 from dashboards.rules import ALERTS, GROUPS, Alert, Recording
@@ -85,6 +87,34 @@ def test_an_alert_has_texts_and_a_runbook(name: str) -> None:
 def test_every_runbook_has_an_alert() -> None:
     pages = {page.stem for page in (ROOT / "docs/runbooks").glob("Gangwatch*.md")}
     assert pages == set(EVERY_ALERT)
+
+
+OF_KINDS = {alert.name: (kind, row, alert) for kind, row in KINDS.items() for alert in row.alerts}
+ON_VERDICTS = {name for name, alert in EVERY_ALERT.items() if re.search(r"gangwatch_verdict", alert.expression)}
+
+
+def test_every_alert_of_a_verdict_kind_exists() -> None:
+    assert set(OF_KINDS) == ON_VERDICTS, "an alert about verdicts needs a row in agent/schema/verdicts/kinds.py"
+
+
+@pytest.mark.parametrize("name", sorted(ON_VERDICTS))
+def test_an_alert_on_verdicts_follows_the_row_of_its_kind(name: str) -> None:
+    kind, row, _ = OF_KINDS[name]
+    alert = EVERY_ALERT[name]
+    assert re.findall(r'kind=~?"([^"]*)"', alert.expression) == [kind]
+    assert alert.severity == row.severity
+    assert name in row.runbooks
+
+
+@pytest.mark.parametrize("kind", [kind for kind, row in KINDS.items() if row.alerts])
+def test_exactly_one_alert_covers_each_cause_of_a_kind(kind: Kind) -> None:
+    for cause in Cause:
+        covering = []
+        for of in KINDS[kind].alerts:
+            matchers = re.findall(r'cause(!?=)"([^"]*)"', EVERY_ALERT[of.name].expression)
+            if all((value == cause) == (sign == "=") for sign, value in matchers):
+                covering.append(of.name)
+        assert len(covering) == 1, (cause, covering)
 
 
 def test_recordings_are_named_by_level_metric_and_operation() -> None:

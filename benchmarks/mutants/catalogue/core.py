@@ -808,7 +808,12 @@ MUTANTS = (
     ),
     Mutant("core.cycle_context:span", "if seconds < 7200", "if seconds < 72000", ("tests/core/test_core_values.py",)),
     # --- verdict ---
-    Mutant("core.verdict:OF_HARDWARE", ", Kind.HEALTH}", "}", ("tests/core/test_core_values.py",)),
+    Mutant(
+        "agent.schema.verdicts.kinds:ACCUSING",
+        "Accused.HARDWARE",
+        "Accused.NOTHING",
+        ("tests/core/test_verdict_kinds.py",),
+    ),
     # --- verdict_text ---
     Mutant(
         "core.verdict_text:_amount",

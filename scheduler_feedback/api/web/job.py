@@ -10,7 +10,7 @@ from urllib.parse import quote
 from scheduler_feedback.api.web import frame, overview, words
 from scheduler_feedback.api.web.markup import Child, Markup, join, tag
 from scheduler_feedback.api.web.progress import Progress, is_stalled, progress_of, unknown_since
-from scheduler_feedback.api.web.verdicts import card
+from scheduler_feedback.api.web.verdicts import card, tone_of
 from scheduler_feedback.api.web.views import MOST_RANKS
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import RankRecord
@@ -163,9 +163,8 @@ def _summary(
         worst = max(standing, key=lambda verdict: float(verdict["slowdown"]))
         who = f"rank {worst['rank']}" if worst["rank"] >= 0 else "the job itself"
         kind = worst["kind"].replace("_", " ")
-        figures.append(
-            overview.figure("Held up by", who, f"{kind} on {worst['node']}" if worst["node"] else kind, words.BAD)
-        )
+        note = f"{kind} on {worst['node']}" if worst["node"] else kind
+        figures.append(overview.figure("Held up by", who, note, tone_of(worst)))
     elif progress is Progress.NOT_RUNNING and job["state"] == "pending":
         at = words.instant(job["expected_start_ns"], "in")
         figures.append(overview.figure("Expected to start", at, "by current estimates"))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from agent.schema.verdicts.causes import CAUSES, Cause
+from agent.schema.verdicts.kinds import Tone, row_of
 from scheduler_feedback.api.web import frame, words
 from scheduler_feedback.api.web.markup import Markup, join, tag
 
@@ -14,31 +16,15 @@ Document = dict[str, Any]
 STRONGEST = 4
 """Rows of evidence that a job's page shows without unfolding."""
 
-CAUSES = {
-    "suspended": "suspended: not on a CPU, and not waiting for one",
-    "cpu-contention": "waiting for a CPU",
-    "compute": "its own computation takes longer",
-    "storage": "waiting for storage",
-    "thermal": "its GPU is too hot",
-    "power": "its GPU's power is capped",
-    "gpu": "its GPU computes more slowly",
-    "gpu-memory": "its GPU has memory errors",
-    "nvlink": "faulty NVLink",
-    "pcie": "faulty PCIe link",
-    "nic": "faulty NIC",
-    "link": "a network link fails or flaps",
-    "congestion": "the network is congested",
-    "host-contention": "another job on the same host",
-    "lost": "it stopped reporting",
-    "never-arrived": "it never reached the collective in which its peers wait",
-    "unknown": "unknown",
-}
-"""Descriptions of causes. The page shows any other cause by its name."""
-
 
 def short(verdict: Document) -> Markup:
     """Render a verdict for a line of a list."""
-    return tag("span", verdict["short"], class_="accusation")
+    return tag("span", verdict["short"], class_=f"accusation {tone_of(verdict)}")
+
+
+def tone_of(verdict: Document) -> Tone:
+    """Return the colour of an active verdict."""
+    return row_of(verdict["kind"]).tone
 
 
 def headline(verdict: Document) -> str:
@@ -49,15 +35,14 @@ def headline(verdict: Document) -> str:
 
 def card(verdict: Document, brief: bool = False) -> Markup:
     """Render a verdict and its evidence. brief: fold the evidence away, and link to the job."""
-    gang = verdict["job"]
+    gang, row = verdict["job"], row_of(verdict["kind"])
     title = tag("h3", headline(verdict))
     facts = [
         ("Job", words.job_link(gang)) if gang and brief else None,
         ("Node", words.node_link(verdict["node"])) if verdict["node"] else None,
-        ("Cause", CAUSES.get(verdict["cause"], verdict["cause"].replace("-", " "))),
-        # A hang's slowdown is its duration divided by a step time: the page does not show it as a slowdown.
+        ("Cause", CAUSES[Cause(verdict["cause"])].page),
         ("Slowdown", f"{verdict['slowdown']:.2f} times")
-        if verdict["slowdown"] > 1 and verdict["kind"] != "hang"
+        if verdict["slowdown"] > 1 and row.wording.states_slowdown
         else None,
         ("Confidence", words.percent(verdict["confidence"])),
         (
@@ -87,7 +72,7 @@ def card(verdict: Document, brief: bool = False) -> Markup:
         listed,
         _evidence(verdict, 0 if brief else STRONGEST),
         None if brief or verdict["judged"] is not None else _judging(verdict["verdict_id"]),
-        class_=f"verdict {'standing' if verdict['standing'] else 'past'}",
+        class_=f"verdict {f'standing {row.tone}' if verdict['standing'] else 'past'}",
         id=f"verdict-{verdict['verdict_id']}",
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import JobKind, JobState
 from scheduler_feedback.core.state import Mode, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.policies.nodes.quarantine import ACCUSING
 
 MOST_EVIDENCE = 4
 """Facts of a verdict that an audit line repeats; the job's story has all of them."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopReason
@@ -30,10 +31,6 @@ from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
 from scheduler_feedback.policies.intake import external_jobs
 from scheduler_feedback.policies.queue.placement import slow_slots_pay
-
-# Kinds of verdicts that accuse a node. Interference accuses another job, workload the job itself.
-ACCUSING = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
-
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from agent.schema.verdicts.kinds import ACCUSING, RESTARTING
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobState, StopReason
@@ -18,7 +19,7 @@ from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
 from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
-from scheduler_feedback.policies.nodes.quarantine import ACCUSING, others_want, quarantine_or_suspect
+from scheduler_feedback.policies.nodes.quarantine import others_want, quarantine_or_suspect
 from scheduler_feedback.policies.queue.preemption import stop_for
 from scheduler_feedback.policies.remediation import hang_restart
 from scheduler_feedback.policies.remediation.mitigation_options import ACTIONS, Ruling, cheaper_to_move, rule
@@ -34,7 +35,7 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
             confirmed = state.judged.get(verdict.verdict_id) is True
             kept = (
                 hang_restart.why_not_restarted(state.policy, job, verdict, confirmed, state.now_ns)
-                if verdict.kind is Kind.HANG
+                if verdict.kind in RESTARTING
                 else None
             )
             if kept is not None and kept[2] is not None:
@@ -72,7 +73,7 @@ def judge_running_gangs(turn: CycleContext, ledger: Ledger) -> None:
         if ruling.code in ACTIONS:
             _migrate(turn, job, verdict, case, ruling)
         elif ruling.code != case.ruling:
-            words = ruling.reason if verdict.kind is Kind.HANG else f"not moved: {ruling.reason}"
+            words = ruling.reason if verdict.kind in RESTARTING else f"not moved: {ruling.reason}"
             turn.decide(job.job_id, "stay", words, ruling.detail(verdict))
             case.ruling, case.reason = ruling.code, ruling.reason
     if ledger.doubtful and not turn.state.frozen:

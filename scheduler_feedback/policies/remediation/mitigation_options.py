@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
+from agent.schema.verdicts.kinds import MOVING, RESTARTING, SEPARATING
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.cycle_context import span
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.core.verdict import Cause, Kind, Verdict
+from scheduler_feedback.core.verdict import Cause, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.scheduling_index import ledger_of
 from scheduler_feedback.policies.intake import external_jobs
@@ -85,14 +86,14 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
     policy = state.policy
     confirmed = state.judged.get(verdict.verdict_id) is True
     test = cost_test(state, job, verdict, now_ns)
-    apart = verdict.kind is Kind.INTERFERENCE and verdict.aggressor in state.jobs
+    apart = verdict.kind in SEPARATING and verdict.aggressor in state.jobs
     target, stopped = _target(state, _undiminished(job), plan, verdict if apart else None)
     if stopped:
         lost = sum(moving_seconds(state, state.jobs[one], now_ns) * len(state.jobs[one].ranks) for one in stopped)
         test = replace(test, queue_seconds=test.queue_seconds + lost / len(job.ranks))
-    if verdict.kind is Kind.HANG:
+    if verdict.kind in RESTARTING:
         return _of_hang(state, job, verdict, Ruling("restart", "", test, target, stopped=stopped), plan, now_ns)
-    stranger = verdict.kind is Kind.INTERFERENCE and not apart
+    stranger = verdict.kind in SEPARATING and not apart
     missing = _no_reason(verdict) if stranger else lacks(verdict, policy, confirmed)
     if missing is not None:
         return Ruling(*missing, test, target)
@@ -161,7 +162,7 @@ def lacks(verdict: Verdict, policy: Policy, confirmed: bool = False) -> tuple[st
 
     Does not compare costs. confirmed: an operator has confirmed the verdict.
     """
-    if verdict.kind not in (Kind.STRAGGLER, Kind.INTERFERENCE):
+    if verdict.kind not in MOVING:
         return _no_reason(verdict)
     if verdict.cause is Cause.UNKNOWN and not confirmed:
         return "cause", "the cause is unknown, so another node may not help"

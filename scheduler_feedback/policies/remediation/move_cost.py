@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.cycle_context import nanoseconds, span
 from scheduler_feedback.core.job import Job
@@ -28,7 +29,7 @@ from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.runtime_estimate import healthy_end_ns, lasts_yet_seconds, slow_since_ns
-from scheduler_feedback.policies.nodes.quarantine import ACCUSING, others_want
+from scheduler_feedback.policies.nodes.quarantine import others_want
 from scheduler_feedback.policies.queue.order.fair import work_done
 from scheduler_feedback.policies.remediation.patience import (
     Course,

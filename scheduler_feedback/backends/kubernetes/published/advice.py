@@ -21,13 +21,13 @@ from typing import Any
 
 import msgspec
 
+from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Part, Pod
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.policies.nodes.quarantine import ACCUSING
 
 RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
