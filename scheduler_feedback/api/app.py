@@ -68,10 +68,10 @@ from scheduler_feedback.api.error_barrier import Barrier, ended_by_bug
 from scheduler_feedback.api.list_pages import EventStream, entry_of, key_of, key_of_now, next_link, page_of, peer_of
 from scheduler_feedback.api.rank_log_tail import tail_of
 from scheduler_feedback.api.reading import lists
-from scheduler_feedback.api.reading.desk import SLICE, Answer, Desk, Frame
 from scheduler_feedback.api.reading.listing import Listing
 from scheduler_feedback.api.reading.lists import Lister, Mark, Slice
 from scheduler_feedback.api.reading.reads import BusyError
+from scheduler_feedback.api.reading.snapshot_reader import SLICE, Answer, Desk, Frame
 from scheduler_feedback.api.requests import (
     NodeReason,
     Reason,

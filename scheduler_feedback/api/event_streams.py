@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
-from scheduler_feedback.api.reading.desk import Desk
+from scheduler_feedback.api.reading.snapshot_reader import Desk
 from scheduler_feedback.api.subscribers import Subscribers, Subscription, Written
 from scheduler_feedback.journal.store import Reader
 

@@ -36,7 +36,7 @@ from scheduler_feedback.api.access.audit import Audit
 from scheduler_feedback.api.access.authentication import Authentication
 from scheduler_feedback.api.access.tokens import OWN_TOKENS, Tokens
 from scheduler_feedback.api.app import create_api
-from scheduler_feedback.api.reading.desk import Desk
+from scheduler_feedback.api.reading.snapshot_reader import Desk
 from scheduler_feedback.api.subscribers import MOST_STREAMS, MOST_STREAMS_EACH, Subscribers
 from scheduler_feedback.backends import Backend
 from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS, CycleThread, Hooks

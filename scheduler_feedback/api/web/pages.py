@@ -31,8 +31,8 @@ from scheduler_feedback.api.access.principal import Principal, Role
 from scheduler_feedback.api.error_barrier import ended_by_bug
 from scheduler_feedback.api.event_streams import entries_after, newest_entry
 from scheduler_feedback.api.list_pages import EventStream, peer_of
-from scheduler_feedback.api.reading.desk import Desk
 from scheduler_feedback.api.reading.listing import Listing
+from scheduler_feedback.api.reading.snapshot_reader import Desk
 from scheduler_feedback.api.requests import RefusedError, check_origin, number_of
 from scheduler_feedback.api.stories import Story
 from scheduler_feedback.api.subscribers import FullError, Subscribers, Subscription
