@@ -71,7 +71,7 @@ from scheduler_feedback.api.reading import lists
 from scheduler_feedback.api.reading.listing import Listing
 from scheduler_feedback.api.reading.lists import Lister, Mark, Slice
 from scheduler_feedback.api.reading.reads import BusyError
-from scheduler_feedback.api.reading.snapshot_reader import SLICE, Answer, Desk, Frame
+from scheduler_feedback.api.reading.snapshot_reader import SLICE, Answer, Frame, SnapshotReader
 from scheduler_feedback.api.requests import (
     NodeReason,
     Reason,
@@ -126,7 +126,7 @@ class Control(Protocol):
     audit: Audit
     folder: Path
     cycle: CycleThread
-    desk: Desk
+    snapshot_reader: SnapshotReader
     subscribers: Subscribers
     failures: PartFailures
     elsewhere: str
@@ -274,7 +274,7 @@ class _Api:
         return guarded
 
     async def _ask(self, request: Request, question: Callable[[Listing], _T]) -> _T:
-        return await self._controller.desk.ask(peer_of(request), question)
+        return await self._controller.snapshot_reader.ask(peer_of(request), question)
 
     async def _perform(self, make: Callable[[State], Event]) -> Event:
         return await asyncio.wrap_future(self._controller.cycle.request(make))
@@ -301,8 +301,10 @@ class _Api:
 
     def _of_state(self, document: Callable[[Listing, Request], Any]) -> _Endpoint:
         async def endpoint(request: Request) -> Response:
-            desk = self._controller.desk
-            answer = await desk.document(peer_of(request), key_of(request), lambda listing: document(listing, request))
+            reader = self._controller.snapshot_reader
+            answer = await reader.document(
+                peer_of(request), key_of(request), lambda listing: document(listing, request)
+            )
             return _tagged(request, answer)
 
         return endpoint
@@ -316,14 +318,14 @@ class _Api:
     async def _list(self, request: Request, lister: Lister, frame: Frame | None = None) -> Response:
         """Return a page of the list if the request has a limit, else the whole list."""
         most, mark = page_of(request)
-        desk, peer = self._controller.desk, peer_of(request)
+        reader, peer = self._controller.snapshot_reader, peer_of(request)
         try:
-            answer = await desk.page(peer, key_of_now(request), lister, mark, most or SLICE, frame)
+            answer = await reader.page(peer, key_of_now(request), lister, mark, most or SLICE, frame)
         except lists.MarkError as error:
             raise RefusedError(400, f"continue: not a value from this list's Link header: {error}") from None
         if most is None and answer.rest is not None:
             whole = ended_by_bug(
-                desk.whole(peer, key_of_now(request), lister, frame), self._controller.failures, "api", again=True
+                reader.whole(peer, key_of_now(request), lister, frame), self._controller.failures, "api", again=True
             )
             return StreamingResponse(whole, headers={"cache-control": "no-store"}, media_type="application/json")
         response = _tagged(request, answer)
@@ -344,8 +346,8 @@ class _Api:
         return await self._list(request, shown_to(principal_of(request), lists.jobs(wanted)))
 
     async def _overview(self, request: Request) -> Response:
-        desk, speeds = self._controller.desk, await self._controller.shared_speeds()
-        answer = await desk.document(
+        reader, speeds = self._controller.snapshot_reader, await self._controller.shared_speeds()
+        answer = await reader.document(
             peer_of(request), key_of_now(request), lambda listing: self._overview_document(listing, speeds)
         )
         return _tagged(request, answer)
@@ -366,7 +368,7 @@ class _Api:
         pace = await run_in_threadpool(self._controller.pace_of, job, -1 if since is None else since)
         if pace is None:
             raise RefusedError(404, f"no step of {job} was received")
-        return _json(await self._controller.desk.make(peer_of(request), lambda: paces.document(pace, ())))
+        return _json(await self._controller.snapshot_reader.make(peer_of(request), lambda: paces.document(pace, ())))
 
     async def _job_story(self, request: Request) -> Response:
         job_id: str = request.path_params["job"]
@@ -386,7 +388,7 @@ class _Api:
         self, request: Request, page: Callable[[int, int], Sequence[documents.Document]], unknown: RefusedError
     ) -> Response:
         """Return entries, oldest first: a page if the request has a limit, else all of them, read in pieces."""
-        desk, peer = self._controller.desk, peer_of(request)
+        reader, peer = self._controller.snapshot_reader, peer_of(request)
         most, mark = page_of(request)
         after = entry_of(mark)
 
@@ -395,7 +397,7 @@ class _Api:
             last = entries[most - 1]["id"] if len(entries) > most else None
             return msgspec.json.encode(entries[:most])[1:-1], last
 
-        found, rest = await desk.read(peer, partial(content, after, most or STORY_SLICE))
+        found, rest = await reader.read(peer, partial(content, after, most or STORY_SLICE))
         if not found and mark is None:
             raise unknown
         if rest is None or most is not None:
@@ -408,7 +410,7 @@ class _Api:
             yield b"[" + found
             left: int | None = rest
             while left is not None:
-                more, left = await desk.read(peer, partial(content, left, STORY_SLICE), patient=True)
+                more, left = await reader.read(peer, partial(content, left, STORY_SLICE), patient=True)
                 yield b"," + more
             yield b"]"
 
@@ -430,19 +432,19 @@ class _Api:
             raise RefusedError(404, f"{job_id} has no rank {rank}; its ranks are 0 to {ranks - 1}")
         path = self._controller.folder / "jobs" / job_id / "logs" / str(attempt) / f"rank-{rank}.log"
         try:
-            text = await self._controller.desk.read(peer_of(request), lambda: tail_of(path, lines))
+            text = await self._controller.snapshot_reader.read(peer_of(request), lambda: tail_of(path, lines))
         except FileNotFoundError:
             raise RefusedError(404, f"rank {rank} of {job_id} has no log of attempt {attempt}") from None
         return _json({"job": job_id, "attempt": attempt, "rank": rank, "text": text})
 
     async def _journal(self, request: Request) -> Response:
         sensitive(request)
-        desk, peer, store = self._controller.desk, peer_of(request), self._controller.store
-        begin = await desk.read(peer, store.journal_extent)
+        reader, peer, store = self._controller.snapshot_reader, peer_of(request), self._controller.store
+        begin = await reader.read(peer, store.journal_extent)
         cycles, counted = 0, begin.after
         while counted < begin.last:
             count = partial(store.journal_count, counted, begin.last, JOURNAL_BLOCKS)
-            more, counted = await desk.read(peer, count, patient=True)
+            more, counted = await reader.read(peer, count, patient=True)
             cycles += more
 
         def part(after: int) -> tuple[bytes, int | None]:
@@ -454,7 +456,7 @@ class _Api:
             yield msgspec.json.encode({"complete": begin.complete, "cycles": cycles}) + b"\n"
             after: int | None = begin.after
             while after is not None:
-                content, after = await desk.read(peer, partial(part, after), patient=True)
+                content, after = await reader.read(peer, partial(part, after), patient=True)
                 yield content
 
         stream = ended_by_bug(lines(), self._controller.failures, "api", again=True)

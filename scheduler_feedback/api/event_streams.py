@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
-from scheduler_feedback.api.reading.snapshot_reader import Desk
+from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.subscribers import Subscribers, Subscription, Written
 from scheduler_feedback.journal.store import Reader
 
@@ -20,7 +20,7 @@ MOST_AT_ONCE = 200
 class Source(Protocol):
     """The parts of a controller that a stream needs."""
 
-    desk: Desk
+    snapshot_reader: SnapshotReader
     subscribers: Subscribers
 
     @property
@@ -30,7 +30,7 @@ class Source(Protocol):
 async def newest_entry(source: Source, peer: str) -> int:
     """Return the number of the newest entry."""
     newest = source.subscribers.newest
-    return newest if newest is not None else await source.desk.read(peer, source.store.newest_entry_id)
+    return newest if newest is not None else await source.snapshot_reader.read(peer, source.store.newest_entry_id)
 
 
 async def entries_after(source: Source, peer: str, entry_id: int) -> tuple[list[Written], bool]:
@@ -42,7 +42,7 @@ async def entries_after(source: Source, peer: str, entry_id: int) -> tuple[list[
     def read() -> list[Written]:
         return [Written(numbered) for numbered in source.store.entries_after(entry_id, MOST_AT_ONCE)]
 
-    found = await source.desk.read(peer, read, patient=True)
+    found = await source.snapshot_reader.read(peer, read, patient=True)
     return found, len(found) == MOST_AT_ONCE
 
 

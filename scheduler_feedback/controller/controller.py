@@ -36,7 +36,7 @@ from scheduler_feedback.api.access.audit import Audit
 from scheduler_feedback.api.access.authentication import Authentication
 from scheduler_feedback.api.access.tokens import OWN_TOKENS, Tokens
 from scheduler_feedback.api.app import create_api
-from scheduler_feedback.api.reading.snapshot_reader import Desk
+from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.subscribers import MOST_STREAMS, MOST_STREAMS_EACH, Subscribers
 from scheduler_feedback.backends import Backend
 from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS, CycleThread, Hooks
@@ -182,7 +182,7 @@ class Controller:
             hooks,
             self._snapshot_seconds,
         )
-        self.desk = Desk(self.cycle.snapshots)
+        self.snapshot_reader = SnapshotReader(self.cycle.snapshots)
         self.audit.begin()
         self._detection.start()
         self.cycle.start()
@@ -194,7 +194,7 @@ class Controller:
         """Stop within two seconds, with a snapshot. Jobs keep running."""
         assert self._lock is not None
         self._detection.stop()
-        self.desk.close()
+        self.snapshot_reader.close()
         if self.cycle.stop(STOP_SECONDS):
             self.store.close()
         else:
@@ -309,7 +309,15 @@ class Controller:
         """Return the metrics of state, cycle, store, detection and feed. May be called from any thread. A part whose
         metrics fail because of a bug has none."""
         found: list[Sample] = []
-        parts = (self.cycle, self._detection, self._feed, self.desk, self.subscribers, self.access, self.audit)
+        parts = (
+            self.cycle,
+            self._detection,
+            self._feed,
+            self.snapshot_reader,
+            self.subscribers,
+            self.access,
+            self.audit,
+        )
         for part in parts:
             try:
                 found += list(part.measures())

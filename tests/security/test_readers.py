@@ -164,7 +164,7 @@ def test_a_cycle_does_not_wait_for_readers(site: Site) -> None:
         ended.wait(20)
 
     async def reader() -> None:
-        await site.controller.desk.ask("greedy", endless)
+        await site.controller.snapshot_reader.ask("greedy", endless)
 
     thread = threading.Thread(target=lambda: asyncio.run(reader()))
     thread.start()

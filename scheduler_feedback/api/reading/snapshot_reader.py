@@ -1,4 +1,4 @@
-"""The entry point for questions about the state and the journal."""
+"""The entry point for reads of the state and the journal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Answer:
     rest: Mark | None = None
 
 
-class Desk:
+class SnapshotReader:
     """Answers from the newest snapshot. Call its methods from the event loop that serves the API."""
 
     def __init__(self, snapshots: Snapshots) -> None:

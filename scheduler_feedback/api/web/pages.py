@@ -32,7 +32,7 @@ from scheduler_feedback.api.error_barrier import ended_by_bug
 from scheduler_feedback.api.event_streams import entries_after, newest_entry
 from scheduler_feedback.api.list_pages import EventStream, peer_of
 from scheduler_feedback.api.reading.listing import Listing
-from scheduler_feedback.api.reading.snapshot_reader import Desk
+from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.requests import RefusedError, check_origin, number_of
 from scheduler_feedback.api.stories import Story
 from scheduler_feedback.api.subscribers import FullError, Subscribers, Subscription
@@ -95,7 +95,7 @@ _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 class Source(Protocol):
     """The parts of a controller that the pages need."""
 
-    desk: Desk
+    snapshot_reader: SnapshotReader
     subscribers: Subscribers
     failures: PartFailures
     access: Authentication
@@ -248,7 +248,7 @@ class Pages:
         if whole:
             drawn.of = of
             pace = await run_in_threadpool(self._source.pace_of, name) or pace
-        made = await self._source.desk.make(
+        made = await self._source.snapshot_reader.make(
             peer, partial(paces.document, pace, rendered.accused, time.time_ns(), rendered.ended_ns)
         )
         drawn.sequence = made["sequence"] if made["at"] else drawn.sequence
@@ -274,24 +274,24 @@ class Pages:
     async def _render_page(self, view: View, peer: str) -> Rendering:
         rendered = await self._render_parts(view, peer)
         troubles = [in_words(one) for one in self._source.failures.troubles()]
-        silent = await self._source.desk.ask(
+        silent = await self._source.snapshot_reader.ask(
             peer, lambda listing: documents.silent_agents(self._source.shared_agent_statuses(), listing.present)
         )
         rendered.parts[frame.TROUBLES] = frame.troubles(troubles, silent)
         return rendered
 
     async def _render_parts(self, view: View, peer: str) -> Rendering:
-        desk = self._source.desk
+        reader = self._source.snapshot_reader
         match view.kind:
             case "overview":
                 speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
-                latest = await desk.read(peer, self._latest)
+                latest = await reader.read(peer, self._latest)
 
                 def whole(listing: Listing) -> Rendering:
                     document = views.overview(listing.state, speeds, now_ns, listing.reasons)
                     return Rendering(overview.parts(document, latest, speeds, now_ns))
 
-                return await desk.ask(peer, whole)
+                return await reader.ask(peer, whole)
             case "jobs":
                 speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
 
@@ -299,7 +299,7 @@ class Pages:
                     document = views.jobs_page(listing.state, view.state, view.words, view.page)
                     return Rendering(lists.job_parts(document, view.query, speeds, now_ns))
 
-                return await desk.ask(peer, jobs)
+                return await reader.ask(peer, jobs)
             case "nodes":
 
                 def nodes(listing: Listing) -> Rendering:
@@ -309,28 +309,28 @@ class Pages:
                     )
                     return Rendering(lists.node_parts(document, view.query))
 
-                return await desk.ask(peer, nodes)
+                return await reader.ask(peer, nodes)
             case "node":
-                found = await desk.ask(peer, lambda listing: views.node_page(listing.state, view.name))
+                found = await reader.ask(peer, lambda listing: views.node_page(listing.state, view.name))
                 if found is None:
                     raise RefusedError(404, f"no node {view.name}")
                 (found,) = documents.with_agent_status([found], self._source.shared_agent_statuses())
-                story = await desk.read(peer, lambda: self._story(f"node:{view.name}"))
+                story = await reader.read(peer, lambda: self._story(f"node:{view.name}"))
                 speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
-                return Rendering(await desk.make(peer, partial(node.parts, found, story, speeds, now_ns)))
+                return Rendering(await reader.make(peer, partial(node.parts, found, story, speeds, now_ns)))
         pace = await run_in_threadpool(self._source.pace_of, view.name, -1, NEWEST_ROWS)
-        summary = None if pace is None else await desk.make(peer, partial(paces.summary, pace))
+        summary = None if pace is None else await reader.make(peer, partial(paces.summary, pace))
         slowest = () if summary is None else summary["slowest"]
-        found = await desk.ask(
+        found = await reader.ask(
             peer, lambda listing: views.job_page(listing.state, view.name, slowest, listing.reasons, listing.explain)
         )
         if found is None:
             raise RefusedError(404, f"no job {view.name}")
         if not (view.all_jobs or (view.user and view.user == found["user"])):
             found = hide(found)
-        story = await desk.read(peer, lambda: self._story(view.name))
+        story = await reader.read(peer, lambda: self._story(view.name))
         accused = tuple(found["accused"][: paces.MOST_ACCUSED])
-        made = await desk.make(peer, partial(job.parts, found, story, summary, time.time_ns()))
+        made = await reader.make(peer, partial(job.parts, found, story, summary, time.time_ns()))
         return Rendering(made, accused, pace is not None, found["ended_ns"])
 
     def _latest(self) -> list[documents.Document]:
