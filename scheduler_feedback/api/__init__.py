@@ -1,4 +1,5 @@
 """The controller's HTTP API and its web pages.
 
-Start at ``app.py``. ``access`` authenticates requests, ``reading`` answers them from snapshots, ``web`` renders pages.
+Start at ``app.py``. ``access`` authenticates requests, ``endpoints`` holds the routes of /api, ``reading`` answers from
+snapshots, ``web`` renders pages.
 """

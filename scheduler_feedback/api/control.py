@@ -1,0 +1,43 @@
+"""The controller as the API sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from scheduler_feedback.api.access.audit import Audit
+from scheduler_feedback.api.access.authentication import Authentication
+from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
+from scheduler_feedback.api.subscribers import Subscribers
+from scheduler_feedback.controller.cycle_thread import CycleThread
+from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Speed
+from scheduler_feedback.feed.agent_reporting import AgentStatus
+from scheduler_feedback.journal.store import Reader
+from scheduler_feedback.part_failures import PartFailures
+
+
+class Control(Protocol):
+    """The parts of a controller that the API needs."""
+
+    access: Authentication
+    audit: Audit
+    folder: Path
+    cycle: CycleThread
+    snapshot_reader: SnapshotReader
+    subscribers: Subscribers
+    failures: PartFailures
+    elsewhere: str
+
+    @property
+    def store(self) -> Reader: ...
+
+    def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
+    async def shared_speeds(self) -> Mapping[str, Speed]: ...
+    def shared_agent_statuses(self) -> Mapping[str, AgentStatus]: ...
+    def alive(self) -> tuple[bool, str]: ...
+    def scheduling(self) -> tuple[bool, str]: ...
+    def ready(self) -> tuple[bool, str]: ...
+    async def freeze(self, by: str) -> str: ...
+    async def thaw(self, by: str) -> None: ...
+    async def reload(self, by: str) -> None: ...
