@@ -15,8 +15,8 @@ import pytest
 
 from agent.schema.wire import Decoder
 from gangwatch.controller_metrics import exposition
-from scheduler_feedback.api import app as api_module
-from scheduler_feedback.api.web import overview
+from scheduler_feedback.api import documents
+from scheduler_feedback.api.web import overview, page_renderer
 from scheduler_feedback.api.web import pages as pages_module
 from scheduler_feedback.controller import controller as controller_module
 from scheduler_feedback.controller import cycle_thread as loop_module
@@ -132,10 +132,10 @@ BOUNDARIES = {
         "page", lambda _, patch: patch.setattr(pages_module.frame, "page", raises), query("/jobs")
     ),
     "a page's document": Boundary(
-        "page", lambda _, patch: patch.setattr(pages_module.views, "nodes_page", raises), query("/nodes")
+        "page", lambda _, patch: patch.setattr(page_renderer.views, "nodes_page", raises), query("/nodes")
     ),
     "an API handler": Boundary(
-        "api", lambda _, patch: patch.setattr(api_module.documents, "node_document", raises), query("/api/nodes")
+        "api", lambda _, patch: patch.setattr(documents, "node_document", raises), query("/api/nodes")
     ),
 }
 

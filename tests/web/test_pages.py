@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPResponse
 import pytest
 
 from scheduler_feedback.api.subscribers import MOST_STREAMS_EACH
-from scheduler_feedback.api.web import frame, pages, timetable, words
+from scheduler_feedback.api.web import frame, page_responses, pages, timetable, words
 from scheduler_feedback.api.web.markup import Markup, join, tag
 from scheduler_feedback.api.web.progress import Progress, progress_of
 from scheduler_feedback.core.events import NodeSeen
@@ -129,7 +129,7 @@ def test_an_unchanged_file_is_not_sent_again(site: Site) -> None:
 def test_every_vendored_file_has_a_licence_and_a_checksum() -> None:
     import hashlib
 
-    folder = pages._FOLDER / "vendored"
+    folder = page_responses._FOLDER / "vendored"
     text = (folder / "README.md").read_text()
     for file in folder.iterdir():
         if file.suffix in (".js", ".css"):

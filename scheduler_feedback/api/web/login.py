@@ -19,8 +19,8 @@ from scheduler_feedback.api.access.principal import LOG_IN, AccessError, Princip
 from scheduler_feedback.api.requests import check_origin
 from scheduler_feedback.api.web import frame
 from scheduler_feedback.api.web.markup import tag
-from scheduler_feedback.api.web.pages import HEADERS as PAGE_HEADERS
-from scheduler_feedback.api.web.pages import visitor_of
+from scheduler_feedback.api.web.page_responses import HEADERS as PAGE_HEADERS
+from scheduler_feedback.api.web.page_responses import visitor_of
 
 MOST_FORM_BYTES = 64 * 1024
 """Limit of the form's body: a token has at most 16 KiB."""

@@ -1,4 +1,4 @@
-"""Routes of the pages: whole pages, streams of their changed parts, and static files.
+"""Routes of the pages: whole pages, and streams of their changed parts.
 
 A stream renders its page again at once when entries were written, and once a second for values without entries (step
 times, the queue). Streams of the same page share each rendering. The pages are read-only: their buttons send requests
@@ -8,15 +8,11 @@ to the API.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote, urlencode
+from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -25,39 +21,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from scheduler_feedback.api import documents as documents
-from scheduler_feedback.api.access.authentication import Authentication
-from scheduler_feedback.api.access.middleware import credentials_of, current_principal, principal_of
+from scheduler_feedback.api.access.middleware import current_principal, principal_of
 from scheduler_feedback.api.access.principal import Principal, Role
 from scheduler_feedback.api.error_barrier import ended_by_bug
 from scheduler_feedback.api.event_streams import entries_after, newest_entry
 from scheduler_feedback.api.list_pages import EventStream, peer_of
-from scheduler_feedback.api.reading.listing import Listing
-from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.requests import RefusedError, check_origin, number_of
-from scheduler_feedback.api.stories import Story
-from scheduler_feedback.api.subscribers import FullError, Subscribers, Subscription
-from scheduler_feedback.api.web import frame, job, lists, node, overview, paces, views
+from scheduler_feedback.api.subscribers import FullError, Subscription
+from scheduler_feedback.api.web import frame, job, lists, node, overview, paces
 from scheduler_feedback.api.web.markup import Markup, join, tag
-from scheduler_feedback.core.disclosure import hide
-from scheduler_feedback.core.telemetry.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
-from scheduler_feedback.feed.agent_reporting import AgentStatus
-from scheduler_feedback.journal.store import NumberedEntry, Reader
-from scheduler_feedback.part_failures import PartFailures, in_words
-
-RENDER_SECONDS = 1.0
-"""Interval between two renderings while no entry is written; agents send frames at the same interval."""
+from scheduler_feedback.api.web.page_renderer import RENDER_SECONDS, PageRenderer, Rendering, Source, View
+from scheduler_feedback.api.web.page_responses import html, static_file, visitor_of
+from scheduler_feedback.journal.store import NumberedEntry
 
 GATHER_SECONDS = 0.1
 """Delay after a new entry, so that one rendering shows what one or two cycles write."""
 
 HEARTBEAT_SECONDS = 15.0
 """Interval of heartbeats on an idle stream. Proxies usually close a connection after 60 s without data."""
-
-MOST_KEPT = 64
-"""Renderings kept for streams of the same page. Streams are limited to the same number."""
-
-MOST_ENTRIES, MOST_LATEST = 200, 20
-"""Entries of a story, and of the overview."""
 
 MOST_NEWS = 3
 """Entries announced to a screen reader at a time."""
@@ -78,83 +59,13 @@ NEWS = frozenset(
 )
 """Kinds of entries that a screen reader announces."""
 
-HEADERS = {
-    # No inline script or style, nothing from other servers, and no embedding in a frame.
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
-
-_FOLDER = Path(__file__).parent
-_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-
-
-class Source(Protocol):
-    """The parts of a controller that the pages need."""
-
-    snapshot_reader: SnapshotReader
-    subscribers: Subscribers
-    failures: PartFailures
-    access: Authentication
-
-    @property
-    def store(self) -> Reader: ...
-
-    def pace_of(self, gang: str, sequence: int = -1, most: int = MOST_ROWS) -> Pace | None: ...
-    async def shared_speeds(self) -> Mapping[str, Speed]: ...
-    def shared_agent_statuses(self) -> Mapping[str, AgentStatus]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Identity of a page."""
-
-    kind: str
-    """'overview', 'jobs', 'nodes', 'job' or 'node'."""
-    name: str = ""
-    """Name of the job or node; '' for other kinds. The fields below narrow a list."""
-    state: str = ""
-    words: str = ""
-    page: int = 1
-    all_jobs: bool = False
-    """For a job's page: whether the reader may see the private fields of every job, or only of jobs of `user`."""
-    user: str = ""
-
-    @property
-    def query(self) -> dict[str, str]:
-        """Query parameters that narrow the list."""
-        return {key: value for key, value in (("state", self.state), ("words", self.words)) if value}
-
-    @property
-    def stream(self) -> str:
-        """Path of the page's event stream."""
-        if self.kind in ("job", "node"):
-            return f"/live/{self.kind}s/{quote(self.name, safe='')}"
-        if self.kind == "overview":
-            return "/live/"
-        return f"/live/{self.kind}?{urlencode({**self.query, 'page': self.page})}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """A page's parts at one point in time; for a job also the ranks with a verdict and the end time."""
-
-    parts: dict[str, Markup]
-    accused: tuple[int, ...] = ()
-    has_pace: bool = False
-    ended_ns: int | None = None
-
 
 class Pages:
     """All pages of one controller."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._renderings: OrderedDict[View, tuple[float, asyncio.Task[Rendering]]] = OrderedDict()
-        self._stories: OrderedDict[str, tuple[int, list[documents.Document]]] = OrderedDict()
+        self._renderer = PageRenderer(source)
 
     def routes(self) -> Iterator[Route]:
         """Yield the routes of all pages. The server has already checked who may read them."""
@@ -167,7 +78,7 @@ class Pages:
         ):
             yield Route(path, self._page(kind), methods=["GET"])
             yield Route(f"/live{path}", self._live(kind), methods=["GET"])
-        yield Route("/static/{name}", _static, methods=["GET"])
+        yield Route("/static/{name}", static_file, methods=["GET"])
 
     # --- a page -------------------------------------------------------------------------------------------------------
 
@@ -176,11 +87,11 @@ class Pages:
             check_origin(request)
             view, visitor = _view(kind, request), visitor_of(request, self._source.access)
             try:
-                rendered = await self._render(view, time.monotonic() - RENDER_SECONDS, peer_of(request))
+                rendered = await self._renderer.render(view, time.monotonic() - RENDER_SECONDS, peer_of(request))
             except RefusedError as error:
                 nothing = tag("section", tag("h1", str(error)), class_="panel")
-                return _html(frame.page("Not found", "", "", nothing, visitor=visitor), 404)
-            return _html(_whole(view, rendered, visitor))
+                return html(frame.page("Not found", "", "", nothing, visitor=visitor), 404)
+            return html(_whole(view, rendered, visitor))
 
         return endpoint
 
@@ -191,7 +102,9 @@ class Pages:
             check_origin(request)
             view = _view(kind, request)
             subscribers, peer = self._source.subscribers, peer_of(request)
-            await self._render(view, time.monotonic() - RENDER_SECONDS, peer)  # raises if there is no such page
+            await self._renderer.render(
+                view, time.monotonic() - RENDER_SECONDS, peer
+            )  # raises if there is no such page
             try:
                 subscription = subscribers.open(peer)
             except FullError as error:
@@ -212,7 +125,7 @@ class Pages:
             since = await newest_entry(self._source, peer)
             sent_s = not_before_s = time.monotonic()
             while not subscription.ended and _rights(await current_principal(request, self._source.access)) == rights:
-                rendered = await self._render(view, not_before_s, peer)
+                rendered = await self._renderer.render(view, not_before_s, peer)
                 for name, markup in rendered.parts.items():
                     if sent.get(name) != markup:
                         sent[name] = markup
@@ -254,110 +167,6 @@ class Pages:
         drawn.sequence = made["sequence"] if made["at"] else drawn.sequence
         return {**made, "whole": whole} if whole or made["at"] else None
 
-    # --- rendering
-    # ------------------------------------------------------------------------------------------------------
-
-    async def _render(self, view: View, not_before_s: float, peer: str) -> Rendering:
-        """Return the page as rendered after `not_before_s` (monotonic). The cost counts for the peer, unless a
-        rendering for another reader can be used. Raise RefusedError if there is no such page."""
-        kept = self._renderings.get(view)
-        if kept is None or kept[0] < not_before_s:
-            task = asyncio.ensure_future(self._render_page(view, peer))
-            # The reader may have disconnected by then. A later reader of this rendering gets its exception.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            kept = self._renderings[view] = time.monotonic(), task
-            self._renderings.move_to_end(view)
-            while len(self._renderings) > MOST_KEPT:
-                self._renderings.popitem(last=False)
-        return await asyncio.shield(kept[1])
-
-    async def _render_page(self, view: View, peer: str) -> Rendering:
-        rendered = await self._render_parts(view, peer)
-        troubles = [in_words(one) for one in self._source.failures.troubles()]
-        silent = await self._source.snapshot_reader.ask(
-            peer, lambda listing: documents.silent_agents(self._source.shared_agent_statuses(), listing.present)
-        )
-        rendered.parts[frame.TROUBLES] = frame.troubles(troubles, silent)
-        return rendered
-
-    async def _render_parts(self, view: View, peer: str) -> Rendering:
-        reader = self._source.snapshot_reader
-        match view.kind:
-            case "overview":
-                speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
-                latest = await reader.read(peer, self._latest)
-
-                def whole(listing: Listing) -> Rendering:
-                    document = views.overview(listing.state, speeds, now_ns, listing.reasons)
-                    return Rendering(overview.parts(document, latest, speeds, now_ns))
-
-                return await reader.ask(peer, whole)
-            case "jobs":
-                speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
-
-                def jobs(listing: Listing) -> Rendering:
-                    document = views.jobs_page(listing.state, view.state, view.words, view.page)
-                    return Rendering(lists.job_parts(document, view.query, speeds, now_ns))
-
-                return await reader.ask(peer, jobs)
-            case "nodes":
-
-                def nodes(listing: Listing) -> Rendering:
-                    document = views.nodes_page(listing.state, view.state, view.words, view.page)
-                    document["nodes"] = documents.with_agent_status(
-                        document["nodes"], self._source.shared_agent_statuses()
-                    )
-                    return Rendering(lists.node_parts(document, view.query))
-
-                return await reader.ask(peer, nodes)
-            case "node":
-                found = await reader.ask(peer, lambda listing: views.node_page(listing.state, view.name))
-                if found is None:
-                    raise RefusedError(404, f"no node {view.name}")
-                (found,) = documents.with_agent_status([found], self._source.shared_agent_statuses())
-                story = await reader.read(peer, lambda: self._story(f"node:{view.name}"))
-                speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
-                return Rendering(await reader.make(peer, partial(node.parts, found, story, speeds, now_ns)))
-        pace = await run_in_threadpool(self._source.pace_of, view.name, -1, NEWEST_ROWS)
-        summary = None if pace is None else await reader.make(peer, partial(paces.summary, pace))
-        slowest = () if summary is None else summary["slowest"]
-        found = await reader.ask(
-            peer, lambda listing: views.job_page(listing.state, view.name, slowest, listing.reasons, listing.explain)
-        )
-        if found is None:
-            raise RefusedError(404, f"no job {view.name}")
-        if not (view.all_jobs or (view.user and view.user == found["user"])):
-            found = hide(found)
-        story = await reader.read(peer, lambda: self._story(view.name))
-        accused = tuple(found["accused"][: paces.MOST_ACCUSED])
-        made = await reader.make(peer, partial(job.parts, found, story, summary, time.time_ns()))
-        return Rendering(made, accused, pace is not None, found["ended_ns"])
-
-    def _latest(self) -> list[documents.Document]:
-        store = self._source.store
-        entries = store.entries_after(max(store.newest_entry_id() - MOST_LATEST, 0))
-        return [documents.entry_document(entry) for entry in reversed(entries)]
-
-    def _story(self, subject: str) -> list[documents.Document]:
-        """Return the newest entries, newest first. Read them again only after new entries were written."""
-        store = self._source.store
-        newest = self._source.subscribers.newest
-        if newest is None:
-            newest = store.newest_entry_id()
-        kept = self._stories.get(subject)
-        if kept is None or kept[0] != newest:
-            if subject.startswith("node:"):
-                whole = [(subject, 0, 2**63 - 1)]
-                entries = store.entries_of_all(whole, most=MOST_ENTRIES, newest=True)
-                entries_shown = [documents.entry_document(entry) for entry in entries]
-            else:
-                entries_shown = Story(store, subject).newest(MOST_ENTRIES)
-            kept = newest, entries_shown
-            self._stories[subject] = kept
-            while len(self._stories) > MOST_KEPT:
-                self._stories.popitem(last=False)
-        return kept[1]
-
 
 @dataclass(slots=True)
 class _Drawn:
@@ -365,9 +174,6 @@ class _Drawn:
 
     of: tuple[int, int, tuple[int, ...], int | None] | None = None
     sequence: int = -1
-
-
-# --- parts -----------------------------------------------------------------------------------------------------------
 
 
 def _view(kind: str, request: Request) -> View:
@@ -385,14 +191,6 @@ def _view(kind: str, request: Request) -> View:
     page = number_of(request, "page", 1, 1, 1_000_000)
     assert page is not None
     return View(kind, "", query.get("state", "")[:40], query.get("words", "")[:100], page)
-
-
-def visitor_of(request: Request, access: Authentication) -> frame.Visitor:
-    """Return the reader of the page that this request is for."""
-    principal = principal_of(request)
-    session = access.session_of(credentials_of(request.scope)) if principal.by_cookie else None
-    name = principal.name if principal.logged_in else ""
-    return frame.Visitor(name, session.csrf if session is not None else "", request.url.path)
 
 
 def _rights(principal: Principal) -> tuple[str, Role]:
@@ -420,10 +218,6 @@ def _whole(view: View, rendered: Rendering, visitor: frame.Visitor) -> Markup:
     return page(view.name, "/jobs", job.main(rendered.parts, rendered.has_pace), ("uPlot.iife.min.js",), ("pace.js",))
 
 
-def _html(markup: Markup, status: int = 200) -> Response:
-    return Response(markup, status, {**HEADERS, "cache-control": "no-store"}, media_type="text/html")
-
-
 def _event(name: str, document: documents.Document) -> bytes:
     return b"event: %s\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(document))
 
@@ -446,30 +240,3 @@ async def _due(subscription: Subscription) -> float:
     woken_s = time.monotonic()
     await asyncio.sleep(GATHER_SECONDS)
     return woken_s
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _files() -> dict[str, tuple[bytes, str, str]]:
-    """Return content, type and tag of every file that a page may load, by name."""
-    found = {}
-    for folder in ("static", "vendored"):
-        for path in (_FOLDER / folder).iterdir():
-            if path.suffix in _TYPES:
-                content = path.read_bytes()
-                found[path.name] = content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    return found
-
-
-async def _static(request: Request) -> Response:
-    check_origin(request)
-    file = _files().get(request.path_params["name"])
-    if file is None:
-        raise RefusedError(404, "no such file")
-    content, kind, mark = file
-    headers = {**HEADERS, "cache-control": "no-cache", "etag": mark}
-    if request.headers.get("if-none-match") == mark:
-        return Response(status_code=304, headers=headers)
-    return Response(content, headers=headers, media_type=kind)
