@@ -55,37 +55,16 @@ def of_state(state: State) -> dict[str, Any]:
     ends = {job.job_id: _end_ns(state, job) for job in holding}
     ahead = {job.job_id for job in holding if head is not None and job.submitted_ns > head.submitted_ns}
     folded, row_of = _rows(state)
-    rows = {name: _row(name) for name in sorted(set(row_of.values()), key=natural)}
-    for node in state.nodes.values():
-        row = rows[row_of[node.name]]
-        row["nodes"] += 1
-        row["slots"] += node.slots
-        if (word := words.node_state(node)) != NodeState.HEALTHY.value:
-            row["states"][word] = row["states"].get(word, 0) + 1
+    rows = _empty_rows(state, row_of)
     if folded:
         _fold(state, rows, row_of, holding, ends, ahead)
     else:
-        of_node: dict[str, dict[str, list[Slot]]] = {name: {} for name in rows}
-        for job in holding:
-            for rank in job.ranks:
-                if rank.slot.node in of_node:
-                    of_node[rank.slot.node].setdefault(job.job_id, []).append(rank.slot)
-        for name, row in rows.items():
-            for job_id, slots in of_node[name].items():
-                row["bars"] += _held(state.jobs[job_id], slots, ends, ahead)
+        _fill(rows, holding, ends, ahead)
     from_ns, until_ns = _window(
         state.now_ns, reserved_ns, [bar["until_ns"] for row in rows.values() for bar in row["bars"]]
     )
     if head is not None and reserved_ns is not None:
-        begin_ns, end_ns = max(reserved_ns, state.now_ns), reserved_ns + remaining_ns(state.policy, head)
-        kept: dict[str, list[Slot]] = {}
-        for slot in state.reserved_slots:
-            if slot.node in row_of:
-                kept.setdefault(row_of[slot.node], []).append(slot)
-        for name, slots in kept.items():
-            row = rows[name]
-            places = [(row["slots"] - len(slots), len(slots))] if folded else _runs(slots)
-            row["bars"] += [_bar(head.job_id, first, count, begin_ns, end_ns, "kept") for first, count in places]
+        _reserve(state, rows, row_of, head, reserved_ns, bool(folded))
     named = {bar["job"] for row in rows.values() for bar in row["bars"]} - {""}
     return {
         "now_ns": state.now_ns,
@@ -103,10 +82,6 @@ def of_state(state: State) -> dict[str, Any]:
     }
 
 
-def _row(name: str) -> dict[str, Any]:
-    return {"node": name, "nodes": 0, "slots": 0, "states": {}, "bars": []}
-
-
 def _rows(state: State) -> tuple[str, dict[str, str]]:
     """Return what a row is ('' for a node), and the name of the row of each node."""
     nodes = state.nodes.values()
@@ -120,6 +95,47 @@ def _rows(state: State) -> tuple[str, dict[str, str]]:
     if all(node.spine for node in nodes) and 1 < len({node.spine for node in nodes}) <= MOST_FOLDED:
         return "spine", {node.name: node.spine for node in nodes}
     return "state", {node.name: words.node_state(node) for node in nodes}
+
+
+def _empty_rows(state: State, row_of: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Return each row with its nodes and slots, and without bars, in natural order."""
+    rows: dict[str, dict[str, Any]] = {
+        name: {"node": name, "nodes": 0, "slots": 0, "states": {}, "bars": []}
+        for name in sorted(set(row_of.values()), key=natural)
+    }
+    for node in state.nodes.values():
+        row = rows[row_of[node.name]]
+        row["nodes"] += 1
+        row["slots"] += node.slots
+        if (word := words.node_state(node)) != NodeState.HEALTHY.value:
+            row["states"][word] = row["states"].get(word, 0) + 1
+    return rows
+
+
+def _fill(rows: dict[str, dict[str, Any]], holding: Iterable[Job], ends: dict[str, int], ahead: set[str]) -> None:
+    """Add the bars of each row that is a node: one for each run of adjacent slots."""
+    for job in holding:
+        of_node: dict[str, list[Slot]] = {}
+        for rank in job.ranks:
+            of_node.setdefault(rank.slot.node, []).append(rank.slot)
+        for name, slots in of_node.items():
+            if name in rows:
+                rows[name]["bars"] += _held(job, slots, ends, ahead)
+
+
+def _reserve(
+    state: State, rows: dict[str, dict[str, Any]], row_of: dict[str, str], head: Job, from_ns: int, folded: bool
+) -> None:
+    """Add the bars of the slots that are reserved for the head of the queue. from_ns: its expected start."""
+    begin_ns, end_ns = max(from_ns, state.now_ns), from_ns + remaining_ns(state.policy, head)
+    kept: dict[str, list[Slot]] = {}
+    for slot in state.reserved_slots:
+        if slot.node in row_of:
+            kept.setdefault(row_of[slot.node], []).append(slot)
+    for name, slots in kept.items():
+        row = rows[name]
+        places = [(row["slots"] - len(slots), len(slots))] if folded else _runs(slots)
+        row["bars"] += [_bar(head.job_id, first, count, begin_ns, end_ns, "kept") for first, count in places]
 
 
 def _fold(
