@@ -1,6 +1,7 @@
 """Kinds of panels: series, numbers, tables, timelines, grids.
 
-Every panel has a title, a description that explains its values, a unit, and the dashboard's data source.
+Every panel has a title, a description that explains its values, a unit, and the dashboard's data source. The functions
+return builders of the SDK: add what few panels need at the call, for example `number(...).decimals(2)`.
 """
 
 from __future__ import annotations
@@ -77,8 +78,6 @@ def series(
     thresholds: Steps = (),
     stacked: bool = False,
     width: int = 12,
-    height: int = 8,
-    maximum: float | None = None,
     link: tuple[str, str] | None = None,
 ) -> timeseries.Panel:
     """Return a panel of lines over time. thresholds: drawn as lines. link: (title, URL) at every series."""
@@ -89,7 +88,7 @@ def series(
         .unit(unit)
         .datasource(SOURCE)
         .span(width)
-        .height(height)
+        .height(8)
         .min(0)
         .line_width(1)
         .fill_opacity(60 if stacked else 5)
@@ -107,8 +106,6 @@ def series(
     )
     if stacked:
         panel = panel.stacking(common_build.StackingConfig().mode(common.StackingMode.NORMAL))
-    if maximum is not None:
-        panel = panel.max(maximum)
     if thresholds:
         panel = panel.thresholds(_thresholds(thresholds)).thresholds_style(
             common_build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
@@ -125,21 +122,18 @@ def number(
     query: Query,
     thresholds: Steps = PLAIN,
     width: int = 4,
-    height: int = 4,
-    decimals: float | None = None,
     text: bool = False,
-    nothing: str = "not available here",
 ) -> stat.Panel:
-    """Return a panel of one number, or of a legend (text), coloured by thresholds. nothing: shown without a value."""
-    panel = (
+    """Return a panel of one number, or of a legend (text), coloured by thresholds."""
+    return (
         stat.Panel()
         .title(title)
         .description(description)
         .unit(unit)
         .datasource(SOURCE)
         .span(width)
-        .height(height)
-        .no_value(nothing)
+        .height(4)
+        .no_value("not available here")
         .thresholds(_thresholds(thresholds))
         .color_mode(common.BigValueColorMode.VALUE)
         .graph_mode(common.BigValueGraphMode.NONE if text or query.instant else common.BigValueGraphMode.AREA)
@@ -147,7 +141,6 @@ def number(
         .text_mode(common.BigValueTextMode.NAME if text else common.BigValueTextMode.VALUE)
         .targets(list(_targets((query,))))
     )
-    return panel if decimals is None else panel.decimals(decimals)
 
 
 def rows(
@@ -159,7 +152,6 @@ def rows(
     names: dict[str, str] | None = None,
     thresholds: Steps = PLAIN,
     width: int = 12,
-    height: int = 8,
 ) -> table.Panel:
     """Return a table: one row per series, one column per label. hidden: omitted columns. names: renamed columns."""
     left_out = dict.fromkeys(("Time", "__name__", *hidden), True)
@@ -170,7 +162,7 @@ def rows(
         .unit(unit)
         .datasource(SOURCE)
         .span(width)
-        .height(height)
+        .height(8)
         .no_value("none")
         .filterable(True)
         .thresholds(_thresholds(thresholds))

@@ -44,8 +44,7 @@ dashboard.row(
         "Share of all slots that are held by gangs.",
         RATIO,
         Query(f'sum by (cluster) (gangwatch_slots{{{CLUSTER}, use="used"}}) / {_SLOTS}'),
-        decimals=1,
-    ),
+    ).decimals(1),
     number(
         "Free slots",
         "Slots that a gang can use now.",
@@ -71,8 +70,7 @@ dashboard.row(
         RATIO,
         Query(f'avg by (cluster) (up{{{CLUSTER}, job="gangwatch-agent"}})'),
         thresholds=((None, "red"), (0.9, "yellow"), (1, "green")),
-        decimals=1,
-    ),
+    ).decimals(1),
     number(
         "Verdicts",
         "Active verdicts of all kinds.",
@@ -131,8 +129,7 @@ dashboard.row(
             f'gangwatch_slots_fragmented{{{CLUSTER}}} / on (cluster) (gangwatch_slots{{{CLUSTER}, use="free"}} > 0)',
             "fragmented",
         ),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "Slots by queue",
         "The ten queues that hold most slots.",

@@ -177,8 +177,7 @@ dashboard.row(
             _nics("gangwatch_rdma_pause_seconds_total", ', direction="receive"'),
             "{{node}} {{device}} priority {{priority}}",
         ),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "Out of order",
         "Packets per second that arrived out of sequence, because earlier ones were lost or delayed.",

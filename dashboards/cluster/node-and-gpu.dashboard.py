@@ -63,8 +63,7 @@ dashboard.row(
         COUNT,
         Query(f"gangwatch_node_state{{{_NODE}}} == 1", "{{state}}"),
         text=True,
-        nothing="not in the scheduler",
-    ),
+    ).no_value("not in the scheduler"),
     number(
         "GPUs",
         "GPUs that respond to the driver.",
@@ -84,8 +83,7 @@ dashboard.row(
         COUNT,
         Query(f"sum by (cluster, node) (increase(gangwatch_gpu_xid_events_total{{{_NODE}}}[$__range]))", instant=True),
         thresholds=ZERO_IS_GOOD,
-        decimals=0,
-    ),
+    ).decimals(0),
     number(
         "Memory available",
         "Share of host memory that is available without swapping.",
@@ -99,8 +97,7 @@ dashboard.row(
         COUNT,
         Query(f"gangwatch_host_load1{{{_NODE}}} / gangwatch_host_cpus{{{_NODE}}}"),
         thresholds=((None, "green"), (1, "yellow"), (2, "red")),
-        decimals=2,
-    ),
+    ).decimals(2),
 )
 dashboard.row(
     "GPUs",
@@ -128,22 +125,19 @@ dashboard.row(
         "Share of time with an active tensor pipe (GPM).",
         RATIO,
         _gpus("gangwatch_gpu_tensor_active_ratio"),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "SM active",
         "Share of busy multiprocessors (GPM).",
         RATIO,
         _gpus("gangwatch_gpu_sm_active_ratio"),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "Utilisation",
         "Share of time with any running kernel. It is also high while a job hangs in a collective.",
         RATIO,
         _gpus("gangwatch_gpu_utilization_ratio"),
-        maximum=1,
-    ),
+    ).max(1),
     series("Device memory in use", "Memory allocated by programs.", BYTES, _gpus("gangwatch_gpu_memory_used_bytes")),
     series("Power", "Average of the driver.", WATTS, _gpus("gangwatch_gpu_power_watts")),
     series(
@@ -221,8 +215,7 @@ dashboard.row(
             f" / max by (pci_address) (gangwatch_pcie_link_lanes_maximum{{{_NODE}}})",
             "{{pci_address}}",
         ),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "NVLink traffic",
         "Bytes sent by programs per second over all links.",
@@ -254,8 +247,7 @@ dashboard.row(
         "Share of time in which some task waited, by resource.",
         RATIO,
         Query(f"rate(gangwatch_host_pressure_waiting_seconds_total{{{_NODE}}}[$__rate_interval])", "{{resource}}"),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "Processors",
         "Processors in use, by mode.",

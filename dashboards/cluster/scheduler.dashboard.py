@@ -50,8 +50,7 @@ dashboard.row(
         COUNT,
         Query(f"sum(gangwatch_reserved_slots{{{CLUSTER}}}) or vector(0)"),
         width=6,
-        height=8,
-    ),
+    ).height(8),
     number(
         "First job starts in",
         "Expected time until the first job in the queue starts.",
@@ -61,9 +60,9 @@ dashboard.row(
             f" and on (cluster, gang) gangwatch_reserved_slots{{{CLUSTER}}}"
         ),
         width=6,
-        height=8,
-        nothing="nothing is reserved",
-    ),
+    )
+    .height(8)
+    .no_value("nothing is reserved"),
 )
 dashboard.row(
     "Decisions",
@@ -130,8 +129,7 @@ dashboard.row(
             ),
             "{{queue}}",
         ),
-        maximum=1,
-    ),
+    ).max(1),
 )
 dashboard.row(
     "The cycle",
@@ -154,8 +152,7 @@ dashboard.row(
         Query(f"sum by (cluster) (increase(gangwatch_store_failures_total{{{CLUSTER}}}[$__range]))", instant=True),
         thresholds=ZERO_IS_GOOD,
         width=6,
-        decimals=0,
-    ),
+    ).decimals(0),
     number(
         "Backend failures",
         "Failed requests to the backend in this time range. The controller retries each.",
@@ -163,8 +160,7 @@ dashboard.row(
         Query(f"sum by (cluster) (increase(gangwatch_backend_failures_total{{{CLUSTER}}}[$__range]))", instant=True),
         thresholds=ZERO_IS_GOOD,
         width=6,
-        decimals=0,
-    ),
+    ).decimals(0),
     number(
         "Replay mismatches",
         "Cycles that decided differently when the journal was replayed at the newest start. The record is used.",
@@ -172,6 +168,5 @@ dashboard.row(
         Query(f"gangwatch_replay_mismatches_total{{{CLUSTER}}}"),
         thresholds=ZERO_IS_GOOD,
         width=6,
-        decimals=0,
-    ),
+    ).decimals(0),
 )

@@ -70,8 +70,7 @@ dashboard.row(
         SECONDS,
         Query(f"max by (cluster) (gangwatch_feed_frame_age_seconds{{{CLUSTER}}})"),
         thresholds=((None, "green"), (5, "yellow"), (30, "red")),
-        decimals=1,
-    ),
+    ).decimals(1),
 )
 dashboard.row(
     "Data",

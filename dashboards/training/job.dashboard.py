@@ -69,16 +69,15 @@ dashboard.row(
         Query(f"gang:gangwatch_gang_info:name{{{GANG}}}", "{{name}}: {{state}}"),
         text=True,
         width=6,
-        nothing="ended, or unknown",
-    ),
+    ).no_value("ended, or unknown"),
     number(
         "Step time",
         "Mean over all ranks and the last two minutes.",
         SECONDS,
         Query(f"gang:gangwatch_rank_step_seconds:mean2m{{{GANG}}} or gangwatch_gang_inferred_step_seconds{{{GANG}}}"),
-        decimals=3,
-        nothing="reports no steps",
-    ),
+    )
+    .decimals(3)
+    .no_value("reports no steps"),
     number(
         "Against yesterday",
         "Step time divided by the step time a day ago: 1 is equal, 1.1 is 10 % slower.",
@@ -88,17 +87,16 @@ dashboard.row(
             f" / gang:gangwatch_rank_step_seconds:mean2m{{{GANG}}} offset 1d"
         ),
         thresholds=GOOD_IS_LOW,
-        decimals=2,
-        nothing="did not run yesterday",
-    ),
+    )
+    .decimals(2)
+    .no_value("did not run yesterday"),
     number(
         "Worst rank",
         "The highest slowdown of a rank: its own part of a step, compared with the other ranks.",
         COUNT,
         Query(f"topk(1, rank:gangwatch_rank_slowdown:ratio{{{GANG}}})", "rank {{rank}}", instant=True),
         thresholds=GOOD_IS_LOW,
-        decimals=2,
-    ),
+    ).decimals(2),
     number(
         "Verdicts",
         "Active verdicts on a rank of the job, on a neighbouring job, or on the job itself.",
@@ -113,8 +111,7 @@ dashboard.row(
         SECONDS,
         Query(f"gangwatch_gang_seconds_left{{{GANG}}}"),
         width=3,
-        nothing="holds no slots",
-    ),
+    ).no_value("holds no slots"),
 )
 dashboard.row(
     "Steps",
@@ -154,8 +151,7 @@ dashboard.row(
         "Share of step time that ranks wait in collectives. An imbalance, a straggler or a slow network raises it.",
         RATIO,
         Query(f"gang:gangwatch_rank_wait:ratio2m{{{GANG}}}", "waiting"),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "Tokens or samples a second",
         "Sum over all ranks. Empty if the ranks report no tokens.",
@@ -173,8 +169,7 @@ dashboard.row(
         ),
         thresholds=((None, "red"), (0.7, "yellow"), (0.9, "green")),
         width=6,
-        nothing="reports no tokens",
-    ),
+    ).no_value("reports no tokens"),
     number(
         "Ranks",
         "Number of ranks of the gang.",
@@ -195,9 +190,8 @@ dashboard.row(
         COUNT,
         Query(f"max(gangwatch_verdict_lost_slots{{{GANG}}}) or vector(0)"),
         thresholds=ZERO_IS_GOOD,
-        decimals=1,
         width=6,
-    ),
+    ).decimals(1),
 )
 dashboard.row(
     "Efficiency",
@@ -212,8 +206,7 @@ dashboard.row(
             f" unless on (cluster, gang) gang:gangwatch_gpu_tensor_active_ratio:mean{{{GANG}}}",
             "GPU busy (no GPM: tensor activity is not available here)",
         ),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "SM clock, the slowest ranks",
         "A rank that is throttled by heat or power computes more slowly than its peers.",

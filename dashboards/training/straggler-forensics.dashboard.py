@@ -81,8 +81,7 @@ dashboard.row(
         hidden=("cluster",),
         names={"Value": "slots lost"},
         width=18,
-        height=5,
-    ),
+    ).height(5),
     number(
         "Confidence",
         "Confidence of the verdict. Feedback acts on a running job from 0.9.",
@@ -90,9 +89,9 @@ dashboard.row(
         Query(f"max by (cluster, gang, verdict) (gangwatch_verdict_active{{{_THIS}}})"),
         thresholds=((None, "yellow"), (0.9, "green")),
         width=3,
-        height=5,
-        nothing="not active",
-    ),
+    )
+    .height(5)
+    .no_value("not active"),
     number(
         "Slowdown",
         "Step time of the job divided by its step time without the accused.",
@@ -100,10 +99,10 @@ dashboard.row(
         Query(f"max by (cluster, gang, verdict) (gangwatch_verdict_slowdown_ratio{{{_THIS}}})"),
         thresholds=GOOD_IS_LOW,
         width=3,
-        height=5,
-        decimals=2,
-        nothing="not active",
-    ),
+    )
+    .height(5)
+    .decimals(2)
+    .no_value("not active"),
     timeline(
         "Active periods",
         "Every verdict on this job in the time range, while it was active.",
@@ -161,8 +160,7 @@ dashboard.row(
             busiest(10, f"gangwatch_gpu_throttle_seconds_total{{{_NODE}}}"),
             "{{gpu}} {{reason}}",
         ),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "Memory errors",
         "Corrected errors per second on the accused node. A failing row costs time with every correction.",
@@ -199,8 +197,7 @@ dashboard.row(
         Query(
             f"rate(gangwatch_host_pressure_waiting_seconds_total{{{_NODE}}}[$__rate_interval])", "{{node}} {{resource}}"
         ),
-        maximum=1,
-    ),
+    ).max(1),
     series(
         "Congestion and loss of the accused's NICs",
         "Congestion notifications handled and packets out of order, per second.",
