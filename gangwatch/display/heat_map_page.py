@@ -46,15 +46,15 @@ def _summary(document: Document, worker: bool) -> str:
     """Return sentences about the size of the recording and the job's loss of time."""
     job = document["job"]
     who = "worker" if worker else "rank"
-    said = [f"{_count(job['steps'], 'step')} of {_count(job['ranks'], who)}."]
+    sentences = [f"{_count(job['steps'], 'step')} of {_count(job['ranks'], who)}."]
     if job["step_seconds"] is not None:
-        said.append(f"A step took {amount(job['step_seconds'], 'seconds')} on average.")
+        sentences.append(f"A step took {amount(job['step_seconds'], 'seconds')} on average.")
     if job["slowdown"] is not None:
-        said.append(f"That is {job['slowdown']:.3g} times what it would take if all peers needed equal time.")
+        sentences.append(f"That is {job['slowdown']:.3g} times what it would take if all peers needed equal time.")
     if job["without_suspects_seconds"] is not None and document["verdicts"]:
         without = amount(job["without_suspects_seconds"], "seconds")
-        said.append(f"With the suspects as fast as their peers it would take {without}.")
-    return " ".join(said)
+        sentences.append(f"With the suspects as fast as their peers it would take {without}.")
+    return " ".join(sentences)
 
 
 def _count(number: int, one: str) -> str:
@@ -63,15 +63,15 @@ def _count(number: int, one: str) -> str:
 
 def _card(verdict: Document) -> str:
     first, last, known = verdict["first_step"], verdict["last_step"], verdict["detected_step"]
-    said = [f"From step {first:,} to step {last:,}." if first is not None and last is not None else ""]
-    said.append(f"Reported at step {known:,}." if known is not None else "")
+    sentences = [f"From step {first:,} to step {last:,}." if first is not None and last is not None else ""]
+    sentences.append(f"Reported at step {known:,}." if known is not None else "")
     row = row_of(verdict["kind"])
     if row.accused is not Accused.NOTHING:
-        said.append(f"Confidence {100 * verdict['confidence']:.0f} %.")
+        sentences.append(f"Confidence {100 * verdict['confidence']:.0f} %.")
     evidence = "".join(f"<li>{html.escape(_evidence(item))}.</li>" for item in verdict["evidence"])
     return (
         f"<article class={row.tone}>"
-        f"<h4>{html.escape(_capital(verdict['sentence']))}.</h4><p>{html.escape(' '.join(filter(None, said)))}</p>"
+        f"<h4>{html.escape(_capital(verdict['sentence']))}.</h4><p>{html.escape(' '.join(filter(None, sentences)))}</p>"
         f"<details open><summary>Evidence</summary><ul>{evidence}</ul></details></article>"
     )
 

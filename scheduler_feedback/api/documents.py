@@ -126,8 +126,8 @@ def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = 
 
 def verdicts_document(state: State) -> list[Document]:
     """Return all active verdicts, then past ones, newest first."""
-    standing = [verdict_document(state, verdict) for verdict in state.verdicts.values()]
-    return standing + [verdict_document(state, past.verdict, past) for past in reversed(state.past_verdicts)]
+    active = [verdict_document(state, verdict) for verdict in state.verdicts.values()]
+    return active + [verdict_document(state, past.verdict, past) for past in reversed(state.past_verdicts)]
 
 
 def nodes_document(state: State) -> list[Document]:

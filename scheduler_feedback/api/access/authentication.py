@@ -116,16 +116,16 @@ class Authentication:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def identify(self, asked: RequestCredentials) -> Principal:
+    async def identify(self, credentials: RequestCredentials) -> Principal:
         """Return the user of the request. Raises AccessError for a wrong proof."""
-        scheme, _, given = asked.headers.get("authorization", "").partition(" ")
+        scheme, _, given = credentials.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return (await self.credential(given.strip(), asked.peer, asked.source))[0]
-        if (identifier := session_id(asked)) is not None:
-            return await self._by_session(asked, identifier)
-        if asked.peer.startswith(UNIX_PEER):
-            return _by_uid(asked.peer)
-        return Principal(peer=asked.peer)
+            return (await self.credential(given.strip(), credentials.peer, credentials.source))[0]
+        if (identifier := session_id(credentials)) is not None:
+            return await self._by_session(credentials, identifier)
+        if credentials.peer.startswith(UNIX_PEER):
+            return _by_uid(credentials.peer)
+        return Principal(peer=credentials.peer)
 
     async def credential(self, token: str, peer: str, source: str = "") -> tuple[Principal, str, str]:
         """Return the token's user, and the source and key that a session stores to check it again.
@@ -192,33 +192,33 @@ class Authentication:
         """Open a session after a login; return the id for the cookie, and the session."""
         return self.sessions.open(principal.user, source, key, principal.means, principal.role)
 
-    def session_of(self, asked: RequestCredentials) -> Session | None:
+    def session_of(self, credentials: RequestCredentials) -> Session | None:
         """Return the session of the request's cookie; None if there is none or it has ended."""
-        identifier = session_id(asked)
+        identifier = session_id(credentials)
         return self.sessions.find(identifier) if identifier is not None else None
 
-    async def _by_session(self, asked: RequestCredentials, identifier: str) -> Principal:
+    async def _by_session(self, credentials: RequestCredentials, identifier: str) -> Principal:
         session = self.sessions.find(identifier)
-        principal = await self._current(session, asked.peer) if session is not None else None
+        principal = await self._current(session, credentials.peer) if session is not None else None
         if session is None or principal is None:
             self.sessions.close(identifier)
             self.refused["session"] += 1
-            if asked.method in SAFE_METHODS and not self._closed:
-                return Principal(means=ENDED, peer=asked.peer)
+            if credentials.method in SAFE_METHODS and not self._closed:
+                return Principal(means=ENDED, peer=credentials.peer)
             raise AccessError(401, "this login has ended: log in again at /login")
-        if asked.method not in SAFE_METHODS:
-            self._require_intent(asked, session)
+        if credentials.method not in SAFE_METHODS:
+            self._require_intent(credentials, session)
         return principal
 
-    def _require_intent(self, asked: RequestCredentials, session: Session) -> None:
+    def _require_intent(self, credentials: RequestCredentials, session: Session) -> None:
         """Raise AccessError unless a page of gangwatch sent the request: browsers send cookies with any site's request.
 
         The request needs the session's CSRF token, which only these pages contain, in a header, which no form can send.
         If the browser names the site of origin, it must be this one.
         """
-        site = asked.headers.get("sec-fetch-site", "same-origin")
+        site = credentials.headers.get("sec-fetch-site", "same-origin")
         if site not in ("same-origin", "none") or not self.sessions.intends(
-            session, asked.headers.get(CSRF_HEADER, "")
+            session, credentials.headers.get(CSRF_HEADER, "")
         ):
             self.refused["intent"] += 1
             raise AccessError(
@@ -263,10 +263,10 @@ _GRANT = (
 )
 
 
-def session_id(asked: RequestCredentials) -> str | None:
+def session_id(credentials: RequestCredentials) -> str | None:
     """Return the session id in the request's cookie; None if there is none."""
-    text = asked.headers.get("cookie", "")
-    name = cookie_name(asked.secure, asked.port)
+    text = credentials.headers.get("cookie", "")
+    name = cookie_name(credentials.secure, credentials.port)
     if name not in text or len(text) > MOST_COOKIE_BYTES:
         return None
     for part in text.split(";"):

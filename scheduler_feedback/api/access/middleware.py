@@ -97,14 +97,16 @@ class AccessMiddleware:
         if scope["type"] != "http" or scope["path"].startswith(OPEN_PATHS):
             await self._app(scope, receive, send)
             return
-        asked = credentials_of(scope)
-        changes = asked.method not in SAFE_METHODS
+        credentials = credentials_of(scope)
+        changes = credentials.method not in SAFE_METHODS
         try:
             # A login request is not authenticated yet; an expired session's cookie must not prevent it.
             login = scope["path"] == "/login" and changes
-            scope[_PRINCIPAL] = Principal(peer=asked.peer) if login else await self._authentication.identify(asked)
+            scope[_PRINCIPAL] = (
+                Principal(peer=credentials.peer) if login else await self._authentication.identify(credentials)
+            )
         except AccessError as error:
-            scope[_PRINCIPAL] = Principal(peer=asked.peer)
+            scope[_PRINCIPAL] = Principal(peer=credentials.peer)
             await self._write(self._line(scope, "answered", error.status, str(error)), unknown=True)
             await _answer(error.status, str(error))(scope, receive, send)
             return

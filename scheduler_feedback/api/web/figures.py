@@ -98,13 +98,13 @@ def _bar(drawn: Document, bar: Document, across: Any, lane: float) -> Markup:
     held = words.count(bar["slots"], "slot")
     if bar["job"]:
         label = f"{bar['job']} {drawn['names'].get(bar['job'], '')}"
-        said = f"{label}, {held}, expected until {until}"
+        text = f"{label}, {held}, expected until {until}"
         label = f"reserved for {bar['job']}" if kind == "kept" else label
         colour = "" if kind == "kept" else f" job{colour_of(bar['job'])}"
     else:
         last = time.strftime("%H:%M:%S", time.localtime(bar["last_ns"] / 1e9))
         label, colour = f"{bar['jobs']:,} smaller jobs", " many"
-        said = f"{label}, {held}, expected to end from {until} to {last}"
+        text = f"{label}, {held}, expected to end from {until} to {last}"
     full = 100 * (across(bar["until_ns"]) - left) / (right - left) if right > left else 100.0
     shape = f"{max(height - 2, min(height, 2)):.1f}"
 
@@ -128,7 +128,7 @@ def _bar(drawn: Document, bar: Document, across: Any, lane: float) -> Markup:
     ]
     return tag(
         "svg",
-        tag("title", said),
+        tag("title", text),
         inner,
         x=_share(left),
         y=f"{top:.1f}",

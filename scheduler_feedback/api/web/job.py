@@ -31,19 +31,19 @@ def parts(job: Document, story: Sequence[Document], pace: Document | None, now_n
     story: the newest entries, newest first. pace: the document of paces.summary. now_ns: wall time, which the end of
     the last step is compared with.
     """
-    standing = [verdict for verdict in job["verdicts"] if verdict["standing"]]
+    active = [verdict for verdict in job["verdicts"] if verdict["standing"]]
     past = [verdict for verdict in job["verdicts"] if not verdict["standing"]]
     if pace is not None and pace["speed"].attempt != job["attempt"]:
         pace = None  # an earlier attempt's, on other slots
     speed = None if pace is None else pace["speed"]
     unknown = unknown_since(story, job["attempt_started_ns"])
     unknown_ns = None if unknown is None else unknown["wall_ns"]
-    progress = progress_of(job["state"], job["attempt"], bool(standing), speed, now_ns, unknown_ns)
+    progress = progress_of(job["state"], job["attempt"], bool(active), speed, now_ns, unknown_ns)
     return {
         "head": _head(job),
-        "summary": _summary(job, progress, standing, pace, now_ns),
+        "summary": _summary(job, progress, active, pace, now_ns),
         "waits": _waits(job),
-        "verdicts": _verdicts(standing, past, _no_verdict(job, progress, speed, unknown)),
+        "verdicts": _verdicts(active, past, _no_verdict(job, progress, speed, unknown)),
         "ranks": _ranks(job, pace),
         "placements": _placements(job["placed"]),
         "facts": _facts(job),
@@ -150,7 +150,7 @@ def _head(job: Document) -> Markup:
 
 
 def _summary(
-    job: Document, progress: Progress, standing: Sequence[Document], pace: Document | None, now_ns: int
+    job: Document, progress: Progress, active: Sequence[Document], pace: Document | None, now_ns: int
 ) -> Markup:
     figures = [
         overview.figure("Ranks", f"{job['size']:,}", f"attempt {job['attempt']}" if job["attempt"] else "not started")
@@ -159,8 +159,8 @@ def _summary(
         figures.append(_step(progress, pace["speed"], now_ns))
         slowest = f"slowest rank {pace['worst_rank']}, {pace['worst_ratio']:.2f} times its peers"
         figures.append(overview.figure("Steps", f"{pace['speed'].newest + 1:,}", slowest if job["size"] > 1 else ""))
-    if standing:
-        worst = max(standing, key=lambda verdict: float(verdict["slowdown"]))
+    if active:
+        worst = max(active, key=lambda verdict: float(verdict["slowdown"]))
         who = f"rank {worst['rank']}" if worst["rank"] >= 0 else "the job itself"
         kind = worst["kind"].replace("_", " ")
         note = f"{kind} on {worst['node']}" if worst["node"] else kind
@@ -253,12 +253,12 @@ def _waits(job: Document) -> Markup:
 
 def _no_verdict(job: Document, progress: Progress, speed: Speed | None, unknown: Document | None) -> Markup:
     """Render the job's progress while no verdict is active."""
-    said: Child = "No verdict is active."
+    sentence: Child = "No verdict is active."
     if job["state"] == "pending":
-        said = "None: the job has not started." if job["attempt"] == 0 else "None: the job is waiting to restart."
+        sentence = "None: the job has not started." if job["attempt"] == 0 else "None: the job is waiting to restart."
     match progress:
         case Progress.ENDED:
-            said = "No verdict was active when the job ended." if job["attempt"] else "None: the job never started."
+            sentence = "No verdict was active when the job ended." if job["attempt"] else "None: the job never started."
         case Progress.NORMAL:
             return tag("p", "No verdict is active: the job runs at normal speed.", class_="empty good")
         case Progress.SLOW:
@@ -266,17 +266,17 @@ def _no_verdict(job: Document, progress: Progress, speed: Speed | None, unknown:
             slower = (
                 f"steps take {speed.seconds / speed.usual_seconds:.2f} times as long as usual" if speed.slow else ""
             )
-            said = f"No verdict is active, but {slower or 'a detector found slowness'}. The cause is unknown."
+            sentence = f"No verdict is active, but {slower or 'a detector found slowness'}. The cause is unknown."
         case Progress.STALLED:
             assert speed is not None
             since = words.instant(speed.end_ns, "for")
-            said = join(("No verdict is active, but the job has made no step for ", since, "."))
+            sentence = join(("No verdict is active, but the job has made no step for ", since, "."))
         case Progress.LEARNING:
-            said = "No verdict is active. The job has made too few steps for its usual speed to be known."
+            sentence = "No verdict is active. The job has made too few steps for its usual speed to be known."
         case Progress.UNREPORTED if job["first_step_ns"] is not None:
-            said = "No verdict is active. No step was received since the controller started."
+            sentence = "No verdict is active. No step was received since the controller started."
         case Progress.UNREPORTED:
-            said = (
+            sentence = (
                 "No verdict is active. No step of this attempt was received yet: only the counters of its ranks are"
                 " evaluated."
             )
@@ -284,11 +284,11 @@ def _no_verdict(job: Document, progress: Progress, speed: Speed | None, unknown:
     why = None
     if doubt and unknown is not None:
         why = tag("p", words.instant(unknown["wall_ns"]), f": {unknown['text']}", class_="hint")
-    return join((tag("p", said, class_=f"empty {'doubt' if doubt else ''}".strip()), why))
+    return join((tag("p", sentence, class_=f"empty {'doubt' if doubt else ''}".strip()), why))
 
 
-def _verdicts(standing: Sequence[Document], past: Sequence[Document], none: Markup) -> Markup:
-    shown = [tag("li", card(verdict)) for verdict in standing]
+def _verdicts(active: Sequence[Document], past: Sequence[Document], none: Markup) -> Markup:
+    shown = [tag("li", card(verdict)) for verdict in active]
     folded = [tag("li", card(verdict)) for verdict in past[:MOST_PAST]]
     return join(
         (

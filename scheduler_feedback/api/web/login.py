@@ -62,9 +62,9 @@ class Login:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise AccessError(403, "another site started this login; open /login here and log in again")
         token, goes_on, by_form = await _given(request)
-        asked = credentials_of(request.scope)
+        credentials = credentials_of(request.scope)
         try:
-            principal, source, key = await self._access.credential(token, asked.peer, asked.source)
+            principal, source, key = await self._access.credential(token, credentials.peer, credentials.source)
         except AccessError as error:
             refusal(request, str(error))
             if by_form:
@@ -193,8 +193,8 @@ def following(text: str) -> str:
 
 
 def _cookie_of(request: Request) -> tuple[str, bool]:
-    asked = credentials_of(request.scope)
-    return cookie_name(asked.secure, asked.port), asked.secure
+    credentials = credentials_of(request.scope)
+    return cookie_name(credentials.secure, credentials.port), credentials.secure
 
 
 def _login_cookie(request: Request) -> tuple[str, bool]:
