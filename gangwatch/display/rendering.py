@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import textwrap
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -14,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gangwatch.display.slot_map import slot_map
+from gangwatch.display.times import clock, span
 from scheduler_feedback.core.verdict_text import spans_of
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _reason(job: dict[str, Any]) -> str:
     if job["state"] == "pending":
         expected = job["expected_start_ns"]
         included = expected is None or "expected to start" in job["waiting_because"]
-        when = "" if included else f"; expected to start at {_clock(expected)}"
+        when = "" if included else f"; expected to start at {clock(expected)}"
         return f"{job['waiting_because']}{when}"
     active = "; ".join(verdict["short"] for verdict in job["verdicts"] if verdict["standing"])
     return active if job["state"] == "running" else job["reason"] or active
@@ -131,9 +132,9 @@ def job_details(listed: Sequence[dict[str, Any]]) -> None:
             "user, queue": f"{job['user'] or '-'}, {job['queue']}",
             "ranks": f"{job['size']}" + (f": {_places(job['ranks'])}" if job["ranks"] else ""),
             "attempt": f"{job['attempt']}" + (f", after {job['retries']} failures" if job["retries"] else ""),
-            "submitted": _clock(job["submitted_ns"]),
-            "started": _clock(job["started_ns"]) if job["started_ns"] is not None else "",
-            "ended": _clock(job["ended_ns"]) if job["ended_ns"] is not None else "",
+            "submitted": clock(job["submitted_ns"]),
+            "started": clock(job["started_ns"]) if job["started_ns"] is not None else "",
+            "ended": clock(job["ended_ns"]) if job["ended_ns"] is not None else "",
             "run time": span(job["run_seconds"]) if job["attempt"] else "",
             "time limit": span(job["time_limit_seconds"]) if job["time_limit_seconds"] else "not set",
             "restartable": "yes: may be moved" if job["restartable"] else "no: never stopped or moved",
@@ -146,7 +147,7 @@ def job_details(listed: Sequence[dict[str, Any]]) -> None:
             if text:
                 console.print(f"{name + ':':<13}{text}")
         for verdict in job["verdicts"]:
-            when = "" if verdict["standing"] else f" (until {_clock(verdict['until_ns'])}: {verdict['ended_because']})"
+            when = "" if verdict["standing"] else f" (until {clock(verdict['until_ns'])}: {verdict['ended_because']})"
             console.print(f"{'verdict:':<13}{verdict['sentence']}{when}")
 
 
@@ -167,16 +168,6 @@ def _exit_codes(ranks: Sequence[dict[str, Any]]) -> str:
     if len(by_code) == 1 and sum(map(len, by_code.values())) == len(ranks):
         return f"{next(iter(by_code))} of all ranks"
     return "; ".join(f"{code} of rank {spans_of(numbers)}" for code, numbers in sorted(by_code.items()))
-
-
-def span(seconds: float) -> str:
-    """Return a duration in Slurm's format: 0:42, 3:20, 2:05:00, 3-04:00:00."""
-    whole = int(seconds)
-    days, rest = divmod(whole, 86400)
-    hours, minutes = divmod(rest // 60, 60)
-    if days:
-        return f"{days}-{hours:02}:{minutes:02}:{rest % 60:02}"
-    return f"{hours}:{minutes:02}:{rest % 60:02}" if hours else f"{minutes}:{rest % 60:02}"
 
 
 def tokens(listed: Sequence[dict[str, Any]]) -> None:
@@ -206,7 +197,7 @@ def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequ
     if waiting["waiting"]:
         table = _table("JOB", "NAME", "RANKS", "EXPECTED START", "REASON")
         for job in waiting["waiting"]:
-            expected = None if job["expected_start_ns"] is None else _clock(job["expected_start_ns"])
+            expected = None if job["expected_start_ns"] is None else clock(job["expected_start_ns"])
             _row(table, job["job"], job["name"], job["size"], expected, job["waiting_because"])
         _print(console, table)
         console.print()
@@ -214,75 +205,8 @@ def queue(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequ
         console.print("no pending jobs")
     if not nodes:
         return
-    for line in occupancy(waiting, nodes, active):
+    for line in slot_map(waiting, nodes, active):
         console.print(line)
-
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-"""Letters of the jobs in the drawing, in the order of the nodes' lists; further jobs share '#'."""
-
-_MOST_LEGEND = 40
-"""Maximum number of jobs in the legend."""
-
-
-def occupancy(waiting: dict[str, Any], nodes: Sequence[dict[str, Any]], active: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the cluster as one line per node and one character per slot, followed by a legend.
-
-    A letter is a job, '.' a free slot, '+' a free slot that is reserved, 'x' a slot that can't be used. Equal
-    neighbours share a line. The legend marks the jobs that were backfilled ahead of the reservation.
-    """
-    letters = {
-        name: LETTERS[number] if number < len(LETTERS) else "#"
-        for number, name in enumerate(dict.fromkeys(one["job"] for node in nodes for one in node["jobs"]))
-    }
-    kept = waiting["reserved_nodes"]
-    drawn = [(node["node"], _slots(node, letters, kept.get(node["node"], 0)), _node_note(node, kept)) for node in nodes]
-    lines = []
-    position = 0
-    while position < len(drawn):
-        last = position
-        while last + 1 < len(drawn) and drawn[last + 1][1:] == drawn[position][1:]:
-            last += 1
-        name, slots, note = drawn[position]
-        many = f" ... {drawn[last][0]} ({last - position + 1} nodes)" if last > position else ""
-        lines.append((f"{name}{many}", slots, note))
-        position = last + 1
-    width = max(len(name) for name, _, _ in lines)
-    return [
-        *(f"{name:<{width}}  [{slots}]{'  ' + note if note else ''}" for name, slots, note in lines),
-        *_legend(waiting, letters, active),
-    ]
-
-
-def _slots(node: dict[str, Any], letters: dict[str, str], kept: int) -> str:
-    held: str = "".join(letters[one["job"]] * int(one["ranks"]) for one in node["jobs"])
-    free = max(int(node["slots"]) - len(held), 0)
-    if not node["present"] or node["state"] in ("quarantine", "maintenance"):
-        return held + "x" * free
-    return held + "+" * min(kept, free) + "." * (free - min(kept, free))
-
-
-def _node_note(node: dict[str, Any], kept: dict[str, int]) -> str:
-    notes = [] if node["present"] and node["state"] == "healthy" else [node["state"] if node["present"] else "absent"]
-    if node["node"] in kept:
-        notes.append(f"{kept[node['node']]} reserved")
-    return ", ".join(notes)
-
-
-def _legend(waiting: dict[str, Any], letters: dict[str, str], active: Sequence[dict[str, Any]]) -> Iterator[str]:
-    head = waiting["reserved_for"]
-    if head is not None:
-        since = waiting["reserved_from_ns"]
-        slots = sum(waiting["reserved_nodes"].values())
-        yield f"+ reserved for {head}: {slots} slots{'' if since is None else ' from ' + _clock(since)}"
-    submitted = {one["job"]: one["submitted_ns"] for one in (*waiting["waiting"], *active)}
-    names = {one["job"]: one["name"] for one in active}
-    for job, letter in list(letters.items())[:_MOST_LEGEND]:
-        ahead = head is not None and submitted.get(job, 0) > submitted.get(head, 0)
-        text = f"{letter} {job}" + (f" ({names[job]})" if names.get(job) else "")
-        yield text + (f", backfilled ahead of {head}" if ahead else "")
-    if len(letters) > _MOST_LEGEND:
-        yield f"{len(letters) - _MOST_LEGEND} more jobs"
 
 
 def verdicts(listed: Sequence[dict[str, Any]]) -> None:
@@ -291,7 +215,7 @@ def verdicts(listed: Sequence[dict[str, Any]]) -> None:
     if not listed:
         console.print("no verdicts yet")
     for verdict in listed:
-        past = "" if verdict["standing"] else f" (until {_clock(verdict['until_ns'])}: {verdict['ended_because']})"
+        past = "" if verdict["standing"] else f" (until {clock(verdict['until_ns'])}: {verdict['ended_because']})"
         console.print(f"{verdict['verdict_id']}  {verdict['sentence']}{past}")
         for evidence in verdict.get("evidence", ()):
             console.print(
@@ -307,7 +231,7 @@ def story(entries: Sequence[dict[str, Any]]) -> None:
         console.print("no entries yet")
     for entry in entries:
         not_applied = "" if entry.get("applied", True) else " (not applied)"
-        console.print(f"{_clock(entry['wall_ns'])}  {entry['kind']:<12} {entry['text']}{not_applied}")
+        console.print(f"{clock(entry['wall_ns'])}  {entry['kind']:<12} {entry['text']}{not_applied}")
         detail = entry.get("detail") or {}
         for name, value in detail.items() if isinstance(detail, dict) else detail:
             console.print(f"{'':21}{name}: {value}")
@@ -321,8 +245,8 @@ def explanation(explained: dict[str, Any]) -> None:
         console.print(f"limit: {explained['binds']}")
     if explained.get("expected_start_ns") is not None:
         between = explained.get("expected_start_range_ns")
-        reach = "" if not between else f" (between {_clock(between[0])} and {_clock(between[1])})"
-        console.print(f"expected start: {_clock(explained['expected_start_ns'])}{reach}")
+        reach = "" if not between else f" (between {clock(between[0])} and {clock(between[1])})"
+        console.print(f"expected start: {clock(explained['expected_start_ns'])}{reach}")
     for title, items in (
         ("waits for", [_waits_for(one) for one in explained.get("waits_for", ())]),
         ("reserved slots", [f"{slot['node']} slot {slot['slot']}" for slot in explained.get("reservation", ())]),
@@ -336,15 +260,11 @@ def explanation(explained: dict[str, Any]) -> None:
 
 
 def _waits_for(one: dict[str, Any]) -> str:
-    return f"{one['job_id']} to free {one['ranks']} slot(s), expected by {_clock(one['until_ns'])}"
+    return f"{one['job_id']} to free {one['ranks']} slot(s), expected by {clock(one['until_ns'])}"
 
 
 def _blocker(one: dict[str, Any]) -> str:
     return f"{one['node']} ({one['state']}, {one['free']} free): {one['reason']}"
-
-
-def _clock(wall_ns: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_ns / 1e9))
 
 
 def simulated(report: dict[str, Any]) -> None:

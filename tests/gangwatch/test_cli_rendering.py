@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from gangwatch.display import rendering
+from gangwatch.display import rendering, slot_map, times
 from gangwatch.health.machine import Finding, Machine
 from scheduler_feedback.api import documents as documents
 from scheduler_feedback.core.actions import Entry
@@ -101,7 +101,7 @@ def test_run_time_stops_when_the_job_ends() -> None:
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (62, "1:02"), (7500, "2:05:00"), (187200, "2-04:00:00")])
 def test_durations_are_rendered_for_people(seconds: float, shown: str) -> None:
-    assert rendering.span(seconds) == shown
+    assert times.span(seconds) == shown
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "99", "100", "160", None])
@@ -157,7 +157,7 @@ def test_the_cluster_map_shows_the_reservation(state: State) -> None:
         state.nodes[f"node-{number}"] = Node(f"node-{number}", 4)
     state.reserved_for, state.reserved_from_ns = "j-000002", WALL
     state.reserved_nodes = {"node-0": 2, "node-3": 2}
-    drawn = rendering.occupancy(
+    drawn = slot_map.slot_map(
         documents.queue_document(state), documents.nodes_document(state), documents.jobs_document(state, active=True)
     )
     assert drawn[:5] == [
@@ -177,11 +177,11 @@ def test_the_cluster_map_shows_more_jobs_than_letters(state: State) -> None:
         job = Job(f"k-{number:03d}", JobSpec("", ("true",), 1), JobState.RUNNING, WALL, attempt=1)
         job.ranks = [RankRecord(0, Slot("large", number))]
         state.jobs[job.job_id] = job
-    drawn = rendering.occupancy(
+    drawn = slot_map.slot_map(
         documents.queue_document(state), documents.nodes_document(state), documents.jobs_document(state, active=True)
     )
     [large] = [line for line in drawn if line.startswith("large")]
-    assert large.count("#") == 100 - len(rendering.LETTERS), "the job is on the first nodes by name"
+    assert large.count("#") == 100 - len(slot_map.LETTERS), "the job is on the first nodes by name"
     assert drawn[-1] == "61 more jobs"
 
 
