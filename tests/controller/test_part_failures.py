@@ -129,7 +129,7 @@ BOUNDARIES = {
     ),
     "a page": Boundary("page", lambda _, patch: patch.setattr(overview, "parts", raises), query("/")),
     "every page's frame": Boundary(
-        "page", lambda _, patch: patch.setattr(pages_module.frame, "page", raises), query("/jobs")
+        "page", lambda _, patch: patch.setattr(pages_module.elements, "page", raises), query("/jobs")
     ),
     "a page's document": Boundary(
         "page", lambda _, patch: patch.setattr(page_renderer.views, "nodes_page", raises), query("/nodes")

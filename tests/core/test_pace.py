@@ -10,7 +10,7 @@ import pytest
 
 from agent.schema.clock import SystemClock
 from scheduler_feedback.api.web import paces as documents
-from scheduler_feedback.api.web.progress import is_stalled
+from scheduler_feedback.api.web.job_progress import is_stalled
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.telemetry import pace as pace_module
 from scheduler_feedback.core.telemetry.fleet import Sample

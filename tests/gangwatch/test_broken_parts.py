@@ -22,14 +22,14 @@ if "controller" in sys.orig_argv:
     from scheduler_feedback.api import documents
     from scheduler_feedback.core.telemetry.telemetry_update import Look
     from scheduler_feedback.detectors.hang.hang import HangDetector
-    from scheduler_feedback.api.web import lists
+    from scheduler_feedback.api.web import lists_page
 
     def broken(*_arguments, **_named):
         raise ZeroDivisionError("a bug that a test put there")
 
     HangDetector.tick = broken
     Look._job = broken
-    lists.job_parts = broken
+    lists_page.job_parts = broken
     documents.queue_frame = broken
 """
 

@@ -12,9 +12,9 @@ from http.client import HTTPConnection, HTTPResponse
 import pytest
 
 from scheduler_feedback.api.subscribers import MOST_STREAMS_EACH
-from scheduler_feedback.api.web import frame, page_responses, pages, timetable, words
+from scheduler_feedback.api.web import elements, page_responses, pages, timetable, words
+from scheduler_feedback.api.web.job_progress import Progress, progress_of
 from scheduler_feedback.api.web.markup import Markup, join, tag
-from scheduler_feedback.api.web.progress import Progress, progress_of
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.telemetry.pace import Speed
 from tests.controller.site import Site
@@ -370,7 +370,7 @@ def test_the_overview_has_a_json_document(site: Site) -> None:
 
 
 def test_the_navigation_marks_the_current_page() -> None:
-    text = frame.page("Jobs", "/jobs", "/live/jobs?page=1", tag("p", "x"))
+    text = elements.page("Jobs", "/jobs", "/live/jobs?page=1", tag("p", "x"))
     assert '<a href="/jobs" aria-current="page">' in text
     assert text.count("aria-current") == 1
     assert '<body data-stream="/live/jobs?page=1">' in text

@@ -17,7 +17,7 @@ from scheduler_feedback.api.access.middleware import credentials_of, note, refus
 from scheduler_feedback.api.access.oidc_login import UNDER_WAY_SECONDS
 from scheduler_feedback.api.access.principal import LOG_IN, AccessError, Principal
 from scheduler_feedback.api.requests import check_origin
-from scheduler_feedback.api.web import frame
+from scheduler_feedback.api.web import elements
 from scheduler_feedback.api.web.markup import tag
 from scheduler_feedback.api.web.page_responses import HEADERS as PAGE_HEADERS
 from scheduler_feedback.api.web.page_responses import visitor_of
@@ -183,7 +183,7 @@ class Login:
         headers = {**HEADERS, "cache-control": "no-store"}
         if status == 401:
             headers["www-authenticate"] = "Bearer"
-        page = frame.page("Log in", "", "", main, visitor=visitor_of(request, self._access))
+        page = elements.page("Log in", "", "", main, visitor=visitor_of(request, self._access))
         return Response(page, status, headers, media_type="text/html")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scheduler_feedback.api.web import figures, frame, words
+from scheduler_feedback.api.web import elements, figures, words
+from scheduler_feedback.api.web.job_progress import Progress, progress_of
 from scheduler_feedback.api.web.markup import Child, Markup, join, tag
-from scheduler_feedback.api.web.progress import Progress, progress_of
 from scheduler_feedback.api.web.verdicts import card, short
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.telemetry.pace import Speed
@@ -35,23 +35,23 @@ def parts(
 
 def main(made: Mapping[str, Markup]) -> Markup:
     jobs, nodes = (tag("a", f"All {what}", href=f"/{what}", class_="more") for what in ("jobs", "nodes"))
-    freeze = frame.action("Freeze", "/api/freeze", "Stop all actions at once? Running jobs continue.")
+    freeze = elements.action("Freeze", "/api/freeze", "Stop all actions at once? Running jobs continue.")
     return join(
         (
             tag("h1", "Overview", class_="unseen"),
-            frame.live("notice", made),
-            frame.live("summary", made),
-            frame.panel("Verdicts", "verdicts", made),
-            frame.panel("Running", "running", made, jobs),
-            frame.panel("Queue and reservation", "timetable", made, freeze),
-            frame.panel("Pending", "waiting", made),
+            elements.live("notice", made),
+            elements.live("summary", made),
+            elements.panel("Verdicts", "verdicts", made),
+            elements.panel("Running", "running", made, jobs),
+            elements.panel("Queue and reservation", "timetable", made, freeze),
+            elements.panel("Pending", "waiting", made),
             tag(
                 "div",
-                frame.panel("Unhealthy nodes", "nodes", made, nodes),
-                frame.panel("Recently ended", "ended", made),
+                elements.panel("Unhealthy nodes", "nodes", made, nodes),
+                elements.panel("Recently ended", "ended", made),
                 class_="pair",
             ),
-            frame.panel("Recent events", "latest", made),
+            elements.panel("Recent events", "latest", made),
         )
     )
 
@@ -119,7 +119,7 @@ def _notice(overview: Document) -> Markup:
     notices: list[Markup] = []
     if overview["frozen"]:
         by = f" by {overview['frozen_by']}" if overview["frozen_by"] else ""
-        thaw = frame.action("Thaw", "/api/thaw", "Allow actions again?")
+        thaw = elements.action("Thaw", "/api/thaw", "Allow actions again?")
         notices.append(
             tag(
                 "p",
@@ -182,7 +182,7 @@ def running(caption: str, jobs: Sequence[Document], speeds: Mapping[str, Speed],
         progress = progress_of(job["state"], job["attempt"], bool(job["verdicts"]), speed, now_ns)
         here = speed is not None and speed.attempt == job["attempt"] and job["state"] == "running"
         rows.append(
-            frame.row(
+            elements.row(
                 job["job"],
                 (
                     words.job_link(job["job"], job["name"]),
@@ -198,7 +198,7 @@ def running(caption: str, jobs: Sequence[Document], speeds: Mapping[str, Speed],
                 "accused" if job["verdicts"] else "noted" if progress.noteworthy else "",
             )
         )
-    return frame.table(caption, _JOB_COLUMNS, rows, empty)
+    return elements.table(caption, _JOB_COLUMNS, rows, empty)
 
 
 def _run_time(job: Document) -> Child:
@@ -223,7 +223,7 @@ def _speed(progress: Progress, speed: Speed | None) -> Markup:
 def _waiting(overview: Document) -> Markup:
     columns = ("Job", "Name", "Expected", "Ranks", "Waiting for", "Reason")
     rows = [
-        frame.row(
+        elements.row(
             job["job"],
             (
                 words.job_link(job["job"], job["name"]),
@@ -240,7 +240,7 @@ def _waiting(overview: Document) -> Markup:
     more = overview["waiting_total"] - len(rows)
     return join(
         (
-            frame.table("Pending jobs in scheduling order", columns, rows, "No pending jobs."),
+            elements.table("Pending jobs in scheduling order", columns, rows, "No pending jobs."),
             tag("p", f"{more:,} more are pending.", class_="hint") if more > 0 else None,
         )
     )
@@ -249,7 +249,7 @@ def _waiting(overview: Document) -> Markup:
 def _nodes(overview: Document) -> Markup:
     columns = ("Node", "State", "Since", "Reason")
     rows = [
-        frame.row(
+        elements.row(
             node["node"],
             (
                 words.node_link(node["node"]),
@@ -262,13 +262,13 @@ def _nodes(overview: Document) -> Markup:
         for node in overview["troubled"]
     ]
     healthy = words.count(overview["nodes"]["healthy"], "node is", "nodes are")
-    return frame.table("Nodes that are not healthy", columns, rows, f"{healthy} healthy, none is unhealthy.")
+    return elements.table("Nodes that are not healthy", columns, rows, f"{healthy} healthy, none is unhealthy.")
 
 
 def _ended(overview: Document) -> Markup:
     columns = ("Job", "Name", "State", "Ended", "Ran for")
     rows = [
-        frame.row(
+        elements.row(
             job["job"],
             (
                 words.job_link(job["job"], job["name"]),
@@ -281,7 +281,7 @@ def _ended(overview: Document) -> Markup:
         )
         for job in overview["ended"]
     ]
-    return frame.table("Recently ended jobs", columns, rows, "None yet.")
+    return elements.table("Recently ended jobs", columns, rows, "None yet.")
 
 
 def story(entries: Sequence[Document], name: str, with_subject: bool = False) -> Markup:

@@ -20,7 +20,7 @@ from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
 from scheduler_feedback.api.requests import RefusedError
 from scheduler_feedback.api.stories import Story
 from scheduler_feedback.api.subscribers import Subscribers
-from scheduler_feedback.api.web import frame, job, lists, node, overview, paces, views
+from scheduler_feedback.api.web import elements, job_page, lists_page, node_page, overview, paces, views
 from scheduler_feedback.api.web.markup import Markup
 from scheduler_feedback.core.disclosure import hide
 from scheduler_feedback.core.telemetry.pace import MOST_ROWS, NEWEST_ROWS, Pace, Speed
@@ -121,7 +121,7 @@ class PageRenderer:
         silent = await self._source.snapshot_reader.ask(
             peer, lambda listing: documents.silent_agents(self._source.shared_agent_statuses(), listing.present)
         )
-        rendered.parts[frame.TROUBLES] = frame.troubles(troubles, silent)
+        rendered.parts[elements.TROUBLES] = elements.troubles(troubles, silent)
         return rendered
 
     async def _render_parts(self, view: View, peer: str) -> Rendering:
@@ -151,7 +151,7 @@ class PageRenderer:
 
         def jobs(listing: Listing) -> Rendering:
             document = views.jobs_page(listing.state, view.state, view.words, view.page)
-            return Rendering(lists.job_parts(document, view.query, speeds, now_ns))
+            return Rendering(lists_page.job_parts(document, view.query, speeds, now_ns))
 
         return await self._source.snapshot_reader.ask(peer, jobs)
 
@@ -159,7 +159,7 @@ class PageRenderer:
         def nodes(listing: Listing) -> Rendering:
             document = views.nodes_page(listing.state, view.state, view.words, view.page)
             document["nodes"] = documents.with_agent_status(document["nodes"], self._source.shared_agent_statuses())
-            return Rendering(lists.node_parts(document, view.query))
+            return Rendering(lists_page.node_parts(document, view.query))
 
         return await self._source.snapshot_reader.ask(peer, nodes)
 
@@ -171,7 +171,7 @@ class PageRenderer:
         (found,) = documents.with_agent_status([found], self._source.shared_agent_statuses())
         story = await reader.read(peer, lambda: self._story(f"node:{view.name}"))
         speeds, now_ns = await self._source.shared_speeds(), time.time_ns()
-        return Rendering(await reader.make(peer, partial(node.parts, found, story, speeds, now_ns)))
+        return Rendering(await reader.make(peer, partial(node_page.parts, found, story, speeds, now_ns)))
 
     async def _job(self, view: View, peer: str) -> Rendering:
         reader = self._source.snapshot_reader
@@ -187,7 +187,7 @@ class PageRenderer:
             found = hide(found)
         story = await reader.read(peer, lambda: self._story(view.name))
         accused = tuple(found["accused"][: paces.MOST_ACCUSED])
-        made = await reader.make(peer, partial(job.parts, found, story, summary, time.time_ns()))
+        made = await reader.make(peer, partial(job_page.parts, found, story, summary, time.time_ns()))
         return Rendering(made, accused, pace is not None, found["ended_ns"])
 
     def _latest(self) -> list[documents.Document]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from scheduler_feedback.api.access.authentication import Authentication
 from scheduler_feedback.api.access.middleware import credentials_of, principal_of
 from scheduler_feedback.api.requests import RefusedError, check_origin
-from scheduler_feedback.api.web import frame
+from scheduler_feedback.api.web import elements
 from scheduler_feedback.api.web.markup import Markup
 
 HEADERS = {
@@ -29,12 +29,12 @@ _FOLDER = Path(__file__).parent
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
-def visitor_of(request: Request, access: Authentication) -> frame.Visitor:
+def visitor_of(request: Request, access: Authentication) -> elements.Visitor:
     """Return the reader of the page that this request is for."""
     principal = principal_of(request)
     session = access.session_of(credentials_of(request.scope)) if principal.by_cookie else None
     name = principal.name if principal.logged_in else ""
-    return frame.Visitor(name, session.csrf if session is not None else "", request.url.path)
+    return elements.Visitor(name, session.csrf if session is not None else "", request.url.path)
 
 
 def html(markup: Markup, status: int = 200) -> Response:

@@ -28,7 +28,7 @@ from scheduler_feedback.api.event_streams import entries_after, newest_entry
 from scheduler_feedback.api.list_pages import EventStream, peer_of
 from scheduler_feedback.api.requests import RefusedError, check_origin, number_of
 from scheduler_feedback.api.subscribers import FullError, Subscription
-from scheduler_feedback.api.web import frame, job, lists, node, overview, paces
+from scheduler_feedback.api.web import elements, job_page, lists_page, node_page, overview, paces
 from scheduler_feedback.api.web.markup import Markup, join, tag
 from scheduler_feedback.api.web.page_renderer import RENDER_SECONDS, PageRenderer, Rendering, Source, View
 from scheduler_feedback.api.web.page_responses import html, static_file, visitor_of
@@ -90,7 +90,7 @@ class Pages:
                 rendered = await self._renderer.render(view, time.monotonic() - RENDER_SECONDS, peer_of(request))
             except RefusedError as error:
                 nothing = tag("section", tag("h1", str(error)), class_="panel")
-                return html(frame.page("Not found", "", "", nothing, visitor=visitor), 404)
+                return html(elements.page("Not found", "", "", nothing, visitor=visitor), 404)
             return html(_whole(view, rendered, visitor))
 
         return endpoint
@@ -197,25 +197,27 @@ def _rights(principal: Principal) -> tuple[str, Role]:
     return principal.user, principal.role
 
 
-def _whole(view: View, rendered: Rendering, visitor: frame.Visitor) -> Markup:
+def _whole(view: View, rendered: Rendering, visitor: elements.Visitor) -> Markup:
     stream = view.stream
 
     def page(
         title: str, here: str, main: Markup, scripts: tuple[str, ...] = (), modules: tuple[str, ...] = ()
     ) -> Markup:
-        whole = join((frame.live(frame.TROUBLES, rendered.parts), main))
-        return frame.page(title, here, stream, whole, scripts, modules, visitor)
+        whole = join((elements.live(elements.TROUBLES, rendered.parts), main))
+        return elements.page(title, here, stream, whole, scripts, modules, visitor)
 
     match view.kind:
         case "overview":
             return page("Overview", "/", overview.main(rendered.parts))
         case "jobs":
-            return page("Jobs", "/jobs", lists.job_main(rendered.parts, view.query))
+            return page("Jobs", "/jobs", lists_page.job_main(rendered.parts, view.query))
         case "nodes":
-            return page("Nodes", "/nodes", lists.node_main(rendered.parts, view.query))
+            return page("Nodes", "/nodes", lists_page.node_main(rendered.parts, view.query))
         case "node":
-            return page(view.name, "/nodes", node.main(rendered.parts))
-    return page(view.name, "/jobs", job.main(rendered.parts, rendered.has_pace), ("uPlot.iife.min.js",), ("pace.js",))
+            return page(view.name, "/nodes", node_page.main(rendered.parts))
+    return page(
+        view.name, "/jobs", job_page.main(rendered.parts, rendered.has_pace), ("uPlot.iife.min.js",), ("pace.js",)
+    )
 
 
 def _event(name: str, document: documents.Document) -> bytes:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from agent.schema.verdicts.causes import CAUSES, Cause
 from agent.schema.verdicts.kinds import Tone, row_of
-from scheduler_feedback.api.web import frame, words
+from scheduler_feedback.api.web import elements, words
 from scheduler_feedback.api.web.markup import Markup, join, tag
 
 Document = dict[str, Any]
@@ -140,7 +140,7 @@ def _judging(verdict_id: str) -> Markup:
     path = f"/api/verdicts/{quote(verdict_id, safe='')}"
     return tag(
         "p",
-        frame.action("Confirm", f"{path}/confirm", "Confirm this verdict?"),
-        frame.action("Reject", f"{path}/reject", "Reject this verdict? Its node is released."),
+        elements.action("Confirm", f"{path}/confirm", "Confirm this verdict?"),
+        elements.action("Reject", f"{path}/reject", "Reject this verdict? Its node is released."),
         class_="buttons",
     )

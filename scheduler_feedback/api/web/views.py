@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from scheduler_feedback.api import documents as documents
 from scheduler_feedback.api.web import timetable
-from scheduler_feedback.api.web.progress import progress_of
+from scheduler_feedback.api.web.job_progress import progress_of
 from scheduler_feedback.api.web.words import node_state
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.explanation import Explanation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler_feedback.api.web import figures, frame, overview, words
+from scheduler_feedback.api.web import elements, figures, overview, words
 from scheduler_feedback.api.web.markup import Markup, join, tag
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import JobState
@@ -22,7 +22,7 @@ def job_parts(
 ) -> dict[str, Markup]:
     """Render the list of jobs that the stream updates. speeds: by job, as of now_ns."""
     table = overview.running("Jobs, newest first", listed["jobs"], speeds, now_ns, "No matching jobs.")
-    return {"jobs": join((table, frame.pager("/jobs", query, listed["page"], listed["pages"])))}
+    return {"jobs": join((table, elements.pager("/jobs", query, listed["page"], listed["pages"])))}
 
 
 def job_main(made: Mapping[str, Markup], query: Mapping[str, str]) -> Markup:
@@ -30,7 +30,7 @@ def job_main(made: Mapping[str, Markup], query: Mapping[str, str]) -> Markup:
         "section",
         tag("header", tag("h1", "Jobs")),
         _search("/jobs", query, JOB_FILTERS, "Id, name, user or queue"),
-        frame.live("jobs", made),
+        elements.live("jobs", made),
         class_="panel",
     )
 
@@ -39,7 +39,7 @@ def node_parts(listed: Document, query: Mapping[str, str]) -> dict[str, Markup]:
     """Render the tiles and the list of nodes that the stream updates."""
     columns = ("Node", "State", "Telemetry", "Slots", "Since", "Until", "Reason")
     rows = [
-        frame.row(
+        elements.row(
             node["node"],
             (
                 words.node_link(node["node"]),
@@ -59,8 +59,8 @@ def node_parts(listed: Document, query: Mapping[str, str]) -> dict[str, Markup]:
         "tiles": join((figures.tiles(listed["tiles"]), tag("ul", counted, class_="legend"))),
         "nodes": join(
             (
-                frame.table("Nodes, worst first", columns, rows, "No matching nodes."),
-                frame.pager("/nodes", query, listed["page"], listed["pages"]),
+                elements.table("Nodes, worst first", columns, rows, "No matching nodes."),
+                elements.pager("/nodes", query, listed["page"], listed["pages"]),
             )
         ),
     }
@@ -70,9 +70,9 @@ def node_main(made: Mapping[str, Markup], query: Mapping[str, str]) -> Markup:
     return tag(
         "section",
         tag("header", tag("h1", "Nodes")),
-        frame.live("tiles", made),
+        elements.live("tiles", made),
         _search("/nodes", query, NODE_FILTERS, "Name"),
-        frame.live("nodes", made),
+        elements.live("nodes", made),
         class_="panel",
     )
 

@@ -7,9 +7,9 @@ from itertools import groupby, islice
 from typing import Any
 from urllib.parse import quote
 
-from scheduler_feedback.api.web import frame, overview, words
+from scheduler_feedback.api.web import elements, overview, words
+from scheduler_feedback.api.web.job_progress import Progress, is_stalled, progress_of, unknown_since
 from scheduler_feedback.api.web.markup import Child, Markup, join, tag
-from scheduler_feedback.api.web.progress import Progress, is_stalled, progress_of, unknown_since
 from scheduler_feedback.api.web.verdicts import card, tone_of
 from scheduler_feedback.api.web.views import MOST_RANKS
 from scheduler_feedback.core.explanation import Explanation
@@ -54,25 +54,25 @@ def parts(job: Document, story: Sequence[Document], pace: Document | None, now_n
 def main(made: Mapping[str, Markup], has_pace: bool) -> Markup:
     return join(
         (
-            frame.live("head", made, "head"),
-            frame.live("summary", made),
-            frame.live("waits", made),
-            frame.panel("Verdicts", "verdicts", made),
+            elements.live("head", made, "head"),
+            elements.live("summary", made),
+            elements.live("waits", made),
+            elements.panel("Verdicts", "verdicts", made),
             _charts(has_pace),
             tag(
                 "div",
                 tag(
                     "section",
                     tag("header", tag("h2", "Ranks", id="ranks-title")),
-                    frame.live("ranks", made),
-                    frame.live("placements", made),
+                    elements.live("ranks", made),
+                    elements.live("placements", made),
                     class_="panel",
                     aria_labelledby="ranks-title",
                 ),
-                frame.panel("As submitted", "facts", made),
+                elements.panel("As submitted", "facts", made),
                 class_="pair",
             ),
-            frame.panel("Story", "story", made),
+            elements.panel("Story", "story", made),
         )
     )
 
@@ -138,7 +138,7 @@ def _charts(has_pace: bool) -> Markup:
 
 def _head(job: Document) -> Markup:
     quoted = quote(job["job"], safe="")
-    cancel = frame.action("Cancel", f"/api/jobs/{quoted}/cancel", f"Cancel {job['job']}?", "danger", reason=True)
+    cancel = elements.action("Cancel", f"/api/jobs/{quoted}/cancel", f"Cancel {job['job']}?", "danger", reason=True)
     ended = job["ended_ns"] is not None
     return join(
         (
@@ -309,7 +309,7 @@ def _ranks(job: Document, pace: Document | None) -> Markup:
     """Render the ranks that matter most, worst first."""
     accused = set(job["accused"])
     rows = [
-        frame.row(
+        elements.row(
             f"rank-{rank['rank']}",
             (
                 rank["rank"],
@@ -331,7 +331,7 @@ def _ranks(job: Document, pace: Document | None) -> Markup:
     return join(
         (
             tag("p", note, class_="hint above") if note else None,
-            frame.table(caption, _RANK_COLUMNS, rows, "Not placed yet."),
+            elements.table(caption, _RANK_COLUMNS, rows, "Not placed yet."),
         )
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from scheduler_feedback.api.web import frame, overview, words
+from scheduler_feedback.api.web import elements, overview, words
 from scheduler_feedback.api.web.markup import Markup, join, tag
 from scheduler_feedback.api.web.verdicts import card
 from scheduler_feedback.core.telemetry.pace import Speed
@@ -30,11 +30,11 @@ def parts(node: Document, story: Sequence[Document], speeds: Mapping[str, Speed]
 def main(made: Mapping[str, Markup]) -> Markup:
     return join(
         (
-            frame.live("head", made, "head"),
-            frame.panel("State", "facts", made),
-            frame.panel("Jobs on it", "jobs", made),
-            frame.panel("Verdicts about it", "verdicts", made),
-            frame.panel("Story", "story", made),
+            elements.live("head", made, "head"),
+            elements.panel("State", "facts", made),
+            elements.panel("Jobs on it", "jobs", made),
+            elements.panel("Verdicts about it", "verdicts", made),
+            elements.panel("Story", "story", made),
         )
     )
 
@@ -42,9 +42,11 @@ def main(made: Mapping[str, Markup]) -> Markup:
 def _head(node: Document) -> Markup:
     path = f"/api/nodes/{quote(node['node'], safe='')}"
     name = node["node"]
-    release = frame.action("Release", f"{path}/release", f"Release {name}?", reason=True)
-    quarantine = frame.action("Quarantine", f"{path}/quarantine", f"Put {name} in quarantine?", reason=True)
-    maintenance = frame.action("Maintenance", f"{path}/maintenance", f"Take {name} out for maintenance?", reason=True)
+    release = elements.action("Release", f"{path}/release", f"Release {name}?", reason=True)
+    quarantine = elements.action("Quarantine", f"{path}/quarantine", f"Put {name} in quarantine?", reason=True)
+    maintenance = elements.action(
+        "Maintenance", f"{path}/maintenance", f"Take {name} out for maintenance?", reason=True
+    )
     wanted = (quarantine, maintenance) if node["state"] == "healthy" else (release,)
     return join((tag("h1", name), words.state(node["state"]), wanted))
 
