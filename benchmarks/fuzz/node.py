@@ -26,8 +26,8 @@ from agent.sources.proc.slurm_node import parse_environment
 from agent.sources.steps import rings
 from agent.sources.steps.closers import Closer
 from agent.sources.steps.rings import Ring, RingRecord
+from agent.sources.steps.step_connection import Admission, Connection, Registered
 from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Peer, Place, parse_claim, parse_place, take_message
-from agent.sources.steps.step_socket import Admission, Registered, _Connection
 from agent.sources.steps.tenants import Tenant
 from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
@@ -382,7 +382,7 @@ def parse_connection(data: bytes) -> str:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.setblocking(False)
     theirs.setblocking(False)
-    connection = _Connection(ours, Peer(1, 1), tenant, 0.0)
+    connection = Connection(ours, Peer(1, 1), tenant, 0.0)
     closer = _ClosesAtOnce("fuzz")
     outcome, at = REFUSED_FIRST, 0
     try:
@@ -422,7 +422,7 @@ def _do(client: socket.socket, what: int, chunk: bytes) -> bool:
     return True
 
 
-def _receive(connection: _Connection, closer: Closer) -> bool:
+def _receive(connection: Connection, closer: Closer) -> bool:
     """Run the agent's thread once for this connection; return False if there is nothing to receive."""
     try:
         if not connection.receive(closer):
@@ -585,7 +585,7 @@ TARGETS: tuple[Target, ...] = (
         "node-connection",
         make_connection,
         _in_main_thread(parse_connection),
-        ("agent.sources.steps.step_socket:_Connection", "agent.sources.steps.step_messages"),
+        ("agent.sources.steps.step_connection:Connection", "agent.sources.steps.step_messages"),
     ),
     Target("node-cgroup", make_cgroup, parse_membership, ("agent.sources.proc.cgroup",)),
     Target("node-environment", make_environment, parse_words, ("agent.sources.proc.slurm_node:parse_environment",)),

@@ -21,8 +21,9 @@ from agent.schema.frame import MAX_RECORDS, EventRecord, Member, OpenRecord, Rec
 from agent.sources.proc.proc import TICK_NS
 from agent.sources.steps.pod_sockets import PodSockets
 from agent.sources.steps.rings import COLLECTIVE_ENTERED, COLLECTIVE_LEFT, STEP_BEGUN, STEP_ENDED, RingRecord
+from agent.sources.steps.step_connection import Admission, Registered
 from agent.sources.steps.step_messages import Claim, Peer, Place
-from agent.sources.steps.step_socket import MESSAGE_SECONDS, Admission, Refusal, Registered, StepSocket
+from agent.sources.steps.step_socket import MESSAGE_SECONDS, Refusal, StepSocket
 from agent.sources.steps.tenants import Quotas, Tenant, fair_shares
 
 _log = logging.getLogger(__name__)
