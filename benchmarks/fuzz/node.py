@@ -16,7 +16,8 @@ import struct
 import threading
 from collections.abc import Callable
 
-from agent.collectors.steps.steps import Progress, judge, usable_name
+from agent.collectors.steps.claimed_identity import judge, usable_name
+from agent.collectors.steps.rank_progress import Progress
 from agent.rank_attribution import Identity
 from agent.schema.errors import GangwatchError, ReporterError, SourceError
 from agent.schema.frame import Member
@@ -568,7 +569,12 @@ def _in_main_thread(parse: Callable[[bytes], str]) -> Callable[[bytes], str]:
 
 
 TARGETS: tuple[Target, ...] = (
-    Target("node-ring", make_ring, parse_ring, ("agent.sources.steps.rings", "agent.collectors.steps.steps:Progress")),
+    Target(
+        "node-ring",
+        make_ring,
+        parse_ring,
+        ("agent.sources.steps.rings", "agent.collectors.steps.rank_progress:Progress"),
+    ),
     Target(
         "node-registration",
         make_registration,
@@ -576,8 +582,8 @@ TARGETS: tuple[Target, ...] = (
         (
             "agent.sources.steps.step_messages:take_message",
             "agent.sources.steps.step_messages:parse_claim",
-            "agent.collectors.steps.steps:judge",
-            "agent.collectors.steps.steps:usable_name",
+            "agent.collectors.steps.claimed_identity:judge",
+            "agent.collectors.steps.claimed_identity:usable_name",
         ),
     ),
     Target("node-place", make_place, parse_later, ("agent.sources.steps.step_messages:parse_place",)),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.steps.steps import Progress
+from agent.collectors.steps.rank_progress import Progress
 from agent.schema.frame import Member, StepRecord
 from agent.sources.steps.step_connection import Admission
 from agent.sources.steps.step_socket import StepSocket
