@@ -13,7 +13,8 @@ import pytest
 
 from agent.collectors.gpu.xid import XidLedger
 from agent.sources.nvml import nvml_events
-from agent.sources.nvml.nvml import Library, find_devices
+from agent.sources.nvml.nvml import Library
+from agent.sources.nvml.nvml_enumeration import find_devices
 from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
 from tests.agent.gpus import machine, uuid
 from tests.fakes.nvml.build import build
@@ -150,7 +151,8 @@ def test_another_process_can_inject_an_xid_into_a_running_one(nvml_library: Path
     other.reset("a100")
     program = (
         "import sys, time\n"
-        "from agent.sources.nvml.nvml import Library, find_devices\n"
+        "from agent.sources.nvml.nvml import Library\n"
+        "from agent.sources.nvml.nvml_enumeration import find_devices\n"
         "from agent.sources.nvml.nvml_events import EventWatcher\n"
         "library, events = Library(sys.argv[1]), []\n"
         "watcher = EventWatcher(library, find_devices(library), events.append)\n"

@@ -23,7 +23,8 @@ from agent.gpu_inventory import GpuDevice, GpuProcess, Inventory, MigDevice
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import Column
-from agent.sources.nvml.nvml import Device, Library, describe_device, find_devices
+from agent.sources.nvml.nvml import Device, Library
+from agent.sources.nvml.nvml_enumeration import describe_device, find_devices
 from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
 
 INTERVAL_SECONDS = 10.0
