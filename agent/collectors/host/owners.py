@@ -201,7 +201,7 @@ class OwnerCollector:
     """
 
     name = "attribution"
-    lane = "host"
+    worker = "host"
     interval_seconds = 5.0
 
     def __init__(

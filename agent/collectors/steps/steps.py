@@ -69,7 +69,7 @@ class StepCollector:
     """
 
     name = "steps"
-    lane = "host"
+    worker = "host"
 
     def __init__(
         self,
