@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 from agent.assembly import NODE_TIER, Assembly, Own
 from agent.collectors.block import Collector
-from agent.frame_subscription import Listener, Subscription
 from agent.runner import Runner, next_due_ns
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record
@@ -24,6 +23,8 @@ from agent.sources.proc.proc import read_boot_id
 from agent.worker_thread import Worker
 
 log = logging.getLogger(__name__)
+
+Listener = Callable[[Layout, Frame], None]
 
 STOP_SECONDS = 2.0
 """Total time that ``stop`` waits for threads. A thread that is stuck in a driver is abandoned (all are daemons)."""
@@ -300,12 +301,6 @@ class Node:
         with self._listeners_lock:
             self._listeners = (*self._listeners, listener)
         return lambda: self._remove_listener(listener)
-
-    def subscribe(self, most: int = 16) -> Subscription:
-        """Return a subscription to new frames with a queue of `most`. A slow reader loses the oldest frames."""
-        subscription = Subscription(most, self._remove_listener)
-        self.add_listener(subscription.put)
-        return subscription
 
     def _remove_listener(self, listener: Listener) -> None:
         with self._listeners_lock:

@@ -74,7 +74,7 @@ CASES = [
     Case("dashboards/panels.py", "import exporter.prometheus.series", INDEPENDENT),
     Case("dashboards/rules/alerts.py", "import scheduler_feedback.core.verdict", INDEPENDENT),
     Case("exporter/server.py", "import agent.node", VOCABULARY),
-    Case("exporter/server.py", "import agent.frame_subscription", VOCABULARY),
+    Case("exporter/server.py", "import agent.runner", VOCABULARY),
     Case("scheduler_feedback/feed/feed.py", "import agent.sources.files", VOCABULARY),
     Case("dashboards/panels.py", "import agent.collectors.block", VOCABULARY),
     Case("agent/schema/clock.py", "import agent.sources.files", AGENT_LAYERS),
