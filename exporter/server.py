@@ -22,7 +22,7 @@ from agent.schema.errors import FrameError
 from agent.schema.frame import Frame, Layout, Selection
 from agent.schema.peer_quota import NoPlaceError, Places
 from agent.schema.wire import encode_frame, encode_layout, with_length
-from exporter.frames import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
+from exporter.frame_formats import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
 from exporter.prometheus.exposition import EVERYTHING, Exposition, Settings
 from exporter.prometheus.text_format import Sample
 from exporter.security.loopback import LoopbackOnly

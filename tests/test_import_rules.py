@@ -61,15 +61,15 @@ TRAINING = "gangwatch.steps and gangwatch.torch import only"
 
 CASES = [
     Case("agent/node.py", "import scheduler_feedback.cycle", AGENT),
-    Case("agent/schema/frame.py", "import exporter.frames", AGENT),
+    Case("agent/schema/frame.py", "import exporter.frame_formats", AGENT),
     Case("agent/collectors/gpu/xid.py", "import dashboards.panels", AGENT),
     Case("agent/runner.py", "import gangwatch.logs", COMPOSED),
     Case("exporter/server.py", "import gangwatch.cli", COMPOSED),
     Case("scheduler_feedback/api/app.py", "import gangwatch.client", COMPOSED),
     Case("dashboards/loading.py", "import gangwatch.connection", COMPOSED),
-    Case("exporter/frames.py", "import scheduler_feedback.core.verdict", INDEPENDENT),
+    Case("exporter/frame_formats.py", "import scheduler_feedback.core.verdict", INDEPENDENT),
     Case("exporter/publisher.py", "import dashboards.panels", INDEPENDENT),
-    Case("scheduler_feedback/feed/feed.py", "import exporter.frames", INDEPENDENT),
+    Case("scheduler_feedback/feed/feed.py", "import exporter.frame_formats", INDEPENDENT),
     Case("scheduler_feedback/api/stories.py", "import dashboards.rules.alerts", INDEPENDENT),
     Case("dashboards/panels.py", "import exporter.prometheus.series", INDEPENDENT),
     Case("dashboards/rules/alerts.py", "import scheduler_feedback.core.verdict", INDEPENDENT),

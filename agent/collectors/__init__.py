@@ -19,7 +19,7 @@ from agent.collectors.host.owners import KubeletCollector, OwnerCollector, PodTa
 from agent.collectors.host.pcie import PcieCollector
 from agent.collectors.host.rank_processes import ProcessCollector
 from agent.collectors.rdma.rdma import RdmaCollector
-from agent.collectors.steps.steps import StepCollector
+from agent.collectors.steps.step_collector import StepCollector
 from agent.gpu_inventory import Inventory
 from agent.rank_attribution import Attribution
 from agent.schema.errors import UnsupportedError

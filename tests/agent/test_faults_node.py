@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.collectors.host.owners import KEEP_NS, LIST_NS, KubeletCollector, OwnerCollector
-from agent.collectors.steps.steps import LINGER_NS
+from agent.collectors.steps.step_collector import LINGER_NS
 from agent.schema.clock import SystemClock
 from agent.sources.kubelet.pod_resources import Container, Pod
 from exporter.push import push

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from agent.collectors.block import Block, Collector, RecordSource
-from agent.collectors.steps import steps as module
+from agent.collectors.steps import step_collector as module
 from agent.collectors.steps.claimed_identity import judge
 from agent.collectors.steps.rank_progress import MAX_OPEN_COLLECTIVES, MAX_STEPS_IN_FLIGHT, Progress
-from agent.collectors.steps.steps import StepCollector
+from agent.collectors.steps.step_collector import StepCollector
 from agent.rank_attribution import Attribution, Identity
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock

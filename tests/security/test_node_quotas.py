@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.collectors.steps import steps as module
+from agent.collectors.steps import step_collector as module
 from agent.collectors.steps.claimed_identity import usable_name
+from agent.collectors.steps.step_collector import StepCollector
 from agent.collectors.steps.step_columns import CHANGES_BURST, OWN_COUNTERS, StepColumns
-from agent.collectors.steps.steps import StepCollector
 from agent.rank_attribution import Attribution
 from agent.schema.errors import REFUSAL_REASONS, ReporterError
 from agent.schema.frame import MAX_RECORDS, Member, StepRecord
