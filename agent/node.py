@@ -15,15 +15,16 @@ from collections.abc import Callable, Sequence
 
 from agent.assembly import NODE_TIER, Assembly, Own
 from agent.collectors.block import Collector
-from agent.frame_subscription import Listener, Subscription
 from agent.runner import Runner, next_due_ns
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.frame import MAX_RECORDS, Frame, Layout, Record
 from agent.self_usage import Meter
 from agent.sources.proc.proc import read_boot_id
-from agent.worker_thread import Lane
+from agent.worker_thread import Worker
 
 log = logging.getLogger(__name__)
+
+Listener = Callable[[Layout, Frame], None]
 
 STOP_SECONDS = 2.0
 """Total time that ``stop`` waits for threads. A thread that is stuck in a driver is abandoned (all are daemons)."""
@@ -61,8 +62,8 @@ class Node:
         self._lock = threading.RLock()  # guards the next attributes; never held while a collector is called
         self._roots = [Runner(collector, self._clock) for collector in collectors]
         self._runners: tuple[Runner, ...] = tuple(self._roots)
-        self._lanes: dict[str, Lane] = {}
-        self._ended_lanes: list[Lane] = []
+        self._workers: dict[str, Worker] = {}
+        self._ended_workers: list[Worker] = []
         self._last_words: list[Runner] = []
         self._released = False
         self._origin_ns = 0
@@ -87,42 +88,42 @@ class Node:
             self._thread = threading.Thread(
                 target=self._run, args=(self._origin_ns + interval_ns,), name=f"{self.name}/{NODE_TIER}", daemon=True
             )
-            lanes = list(dict.fromkeys(runner.lane for runner in self._runners))
-            for position, lane in enumerate(lanes):
+            workers = list(dict.fromkeys(runner.worker for runner in self._runners))
+            for position, worker in enumerate(workers):
                 turn = 0
                 for runner in self._runners:
-                    if runner.lane == lane:
-                        self._add_to_lane(runner, (position + 1) / (len(lanes) + 1), turn)
+                    if runner.worker == worker:
+                        self._add_to_worker(runner, (position + 1) / (len(workers) + 1), turn)
                         turn += runner.nominal_ns > interval_ns
         self._thread.start()
 
-    def _add_to_lane(self, runner: Runner, lane_phase: float, turn: int) -> None:
-        """Schedule a collector and add it to its lane.
+    def _add_to_worker(self, runner: Runner, worker_phase: float, turn: int) -> None:
+        """Schedule a collector and add it to its worker.
 
-        lane_phase: phase of the lane in the node's interval, 0 to 1. turn: number of node intervals by which the first
-        run is delayed, so that collectors with a longer interval run at different times.
+        worker_phase: phase of the worker in the node's interval, 0 to 1. turn: number of node intervals by which the
+        first run is delayed, so that collectors with a longer interval run at different times.
         """
         interval_ns = round(self.interval_seconds * 1e9)
-        runner.schedule(self._origin_ns, round(lane_phase * interval_ns) + turn * interval_ns, interval_ns)
-        lane = self._lanes.get(runner.lane)
-        if lane is None:
-            lane = Lane(runner.lane, f"{self.name}/{runner.lane}", self._clock, self._follow)
-            lane.set_released(self._released)
-            self._lanes[runner.lane] = lane
-            lane.start()
-        lane.add(runner)
+        runner.schedule(self._origin_ns, round(worker_phase * interval_ns) + turn * interval_ns, interval_ns)
+        worker = self._workers.get(runner.worker)
+        if worker is None:
+            worker = Worker(runner.worker, f"{self.name}/{runner.worker}", self._clock, self._follow)
+            worker.set_released(self._released)
+            self._workers[runner.worker] = worker
+            worker.start()
+        worker.add(runner)
 
     def _run(self, due_ns: int) -> None:
         """Make a frame at every due time, skipping missed ones, and move collectors away from stuck threads."""
         interval_ns = round(self.interval_seconds * 1e9)
         while True:
-            lanes = tuple(self._lanes.values())
-            wake_ns = min([due_ns, *(instant for lane in lanes if (instant := lane.hand_over_ns()) is not None)])
+            workers = tuple(self._workers.values())
+            wake_ns = min([due_ns, *(instant for worker in workers if (instant := worker.hand_over_ns()) is not None)])
             if self._stopping.wait(max(0, wake_ns - self._clock.monotonic_ns()) / 1e9):
                 return
             now_ns = self._clock.monotonic_ns()
-            for lane in lanes:
-                lane.hand_over(now_ns)
+            for worker in workers:
+                worker.hand_over(now_ns)
             if now_ns >= due_ns:
                 self._publish()
                 due_ns = next_due_ns(due_ns, interval_ns, self._clock.monotonic_ns())
@@ -137,12 +138,12 @@ class Node:
             return
         deadline_ns = self._clock.monotonic_ns() + round(STOP_SECONDS * 1e9)
         with self._lock:
-            lanes = [*self._lanes.values(), *self._ended_lanes]
-        for lane in lanes:
-            lane.stop()
+            workers = [*self._workers.values(), *self._ended_workers]
+        for worker in workers:
+            worker.stop()
         self._thread.join(max(0, deadline_ns - self._clock.monotonic_ns()) / 1e9)
-        for lane in lanes:
-            lane.join(deadline_ns)
+        for worker in workers:
+            worker.join(deadline_ns)
         if not self._thread.is_alive():
             self._meter.close()
 
@@ -175,10 +176,10 @@ class Node:
     def _set_released(self, released: bool) -> None:
         with self._lock:
             self._released = released
-            lanes = list(self._lanes.values())
+            workers = list(self._workers.values())
         log.warning("node %s %s", self.name, "releases its devices" if released else "reopens its devices")
-        for lane in lanes:
-            lane.set_released(released)
+        for worker in workers:
+            worker.set_released(released)
         if self._thread is None:
             for runner in reversed(self._runners):
                 if released:
@@ -242,12 +243,12 @@ class Node:
             members.append(member)
         runner.members = tuple(members)
         self._relist()
-        lane_phase = runner.phase_in(self.interval_seconds)
+        worker_phase = runner.phase_in(self.interval_seconds)
         for turn, member in enumerate(new):
             if self._stopping.is_set():
                 member.close()
             elif self._thread is not None:
-                self._add_to_lane(member, lane_phase, turn if member.nominal_ns > runner.nominal_ns else 0)
+                self._add_to_worker(member, worker_phase, turn if member.nominal_ns > runner.nominal_ns else 0)
         return new
 
     def _refuse(self, runner: Runner, collector: Collector) -> None:
@@ -262,16 +263,16 @@ class Node:
         for member in runner.members:
             self._let_go(member)
         self._last_words.append(runner)
-        lane = self._lanes.get(runner.lane)
-        if lane is None:
+        worker = self._workers.get(runner.worker)
+        if worker is None:
             runner.leaving = True
             runner.close()
             return
-        lane.remove(runner)
-        if all(one.leaving for one in self._runners if one.lane == lane.name):
-            del self._lanes[lane.name]
-            self._ended_lanes = [*(one for one in self._ended_lanes if one.left_behind()), lane]
-            lane.stop()
+        worker.remove(runner)
+        if all(one.leaving for one in self._runners if one.worker == worker.name):
+            del self._workers[worker.name]
+            self._ended_workers = [*(one for one in self._ended_workers if one.left_behind()), worker]
+            worker.stop()
 
     def _relist(self) -> None:
         """Rebuild the list of collectors, each followed by its members."""
@@ -301,12 +302,6 @@ class Node:
             self._listeners = (*self._listeners, listener)
         return lambda: self._remove_listener(listener)
 
-    def subscribe(self, most: int = 16) -> Subscription:
-        """Return a subscription to new frames with a queue of `most`. A slow reader loses the oldest frames."""
-        subscription = Subscription(most, self._remove_listener)
-        self.add_listener(subscription.put)
-        return subscription
-
     def _remove_listener(self, listener: Listener) -> None:
         with self._listeners_lock:
             self._listeners = tuple(one for one in self._listeners if one != listener)
@@ -329,7 +324,7 @@ class Node:
         with self._lock:
             runners = self._runners
             last_words, self._last_words = self._last_words, []
-            abandoned = sum(lane.left_behind() for lane in (*self._lanes.values(), *self._ended_lanes))
+            abandoned = sum(worker.left_behind() for worker in (*self._workers.values(), *self._ended_workers))
         self._seq += 1
         now_ns = self._clock.monotonic_ns()
         own = Own(self._seq, self._meter.read(now_ns), abandoned, self._released and not self.holds_devices())

@@ -259,9 +259,9 @@ class Attribution:
         Rank files and step daemons, which may name a job, are read after the process has registered.
         """
         cgroup = self._cgroup(peer.pid) if peer.pid > 0 else ""
-        membership = parse_cgroup(cgroup)
-        if membership is not None:
-            return _identity(membership).tenant()
+        identity = identity_of_cgroup(cgroup)
+        if identity is not None:
+            return identity.tenant()
         return self._user(peer, cgroup)
 
     def user_of_peer(self, peer: Peer) -> Tenant:

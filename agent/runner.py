@@ -87,7 +87,7 @@ class Runner:
     def __init__(self, collector: Collector, clock: Clock) -> None:
         self.collector = collector
         self.name = collector.name
-        self.lane: str = getattr(collector, "lane", collector.name)
+        self.worker: str = getattr(collector, "worker", collector.name)
         self.nominal_ns = round(collector.interval_seconds * 1e9)
         self.parent = collector if isinstance(collector, Parent) else None
         self.records = collector if isinstance(collector, RecordSource) else None

@@ -1,9 +1,9 @@
-"""Worker threads ("lanes"): each runs several collectors one after another, each on its own schedule.
+"""Workers: each runs several collectors one after another in one thread, each on its own schedule.
 
-Collectors share a lane if a driver serialises their calls, or if they are too cheap for a thread each: a wake-up costs
-more than many of them. A call that does not return must not block the other collectors of its lane. They continue in a
-new thread, and the stuck collector keeps the old thread until its call returns. It then rejoins the lane, and the old
-thread ends.
+Collectors share a worker if a driver serialises their calls, or if they are too cheap for a thread each: a wake-up
+costs more than many of them. A call that does not return must not block the other collectors of its worker. They
+continue in a new thread, and the stuck collector keeps the old thread until its call returns. It then rejoins the
+worker, and the old thread ends.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 HAND_OVER_SECONDS = 1.0
 HAND_OVER_INTERVALS = 1.5
-"""Duration of a call after which the other collectors of the lane move to a new thread: 1.5 times the shortest of their
-intervals, and at least 1 s. Their samples are then 2.5 intervals old, and become stale after 3."""
+"""Duration of a call after which the other collectors of the worker move to a new thread: 1.5 times the shortest of
+their intervals, and at least 1 s. Their samples are then 2.5 intervals old, and become stale after 3."""
 
 EARLY_SHARE = 8
 """A collector that is due within an eighth of its interval runs early, at the same wake-up as another: a wake-up costs
 as much as reading a GPU. Rates stay exact, because every sample has its own time."""
 
 MOST_ABANDONED = 8
-"""Maximum number of stuck threads of one lane. If the whole driver hangs, each collector that calls it gets stuck. At
-the limit the lane waits, and its samples are stale until one of the calls returns."""
+"""Maximum number of stuck threads of one worker. If the whole driver hangs, each collector that calls it gets stuck. At
+the limit the worker waits, and its samples are stale until one of the calls returns."""
 
 
 _Task = tuple[Runner, Callable[[], None] | None]
@@ -57,8 +57,8 @@ class _Bell:
         self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
 
-class Lane:
-    """Worker thread that runs collectors. Methods may be called from any thread and do not wait for a collector."""
+class Worker:
+    """One worker. Methods may be called from any thread and do not wait for a collector."""
 
     def __init__(self, name: str, thread_name: str, clock: Clock, ran: Callable[[Runner], object]) -> None:
         """Call `ran` after each run, in the thread of the run and without a lock held."""
@@ -92,7 +92,7 @@ class Lane:
             self._look_again()
 
     def remove(self, runner: Runner) -> None:
-        """Remove the collector, and close it in this lane's thread or in the thread in which it is stuck."""
+        """Remove the collector, and close it in this worker's thread or in the thread in which it is stuck."""
         with self._lock:
             runner.leaving = True
             self._look_again()
@@ -136,7 +136,7 @@ class Lane:
             if busy is None or due_ns is None or now_ns < due_ns:
                 return
             log.warning(
-                "collector %s is stuck in a call: the other collectors of lane %s continue in a new thread",
+                "collector %s is stuck in a call: the other collectors of worker %s continue in a new thread",
                 busy.name,
                 self.name,
             )
@@ -157,13 +157,13 @@ class Lane:
             return self.abandoned + (self._stopping and self._busy is not None)
 
     def stop(self) -> None:
-        """Stop running collectors. The lane's thread closes them."""
+        """Stop running collectors. The worker's thread closes them."""
         with self._lock:
             self._stopping = True
             self._look_again()
 
     def join(self, deadline_ns: int) -> None:
-        """Wait until the deadline for the lane's threads to end. A thread that is stuck in a call is abandoned."""
+        """Wait until the deadline for the worker's threads to end. A thread that is stuck in a call is abandoned."""
         with self._lock:
             threads = [*self._old_threads, *([self._thread] if self._thread is not None else [])]
         for thread in threads:
@@ -191,7 +191,7 @@ class Lane:
             runner.close()
 
     def _next_task(self) -> _Task | None:
-        """Wait for the next task and return it; None when the lane stops."""
+        """Wait for the next task and return it; None when the worker stops."""
         awake = True
         while True:
             with self._lock:
@@ -256,7 +256,7 @@ class Lane:
         return (runner.interval_ns if self.abandoned else 0, runner.due_ns)
 
     def _done(self, turn: int, runner: Runner) -> bool:
-        """Put a collector back after its task, and return whether this thread is still the lane's thread."""
+        """Put a collector back after its task, and return whether this thread is still the worker's thread."""
         with self._lock:
             if turn == self._turn:
                 self._busy = None
@@ -268,7 +268,7 @@ class Lane:
                 self._runners.append(runner)
                 self._look_again()
         if back:
-            log.warning("collector %s is no longer stuck and rejoined lane %s", runner.name, self.name)
+            log.warning("collector %s is no longer stuck and rejoined worker %s", runner.name, self.name)
         else:
             runner.close()
         return False

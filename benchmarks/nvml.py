@@ -33,10 +33,11 @@ from agent.collectors.gpu.nvml_collector import NvmlCollector
 from agent.node import Node
 from agent.schema.errors import SourceError
 from agent.schema.frame import Column
-from agent.sources.nvml.nvml import Library, Values, find_devices
+from agent.sources.nvml.nvml import Library, Values
+from agent.sources.nvml.nvml_enumeration import find_devices
 from agent.sources.nvml.nvml_fields import FieldBatch, Source, counter
 from agent.sources.nvml.nvml_interface import SUCCESS
-from agent.sources.nvml.nvml_survey import TimedLibrary, ask_fields
+from benchmarks.nvml_survey import TimedLibrary, ask_fields
 
 SPREAD = 8
 """Phases of ``--spread``."""

@@ -27,8 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.schema.frame import Member
+from agent.sources.steps.step_connection import Admission
 from agent.sources.steps.step_messages import Claim, Peer
-from agent.sources.steps.step_socket import Admission, StepSocket
+from agent.sources.steps.step_socket import StepSocket
 from agent.sources.steps.tenants import Tenant
 from gangwatch.steps import Reporter
 

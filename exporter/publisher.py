@@ -12,6 +12,7 @@ from exporter.prometheus.text_format import Sample
 from exporter.push.push import Pusher, PushTarget
 from exporter.server import ThreadedServer, agent_app
 
+# TLS, passwords and sinks are imported in functions: they take megabytes, and most agents use none of them.
 if TYPE_CHECKING:
     from exporter.security.frame_readers import FrameReaders
     from exporter.security.security import Security

@@ -10,27 +10,25 @@ listens on loopback only, and rejects requests whose Host is another name. This 
 
 from __future__ import annotations
 
-import errno
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from agent.schema.clock import Clock, SystemClock
-from agent.schema.errors import ConfigError, FrameError
+from agent.schema.errors import FrameError
 from agent.schema.frame import Frame, Layout, Selection
 from agent.schema.peer_quota import NoPlaceError, Places
 from agent.schema.wire import encode_frame, encode_layout, with_length
-from exporter.frames import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
+from exporter.frame_formats import FRAME_TYPE, JSON_TYPE, frame_json, frame_messages, selection, wanted_metrics
 from exporter.prometheus.exposition import EVERYTHING, Exposition, Settings
 from exporter.prometheus.text_format import Sample
-from exporter.security.loopback import LoopbackOnly, is_loopback
+from exporter.security.loopback import LoopbackOnly
 from exporter.serving.agent_http import HttpServer
 from exporter.serving.http_messages import Answer, Request, accepts_gzip, text_answer, weighted
+from exporter.serving.listening import listen, url_of
 
 if TYPE_CHECKING:
     from exporter.security.security import Security
@@ -57,9 +55,6 @@ streams are kept, so that too many readers do not close each other's streams in 
 HABIT_FRAMES = 3
 """After this many requested frames in a row, the next frame is rendered in advance, when it is made and its numbers are
 still in the processor's caches. For slower scrapers nothing is rendered in advance."""
-
-BACKLOG = 512
-"""Queue of connections to accept; the kernel may allow fewer (net.core.somaxconn)."""
 
 UNKNOWN_HEADER = "Gangwatch-Unknown-Metrics"
 """Header of /frames responses: requested metrics that are not in this build's catalogue, but may be in another's."""
@@ -336,50 +331,6 @@ def _patterns(query: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 # --- serving ---------------------------------------------------------------------------------------------------------
-
-
-def listen(host: str, port: int, security: Security | None = None) -> socket.socket:
-    """Return a listening socket; port 0 picks a free one.
-
-    Raises ConfigError if it can't be bound, and for an address off loopback without TLS and authentication.
-    """
-    if not is_loopback(host):
-        missing = "there is no web configuration" if security is None else security.protects()
-        if missing:
-            raise ConfigError(
-                f"host {host!r}: not a loopback address, and {missing}. Off loopback, TLS and a password or a client "
-                "certificate are required (--web-config FILE). Otherwise listen on 127.0.0.1 or ::1, and use ssh -L "
-                "or an authenticating proxy"
-            )
-    address = "127.0.0.1" if host.lower() == "localhost" else host.removeprefix("[").removesuffix("]")
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = str(error)
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            reason = f"the port is in use; stop its process (ss -ltnp 'sport = :{port}'), or use another port"
-        elif isinstance(error, OSError) and error.errno == errno.EACCES:
-            reason = "ports below 1024 need a privilege; use another port"
-        raise ConfigError(f"cannot listen on host {host!r}, port {port}: {reason}") from None
-    return listener
-
-
-def url_of(listener: socket.socket, security: Security | None = None) -> str:
-    """Return the URL of a bound socket for clients on this machine; loopback if it is bound to all addresses."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    scheme = "https" if security is not None and security.config.tls is not None else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def certificate_of(security: Security | None) -> Path | None:
-    """Return the file of the server's certificate; None without TLS or if it is inline."""
-    tls = security.config.tls if security is not None else None
-    return tls.certificate.absolute() if tls is not None and isinstance(tls.certificate, Path) else None
 
 
 class ThreadedServer:

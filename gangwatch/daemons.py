@@ -219,7 +219,7 @@ class _Agent:
         return host, port + position if port else 0
 
     def run(self) -> None:
-        from exporter.server import certificate_of
+        from exporter.serving.listening import certificate_of
 
         this = this_process()
         record = AgentRecord(
@@ -401,8 +401,8 @@ def run_controller(
 
     from exporter.prometheus.text_format import TEXT_TYPE
     from exporter.security.security import Security
-    from exporter.server import certificate_of, url_of
     from exporter.serving.asgi import create_server, local_socket
+    from exporter.serving.listening import certificate_of, url_of
     from gangwatch.access import audit_of, authentication_of, delegating
     from gangwatch.controller_metrics import exposition
     from gangwatch.supervisor.launcher import plan

@@ -59,11 +59,11 @@ class Collector(Protocol):
     """Reader of one family of metrics at one interval. ``name`` is also the name of its tier.
 
     Optional attributes:
-    ``lane: str`` (default: its name): collectors of one lane run one after another in one thread.
+    ``worker: str`` (default: its name): collectors of one worker run one after another in one thread.
     ``phase: float`` (default: spread by the node): position of its runs in the interval, 0 to 1.
     ``idle: bool`` (default: False): the last run found nothing to read, so the collector runs less often.
 
-    Methods are called from one thread at a time: the lane's, or a new one after a call got stuck. The constructor may
+    Methods are called from one thread at a time: the worker's, or a new one after a call got stuck. The constructor may
     raise UnsupportedError if the machine has nothing to read. The collector is then omitted, which is not a failure.
     """
 
@@ -93,7 +93,7 @@ class Parent(Protocol):
     def members(self) -> tuple[Collector, ...]:
         """Return the current member collectors. Called after each run in its thread.
 
-        The node compares them by identity. It runs new members, and closes removed ones in the thread of their lane. A
+        The node compares them by identity. It runs new members, and closes removed ones in their worker's thread. A
         device that reappears is a new object, which may have the same name.
         """
         ...
@@ -106,7 +106,7 @@ class Releasable(Protocol):
     def release(self) -> None:
         """Release the device. The collector does not run until ``acquire``. May be called before the first run.
 
-        Called in the lane's thread, for members before their parent if both are in one lane.
+        Called in the worker's thread, for members before their parent if both are in one worker.
         """
         ...
 

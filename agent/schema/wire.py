@@ -132,7 +132,7 @@ class Decoder:
     def decode(self, message: bytes) -> Layout | Frame:
         """Decode one message, as the function ``decode`` does."""
         if self._outline is not None and (parts := self._outline.read(message)) is not None:
-            return self._as_before(message[self._outline.size :], *parts)  # the common case
+            return self._as_before(message[self._outline.size :], parts)  # the common case
         self._outline = None
         try:
             wire = _frame_decoder.decode(message)
@@ -146,19 +146,9 @@ class Decoder:
             pass
         return self._other(message)
 
-    def _as_before(
-        self,
-        raw_records: bytes,
-        seq: int,
-        wall_ns: int,
-        monotonic_ns: int,
-        tier_ns: bytes,
-        gauges: bytes,
-        counters: bytes,
-        counters_valid: bytes,
-        record_seq: int,
-    ) -> Frame:
-        """Make a frame with the names and lengths of the previous one."""
+    def _as_before(self, raw_records: bytes, varying: tuple[Any, ...]) -> Frame:
+        """Make a frame with the names and lengths of the previous one. varying: the values of _VARYING, in order."""
+        seq, wall_ns, monotonic_ns, tier_ns, gauges, counters, counters_valid, record_seq = varying
         node, boot_id, agent_id, layout_id = self._frame_before
         if raw_records != self._raw_records:
             self._read_records(raw_records)

@@ -16,9 +16,9 @@ from agent.node import Node
 from agent.schema.catalog import BY_NAME
 from agent.schema.errors import SourceError
 from agent.sources.nvml.nvml import Library
-from agent.sources.nvml.nvml_survey import TimedLibrary
 from benchmarks.agent.__main__ import FULL, TEN_HERTZ, Figures, agent, measure
 from benchmarks.agent.scraping import distinct_series
+from benchmarks.nvml_survey import TimedLibrary
 
 TICKS = 60
 """Runs of every GPU collector whose calls are timed: a minute of the fast tier."""

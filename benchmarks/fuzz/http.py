@@ -16,7 +16,7 @@ from starlette.requests import Request as StarletteRequest
 
 from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
-from exporter.frames import wanted_metrics
+from exporter.frame_formats import wanted_metrics
 from exporter.security.loopback import LoopbackOnly
 from exporter.server import wants_open_metrics
 from exporter.serving.admission import Admission, Receive, Scope, Send
@@ -430,7 +430,10 @@ def _run(coroutine: Any) -> Any:
 
 TARGETS: tuple[Target, ...] = (
     Target(
-        "http-agent", _agent_head, _parse_agent, ("exporter.serving.http_messages", "exporter.frames:wanted_metrics")
+        "http-agent",
+        _agent_head,
+        _parse_agent,
+        ("exporter.serving.http_messages", "exporter.frame_formats:wanted_metrics"),
     ),
     Target(
         "http-controller",

@@ -16,7 +16,8 @@ import struct
 import threading
 from collections.abc import Callable
 
-from agent.collectors.steps.steps import Progress, judge, usable_name
+from agent.collectors.steps.claimed_identity import judge, usable_name
+from agent.collectors.steps.rank_progress import Progress
 from agent.rank_attribution import Identity
 from agent.schema.errors import GangwatchError, ReporterError, SourceError
 from agent.schema.frame import Member
@@ -26,8 +27,8 @@ from agent.sources.proc.slurm_node import parse_environment
 from agent.sources.steps import rings
 from agent.sources.steps.closers import Closer
 from agent.sources.steps.rings import Ring, RingRecord
+from agent.sources.steps.step_connection import Admission, Connection, Registered
 from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Peer, Place, parse_claim, parse_place, take_message
-from agent.sources.steps.step_socket import Admission, Registered, _Connection
 from agent.sources.steps.tenants import Tenant
 from benchmarks.fuzz.mutate import octets
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
@@ -382,7 +383,7 @@ def parse_connection(data: bytes) -> str:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.setblocking(False)
     theirs.setblocking(False)
-    connection = _Connection(ours, Peer(1, 1), tenant, 0.0)
+    connection = Connection(ours, Peer(1, 1), tenant, 0.0)
     closer = _ClosesAtOnce("fuzz")
     outcome, at = REFUSED_FIRST, 0
     try:
@@ -422,7 +423,7 @@ def _do(client: socket.socket, what: int, chunk: bytes) -> bool:
     return True
 
 
-def _receive(connection: _Connection, closer: Closer) -> bool:
+def _receive(connection: Connection, closer: Closer) -> bool:
     """Run the agent's thread once for this connection; return False if there is nothing to receive."""
     try:
         if not connection.receive(closer):
@@ -568,7 +569,12 @@ def _in_main_thread(parse: Callable[[bytes], str]) -> Callable[[bytes], str]:
 
 
 TARGETS: tuple[Target, ...] = (
-    Target("node-ring", make_ring, parse_ring, ("agent.sources.steps.rings", "agent.collectors.steps.steps:Progress")),
+    Target(
+        "node-ring",
+        make_ring,
+        parse_ring,
+        ("agent.sources.steps.rings", "agent.collectors.steps.rank_progress:Progress"),
+    ),
     Target(
         "node-registration",
         make_registration,
@@ -576,8 +582,8 @@ TARGETS: tuple[Target, ...] = (
         (
             "agent.sources.steps.step_messages:take_message",
             "agent.sources.steps.step_messages:parse_claim",
-            "agent.collectors.steps.steps:judge",
-            "agent.collectors.steps.steps:usable_name",
+            "agent.collectors.steps.claimed_identity:judge",
+            "agent.collectors.steps.claimed_identity:usable_name",
         ),
     ),
     Target("node-place", make_place, parse_later, ("agent.sources.steps.step_messages:parse_place",)),
@@ -585,7 +591,7 @@ TARGETS: tuple[Target, ...] = (
         "node-connection",
         make_connection,
         _in_main_thread(parse_connection),
-        ("agent.sources.steps.step_socket:_Connection", "agent.sources.steps.step_messages"),
+        ("agent.sources.steps.step_connection:Connection", "agent.sources.steps.step_messages"),
     ),
     Target("node-cgroup", make_cgroup, parse_membership, ("agent.sources.proc.cgroup",)),
     Target("node-environment", make_environment, parse_words, ("agent.sources.proc.slurm_node:parse_environment",)),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from agent.schema.frame import Column, Frame, Layout, Member, OpenRecord, Record, StepRecord, Tier, make_layout
 from agent.schema.wire import encode_frame, encode_layout, with_length
-from exporter.frames import selection
+from exporter.frame_formats import selection
 
 GPUS = 8
 LINKS = 18

@@ -81,11 +81,6 @@ def _utilization(task: str) -> Convention:
     return Convention("hw.gpu.utilization", "1", about, _gpu(hw__gpu__task=task))
 
 
-def _gpu_errors(kind: str) -> Convention:
-    about = "Number of errors encountered by the component."
-    return Convention("hw.errors", "{error}", about, _gpu(error__type=kind), is_sum=True)
-
-
 def _gpu_io(direction: str) -> Convention:
     about = "Received and transmitted bytes by the GPU."
     return Convention("hw.gpu.io", "By", about, _gpu(network__io__direction=direction), is_sum=True)

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import bcrypt
+
 from agent.schema.certificate_file import validity
 from agent.schema.errors import ConfigError
 from agent.schema.identity import Certificate, read_certificate
@@ -113,8 +115,6 @@ class Passwords:
         return bucket.take(now)
 
     def _verify(self, password: bytes, hashed: str) -> bool:
-        import bcrypt
-
         with self._hashing:
             self.hashed += 1
             return bcrypt.checkpw(password[:BCRYPT_BYTES], hashed.encode())

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from agent.schema.errors import ConfigError
 
 _VERSIONS = {
@@ -115,8 +117,6 @@ class WebConfig:
 
 def load_web_config(file: Path) -> WebConfig:
     """Read the file. Raises ConfigError with file, key and reason."""
-    import yaml
-
     file = file.absolute()
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))

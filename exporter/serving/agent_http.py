@@ -19,12 +19,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 from agent.schema.identity import Certificate
 from agent.schema.peer_quota import NoPlaceError, Places
+from exporter.serving.client_connection import ClientConnection
 from exporter.serving.descriptors import exhausted, most_connections
 from exporter.serving.http_messages import Answer, BadRequestError, Request, parse_request, text_answer
 from exporter.serving.peers import Peers, reset
@@ -96,25 +96,6 @@ class Transport(Protocol):
         """Return the additional headers of every response."""
 
 
-@dataclass(eq=False, slots=True)
-class _Connection:
-    """A client's connection.
-
-    peer: see serving/peers.py. idle_since: monotonic seconds since it has been idle; None during a request. answered:
-    whether a request was answered. newest: the last request and its keep-alive flag, cached by the bytes of the head,
-    because a scraper always sends the same.
-    """
-
-    socket: socket.socket
-    peer: str
-    idle_since: float | None
-    answered: bool = False
-    rest: bytes = b""
-    context: ssl.SSLContext | None = field(default=None, repr=False)
-    certificate: Certificate | None = None
-    newest: tuple[bytes, Request, bool] | None = None
-
-
 class HttpServer:
     """Threaded server of an application on a bound socket, until ``stop``."""
 
@@ -123,7 +104,7 @@ class HttpServer:
         self._listener = listener
         self._transport = transport
         self._peers = Peers()
-        self._connections: Places[_Connection] = Places(
+        self._connections: Places[ClientConnection] = Places(
             most_connections(MOST_CONNECTIONS), MOST_CONNECTIONS_EACH, worth_own=_IDLE, worth_others=_ANSWERING
         )
         self._rates = Buckets(REQUESTS_PER_SECOND)
@@ -158,7 +139,7 @@ class HttpServer:
                 late = time.monotonic() >= deadline
                 for connection in self._connections:
                     if late or connection.idle_since is not None:
-                        _shut(connection.socket)
+                        connection.shut()
                 if late or not self._connections:
                     return
             time.sleep(0.01)
@@ -193,7 +174,7 @@ class HttpServer:
                 with contextlib.suppress(OSError):
                     reset(accepted)
                 continue
-            connection = _Connection(accepted, peer, now_s)
+            connection = ClientConnection(accepted, peer, now_s)
             if not self._admit(connection):
                 accepted.close()
                 continue
@@ -215,7 +196,7 @@ class HttpServer:
                 displaced = self._connections.least(time.monotonic(), _IDLE)
                 if displaced is not None:
                     self._connections.drop(displaced)
-                    _shut(displaced.socket)
+                    displaced.shut()
         self._stopping.wait(ACCEPT_PAUSE_SECONDS)
 
     def _complain(self, reason: str, text: str) -> None:
@@ -225,7 +206,7 @@ class HttpServer:
             self._complained_s = now_s
             log.warning("%s", text)
 
-    def _admit(self, connection: _Connection) -> bool:
+    def _admit(self, connection: ClientConnection) -> bool:
         """Register the connection. At the limit, close an idle connection, or refuse the new one."""
         with self._lock:
             try:
@@ -235,17 +216,17 @@ class HttpServer:
                 return False
             if displaced is not None:
                 self.refused["displaced"] += 1
-                _shut(displaced.socket)
+                displaced.shut()
             return True
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: ClientConnection) -> None:
         with self._lock:
             self._connections.drop(connection)
         connection.socket.close()
 
     # --- one connection ----------------------------------------------------------------------------------------------
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: ClientConnection) -> None:
         try:
             if self._encrypt(connection):
                 while self._exchange(connection):
@@ -258,7 +239,7 @@ class HttpServer:
         finally:
             self._forget(connection)
 
-    def _encrypt(self, connection: _Connection) -> bool:
+    def _encrypt(self, connection: ClientConnection) -> bool:
         """Do the handshake; return False if the peer is refused. Raises OSError if the handshake fails."""
         connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         context = self._transport.context() if self._transport is not None else None
@@ -272,7 +253,7 @@ class HttpServer:
         connection.certificate = self._transport.admits(wrapped)
         return connection.certificate is not None
 
-    def _exchange(self, connection: _Connection) -> bool:
+    def _exchange(self, connection: ClientConnection) -> bool:
         """Handle one request; return whether another may follow."""
         try:
             head = self._read_head(connection)
@@ -285,7 +266,7 @@ class HttpServer:
         except BadRequestError as error:
             self.refused["late head" if error.status == 408 else "malformed"] += 1
             self._send(connection, text_answer(error.status, str(error)), keep=False, head_only=False)
-            _drain(connection.socket)
+            connection.drain()
             return False
         answer = self._busy(connection) or self._answer(request)
         keep = kept and not self._stopping.is_set() and self._is_current(connection)
@@ -294,11 +275,11 @@ class HttpServer:
             return keep
         return self._send_stream(connection, answer, request, keep)
 
-    def _is_current(self, connection: _Connection) -> bool:
+    def _is_current(self, connection: ClientConnection) -> bool:
         """Return whether the connection's TLS settings are current; otherwise it is closed after its response."""
         return self._transport is None or self._transport.context() is connection.context
 
-    def _busy(self, connection: _Connection) -> Answer | None:
+    def _busy(self, connection: ClientConnection) -> Answer | None:
         """Delay a peer that exceeds its rate; return a refusal if the delay would be too long."""
         with self._lock:
             now_s = time.monotonic()
@@ -322,7 +303,7 @@ class HttpServer:
             log.exception("%s %s failed; this is a bug, please report it", request.method, request.path)
             return text_answer(500, "internal error, see the agent's log")
 
-    def _read_head(self, connection: _Connection) -> bytes | None:
+    def _read_head(self, connection: ClientConnection) -> bytes | None:
         """Return a request's line and headers; None at the end. Raises BadRequestError, TimeoutError."""
         data = connection.rest.lstrip(b"\r\n")
         deadline: float | None = None
@@ -369,13 +350,13 @@ class HttpServer:
         ]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
 
-    def _send(self, connection: _Connection, answer: Answer, keep: bool, head_only: bool) -> None:
+    def _send(self, connection: ClientConnection, answer: Answer, keep: bool, head_only: bool) -> None:
         assert isinstance(answer.body, bytes)
         head = self._head(answer, keep, ("Content-Length", str(len(answer.body))))
         connection.socket.settimeout(SEND_SECONDS)
         connection.socket.sendall(head if head_only else head + answer.body)
 
-    def _send_stream(self, connection: _Connection, answer: Answer, request: Request, keep: bool) -> bool:
+    def _send_stream(self, connection: ClientConnection, answer: Answer, request: Request, keep: bool) -> bool:
         """Send the stream until it ends or its reader disconnects; return whether another request may follow."""
         stream = answer.body
         assert not isinstance(stream, bytes)
@@ -389,40 +370,10 @@ class HttpServer:
             while (part := stream.next(STREAM_POLL_SECONDS)) is not None:
                 if part:
                     connection.socket.sendall(part if request.old else b"%x\r\n%b\r\n" % (len(part), part))
-                elif _has_gone(connection.socket):
+                elif connection.has_gone():
                     return False
             if not request.old:
                 connection.socket.sendall(b"0\r\n\r\n")
             return keep
         finally:
             stream.close()
-
-
-def _shut(connection: socket.socket) -> None:
-    """Shut down both directions, which unblocks the connection's thread; that thread closes it."""
-    try:
-        # The plain socket's: an SSLSocket's own would be closed under the thread that reads it.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-    except OSError:
-        pass
-
-
-def _drain(connection: socket.socket) -> None:
-    """Read some of the remaining input: closing with unread bytes would reset the connection and lose the response."""
-    try:
-        connection.settimeout(0.2)
-        for _ in range(8):
-            if not connection.recv(65536):
-                return
-    except (OSError, ValueError):
-        pass
-
-
-def _has_gone(connection: socket.socket) -> bool:
-    """Return whether the reader of a stream has closed the connection, or has sent data during the response."""
-    try:
-        poll = select.poll()  # not select(2), which is limited to descriptors below 1,024
-        poll.register(connection, select.POLLIN | select.POLLHUP)
-        return bool(poll.poll(0))
-    except (OSError, ValueError):
-        return True

@@ -21,12 +21,12 @@ from agent.schema.errors import ConfigError
 from exporter.prometheus.text_format import Sample
 from exporter.security.loopback import LoopbackOnly
 from exporter.security.security import Security
-from exporter.server import listen
 from exporter.serving.admission import Admission, App, HoldsToken, Message, Receive, Scope, Send
 from exporter.serving.agent_http import STOP_SECONDS
 from exporter.serving.gate import Connection, Gate
 from exporter.serving.http_messages import Answer, Request
 from exporter.serving.limits import HEAD_BYTES, IDLE_SECONDS, Limits
+from exporter.serving.listening import listen
 from exporter.serving.protocol import BoundedProtocol
 
 __all__ = ["App", "Guarded", "Message", "Receive", "Scope", "Send", "Server", "create_server"]

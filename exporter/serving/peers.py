@@ -15,6 +15,8 @@ import struct
 import time
 from pathlib import Path
 
+from exporter.serving.descriptors import exhausted
+
 UNKNOWN_LOCAL = "loopback"
 """A local client with an unknown user, usually because it has already closed its socket."""
 
@@ -164,6 +166,4 @@ def _in_hexadecimal(host: _Host) -> str:
 
 
 def _is_transient(error: OSError) -> bool:
-    from exporter.serving.descriptors import exhausted
-
     return exhausted(error) or isinstance(error, TimeoutError)

@@ -247,8 +247,8 @@ def _serve(
 
     from exporter.prometheus.text_format import TEXT_TYPE
     from exporter.security.security import Security
-    from exporter.server import certificate_of, url_of
     from exporter.serving.asgi import create_server, local_socket
+    from exporter.serving.listening import certificate_of, url_of
     from gangwatch.access import audit_of, authentication_of, delegating
     from gangwatch.controller_metrics import exposition
     from gangwatch.daemons import credentials_of, limits_of

@@ -29,8 +29,8 @@ def standing_by(config: Config) -> Iterator[str]:
 
     from exporter.prometheus.text_format import TEXT_TYPE, expose_samples
     from exporter.security.security import Security
-    from exporter.server import url_of
     from exporter.serving.asgi import create_server
+    from exporter.serving.listening import url_of
 
     def metrics(_request: Request) -> Response:
         return Response(expose_samples([(LEADS, (), 0.0)]), media_type=TEXT_TYPE)

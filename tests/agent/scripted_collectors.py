@@ -23,12 +23,12 @@ class ScriptedCollector:
         name: str = "scripted",
         act: Callable[[ScriptedCollector], Block] | None = None,
         *,
-        lane: str | None = None,
+        worker: str | None = None,
         interval_seconds: float = 1.0,
         block: Block | None = None,
     ) -> None:
         self.name = name
-        self.lane = lane or name
+        self.worker = worker or name
         self.interval_seconds = interval_seconds
         self.block = block or Block([GAUGE], [COUNTER])
         self.act = act

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from agent.schema.frame import Column
-from agent.sources.nvml.nvml import Device, GpuLostError, Library, Values, find_devices
+from agent.sources.nvml.nvml import Device, GpuLostError, Library, Values
 from agent.sources.nvml.nvml_calls import Call, CallBatch
+from agent.sources.nvml.nvml_enumeration import find_devices
 from agent.sources.nvml.nvml_interface import Memory, Temperature, Utilization
 from tests.fakes.nvml.control import GPU_IS_LOST, NOT_SUPPORTED, TIMEOUT, FakeNvml
 

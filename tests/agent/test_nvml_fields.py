@@ -13,7 +13,8 @@ import pytest
 from agent.collectors.gpu.nvlink import bit_error_ratio
 from agent.schema.frame import Column
 from agent.sources.nvml import nvml_fields
-from agent.sources.nvml.nvml import Device, GpuLostError, Library, LibraryDeadError, Values, find_devices
+from agent.sources.nvml.nvml import Device, GpuLostError, Library, LibraryDeadError, Values
+from agent.sources.nvml.nvml_enumeration import find_devices
 from agent.sources.nvml.nvml_fields import FieldBatch, Source, Wanted, counter, decoded, gauge
 from tests.fakes.nvml.control import (
     DOUBLE,

@@ -10,7 +10,8 @@ import pytest
 
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.sources.nvml import nvml_interface as ours
-from agent.sources.nvml.nvml import Library, LibraryDeadError, find_devices, growing_list, pci_address
+from agent.sources.nvml.nvml import Library, LibraryDeadError, growing_list, pci_address
+from agent.sources.nvml.nvml_enumeration import find_devices
 from tests import needs
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.control import (

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from agent.sources.steps.pod_sockets import DOOR, PodSockets
+from agent.sources.steps.pod_sockets import SOCKET_NAME, PodSockets
 from gangwatch.state_folder import StateFolder
 
 UIDS = ("11111111-2222-3333-4444-555555555555", "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee")
@@ -61,13 +61,13 @@ def test_a_pod_with_the_volume_has_a_socket_for_any_user_while_it_lives(short_fo
     sockets = PodSockets(str(short_folder))
     folder = volume(short_folder, UIDS[0])
     volume(short_folder, UIDS[1], "cache")
-    opened, gone = sockets.look()
+    opened, gone = sockets.scan()
     assert (len(opened), gone) == (1, [])
-    status = (folder / DOOR).lstat()
+    status = (folder / SOCKET_NAME).lstat()
     assert stat.S_ISSOCK(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o666
-    assert sockets.look() == ([], [])
+    assert sockets.scan() == ([], [])
     shutil.rmtree(short_folder / UIDS[0])
-    assert sockets.look() == ([], opened)
+    assert sockets.scan() == ([], opened)
     close(opened)
 
 
@@ -77,14 +77,14 @@ def test_a_socket_that_a_pod_damaged_is_restored_and_no_link_is_followed(short_f
     secret.write_text("the host's")
     secret.chmod(0o600)
     folder = volume(pods, UIDS[0])
-    (folder / DOOR).symlink_to(secret)
+    (folder / SOCKET_NAME).symlink_to(secret)
     sockets = PodSockets(str(pods))
-    first, _ = sockets.look()
-    assert len(first) == 1 and stat.S_ISSOCK((folder / DOOR).lstat().st_mode)
-    (folder / DOOR).unlink()
-    (folder / DOOR).symlink_to(secret)
-    second, gone = sockets.look()
-    assert gone == first and len(second) == 1 and stat.S_ISSOCK((folder / DOOR).lstat().st_mode)
+    first, _ = sockets.scan()
+    assert len(first) == 1 and stat.S_ISSOCK((folder / SOCKET_NAME).lstat().st_mode)
+    (folder / SOCKET_NAME).unlink()
+    (folder / SOCKET_NAME).symlink_to(secret)
+    second, gone = sockets.scan()
+    assert gone == first and len(second) == 1 and stat.S_ISSOCK((folder / SOCKET_NAME).lstat().st_mode)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and secret.read_text() == "the host's"
 
     elsewhere = short_folder / "elsewhere"
@@ -92,14 +92,14 @@ def test_a_socket_that_a_pod_damaged_is_restored_and_no_link_is_followed(short_f
     other = pods / UIDS[1] / "volumes" / "kubernetes.io~empty-dir"
     other.mkdir(parents=True)
     (other / "gangwatch").symlink_to(elsewhere)
-    assert sockets.look() == ([], [])
+    assert sockets.scan() == ([], [])
     assert not list(elsewhere.iterdir())
     close(first)
     assert len(list(sockets.close())) == 1
 
 
 def test_a_missing_folder_of_pods_is_not_an_error(tmp_path: Path) -> None:
-    assert PodSockets(str(tmp_path / "absent")).look() == ([], [])
+    assert PodSockets(str(tmp_path / "absent")).scan() == ([], [])
 
 
 # --- a real agent ----------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Pods:
         """Start a pod of one process, which sees its emptyDir at its own path, as in a container."""
         inside = self.folder / f"run{number}"
         inside.symlink_to(volume(self.pods, uid))
-        environment = {**os.environ, "GANGWATCH_SOCKET": str(inside / DOOR), "RANK": str(number), **claims}
+        environment = {**os.environ, "GANGWATCH_SOCKET": str(inside / SOCKET_NAME), "RANK": str(number), **claims}
         command = [sys.executable, "-c", _WORKER]
         process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
         self._processes.append(process)

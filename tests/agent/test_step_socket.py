@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from agent.schema.errors import ReporterError, SourceError
 from agent.schema.frame import Member
+from agent.sources.steps.step_connection import MAX_PLACES, Admission
 from agent.sources.steps.step_messages import Claim, Peer, Place, parse_claim
-from agent.sources.steps.step_socket import MAX_PLACES, Admission, StepSocket
+from agent.sources.steps.step_socket import StepSocket
 from agent.sources.steps.tenants import Quotas, Tenant
 from tests.agent.test_rings import WHOLE, memory_file
 

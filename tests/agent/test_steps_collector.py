@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from agent.collectors.block import Block, Collector, RecordSource
-from agent.collectors.steps import steps as module
-from agent.collectors.steps.steps import Progress, StepCollector, judge
+from agent.collectors.steps import step_collector as module
+from agent.collectors.steps.claimed_identity import judge
+from agent.collectors.steps.rank_progress import MAX_OPEN_COLLECTIVES, MAX_STEPS_IN_FLIGHT, Progress
+from agent.collectors.steps.step_collector import StepCollector
 from agent.rank_attribution import Attribution, Identity
 from agent.schema.catalog import BY_NAME
 from agent.schema.clock import SystemClock
@@ -448,8 +450,8 @@ def test_the_number_of_unfinished_steps_is_limited() -> None:
     for number in range(1000):
         progress.fold(record(rings.STEP_BEGUN, number, 100 + number))
         progress.fold(record(rings.COLLECTIVE_ENTERED, number, 100 + number))
-    assert len(progress._open_collectives) == module.MAX_OPEN_COLLECTIVES
-    assert len(progress._entered_in) == module.MAX_STEPS_IN_FLIGHT
+    assert len(progress._open_collectives) == MAX_OPEN_COLLECTIVES
+    assert len(progress._entered_in) == MAX_STEPS_IN_FLIGHT
 
 
 def test_unread_records_are_limited_and_counted_as_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from agent.schema.catalog import BY_NAME
 from agent.schema.frame import Frame
 from agent.schema.wire import encode_frame
 from benchmarks.ingest.frames import Job, whole_layout
-from exporter.frames import selection, wanted_metrics
+from exporter.frame_formats import selection, wanted_metrics
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.counter_features import Counting
 from scheduler_feedback.core.telemetry.process_states import METRIC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +38,8 @@ class DetectorReader:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._subscription = node.subscribe(1024)
+        self._received: queue.SimpleQueue[tuple[Layout, Frame]] = queue.SimpleQueue()
+        node.add_listener(lambda layout, frame: self._received.put((layout, frame)))
         self._fleet = Fleet()
         self._look = Look(self._fleet)
         self._detector = HealthDetector()
@@ -50,9 +52,10 @@ class DetectorReader:
         ends = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < ends, (self.events, self.findings)
-            if (reported := self._subscription.get(0.5)) is None:
+            try:
+                layout, frame = self._received.get(timeout=0.5)
+            except queue.Empty:
                 continue
-            layout, frame = reported
             self._fleet.observe(layout, frame, clock.monotonic_ns())
             telemetry = self._look.next(clock.wall_ns(), clock.monotonic_ns())
             self.events += telemetry.events

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.collectors.steps.steps import StepCollector
+from agent.collectors.steps.step_collector import StepCollector
 from agent.node import Node
 from agent.rank_attribution import Attribution
 from agent.schema.clock import SystemClock

@@ -16,7 +16,7 @@ import yaml
 
 from agent.schema.errors import ConfigError
 from exporter.security.security import PLAIN, Security
-from exporter.server import listen
+from exporter.serving.listening import listen
 from gangwatch.cli import COMMANDS
 from tests import needs
 

@@ -19,7 +19,8 @@ import pytest
 
 from agent.schema.frame import Member
 from agent.sources.steps import rings
-from agent.sources.steps.step_socket import Admission, StepSocket
+from agent.sources.steps.step_connection import Admission
+from agent.sources.steps.step_socket import StepSocket
 from agent.sources.steps.tenants import Tenant
 from examples import train_dp
 from tests.ports import held_port

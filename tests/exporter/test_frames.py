@@ -12,7 +12,7 @@ from hypothesis import given
 from agent.schema.catalog import Renamed
 from agent.schema.frame import Column, Frame, Layout, Tier, check_fits, make_layout
 from agent.schema.wire import MessageSplitter, decode, encode_layout
-from exporter.frames import frame_json, frame_messages, selection, wanted_metrics
+from exporter.frame_formats import frame_json, frame_messages, selection, wanted_metrics
 from exporter.prometheus.exposition import expose
 from tests.exporter.sample_frames import exposed, small_frame, small_layout
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.server import listen, wants_open_metrics
+from exporter.server import wants_open_metrics
 from exporter.serving import agent_http
 from exporter.serving.agent_http import HttpServer
 from exporter.serving.http_messages import Answer, BadRequestError, Request, accepts_gzip, parse_request, text_answer
+from exporter.serving.listening import listen
 
 
 def hello(request: Request) -> Answer:

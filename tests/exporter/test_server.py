@@ -16,7 +16,7 @@ from agent.schema.clock import ManualClock
 from agent.schema.errors import ConfigError
 from agent.schema.frame import Frame, Layout, check_fits
 from agent.schema.wire import MessageSplitter, decode
-from exporter.frames import FRAME_TYPE
+from exporter.frame_formats import FRAME_TYPE
 from exporter.prometheus.exposition import Exposition, expose
 from exporter.prometheus.text_format import OPEN_METRICS_TYPE, TEXT_TYPE
 from exporter.security.loopback import is_loopback

@@ -22,8 +22,9 @@ import pytest
 from agent.schema.frame import Member
 from agent.sources.steps import rings
 from agent.sources.steps.rings import RingRecord
+from agent.sources.steps.step_connection import Admission, Registered
 from agent.sources.steps.step_messages import Place
-from agent.sources.steps.step_socket import Admission, Registered, StepSocket
+from agent.sources.steps.step_socket import StepSocket
 from agent.sources.steps.tenants import Tenant
 from gangwatch import steps
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.steps.steps import Progress
+from agent.collectors.steps.rank_progress import Progress
 from agent.schema.frame import Member, StepRecord
-from agent.sources.steps.step_socket import Admission, StepSocket
+from agent.sources.steps.step_connection import Admission
+from agent.sources.steps.step_socket import StepSocket
 from agent.sources.steps.tenants import Tenant
 from tests import needs
 from tests.ports import held_port

@@ -18,14 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.collectors.steps import steps as module
+from agent.collectors.steps import step_collector as module
+from agent.collectors.steps.claimed_identity import usable_name
+from agent.collectors.steps.step_collector import StepCollector
 from agent.collectors.steps.step_columns import CHANGES_BURST, OWN_COUNTERS, StepColumns
-from agent.collectors.steps.steps import StepCollector, usable_name
 from agent.rank_attribution import Attribution
 from agent.schema.errors import REFUSAL_REASONS, ReporterError
 from agent.schema.frame import MAX_RECORDS, Member, StepRecord
 from agent.sources.proc.cgroup import user_of_cgroup
-from agent.sources.steps import closers, rings, step_socket, tenants
+from agent.sources.steps import closers, processor_budget, rings, step_connection, step_socket, tenants
 from agent.sources.steps.closers import Closer
 from agent.sources.steps.step_messages import Claim, Peer, Place
 from agent.sources.steps.tenants import Accounts, Allowance, Quotas, Tenant, fair_shares
@@ -508,19 +509,19 @@ def test_a_tenant_with_an_unclosable_descriptor_may_send_no_more(make: Callable[
 
 def test_the_socket_pauses_when_its_cpu_budget_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(step_socket.time, "monotonic", lambda: now[0])
-    pace = step_socket._Pace()
-    pace.spend(0.09)
-    assert not pace.used_up and pace.rest_seconds() == 0.0
-    pace.spend(0.02)
-    assert pace.used_up
-    rest_seconds = pace.rest_seconds()
-    assert rest_seconds == pytest.approx((0.01 + step_socket.SLICE_SECONDS) / step_socket.BUSY_SHARE)
+    monkeypatch.setattr(processor_budget.time, "monotonic", lambda: now[0])
+    budget = processor_budget.ProcessorBudget()
+    budget.spend(0.09)
+    assert not budget.used_up and budget.rest_seconds() == 0.0
+    budget.spend(0.02)
+    assert budget.used_up
+    rest_seconds = budget.rest_seconds()
+    assert rest_seconds == pytest.approx((0.01 + processor_budget.SLICE_SECONDS) / processor_budget.BUSY_SHARE)
     now[0] += rest_seconds
-    assert pace.rest_seconds() == 0.0 and not pace.used_up
+    assert budget.rest_seconds() == 0.0 and not budget.used_up
     now[0] += 1000.0
-    pace.spend(step_socket.BUSY_BURST_SECONDS)
-    assert pace.used_up, "unused time is saved only up to one burst"
+    budget.spend(processor_budget.BUSY_BURST_SECONDS)
+    assert budget.used_up, "unused time is saved only up to one burst"
 
 
 def test_the_tenant_with_the_least_use_is_served_first(
@@ -530,7 +531,7 @@ def test_the_tenant_with_the_least_use_is_served_first(
     passes: list[list[str]] = []
     true_attend, true_refuse_late = step_socket.StepSocket._attend, step_socket.StepSocket._refuse_late
 
-    def attend(self: step_socket.StepSocket, connection: step_socket._Connection, now: float) -> bool:
+    def attend(self: step_socket.StepSocket, connection: step_connection.Connection, now: float) -> bool:
         served.append(connection.tenant.name)
         return true_attend(self, connection, now)
 
@@ -541,7 +542,7 @@ def test_the_tenant_with_the_least_use_is_served_first(
 
     monkeypatch.setattr(step_socket.StepSocket, "_attend", attend)
     monkeypatch.setattr(step_socket.StepSocket, "_refuse_late", show_out)
-    monkeypatch.setattr(step_socket._Pace, "used_up", True)
+    monkeypatch.setattr(processor_budget.ProcessorBudget, "used_up", True)
     bench = make(reporters_per_user=100)
     socket_accounts = bench.collector._socket._accounts
     bench.register(0)

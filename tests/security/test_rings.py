@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.steps.steps import StepCollector
+from agent.collectors.steps.step_collector import StepCollector
 from agent.rank_attribution import Attribution
 from agent.schema.errors import ReporterError
 from agent.sources.steps import rings

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agent.collectors.host.rank_processes import ProcessCollector
-from agent.collectors.steps.steps import StepCollector
+from agent.collectors.steps.step_collector import StepCollector
 from agent.node import Node
 from agent.rank_attribution import Attribution
 from exporter.prometheus.exposition import Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from agent.collectors.steps.steps import StepCollector
+from agent.collectors.steps.step_collector import StepCollector
 from agent.rank_attribution import Attribution
 from gangwatch.cli import cli
 from gangwatch.configuration.config_file import load

@@ -20,8 +20,8 @@ def series(metric: str, device: Device, **labels: str) -> Column:
     return Column(metric, tuple(sorted({"gpu": device.uuid, **labels}.items())))
 
 
-LANE = "nvml"
-"""Lane of all GPU collectors: the driver serialises its callers, so they share one thread."""
+WORKER = "nvml"
+"""Worker of all GPU collectors: the driver serialises its callers, so they share one thread."""
 
 
 class Part(Protocol):
@@ -85,11 +85,11 @@ class SingleCall:
 class DeviceCollector:
     """Collector that reads the parts of one GPU, one after another, into one block.
 
-    make: makes the parts and finds out what the GPU supports. The first run calls it in the lane's thread. If the
+    make: makes the parts and finds out what the GPU supports. The first run calls it in the worker's thread. If the
     columns of a part change during a run, a new block is made.
     """
 
-    lane = LANE
+    worker = WORKER
 
     def __init__(
         self,

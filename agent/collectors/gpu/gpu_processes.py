@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.collectors.block import Block
-from agent.collectors.gpu.device import LANE, series
+from agent.collectors.gpu.device import WORKER, series
 from agent.gpu_inventory import GpuProcess
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import Column
@@ -30,7 +30,7 @@ class GpuProcessCollector:
     report: called with this GPU's processes after each run.
     """
 
-    lane = LANE
+    worker = WORKER
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.collectors.block import Block
 from agent.collectors.gpu import nvlink
-from agent.collectors.gpu.device import LANE, series
+from agent.collectors.gpu.device import WORKER, series
 from agent.schema.errors import SourceError
 from agent.schema.frame import Column
 from agent.sources.nvml.nvml import Device, GpuLostError
@@ -17,7 +17,7 @@ class GpuTopologyCollector:
     """Collector of NVLinks and their remote ends, peers and NUMA nodes. It retries a lost GPU at the next run."""
 
     name = "gpu-topology"
-    lane = LANE
+    worker = WORKER
     phase = 0.5
 
     def __init__(self, devices: tuple[Device, ...], interval_seconds: float = INTERVAL_SECONDS) -> None:

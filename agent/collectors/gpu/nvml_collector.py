@@ -11,19 +11,20 @@ from collections.abc import Callable, Sequence
 
 from agent.collectors.block import Block, Collector
 from agent.collectors.gpu import gpu_processes, gpu_slow
-from agent.collectors.gpu.device import LANE, series
+from agent.collectors.gpu.device import WORKER, series
 from agent.collectors.gpu.gpu import fast_collector
 from agent.collectors.gpu.gpu_burst import burst_collector
 from agent.collectors.gpu.gpu_processes import GpuProcessCollector
 from agent.collectors.gpu.gpu_slow import slow_collector
 from agent.collectors.gpu.gpu_topology import GpuTopologyCollector
 from agent.collectors.gpu.mig import mig_collector
-from agent.collectors.gpu.xid import XidLedger
+from agent.collectors.gpu.xid import XidHistory
 from agent.gpu_inventory import GpuDevice, GpuProcess, Inventory, MigDevice
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import Column
-from agent.sources.nvml.nvml import Device, Library, describe_device, find_devices
+from agent.sources.nvml.nvml import Device, Library
+from agent.sources.nvml.nvml_enumeration import describe_device, find_devices
 from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
 
 INTERVAL_SECONDS = 10.0
@@ -40,14 +41,14 @@ BURST_INSTANT = 0.5
 class NvmlCollector:
     """Collector that owns the library and makes the collectors of its GPUs.
 
-    library: path of an NVML to load instead of the system's. The first run loads it in the lane's thread, so that a
+    library: path of an NVML to load instead of the system's. The first run loads it in the worker's thread, so that a
     driver that hangs in its initialisation blocks no other thread. devices: UUIDs of the node's GPUs if several nodes
     share the machine; () for all. interval_seconds: interval of the fast tier. burst: whether each GPU is also read at
     10 Hz. xids: receives events. inventory: receives the names of the GPUs. load: opens the library.
     """
 
     name = "nvml"
-    lane = LANE
+    worker = WORKER
     phase = 0.0
 
     def __init__(
@@ -57,7 +58,7 @@ class NvmlCollector:
         devices: tuple[str, ...] = (),
         *,
         burst: bool = False,
-        xids: XidLedger | None = None,
+        xids: XidHistory | None = None,
         inventory: Inventory | None = None,
         clock: Clock | None = None,
         load: Callable[[str | None], Library] = Library,
@@ -68,7 +69,7 @@ class NvmlCollector:
         self._fast_seconds = interval_seconds
         self._wanted = devices
         self._burst = burst
-        self._xids = xids or XidLedger()
+        self._xids = xids or XidHistory()
         self._inventory = inventory or Inventory()
         self._clock = clock or SystemClock()
         self._library: Library | None = None

@@ -21,7 +21,7 @@ class TopologyCollector:
     """
 
     name = "topology"
-    lane = "sysfs"
+    worker = "sysfs"
     interval_seconds = INTERVAL_SECONDS
 
     def __init__(self, sys_root: str = "/sys", excluded: Sequence[str] = ()) -> None:

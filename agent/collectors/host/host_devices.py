@@ -65,7 +65,7 @@ class HostDeviceCollector:
     """
 
     name = "host-devices"
-    lane = "host"
+    worker = "host"
     interval_seconds = INTERVAL_SECONDS
 
     def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 
 from agent.collectors.block import Block
-from agent.collectors.gpu.xid import XidLedger
+from agent.collectors.gpu.xid import XidHistory
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.frame import Column, EventRecord, Record
 from agent.sources.kernel.kernel_log import KernelLog, LogRecord
@@ -27,12 +27,12 @@ class KernelLogCollector:
     """Collector that follows the log. XIDs go to `xids`, which makes one record of each; other events are records."""
 
     name = "kernel_log"
-    lane = "host"
+    worker = "host"
 
     def __init__(
         self,
         path: str = "/dev/kmsg",
-        xids: XidLedger | None = None,
+        xids: XidHistory | None = None,
         interval_seconds: float = 1.0,
         clock: Clock | None = None,
     ) -> None:

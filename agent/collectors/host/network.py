@@ -76,7 +76,7 @@ class NetworkCollector:
     """Collector of physical interfaces and bonds. Interfaces of containers are skipped, since they change often."""
 
     name = "network"
-    lane = "sysfs"
+    worker = "sysfs"
     interval_seconds = INTERVAL_SECONDS
 
     def __init__(self, sys_root: str = "/sys") -> None:

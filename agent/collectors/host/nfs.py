@@ -34,7 +34,7 @@ class NfsCollector:
     """Collector of the machine's NFS mounts. It has no series if there are none."""
 
     name = "nfs"
-    lane = "sysfs"
+    worker = "sysfs"
     interval_seconds = INTERVAL_SECONDS
 
     def __init__(self, proc_root: str = "/proc") -> None:

@@ -201,7 +201,8 @@ class OwnerCollector:
     """
 
     name = "attribution"
-    lane = "host"
+    worker = "host"
+    interval_seconds = 5.0
 
     def __init__(
         self,
@@ -214,9 +215,7 @@ class OwnerCollector:
         slots: tuple[str, ...] = (),
         job_files: str | None = None,
         clock: Clock | None = None,
-        interval_seconds: float = 5.0,
     ) -> None:
-        self.interval_seconds = interval_seconds
         self._attribution = attribution
         self._table = table
         self._inventory = inventory

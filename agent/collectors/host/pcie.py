@@ -38,7 +38,7 @@ class PcieCollector:
     """
 
     name = "pcie"
-    lane = "sysfs"
+    worker = "sysfs"
     interval_seconds = INTERVAL_SECONDS
 
     def __init__(self, sys_root: str = "/sys") -> None:

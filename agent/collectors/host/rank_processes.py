@@ -173,7 +173,7 @@ class ProcessCollector:
     """
 
     name = "process"
-    lane = "host"
+    worker = "host"
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from agent.collectors.rdma.rdma_counters import FIRST, MLX5, is_fast
 from agent.collectors.rdma.rdma_ethtool import EthtoolCounters
 from agent.collectors.rdma.rdma_namespaces import ForeignDevices
 from agent.collectors.rdma.rdma_netlink import NetlinkCounters
-from agent.collectors.rdma.rdma_series import LANE, RETRY_SECONDS, SLOW_SECONDS, Naming, Series
+from agent.collectors.rdma.rdma_series import RETRY_SECONDS, SLOW_SECONDS, WORKER, Naming, Series
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import Column
 from agent.sources.counter_files import CounterFiles
@@ -40,7 +40,7 @@ _STATES = (
 class FileCounters:
     """Collector of counters of one device, each in its own file that stays open."""
 
-    lane = LANE
+    worker = WORKER
 
     def __init__(self, name: str, series: Sequence[Series], interval_seconds: float) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class SlowCounters:
     first: files that must be read before the others because of their driver.
     """
 
-    lane = LANE
+    worker = WORKER
 
     def __init__(self, device: RdmaDevice, series: Sequence[Series], first: Sequence[str]) -> None:
         self.name = f"rdma-slow/{device.name}"
@@ -165,7 +165,7 @@ class RdmaCollector:
     """
 
     name = "rdma"
-    lane = LANE
+    worker = WORKER
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from agent.collectors.block import Block
 from agent.collectors.rdma.ethtool_counters import ethtool_counter
-from agent.collectors.rdma.rdma_series import NETLINK_LANE, SLOW_SECONDS, column_of
+from agent.collectors.rdma.rdma_series import NETLINK_WORKER, SLOW_SECONDS, column_of
 from agent.schema.errors import SourceError, UnsupportedError
 from agent.schema.frame import Column
 from agent.sources.rdma.ethtool import StatisticsSource
@@ -35,7 +35,7 @@ class _Port(NamedTuple):
 class EthtoolCounters:
     """Collector of the statistics of each port's netdev. A port without a netdev has none."""
 
-    lane = NETLINK_LANE
+    worker = NETLINK_WORKER
 
     def __init__(self, device: RdmaDevice, source: StatisticsSource) -> None:
         self.name = f"rdma-ethtool/{device.name}"

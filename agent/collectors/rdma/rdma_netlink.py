@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.collectors.block import Block
-from agent.collectors.rdma.rdma_series import NETLINK_LANE, RETRY_SECONDS, Naming, Series
+from agent.collectors.rdma.rdma_series import NETLINK_WORKER, RETRY_SECONDS, Naming, Series
 from agent.schema.errors import SourceError
 from agent.schema.frame import Column
 from agent.sources.counter_files import CounterFiles
@@ -36,7 +36,7 @@ class NetlinkCounters:
     of a device changes when its driver is reloaded.
     """
 
-    lane = NETLINK_LANE
+    worker = NETLINK_WORKER
     FAILURES = 3
 
     def __init__(

@@ -9,9 +9,9 @@ from agent.collectors.rdma.rdma_counters import FIRST, Meaning, hardware_counter
 from agent.schema.frame import Column
 from agent.sources.rdma.infiniband import Port, RdmaDevice
 
-LANE = "sysfs"
-NETLINK_LANE = "netlink"
-"""Lanes of collectors that read files, and of those that use sockets, where the kernel may hold a lock for long."""
+WORKER = "sysfs"
+NETLINK_WORKER = "netlink"
+"""Workers of collectors that read files, and of those that use sockets, where the kernel may hold a lock for long."""
 
 SLOW_SECONDS = 15.0
 

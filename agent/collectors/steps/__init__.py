@@ -1,4 +1,4 @@
 """Collectors of training steps that ranks report.
 
-Start at ``steps.py``. ``step_columns.py`` decides which ranks have series.
+Start at ``step_collector.py``. ``step_columns.py`` decides which ranks have series.
 """

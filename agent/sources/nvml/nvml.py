@@ -12,7 +12,7 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from ctypes import byref, c_char, c_uint, c_void_p
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -29,11 +29,7 @@ from agent.sources.nvml.nvml_interface import (
     INSUFFICIENT_SIZE,
     LOST,
     NEVER,
-    NOT_FOUND,
     SUCCESS,
-    Attributes,
-    GpuInstanceInfo,
-    Pci,
     code_text,
 )
 
@@ -274,117 +270,6 @@ class Query:
         if self._device.judge(code, self.symbol):
             self._function = None
         return False
-
-
-# --- enumeration -----------------------------------------------------------------------------------------------------
-
-
-def _number(library: Library, symbol: str, handle: c_void_p) -> int | None:
-    value = c_uint()
-    code = library.call(symbol, handle, byref(value))
-    library.check(code, symbol)
-    return value.value if code == SUCCESS else None
-
-
-def find_devices(library: Library, clock: Clock | None = None, known: Iterable[Device] = ()) -> tuple[Device, ...]:
-    """Return the GPUs that respond, in the driver's order, without lost ones.
-
-    known: GPUs of the previous call. If the MIG instances of a GPU cannot be read now, the previous ones are kept.
-    Raise LibraryDeadError, or SourceError if the GPUs cannot be counted.
-    """
-    count = c_uint()
-    code = library.call("nvmlDeviceGetCount_v2", byref(count))
-    library.check(code, "nvmlDeviceGetCount")
-    if code != SUCCESS:
-        raise SourceError(f"NVML: nvmlDeviceGetCount: {code_text(code)}")
-    devices: list[Device] = []
-    before = {device.uuid: device for device in known}
-    for index in range(count.value):
-        handle = c_void_p()
-        code = library.call("nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(handle))
-        library.check(code, "nvmlDeviceGetHandleByIndex")
-        if code != SUCCESS:
-            continue
-        pci = Pci()
-        code = library.call("nvmlDeviceGetPciInfo_v3", handle, byref(pci))
-        library.check(code, "nvmlDeviceGetPciInfo")
-        uuid = library.text("nvmlDeviceGetUUID", handle)
-        if code == SUCCESS and uuid:
-            device = Device(
-                library, handle, uuid, pci_address(pci.bus_id.decode()), index, clock=clock or SystemClock()
-            )
-            try:
-                _find_instances(device, before.get(uuid))
-            except GpuLostError:
-                continue
-            devices.append(device)
-    return tuple(devices)
-
-
-def describe_device(device: Device) -> None:
-    """Set the attributes that do not change while the driver is loaded: model, minor number, serial, VBIOS."""
-    library, handle = device.library, device.handle
-    device.model = library.text("nvmlDeviceGetName", handle)
-    device.serial = library.text("nvmlDeviceGetSerial", handle)
-    device.vbios = library.text("nvmlDeviceGetVbiosVersion", handle)
-    device.minor = _number(library, "nvmlDeviceGetMinorNumber", handle)
-
-
-def _find_instances(device: Device, before: Device | None) -> None:
-    """Set whether MIG is on, and the configured instances. Raise GpuLostError."""
-    library = device.library
-    current, pending, most = c_uint(), c_uint(), c_uint()
-    code = library.call("nvmlDeviceGetMigMode", device.handle, byref(current), byref(pending))
-    if code == SUCCESS and current.value:
-        code = library.call("nvmlDeviceGetMaxMigDeviceCount", device.handle, byref(most))
-    if code != SUCCESS:
-        if not device.judge(code, "nvmlDeviceGetMigMode") and before is not None:
-            device.mig, device.instances = before.mig, before.instances
-        return
-    device.mig = bool(current.value)
-    found: list[Instance] = []
-    for index in range(most.value):
-        handle = c_void_p()
-        code = library.call("nvmlDeviceGetMigDeviceHandleByIndex", device.handle, c_uint(index), byref(handle))
-        if code != SUCCESS:
-            if code != NOT_FOUND:  # NOT_FOUND means an empty slot
-                device.judge(code, "nvmlDeviceGetMigDeviceHandleByIndex")
-            continue
-        uuid = library.text("nvmlDeviceGetUUID", handle)
-        gpu_instance = _number(library, "nvmlDeviceGetGpuInstanceId", handle)
-        compute_instance = _number(library, "nvmlDeviceGetComputeInstanceId", handle)
-        if uuid and gpu_instance is not None and compute_instance is not None:
-            placed = _placement(device, gpu_instance)
-            found.append(Instance(uuid, _profile(library, handle), gpu_instance, compute_instance, handle, *placed))
-    device.instances = tuple(found)
-
-
-def _placement(device: Device, gpu_instance: int) -> tuple[int | None, int | None]:
-    """Return the profile number and first memory slice of the GPU instance. Raise GpuLostError."""
-    handle, info = c_void_p(), GpuInstanceInfo()
-    library = device.library
-    code = library.call("nvmlDeviceGetGpuInstanceById", device.handle, c_uint(gpu_instance), byref(handle))
-    if code == SUCCESS:
-        code = library.call("nvmlGpuInstanceGetInfo", handle, byref(info))
-    if code != SUCCESS:
-        device.judge(code, "nvmlGpuInstanceGetInfo")
-        return None, None
-    return info.profile, info.start
-
-
-def _profile(library: Library, handle: c_void_p) -> str:
-    """Return the instance's profile: the end of its name, or built from its attributes like the driver does."""
-    name = library.text("nvmlDeviceGetName", handle)
-    _, found, profile = name.partition(" MIG ")
-    if found:
-        return profile
-    attributes = Attributes()
-    if library.call("nvmlDeviceGetAttributes_v2", handle, byref(attributes)) != SUCCESS:
-        return ""
-    gigabytes = round(attributes.memory_mib / 1024)
-    slices = f"{attributes.gpu_slices}g.{gigabytes}gb"
-    shared = attributes.compute_slices != attributes.gpu_slices
-    return f"{attributes.compute_slices}c.{slices}" if shared else slices
 
 
 def growing_list(

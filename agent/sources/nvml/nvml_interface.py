@@ -34,9 +34,6 @@ ALL_LINKS = 0xFFFFFFFF
 NOT_AVAILABLE = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE of an unsigned 64-bit value."""
 
-WHOLE_GPU = 0xFFFFFFFF
-"""Instance of a process or event that is not in a MIG instance."""
-
 CODES = {
     1: "Uninitialized", 2: "Invalid Argument", 3: "Not Supported", 4: "No Permission", 6: "Not Found",
     7: "Insufficient Size", 9: "Driver Not Loaded", 10: "Timeout", 12: "Library Not Found", 13: "Function Not Found",

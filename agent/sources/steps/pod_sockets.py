@@ -17,18 +17,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 VOLUME = "gangwatch"
-DOOR = "agent.sock"
-LOOK_SECONDS = 2.0
+SOCKET_NAME = "agent.sock"
+SCAN_SECONDS = 2.0
 """Interval of scans for added and removed pods. A reporter retries for longer (gangwatch/steps.py)."""
 
-MOST_DOORS = 1024
+MAX_SOCKETS = 1024
 """Maximum number of pod sockets, more than the pods of a kubelet (110 by default)."""
 
 _EMPTY_DIRS = "volumes/kubernetes.io~empty-dir"
 
 
 @dataclass(slots=True)
-class _Door:
+class _PodSocket:
     listener: socket.socket
     inode: int
 
@@ -38,31 +38,31 @@ class PodSockets:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._doors: dict[str, _Door] = {}
+        self._sockets: dict[str, _PodSocket] = {}
 
-    def look(self) -> tuple[list[socket.socket], list[socket.socket]]:
+    def scan(self) -> tuple[list[socket.socket], list[socket.socket]]:
         """Scan the pods. Return new listeners, and listeners of removed pods, which the caller must close."""
         try:
-            pods = sorted(os.listdir(self._folder))[:MOST_DOORS]
+            pods = sorted(os.listdir(self._folder))[:MAX_SOCKETS]
         except OSError:
             pods = []
-        opened, gone = [], [self._doors.pop(pod).listener for pod in self._doors.keys() - set(pods)]
+        opened, gone = [], [self._sockets.pop(pod).listener for pod in self._sockets.keys() - set(pods)]
         for pod in pods:
             path = f"{self._folder}/{pod}/{_EMPTY_DIRS}/{VOLUME}"
             try:
                 folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:
-                if pod in self._doors:
-                    gone.append(self._doors.pop(pod).listener)
+                if pod in self._sockets:
+                    gone.append(self._sockets.pop(pod).listener)
                 continue
             try:
-                known = self._doors.get(pod)
+                known = self._sockets.get(pod)
                 if known is not None and _inode(folder) == known.inode:
                     continue
                 if known is not None:
-                    gone.append(self._doors.pop(pod).listener)
-                door = self._doors[pod] = _open(folder)
-                opened.append(door.listener)
+                    gone.append(self._sockets.pop(pod).listener)
+                added = self._sockets[pod] = _open(folder)
+                opened.append(added.listener)
             except OSError:
                 continue  # the pod is ending or changed the folder: retried at the next scan
             finally:
@@ -71,23 +71,23 @@ class PodSockets:
 
     def close(self) -> Iterable[socket.socket]:
         """Close all listeners and yield them. Their files stay until the next agent or the end of the pod."""
-        for door in self._doors.values():
-            door.listener.close()
-            yield door.listener
-        self._doors.clear()
+        for pod_socket in self._sockets.values():
+            pod_socket.listener.close()
+            yield pod_socket.listener
+        self._sockets.clear()
 
 
-def _open(folder: int) -> _Door:
+def _open(folder: int) -> _PodSocket:
     """Listen in the folder. Raise OSError on failure."""
     try:
-        os.unlink(DOOR, dir_fd=folder)
+        os.unlink(SOCKET_NAME, dir_fd=folder)
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(f"/proc/self/fd/{folder}/{DOOR}")  # the full path exceeds the limit of a socket path
+        listener.bind(f"/proc/self/fd/{folder}/{SOCKET_NAME}")  # the full path exceeds the limit of a socket path
         # The pod may have replaced the file: open it, check it, and only then change its mode.
-        held = os.open(DOOR, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        held = os.open(SOCKET_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
             status = os.fstat(held)
             if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
@@ -100,12 +100,12 @@ def _open(folder: int) -> _Door:
     except OSError:
         listener.close()
         raise
-    return _Door(listener, status.st_ino)
+    return _PodSocket(listener, status.st_ino)
 
 
 def _inode(folder: int) -> int:
     """Return the inode of the socket file in the folder; 0 if there is none."""
     try:
-        return os.stat(DOOR, dir_fd=folder, follow_symlinks=False).st_ino
+        return os.stat(SOCKET_NAME, dir_fd=folder, follow_symlinks=False).st_ino
     except OSError:
         return 0

@@ -68,18 +68,10 @@ class RingRecord(NamedTuple):
 
 
 def _possible(
-    kind: int,
-    flags: int,
-    squares: int,
-    number: int,
-    time_ns: int,
-    duration_ns: int,
-    wait_ns: int,
-    tokens: int,
-    now_ns: int,
+    kind: int, flags: int, squares: int, number: int, time_ns: int, duration_ns: int, wait_ns: int, tokens: int
 ) -> RingRecord | None:
-    """Return the record, or None if a value is impossible. `now_ns` is CLOCK_MONOTONIC, which starts at boot."""
-    if not (0 <= number <= MAX_NUMBER and 0 < time_ns <= now_ns + FUTURE_NS and 0 <= duration_ns <= time_ns):
+    """Return the record, or None if a value is impossible. The clock of `time_ns` starts at boot."""
+    if not (0 <= number <= MAX_NUMBER and time_ns > 0 and 0 <= duration_ns <= time_ns):
         return None
     if kind == STEP_ENDED:
         if flags & ~(WAIT_KNOWN | TOKENS_KNOWN | ABANDONED):
@@ -236,6 +228,7 @@ class Ring:
         newest: the count after the copy. The writer may have overwritten slots that it has reached since.
         """
         safe = newest - (self.slots - 1)
+        latest_ns = now_ns + FUTURE_NS
         for index, fields in enumerate(_SLOT.iter_unpack(slots), position):
             sequence, kind, flags, low, high, number, time_ns, duration_ns, wait_ns, tokens, again = fields
             if not sequence == again == index + 1 or index < safe:
@@ -249,9 +242,8 @@ class Ring:
                 else:
                     self.malformed += 1
                 continue
-            squares = low | high << 16
-            record = _possible(kind, flags, squares, number, time_ns, duration_ns, wait_ns, tokens, now_ns)
-            if record is None:
+            record = _possible(kind, flags, low | high << 16, number, time_ns, duration_ns, wait_ns, tokens)
+            if record is None or time_ns > latest_ns:
                 self.malformed += 1
             else:
                 records.append(record)

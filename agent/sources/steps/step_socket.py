@@ -8,8 +8,8 @@ One thread serves all connections, and no client can block it:
 - It never waits for a client. Sockets are non-blocking, and descriptors whose close may block are closed by other
   threads (agent/sources/steps/closers.py).
 - It serves the tenant first that has used the least CPU time in the current second.
-- It uses at most BUSY_SHARE of a CPU once BUSY_BURST_SECONDS are used up. Otherwise the agent's CPU quota would delay
-  its frames.
+- It has a budget of CPU time (agent/sources/steps/processor_budget.py). Otherwise the agent's CPU quota would delay its
+  frames.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import fcntl
 import os
 import selectors
 import socket
-import stat
 import struct
 import termios
 import threading
@@ -30,27 +29,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.schema.errors import REFUSAL_REASONS, GangwatchError, ReporterError, SourceError
+from agent.schema.errors import REFUSAL_REASONS, GangwatchError, ReporterError
 from agent.schema.frame import Member
 from agent.sources.steps.closers import KICK_SECONDS, Closer, allow_kicks
-from agent.sources.steps.pod_sockets import LOOK_SECONDS, PodSockets
-from agent.sources.steps.rings import Ring
-from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Claim, Peer, parse_claim, parse_place, take_message
+from agent.sources.steps.pod_sockets import SCAN_SECONDS, PodSockets
+from agent.sources.steps.processor_budget import ProcessorBudget
+from agent.sources.steps.step_connection import Admission, Connection, Registered
+from agent.sources.steps.step_listener import listen, lock
+from agent.sources.steps.step_messages import Claim, Peer
 from agent.sources.steps.tenants import Accounts, Quotas, Tenant
 
 MAX_REFUSALS = 256
-MAX_PLACES = 16
-"""Maximum number of positions that a reporter may send. A rank knows its position in the parallel layout once its job
-has created its process groups. Every change makes a new layout of the node's columns."""
 
 MESSAGE_SECONDS = 5.0
 """Time in which a client must send its complete registration."""
 
 ASK_AGAIN_SECONDS, LAST_ASK_AGAIN_SECONDS = 0.1, 0.5
 """Minimum and maximum delay before ``admit`` is called again for an undecided registration; doubled each time."""
-
-BUSY_SHARE, BUSY_BURST_SECONDS, SLICE_SECONDS = 0.08, 0.1, 0.0005
-"""CPU time for all clients: average share, burst (300 registrations), and minimum that is worth a wake-up."""
 
 MAX_REST_SECONDS = 0.05
 """Maximum duration of one sleep, so that a stop is noticed in time."""
@@ -66,11 +61,6 @@ MAX_STUCK_USERS = 8
 
 MAX_REFUSAL_CHARACTERS = 500
 
-_MAX_DESCRIPTORS = 253
-"""SCM_MAX_FD of unix(7), the maximum per message. With room for all, the kernel closes none in this thread, which could
-block."""
-
-
 _OURS = Tenant("user", "")
 """Tenant for which listeners are closed: no peer has an empty user id."""
 
@@ -84,30 +74,6 @@ class Refusal(NamedTuple):
     tenant: Tenant
 
 
-class Admission(NamedTuple):
-    """Rank whose steps a process reports, and the tenant that is charged."""
-
-    member: Member
-    tenant: Tenant
-
-
-class Registered:
-    """Admitted reporter. ``closed`` becomes True when its connection ends; its ring is still readable.
-
-    place: last reported position of `member` in the job's parallel layout.
-    """
-
-    __slots__ = ("claim", "closed", "member", "peer", "place", "ring", "tenant")
-
-    def __init__(self, peer: Peer, claim: Claim, admission: Admission, ring: Ring) -> None:
-        self.peer = peer
-        self.claim = claim
-        self.member, self.tenant = admission
-        self.ring = ring
-        self.place = claim.place
-        self.closed = False
-
-
 Admit = Callable[[Peer, Claim, float], Admission | None]
 """Decision on a registration: rank and tenant, or None to retry later. The third argument is the time in seconds since
 the connection. Raises ReporterError to refuse it. Called in the socket's thread."""
@@ -116,91 +82,6 @@ the connection. Raises ReporterError to refuse it. Called in the socket's thread
 def tenant_of_user(peer: Peer) -> Tenant:
     """Return the tenant of a peer of which only the user id is known."""
     return Tenant("user", str(peer.uid))
-
-
-class _Connection:
-    """One client connection: the received part of its message, and later its registration."""
-
-    __slots__ = (
-        "ask_at",
-        "asks",
-        "begun",
-        "claim",
-        "message",
-        "peer",
-        "places",
-        "registered",
-        "ring",
-        "socket",
-        "tenant",
-    )
-
-    def __init__(self, connection: socket.socket, peer: Peer, tenant: Tenant, begun: float) -> None:
-        self.socket = connection
-        self.peer = peer
-        self.tenant = tenant
-        self.begun = begun
-        self.message = bytearray()
-        self.ring: Ring | None = None
-        self.claim: Claim | None = None
-        self.registered: Registered | None = None
-        self.ask_at = 0.0
-        self.asks = 0
-        self.places = 0
-
-    def receive(self, closer: Closer) -> bool:
-        """Receive available data; return False at the end of the stream. Give a descriptor that is not a ring to the
-        closer. Raise ReporterError for data that no client may send.
-        """
-        data, ancillary, flags, _ = self.socket.recvmsg(
-            MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
-        )
-        descriptors = array.array("i")
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-        if descriptors or flags & socket.MSG_CTRUNC:
-            self._take_ring(list(descriptors), closer)
-        self.message += data
-        if len(self.message) > 2 * MAX_MESSAGE_BYTES:
-            raise ReporterError(f"incomplete message of {len(self.message)} bytes, at most {MAX_MESSAGE_BYTES}")
-        return bool(data)
-
-    def _take_ring(self, descriptors: list[int], closer: Closer) -> None:
-        """Keep the one descriptor of a registration. Raise ReporterError for any other."""
-        if len(descriptors) == 1 and self.ring is None and self.registered is None:
-            try:
-                self.ring = Ring.of_descriptor(descriptors[0])
-            except ReporterError:
-                closer.put(descriptors[0], self.tenant)
-                raise
-            os.close(descriptors[0])  # closing a memory file does not block
-            return
-        for descriptor in descriptors:
-            closer.put(descriptor, self.tenant)
-        raise ReporterError(
-            "too many descriptors: send exactly one, of the memory file, with the registration", "descriptors"
-        )
-
-    def parse_registration(self) -> bool:
-        """Return whether the registration is complete: claim and ring. Raise ReporterError if it is invalid."""
-        if self.claim is None:
-            message = take_message(self.message)
-            if message is None:
-                return False
-            claim = parse_claim(message)
-            if self.ring is None:
-                raise ReporterError("registration without a memory file: attach its descriptor (SCM_RIGHTS)", "ring")
-            self.claim = claim
-        return True
-
-    def update_place(self) -> None:
-        """Parse the position updates of a registered reporter. Raise ReporterError if one is invalid."""
-        while self.registered is not None and (message := take_message(self.message)) is not None:
-            self.places += 1
-            if self.places > MAX_PLACES:
-                raise ReporterError(f"more than {MAX_PLACES} updates of its place")
-            self.registered.place = parse_place(message)
 
 
 def _answer(client: socket.socket, refusal: str | None) -> None:
@@ -219,28 +100,6 @@ def _printable(text: str) -> str:
     return shown if shown.isprintable() else "".join(one if one.isprintable() else "?" for one in shown)
 
 
-class _Pace:
-    """Budget of the thread's CPU time: BUSY_SHARE of elapsed time, up to a burst."""
-
-    def __init__(self) -> None:
-        self._left = BUSY_BURST_SECONDS
-        self._at = time.monotonic()
-
-    def spend(self, seconds: float) -> None:
-        now = time.monotonic()
-        self._left = min(BUSY_BURST_SECONDS, self._left + (now - self._at) * BUSY_SHARE) - seconds
-        self._at = now
-
-    @property
-    def used_up(self) -> bool:
-        return self._left <= 0.0
-
-    def rest_seconds(self) -> float:
-        """Return the time to sleep until a slice is available; 0 if some budget is left."""
-        self.spend(0.0)
-        return max(0.0, (SLICE_SECONDS - self._left) / BUSY_SHARE) if self._left <= 0.0 else 0.0
-
-
 class StepSocket:
     """Listener for reporters at `path` and at the sockets of pods, until ``close``.
 
@@ -254,15 +113,15 @@ class StepSocket:
         path: str,
         admit: Admit,
         message_seconds: float = MESSAGE_SECONDS,
-        doors: PodSockets | None = None,
+        pod_sockets: PodSockets | None = None,
         quotas: Quotas | None = None,
         tenant_of: Callable[[Peer], Tenant] = tenant_of_user,
         confirm: Callable[[Registered], None] | None = None,
     ) -> None:
         self.refused = dict.fromkeys(REFUSAL_REASONS, 0)
         self.refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
-        self._doors = doors
-        self._scan_doors_at = 0.0  # next scan for pods, monotonic seconds
+        self._pod_sockets = pod_sockets
+        self._scan_pods_at = 0.0  # next scan for pods, monotonic seconds
         self._path = path
         self._admit = admit
         self._tenant_of = tenant_of
@@ -270,15 +129,15 @@ class StepSocket:
         self._message_seconds = message_seconds
         self._accounts = Accounts(quotas or Quotas())
         self._settle_at = 0.0
-        self._pending: dict[_Connection, None] = {}  # not registered yet, oldest first
-        self._undecided: dict[_Connection, None] = {}  # pending connections for which ``admit`` must be called again
-        self._reporting: dict[Member, _Connection] = {}
+        self._pending: dict[Connection, None] = {}  # not registered yet, oldest first
+        self._undecided: dict[Connection, None] = {}  # pending connections for which ``admit`` must be called again
+        self._reporting: dict[Member, Connection] = {}
         self._registered: dict[Registered, None] = {}
         self._forgotten: deque[Tenant] = deque()
         self._lock = threading.Lock()  # guards _registered
-        self._lock_file = _hold(path)
+        self._lock_file = lock(path)
         try:
-            self._listener = _listen(path)
+            self._listener = listen(path)
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -315,7 +174,7 @@ class StepSocket:
         for registered in self.registered():
             self.forget(registered)
         self._selector.close()
-        for listener in (self._listener, *(self._doors.close() if self._doors else ())):
+        for listener in (self._listener, *(self._pod_sockets.close() if self._pod_sockets else ())):
             if (descriptor := listener.detach()) >= 0:
                 self._sockets.put(descriptor, _OURS)
         self._wake.close()
@@ -331,7 +190,7 @@ class StepSocket:
     # --- the thread ---
 
     def _serve(self) -> None:
-        pace = _Pace()
+        budget = ProcessorBudget()
         spent = time.thread_time()
         while not self._stopping:
             events = self._selector.select(self._timeout_seconds())
@@ -343,7 +202,7 @@ class StepSocket:
                 self._accounts.forget(self._forgotten.popleft())
             self._descriptors.look_after()
             listening = not self._sockets.look_after() or self._sockets.waiting() < MAX_CLOSING
-            ready: list[_Connection] = []
+            ready: list[Connection] = []
             for key, _ in events:
                 if key.data is not None:
                     ready.append(key.data)
@@ -354,29 +213,29 @@ class StepSocket:
             for connection in sorted(set(ready), key=self._turn):
                 waits |= not self._attend(connection, now)
                 before, spent = spent, time.thread_time()
-                pace.spend(spent - before)
+                budget.spend(spent - before)
                 self._accounts.spend(connection.tenant, spent - before, now)
-                if pace.used_up:
+                if budget.used_up:
                     break
             self._refuse_late(now)
-            if self._doors is not None and now >= self._scan_doors_at:
-                self._scan_doors_at = now + LOOK_SECONDS
-                self._scan_doors(self._doors)
+            if self._pod_sockets is not None and now >= self._scan_pods_at:
+                self._scan_pods_at = now + SCAN_SECONDS
+                self._scan_pods(self._pod_sockets)
             before, spent = spent, time.thread_time()
-            pace.spend(spent - before)
+            budget.spend(spent - before)
             if waits:
                 time.sleep(KICK_SECONDS)
-            while (rest_seconds := pace.rest_seconds()) and not self._stopping:
+            while (rest_seconds := budget.rest_seconds()) and not self._stopping:
                 time.sleep(min(rest_seconds, MAX_REST_SECONDS))
 
-    def _turn(self, connection: _Connection) -> tuple[float, float]:
+    def _turn(self, connection: Connection) -> tuple[float, float]:
         """Return the sort key for serving: tenants with the least CPU time first, then older connections first."""
         return self._accounts.spent(connection.tenant), connection.begun
 
     def _timeout_seconds(self) -> float | None:
         """Return the time until the next timed task; None if there is none."""
         now = time.monotonic()
-        delays = [] if self._doors is None else [self._scan_doors_at - now]
+        delays = [] if self._pod_sockets is None else [self._scan_pods_at - now]
         delays.extend(connection.ask_at - now for connection in self._undecided)
         oldest = next((connection for connection in self._pending if connection not in self._undecided), None)
         if oldest is not None:
@@ -385,9 +244,9 @@ class StepSocket:
             delays.append(KICK_SECONDS)
         return max(0.0, min(delays)) if delays else None
 
-    def _scan_doors(self, doors: PodSockets) -> None:
+    def _scan_pods(self, pod_sockets: PodSockets) -> None:
         """Open and close the sockets of pods that were added or removed."""
-        opened, gone = doors.look()
+        opened, gone = pod_sockets.scan()
         for listener in gone:
             self._selector.unregister(listener)
             self._sockets.put(listener.detach(), _OURS)
@@ -419,7 +278,7 @@ class StepSocket:
                 _answer(accepted, _printable(str(error)))
                 self._close_socket(accepted, tenant)
                 continue
-            connection = _Connection(accepted, peer, tenant, now)
+            connection = Connection(accepted, peer, tenant, now)
             self._pending[connection] = None
             self._selector.register(accepted, selectors.EVENT_READ, connection)
 
@@ -435,7 +294,7 @@ class StepSocket:
         if not tenant.attested and sum(not one.attested for one in stuck) >= MAX_STUCK_USERS:
             raise ReporterError("too many users have descriptors that cannot be closed: try again later", "full")
 
-    def _attend(self, connection: _Connection, now: float) -> bool:
+    def _attend(self, connection: Connection, now: float) -> bool:
         """Receive data of a client, or decide on it again; return False if it must be retried shortly."""
         try:
             if connection in self._undecided and connection.ask_at <= now:
@@ -460,7 +319,7 @@ class StepSocket:
             self._drop(connection)
         return True
 
-    def _judge(self, connection: _Connection, now: float) -> None:
+    def _judge(self, connection: Connection, now: float) -> None:
         """Decide on a complete registration with ``admit``. Raise GangwatchError to refuse it."""
         claim, ring = connection.claim, connection.ring
         assert claim is not None and ring is not None
@@ -491,7 +350,7 @@ class StepSocket:
 
     def _refuse_late(self, now: float) -> None:
         """Refuse connections without a complete registration in time."""
-        late: list[_Connection] = []
+        late: list[Connection] = []
         for connection in self._pending:
             if now - connection.begun < self._message_seconds:
                 break
@@ -500,7 +359,7 @@ class StepSocket:
         for connection in late:
             self._refuse(connection, f"no complete registration within {self._message_seconds:g} s", "timeout", now)
 
-    def _refuse(self, connection: _Connection, reason: str, label: str, now: float) -> None:
+    def _refuse(self, connection: Connection, reason: str, label: str, now: float) -> None:
         self._count_refusal(connection.peer, connection.tenant, reason, label, now)
         _answer(connection.socket, _printable(reason))
         self._drop(connection)
@@ -524,7 +383,7 @@ class StepSocket:
         else:
             os.close(descriptor)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)
         self._close_socket(connection.socket, connection.tenant)
         self._undecided.pop(connection, None)
@@ -538,50 +397,3 @@ class StepSocket:
         self._accounts.disconnect(connection.tenant)
         if connection.ring is not None:
             connection.ring.close()
-
-
-_ENTERED_BY_ALL = 0o011
-"""Mode bits of a folder that others may enter but not list or change. The kernel and control groups attest their
-processes."""
-
-
-def _hold(path: str) -> int:
-    """Make or check the folder, and return the descriptor of the lock of the only agent at this path."""
-    folder = os.path.dirname(path) or "."
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        owner = os.stat(folder)
-        if owner.st_uid != os.geteuid() or stat.S_IMODE(owner.st_mode) & 0o077 not in (0, _ENTERED_BY_ALL):
-            raise SourceError(
-                f"{folder}: the folder must belong to this user with mode 0700, or with mode 0711 if ranks of other "
-                "users report to this agent: run chmod"
-            )
-        descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise SourceError(f"{path}.lock: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise SourceError(f"{path}: another agent is listening on this socket") from None
-    return descriptor
-
-
-def _listen(path: str) -> socket.socket:
-    """Return the listening socket. Replace the socket file of a dead agent."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        try:
-            if stat.S_ISSOCK(os.lstat(path).st_mode):
-                os.unlink(path)
-        except FileNotFoundError:
-            pass
-        listener.bind(path)
-        entered = stat.S_IMODE(os.stat(os.path.dirname(path) or ".").st_mode) & _ENTERED_BY_ALL
-        os.chmod(path, 0o666 if entered else 0o600)
-        listener.listen(128)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise SourceError(f"{path}: {error.strerror or error}") from None
-    return listener

@@ -1,4 +1,4 @@
-"""Survey of the calls that a driver supports and their cost, for `gangwatch check` and measurements on real GPUs."""
+"""Survey of the calls that an NVIDIA driver supports and their cost, for measurements on real GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes: collectors that share a thread, changing members, and the effect of a hung call on the others."""
+"""Workers: collectors that share a thread, changing members, and the effect of a hung call on the others."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def success(node: Node, name: str) -> float | int | None:
     return shown(node, "gangwatch_collector_success", collector=name)
 
 
-def test_collectors_of_a_lane_share_a_thread_and_keep_their_intervals(started: Callable[..., Node]) -> None:
-    fast = ScriptedCollector("fast", lane="one", interval_seconds=INTERVAL)
-    slow = device("slow", lane="one", interval_seconds=10 * INTERVAL)
+def test_collectors_of_a_worker_share_a_thread_and_keep_their_intervals(started: Callable[..., Node]) -> None:
+    fast = ScriptedCollector("fast", worker="one", interval_seconds=INTERVAL)
+    slow = device("slow", worker="one", interval_seconds=10 * INTERVAL)
     alone = device("alone", interval_seconds=INTERVAL)
     started(fast, slow, alone)
     wait_until(lambda: slow.runs >= 3)
@@ -62,13 +62,13 @@ def test_collectors_of_a_lane_share_a_thread_and_keep_their_intervals(started: C
     assert fast.runs > 2 * slow.runs
 
 
-def test_phases_spread_the_collectors_of_a_lane() -> None:
+def test_phases_spread_the_collectors_of_a_worker() -> None:
     from agent.runner import Runner
 
     clock = ManualClock(monotonic_ns=7_000_000_000)
     runners = []
     for position in range(4):
-        collector = ScriptedCollector(str(position), lane="gpus")
+        collector = ScriptedCollector(str(position), worker="gpus")
         collector.phase = position / 4  # type: ignore[attr-defined]
         runner = Runner(collector, clock)
         runner.schedule(7_000_000_000, 0, 1_000_000_000)
@@ -105,10 +105,10 @@ def test_a_slow_collector_runs_at_once_and_then_at_its_phase() -> None:
 # --- stuck -----------------------------------------------------------------------------------------------------------
 
 
-def test_other_collectors_of_the_lane_continue_and_the_stuck_one_returns(started: Callable[..., Node]) -> None:
+def test_other_collectors_of_the_worker_continue_and_the_stuck_one_returns(started: Callable[..., Node]) -> None:
     hang = Hang()
-    stuck = ScriptedCollector("stuck", hang.act, lane="driver", interval_seconds=INTERVAL)
-    other = device("other", lane="driver", interval_seconds=INTERVAL)
+    stuck = ScriptedCollector("stuck", hang.act, worker="driver", interval_seconds=INTERVAL)
+    other = device("other", worker="driver", interval_seconds=INTERVAL)
     node = started(stuck, other)
     try:
         wait_until(lambda: stuck.runs == 2)
@@ -125,7 +125,7 @@ def test_other_collectors_of_the_lane_continue_and_the_stuck_one_returns(started
         hang.released.set()
     wait_until(lambda: stuck.runs > 4)
     wait_until(lambda: success(node, "stuck") == 1 and shown(node, "gangwatch_agent_threads_abandoned") == 0)
-    assert len(other.threads) == 2, "the lane has one thread again, the newer one"
+    assert len(other.threads) == 2, "the worker has one thread again, the newer one"
     node.stop()
     assert (stuck.closed, other.closed) == (1, 1)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("n0/")]
@@ -133,31 +133,31 @@ def test_other_collectors_of_the_lane_continue_and_the_stuck_one_returns(started
 
 def test_the_number_of_threads_is_limited_if_all_collectors_hang() -> None:
     from agent.runner import Runner
-    from agent.worker_thread import Lane
+    from agent.worker_thread import Worker
 
     clock = ManualClock()
     hang = Hang(from_run=1)
-    lane = Lane("driver", "test/driver", clock, lambda runner: None)
-    every = [ScriptedCollector(str(number), hang.act, lane="driver") for number in range(MOST_ABANDONED + 3)]
-    lane.start()
+    worker = Worker("driver", "test/driver", clock, lambda runner: None)
+    every = [ScriptedCollector(str(number), hang.act, worker="driver") for number in range(MOST_ABANDONED + 3)]
+    worker.start()
     for collector in every:
-        lane.add(Runner(collector, clock))
+        worker.add(Runner(collector, clock))
     try:
         for turn in range(MOST_ABANDONED + 3):
             wait_until(lambda turn=turn: sum(collector.runs for collector in every) == min(turn, MOST_ABANDONED) + 1)  # type: ignore[misc]
             clock.advance(10)
-            lane.hand_over(clock.monotonic_ns())
-        assert lane.abandoned == MOST_ABANDONED
+            worker.hand_over(clock.monotonic_ns())
+        assert worker.abandoned == MOST_ABANDONED
     finally:
         hang.released.set()
-    wait_until(lambda: lane.abandoned == 0)
-    lane.stop()
-    lane.join(clock.monotonic_ns() + 20_000_000_000)
+    wait_until(lambda: worker.abandoned == 0)
+    worker.stop()
+    worker.join(clock.monotonic_ns() + 20_000_000_000)
     assert [collector.closed for collector in every] == [1] * len(every)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("test/driver")]
 
 
-def test_a_collector_stuck_alone_in_its_lane_keeps_its_thread(started: Callable[..., Node]) -> None:
+def test_a_collector_stuck_alone_in_its_worker_keeps_its_thread(started: Callable[..., Node]) -> None:
     hang = Hang()
     stuck = ScriptedCollector("stuck", hang.act, interval_seconds=INTERVAL)
     node = started(stuck)
@@ -232,10 +232,10 @@ def test_the_last_records_of_a_removed_member_are_kept() -> None:
     assert node.tick()[1].records == (EventRecord("xid", "gpu", 1),)
 
 
-def test_members_run_in_their_own_lanes_and_are_closed_there(started: Callable[..., Node]) -> None:
+def test_members_run_in_their_own_workers_and_are_closed_there(started: Callable[..., Node]) -> None:
     finder = Finder(interval_seconds=INTERVAL)
-    near = device("near", lane="finder", interval_seconds=INTERVAL)
-    far = device("far", lane="elsewhere", interval_seconds=INTERVAL)
+    near = device("near", worker="finder", interval_seconds=INTERVAL)
+    far = device("far", worker="elsewhere", interval_seconds=INTERVAL)
     finder.found = (near, far)
     node = started(finder)
     wait_until(lambda: near.runs > 1 and far.runs > 1)
@@ -251,8 +251,8 @@ def test_a_member_removed_while_stuck_is_closed_when_its_call_returns(
     started: Callable[..., Node],
 ) -> None:
     hang = Hang()
-    finder = Finder(interval_seconds=INTERVAL, lane="driver")
-    stuck = ScriptedCollector("stuck", hang.act, lane="driver", interval_seconds=INTERVAL)
+    finder = Finder(interval_seconds=INTERVAL, worker="driver")
+    stuck = ScriptedCollector("stuck", hang.act, worker="driver", interval_seconds=INTERVAL)
     finder.found = (stuck,)
     node = started(finder)
     try:
@@ -271,8 +271,8 @@ def test_a_member_removed_while_stuck_is_closed_when_its_call_returns(
 
 
 def test_devices_are_released_and_acquired_again(started: Callable[..., Node]) -> None:
-    holder = Holder("holder", lane="driver", interval_seconds=INTERVAL)
-    other = device("other", lane="driver", interval_seconds=INTERVAL)
+    holder = Holder("holder", worker="driver", interval_seconds=INTERVAL)
+    other = device("other", worker="driver", interval_seconds=INTERVAL)
     node = started(holder, other)
     wait_until(lambda: shown(node, COUNTER.metric, device="sda") is not None)
     assert shown(node, "gangwatch_agent_released") == 0 and node.holds_devices()
@@ -283,7 +283,7 @@ def test_devices_are_released_and_acquired_again(started: Callable[..., Node]) -
     runs, others = holder.runs, other.runs
     wait_until(lambda: other.runs > others + 3)
     assert holder.runs == runs and success(node, "other") == 1
-    assert len(holder.threads) == 1, "in the lane's thread"
+    assert len(holder.threads) == 1, "in the worker's thread"
     node.acquire()
     wait_until(lambda: success(node, "holder") == 1)
     assert [holder.held, shown(node, "gangwatch_agent_released")] == [True, 0]
@@ -291,8 +291,8 @@ def test_devices_are_released_and_acquired_again(started: Callable[..., Node]) -
 
 def test_a_stuck_collector_has_not_released_its_device(started: Callable[..., Node]) -> None:
     hang = Hang()
-    holder = Holder("holder", hang.act, lane="driver", interval_seconds=INTERVAL)
-    other = device("other", lane="driver", interval_seconds=INTERVAL)
+    holder = Holder("holder", hang.act, worker="driver", interval_seconds=INTERVAL)
+    other = device("other", worker="driver", interval_seconds=INTERVAL)
     node = started(holder, other)
     try:
         wait_until(lambda: holder.runs == 2)

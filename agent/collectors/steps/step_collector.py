@@ -9,20 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import unicodedata
 from collections import OrderedDict, deque
 
 from agent.collectors.block import Block
+from agent.collectors.steps.claimed_identity import judge, usable_name
+from agent.collectors.steps.rank_progress import WRAP, Progress
 from agent.collectors.steps.step_columns import REFUSED, StepColumns
-from agent.rank_attribution import Attribution, Identity
+from agent.rank_attribution import Attribution
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import REFUSAL_REASONS, ReporterError
 from agent.schema.frame import MAX_RECORDS, EventRecord, Member, OpenRecord, Record, StepRecord
 from agent.sources.proc.proc import TICK_NS
 from agent.sources.steps.pod_sockets import PodSockets
-from agent.sources.steps.rings import COLLECTIVE_ENTERED, COLLECTIVE_LEFT, STEP_BEGUN, STEP_ENDED, RingRecord
+from agent.sources.steps.step_connection import Admission, Registered
 from agent.sources.steps.step_messages import Claim, Peer, Place
-from agent.sources.steps.step_socket import MESSAGE_SECONDS, Admission, Refusal, Registered, StepSocket
+from agent.sources.steps.step_socket import MESSAGE_SECONDS, Refusal, StepSocket
 from agent.sources.steps.tenants import Quotas, Tenant, fair_shares
 
 _log = logging.getLogger(__name__)
@@ -55,169 +56,10 @@ ATTEST_SECONDS = 2.0
 """Time for which attestation of a process that claims a gang is retried. Its shim may be about to write the rank file,
 and a rank under an unattested name is worse than a rank that registers two seconds late."""
 
-MAX_OPEN_COLLECTIVES = 256
-MAX_STEPS_IN_FLIGHT = 64
-"""Maximum number of open collectives and steps of one rank; the oldest is dropped."""
-
 MAX_REMEMBERED_REFUSALS = 256
 
 LOG_AGAIN_NS = 600_000_000_000
 """Refusals of a tenant for one reason are logged once in ten minutes. Each refusal is counted."""
-
-ATTESTED = ("pod-", "slurm-")
-"""Prefixes of gang names that come only from control groups. A process that claims such a name must belong to it."""
-
-_NAME_MARKS = " !#$%&()*+,-./:;=?@[]^_{|}~"
-
-_WRAP = 2**64 - 1
-
-
-class Progress:
-    """Progress of one rank, folded from its records. Pure.
-
-    Times are those of the host's monotonic clock, totals in nanoseconds. Records from before `since_ns` only update the
-    open step and collectives, and are not counted: a previous agent may have counted them.
-    """
-
-    def __init__(self, member: Member, since_ns: int) -> None:
-        self.member = member
-        self.steps = 0
-        self.step_ns = 0
-        self.wait_ns = 0
-        self.tokens = 0
-        self.entered = 0
-        self.left = 0
-        self.wait_known = False
-        self.tokens_known = False
-        self.newest_step: int | None = None
-        self.place = Place()
-        self._since_ns = since_ns
-        self._begins = False
-        self._open_step: tuple[int, int] | None = None
-        self._open_collectives: OrderedDict[int, int] = OrderedDict()
-        self._entered_in: OrderedDict[int, int] = OrderedDict()
-
-    def fold(self, record: RingRecord) -> StepRecord | None:
-        """Fold one record and return the step that it finishes, if any."""
-        counted = record.time_ns >= self._since_ns
-        if record.kind == STEP_BEGUN:
-            self._begins = True
-            self.newest_step = record.number
-            self._open_step = (record.number, record.time_ns)
-            self._entered_in[record.number] = 0
-            if len(self._entered_in) > MAX_STEPS_IN_FLIGHT:
-                self._entered_in.popitem(last=False)
-        elif record.kind == STEP_ENDED:
-            return self._finish(record, counted)
-        elif record.kind == COLLECTIVE_ENTERED:
-            self.entered += counted
-            self._open_collectives[record.number] = record.time_ns
-            if len(self._open_collectives) > MAX_OPEN_COLLECTIVES:
-                self._open_collectives.popitem(last=False)
-            if self._open_step is not None and self._open_step[0] in self._entered_in:
-                self._entered_in[self._open_step[0]] += 1
-        elif record.kind == COLLECTIVE_LEFT:
-            self.left += counted
-            self._open_collectives.pop(record.number, None)
-        return None
-
-    def _finish(self, record: RingRecord, counted: bool) -> StepRecord | None:
-        # If steps are timed on a GPU, the end of a step is reported after the next has begun.
-        if self._open_step is not None and self._open_step[0] == record.number:
-            self._open_step = None
-        collectives = self._entered_in.pop(record.number, 0)
-        if not self._begins:
-            self.newest_step = record.number
-        if record.abandoned or not counted:
-            return None
-        self.steps += 1
-        self.step_ns += record.duration_ns
-        self.wait_known = record.wait_ns is not None
-        self.wait_ns += record.wait_ns or 0
-        self.tokens_known = record.tokens is not None
-        self.tokens += record.tokens or 0
-        return StepRecord(
-            member=self.member,
-            step=record.number,
-            start_ns=record.time_ns - record.duration_ns,
-            duration_ns=record.duration_ns,
-            wait_ns=record.wait_ns,
-            tokens=record.tokens,
-            collectives=collectives,
-            squares=record.squares,
-        )
-
-    def inside(self) -> list[OpenRecord]:
-        """Return the open records: at most one step, and the collective that was entered first."""
-        found: list[OpenRecord] = []
-        if self._open_step is not None:
-            found.append(OpenRecord(self.member, "step", *self._open_step))
-        if self._open_collectives:
-            number, since_ns = min(self._open_collectives.items(), key=lambda entry: (entry[1], entry[0]))
-            found.append(OpenRecord(self.member, "collective", number, since_ns))
-        return found
-
-    def totals(self) -> tuple[int | None, ...]:
-        """Return the values of RANK_COUNTERS, None if the newest step did not report them. They wrap at 2^64."""
-        return (
-            self.steps & _WRAP,
-            self.step_ns & _WRAP,
-            self.wait_ns & _WRAP if self.wait_known else None,
-            self.tokens & _WRAP if self.tokens_known else None,
-            self.entered & _WRAP,
-            self.left & _WRAP,
-        )
-
-
-def judge(claim: Claim, identity: Identity) -> Member:
-    """Return the rank of an attested process. Values that are not attested come from the claim.
-
-    Raise ReporterError if the claim contradicts the attested identity, or if neither contains the rank.
-    """
-    gang = claim.gang
-    if identity.source == "slurm" and gang is not None and gang.isdecimal():
-        gang = f"slurm-{gang}"  # SLURM_JOB_ID; the attested name may also contain the step
-        agrees = identity.gang == gang or identity.gang.startswith(f"{gang}.")
-    elif identity.source == "local" or (gang is not None and gang.startswith(ATTESTED)):
-        agrees = gang is None or gang == identity.gang
-    else:
-        # A process in a pod does not know the pod's uid: ignore its claimed name.
-        agrees = True
-    if not agrees:
-        raise ReporterError(f"claims gang {claim.gang}, but belongs to {identity.gang}", "identity")
-    for word, claimed, attested in (
-        ("attempt", claim.attempt, identity.attempt),
-        ("rank", claim.rank, identity.rank),
-    ):
-        if claimed is not None and attested is not None and claimed != attested:
-            raise ReporterError(f"claims {word} {claimed} of {identity.gang}, but is {word} {attested}", "identity")
-    rank = identity.rank if identity.rank is not None else claim.rank
-    if rank is None:
-        raise ReporterError(f"belongs to {identity.gang}, but its rank is unknown: set RANK", "identity")
-    attempt = identity.attempt if identity.attempt is not None else claim.attempt
-    return Member(identity.gang, attempt or 0, rank)
-
-
-def usable_name(name: str, most: int) -> str:
-    """Return the gang name of an unattested process, which becomes a label and appears on pages and in logs.
-
-    Raise ReporterError if it is longer than `most` characters, or has characters other than letters and digits of any
-    script and ``_NAME_MARKS``. This excludes zero-width and bidirectional control characters. Spaces at the ends are
-    refused too.
-    """
-    if len(name) > most:
-        raise ReporterError(
-            f"the gang name has {len(name)} characters, at most {most} are allowed (step_quotas.name_length): shorten "
-            "GANGWATCH_JOB",
-            "name",
-        )
-    if not all(unicodedata.category(one)[0] in "LMN" or one in _NAME_MARKS for one in name) or name != name.strip():
-        raise ReporterError(
-            f"the gang name {name!a} has characters other than letters, digits and {_NAME_MARKS!r}: change "
-            "GANGWATCH_JOB",
-            "name",
-        )
-    return name
 
 
 class StepCollector:
@@ -227,7 +69,7 @@ class StepCollector:
     """
 
     name = "steps"
-    lane = "host"
+    worker = "host"
 
     def __init__(
         self,
@@ -490,4 +332,4 @@ class StepCollector:
         refused = self._socket.refused
         own = (*(refused[reason] for reason in REFUSAL_REASONS), self._malformed, self._lost)
         ranks = {member: (progress.newest_step, progress.totals()) for member, progress in self._progress.items()}
-        return self._columns.fill(reporters, [total & _WRAP for total in own], ranks)
+        return self._columns.fill(reporters, [total & WRAP for total in own], ranks)

@@ -1,0 +1,66 @@
+"""Comparison of what a reporter claims to be with what the machine attests."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from agent.rank_attribution import Identity
+from agent.schema.errors import ReporterError
+from agent.schema.frame import Member
+from agent.sources.steps.step_messages import Claim
+
+ATTESTED = ("pod-", "slurm-")
+"""Prefixes of gang names that come only from control groups. A process that claims such a name must belong to it."""
+
+_NAME_MARKS = " !#$%&()*+,-./:;=?@[]^_{|}~"
+
+
+def judge(claim: Claim, identity: Identity) -> Member:
+    """Return the rank of an attested process. Values that are not attested come from the claim.
+
+    Raise ReporterError if the claim contradicts the attested identity, or if neither contains the rank.
+    """
+    gang = claim.gang
+    if identity.source == "slurm" and gang is not None and gang.isdecimal():
+        gang = f"slurm-{gang}"  # SLURM_JOB_ID; the attested name may also contain the step
+        agrees = identity.gang == gang or identity.gang.startswith(f"{gang}.")
+    elif identity.source == "local" or (gang is not None and gang.startswith(ATTESTED)):
+        agrees = gang is None or gang == identity.gang
+    else:
+        # A process in a pod does not know the pod's uid: ignore its claimed name.
+        agrees = True
+    if not agrees:
+        raise ReporterError(f"claims gang {claim.gang}, but belongs to {identity.gang}", "identity")
+    for word, claimed, attested in (
+        ("attempt", claim.attempt, identity.attempt),
+        ("rank", claim.rank, identity.rank),
+    ):
+        if claimed is not None and attested is not None and claimed != attested:
+            raise ReporterError(f"claims {word} {claimed} of {identity.gang}, but is {word} {attested}", "identity")
+    rank = identity.rank if identity.rank is not None else claim.rank
+    if rank is None:
+        raise ReporterError(f"belongs to {identity.gang}, but its rank is unknown: set RANK", "identity")
+    attempt = identity.attempt if identity.attempt is not None else claim.attempt
+    return Member(identity.gang, attempt or 0, rank)
+
+
+def usable_name(name: str, most: int) -> str:
+    """Return the gang name of an unattested process, which becomes a label and appears on pages and in logs.
+
+    Raise ReporterError if it is longer than `most` characters, or has characters other than letters and digits of any
+    script and ``_NAME_MARKS``. This excludes zero-width and bidirectional control characters. Spaces at the ends are
+    refused too.
+    """
+    if len(name) > most:
+        raise ReporterError(
+            f"the gang name has {len(name)} characters, at most {most} are allowed (step_quotas.name_length): shorten "
+            "GANGWATCH_JOB",
+            "name",
+        )
+    if not all(unicodedata.category(one)[0] in "LMN" or one in _NAME_MARKS for one in name) or name != name.strip():
+        raise ReporterError(
+            f"the gang name {name!a} has characters other than letters, digits and {_NAME_MARKS!r}: change "
+            "GANGWATCH_JOB",
+            "name",
+        )
+    return name

@@ -1,0 +1,113 @@
+"""Progress of one rank: its counters, its newest step, and its open step and collectives."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from agent.schema.frame import Member, OpenRecord, StepRecord
+from agent.sources.steps.rings import COLLECTIVE_ENTERED, COLLECTIVE_LEFT, STEP_BEGUN, STEP_ENDED, RingRecord
+from agent.sources.steps.step_messages import Place
+
+MAX_OPEN_COLLECTIVES = 256
+MAX_STEPS_IN_FLIGHT = 64
+"""Maximum number of open collectives and steps of one rank; the oldest is dropped."""
+
+WRAP = 2**64 - 1
+"""Mask of a counter."""
+
+
+class Progress:
+    """Progress of one rank, folded from its records. Pure.
+
+    Times are those of the host's monotonic clock, totals in nanoseconds. Records from before `since_ns` only update the
+    open step and collectives, and are not counted: a previous agent may have counted them.
+    """
+
+    def __init__(self, member: Member, since_ns: int) -> None:
+        self.member = member
+        self.steps = 0
+        self.step_ns = 0
+        self.wait_ns = 0
+        self.tokens = 0
+        self.entered = 0
+        self.left = 0
+        self.wait_known = False
+        self.tokens_known = False
+        self.newest_step: int | None = None
+        self.place = Place()
+        self._since_ns = since_ns
+        self._begins = False
+        self._open_step: tuple[int, int] | None = None
+        self._open_collectives: OrderedDict[int, int] = OrderedDict()
+        self._entered_in: OrderedDict[int, int] = OrderedDict()
+
+    def fold(self, record: RingRecord) -> StepRecord | None:
+        """Fold one record and return the step that it finishes, if any."""
+        counted = record.time_ns >= self._since_ns
+        if record.kind == STEP_BEGUN:
+            self._begins = True
+            self.newest_step = record.number
+            self._open_step = (record.number, record.time_ns)
+            self._entered_in[record.number] = 0
+            if len(self._entered_in) > MAX_STEPS_IN_FLIGHT:
+                self._entered_in.popitem(last=False)
+        elif record.kind == STEP_ENDED:
+            return self._finish(record, counted)
+        elif record.kind == COLLECTIVE_ENTERED:
+            self.entered += counted
+            self._open_collectives[record.number] = record.time_ns
+            if len(self._open_collectives) > MAX_OPEN_COLLECTIVES:
+                self._open_collectives.popitem(last=False)
+            if self._open_step is not None and self._open_step[0] in self._entered_in:
+                self._entered_in[self._open_step[0]] += 1
+        elif record.kind == COLLECTIVE_LEFT:
+            self.left += counted
+            self._open_collectives.pop(record.number, None)
+        return None
+
+    def _finish(self, record: RingRecord, counted: bool) -> StepRecord | None:
+        # If steps are timed on a GPU, the end of a step is reported after the next has begun.
+        if self._open_step is not None and self._open_step[0] == record.number:
+            self._open_step = None
+        collectives = self._entered_in.pop(record.number, 0)
+        if not self._begins:
+            self.newest_step = record.number
+        if record.abandoned or not counted:
+            return None
+        self.steps += 1
+        self.step_ns += record.duration_ns
+        self.wait_known = record.wait_ns is not None
+        self.wait_ns += record.wait_ns or 0
+        self.tokens_known = record.tokens is not None
+        self.tokens += record.tokens or 0
+        return StepRecord(
+            member=self.member,
+            step=record.number,
+            start_ns=record.time_ns - record.duration_ns,
+            duration_ns=record.duration_ns,
+            wait_ns=record.wait_ns,
+            tokens=record.tokens,
+            collectives=collectives,
+            squares=record.squares,
+        )
+
+    def inside(self) -> list[OpenRecord]:
+        """Return the open records: at most one step, and the collective that was entered first."""
+        found: list[OpenRecord] = []
+        if self._open_step is not None:
+            found.append(OpenRecord(self.member, "step", *self._open_step))
+        if self._open_collectives:
+            number, since_ns = min(self._open_collectives.items(), key=lambda entry: (entry[1], entry[0]))
+            found.append(OpenRecord(self.member, "collective", number, since_ns))
+        return found
+
+    def totals(self) -> tuple[int | None, ...]:
+        """Return the values of RANK_COUNTERS, None if the newest step did not report them. They wrap at 2^64."""
+        return (
+            self.steps & WRAP,
+            self.step_ns & WRAP,
+            self.wait_ns & WRAP if self.wait_known else None,
+            self.tokens & WRAP if self.tokens_known else None,
+            self.entered & WRAP,
+            self.left & WRAP,
+        )

@@ -1,0 +1,132 @@
+"""One connection of a reporter: its message, its memory file, and its registration."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from typing import NamedTuple
+
+from agent.schema.errors import ReporterError
+from agent.schema.frame import Member
+from agent.sources.steps.closers import Closer
+from agent.sources.steps.rings import Ring
+from agent.sources.steps.step_messages import MAX_MESSAGE_BYTES, Claim, Peer, parse_claim, parse_place, take_message
+from agent.sources.steps.tenants import Tenant
+
+MAX_PLACES = 16
+"""Maximum number of positions that a reporter may send. A rank knows its position in the parallel layout once its job
+has created its process groups. Every change makes a new layout of the node's columns."""
+
+_MAX_DESCRIPTORS = 253
+"""SCM_MAX_FD of unix(7), the maximum per message. With room for all, the kernel closes none in this thread, which could
+block."""
+
+
+class Admission(NamedTuple):
+    """Rank whose steps a process reports, and the tenant that is charged."""
+
+    member: Member
+    tenant: Tenant
+
+
+class Registered:
+    """Admitted reporter. ``closed`` becomes True when its connection ends; its ring is still readable.
+
+    place: last reported position of `member` in the job's parallel layout.
+    """
+
+    __slots__ = ("claim", "closed", "member", "peer", "place", "ring", "tenant")
+
+    def __init__(self, peer: Peer, claim: Claim, admission: Admission, ring: Ring) -> None:
+        self.peer = peer
+        self.claim = claim
+        self.member, self.tenant = admission
+        self.ring = ring
+        self.place = claim.place
+        self.closed = False
+
+
+class Connection:
+    """One client connection: the received part of its message, and later its registration."""
+
+    __slots__ = (
+        "ask_at",
+        "asks",
+        "begun",
+        "claim",
+        "message",
+        "peer",
+        "places",
+        "registered",
+        "ring",
+        "socket",
+        "tenant",
+    )
+
+    def __init__(self, connection: socket.socket, peer: Peer, tenant: Tenant, begun: float) -> None:
+        self.socket = connection
+        self.peer = peer
+        self.tenant = tenant
+        self.begun = begun
+        self.message = bytearray()
+        self.ring: Ring | None = None
+        self.claim: Claim | None = None
+        self.registered: Registered | None = None
+        self.ask_at = 0.0
+        self.asks = 0
+        self.places = 0
+
+    def receive(self, closer: Closer) -> bool:
+        """Receive available data; return False at the end of the stream. Give a descriptor that is not a ring to the
+        closer. Raise ReporterError for data that no client may send.
+        """
+        data, ancillary, flags, _ = self.socket.recvmsg(
+            MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
+        )
+        descriptors = array.array("i")
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+        if descriptors or flags & socket.MSG_CTRUNC:
+            self._take_ring(list(descriptors), closer)
+        self.message += data
+        if len(self.message) > 2 * MAX_MESSAGE_BYTES:
+            raise ReporterError(f"incomplete message of {len(self.message)} bytes, at most {MAX_MESSAGE_BYTES}")
+        return bool(data)
+
+    def _take_ring(self, descriptors: list[int], closer: Closer) -> None:
+        """Keep the one descriptor of a registration. Raise ReporterError for any other."""
+        if len(descriptors) == 1 and self.ring is None and self.registered is None:
+            try:
+                self.ring = Ring.of_descriptor(descriptors[0])
+            except ReporterError:
+                closer.put(descriptors[0], self.tenant)
+                raise
+            os.close(descriptors[0])  # closing a memory file does not block
+            return
+        for descriptor in descriptors:
+            closer.put(descriptor, self.tenant)
+        raise ReporterError(
+            "too many descriptors: send exactly one, of the memory file, with the registration", "descriptors"
+        )
+
+    def parse_registration(self) -> bool:
+        """Return whether the registration is complete: claim and ring. Raise ReporterError if it is invalid."""
+        if self.claim is None:
+            message = take_message(self.message)
+            if message is None:
+                return False
+            claim = parse_claim(message)
+            if self.ring is None:
+                raise ReporterError("registration without a memory file: attach its descriptor (SCM_RIGHTS)", "ring")
+            self.claim = claim
+        return True
+
+    def update_place(self) -> None:
+        """Parse the position updates of a registered reporter. Raise ReporterError if one is invalid."""
+        while self.registered is not None and (message := take_message(self.message)) is not None:
+            self.places += 1
+            if self.places > MAX_PLACES:
+                raise ReporterError(f"more than {MAX_PLACES} updates of its place")
+            self.registered.place = parse_place(message)

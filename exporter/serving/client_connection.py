@@ -1,0 +1,59 @@
+"""A client's connection to an agent's HTTP server."""
+
+from __future__ import annotations
+
+import select
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.schema.identity import Certificate
+from exporter.serving.http_messages import Request
+
+if TYPE_CHECKING:
+    import ssl  # two megabytes, which an agent on loopback never needs
+
+
+@dataclass(eq=False, slots=True)
+class ClientConnection:
+    """A client's connection."""
+
+    socket: socket.socket
+    peer: str
+    """See serving/peers.py."""
+    idle_since: float | None
+    """Monotonic seconds since it has been idle; None during a request."""
+    answered: bool = False
+    """Whether a request was answered."""
+    rest: bytes = b""
+    context: ssl.SSLContext | None = field(default=None, repr=False)
+    certificate: Certificate | None = None
+    newest: tuple[bytes, Request, bool] | None = None
+    """The last request and its keep-alive flag, cached by the bytes of the head: a scraper always sends the same."""
+
+    def shut(self) -> None:
+        """Shut down both directions, which unblocks the connection's thread; that thread closes it."""
+        try:
+            # The plain socket's: an SSLSocket's own would be closed under the thread that reads it.
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def drain(self) -> None:
+        """Read some of the remaining input: closing with unread bytes would reset it and lose the response."""
+        try:
+            self.socket.settimeout(0.2)
+            for _ in range(8):
+                if not self.socket.recv(65536):
+                    return
+        except (OSError, ValueError):
+            pass
+
+    def has_gone(self) -> bool:
+        """Return whether the reader of a stream has closed the connection, or has sent data during the response."""
+        try:
+            poll = select.poll()  # not select(2), which is limited to descriptors below 1,024
+            poll.register(self.socket, select.POLLIN | select.POLLHUP)
+            return bool(poll.poll(0))
+        except (OSError, ValueError):
+            return True
