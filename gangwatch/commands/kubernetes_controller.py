@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.kubernetes_standby import LEADS, standing_by
 from gangwatch.configuration.config_file import Config
-from gangwatch.daemons import CONTROLLER_DESCRIPTORS, SWITCH_SECONDS, allow_descriptors
+from gangwatch.agent_daemon import CONTROLLER_DESCRIPTORS, SWITCH_SECONDS, allow_descriptors
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
@@ -251,7 +251,7 @@ def _serve(
     from exporter.serving.asgi import create_server, local_socket
     from gangwatch.access import audit_of, authentication_of, delegating
     from gangwatch.controller_metrics import exposition
-    from gangwatch.daemons import credentials_of, limits_of
+    from gangwatch.agent_daemon import credentials_of, limits_of
     from scheduler_feedback.controller.controller import Controller
 
     mounted: list[App] = []

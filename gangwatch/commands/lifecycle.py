@@ -237,7 +237,7 @@ def agent(
       gangwatch agent --listen 0.0.0.0:9400 --web-config web.yml --compatibility dcgm
     """
     from gangwatch.configuration.config_file import load, node_name_of
-    from gangwatch.daemons import run_agent
+    from gangwatch.agent_daemon import run_agent
     from gangwatch.health.machine import host_name, usable_processors
 
     given = {
@@ -309,7 +309,7 @@ def controller(
 
         show(state, effective, as_json)
         return
-    from gangwatch.daemons import run_controller
+    from gangwatch.agent_daemon import run_controller
 
     changed = {key: value for key, value in given.items() if isinstance(value, int | str)}
     run_controller(state, effective, changed, _nodes_of(planned))

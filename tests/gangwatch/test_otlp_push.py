@@ -21,7 +21,7 @@ from exporter.push import push as push_module
 from exporter.push.push import PushTarget
 from gangwatch import otlp_push as otlp_push_module
 from gangwatch.configuration.config_file import load
-from gangwatch.daemons import otlp_push_of
+from gangwatch.agent_daemon import otlp_push_of
 from gangwatch.otlp_push import OtlpPush
 from scheduler_feedback.api.job_spans import root_id, trace_id
 from scheduler_feedback.controller import cycle_thread as loop_module

@@ -69,7 +69,7 @@ processes and devices: at most 6,000, with reserve."""
 _M_ARENA_MAX = -8
 """malloc.h."""
 
-_log = logging.getLogger("gangwatch.daemons")
+_log = logging.getLogger("gangwatch.agent_daemon")
 
 
 @contextmanager
