@@ -1,96 +1,43 @@
-"""Composition of the daemons: the agent (collectors and their server) and the controller (cycle and API)."""
+"""The agent's daemon: collectors and their server."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
-import resource
 import signal
-import socket
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
+from agent.schema.errors import ConfigError, GangwatchError
 from gangwatch.configuration.config_file import NODE_NAME, Config, changes
-from gangwatch.configuration.in_force import InForce, write_in_force
 from gangwatch.configuration.sections import AgentSection, parse_listen
 from gangwatch.logs import configure_logging
-from gangwatch.state_folder import AgentRecord, NodePlan, StateFolder, agent_name, this_process, write_atomically
-from gangwatch.supervisor.daemon_ends import read_ends
-from gangwatch.supervisor.service_manager import heartbeats, notify, reloading, watchdog_seconds
+from gangwatch.process_limits import allow_descriptors, use_one_arena
+from gangwatch.state_folder import AgentRecord, StateFolder, agent_name, this_process, write_atomically
+from gangwatch.supervisor.service_manager import notify, reloading, watchdog_seconds
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from exporter.prometheus.exposition import Settings
     from exporter.push.push import PushTarget
     from exporter.security.frame_readers import FrameReaders
-    from exporter.serving.asgi import App, Receive, Scope, Send
-    from exporter.serving.limits import Limits
     from gangwatch.certificates.renewal import Renewal
-    from gangwatch.otlp_push import OtlpPush
-    from scheduler_feedback.backends.slurm import SlurmBackend
-    from scheduler_feedback.core.state import Policy
-    from scheduler_feedback.core.telemetry.fleet import Sample
-    from scheduler_feedback.feed.credentials import Credentials
 
 LOOPBACK = "127.0.0.1"
-
-SUBMIT_TO_SLURM = (
-    "Slurm schedules the jobs of this cluster: submit with `sbatch`, or with `gangwatch slurm submit`, which also "
-    "declares the job restartable"
-)
 
 _CYCLES_AFTER = 20_000
 """Threshold of the garbage collector (gc.set_threshold). An agent creates almost no reference cycles, and Python's
 default of 700 objects costs a twentieth of its processor time."""
 
-_RECENT_NS = 60_000_000_000
-"""An end longer ago than this did not cause this start: a supervisor restarts a controller within ten seconds."""
-
-SWITCH_SECONDS = 0.0005
-"""Interpreter switch interval of the controller (Python's default: 5 ms). The cycle's thread releases the interpreter
-at each SQLite statement and fsync, and with busy readers would wait 5 ms each time to get it back."""
-
-CONTROLLER_DESCRIPTORS = 65_536
-"""One per agent of the largest cluster (12,500), plus connections of clients."""
-
 AGENT_DESCRIPTORS = 16384
 """Two per step reporter of the default quota (1,024), as many for reporters that come and go, and the files of
 processes and devices: at most 6,000, with reserve."""
 
-_M_ARENA_MAX = -8
-"""malloc.h."""
-
 _log = logging.getLogger("gangwatch.agent_daemon")
 
-
-@contextmanager
-def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Let SIGTERM and SIGINT stop the server, even before it runs; the process then ends normally.
-
-    uvicorn handles the signals while it serves, and raises them again afterwards for handlers such as these.
-    """
-
-    def stop(_number: int, _frame: object) -> None:
-        server.should_exit = True
-
-    earlier = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-
-
-# --- agent -----------------------------------------------------------------------------------------------------------
 
 _ENDS = frozenset({signal.SIGTERM, signal.SIGINT})
 _ASKS = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
@@ -124,26 +71,6 @@ def run_agent(
     allow_descriptors(AGENT_DESCRIPTORS)
     with state.hold(f"run/{node_name}.lock", f"an agent of node {node_name}"):
         _Agent(state, config, node_name, slots, devices, position, reload).run()
-
-
-def allow_descriptors(most: int) -> None:
-    """Raise the limit of open files to `most`, or to the hard limit. The usual soft limit is 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def use_one_arena() -> None:
-    """Make glibc use one heap for all threads (mallopt(3)): one per thread would add a megabyte of fragments.
-
-    Call it before threads start. Other C libraries have no such heaps; there it does nothing.
-    """
-    import ctypes
-
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
 
 
 class _Agent:
@@ -370,200 +297,3 @@ def pushes_of(config: Config) -> dict[str, PushTarget]:
         for name, section in (("otlp", config.otlp), ("remote_write", config.remote_write))
         if section.endpoint
     }
-
-
-def otlp_push_of(config: Config, node: str) -> OtlpPush:
-    """Return the controller's OTLP push. node: this host's name. Raises ConfigError."""
-    from gangwatch.otlp_push import OtlpPush
-
-    metrics = pushes_of(config).get("otlp")
-    section = msgspec.structs.replace(config.otlp, endpoint=config.otlp.traces_endpoint)
-    traces = pushes_of(msgspec.structs.replace(config, otlp=section)).get("otlp")
-    return OtlpPush(metrics, traces, {"service.instance.id": "controller", "host.name": node})
-
-
-# --- controller ------------------------------------------------------------------------------------------------------
-
-
-def run_controller(
-    state: StateFolder, config: Config, overrides: dict[str, int | str], planned: tuple[NodePlan, ...] | None = None
-) -> None:
-    """Run the controller until SIGTERM; SIGHUP reads the configuration again.
-
-    planned: the nodes; None plans them from the configuration. overrides: keys of the command line, which override the
-    file at every read. Raises StateFolderBusyError if the folder has a controller, ConfigError if the port can't be
-    bound, StoreError if the journal can't be used, and any exception that ended one of its threads.
-    """
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Mount, Route
-
-    from exporter.prometheus.text_format import TEXT_TYPE
-    from exporter.security.security import Security
-    from exporter.server import certificate_of, url_of
-    from exporter.serving.asgi import create_server, local_socket
-    from gangwatch.access import audit_of, authentication_of, delegating
-    from gangwatch.controller_metrics import exposition
-    from gangwatch.supervisor.launcher import plan
-    from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode
-    from scheduler_feedback.controller.controller import Controller
-    from scheduler_feedback.fabric_file import read_fabric
-    from scheduler_feedback.journal.store import Retention
-
-    nodes = () if config.slurm.enabled else plan(_as_one_node(config)) if planned is None else planned
-    state.prepare()
-    configure_logging(state, "controller")
-    allow_descriptors(CONTROLLER_DESCRIPTORS)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    # Ignore SIGHUP until the event loop handles it: an early reload request must not end the process.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if (other := state.controller()) is not None:
-        raise StateFolderBusyError(f"a controller (pid {other.pid}) is already running for {state}")
-    configuration = _Configuration(state, config, overrides)
-    slurm = slurm_backend(state, config) if config.slurm.enabled else None
-    local = LocalBackend(state.path, [LocalNode(node.name, node.slots, node.devices) for node in nodes])
-    mounted: list[App] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await mounted[0](scope, receive, send)
-
-    topology_file = config.controller.topology_file
-    fabric = read_fabric(Path(topology_file)) if topology_file is not None else None
-    # Bind the port first: if that fails, no cycle has run and nothing was started.
-    host, port = config.controller.address()
-    web_config = config.controller.web_config
-    access = authentication_of(state, config)
-    security = Security(Path(web_config), proves=delegating(access)) if web_config is not None else None
-    server, listener = create_server(
-        app, host, port, (lambda: controller.end_streams(),), security, limits_of(config), access.is_operators,
-    )  # fmt: skip
-    push = otlp_push_of(config, socket.gethostname())
-    with listener, _stopped_by_signals(server):
-        controller = Controller(
-            state.path,
-            slurm or local,
-            config.policy,
-            reload=configuration.reload,
-            snapshot_seconds=config.store.snapshot_seconds,
-            retention=Retention(config.store.keep_days, config.store.journal_bytes),
-            credentials=credentials_of(config),
-            fabric=fabric,
-            attest=slurm.attest if slurm is not None else None,
-            translate_events=slurm.heard if slurm is not None else None,
-            on_entries=push.add_entries,
-            elsewhere=SUBMIT_TO_SLURM if slurm is not None else "",
-            streams=(config.controller.streams, config.controller.streams_per_peer),
-            access=access,
-            audit=audit_of(state, config),
-        )
-
-        def failed() -> None:
-            server.should_exit = True
-
-        sources: list[Callable[[], Iterable[Sample]]] = [controller.measures, server.measures, push.measures]
-        sources += [part.measures for part in (slurm, security) if part is not None]
-
-        def metrics(_request: Request) -> Response:
-            return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)
-
-        ended = read_ends(state).get("controller")
-        if ended is not None and ended.exit_code != 0 and time.time_ns() - ended.ended_ns < _RECENT_NS:
-            controller.failures.started_again(ended.reason, ended.ended_ns)
-        with slurm or nullcontext(), controller:
-            if slurm is not None:
-                slurm.attend(controller.cycle.ask)
-            configuration.write()
-            mounted.append(
-                Starlette(
-                    routes=[Mount("/", controller.api([Route("/metrics", metrics)]))],
-                    lifespan=lambda _: controller.serving(failed),
-                )
-            )
-            controller.announce(url_of(listener, security), str(certificate_of(security) or ""))
-            _log.info("the controller listens at %s", url_of(listener, security))
-            notify("READY=1", f"STATUS=controller at {url_of(listener, security)}")
-            push.start(controller)
-            try:
-                with heartbeats(lambda: controller.alive()[0]), local_socket(state.path / "api.sock") as unix:
-                    server.run(sockets=[listener, *unix])
-            finally:
-                notify("STOPPING=1")
-                push.stop()
-        if controller.failure is not None:
-            raise controller.failure
-    _log.info("the controller stopped")
-
-
-def limits_of(config: Config) -> Limits:
-    """Return the limits per peer of the controller's server."""
-    from exporter.serving.limits import Limits
-
-    section = config.controller
-    return Limits(
-        connections=section.connections,
-        connections_each=section.connections_per_peer,
-        requests_per_second=section.requests_per_second,
-    )
-
-
-def _as_one_node(config: Config) -> Config:
-    """Return the configuration with one node, the default node of `gangwatch agent`, unless nodes are configured."""
-    cluster = config.cluster
-    if cluster.nodes is not None or cluster.names is not None:
-        return config
-    return msgspec.structs.replace(config, cluster=msgspec.structs.replace(cluster, nodes=1))
-
-
-def slurm_backend(state: StateFolder, config: Config) -> SlurmBackend:
-    """Return the Slurm backend as configured. Raises BackendError if its saved state can't be read."""
-    from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend
-
-    section = config.slurm
-    commands = Commands(section.programs, section.configuration, section.timeout_seconds, section.text)
-    settings = Settings(
-        section.partition_share,
-        section.requeues_per_hour,
-        section.changes_per_minute,
-        section.idle_seconds,
-        section.attentive_seconds,
-        section.comments,
-    )
-    return SlurmBackend(state.path, commands, settings, agents=section.agents)
-
-
-def credentials_of(config: Config) -> Credentials | None:
-    """Return the feed's TLS credentials for agents; None for the system's authorities and no own certificate."""
-    from scheduler_feedback.feed.credentials import Credentials
-
-    section = config.feed
-    ca_file, cert_file, key_file, password_file = (
-        Path(file) if file is not None else None
-        for file in (section.ca_file, section.cert_file, section.key_file, section.password_file)
-    )
-    revoked_file = Path(section.revoked_file) if section.revoked_file is not None else None
-    if ca_file is cert_file is password_file is revoked_file is None and section.verify == "node":
-        return None
-    return Credentials(ca_file, cert_file, key_file, section.username, password_file, section.verify, revoked_file)
-
-
-class _Configuration:
-    """The active configuration, and its reload."""
-
-    def __init__(self, state: StateFolder, config: Config, overrides: dict[str, int | str]) -> None:
-        self._state = state
-        self._in_force = InForce(config.source, overrides, config)
-
-    def write(self) -> None:
-        """Write the configuration for the command line, and log settings that have no effect."""
-        from gangwatch.configuration.notices import notices  # only the controller needs it, not the agent
-
-        write_in_force(self._state, self._in_force)
-        for notice in notices(self._in_force.config.policy):
-            _log.warning("%s", notice)
-
-    def reload(self) -> Policy:
-        """Read the file again and apply the reloadable settings. Raises ConfigError; then nothing changes."""
-        self._in_force = self._in_force.reloaded()
-        self.write()
-        return self._in_force.config.policy

@@ -236,8 +236,8 @@ def agent(
       gangwatch agent --node node-0 --slots 2
       gangwatch agent --listen 0.0.0.0:9400 --web-config web.yml --compatibility dcgm
     """
-    from gangwatch.configuration.config_file import load, node_name_of
     from gangwatch.agent_daemon import run_agent
+    from gangwatch.configuration.config_file import load, node_name_of
     from gangwatch.health.machine import host_name, usable_processors
 
     given = {
@@ -309,7 +309,7 @@ def controller(
 
         show(state, effective, as_json)
         return
-    from gangwatch.agent_daemon import run_controller
+    from gangwatch.controller_daemon import run_controller
 
     changed = {key: value for key, value in given.items() if isinstance(value, int | str)}
     run_controller(state, effective, changed, _nodes_of(planned))

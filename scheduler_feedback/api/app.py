@@ -129,7 +129,7 @@ class Control(Protocol):
     desk: Desk
     subscribers: Subscribers
     failures: PartFailures
-    elsewhere: str
+    submit_with: str
 
     @property
     def store(self) -> Reader: ...
@@ -482,8 +482,8 @@ class _Api:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def _submit(self, request: Request) -> Response:
-        if self._controller.elsewhere:
-            raise RefusedError(409, self._controller.elsewhere)
+        if self._controller.submit_with:
+            raise RefusedError(409, self._controller.submit_with)
         submission = await body_of(request, Submission)
         submitter = principal_of(request)
         spec = submitted_by(submission.spec(), submitter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from scheduler_feedback.backends.kubernetes.api_server.client import (
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member, Phase
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE, Probes
 from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
+from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
@@ -44,7 +46,7 @@ class RecordingBackend(KubernetesBackend):
     """A backend whose API work is recorded and never executed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        super().__init__(Access("http://nowhere"), **settings)
+        super().__init__(Path("/nowhere"), KubernetesSettings(Access("http://nowhere"), **settings))
         self.work: list[tuple[tuple[str, int], str]] = []
         self.busy_with: set[tuple[str, int]] = set()
 
@@ -238,7 +240,7 @@ def test_which_objects_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         "podgroups",
         "queues",
     }
-    watches = RecordingBackend(monkeypatch, upstream=True)._watching(api)
+    watches = RecordingBackend(monkeypatch, upstream_groups=True)._watching(api)
     assert watches["upstream"].path == f"/apis/{API}/podgroups"
 
 
@@ -246,7 +248,7 @@ def test_which_objects_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_advisor_follows_gangs_of_other_schedulers_and_places_nothing() -> None:
-    advisor = AdvisorBackend(Access("http://nowhere"), settled_seconds=0.0)
+    advisor = AdvisorBackend(Path("/nowhere"), KubernetesSettings(Access("http://nowhere"), settled_seconds=0.0))
     advisor.world.node_changed("n1", None, node("n1"))
     one = pod("a", 2, schedulerName="another", nodeName="n1")
     one.status.phase = "Running"
@@ -291,7 +293,8 @@ def test_nodes_report_unmet_constraints_once_a_gang_has_them(monkeypatch: pytest
 
 
 def test_an_ended_connection_raises_backend_error() -> None:
-    advisor, backend = AdvisorBackend(Access("http://nowhere")), KubernetesBackend(Access("http://nowhere"))
+    folder, settings = Path("/nowhere"), KubernetesSettings(Access("http://nowhere"))
+    advisor, backend = AdvisorBackend(folder, settings), KubernetesBackend(folder, settings)
     for made in (advisor, backend):
         made._connection._failure = RuntimeError("a bug")
         for asked in (made.nodes, lambda made=made: made.observe(())):
@@ -302,7 +305,7 @@ def test_an_ended_connection_raises_backend_error() -> None:
 
 
 def test_an_advisor_finds_the_agents_of_its_cluster() -> None:
-    advisor = AdvisorBackend(Access("http://nowhere"))
+    advisor = AdvisorBackend(Path("/nowhere"), KubernetesSettings(Access("http://nowhere")))
     agent = pod("agent", 0, schedulerName="another", nodeName="n1")
     agent.metadata.labels = {"app.kubernetes.io/name": "gangwatch", "app.kubernetes.io/component": "agent"}
     agent.status.pod_ip = "10.0.0.5"

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 import pytest
 
 from agent.schema.clock import ManualClock
-from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.api_server.lease import (
     ACTING_SECONDS,
     IDLE_RENEWALS,

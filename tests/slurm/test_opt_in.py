@@ -9,21 +9,24 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue
-from scheduler_feedback.backends.slurm import Settings, SlurmBackend
 from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, of_comment, of_script
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode
+from scheduler_feedback.backends.slurm.section import SlurmSection
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
 from scheduler_feedback.backends.slurm.slurm_names import hosted, why_not
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.events import Hosted
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import State
+from scheduler_feedback.part_failures import PartFailures
 
 OPTED_IN = "gangwatch:restartable,signal=USR1,grace=60"
 NUMBER = 1
@@ -62,10 +65,11 @@ def running(tmp_path: Path) -> Iterator[Callable[[OneJob], SlurmBackend]]:
     started: list[SlurmBackend] = []
 
     def start(commands: OneJob) -> SlurmBackend:
-        backend = SlurmBackend(tmp_path, commands, Settings(idle_seconds=0.2, attentive_seconds=0.2))
+        backend = SlurmBackend(tmp_path, commands, SlurmSection(idle_seconds=0.2, attentive_seconds=0.2))
         started.append(backend)
         backend.start(20.0)
-        backend.attend(asked(State(nodes={name: Node(name, 8) for name in ("gpu001", "gpu002")})))
+        ask = asked(State(nodes={name: Node(name, 8) for name in ("gpu001", "gpu002")}))
+        backend.attach(SimpleNamespace(ask=ask), PartFailures())
         return backend
 
     yield start

@@ -2,7 +2,23 @@
 
 from benchmarks.mutants.mutant import Mutant
 
+_COMPOSITION = ("tests/controller/test_composition.py",)
+
 MUTANTS = (
+    Mutant("backends.backend:Backend.configured", "cls(folder, settings)", "cls(folder, ())", _COMPOSITION),
+    Mutant(
+        "backends.backend:Backend.effective_policy",
+        "return configured",
+        "return Policy()",
+        ("tests/controller/test_controller.py",),
+    ),
+    Mutant(
+        "backends.registry:make_backend",
+        "backend.configured(folder, settings)",
+        "backend(folder, settings)",
+        _COMPOSITION,
+    ),
+    Mutant("backends.registry:sections", " if entry.section", "", _COMPOSITION),
     Mutant(
         "backends.kubernetes.attempts.pod_attempt:adopt",
         '(pod.over or pod.spec.node_name in ("", node))',

@@ -11,6 +11,8 @@ _BACKEND = (_K + "backend.py",)
 _CARRYING = (_K + "carrying.py",)
 _TRANSLATE = (_K + "translate.py",)
 
+_CLUSTER = ("tests/kubernetes/test_cluster_backend.py",)
+
 MUTANTS = (
     Mutant(
         "backends.kubernetes.published.advice:accusations_of", "node.state is NodeState.QUARANTINE and", "", _WRITING
@@ -35,6 +37,18 @@ MUTANTS = (
         "[*self.world.seen_changes(), *gangs]",
         "self.world.seen_changes()",
         _BACKEND,
+    ),
+    Mutant(
+        "backends.kubernetes.cluster_backend:ClusterBackend.effective_policy",
+        "probes is not None and probes.image",
+        "probes is not None",
+        _CLUSTER,
+    ),
+    Mutant(
+        "backends.kubernetes.cluster_backend:ClusterBackend._follow_queues",
+        "self._queues_version = followed",
+        "pass",
+        _CLUSTER,
     ),
     Mutant("backends.kubernetes.agents:is_agent", '== "gangwatch"\n        and', '== "gangwatch"\n        or', _WORLD),
     Mutant("backends.kubernetes.agents:AgentFiles.write", "if file.stem not in agents:", "if False:", _WORLD),

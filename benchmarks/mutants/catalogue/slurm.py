@@ -87,7 +87,7 @@ MUTANTS = (
         '"done", why, command',
         _PARTS,
     ),
-    Mutant("backends.slurm.audited_commands:AuditedCommands.job", "self._look(number, found)", "pass", _PARTS),
+    Mutant("backends.slurm.audited_commands:AuditedCommands.job", "self._job_read(number, found)", "pass", _PARTS),
     Mutant("backends.slurm.parsing.hostlist:expand", "len(names) > MOST", "len(names) >= MOST", _PARTS),
     Mutant("backends.slurm.parsing.hostlist:_expand_one", "0{len(first)}d", "d", _PARSE),
     Mutant("backends.slurm.parsing.hostlist:_expand_one", "int(last) + 1", "int(last)", _PARSE),

@@ -7,14 +7,12 @@ API server.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
-from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
+from scheduler_feedback.backends.kubernetes.api_server.client import Client
 from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
 from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import AttemptLifecycle
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
@@ -26,12 +24,12 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     renumbered,
     scan_attempt,
 )
-from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes, is_probe
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
+from scheduler_feedback.backends.kubernetes.cluster_backend import ClusterBackend
+from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.translate import (
-    SCHEDULER,
     Gang,
-    TopologyLabels,
     group_of,
     resource_of,
     slots_of,
@@ -58,25 +56,12 @@ PATHS = {
 }
 
 
-class KubernetesBackend:
-    """Backend for Kubernetes. Call ``start`` before use; ``stop`` ends its thread and leaves every pod unchanged.
+class KubernetesBackend(ClusterBackend):
+    """Backend for Kubernetes. ``stop`` leaves every pod unchanged."""
 
-    may_act: returns whether this process leads; checked before each write. probes: how nodes are measured; None: they
-    cannot be. upstream: whether to read Kubernetes' own PodGroups, too.
-    """
-
-    def __init__(
-        self,
-        access: Access,
-        *,
-        scheduler: str = SCHEDULER,
-        labels: TopologyLabels | None = None,
-        may_act: Callable[[], bool] = lambda: True,
-        probes: Probes | None = None,
-        upstream: bool = False,
-    ) -> None:
-        self.world = InformerCache(scheduler, labels or TopologyLabels())
-        self._may_act, self._probes, self._upstream = may_act, probes, upstream
+    def __init__(self, folder: Path, settings: KubernetesSettings) -> None:
+        super().__init__(folder, settings, settings.scheduler)
+        self._may_act, self._probes = settings.may_act, settings.probes
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._gangs: dict[str, Gang] = {}  # by key, as of the last scan
         self._submitted: dict[str, str] = {}  # key -> job id that the core has
@@ -86,27 +71,9 @@ class KubernetesBackend:
         self._events: list[Event] = []
         self._changed: set[tuple[str, int]] = set()  # attempts to scan
         self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
-        self._connection = Connection(access, self._watching, self._once_synced, may_act)
         self._lifecycle = AttemptLifecycle(
-            self._connection, self.world, may_act, self._emit, self._queue_scan, self._last_pods
+            self._connection, self.world, self._may_act, self._emit, self._queue_scan, self._last_pods
         )
-
-    # --- start and stop ----------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Connect and list everything once. Raises BackendError if that takes too long."""
-        self._connection.start()
-
-    def stop(self) -> None:
-        self._connection.stop()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._connection.loop
-
-    @property
-    def client(self) -> Client:
-        return self._connection.client
 
     @property
     def watches(self) -> Mapping[str, Watch[Any]]:
@@ -122,7 +89,7 @@ class KubernetesBackend:
             "podgroups": Watch(client, PATHS["podgroups"], PodGroup, world.group_changed, optional=True),
             "queues": Watch(client, PATHS["queues"], Queue, world.queue_changed, optional=True),
         }
-        if self._upstream:
+        if self._settings.upstream_groups:
             watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, world.upstream_changed, optional=True)
         return watches
 
