@@ -126,7 +126,7 @@ class Cluster:
                 pods.pod_changed(pod.metadata.key, None, pod)
                 pods.hold(pod.metadata.uid, Place(job_id, 1, rank.slot.node, range(rank.rank, rank.rank + 1)))
         self._naming = RankNames(pods.place_of, lambda: pods.places_version)
-        return pods.attest
+        return lambda node, gang, _received_ns: pods.attest(node, gang)
 
     @staticmethod
     def uid_of(job_id: str, rank: int) -> str:

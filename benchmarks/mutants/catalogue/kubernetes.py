@@ -357,7 +357,13 @@ MUTANTS = (
         "pass",
         _WATCH,
     ),
-    Mutant("backends.kubernetes.api_server.informer_cache:InformerCache.unassume", "and not known.seen", "", _WORLD),
+    Mutant("backends.kubernetes.api_server.node_usage:NodeUsage.leave_unseen", "and not known.seen", "", _WORLD),
+    Mutant(
+        "backends.kubernetes.api_server.node_usage:NodeUsage.take",
+        "if known is not None:\n            self.leave(uid)",
+        "",
+        _WORLD,
+    ),
     Mutant(
         "backends.kubernetes.api_server.informer_cache:InformerCache.release", "place in (None, held)", "True", _WORLD
     ),

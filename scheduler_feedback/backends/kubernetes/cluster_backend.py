@@ -169,8 +169,8 @@ class ClusterBackend(Backend):
     def translate_frame(self, layout: AnyLayout, frame: Frame) -> tuple[AnyLayout, Frame]:
         return self._names(layout, frame)
 
-    def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:
-        return self.world.attest(node, gang, received_ns)
+    def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:  # noqa: ARG002
+        return self.world.attest(node, gang)
 
     def measures(self) -> Sequence[Sample]:
         return [(LEADS, (), float(self._settings.may_act()))]
