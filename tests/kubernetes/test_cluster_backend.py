@@ -52,7 +52,7 @@ def backend_of(folder: Path, **settings: Any) -> KubernetesBackend:
 
 
 def add_queue(backend: ClusterBackend, name: str, limit: int) -> None:
-    backend.world.queue_changed(name, None, Queue(Metadata(name), QueueSpec(limit=limit)))
+    backend.cache.queue_changed(name, None, Queue(Metadata(name), QueueSpec(limit=limit)))
 
 
 def test_nodes_are_probed_only_with_an_image(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.kubernetes.attempts.pod_attempt:assign",
-        "for member in members:\n                world.unassume(member.uid)",
+        "for member in members:\n                cache.unassume(member.uid)",
         "",
         ("tests/kubernetes/test_attempt_odd.py",),
     ),

@@ -28,14 +28,14 @@ MUTANTS = (
     Mutant("backends.kubernetes.published.advice:Advice._event", "(404, 409)", "(404,)", _WRITING),
     Mutant(
         "backends.kubernetes.advisor:AdvisorBackend._pod_changed",
-        "self.foreign.pod_changed(before, after, time.monotonic())",
+        "self.external.pod_changed(before, after, time.monotonic())",
         "pass",
         _BACKEND,
     ),
     Mutant(
         "backends.kubernetes.advisor:AdvisorBackend.observe",
-        "[*self.world.seen_changes(), *gangs]",
-        "self.world.seen_changes()",
+        "[*self.cache.seen_changes(), *gangs]",
+        "self.cache.seen_changes()",
         _BACKEND,
     ),
     Mutant(
@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.kubernetes.kubernetes_backend:KubernetesBackend._adopted",
-        "self.world.assume(by_uid[member.uid], member.node)",
+        "self.cache.assume(by_uid[member.uid], member.node)",
         "pass",
         _BACKEND,
     ),
@@ -99,7 +99,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.undo",
-        "self._world.unassume(member.uid)",
+        "self._cache.unassume(member.uid)",
         "pass",
         _LIFECYCLE,
     ),
@@ -174,19 +174,19 @@ MUTANTS = (
         _TRANSLATE,
     ),
     Mutant(
-        "backends.kubernetes.objects.other_schedulers:Foreign._settle",
+        "backends.kubernetes.objects.other_schedulers:ExternalGangs._settle",
         'any(pod.status.phase != "Running"',
         'all(pod.status.phase != "Running"',
         (_K + "advisor_gangs.py",),
     ),
     Mutant(
-        "backends.kubernetes.objects.other_schedulers:Foreign.events",
+        "backends.kubernetes.objects.other_schedulers:ExternalGangs.events",
         "< self._settled_seconds",
         "> self._settled_seconds",
         (_K + "advisor_gangs.py",),
     ),
     Mutant(
-        "backends.kubernetes.objects.other_schedulers:Foreign._gone",
+        "backends.kubernetes.objects.other_schedulers:ExternalGangs._gone",
         "if exit_code != 0 or not gang.pods:",
         "if exit_code != 0:",
         (_K + "advisor_gangs.py",),

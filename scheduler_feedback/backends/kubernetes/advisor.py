@@ -17,7 +17,7 @@ from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
 from scheduler_feedback.backends.kubernetes.cluster_backend import ClusterBackend
 from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.objects import Node, Pod
-from scheduler_feedback.backends.kubernetes.objects.other_schedulers import Foreign
+from scheduler_feedback.backends.kubernetes.objects.other_schedulers import ExternalGangs
 from scheduler_feedback.backends.kubernetes.objects.translate import Gang
 from scheduler_feedback.backends.kubernetes.published.advice import Advice
 from scheduler_feedback.core.actions import Action
@@ -32,37 +32,37 @@ class AdvisorBackend(ClusterBackend):
 
     def __init__(self, folder: Path, settings: KubernetesSettings) -> None:
         super().__init__(folder, replace(settings, probes=None, memory=None), _NOBODY)
-        self.foreign = Foreign(self.world, settings.settled_seconds)
+        self.external = ExternalGangs(self.cache, settings.settled_seconds)
 
     def _advice(self) -> Advice:
-        return Advice(self.client, self.foreign.concerned, devices=self._settings.device_taints)
+        return Advice(self.client, self.external.concerned, devices=self._settings.device_taints)
 
     def _watching(self, client: Client) -> Mapping[str, Watch[Any]]:
         return {
-            "nodes": Watch(client, "/api/v1/nodes", Node, self.world.node_changed),
+            "nodes": Watch(client, "/api/v1/nodes", Node, self.cache.node_changed),
             "pods": Watch(client, "/api/v1/pods", Pod, self._pod_changed),
         }
 
     def _pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
-        with self.world.lock:  # without the lock, the pod would briefly take slots that belong to no gang
-            self.world.pod_changed(key, before, after)
-            self.foreign.pod_changed(before, after, time.monotonic())
+        with self.cache.lock:  # without the lock, the pod would briefly take slots that belong to no gang
+            self.cache.pod_changed(key, before, after)
+            self.external.pod_changed(before, after, time.monotonic())
 
     # --- Backend -----------------------------------------------------------------------------------------------------
 
     def nodes(self) -> Sequence[NodeSeen]:
         self._connection.check()
-        with self.world.lock:
-            self.world.seen_changes()
-            return self.world.seen()
+        with self.cache.lock:
+            self.cache.seen_changes()
+            return self.cache.seen()
 
     def apply(self, action: Action) -> None:
         raise BackendError(f"{action.job_id}: another scheduler places and moves gangs here; gangwatch only advises")
 
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
-        gangs = self.foreign.events(holding, time.monotonic())
-        return [*self.world.seen_changes(), *gangs]
+        gangs = self.external.events(holding, time.monotonic())
+        return [*self.cache.seen_changes(), *gangs]
 
     def gangs(self) -> list[Gang]:
         """Return the gangs whose waiting we explain: none."""

@@ -49,10 +49,10 @@ class ClusterBackend(Backend):
     """Base class of the Kubernetes backends."""
 
     def __init__(self, folder: Path, settings: KubernetesSettings, scheduler: str) -> None:
-        self.world = InformerCache(scheduler, settings.labels)
+        self.cache = InformerCache(scheduler, settings.labels)
         self._settings = settings
         self._connection = Connection(settings.access, self._watching, self._once_synced, settings.may_act)
-        self._names = RankNames(self.world.place_of, lambda: self.world.places_version)
+        self._names = RankNames(self.cache.place_of, lambda: self.cache.places_version)
         self._agents = AgentFiles(folder / "agents", settings.agents)
         self._configured = Policy()
         self._queues_version = -1
@@ -102,16 +102,16 @@ class ClusterBackend(Backend):
     def effective_policy(self, configured: Policy) -> Policy:
         """Return the policy with the cluster's queues, and without probes if nodes cannot be measured."""
         self._configured = configured
-        with self.world.lock:
-            self._queues_version = self.world.queues_version
-            policy = with_queues(configured, self.world.queues.values())
+        with self.cache.lock:
+            self._queues_version = self.cache.queues_version
+            policy = with_queues(configured, self.cache.queues.values())
         probes = self._settings.probes
         return policy if probes is not None and probes.image else replace(policy, probe_command=())
 
     def rebuild_state(self, policy: Policy, now_ns: int) -> State | None:
         if not self._settings.rebuilds:
             return None
-        state, keys = rebuild(self.world, self.nodes(), policy, now_ns)
+        state, keys = rebuild(self.cache, self.nodes(), policy, now_ns)
         for job_id, key in keys.items():
             self.know(job_id, key)
         if self._settings.memory is not None:
@@ -125,7 +125,7 @@ class ClusterBackend(Backend):
         """Publish the state, save what no object has, and follow the cluster's agents and queues."""
         may_act = self._settings.may_act
         publisher = Publisher(
-            self.client, self.world, self.gangs, cycle.ask, may_act, self._advice(), evicts=self._settings.evicts
+            self.client, self.cache, self.gangs, cycle.ask, may_act, self._advice(), evicts=self._settings.evicts
         )
         work = [publisher.run()]
         if self._settings.memory is not None:
@@ -147,7 +147,7 @@ class ClusterBackend(Backend):
         while not self._detached.wait(FOLLOW_SECONDS):
             try:
                 if self._settings.agents:
-                    self._agents.write(self.world.agents())
+                    self._agents.write(self.cache.agents())
                 self._follow_queues(cycle)
             except Exception as error:
                 failures.report("feed", error, "the cluster's agents and queues")
@@ -155,7 +155,7 @@ class ClusterBackend(Backend):
     def _follow_queues(self, cycle: RunningCycle) -> None:
         """Send the cluster's queues to the cycle if they have changed."""
         followed = self._queues_version
-        if self.world.queues_version == followed:
+        if self.cache.queues_version == followed:
             return
         policy = self.effective_policy(self._configured)
         try:
@@ -170,7 +170,7 @@ class ClusterBackend(Backend):
         return self._names(layout, frame)
 
     def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:  # noqa: ARG002
-        return self.world.attest(node, gang)
+        return self.cache.attest(node, gang)
 
     def measures(self) -> Sequence[Sample]:
         return [(LEADS, (), float(self._settings.may_act()))]

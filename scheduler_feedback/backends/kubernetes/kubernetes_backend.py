@@ -72,7 +72,7 @@ class KubernetesBackend(ClusterBackend):
         self._changed: set[tuple[str, int]] = set()  # attempts to scan
         self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
         self._lifecycle = AttemptLifecycle(
-            self._connection, self.world, self._may_act, self._emit, self._queue_scan, self._last_pods
+            self._connection, self.cache, self._may_act, self._emit, self._queue_scan, self._last_pods
         )
 
     @property
@@ -80,42 +80,42 @@ class KubernetesBackend(ClusterBackend):
         return self._connection.watches
 
     def _watching(self, client: Client) -> dict[str, Watch[Any]]:
-        world = self.world
+        cache = self.cache
         watches: dict[str, Watch[Any]] = {
-            "nodes": Watch(client, PATHS["nodes"], Node, world.node_changed),
-            "pods": Watch(client, PATHS["pods"], Pod, world.pod_changed),
-            "claims": Watch(client, PATHS["claims"], Claim, world.claim_changed),
-            "volumes": Watch(client, PATHS["volumes"], StoredVolume, world.volume_changed),
-            "podgroups": Watch(client, PATHS["podgroups"], PodGroup, world.group_changed, optional=True),
-            "queues": Watch(client, PATHS["queues"], Queue, world.queue_changed, optional=True),
+            "nodes": Watch(client, PATHS["nodes"], Node, cache.node_changed),
+            "pods": Watch(client, PATHS["pods"], Pod, cache.pod_changed),
+            "claims": Watch(client, PATHS["claims"], Claim, cache.claim_changed),
+            "volumes": Watch(client, PATHS["volumes"], StoredVolume, cache.volume_changed),
+            "podgroups": Watch(client, PATHS["podgroups"], PodGroup, cache.group_changed, optional=True),
+            "queues": Watch(client, PATHS["queues"], Queue, cache.queue_changed, optional=True),
         }
         if self._settings.upstream_groups:
-            watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, world.upstream_changed, optional=True)
+            watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, cache.upstream_changed, optional=True)
         return watches
 
     def _once_synced(self) -> list[Coroutine[Any, Any, None]]:
         return [self._lifecycle.resume_left()] if self._may_act() else []
 
     def _queue_scan(self, attempt: Attempt) -> None:
-        with self.world.lock:
+        with self.cache.lock:
             self._changed.add((attempt.job_id, attempt.number))
 
     def _emit(self, event: Event) -> None:
-        with self.world.lock:
+        with self.cache.lock:
             self._events.append(event)
 
     # --- Backend -----------------------------------------------------------------------------------------------------
 
     def nodes(self) -> Sequence[NodeSeen]:
         self._connection.check()
-        with self.world.lock:
-            self._slots_now |= {node.node: node.slots for node in self.world.seen_changes()}
-            return self.world.seen()
+        with self.cache.lock:
+            self._slots_now |= {node.node: node.slots for node in self.cache.seen_changes()}
+            return self.cache.seen()
 
     def apply(self, action: Action) -> None:
         self._connection.check()
         key = (action.job_id, action.attempt)
-        with self.world.lock:
+        with self.cache.lock:
             attempt = self._attempts.get(key)
             if isinstance(action, StartGang):
                 if attempt is None:
@@ -136,7 +136,7 @@ class KubernetesBackend(ClusterBackend):
         if not attempt.probe:
             self._connection.go(key, self._lifecycle.start(attempt, action))
         else:
-            node = self.world.nodes.get(action.placement[0].node)
+            node = self.cache.nodes.get(action.placement[0].node)
             if self._probes is None or node is None:
                 raise BackendError("the node cannot be probed: it no longer exists, or no probe image is configured")
             pod = self._probes.pod(action, resource_of(node))
@@ -151,7 +151,7 @@ class KubernetesBackend(ClusterBackend):
 
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
-        with self.world.lock:
+        with self.cache.lock:
             gangs = self._scan_gangs()
             events = self._scan_nodes()  # before the gangs: nodes then carry the gangs' constraints
             events += gangs
@@ -172,7 +172,7 @@ class KubernetesBackend(ClusterBackend):
 
     def _clear_probes(self) -> None:
         """Delete pods of probes that the core no longer has: ended ones, and those of an earlier controller."""
-        for pod in self.world.probes():
+        for pod in self.cache.probes():
             key = (pod.metadata.uid, 0)
             if pod.metadata.key in self._by_gang or pod.metadata.deletion_timestamp or self._connection.busy(key):
                 continue
@@ -181,7 +181,7 @@ class KubernetesBackend(ClusterBackend):
 
     def _scan_nodes(self) -> list[Event]:
         """Return changed nodes, and new slot numbers for gangs whose node no longer has theirs."""
-        changed = self.world.seen_changes()
+        changed = self.cache.seen_changes()
         slots = self._slots_now | {node.node: node.slots for node in changed}
         self._slots_now = {}
         return [*changed, *renumbered(self._attempts.values(), slots)] if slots else []
@@ -190,18 +190,18 @@ class KubernetesBackend(ClusterBackend):
 
     def gangs(self) -> list[Gang]:
         """Return all gangs, as of the last scan."""
-        with self.world.lock:
+        with self.cache.lock:
             return list(self._gangs.values())
 
     def _scan_gangs(self) -> list[Event]:
         """Submit new gangs and cancel deleted ones."""
         events: list[Event] = []
-        dirty = sorted(self.world.take_dirty(), reverse=True)
+        dirty = sorted(self.cache.take_dirty(), reverse=True)
         while dirty:
             key = dirty.pop()
             if key in self._by_gang:
                 self._changed.add(self._by_gang[key])
-            gang = self.world.gang(key)
+            gang = self.cache.gang(key)
             submitted = self._submitted.get(key)
             if gang is None or (submitted is not None and submitted != gang.job_id):
                 self._gangs.pop(key, None)
@@ -215,7 +215,7 @@ class KubernetesBackend(ClusterBackend):
             self._gangs[key], self._keys[gang.job_id] = gang, key
             dirty += [pod.metadata.key for pod in gang.beyond if pod.metadata.key not in self._gangs]
             if gang.constraint is not None:
-                self.world.want(gang.constraint)
+                self.cache.want(gang.constraint)
             if gang.spec is not None:
                 self._last_pods[gang.job_id] = list(gang.pods)
                 if key not in self._submitted:
@@ -225,7 +225,7 @@ class KubernetesBackend(ClusterBackend):
 
     def know(self, job_id: str, key: str) -> None:
         """Record a gang that the core already has, because its state was rebuilt from the API's objects."""
-        with self.world.lock:
+        with self.cache.lock:
             self._submitted[key], self._keys[job_id] = job_id, key
 
     # --- attempts ----------------------------------------------------------------------------------------------------
@@ -234,8 +234,8 @@ class KubernetesBackend(ClusterBackend):
         gang_key = self._key_of(key)
         if not gang_key:
             return None
-        pods = self.world.pods_of(gang_key)
-        attempt = adopt(*key, gang_key, pods, self.world.groups.get(gang_key))
+        pods = self.cache.pods_of(gang_key)
+        attempt = adopt(*key, gang_key, pods, self.cache.groups.get(gang_key))
         if attempt is None:
             return None
         attempt.probe = any(is_probe(pod) for pod in pods)
@@ -246,7 +246,7 @@ class KubernetesBackend(ClusterBackend):
             by_uid = {pod.metadata.uid: pod for pod in pods}
             for member in attempt.members:
                 if member.uid and not member.bound:
-                    self.world.assume(by_uid[member.uid], member.node)
+                    self.cache.assume(by_uid[member.uid], member.node)
             self._connection.go(key, self._lifecycle.bind(attempt))
         return attempt
 
@@ -261,12 +261,12 @@ class KubernetesBackend(ClusterBackend):
         if self._by_gang.get(attempt.key) == key:
             del self._by_gang[attempt.key]
         for member in attempt.members:
-            self.world.release(member.uid, place_of(attempt, member))
+            self.cache.release(member.uid, place_of(attempt, member))
 
     def _scan(self, key: tuple[str, int], attempt: Attempt) -> list[Event]:
         if attempt.phase is not Phase.BOUND:
             return []
-        pods = {pod.metadata.uid: pod for pod in self.world.pods_of(attempt.key)}
+        pods = {pod.metadata.uid: pod for pod in self.cache.pods_of(attempt.key)}
         # The cache may not show yet that a pod is bound; but a pod that is missing from it is gone.
         if not attempt.reported and (why := rejected(attempt, pods)):
             attempt.phase, attempt.failure = Phase.UNDOING, why
@@ -284,7 +284,7 @@ class KubernetesBackend(ClusterBackend):
             pod
             for pod in pods.values()
             if pod.metadata.uid not in taken
-            and self.world.place_of(pod.metadata.uid) is None
+            and self.cache.place_of(pod.metadata.uid) is None
             and not pod.over
             and not pod.spec.node_name
             and not pod.spec.scheduling_gates
@@ -299,9 +299,9 @@ class KubernetesBackend(ClusterBackend):
             if found is None:
                 continue
             fresh.remove(found)
-            self.world.dirty_gangs.add(found.metadata.key)  # until now it may have been one more than the gang needs
+            self.cache.dirty_gangs.add(found.metadata.key)  # until now it may have been one more than the gang needs
             member.name, member.uid, member.bound = found.metadata.key, found.metadata.uid, False
-            self.world.hold(member.uid, place_of(attempt, member))
-            self.world.assume(found, member.node)
+            self.cache.hold(member.uid, place_of(attempt, member))
+            self.cache.assume(found, member.node)
             work = self._lifecycle.bind_in_place(attempt, member)
             self._connection.go((f"{key[0]}/{member.ranks.start}", key[1]), work)
