@@ -141,10 +141,8 @@ def controller(
     if agents_account is not None:
         hosts = (agents_service,) if agents_service else ()
         signing = Signing(agents_account, hosts, signer, signing_folder, signing_days, revoked_file)
-    config = load(
-        config_file, {"controller.port": port, "controller.listen": listen, "controller.web_config": web_config}
-    )
-    run(state, config, settings, (namespace, lease), advise=advise, signing=signing)
+    given = {"controller.port": port, "controller.listen": listen, "controller.web_config": web_config}
+    run(state, load(config_file, given), settings, (namespace, lease), advise=advise, signing=signing)
 
 
 @kubernetes.command()

@@ -38,7 +38,8 @@ from scheduler_feedback.api.subscribers import Subscribers
 from scheduler_feedback.backends.backend import Backend
 from scheduler_feedback.controller import state_files
 from scheduler_feedback.controller.controller_settings import ControllerSettings
-from scheduler_feedback.controller.cycle_thread import CycleThread, Hooks
+from scheduler_feedback.controller.cycle_hooks import CycleHooks
+from scheduler_feedback.controller.cycle_thread import CycleThread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.progress import STUCK_SECONDS
@@ -100,20 +101,15 @@ class Controller:
         self.submit_with = backend.submit_with
         self.subscribers = Subscribers(*settings.streams)
         self.failure: BaseException | None = None
-        self._policy = policy
-        self._reload = reload
+        self._policy, self._reload = policy, reload
         self._clock = clock or SystemClock()
         detectors = tuple(make_all() if settings.detectors is None else settings.detectors)
         self.failures = PartFailures(detector.name for detector in detectors)
         self._placements = Placements(backend.attest)
         self._detection = DetectionThread(
-            detectors,
-            self._report_results,
-            self._clock,
-            fabric=settings.fabric,
-            failures=self.failures,
-            placements=self._placements,
-        )
+            detectors, self._report_results, self._clock,
+            fabric=settings.fabric, failures=self.failures, placements=self._placements,
+        )  # fmt: skip
         self._feed = RestartingFeed(self._make_feed, self.failures)
         self._freeze_switch = FreezeSwitch(folder / "frozen")
         self._on_entries = on_entries
@@ -162,24 +158,18 @@ class Controller:
             state_files.replace_journal(journal, state, now_ns)
 
     def _make_cycle(self, recovered: Recovered, policy: Policy) -> CycleThread:
-        hooks = Hooks(
-            self._written,
-            self._detection.snapshots,
-            lambda state: (*measure(state), *queue_metrics(state)),
-            self._died,
-            self.failures.report,
-            self._placements.follow,
+        hooks = CycleHooks(
+            written=self._written,
+            baselines=self._detection.snapshots,
+            measures=lambda state: (*measure(state), *queue_metrics(state)),
+            died=self._died,
+            failed=self.failures.report,
+            placed=self._placements.follow,
         )
         return CycleThread(
-            self.store,
-            recovered,
-            self.backend,
-            self._freeze_switch,
-            policy,
-            self._clock,
-            hooks,
+            self.store, recovered, self.backend, self._freeze_switch, policy, self._clock, hooks,
             self._settings.snapshot_seconds,
-        )
+        )  # fmt: skip
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

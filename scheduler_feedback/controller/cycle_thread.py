@@ -21,7 +21,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 from agent.schema.clock import Clock
@@ -29,18 +28,19 @@ from agent.schema.errors import StoreError
 from scheduler_feedback.api.reading.state_snapshots import Snapshots
 from scheduler_feedback.backends.backend import Backend
 from scheduler_feedback.controller.backend_calls import BackendCalls
+from scheduler_feedback.controller.cycle_hooks import CycleHooks
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, UserRequest
 from scheduler_feedback.controller.progress import Progress
 from scheduler_feedback.controller.state_samples import StateSamples
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, PolicySet, Tick
-from scheduler_feedback.core.job import Job, StopReason
+from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.cycle import run
 from scheduler_feedback.journal.recovery import Recovered, recover
-from scheduler_feedback.journal.store import NumberedEntry, Store
+from scheduler_feedback.journal.store import Store
 
 POLL_SECONDS = 0.15
 TICK_SECONDS = 1.0
@@ -51,25 +51,6 @@ RETRY_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """Callbacks of the thread. All are called on it and must not block. If one of the first three raises, `failed` gets
-    the exception and the name of the part that has the bug."""
-
-    written: Callable[[Sequence[Event], Sequence[NumberedEntry]], None]
-    """Called after a commit with the events and the entries."""
-    baselines: Callable[[], Mapping[str, bytes]]
-    """Returns the detectors' snapshots by name."""
-    measures: Callable[[State], Sequence[Sample]]
-    """Returns the metrics of the state, once a second."""
-    died: Callable[[BaseException], None]
-    """Called when the thread ends because of a bug."""
-    failed: Callable[[str, Exception], None]
-
-    placed: Callable[[Iterable[Job]], None] = lambda _jobs: None
-    """Called with all jobs before actions are carried out, so that placements are known before a rank reports."""
 
 
 class CycleThread:
@@ -83,15 +64,14 @@ class CycleThread:
         freeze_switch: FreezeSwitch,
         policy: Policy,
         clock: Clock,
-        hooks: Hooks,
+        hooks: CycleHooks,
         snapshot_seconds: float = SNAPSHOT_SECONDS,
     ) -> None:
         self._store = store
         self._state = recovered.state
         self._backend = BackendCalls(backend)
         self._freeze_switch = freeze_switch
-        self._clock = clock
-        self._hooks = hooks
+        self._clock, self._hooks = clock, hooks
         self._snapshot_seconds = snapshot_seconds
         self._inbox = Inbox()
         self.progress = Progress(clock)
@@ -112,7 +92,6 @@ class CycleThread:
             "gangwatch_replay_mismatches_total": recovered.mismatches,
         }
         self._state_is_ahead = False  # of the store: a commit failed after the cycle had run
-        self._was_flagged = False
         self._cycle_seconds = 0.0
         self._samples = StateSamples(hooks.measures, hooks.failed, clock)
         self._baselines: Mapping[str, bytes] = recovered.detectors
@@ -223,7 +202,8 @@ class CycleThread:
         if due:
             self._tick_ns = now_ns
             self._samples.update(self._state)
-            self._check_flag()
+            if self._freeze_switch.set_by_hand(self._state.frozen):
+                self._observed.append(self._freeze_switch.event())
         if not self._state_is_ahead:
             self.snapshots.publish(self._state)
         if self._unrecorded:
@@ -301,16 +281,6 @@ class CycleThread:
 
     # --- freeze -------------------------------------------------------------------------------------------------------
 
-    def _check_flag(self) -> None:
-        """Freeze if an operator created the flag file by hand, which also works while no controller runs."""
-        flagged = self._freeze_switch.is_on() and not self._state.frozen
-        if flagged and self._was_flagged:  # at two ticks: a freeze by the API sets the switch before its event
-            self._observed.append(self._frozen_by_flag())
-        self._was_flagged = flagged
-
-    def _frozen_by_flag(self) -> FreezeSet:
-        return FreezeSet(True, f"the file {self._freeze_switch.flag.name}")
-
     def _set_switch(self, events: Sequence[Event]) -> StoreError | None:
         """Set the freeze switch as the journal says; return the error if that fails, else None."""
         if any(isinstance(event, FreezeSet) for event in events):
@@ -370,7 +340,7 @@ class CycleThread:
         if self._freeze_switch.is_on() and not cancel:
             outcome = "withheld: frozen"
             # The next cycle knows of the freeze, and does not decide the same again.
-            self._observed.append(self._frozen_by_flag())
+            self._observed.append(self._freeze_switch.event())
             self._observed.append(ActionFailed(action.action_id, action.job_id, "all actions are frozen"))
         else:
             outcome = self._apply(action)

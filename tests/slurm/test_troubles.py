@@ -161,7 +161,7 @@ def test_slurmctld_is_killed_during_a_move(world: World) -> None:
     world.move(number)
     world.wait("the requeue", killed.exists)
     world.bed.kill_controller()
-    world.mend("scontrol")
+    world.restore("scontrol")
     world.wait("trouble", lambda: "exit code 1" in world.look_quietly() or "did not end within" in world.look_quietly())
     time.sleep(1)
     world.bed.start_controller()
