@@ -20,7 +20,7 @@ from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, of_comment, 
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode
 from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
-from scheduler_feedback.backends.slurm.slurm_names import hosted, why_not
+from scheduler_feedback.backends.slurm.slurm_names import external_job, why_not
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.events import Hosted
@@ -171,19 +171,19 @@ def test_reported_restartable_flag_and_backend_refusals_agree(
     opted: OptIn, batch: bool, requeue: bool, may: bool
 ) -> None:
     job = SlurmJob(7, "RUNNING", nodes=("n1",), gpus=((0, 1),), partition="batch", batch=batch, requeue=requeue)
-    event = hosted(job, opted, NODES)
+    event = external_job(job, opted, NODES)
     assert event is not None
     assert event.spec.restartable is may
     assert (why_not(job, opted) == "") is may
 
 
 def test_the_declaration_determines_how_a_job_is_stopped() -> None:
-    event = hosted(JOB, of_comment("gangwatch:restartable,signal=USR2,grace=7,restart=90,every=600"), NODES)
+    event = external_job(JOB, of_comment("gangwatch:restartable,signal=USR2,grace=7,restart=90,every=600"), NODES)
     assert event is not None
     spec = event.spec
     assert (spec.checkpoint_signal, spec.grace_seconds) == ("SIGUSR2", 7.0)
     assert (spec.restart_cost_seconds, spec.checkpoint_interval_seconds) == (90.0, 600.0)
-    without = hosted(JOB, of_comment("gangwatch:restartable,grace=7"), NODES)
+    without = external_job(JOB, of_comment("gangwatch:restartable,grace=7"), NODES)
     assert without is not None
     assert without.spec.grace_seconds == 0.0, "a job that is not signalled gets no grace period"
 

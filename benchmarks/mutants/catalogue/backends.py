@@ -203,7 +203,7 @@ MUTANTS = (
         ("tests/slurm/test_requeue.py",),
     ),
     Mutant(
-        "backends.slurm.slurm_names:hosted",
+        "backends.slurm.slurm_names:external_job",
         "restartable=opted.restartable and job.batch and job.requeue",
         "restartable=job.batch and job.requeue",
         ("tests/slurm/test_opt_in.py",),

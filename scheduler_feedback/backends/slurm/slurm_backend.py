@@ -42,8 +42,8 @@ from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_audit import Audit
 from scheduler_feedback.backends.slurm.slurm_commands import Commands
 from scheduler_feedback.backends.slurm.slurm_names import (
+    external_job,
     host_waits,
-    hosted,
     job_id_of,
     node_seen,
     number_of,
@@ -190,7 +190,7 @@ class SlurmBackend(Backend):
                 continue
             if now - self._reported.get(key, float("-inf")) > REPORT_AGAIN_SECONDS:
                 self._reported[key] = now
-                found = hosted(job, self._consents.known(job), snapshot.nodes)
+                found = external_job(job, self._consents.known(job), snapshot.nodes)
                 events += [found] if found is not None else []
         while self._events:
             events.append(self._events.popleft())
