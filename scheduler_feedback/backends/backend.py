@@ -119,5 +119,5 @@ class Backend(ABC):
         return events
 
     def measures(self) -> Iterable[Sample]:
-        """Return the backend's own metrics. Any thread may call it."""
+        """Return the backend's own metrics, which the catalogue must have. Any thread may call it."""
         return ()
