@@ -43,7 +43,7 @@ from agent.sources.nvml import nvml as nvml_source
 from agent.sources.nvml import nvml_events
 from agent.sources.proc.proc import PAGE_BYTES
 from exporter.prometheus.exposition import Exposition, Settings
-from gangwatch.daemons import use_one_arena
+from gangwatch.process_limits import use_one_arena
 from tests.agent.rates_of_frames import Rates
 from tests.fakes.nvml.build import build as build_nvml
 from tests.fakes.nvml.control import GPU_IS_LOST, SUCCESS, FakeNvml

@@ -18,18 +18,22 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue, as_text
-from scheduler_feedback.backends.slurm import Settings, SlurmBackend
+from scheduler_feedback.backends.backend import RunningCycle
 from scheduler_feedback.backends.slurm.parsing.opt_in import of_comment
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
+from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_audit import lines
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import State
+from scheduler_feedback.part_failures import PartFailures
 
 HONEST = 500
 HOSTILE = 100
@@ -169,11 +173,14 @@ def changed(name: str, change: dict[str, Any]) -> Result:
     resident = _resident_mib()
     took: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(partition_share=1.0, requeues_per_hour=10_000, idle_seconds=3600, attentive_seconds=3600)
+        settings = SlurmSection(
+            partition_share=1.0, requeues_per_hour=10_000, idle_seconds=3600, attentive_seconds=3600
+        )
         backend = SlurmBackend(Path(folder), PrintedCommands(queue, text=False), settings)
         backend.start(PATIENCE_SECONDS)
         backend.observe(())
-        backend.attend(_answered(State(nodes={node: Node(node, 8) for node in NODES})))
+        ask = _answered(State(nodes={node: Node(node, 8) for node in NODES}))
+        backend.attach(cast(RunningCycle, SimpleNamespace(ask=ask)), PartFailures())
         try:
             for number in turned:
                 queue.change(number, **change)

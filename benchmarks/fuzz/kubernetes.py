@@ -347,15 +347,15 @@ def _parse_objects(data: bytes) -> str:
         parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return REFUSED_FIRST
-    world = InformerCache("gangwatch", TopologyLabels())
+    cache = InformerCache("gangwatch", TopologyLabels())
     handlers = {
-        "nodes": world.node_changed,
-        "pods": world.pod_changed,
-        "claims": world.claim_changed,
-        "volumes": world.volume_changed,
-        "podgroups": world.group_changed,
-        "queues": world.queue_changed,
-        "upstream": world.upstream_changed,
+        "nodes": cache.node_changed,
+        "pods": cache.pod_changed,
+        "claims": cache.claim_changed,
+        "volumes": cache.volume_changed,
+        "podgroups": cache.group_changed,
+        "queues": cache.queue_changed,
+        "upstream": cache.upstream_changed,
     }
     refused = False
     for name, raw in parts.items():
@@ -371,17 +371,17 @@ def _parse_objects(data: bytes) -> str:
                 cast(Any, handlers[name])(item.metadata.key, None, item)
             except BackendError:  # `Watch._change` leaves such an object unchanged
                 refused = True
-    seen = world.seen()
-    for key in sorted({*world.groups, *world.pods}):
-        gang = world.gang(key)
+    seen = cache.seen()
+    for key in sorted({*cache.groups, *cache.pods}):
+        gang = cache.gang(key)
         if gang is not None:
             refused |= bool(gang.refused)
             for pod in gang.pods if gang.spec is not None else ():
                 constraint = constraint_of(pod)
-                for node in world.nodes:
-                    world.why_not(constraint, node)
-    policy = with_queues(Policy(), world.queues.values())
-    rebuild(world, seen, policy, 10**18)
+                for node in cache.nodes:
+                    cache.why_not(constraint, node)
+    policy = with_queues(Policy(), cache.queues.values())
+    rebuild(cache, seen, policy, 10**18)
     return REFUSED if refused else ACCEPTED
 
 

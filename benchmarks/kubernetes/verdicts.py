@@ -10,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from gangwatch.commands.kubernetes_controller import Publishing, rebuild_journal
-from scheduler_feedback.backends.kubernetes import KubernetesBackend, from_kubeconfig
+from scheduler_feedback.backends.kubernetes.api_server.client import from_kubeconfig
+from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
+from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.controller.controller import Controller
+from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.core.events import Event, VerdictJudged
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
@@ -29,18 +31,11 @@ def broken(node: str) -> list[Event]:
 
 def main(kubeconfig: Path, folder: Path) -> None:
     policy = Policy(probe_command=())
-    backend = KubernetesBackend(from_kubeconfig(kubeconfig))
-    backend.start()
-    try:
-        rebuild_journal(folder, backend, policy)
-        with Controller(folder, backend, policy, detectors=()) as controller:
-            publishing = Publishing(backend, controller, lambda: True)
-            print("ready", flush=True)
-            for line in sys.stdin:
-                controller.cycle.report([event for node in line.split() for event in broken(node)])
-            publishing.stop()
-    finally:
-        backend.stop()
+    backend = KubernetesBackend(folder, KubernetesSettings(from_kubeconfig(kubeconfig)))
+    with Controller(folder, backend, policy, ControllerSettings(detectors=())) as controller:
+        print("ready", flush=True)
+        for line in sys.stdin:
+            controller.cycle.report([event for node in line.split() for event in broken(node)])
 
 
 if __name__ == "__main__":

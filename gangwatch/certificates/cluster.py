@@ -9,8 +9,7 @@ import msgspec
 
 from agent.schema.errors import ConfigError
 from agent.schema.identity import Revocations, of_node, read_revocations
-from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Part
 
 FILE = "revoked.json"

@@ -21,8 +21,7 @@ from agent.schema.identity import of_node
 from gangwatch.certificates.authority import new_key, new_request, read
 from gangwatch.certificates.folder import write_pair
 from gangwatch.certificates.signer import PATH, Request
-from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError, UnreachableError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError, UnreachableError
 
 POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 10.0

@@ -29,8 +29,7 @@ import msgspec
 from agent.schema.errors import BackendError, ConfigError
 from agent.schema.identity import Revocations, of_node, read_revocations
 from gangwatch.certificates.authority import Authority, requested
-from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
 from scheduler_feedback.backends.kubernetes.objects.objects import Condition, Metadata, Part
 

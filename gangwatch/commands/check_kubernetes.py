@@ -19,9 +19,8 @@ from gangwatch.certificates.signer import PATH as REQUESTS
 from gangwatch.certificates.signer import Request
 from gangwatch.health.certificate_health import SOON_SECONDS
 from gangwatch.health.machine import Finding
-from scheduler_feedback.backends.kubernetes import Access
 from scheduler_feedback.backends.kubernetes.agents import is_agent
-from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.lease import LEASE_SECONDS
 from scheduler_feedback.backends.kubernetes.objects.objects import Lease, Node, Part, Pod
 from scheduler_feedback.backends.kubernetes.objects.translate import (

@@ -12,7 +12,7 @@ from gangwatch.commands.options import config_option, plain, state_option
 from gangwatch.state_folder import StateFolder
 
 if TYPE_CHECKING:
-    from scheduler_feedback.backends.kubernetes import Access
+    from scheduler_feedback.backends.kubernetes.api_server.client import Access
 
 
 @click.group()
@@ -28,7 +28,7 @@ def kubernetes() -> None:
 
 def access_of(kubeconfig: Path | None) -> Access:
     """Return access to the kubeconfig's cluster, else to this pod's. Raises ConfigError if there is neither."""
-    from scheduler_feedback.backends.kubernetes import from_kubeconfig, in_cluster
+    from scheduler_feedback.backends.kubernetes.api_server.client import from_kubeconfig, in_cluster
 
     if kubeconfig is not None:
         return from_kubeconfig(kubeconfig)
@@ -117,40 +117,32 @@ def controller(
     Several may run: one leads, and a stand-by takes over within 15 seconds of its end. All required state is in API
     objects, so the state folder may be empty.
     """
-    from dataclasses import replace
-
-    from gangwatch.commands.kubernetes_controller import Settings, run
+    from gangwatch.commands.kubernetes_controller import Signing, run
     from gangwatch.configuration.config_file import load
+    from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
+    from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
     from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels
+    from scheduler_feedback.backends.kubernetes.published.state_config_map import memory_name
 
     access = access_of(kubeconfig)
-    labels = TopologyLabels(spine_label, rack_label, rail_label, island_label)
-    agents = f"{'http' if agents_plain else 'https'}://{{}}.{agents_service}:{agents_port}" if agents_service else ""
-    settings = Settings(
+    namespace = namespace or access.namespace
+    settings = KubernetesSettings(
         access,
-        namespace or access.namespace,
-        lease,
         scheduler_name,
-        labels,
-        advise,
-        agents,
+        TopologyLabels(spine_label, rack_label, rail_label, island_label),
+        memory=(namespace, memory_name(lease)),
+        agents=f"{'http' if agents_plain else 'https'}://{{}}.{agents_service}:{agents_port}" if agents_service else "",
         evicts=evict,
-        device_taints=device_taints,
-        probe_image=probe_image or "",
+        probes=Probes(probe_image or "", namespace, scheduler_name),
         upstream_groups=upstream_groups,
+        device_taints=device_taints,
     )
     signing = None
     if agents_account is not None:
-        from gangwatch.commands.kubernetes_controller import Signing
-
-        signing = Signing(agents_account, (agents_service,) if agents_service else (), signer, signing_folder,
-                          signing_days, revoked_file)  # fmt: skip
-    settings = replace(settings, signing=signing)
-    run(
-        state,
-        load(config_file, {"controller.port": port, "controller.listen": listen, "controller.web_config": web_config}),
-        settings,
-    )
+        hosts = (agents_service,) if agents_service else ()
+        signing = Signing(agents_account, hosts, signer, signing_folder, signing_days, revoked_file)
+    given = {"controller.port": port, "controller.listen": listen, "controller.web_config": web_config}
+    run(state, load(config_file, given), settings, (namespace, lease), advise=advise, signing=signing)
 
 
 @kubernetes.command()

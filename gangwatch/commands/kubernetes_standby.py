@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gangwatch.configuration.config_file import Config
-
-LEADS = "gangwatch_leads"
-"""Metric: 1 on the leading controller, 0 on a stand-by. The stand-by's target is up, so no alert fires."""
+from scheduler_feedback.backends.kubernetes.cluster_backend import LEADS
 
 _STOP_SECONDS = 5.0
 

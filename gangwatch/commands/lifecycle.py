@@ -74,8 +74,7 @@ def up(
       gangwatch up --nodes 4 --slots 2
       gangwatch up --listen 0.0.0.0:9420 --web-config web.yml
     """
-    from gangwatch.configuration.config_file import load, oversubscribed
-    from gangwatch.health.machine import usable_processors
+    from gangwatch.configuration.config_file import load
 
     effective = load(config_file, overrides(nodes, slots, port, no_gpus, listen, web_config))
     if check_config:
@@ -83,8 +82,6 @@ def up(
 
         show(state, effective, as_json)
         return
-    from gangwatch.commands.configuration import say_notices
-    from gangwatch.configuration.in_force import read_in_force
     from gangwatch.supervisor import launcher
 
     options = _options_again(nodes, slots, port, no_gpus, listen, web_config)
@@ -94,6 +91,16 @@ def up(
         _stay(order, report_to)
         return
     launcher.start_detached(order, say)
+    _print_started(state, as_json)
+
+
+def _print_started(state: StateFolder, as_json: bool) -> None:
+    """Print what runs. Raises GangwatchError if the daemons have ended again."""
+    from gangwatch.commands.configuration import say_notices
+    from gangwatch.configuration.config_file import oversubscribed
+    from gangwatch.configuration.in_force import read_in_force
+    from gangwatch.health.machine import usable_processors
+
     running = state.supervisor()
     controller = state.controller()
     if running is None or controller is None:
@@ -236,8 +243,8 @@ def agent(
       gangwatch agent --node node-0 --slots 2
       gangwatch agent --listen 0.0.0.0:9400 --web-config web.yml --compatibility dcgm
     """
+    from gangwatch.agent_daemon import run_agent
     from gangwatch.configuration.config_file import load, node_name_of
-    from gangwatch.daemons import run_agent
     from gangwatch.health.machine import host_name, usable_processors
 
     given = {
@@ -309,7 +316,7 @@ def controller(
 
         show(state, effective, as_json)
         return
-    from gangwatch.daemons import run_controller
+    from gangwatch.controller_daemon import run_controller
 
     changed = {key: value for key, value in given.items() if isinstance(value, int | str)}
     run_controller(state, effective, changed, _nodes_of(planned))

@@ -17,8 +17,7 @@ from pathlib import Path
 import msgspec
 
 from agent.schema.errors import GangwatchError
-from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
 from scheduler_feedback.backends.kubernetes.objects.objects import Metadata, Part
 
 _OPENSSL_SECONDS = 30

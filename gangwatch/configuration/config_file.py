@@ -60,13 +60,14 @@ from gangwatch.configuration.sections import (
     OidcSection,
     OtlpSection,
     PushSection,
-    SlurmSection,
     StepQuotasSection,
     StoreSection,
     TokenReviewSection,
     parse_listen,
 )
 from gangwatch.state_folder import NodePlan
+from scheduler_feedback.backends.registry import sections as backend_sections
+from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.core.plain_text import misleading
 from scheduler_feedback.core.state import Mode, Policy, Queue
 
@@ -118,8 +119,29 @@ class Config(msgspec.Struct, frozen=True):
     policy: Policy = Policy()
     slurm: SlurmSection = SlurmSection()
     store: StoreSection = StoreSection()
+    backends: dict[str, dict[str, Any]] = {}
+    """Sections of other backends in the registry, checked, with all keys."""
     source: str = ""
     """File of the configuration; '' for the defaults."""
+
+    def backend_section(self, name: str) -> msgspec.Struct:
+        """Return the section of a backend in the registry that the file selects."""
+        if name == "slurm":
+            return self.slurm
+        return msgspec.convert(self.backends.get(name, {}), backend_sections()[name])
+
+
+def selected_backend(config: Config) -> str:
+    """Return the name of the enabled backend; the local one if none is. Raises ConfigError if several are."""
+    enabled = [name for name in backend_sections() if getattr(config.backend_section(name), "enabled", False)]
+    if len(enabled) > 1:
+        raise ConfigError(f"{' and '.join(f'{name}.enabled' for name in enabled)}: only one backend can be enabled")
+    return enabled[0] if enabled else "local"
+
+
+def _sections() -> dict[str, type[msgspec.Struct]]:
+    """Return the sections that have a struct, with those of all backends."""
+    return {**SECTIONS, **backend_sections()}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -193,15 +215,17 @@ def _with_overrides(tree: dict[str, Any], config: Config, overrides: Mapping[str
 
 def _convert(tree: dict[str, Any], source: str, blamed: str = "") -> Config:
     where = blamed or source
+    sections = _sections()
     for name, section in tree.items():
-        if name not in (*SECTIONS, "policy"):
-            raise ConfigError(f"{where}: {name}: unknown section{_nearest(name, (*SECTIONS, 'policy'))}")
+        if name not in (*sections, "policy"):
+            raise ConfigError(f"{where}: {name}: unknown section{_nearest(name, (*sections, 'policy'))}")
         if not isinstance(section, dict):
             raise ConfigError(f"{where}: {name}: {section!r} is not a section: write [{name}]")
     parts: dict[str, Any] = {
-        name: _section(kind, tree.get(name, {}), name, where) for name, kind in SECTIONS.items() if name in tree
+        name: _section(kind, tree.get(name, {}), name, where) for name, kind in sections.items() if name in tree
     }
-    config = Config(**parts, policy=_policy(tree.get("policy", {}), where), source=source)
+    backends = {name: msgspec.to_builtins(parts.pop(name)) for name in parts.keys() - SECTIONS.keys()}
+    config = Config(**parts, backends=backends, policy=_policy(tree.get("policy", {}), where), source=source)
     _check_names(config.cluster, where)
     if config.agent.listen is not None:
         parse_listen(config.agent.listen, f"{where}: agent.listen")
@@ -327,7 +351,7 @@ def _prepared(key: str, value: object, known: tuple[str, ...], name: str) -> obj
 
 def _elsewhere(key: str) -> str:
     """Return a hint to the sections that have this key; '' if none has it."""
-    sections = [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__]
+    sections = [name for name, kind in _sections().items() if key in kind.__struct_fields__]
     sections += ["policy"] if key in _POLICY_DEFAULTS else []
     return f" (did you mean {' or '.join(f'{name}.{key}' for name in sections)}?)" if sections else ""
 
@@ -443,10 +467,11 @@ def flatten(config: Config) -> dict[str, object]:
     """Return every key as "section.key" with its value; None is left out."""
     tree = msgspec.to_builtins(config)
     tree["policy"].pop("mode")
+    tree |= tree.pop("backends")
     return {
         f"{section}.{key}": value
-        for section in (*SECTIONS, "policy")
-        for key, value in tree[section].items()
+        for section in (*_sections(), "policy")
+        for key, value in tree.get(section, {}).items()
         if value is not None
     }
 

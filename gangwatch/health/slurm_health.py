@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from agent.schema.errors import GangwatchError
-from gangwatch.configuration.sections import SlurmSection
 from gangwatch.health.machine import Finding
 from scheduler_feedback.backends.slurm.parsing.refusals import sentence
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, Nodes
+from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 NAME = "slurm"

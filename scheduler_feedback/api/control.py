@@ -27,7 +27,7 @@ class Control(Protocol):
     snapshot_reader: SnapshotReader
     subscribers: Subscribers
     failures: PartFailures
-    elsewhere: str
+    submit_with: str
 
     @property
     def store(self) -> Reader: ...

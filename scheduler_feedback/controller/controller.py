@@ -12,17 +12,14 @@ cycle or the journal ends the controller, because it must not continue to decide
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
-import secrets
 import signal
-import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -30,44 +27,39 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from agent.schema.clock import Clock, SystemClock
-from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError, StoreError
+from agent.schema.errors import ConfigError, GangwatchError, StoreError
 from agent.schema.frame import AnyLayout, Frame
 from scheduler_feedback.api.access.audit import Audit
 from scheduler_feedback.api.access.authentication import Authentication
 from scheduler_feedback.api.access.tokens import OWN_TOKENS, Tokens
 from scheduler_feedback.api.app import create_api
 from scheduler_feedback.api.reading.snapshot_reader import SnapshotReader
-from scheduler_feedback.api.subscribers import MOST_STREAMS, MOST_STREAMS_EACH, Subscribers
-from scheduler_feedback.backends import Backend
-from scheduler_feedback.controller.cycle_thread import SNAPSHOT_SECONDS, CycleThread, Hooks
+from scheduler_feedback.api.subscribers import Subscribers
+from scheduler_feedback.backends.backend import Backend
+from scheduler_feedback.controller import state_files
+from scheduler_feedback.controller.controller_settings import ControllerSettings
+from scheduler_feedback.controller.cycle_hooks import CycleHooks
+from scheduler_feedback.controller.cycle_thread import CycleThread
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.progress import STUCK_SECONDS
+from scheduler_feedback.controller.restarting_feed import RestartingFeed
 from scheduler_feedback.core.events import AttemptEnded, Event, FreezeSet, PolicySet
-from scheduler_feedback.core.fabric import Fabric
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.core.telemetry.column_subscription import WANTED
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.pace import MOST_ROWS, Pace, Speed
-from scheduler_feedback.core.telemetry.placements import Attest, Placements
-from scheduler_feedback.detectors import Detector, make_all
+from scheduler_feedback.core.telemetry.placements import Placements
+from scheduler_feedback.detectors import make_all
 from scheduler_feedback.feed import Feed
 from scheduler_feedback.feed.agent_reporting import AgentStatus, agent_statuses
-from scheduler_feedback.feed.credentials import Credentials
-from scheduler_feedback.journal.format_needs import UNCHANGED
-from scheduler_feedback.journal.recovery import recover
-from scheduler_feedback.journal.store import NumberedEntry, Retention, Store
+from scheduler_feedback.journal.recovery import Recovered, recover
+from scheduler_feedback.journal.store import NumberedEntry, Store
 from scheduler_feedback.part_failures import PartFailures
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 
 STOP_SECONDS = 2.0
-
-FEED_PAUSE_SECONDS, FEED_PAUSE_MOST_SECONDS = 1.0, 60.0
-"""After a bug in the feed's thread it is started again after 1, 2, 4, ... 60 s."""
-
-FEED_PROVEN_SECONDS = 30.0
-"""A feed that has run for this long is in service again: by then it has opened and read every agent's stream."""
 
 SPEEDS_SECONDS = 0.5
 """How long speeds and agents' states are shared between readers: detection runs twice a second."""
@@ -84,13 +76,10 @@ class Controller:
             app = Starlette(routes=[Mount("/", controller.api())], lifespan=lambda _: controller.serving(on_failure))
             ... serve app; once it listens, controller.announce(url)
 
-    reload: reads the configuration again and returns its policy; may raise ConfigError. detectors: the detectors to
-    run. fabric: the switch of each node. translate_frames: translates a layout and a frame to the backend's names.
-    attest: returns the nodes of gangs that the cycle did not place. translate_events: translates detector events before
-    the cycle gets them, because a backend may use other gang names than the agents. on_entries: called with the entries
-    of each cycle, on its thread; must not block. elsewhere: how to submit jobs if another scheduler starts them; '' if
-    this one does. access: authenticates requests; default: with the folder's tokens. audit: the audit log. Entering
-    raises StateFolderBusyError if the folder already has a controller, StoreError if its journal is unusable.
+    The controller starts the backend and stops it. reload: reads the configuration again and returns its policy; may
+    raise ConfigError. on_entries: called with the entries of each cycle, on its thread; must not block. Entering raises
+    StateFolderBusyError if the folder already has a controller, StoreError if its journal is unusable, and BackendError
+    if the backend cannot connect.
     """
 
     def __init__(
@@ -98,50 +87,35 @@ class Controller:
         folder: Path,
         backend: Backend,
         policy: Policy,
+        settings: ControllerSettings | None = None,
         *,
         reload: Callable[[], Policy] | None = None,
-        detectors: Iterable[Detector] | None = None,
-        clock: Clock | None = None,
-        snapshot_seconds: float = SNAPSHOT_SECONDS,
-        retention: Retention | None = None,
-        credentials: Credentials | None = None,
-        fabric: Fabric | None = None,
-        translate_frames: Callable[[AnyLayout, Frame], tuple[AnyLayout, Frame]] | None = None,
-        attest: Attest | None = None,
-        translate_events: Callable[[Sequence[Event]], Sequence[Event]] | None = None,
         on_entries: Callable[[Sequence[NumberedEntry]], None] | None = None,
-        elsewhere: str = "",
-        streams: tuple[int, int] = (MOST_STREAMS, MOST_STREAMS_EACH),
-        access: Authentication | None = None,
-        audit: Audit | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.folder = folder
-        self.access = access or Authentication(Tokens(folder / "token", own_file=folder / OWN_TOKENS))
-        self.audit = audit or Audit(folder / "audit" / "audit.jsonl")
-        self.elsewhere = elsewhere
-        self.subscribers = Subscribers(*streams)
+        self.backend = backend
+        self._settings = settings = settings or ControllerSettings()
+        self.access = settings.access or Authentication(Tokens(folder / "token", own_file=folder / OWN_TOKENS))
+        self.audit = settings.audit or Audit(folder / "audit" / "audit.jsonl")
+        self.submit_with = backend.submit_with
+        self.subscribers = Subscribers(*settings.streams)
         self.failure: BaseException | None = None
-        self._backend = backend
-        self._policy = policy
-        self._reload = reload
-        self._translate_events = translate_events
+        self._policy, self._reload = policy, reload
         self._clock = clock or SystemClock()
-        self._snapshot_seconds = snapshot_seconds
-        self._retention = retention or Retention()
-        enabled = tuple(make_all() if detectors is None else detectors)
-        self.failures = PartFailures(detector.name for detector in enabled)
-        self._placements = Placements(attest)
+        detectors = tuple(make_all() if settings.detectors is None else settings.detectors)
+        self.failures = PartFailures(detector.name for detector in detectors)
+        self._placements = Placements(backend.attest)
         self._detection = DetectionThread(
-            enabled, self._found, self._clock, fabric=fabric, failures=self.failures, placements=self._placements
-        )
-        self._translate_frames = translate_frames
-        self._credentials = credentials
-        self._feed = self._make_feed()
+            detectors, self._report_results, self._clock,
+            fabric=settings.fabric, failures=self.failures, placements=self._placements,
+        )  # fmt: skip
+        self._feed = RestartingFeed(self._make_feed, self.failures)
         self._freeze_switch = FreezeSwitch(folder / "frozen")
         self._on_entries = on_entries
         self._on_failure: Callable[[], None] | None = None
         self._served_ns: int | None = None  # when the loop that serves the API last ran
-        self._lock: int | None = None
+        self._opened = ExitStack()  # undone by leaving the context
         self._speeds: tuple[float, asyncio.Task[dict[str, Speed]]] | None = None
         self._agent_statuses: tuple[float, dict[str, AgentStatus]] | None = None
 
@@ -149,50 +123,62 @@ class Controller:
 
     def __enter__(self) -> Controller:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = _hold(self.folder / "lock")
-        try:
-            _make_token(self.folder / "token")
-            _refuse_emptied(self.folder / "store.sqlite", self.folder / "jobs")
-            self.store = Store(self.folder / "store.sqlite", self._retention)
+        with ExitStack() as opened:
+            opened.callback(os.close, state_files.hold(self.folder / "lock"))
+            state_files.make_token(self.folder / "token")
+            journal = self.folder / "store.sqlite"
+            state_files.refuse_emptied(journal, self.folder / "jobs")
+            opened.callback(self.backend.stop)
+            self.backend.start()
+            policy = self.backend.effective_policy(self._policy)
+            self._rebuild(journal, policy)
+            self.store = Store(journal, self._settings.retention)
             try:
                 recovered = recover(self.store)
             except BaseException:
                 self.store.close()
                 raise
-        except BaseException:
-            os.close(self._lock)
-            raise
-        _log.info("state of cycle %d, %d cycles replayed", recovered.state.cycle, recovered.cycles)
-        self._detection.restore(recovered.detectors)
-        hooks = Hooks(
-            self._written,
-            self._detection.snapshots,
-            lambda state: (*measure(state), *queue_metrics(state)),
-            self._died,
-            self.failures.report,
-            self._placements.follow,
-        )
-        self.cycle = CycleThread(
-            self.store,
-            recovered,
-            self._backend,
-            self._freeze_switch,
-            self._policy,
-            self._clock,
-            hooks,
-            self._snapshot_seconds,
-        )
-        self.snapshot_reader = SnapshotReader(self.cycle.snapshots)
-        self.audit.begin()
-        self._detection.start()
-        self.cycle.start()
+            _log.info("state of cycle %d, %d cycles replayed", recovered.state.cycle, recovered.cycles)
+            self._detection.restore(recovered.detectors)
+            self.cycle = self._make_cycle(recovered, policy)
+            self.snapshot_reader = SnapshotReader(self.cycle.snapshots)
+            opened.callback(self._stop)
+            self.audit.begin()
+            self._detection.start()
+            self.cycle.start()
+            self.backend.attach(self.cycle, self.failures)
+            self._opened = opened.pop_all()
         return self
+
+    def _rebuild(self, journal: Path, policy: Policy) -> None:
+        """Replace the journal if the backend says that it may be out of date."""
+        now_ns = self._clock.wall_ns()
+        state = self.backend.rebuild_state(policy, now_ns)
+        if state is not None:
+            state_files.replace_journal(journal, state, now_ns)
+
+    def _make_cycle(self, recovered: Recovered, policy: Policy) -> CycleThread:
+        hooks = CycleHooks(
+            written=self._written,
+            baselines=self._detection.snapshots,
+            measures=lambda state: (*measure(state), *queue_metrics(state)),
+            died=self._died,
+            failed=self.failures.report,
+            placed=self._placements.follow,
+        )
+        return CycleThread(
+            self.store, recovered, self.backend, self._freeze_switch, policy, self._clock, hooks,
+            self._settings.snapshot_seconds,
+        )  # fmt: skip
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop within two seconds, with a snapshot. Jobs keep running."""
-        assert self._lock is not None
+        self._opened.close()
+
+    def _stop(self) -> None:
+        self.backend.detach()
         self._detection.stop()
         self.snapshot_reader.close()
         if self.cycle.stop(STOP_SECONDS):
@@ -201,13 +187,12 @@ class Controller:
             _log.error("the cycle's thread is still busy after %.0f s; exiting without it", STOP_SECONDS)
         (self.folder / "controller.json").unlink(missing_ok=True)
         self.audit.close()
-        os.close(self._lock)
 
     def announce(self, url: str, certificate: str = "") -> None:
         """Write controller.json with the controller's address. certificate: file of the TLS certificate; '' for
         none."""
-        record = {"pid": os.getpid(), "start_time": _start_time(), "url": url, "certificate": certificate}
-        _write_atomically(self.folder / "controller.json", json.dumps(record).encode())
+        record = {"pid": os.getpid(), "start_time": state_files.start_time(), "url": url, "certificate": certificate}
+        state_files.write_atomically(self.folder / "controller.json", json.dumps(record).encode())
 
     @asynccontextmanager
     async def serving(self, on_failure: Callable[[], None]) -> AsyncIterator[None]:
@@ -239,7 +224,7 @@ class Controller:
         takes_signals = threading.current_thread() is threading.main_thread()
         if takes_signals:
             loop.add_signal_handler(signal.SIGHUP, hang_up)
-        feed = loop.create_task(self._follow_agents(), name="feed")
+        feed = loop.create_task(self._feed.run(), name="feed")
         feed.add_done_callback(feed_ended)
         answering = loop.create_task(self._record_liveness(), name="answering")
         try:
@@ -260,34 +245,10 @@ class Controller:
             self._served_ns = self._clock.monotonic_ns()
             await asyncio.sleep(1.0)
 
-    async def _follow_agents(self) -> None:
-        """Read the agents' streams until cancelled. After a bug, start again, with growing pauses."""
-        pause_seconds = FEED_PAUSE_SECONDS
-        while True:
-            reading = asyncio.create_task(self._feed.run(), name="feed")
-            try:
-                done, _ = await asyncio.wait({reading}, timeout=FEED_PROVEN_SECONDS)
-                if not done:
-                    pause_seconds = FEED_PAUSE_SECONDS
-                    self.failures.back("feed")
-                await reading
-            except Exception as error:
-                self.failures.report("feed", error, f"started again in {pause_seconds:.0f} s", out=True)
-            finally:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
-            await asyncio.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, FEED_PAUSE_MOST_SECONDS)
-            try:
-                self._feed = self._make_feed()
-            except GangwatchError as error:
-                _log.error("feed credentials not loaded, the former ones stay valid: %s", error)
-
     def _make_feed(self) -> Feed:
-        take = self._detection.offer if self._translate_frames is None else self._take
         return Feed(
-            self.folder / "agents", take, WANTED, self._clock, self._credentials, self._detection.between,
-            self.failures.report, self._placements.reached,
+            self.folder / "agents", self._take, WANTED, self._clock, self._settings.credentials,
+            self._detection.between, self.failures.report, self._placements.reached,
         )  # fmt: skip
 
     def end_streams(self) -> None:
@@ -306,18 +267,10 @@ class Controller:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def measures(self) -> list[Sample]:
-        """Return the metrics of state, cycle, store, detection and feed. May be called from any thread. A part whose
-        metrics fail because of a bug has none."""
+        """Return the metrics of all parts, from any thread. A part whose metrics fail because of a bug has none."""
         found: list[Sample] = []
-        parts = (
-            self.cycle,
-            self._detection,
-            self._feed,
-            self.snapshot_reader,
-            self.subscribers,
-            self.access,
-            self.audit,
-        )
+        inner = (self.cycle, self._detection, self._feed.feed, self.backend)
+        parts = (*inner, self.snapshot_reader, self.subscribers, self.access, self.audit)
         for part in parts:
             try:
                 found += list(part.measures())
@@ -331,7 +284,7 @@ class Controller:
 
     def agent_statuses(self) -> dict[str, AgentStatus]:
         """Return the status of each node's agent, by node. May be called from any thread."""
-        return agent_statuses(list(self._feed.streams.values()), self._clock.monotonic_ns(), self._clock.wall_ns())
+        return agent_statuses(list(self._feed.feed.streams.values()), self._clock.monotonic_ns(), self._clock.wall_ns())
 
     def speeds(self) -> dict[str, Speed]:
         """Return the current speed of each gang. From any thread; may wait briefly."""
@@ -406,7 +359,7 @@ class Controller:
         if self._reload is None:
             raise ConfigError("this controller was started without a configuration file to reload")
         policy = await asyncio.to_thread(self._reload)
-        await self._perform(PolicySet(policy, by))
+        await self._perform(PolicySet(self.backend.effective_policy(policy), by))
 
     async def _reload_and_log(self) -> None:
         try:
@@ -422,12 +375,11 @@ class Controller:
     # --- from the threads ---------------------------------------------------------------------------------------------
 
     def _take(self, layout: AnyLayout, frame: Frame, received_ns: int) -> None:
-        assert self._translate_frames is not None, "only called with a translation"
-        self._detection.offer(*self._translate_frames(layout, frame), received_ns)
+        self._detection.offer(*self.backend.translate_frame(layout, frame), received_ns)
 
-    def _found(self, events: Sequence[Event]) -> None:
+    def _report_results(self, events: Sequence[Event]) -> None:
         try:
-            translated = events if self._translate_events is None else self._translate_events(events)
+            translated = self.backend.translate_events(events)
         except Exception as error:
             self.failures.report("verdicts", error, f"{len(events)} lost")
             return
@@ -446,61 +398,3 @@ class Controller:
         self.failure = self.failure or error
         if (notify := self._on_failure) is not None:
             notify()
-
-
-# --- files of the state folder ----------------------------------------------------------------------------------------
-
-
-def _hold(path: Path) -> int:
-    """Lock the file while the descriptor is open, and write this pid to it. Raises StateFolderBusyError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise StateFolderBusyError(f"a controller (pid {holder}) already runs for {path.parent}") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
-
-
-def _refuse_emptied(journal: Path, jobs: Path) -> None:
-    """Raise StoreError if the journal is empty although records of jobs exist next to it."""
-    if journal.exists() and not journal.stat().st_size and jobs.is_dir() and any(jobs.iterdir()):
-        raise StoreError(
-            f"{journal}: it is empty, but {jobs} has records of jobs: it was truncated. {UNCHANGED}. Restore a backup "
-            "made by `gangwatch backup`. Only if there is none, remove the file to start with an empty journal: all "
-            "running jobs are then unknown and are ended"
-        )
-
-
-def _make_token(path: Path) -> None:
-    """Create the API's token at the first start. A complete file is linked, so that no reader sees a part of it."""
-    if not path.exists():
-        temporary = path.with_name(f".token.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, secrets.token_urlsafe(32).encode())
-            os.link(temporary, path)
-        except FileExistsError:
-            pass
-        finally:
-            os.close(descriptor)
-            temporary.unlink()
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _start_time() -> int:
-    """Return the start time of this process in clock ticks since boot (field 22 of /proc/PID/stat)."""
-    return int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])

@@ -21,56 +21,36 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 from agent.schema.clock import Clock
-from agent.schema.errors import BackendError, StoreError
+from agent.schema.errors import StoreError
 from scheduler_feedback.api.reading.state_snapshots import Snapshots
-from scheduler_feedback.backends import Backend
+from scheduler_feedback.backends.backend import Backend
+from scheduler_feedback.controller.backend_calls import BackendCalls
+from scheduler_feedback.controller.cycle_hooks import CycleHooks
 from scheduler_feedback.controller.freeze_switch import FreezeSwitch
 from scheduler_feedback.controller.inbox import Inbox, Question, StoppedError, UserRequest
 from scheduler_feedback.controller.progress import Progress
+from scheduler_feedback.controller.state_samples import StateSamples
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
-from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, NodeSeen, PolicySet, Tick, as_seen
-from scheduler_feedback.core.job import Job, StopReason
+from scheduler_feedback.core.events import ActionFailed, Event, FreezeSet, PolicySet, Tick
+from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.cycle import run
 from scheduler_feedback.journal.recovery import Recovered, recover
-from scheduler_feedback.journal.store import NumberedEntry, Store
+from scheduler_feedback.journal.store import Store
 
 POLL_SECONDS = 0.15
 TICK_SECONDS = 1.0
 SNAPSHOT_SECONDS = 60.0
-_MEASURE_PAUSE = 20
-"""Minimum interval of state metrics, as a multiple of the time that they take: large clusters need more than a
-second."""
 
 RETRY_SECONDS = 1.0
 """Interval between tries to write to a failing store."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """Callbacks of the thread. All are called on it and must not block. If one of the first three raises, `failed` gets
-    the exception and the name of the part that has the bug."""
-
-    written: Callable[[Sequence[Event], Sequence[NumberedEntry]], None]
-    """Called after a commit with the events and the entries."""
-    baselines: Callable[[], Mapping[str, bytes]]
-    """Returns the detectors' snapshots by name."""
-    measures: Callable[[State], Sequence[Sample]]
-    """Returns the metrics of the state, once a second."""
-    died: Callable[[BaseException], None]
-    """Called when the thread ends because of a bug."""
-    failed: Callable[[str, Exception], None]
-
-    placed: Callable[[Iterable[Job]], None] = lambda _jobs: None
-    """Called with all jobs before actions are carried out, so that placements are known before a rank reports."""
 
 
 class CycleThread:
@@ -84,15 +64,14 @@ class CycleThread:
         freeze_switch: FreezeSwitch,
         policy: Policy,
         clock: Clock,
-        hooks: Hooks,
+        hooks: CycleHooks,
         snapshot_seconds: float = SNAPSHOT_SECONDS,
     ) -> None:
         self._store = store
         self._state = recovered.state
-        self._backend = backend
+        self._backend = BackendCalls(backend)
         self._freeze_switch = freeze_switch
-        self._clock = clock
-        self._hooks = hooks
+        self._clock, self._hooks = clock, hooks
         self._snapshot_seconds = snapshot_seconds
         self._inbox = Inbox()
         self.progress = Progress(clock)
@@ -104,19 +83,17 @@ class CycleThread:
         if self._state.policy != policy:
             self._observed.append(PolicySet(policy, "configuration"))
         self._unrecorded: list[tuple[str, str]] = []
-        self._observe_ns = self._nodes_ns = self._tick_ns = self._retry_ns = self._measure_ns = 0
+        self._observe_ns = self._nodes_ns = self._tick_ns = self._retry_ns = 0
         self._snapshot_ns = clock.monotonic_ns()
-        self._looked = self._ready = False
-        self._store_trouble = self._backend_trouble = ""
+        self._ready = False
+        self._store_trouble = ""
         self._counters = {
             "gangwatch_store_failures_total": 0,
-            "gangwatch_backend_failures_total": 0,
             "gangwatch_replay_mismatches_total": recovered.mismatches,
         }
         self._state_is_ahead = False  # of the store: a commit failed after the cycle had run
-        self._was_flagged = False
         self._cycle_seconds = 0.0
-        self._measures: tuple[Sample, ...] = ()
+        self._samples = StateSamples(hooks.measures, hooks.failed, clock)
         self._baselines: Mapping[str, bytes] = recovered.detectors
         self._place()
 
@@ -152,6 +129,10 @@ class CycleThread:
         """Queue observations and detector results for the next cycle."""
         self._inbox.report(events)
 
+    def cycles(self) -> int:
+        """Return the number of finished cycles."""
+        return self.progress.cycles
+
     def new_job_id(self) -> str:
         """Return a new job id. Only for use on the thread, inside a request."""
         self._job_number += 1
@@ -159,7 +140,7 @@ class CycleThread:
 
     def ready(self) -> tuple[bool, str]:
         """Return whether cycles run, and if not, why."""
-        trouble = self._store_trouble or self._backend_trouble
+        trouble = self._store_trouble or self._backend.trouble
         if not self._inbox.open:
             return False, "the controller is stopping or has failed"
         if trouble or (trouble := self.progress.late()):
@@ -169,8 +150,9 @@ class CycleThread:
     def measures(self) -> list[Sample]:
         """Return the thread's own metrics, and those of the state at the last tick."""
         return [
-            *self._measures,
+            *self._samples.newest,
             *((name, (), float(value)) for name, value in self._counters.items()),
+            ("gangwatch_backend_failures_total", (), float(self._backend.failures)),
             ("gangwatch_cycles_total", (), float(self.progress.cycles)),
             ("gangwatch_cycle_duration_seconds", (), self._cycle_seconds),
             ("gangwatch_cycle_age_seconds", (), self.progress.cycle_age_seconds()),
@@ -185,7 +167,7 @@ class CycleThread:
             self._carry_out_again()
             while not self._stop:
                 self._pass()
-                self.progress.turned()
+                self.progress.pass_finished()
             if not self._store_trouble:
                 self._snapshot()
         except BaseException as error:
@@ -219,27 +201,15 @@ class CycleThread:
                 raise
         if due:
             self._tick_ns = now_ns
-            self._measure()
-            self._check_flag()
+            self._samples.update(self._state)
+            if self._freeze_switch.set_by_hand(self._state.frozen):
+                self._observed.append(self._freeze_switch.event())
         if not self._state_is_ahead:
             self.snapshots.publish(self._state)
         if self._unrecorded:
             self._record_outcomes()
         if now_ns - self._snapshot_ns >= self._snapshot_seconds * 1e9 and not self._store_trouble:
             self._snapshot()
-
-    def _measure(self) -> None:
-        """Compute the metrics of the state, for at most a twentieth of the time."""
-        began_ns = self._clock.monotonic_ns()
-        if began_ns < self._measure_ns:
-            return
-        try:
-            self._measures = tuple(self._hooks.measures(self._state))
-        except Exception as error:
-            self._measures = ()  # no metrics instead of old ones
-            self._hooks.failed("metrics", error)
-        ended_ns = self._clock.monotonic_ns()
-        self._measure_ns = ended_ns + (ended_ns - began_ns) * _MEASURE_PAUSE
 
     # --- 2: what happened ---------------------------------------------------------------------------------------------
 
@@ -248,35 +218,10 @@ class CycleThread:
             return
         self._observe_ns = now_ns
         self.progress.doing("reading from the backend")
-        holding = [(job.job_id, job.attempt) for job in self._state.jobs.values() if job.state.holds_slots]
-        try:
-            if now_ns - self._nodes_ns >= TICK_SECONDS * 1e9:
-                self._nodes_ns = now_ns
-                self._observed += self._node_changes()
-            self._observed += self._backend.observe(holding)
-        except BackendError as error:
-            self._counters["gangwatch_backend_failures_total"] += 1
-            if self._backend_trouble != str(error):
-                _log.error("backend: %s", error)
-            self._backend_trouble = str(error)
-        else:
-            self._backend_trouble = ""
-            self._looked = True
-
-    def _node_changes(self) -> list[Event]:
-        """Return events for the differences between the backend's nodes and the state's."""
-        present = {node.node: node for node in self._backend.nodes()}
-        known = self._state.nodes
-        queued = {event.node for event in self._observed if isinstance(event, NodeSeen)}
-        changes: list[Event] = []
-        for name, seen in present.items():
-            node = known.get(name)
-            if (node and as_seen(node)) != seen and name not in queued:
-                changes.append(seen)
-        for name, node in known.items():
-            if node.present and name not in present and name not in queued:
-                changes.append(NodeSeen(name, node.slots, node.devices, node.machine, present=False))
-        return changes
+        with_nodes = now_ns - self._nodes_ns >= TICK_SECONDS * 1e9
+        if with_nodes:
+            self._nodes_ns = now_ns
+        self._observed += self._backend.observe(self._state, self._observed, with_nodes=with_nodes)
 
     # --- 3: the cycle -------------------------------------------------------------------------------------------------
 
@@ -308,8 +253,8 @@ class CycleThread:
         self._observed = []
         if outcome.changed:
             self._place()
-        self._ready = self._looked
-        self.progress.cycled()
+        self._ready = self._backend.responded
+        self.progress.cycle_finished()
         self._cycle_seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
         self.snapshots.changed()
         switch_error = self._set_switch(events)
@@ -326,7 +271,7 @@ class CycleThread:
         for action in outcome.actions:
             self._carry_out(action)
             # A backend that is slow with many actions is not stuck.
-            self.progress.turned()
+            self.progress.pass_finished()
 
     def _place(self) -> None:
         try:
@@ -335,16 +280,6 @@ class CycleThread:
             self._hooks.failed("placement", error)
 
     # --- freeze -------------------------------------------------------------------------------------------------------
-
-    def _check_flag(self) -> None:
-        """Freeze if an operator created the flag file by hand, which also works while no controller runs."""
-        flagged = self._freeze_switch.is_on() and not self._state.frozen
-        if flagged and self._was_flagged:  # at two ticks: a freeze by the API sets the switch before its event
-            self._observed.append(self._frozen_by_flag())
-        self._was_flagged = flagged
-
-    def _frozen_by_flag(self) -> FreezeSet:
-        return FreezeSet(True, f"the file {self._freeze_switch.flag.name}")
 
     def _set_switch(self, events: Sequence[Event]) -> StoreError | None:
         """Set the freeze switch as the journal says; return the error if that fails, else None."""
@@ -405,7 +340,7 @@ class CycleThread:
         if self._freeze_switch.is_on() and not cancel:
             outcome = "withheld: frozen"
             # The next cycle knows of the freeze, and does not decide the same again.
-            self._observed.append(self._frozen_by_flag())
+            self._observed.append(self._freeze_switch.event())
             self._observed.append(ActionFailed(action.action_id, action.job_id, "all actions are frozen"))
         else:
             outcome = self._apply(action)
@@ -413,14 +348,11 @@ class CycleThread:
 
     def _apply(self, action: Action) -> str:
         self.progress.doing(f"carrying out {action.action_id} of {action.job_id}")
-        try:
-            self._backend.apply(action)
-        except BackendError as error:
-            self._counters["gangwatch_backend_failures_total"] += 1
-            _log.warning("%s of %s: %s", action.action_id, action.job_id, error)
-            self._observed.append(ActionFailed(action.action_id, action.job_id, str(error)))
-            return f"failed: {error}"
-        return "applied"
+        error = self._backend.apply(action)
+        if error is None:
+            return "applied"
+        self._observed.append(ActionFailed(action.action_id, action.job_id, str(error)))
+        return f"failed: {error}"
 
     def _carry_out_again(self) -> None:
         """Settle actions whose outcome was not recorded before the restart.
@@ -429,7 +361,7 @@ class CycleThread:
         blocks is left to ``observe``, which detects whether it happened.
         """
         for action in self._store.open_actions():
-            self.progress.turned()
+            self.progress.pass_finished()
             job = self._state.jobs.get(action.job_id)
             if job is None or job.attempt != action.attempt or not job.state.holds_slots:
                 self._unrecorded.append((action.action_id, "superseded"))

@@ -10,16 +10,17 @@ import os
 from pathlib import Path
 
 from agent.schema.errors import StoreError
+from scheduler_feedback.core.events import FreezeSet
 
 
 class FreezeSwitch:
-    """A switch that blocks all actions while on. Every method may be called from any thread."""
+    """A switch that blocks all actions while on. Any thread may turn it on and read it."""
 
-    __slots__ = ("_on", "flag")
+    __slots__ = ("_on", "_was_flagged", "flag")
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
-        self._on = False
+        self._on = self._was_flagged = False
 
     def is_on(self) -> bool:
         """Return whether actions are blocked. Checks the file each time: an operator may create it by hand."""
@@ -52,3 +53,19 @@ class FreezeSwitch:
         except OSError as error:
             raise StoreError(f"{self.flag}: {error.strerror}; all actions stay frozen") from error
         self._on = False
+
+    # --- the cycle's thread ------------------------------------------------------------------------------------------
+
+    def set_by_hand(self, frozen: bool) -> bool:
+        """Return whether an operator has created the file, which also works while no controller runs.
+
+        frozen: what the journal says. The file must exist at two calls: a freeze by the API sets the switch first.
+        """
+        flagged = self.is_on() and not frozen
+        by_hand = flagged and self._was_flagged
+        self._was_flagged = flagged
+        return by_hand
+
+    def event(self) -> FreezeSet:
+        """Return the event of a freeze by the file."""
+        return FreezeSet(True, f"the file {self.flag.name}")

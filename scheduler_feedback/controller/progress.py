@@ -21,39 +21,39 @@ half a minute (Linux's SCSI command timeout is 30 s), and waiting for it costs l
 class Progress:
     """Times of the last finished pass and cycle, and the current activity.
 
-    Written by the cycle's thread only, read by any thread. Attributes: `turns` (passes) and `cycles` finished so far.
+    Written by the cycle's thread only, read by any thread. Attributes: `passes` and `cycles`, finished so far.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._turned_ns = self._cycled_ns = clock.monotonic_ns()
+        self._pass_ns = self._cycle_ns = clock.monotonic_ns()
         self._doing = "starting"
-        self.turns = 0
+        self.passes = 0
         self.cycles = 0
 
     # --- the cycle's thread -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start counting: work before the thread's start, such as reading the journal, does not count."""
-        self._turned_ns = self._cycled_ns = self._clock.monotonic_ns()
+        self._pass_ns = self._cycle_ns = self._clock.monotonic_ns()
 
     def doing(self, what: str) -> None:
         """Set the current activity, as the end of the sentence "it is ..."."""
         self._doing = what
 
-    def turned(self) -> None:
-        self.turns += 1
-        self._turned_ns = self._clock.monotonic_ns()
+    def pass_finished(self) -> None:
+        self.passes += 1
+        self._pass_ns = self._clock.monotonic_ns()
 
-    def cycled(self) -> None:
+    def cycle_finished(self) -> None:
         self.cycles += 1
-        self._cycled_ns = self._clock.monotonic_ns()
+        self._cycle_ns = self._clock.monotonic_ns()
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def cycle_age_seconds(self) -> float:
         """Return the seconds since a cycle finished."""
-        return (self._clock.monotonic_ns() - self._cycled_ns) / 1e9
+        return (self._clock.monotonic_ns() - self._cycle_ns) / 1e9
 
     def late(self) -> str:
         """Return why the controller is not ready; '' if a cycle finished recently."""
@@ -64,7 +64,7 @@ class Progress:
 
     def stuck(self) -> str:
         """Return why the controller must be restarted; '' if passes finish."""
-        age_seconds = (self._clock.monotonic_ns() - self._turned_ns) / 1e9
+        age_seconds = (self._clock.monotonic_ns() - self._pass_ns) / 1e9
         if age_seconds < STUCK_SECONDS:
             return ""
         return f"the scheduler's thread has been stuck for {age_seconds:.0f} s: it is {self._doing}"

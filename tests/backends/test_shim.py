@@ -31,7 +31,7 @@ def gangs(tmp_path: Path) -> Iterator[LocalGangs]:
 
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (3 << 8, 3), (255 << 8, 255), (9, 137), (11 | 0x80, 139)])
 def test_exit_codes_follow_the_convention_of_shells(status: int, code: int) -> None:
-    assert shim.exit_code(status) == code
+    assert local_processes.exit_code(status) == code
 
 
 def plan(environment: Mapping[str, str], spec: Mapping[str, Any], devices: tuple[str, ...] = ()) -> dict[str, Any]:

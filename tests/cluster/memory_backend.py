@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.backend import Backend
 from scheduler_feedback.core.actions import Action, StartGang
 from scheduler_feedback.core.events import (
     AttemptEnded,
@@ -43,7 +44,7 @@ class World:
 
 
 @dataclass
-class MemoryBackend:
+class MemoryBackend(Backend):
     """Backend of one controller.
 
     before_apply: called with each action first; apply passes on its exceptions. trouble: message of the error that

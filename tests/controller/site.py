@@ -19,6 +19,7 @@ from starlette.routing import Mount
 
 from scheduler_feedback.api.access.authentication import Authentication
 from scheduler_feedback.controller.controller import Controller
+from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Policy
 from tests.cluster.memory_backend import MemoryBackend, World
@@ -118,9 +119,8 @@ def serving(
             raise answer
         return answer
 
-    with Controller(
-        folder, MemoryBackend(world), Policy(), reload=reload, detectors=(), streams=streams, access=access
-    ) as controller:
+    settings = ControllerSettings(detectors=(), streams=streams, access=access)
+    with Controller(folder, MemoryBackend(world), Policy(), settings, reload=reload) as controller:
         app = Starlette(routes=[Mount("/", controller.api())], lifespan=lambda _: controller.serving(lambda: None))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))

@@ -21,6 +21,7 @@ from agent.schema.errors import BackendError, ConfigError, StateFolderBusyError,
 from agent.schema.frame import Frame, Layout, Member, StepRecord, make_layout
 from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.controller.controller import Controller
+from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
 from scheduler_feedback.core.codec import decode_action, encode_action, encode_state
 from scheduler_feedback.core.events import CancelRequested, Event, FreezeSet, NodeSeen, PolicySet, Submitted
@@ -56,7 +57,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def controlling(
     folder: Path, backend: MemoryBackend, policy: Policy = POLICY, detectors: Sequence[object] = (), **more: object
 ) -> Iterator[Controller]:
-    with Controller(folder, backend, policy, detectors=detectors, **more) as controller:  # type: ignore[arg-type]
+    settings = ControllerSettings(detectors=detectors)  # type: ignore[arg-type]
+    with Controller(folder, backend, policy, settings, **more) as controller:  # type: ignore[arg-type]
         yield controller
 
 
@@ -713,7 +715,7 @@ def test_every_metric_is_in_the_catalogue(tmp_path: Path, world: World) -> None:
         until(is_in(controller, first, JobState.RUNNING))
         step = StepRecord(Member(first, 1, 0), 17, time.monotonic_ns() - 2_000_000, 1_000_000)
         controller._detection.offer(layout, frame(layout, 1, (step,)), time.monotonic_ns())
-        controller._feed.streams["n0"] = Stream("n0", received_ns=1)
+        controller._feed.feed.streams["n0"] = Stream("n0", received_ns=1)
         until(lambda: sample(controller, "gangwatch_gang_wait_seconds_ahead", gang=second) is not None)
         until(lambda: sample(controller, "gangwatch_gang_step_seconds", gang=first) is not None)
         samples = list(controller.measures())

@@ -25,6 +25,7 @@ from pathlib import Path
 from agent.schema.errors import SubmissionError
 from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode
 from scheduler_feedback.controller.controller import Controller
+from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Policy
@@ -38,7 +39,7 @@ def reload():
 async def main():
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    with Controller(folder, backend, reload(), reload=reload, detectors=()) as controller:
+    with Controller(folder, backend, reload(), ControllerSettings(detectors=()), reload=reload) as controller:
         async with controller.serving(stop.set):
             controller.announce("http://127.0.0.1:1")
             for line in (folder / "wanted.jsonl").read_text().splitlines():

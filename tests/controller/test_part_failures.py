@@ -21,6 +21,7 @@ from scheduler_feedback.api.web import pages as pages_module
 from scheduler_feedback.controller import controller as controller_module
 from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.controller import detection_thread as watch_module
+from scheduler_feedback.controller import restarting_feed
 from scheduler_feedback.controller.detection_thread import ASIDE_SECONDS, MOST_RESTARTS, DetectionThread
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.telemetry import consumption, counter_features
@@ -54,8 +55,8 @@ def until(condition: Callable[[], object]) -> None:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(loop_module, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.05)
-    monkeypatch.setattr(controller_module, "FEED_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(controller_module, "FEED_PROVEN_SECONDS", 0.3)
+    monkeypatch.setattr(restarting_feed, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(restarting_feed, "PROVEN_SECONDS", 0.3)
     with serving(tmp_path, World()) as running:
         yield running
 
@@ -99,14 +100,16 @@ def query(path: str, status: int = 500) -> Callable[[Site], None]:
     return ask
 
 
-def report_findings(site: Site) -> None:
+def report_results(site: Site) -> None:
     for _ in range(3):
-        site.controller._found(["a finding"])  # type: ignore[list-item]
+        site.controller._report_results(["a result"])  # type: ignore[list-item]
 
 
 BOUNDARIES = {
     "the feed's thread": Boundary("feed", lambda _, patch: patch.setattr(Feed, "_sweep", raises)),
-    "detection between two reads": Boundary("feed", lambda site, _: setattr(site.controller._feed, "_between", raises)),
+    "detection between two reads": Boundary(
+        "feed", lambda site, _: setattr(site.controller._feed.feed, "_between", raises)
+    ),
     "a frame is folded": Boundary("fleet", lambda _, patch: patch.setattr(Occurrences, "observe", raises), frames),
     "queued counters are folded": Boundary(
         "fleet", lambda _, patch: patch.setattr(consumption.Places, "_fold", raises), frames
@@ -118,7 +121,7 @@ BOUNDARIES = {
     "all telemetry": Boundary("fleet", lambda _, patch: patch.setattr(Look, "_counters", raises), frames),
     "step times": Boundary("pace", lambda site, _: setattr(site.controller._detection._paces, "take", raises)),
     "detector results are renamed": Boundary(
-        "verdicts", lambda site, _: setattr(site.controller, "_translate_events", raises), report_findings
+        "verdicts", lambda site, _: setattr(site.controller.backend, "translate_events", raises), report_results
     ),
     "entries are handed on": Boundary(
         "entries", lambda site, _: setattr(site.controller, "_on_entries", raises), Site.submit

@@ -196,7 +196,7 @@ def test_an_invalid_configuration_is_rejected_at_the_start(tmp_path: Path, confi
 def test_an_agent_without_push_does_not_import_its_modules() -> None:
     heavy = ("asyncio", "bcrypt", "cramjam", "google", "http.client", "uvicorn", "yaml", "aiohttp", "starlette", "ssl")
     program = (
-        "import sys; import gangwatch.daemons, exporter.publisher, agent.node, agent.collectors; "
+        "import sys; import gangwatch.agent_daemon, exporter.publisher, agent.node, agent.collectors; "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

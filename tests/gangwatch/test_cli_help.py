@@ -105,8 +105,8 @@ def test_help_imports_no_heavy_module() -> None:
 def test_the_agent_imports_only_what_it_needs() -> None:
     heavy = ("aiohttp", "starlette", "rich", "sqlite3")
     program = (
-        "import sys; import gangwatch.daemons as daemons; import agent.node, agent.rank_attribution, exporter.server; "
-        "daemons.run_agent; import agent.collectors; "
+        "import sys; import gangwatch.agent_daemon, agent.node, agent.rank_attribution, exporter.server; "
+        "import agent.collectors; "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

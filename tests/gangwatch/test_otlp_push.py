@@ -21,11 +21,12 @@ from exporter.push import push as push_module
 from exporter.push.push import PushTarget
 from gangwatch import otlp_push as otlp_push_module
 from gangwatch.configuration.config_file import load
-from gangwatch.daemons import otlp_push_of
+from gangwatch.controller_daemon import otlp_push_of
 from gangwatch.otlp_push import OtlpPush
 from scheduler_feedback.api.job_spans import root_id, trace_id
 from scheduler_feedback.controller import cycle_thread as loop_module
 from scheduler_feedback.controller.controller import Controller
+from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.core.actions import Entry
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import JobSpec
@@ -83,7 +84,9 @@ def spans_of(receiver: Receiver) -> list[ProtoSpan]:
 def test_a_job_arrives_as_a_trace_linked_to_the_job_that_delayed_it(tmp_path: Path, receiver: Receiver) -> None:
     world = World()
     push = OtlpPush(None, PushTarget(receiver.url), {"host.name": "h"})
-    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.add_entries) as controller:
+    with Controller(
+        tmp_path, MemoryBackend(world), Policy(), ControllerSettings(detectors=()), on_entries=push.add_entries
+    ) as controller:
         push.start(controller)
         try:
             first, second = (submission(controller, ranks=4, name=name) for name in ("first", "second"))
@@ -124,7 +127,9 @@ def test_spans_that_end_just_before_the_stop_are_delivered(
     monkeypatch.setattr(otlp_push_module, "GATHER_SECONDS", 60.0)
     world = World()
     push = OtlpPush(None, PushTarget(receiver.url), {"host.name": "h"})
-    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.add_entries) as controller:
+    with Controller(
+        tmp_path, MemoryBackend(world), Policy(), ControllerSettings(detectors=()), on_entries=push.add_entries
+    ) as controller:
         push.start(controller)
         job = submission(controller, ranks=4, name="brief")
         until(lambda: (job, 1) in world.attempts)
@@ -137,7 +142,7 @@ def test_spans_that_end_just_before_the_stop_are_delivered(
 def test_the_controllers_series_keep_their_names(tmp_path: Path, receiver: Receiver) -> None:
     push = OtlpPush(PushTarget(receiver.url, interval_seconds=0.05), None, {"host.name": "h"})
     with Controller(
-        tmp_path, MemoryBackend(World()), Policy(), detectors=(), on_entries=push.add_entries
+        tmp_path, MemoryBackend(World()), Policy(), ControllerSettings(detectors=()), on_entries=push.add_entries
     ) as controller:
         push.start(controller)
         until(lambda: len(receiver.bodies) >= 3)
@@ -172,7 +177,9 @@ def test_a_missing_or_refusing_receiver_is_reported_and_affects_no_job(
     receiver.hold.clear()
     world = World()
     push = OtlpPush(None, PushTarget(receiver.url), {"host.name": "h"})
-    with Controller(tmp_path, MemoryBackend(world), Policy(), detectors=(), on_entries=push.add_entries) as controller:
+    with Controller(
+        tmp_path, MemoryBackend(world), Policy(), ControllerSettings(detectors=()), on_entries=push.add_entries
+    ) as controller:
         push.start(controller)
         jobs = [submission(controller, ranks=1, name=f"n{n}") for n in range(4)]
         for job in jobs:

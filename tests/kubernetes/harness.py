@@ -15,12 +15,12 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from gangwatch.commands.kubernetes_controller import Publishing, naming, rebuild_journal
-from scheduler_feedback.backends.kubernetes import Access, KubernetesBackend
-from scheduler_feedback.backends.kubernetes.api_server.client import Client, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, RefusedError
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
-from scheduler_feedback.backends.kubernetes.published.state_config_map import read
+from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
+from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.controller.controller import Controller
+from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy
 from tests.kubernetes.bed import ControlPlane
@@ -285,7 +285,6 @@ def running(
     policy: Policy | None = None,
     *,
     fresh: bool = True,
-    publish: bool = True,
     watching: bool = False,
     probes: Probes | None = None,
     memory: tuple[str, str] | None = None,
@@ -299,29 +298,16 @@ def running(
     ConfigMap. upstream: also read PodGroups of Kubernetes' own kind. may_act: returns whether it leads.
     """
     policy = policy or Policy(retry_backoff_seconds=0.5, probe_command=())
-    backend = KubernetesBackend(access, probes=probes, upstream=upstream, may_act=may_act)
-    backend.start()
-    try:
-        if fresh:
-            kept = b""
-            if memory is not None:
-                kept = asyncio.run_coroutine_threadsafe(read(backend.client, *memory), backend.loop).result(30)
-            rebuild_journal(folder, backend, policy, kept=kept)
-        detectors = None if watching else ()
-        with Controller(
-            folder, backend, policy, detectors=detectors, translate_frames=naming(backend), attest=backend.world.attest
-        ) as controller:
-            publishing = Publishing(backend, controller, lambda: True, memory=memory) if publish else None
-            try:
-                with reading(controller) if watching else nullcontext():
-                    yield Running(backend, controller)
-                if controller.failure is not None:
-                    raise controller.failure
-            finally:
-                if publishing is not None:
-                    publishing.stop()
-    finally:
-        backend.stop()
+    settings = KubernetesSettings(
+        access, may_act=may_act, rebuilds=fresh, memory=memory, probes=probes, upstream_groups=upstream
+    )
+    backend = KubernetesBackend(folder, settings)
+    detectors = None if watching else ()
+    with Controller(folder, backend, policy, ControllerSettings(detectors=detectors)) as controller:
+        with reading(controller) if watching else nullcontext():
+            yield Running(backend, controller)
+        if controller.failure is not None:
+            raise controller.failure
 
 
 @contextmanager

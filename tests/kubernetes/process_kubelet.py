@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangwatch.state_folder import StateFolder
-from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from tests.kubernetes.fake_kubelet import FakeKubelet, ended
 from tests.kubernetes.harness import wait_for

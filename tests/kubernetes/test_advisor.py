@@ -19,14 +19,15 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from gangwatch.commands.kubernetes_controller import Publishing, rebuild_journal
-from scheduler_feedback.backends.kubernetes import Access, AdvisorBackend
-from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
+from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.published.advice import RULES
 from scheduler_feedback.backends.kubernetes.published.marks import CONDITION, REASON, SCORE, STATE
 from scheduler_feedback.backends.kubernetes.published.uninstall import remove_all
 from scheduler_feedback.controller.controller import Controller
+from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.core.events import VerdictJudged
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy
@@ -140,24 +141,18 @@ class Advising:
 @contextmanager
 def advising(plane: ControlPlane, folder: Path) -> Iterator[Advising]:
     access = access_of(plane, f"{RELEASE}-controller")
-    backend = AdvisorBackend(access, settled_seconds=0.3)
     leadership = Leadership(access, NAMESPACE, RELEASE, "test")
     leadership.start()
-    backend.start()
+    settings = KubernetesSettings(access, may_act=leadership.may_act, device_taints=True, settled_seconds=0.3)
+    backend = AdvisorBackend(folder, settings)
     try:
         assert leadership.wait(30)
-        rebuild_journal(folder, backend, POLICY)
-        with Controller(folder, backend, POLICY, detectors=()) as controller:
-            publishing = Publishing(backend, controller, leadership.may_act, device_taints=True)
-            try:
-                yield Advising(backend, controller)
-                if controller.failure is not None:
-                    raise controller.failure
-            finally:
-                publishing.stop()
+        with Controller(folder, backend, POLICY, ControllerSettings(detectors=())) as controller:
+            yield Advising(backend, controller)
+            if controller.failure is not None:
+                raise controller.failure
     finally:
         leadership.stop()
-        backend.stop()
 
 
 def volcano(name: str, members: int, gpus: int = 8, **spec: Any) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
-from scheduler_feedback.backends.kubernetes.objects.other_schedulers import Foreign, gang_of
+from scheduler_feedback.backends.kubernetes.objects.other_schedulers import ExternalGangs, gang_of
 from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels
 from scheduler_feedback.core.events import AttemptEnded, Event, Hosted
 from scheduler_feedback.core.job import JobKind
@@ -55,10 +55,10 @@ class Scene:
     """A cache with two nodes of eight GPUs, and a clock."""
 
     def __init__(self) -> None:
-        self.world = InformerCache("\0", TopologyLabels())
+        self.cache = InformerCache("\0", TopologyLabels())
         for name in ("n1", "n2"):
-            self.world.node_changed(name, None, node(name))
-        self.foreign = Foreign(self.world, 3.0)
+            self.cache.node_changed(name, None, node(name))
+        self.external = ExternalGangs(self.cache, 3.0)
         self.now = 100.0
         self.held: dict[str, int] = {}
         self._pods: dict[str, Pod] = {}
@@ -67,19 +67,19 @@ class Scene:
         for after in pods:
             before = self._pods.get(after.metadata.key)
             self._pods[after.metadata.key] = after
-            self.world.pod_changed(after.metadata.key, before, after)
-            self.foreign.pod_changed(before, after, self.now)
+            self.cache.pod_changed(after.metadata.key, before, after)
+            self.external.pod_changed(before, after, self.now)
 
     def gone(self, *pods: Pod) -> None:
         for before in pods:
             del self._pods[before.metadata.key]
-            self.world.pod_changed(before.metadata.key, before, None)
-            self.foreign.pod_changed(before, None, self.now)
+            self.cache.pod_changed(before.metadata.key, before, None)
+            self.external.pod_changed(before, None, self.now)
 
     def after(self, seconds: float) -> list[Event]:
         """Return the events for the core, which applies all of them."""
         self.now += seconds
-        events = self.foreign.events(list(self.held.items()), self.now)
+        events = self.external.events(list(self.held.items()), self.now)
         for event in events:
             if isinstance(event, Hosted):
                 assert event.attempt > self.held.get(event.job_id, 0)
@@ -112,7 +112,7 @@ def test_a_gang_is_followed_once_all_of_it_runs_and_keeps_its_attempt_for_a_whil
     assert (hosted.job_id, hosted.attempt, hosted.spec.kind) == ("default.train.volcano", 1, JobKind.HOSTED)
     assert not hosted.spec.restartable and not hosted.spec.preemptible
     assert [slot.node for slot in hosted.placement] == ["n1"] * 4 + ["n2"] * 4
-    place = scene.world.place_of(second.metadata.uid)
+    place = scene.cache.place_of(second.metadata.uid)
     assert place is not None and (place.gang, place.attempt, place.ranks) == (hosted.job_id, 1, range(4, 8))
     assert scene.after(100) == []
 
@@ -125,8 +125,8 @@ def test_a_replaced_pod_starts_another_attempt_and_none_is_followed_meanwhile() 
     scene.gone(second)
     (ended,) = scene.after(0)
     assert isinstance(ended, AttemptEnded) and {exit.exit_code for exit in ended.exits} == {None}
-    assert scene.world.place_of(first.metadata.uid) is not None  # its slots are still taken,
-    assert scene.world.place_of(first.metadata.uid).gang == ""  # type: ignore[union-attr]  # by no gang that is watched
+    assert scene.cache.place_of(first.metadata.uid) is not None  # its slots are still taken,
+    assert scene.cache.place_of(first.metadata.uid).gang == ""  # type: ignore[union-attr]  # by no gang that is watched
     (substitute,) = gang("train-1", nodes=("n1",))
     scene.update(substitute)
     (hosted,) = scene.after(3)
@@ -146,7 +146,7 @@ def test_a_gang_that_ends_pod_by_pod_ends_once_with_success() -> None:
     (ended,) = scene.after(0)
     assert isinstance(ended, AttemptEnded) and {exit.exit_code for exit in ended.exits} == {0}
     scene.gone(*pods)
-    assert scene.after(10) == [] and scene.foreign.concerned("", "n1") == []
+    assert scene.after(10) == [] and scene.external.concerned("", "n1") == []
 
 
 def test_added_pods_start_another_attempt_of_the_larger_gang() -> None:
@@ -164,13 +164,13 @@ def test_a_node_keeps_its_slots_whoever_uses_them_and_slot_numbers_are_reused() 
     scene = Scene()
     lone, other = pod("a", "n1", gpus=6), pod("b", "n1", gpus=2)
     scene.update(lone, other)
-    assert {seen.node: seen.slots for seen in scene.world.seen()} == {"n1": 8, "n2": 8}
+    assert {seen.node: seen.slots for seen in scene.cache.seen()} == {"n1": 8, "n2": 8}
     scene.gone(lone)
     scene.update(later := pod("c", "n1", gpus=6))
     hosted = [event for event in scene.after(3) if isinstance(event, Hosted)]
     assert {event.job_id for event in hosted} == {"default.b.pod", "default.c.pod"}
     assert sorted(slot.slot for event in hosted for slot in event.placement) == list(range(8))
-    assert scene.foreign.concerned("", "n1") == [other, later]
+    assert scene.external.concerned("", "n1") == [other, later]
 
 
 def test_an_attempt_of_another_controller_is_ended_and_observed_again() -> None:
@@ -186,4 +186,4 @@ def test_an_attempt_of_another_controller_is_ended_and_observed_again() -> None:
 def test_pods_without_gpus_are_ignored() -> None:
     scene = Scene()
     scene.update(pod("web", gpus=0))
-    assert scene.after(10) == [] and scene.foreign.concerned("", "n1") == []
+    assert scene.after(10) == [] and scene.external.concerned("", "n1") == []

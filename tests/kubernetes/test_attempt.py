@@ -26,20 +26,20 @@ from scheduler_feedback.core.job import Slot
 from tests.kubernetes.makers import group, node, pod
 
 
-def world_of(*names: str, gpus: int = 8) -> InformerCache:
-    world = InformerCache("gangwatch", TopologyLabels())
+def cache_of(*names: str, gpus: int = 8) -> InformerCache:
+    cache = InformerCache("gangwatch", TopologyLabels())
     for name in names:
-        world.node_changed(name, None, node(name, gpus))
-    return world
+        cache.node_changed(name, None, node(name, gpus))
+    return cache
 
 
-def seen(world: InformerCache) -> dict[str, NodeSeen]:
-    return {one.node: one for one in world.seen()}
+def seen(cache: InformerCache) -> dict[str, NodeSeen]:
+    return {one.node: one for one in cache.seen()}
 
 
-def add(world: InformerCache, *pods: Pod) -> None:
+def add(cache: InformerCache, *pods: Pod) -> None:
     for one in pods:
-        world.pod_changed(one.metadata.key, world.pods.get(one.metadata.key), one)
+        cache.pod_changed(one.metadata.key, cache.pods.get(one.metadata.key), one)
 
 
 def slots(name: str, count: int, first: int = 0) -> list[Slot]:
@@ -59,119 +59,119 @@ def phase(one: Pod, phase: str, code: int | None = None) -> Pod:
 
 
 def test_pods_are_assigned_where_the_core_placed_their_ranks_and_count_as_assumed() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     pods = [pod("w-0", 8, "g"), pod("w-1", 4, "g")]
-    members = assign(world, pods, [*slots("n1", 8), *slots("n2", 4)])
+    members = assign(cache, pods, [*slots("n1", 8), *slots("n2", 4)])
     assert [(m.node, m.ranks, m.slots) for m in members] == [
         ("n1", range(8), tuple(range(8))),
         ("n2", range(8, 12), (0, 1, 2, 3)),
     ]
-    assert world.free_of("n1")["nvidia.com/gpu"] == 0
-    assert world.free_of("n2") == {"cpu": 63_000, "memory": (512 << 30) - (1 << 30), "pods": 109, "nvidia.com/gpu": 4}
+    assert cache.free_of("n1")["nvidia.com/gpu"] == 0
+    assert cache.free_of("n2") == {"cpu": 63_000, "memory": (512 << 30) - (1 << 30), "pods": 109, "nvidia.com/gpu": 4}
 
 
 def test_if_one_pod_does_not_fit_no_pod_is_assumed() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     hungry = pod("w-1", 8, "g")
     another = msgspec.convert({"name": "x", "resources": {"requests": {"cpu": "63.5"}}}, Container)
     hungry.spec.containers = [*hungry.spec.containers, another]
-    before = world.free_of("n1")
+    before = cache.free_of("n1")
     with pytest.raises(DoesNotFitError, match="w-1 does not fit on n2: cpu: 64500 requested, 64000 free") as caught:
-        assign(world, [pod("w-0", 8, "g"), hungry], [*slots("n1", 8), *slots("n2", 8)])
+        assign(cache, [pod("w-0", 8, "g"), hungry], [*slots("n1", 8), *slots("n2", 8)])
     assert (caught.value.node, caught.value.constraint) == ("n2", constraint_of(hungry).name)
-    assert world.free_of("n1") == before
+    assert cache.free_of("n1") == before
 
 
 def test_two_pods_that_fit_only_separately_are_not_both_assigned_to_a_node() -> None:
-    world = world_of("n1")
+    cache = cache_of("n1")
     wide = [{"name": "m", "resources": {"requests": {"cpu": "40", "nvidia.com/gpu": "1"}}}]
     with pytest.raises(DoesNotFitError, match="24000 free"):
-        assign(world, [pod("a", 1, "g", containers=wide), pod("b", 1, "g", containers=wide)], slots("n1", 2))
+        assign(cache, [pod("a", 1, "g", containers=wide), pod("b", 1, "g", containers=wide)], slots("n1", 2))
 
 
 def test_a_constraint_refused_while_binding_is_refused_until_the_node_s_use_changes() -> None:
-    world = world_of("n1")
+    cache = cache_of("n1")
     waiting = constraint_of(pod("p", 1))
-    world.want(waiting)
-    assert seen(world)["n1"].refuses == ()
-    world.bar(waiting.name, "n1")
-    assert seen(world)["n1"].refuses == (waiting.name,)
+    cache.want(waiting)
+    assert seen(cache)["n1"].refuses == ()
+    cache.bar(waiting.name, "n1")
+    assert seen(cache)["n1"].refuses == (waiting.name,)
     other = pod("other", 1, schedulerName="x", nodeName="n1")
-    world.pod_changed("default/other", None, other)
-    assert seen(world)["n1"].refuses == ()
+    cache.pod_changed("default/other", None, other)
+    assert seen(cache)["n1"].refuses == ()
 
 
 def test_pods_of_others_take_slots_and_pods_of_an_attempt_do_not() -> None:
-    world = world_of("n1")
+    cache = cache_of("n1")
     other = pod("other", 3, schedulerName="x", nodeName="n1")
-    world.pod_changed("default/other", None, other)
+    cache.pod_changed("default/other", None, other)
     mine = pod("w-0", 2, "g", nodeName="n1")
-    add(world, mine)
-    assert seen(world)["n1"].slots == 3
-    world.hold(mine.metadata.uid, Place("g", 1, "n1", range(2)))
-    assert seen(world)["n1"].slots == 5
-    world.pod_changed("default/other", other, None)
-    assert seen(world)["n1"].slots == 8
-    world.release(mine.metadata.uid)
-    assert seen(world)["n1"].slots == 6
+    add(cache, mine)
+    assert seen(cache)["n1"].slots == 3
+    cache.hold(mine.metadata.uid, Place("g", 1, "n1", range(2)))
+    assert seen(cache)["n1"].slots == 5
+    cache.pod_changed("default/other", other, None)
+    assert seen(cache)["n1"].slots == 8
+    cache.release(mine.metadata.uid)
+    assert seen(cache)["n1"].slots == 6
 
 
 def test_each_change_of_a_node_is_reported_once() -> None:
-    world = world_of("n1", "n2")
-    assert {one.node for one in world.seen_changes()} == {"n1", "n2"}
-    world.node_changed("n2", None, node("n2"))  # a heartbeat
-    assert world.seen_changes() == []
+    cache = cache_of("n1", "n2")
+    assert {one.node for one in cache.seen_changes()} == {"n1", "n2"}
+    cache.node_changed("n2", None, node("n2"))  # a heartbeat
+    assert cache.seen_changes() == []
     other = pod("other", 3, schedulerName="x", nodeName="n1")
-    world.pod_changed("default/other", None, other)
-    assert seen(world)["n1"].slots == 5  # the caller gets all nodes
-    assert [(one.node, one.slots) for one in world.seen_changes()] == [("n1", 5)]
-    world.pod_changed("default/other", other, None)
-    world.node_changed("n1", None, None)
-    assert world.seen_changes() == []
+    cache.pod_changed("default/other", None, other)
+    assert seen(cache)["n1"].slots == 5  # the caller gets all nodes
+    assert [(one.node, one.slots) for one in cache.seen_changes()] == [("n1", 5)]
+    cache.pod_changed("default/other", other, None)
+    cache.node_changed("n1", None, None)
+    assert cache.seen_changes() == []
 
 
 def test_a_later_attempt_keeps_the_pod_when_the_earlier_one_ends() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     mine = pod("w-0", 2, "g")
     first, second = Place("g", 1, "n1", range(2)), Place("g", 2, "n2", range(2))
-    world.hold(mine.metadata.uid, first)
-    world.hold(mine.metadata.uid, second)
-    world.release(mine.metadata.uid, first)
-    assert world.place_of(mine.metadata.uid) == second
-    world.release(mine.metadata.uid, second)
-    assert world.place_of(mine.metadata.uid) is None
+    cache.hold(mine.metadata.uid, first)
+    cache.hold(mine.metadata.uid, second)
+    cache.release(mine.metadata.uid, first)
+    assert cache.place_of(mine.metadata.uid) == second
+    cache.release(mine.metadata.uid, second)
+    assert cache.place_of(mine.metadata.uid) is None
 
 
 def test_a_pod_that_has_ended_holds_no_slot() -> None:
-    world = world_of("n1")
+    cache = cache_of("n1")
     running = pod("w-0", 8, schedulerName="x", nodeName="n1")
-    world.pod_changed("default/w-0", None, running)
-    assert seen(world)["n1"].slots == 0
-    world.pod_changed("default/w-0", running, phase(running, "Succeeded"))
-    assert seen(world)["n1"].slots == 8
+    cache.pod_changed("default/w-0", None, running)
+    assert seen(cache)["n1"].slots == 0
+    cache.pod_changed("default/w-0", running, phase(running, "Succeeded"))
+    assert seen(cache)["n1"].slots == 8
 
 
 def test_other_resources_of_a_node_without_a_free_slot_are_not_reported() -> None:
-    world = world_of("n1")
+    cache = cache_of("n1")
     waiting = constraint_of(pod("p", 1))
-    world.want(waiting)
+    cache.want(waiting)
     hungry = [{"name": "m", "resources": {"requests": {"cpu": "64", "nvidia.com/gpu": "8"}}}]
     mine = pod("w-0", 8, "g", nodeName="n1", containers=hungry)
-    add(world, mine)
-    world.hold(mine.metadata.uid, Place("g", 1, "n1", range(2)))
-    assert seen(world)["n1"].refuses == ()
-    world.want(constraint_of(pod("q", 1, nodeSelector={"pool": "a"})))
-    assert seen(world)["n1"].refuses == (constraint_of(pod("q", 1, nodeSelector={"pool": "a"})).name,)
+    add(cache, mine)
+    cache.hold(mine.metadata.uid, Place("g", 1, "n1", range(2)))
+    assert seen(cache)["n1"].refuses == ()
+    cache.want(constraint_of(pod("q", 1, nodeSelector={"pool": "a"})))
+    assert seen(cache)["n1"].refuses == (constraint_of(pod("q", 1, nodeSelector={"pool": "a"})).name,)
 
 
 # --- ends of attempts ------------------------------------------------------------------------------------------------
 
 
 def bound(*names: str) -> tuple[Attempt, dict[str, Pod]]:
-    world = world_of(*(f"n{n}" for n in range(len(names))))
+    cache = cache_of(*(f"n{n}" for n in range(len(names))))
     pods = [pod(name, 1, "g") for name in names]
     attempt = Attempt("j", 1, "default/g", ())
-    attempt.members = assign(world, pods, [Slot(f"n{n}", 0) for n in range(len(names))])
+    attempt.members = assign(cache, pods, [Slot(f"n{n}", 0) for n in range(len(names))])
     attempt.phase = Phase.BOUND
     for member in attempt.members:
         member.bound = True

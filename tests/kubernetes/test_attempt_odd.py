@@ -21,7 +21,7 @@ from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, RankExit
 from scheduler_feedback.core.job import Slot
 from tests.kubernetes.makers import pod
-from tests.kubernetes.test_attempt import bind, bound, phase, placed, running, world_of
+from tests.kubernetes.test_attempt import bind, bound, cache_of, phase, placed, running
 
 DELETED = "2026-01-01T00:00:00Z"
 
@@ -105,14 +105,14 @@ def test_new_slot_numbers_are_not_reported_before_the_attempt_runs() -> None:
 
 def test_a_gang_with_one_pod_that_does_not_fit_assumes_no_resources() -> None:
     """The assumed use of the first pod is released, so that the next gang can have it."""
-    world = world_of("n0", "n1")
+    cache = cache_of("n0", "n1")
     pods = [pod("w-0", 8, "g"), pod("w-1", 8, "g")]
     both_on_one = [Slot("n0", slot % 8) for slot in range(16)]
     with pytest.raises(DoesNotFitError):
-        assign(world, pods, both_on_one)
-    free = world.free_of("n0")
+        assign(cache, pods, both_on_one)
+    free = cache.free_of("n0")
     assert free["nvidia.com/gpu"] == 8
-    assert len(assign(world, pods, [*both_on_one[:8], *(Slot("n1", slot) for slot in range(8))])) == 2
+    assert len(assign(cache, pods, [*both_on_one[:8], *(Slot("n1", slot) for slot in range(8))])) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from scheduler_feedback.backends.kubernetes.api_server.client import (
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member, Phase
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import PROBE, Probes
 from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
+from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod, PodGroup
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place
@@ -44,7 +46,7 @@ class RecordingBackend(KubernetesBackend):
     """A backend whose API work is recorded and never executed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        super().__init__(Access("http://nowhere"), **settings)
+        super().__init__(Path("/nowhere"), KubernetesSettings(Access("http://nowhere"), **settings))
         self.work: list[tuple[tuple[str, int], str]] = []
         self.busy_with: set[tuple[str, int]] = set()
 
@@ -55,10 +57,10 @@ class RecordingBackend(KubernetesBackend):
         monkeypatch.setattr(self._connection, "go", go)
         monkeypatch.setattr(self._connection, "busy", lambda key: key in self.busy_with)
         for name in ("n1", "n2"):
-            self.world.node_changed(name, None, node(name))
+            self.cache.node_changed(name, None, node(name))
 
     def update(self, *pods: Pod) -> None:
-        add(self.world, *pods)
+        add(self.cache, *pods)
 
 
 def start_of(job_id: str, *slots: Slot, attempt: int = 1, kind: JobKind = JobKind.TRAINING) -> StartGang:
@@ -76,11 +78,11 @@ def test_a_gang_is_submitted_once_and_cancelled_when_it_is_deleted_or_recreated(
     assert isinstance(submitted, Submitted) and submitted.spec.ranks == 2
     assert backend.observe(()) == []
     again = pod("a", 4)
-    backend.world.pod_changed("default/a", one, again)
+    backend.cache.pod_changed("default/a", one, again)
     cancelled, renewed = (event for event in backend.observe(()) if not isinstance(event, NodeSeen))
     assert isinstance(cancelled, CancelRequested) and cancelled.job_id == submitted.job_id
     assert isinstance(renewed, Submitted) and renewed.job_id != submitted.job_id
-    backend.world.pod_changed("default/a", again, None)
+    backend.cache.pod_changed("default/a", again, None)
     (gone,) = backend.observe(())
     assert isinstance(gone, CancelRequested) and gone.job_id == renewed.job_id
     assert backend.gangs() == [] and backend._last_pods == {}
@@ -122,7 +124,7 @@ def test_an_attempt_of_an_earlier_controller_is_adopted_and_its_binding_finished
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     backend = RecordingBackend(monkeypatch)
-    backend.world.group_changed("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(
+    backend.cache.group_changed("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(
         {"attempt": 3, "pods": {"g-0": ["n1", 0, [0]], "g-1": ["n2", 1, [5]]}}
     )}))  # fmt: skip
     bound, unbound = pod("g-0", 1, "g", nodeName="n1"), pod("g-1", 1, "g")
@@ -132,18 +134,18 @@ def test_an_attempt_of_an_earlier_controller_is_adopted_and_its_binding_finished
     key = (submitted.job_id, 3)
     backend.observe([key])
     assert backend.work == [(key, "bind")]
-    assert backend.world.free_of("n2")[GPU] == 7, "its resources are assumed"
-    assert backend.world.place_of(unbound.metadata.uid) == Place(submitted.job_id, 3, "n2", range(1, 2))
+    assert backend.cache.free_of("n2")[GPU] == 7, "its resources are assumed"
+    assert backend.cache.place_of(unbound.metadata.uid) == Place(submitted.job_id, 3, "n2", range(1, 2))
     backend.apply(start_of(submitted.job_id, Slot("n1", 0), Slot("n2", 5), attempt=3))
     assert len(backend.work) == 1, "the requested start is under way"
     backend.observe(())
-    assert backend.world.place_of(unbound.metadata.uid) is None, "the core no longer has it"
+    assert backend.cache.place_of(unbound.metadata.uid) is None, "the core no longer has it"
 
 
 def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = RecordingBackend(monkeypatch)
     pods = [pod(f"g-{number}", 1, "g") for number in range(2)]
-    backend.world.group_changed("default/g", None, group("g", 2))
+    backend.cache.group_changed("default/g", None, group("g", 2))
     backend.update(*pods)
     (submitted,) = [event for event in backend.observe(()) if isinstance(event, Submitted)]
     key = (submitted.job_id, 1)
@@ -157,9 +159,9 @@ def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.M
     for one, name in zip(pods, ("n1", "n2"), strict=True):
         one.spec.node_name, one.status.phase = name, "Running"
         one.metadata.annotations = {ATTEMPT: "1", SLOTS: "0"}
-        backend.world.pod_changed(one.metadata.key, one, one)
+        backend.cache.pod_changed(one.metadata.key, one, one)
     backend.observe([key])
-    backend.world.pod_changed("default/g-1", pods[1], None)
+    backend.cache.pod_changed("default/g-1", pods[1], None)
     wrong_size, fresh = pod("g-1-more", 4, "g"), pod("g-1-new", 1, "g")
     backend.update(wrong_size, fresh)
     backend.work.clear()
@@ -167,8 +169,8 @@ def test_a_replacement_pod_takes_the_place_of_the_lost_one(monkeypatch: pytest.M
     assert backend.work == [((f"{submitted.job_id}/1", 1), "bind_in_place")]
     member = attempt.members[1]
     assert (member.name, member.uid, member.bound) == ("default/g-1-new", fresh.metadata.uid, False)
-    assert backend.world.place_of(fresh.metadata.uid) == Place(submitted.job_id, 1, "n2", range(1, 2))
-    assert backend.world.free_of("n2")[GPU] == 7
+    assert backend.cache.place_of(fresh.metadata.uid) == Place(submitted.job_id, 1, "n2", range(1, 2))
+    assert backend.cache.free_of("n2")[GPU] == 7
 
 
 def test_a_kubelet_s_rejection_undoes_the_whole_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ def test_a_kubelet_s_rejection_undoes_the_whole_start(monkeypatch: pytest.Monkey
     attempt.members = [Member("default/a", one.metadata.uid, "n1", range(1), (0,), bound=True)]
     attempt.phase = Phase.BOUND
     failed = replace(one, status=replace(one.status, phase="Failed", reason="UnexpectedAdmissionError"))
-    backend.world.pod_changed("default/a", one, failed)
+    backend.cache.pod_changed("default/a", one, failed)
     backend.observe([key])
     assert backend.work[-1] == (key, "undo")
     assert attempt.phase is Phase.UNDOING and "UnexpectedAdmissionError" in attempt.failure
@@ -222,7 +224,7 @@ def test_lost_slots_are_reported_with_new_numbers(monkeypatch: pytest.MonkeyPatc
     attempt = backend._attempts[key]
     attempt.members = [Member("default/a", one.metadata.uid, "n1", range(2), (6, 7), bound=True)]
     attempt.phase, attempt.reported = Phase.BOUND, True
-    backend.world.node_changed("n1", None, node("n1", 4))
+    backend.cache.node_changed("n1", None, node("n1", 4))
     events = backend.observe([key])
     (renumbered,) = [event for event in events if isinstance(event, AttemptRunning)]
     assert [one.slot for one in renumbered.ranks] == [0, 1]
@@ -238,7 +240,7 @@ def test_which_objects_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         "podgroups",
         "queues",
     }
-    watches = RecordingBackend(monkeypatch, upstream=True)._watching(api)
+    watches = RecordingBackend(monkeypatch, upstream_groups=True)._watching(api)
     assert watches["upstream"].path == f"/apis/{API}/podgroups"
 
 
@@ -246,8 +248,8 @@ def test_which_objects_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_advisor_follows_gangs_of_other_schedulers_and_places_nothing() -> None:
-    advisor = AdvisorBackend(Access("http://nowhere"), settled_seconds=0.0)
-    advisor.world.node_changed("n1", None, node("n1"))
+    advisor = AdvisorBackend(Path("/nowhere"), KubernetesSettings(Access("http://nowhere"), settled_seconds=0.0))
+    advisor.cache.node_changed("n1", None, node("n1"))
     one = pod("a", 2, schedulerName="another", nodeName="n1")
     one.status.phase = "Running"
     advisor._pod_changed("default/a", None, one)
@@ -262,7 +264,7 @@ def test_an_advisor_follows_gangs_of_other_schedulers_and_places_nothing() -> No
     assert advisor.gangs() == []
     ours = pod("b", 2)
     advisor._pod_changed("default/b", None, ours)
-    assert advisor.world.pods == {}, "the advisor places no pod"
+    assert advisor.cache.pods == {}, "the advisor places no pod"
 
 
 def test_objects_are_identified_by_their_names() -> None:
@@ -291,7 +293,8 @@ def test_nodes_report_unmet_constraints_once_a_gang_has_them(monkeypatch: pytest
 
 
 def test_an_ended_connection_raises_backend_error() -> None:
-    advisor, backend = AdvisorBackend(Access("http://nowhere")), KubernetesBackend(Access("http://nowhere"))
+    folder, settings = Path("/nowhere"), KubernetesSettings(Access("http://nowhere"))
+    advisor, backend = AdvisorBackend(folder, settings), KubernetesBackend(folder, settings)
     for made in (advisor, backend):
         made._connection._failure = RuntimeError("a bug")
         for asked in (made.nodes, lambda made=made: made.observe(())):
@@ -302,9 +305,9 @@ def test_an_ended_connection_raises_backend_error() -> None:
 
 
 def test_an_advisor_finds_the_agents_of_its_cluster() -> None:
-    advisor = AdvisorBackend(Access("http://nowhere"))
+    advisor = AdvisorBackend(Path("/nowhere"), KubernetesSettings(Access("http://nowhere")))
     agent = pod("agent", 0, schedulerName="another", nodeName="n1")
     agent.metadata.labels = {"app.kubernetes.io/name": "gangwatch", "app.kubernetes.io/component": "agent"}
     agent.status.pod_ip = "10.0.0.5"
     advisor._pod_changed("default/agent", None, agent)
-    assert advisor.world.agents() == {"n1": "10.0.0.5"}
+    assert advisor.cache.agents() == {"n1": "10.0.0.5"}

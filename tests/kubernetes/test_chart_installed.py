@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.api_server.client import Client
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
 from scheduler_feedback.backends.kubernetes.attempts.binding import bind_one
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes, is_probe

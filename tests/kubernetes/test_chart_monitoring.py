@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.api_server.client import RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, RefusedError
 from tests import needs
 from tests.deploy.test_chart import VALUES, cache_folder, render
 from tests.kubernetes.harness import Api, wait_for

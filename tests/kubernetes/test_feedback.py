@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes, is_probe
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from scheduler_feedback.backends.kubernetes.objects.translate import PREEMPTIBLE, RESTARTABLE, TIME_LIMIT

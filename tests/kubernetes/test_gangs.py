@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.api_server.client import RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, RefusedError
 from scheduler_feedback.backends.kubernetes.objects.translate import TIME_LIMIT
 from scheduler_feedback.core.job import JobState
 from tests.kubernetes.bed import ControlPlane

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 import pytest
 
 from agent.schema.clock import ManualClock
-from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.api_server.lease import (
     ACTING_SECONDS,
     IDLE_RENEWALS,
@@ -288,7 +288,7 @@ def test_after_an_expired_version_a_new_list_reports_deletions(
     monkeypatch.setattr("scheduler_feedback.backends.kubernetes.api_server.watch._PAGE", "1")
     cluster.add_nodes("n1", "n2")
     with running(access, folder) as it:
-        wait_for("both are known", lambda: len(it.backend.world.nodes) == 2)
+        wait_for("both are known", lambda: len(it.backend.cache.nodes) == 2)
         watch = it.backend.watches["nodes"]
         lists = watch.lists
 
@@ -300,7 +300,7 @@ def test_after_an_expired_version_a_new_list_reports_deletions(
         watch._take = too_old  # type: ignore[method-assign] # what a server says inside of a stream of 200
         cluster.api.delete("/api/v1/nodes/n1")
         wait_for("it lists again", lambda: watch.lists > lists)
-        wait_for("the node is gone", lambda: set(it.backend.world.nodes) == {"n2"})
+        wait_for("the node is gone", lambda: set(it.backend.cache.nodes) == {"n2"})
 
 
 def test_uninstalling_leaves_no_object_of_gangwatch(

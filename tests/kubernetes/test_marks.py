@@ -97,25 +97,25 @@ def test_a_change_of_taints_applies_only_to_the_version_that_was_read() -> None:
 
 
 def test_a_state_is_built_from_objects_alone() -> None:
-    world = InformerCache("gangwatch", TopologyLabels())
+    cache = InformerCache("gangwatch", TopologyLabels())
     bad = patched(node("n1"), *changes(node("n1"), marks_of(BAD)))
     for one in (bad, node("n2"), node("n3")):
-        world.node_changed(one.metadata.name, None, one)
+        cache.node_changed(one.metadata.name, None, one)
     pods = [pod("w-0", 8, "g"), pod("w-1", 8, "g")]
     attempt = Attempt("j", 3, "default/g", ())
     placement = [Slot(name, slot) for name in ("n2", "n3") for slot in range(8)]
-    attempt.members, attempt.phase = assign(world, pods, placement), Phase.BOUND
+    attempt.members, attempt.phase = assign(cache, pods, placement), Phase.BOUND
     declared = group("g", 2, {PLACEMENT: written(attempt)})
     declared.metadata.creation_timestamp = "1970-01-01T00:00:05Z"
-    world.group_changed("default/g", None, declared)
+    cache.group_changed("default/g", None, declared)
     for number, bound in enumerate(pods):
         bound.spec.node_name = placement[8 * number].node
         bound.metadata.annotations = {ATTEMPT: "3", SLOTS: "0,1,2,3,4,5,6,7", RANK: str(8 * number)}
-        world.pod_changed(bound.metadata.key, None, bound)
+        cache.pod_changed(bound.metadata.key, None, bound)
     fresh = group("fresh", 1)
-    world.group_changed("default/fresh", None, fresh)
-    world.pod_changed("default/f-0", None, pod("f-0", 1, "fresh"))
-    state, keys = rebuild(world, world.seen(), Policy(), 10 * SECOND)
+    cache.group_changed("default/fresh", None, fresh)
+    cache.pod_changed("default/f-0", None, pod("f-0", 1, "fresh"))
+    state, keys = rebuild(cache, cache.seen(), Policy(), 10 * SECOND)
     assert state.nodes["n1"].state is NodeState.QUARANTINE
     assert (state.nodes["n1"].backoff, state.nodes["n1"].accusers) == (3, ("a", "b"))
     (job,) = state.jobs.values()
@@ -124,19 +124,19 @@ def test_a_state_is_built_from_objects_alone() -> None:
     assert [record.slot for record in job.ranks] == placement
     assert job.attempt_started_ns == 10 * SECOND  # no kubelet has started it: its wait for resources is no late start
     pods[1].status.start_time = "1970-01-01T00:00:07Z"
-    (job,) = rebuild(world, world.seen(), Policy(), 10 * SECOND)[0].jobs.values()
+    (job,) = rebuild(cache, cache.seen(), Policy(), 10 * SECOND)[0].jobs.values()
     assert job.attempt_started_ns == 7 * SECOND
 
 
 def test_a_gang_with_recreated_pods_is_pending_with_its_last_attempts_number() -> None:
-    world = InformerCache("gangwatch", TopologyLabels())
-    world.node_changed("n1", None, node("n1"))
+    cache = InformerCache("gangwatch", TopologyLabels())
+    cache.node_changed("n1", None, node("n1"))
     pods = [pod("w-0", 8, "g")]
     attempt = Attempt("j", 2, "default/g", ())
-    attempt.members = assign(world, pods, [Slot("n1", slot) for slot in range(8)])
-    world.group_changed("default/g", None, group("g", 1, {PLACEMENT: written(attempt)}))
-    world.pod_changed("default/w-0x", None, pod("w-0x", 8, "g"))
-    state, _ = rebuild(world, world.seen(), Policy(), SECOND)
+    attempt.members = assign(cache, pods, [Slot("n1", slot) for slot in range(8)])
+    cache.group_changed("default/g", None, group("g", 1, {PLACEMENT: written(attempt)}))
+    cache.pod_changed("default/w-0x", None, pod("w-0x", 8, "g"))
+    state, _ = rebuild(cache, cache.seen(), Policy(), SECOND)
     (job,) = state.jobs.values()
     assert (job.state, job.attempt, job.ranks) == (JobState.PENDING, 2, [])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.backends.kubernetes.objects.translate import REQUIRED_TOPOLOGY, RESTARTABLE, TIME_LIMIT
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import JobState

@@ -14,7 +14,7 @@ from scheduler_feedback.api.access.authentication import Authentication
 from scheduler_feedback.api.access.principal import AccessError, Role
 from scheduler_feedback.api.access.token_review import Reviewed, Reviewing, TokenReviews
 from scheduler_feedback.api.access.tokens import OWN_TOKENS, Tokens
-from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from tests.kubernetes.bed import ControlPlane
 from tests.kubernetes.harness import Api, wait_for
 from tests.security.asking import JOB, Browser, People, people

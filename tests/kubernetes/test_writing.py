@@ -45,7 +45,7 @@ from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.policies.index.runtime_history import BINS
 from tests.kubernetes.little_api import LittleApi, refused
 from tests.kubernetes.makers import group, node, pod
-from tests.kubernetes.test_attempt import world_of
+from tests.kubernetes.test_attempt import cache_of
 
 SECOND = 1_000_000_000
 LOST = UnreachableError("a request: no answer")
@@ -524,11 +524,11 @@ GROUPS = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
 class Published:
     """A publisher of these gangs, with the core's statuses from the test."""
 
-    def __init__(self, api: LittleApi, world: InformerCache, *gangs: Gang) -> None:
+    def __init__(self, api: LittleApi, cache: InformerCache, *gangs: Gang) -> None:
         self.api, self.gangs = api, list(gangs)
         self.look = StateView({}, {}, 100 * SECOND)
         self.asked: list[list[str]] = []
-        self.publisher = Publisher(api, world, lambda: self.gangs, self._ask, lambda: True)
+        self.publisher = Publisher(api, cache, lambda: self.gangs, self._ask, lambda: True)
 
     def _ask(self, question: Any) -> Future[StateView]:
         answer: Future[StateView] = Future()
@@ -546,19 +546,19 @@ class Published:
 
 
 def with_group(**annotations: str) -> tuple[LittleApi, InformerCache, Gang]:
-    world = world_of()
+    cache = cache_of()
     declared = group("g", 1, annotations)
-    world.group_changed("default/g", None, declared)
+    cache.group_changed("default/g", None, declared)
     gang = gang_of(declared, [pod("g-0", 1, "g")])
-    return LittleApi({f"{GROUPS}/g": msgspec.to_builtins(declared)}), world, gang
+    return LittleApi({f"{GROUPS}/g": msgspec.to_builtins(declared)}), cache, gang
 
 
 WAITS = GangStatus(False, "Slots", "needs 8 slots", 160 * SECOND)
 
 
 def test_a_groups_status_is_written_with_an_event_for_a_new_reason() -> None:
-    api, world, gang = with_group()
-    published = Published(api, world, gang)
+    api, cache, gang = with_group()
+    published = Published(api, cache, gang)
     assert published.once(99) == [], "the core does not have it yet"
     assert published.once(100, g=WAITS) == [("PATCH", f"{GROUPS}/g/status"), ("PATCH", f"{GROUPS}/g"), ("POST", EVENTS)]
     status = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]
@@ -581,7 +581,7 @@ def test_a_groups_status_is_written_with_an_event_for_a_new_reason() -> None:
 
 def test_a_single_pods_status_is_written_only_while_it_waits() -> None:
     one = pod("a", 1)
-    published = Published(LittleApi({f"{PODS}/a": msgspec.to_builtins(one)}), world_of(), lone(one))
+    published = Published(LittleApi({f"{PODS}/a": msgspec.to_builtins(one)}), cache_of(), lone(one))
     assert published.once(100, a=WAITS) == [("PATCH", f"{PODS}/a/status")]
     (condition,) = published.api.bodies[-1]["status"]["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("PodScheduled", "False", "Unschedulable")
@@ -589,13 +589,13 @@ def test_a_single_pods_status_is_written_only_while_it_waits() -> None:
     assert published.api.kinds[-1] == STRATEGIC_PATCH
     assert published.once(101, a=GangStatus(True, "Scheduled", "all")) == []
     bound = pod("b", 1, nodeName="n1")
-    assert Published(LittleApi(), world_of(), lone(bound)).once(100, b=WAITS) == []
+    assert Published(LittleApi(), cache_of(), lone(bound)).once(100, b=WAITS) == []
 
 
 def test_a_refused_gang_has_a_reason_although_the_core_does_not_have_it() -> None:
-    api, world, gang = with_group(**{f"{OURS}restartable": "maybe"})
+    api, cache, gang = with_group(**{f"{OURS}restartable": "maybe"})
     assert gang.refused
-    published = Published(api, world, gang)
+    published = Published(api, cache, gang)
     published.once(100)
     (condition,) = api.body_of("PATCH", f"{GROUPS}/g/status")["status"]["conditions"]
     assert condition["reason"] == "Refused" and "neither 'true' nor 'false'" in condition["message"]
@@ -606,7 +606,7 @@ def test_pending_gangs_are_written_before_running_ones_up_to_the_limit(monkeypat
     monkeypatch.setattr(publish, "WRITES_A_PERIOD", 1)
     pods = [pod("runs", 1), pod("waits", 1)]
     api = LittleApi({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods})
-    published = Published(api, world_of(), *map(lone, pods))
+    published = Published(api, cache_of(), *map(lone, pods))
     statuses = {"runs": GangStatus(True, "Scheduled", "all"), "waits": WAITS}
     assert published.once(100, **statuses) == [("PATCH", f"{PODS}/waits/status")]
     assert published.publisher.writes == 1
@@ -616,7 +616,7 @@ def test_one_refused_write_is_counted_and_the_others_are_made() -> None:
     pods = [pod("a", 1), pod("b", 1)]
     api = LittleApi({f"{PODS}/{one.metadata.name}": msgspec.to_builtins(one) for one in pods})
     api.fails[("PATCH", f"{PODS}/a/status")] = [refused(403)]
-    published = Published(api, world_of(), *map(lone, pods))
+    published = Published(api, cache_of(), *map(lone, pods))
     published.once(100, a=WAITS, b=WAITS)
     assert (published.publisher.refusals, published.publisher.writes) == (1, 1)
     assert published.once(101, a=WAITS, b=WAITS) == [("PATCH", f"{PODS}/a/status")], "it is tried again"
@@ -627,7 +627,7 @@ def test_new_gangs_are_queried_first_and_the_others_in_rotation(
 ) -> None:
     monkeypatch.setattr(publish, "MOST_QUERIED", 3)
     gangs = [lone(pod(f"p-{number}", 1)) for number in range(5)]
-    published = Published(LittleApi(), world_of(), *gangs)
+    published = Published(LittleApi(), cache_of(), *gangs)
     publisher = published.publisher
     publisher._written = {gang.job_id: (WAITS, 0) for gang in gangs[:4]}
     seen = [[gang.key.removeprefix("default/p-") for gang in publisher._next(gangs)] for _ in range(3)]
@@ -636,9 +636,9 @@ def test_new_gangs_are_queried_first_and_the_others_in_rotation(
 
 
 def test_marks_are_written_on_nodes_only_when_they_change() -> None:
-    world = world_of("n1", "n2")
-    objects = {f"/api/v1/nodes/{name}": msgspec.to_builtins(one) for name, one in world.nodes.items()}
-    published = Published(LittleApi(objects), world)
+    cache = cache_of("n1", "n2")
+    objects = {f"/api/v1/nodes/{name}": msgspec.to_builtins(one) for name, one in cache.nodes.items()}
+    published = Published(LittleApi(objects), cache)
     marks = publish.view_of(
         State(nodes={"n1": cluster.Node("n1", 8, state=NodeState.SUSPECT, reason="slow")}), ()
     ).marks

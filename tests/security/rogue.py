@@ -33,8 +33,9 @@ from scheduler_feedback.backends.kubernetes.api_server.informer_cache import Inf
 from scheduler_feedback.backends.kubernetes.objects.objects import Pod
 from scheduler_feedback.backends.kubernetes.objects.rank_names import Place, RankNames
 from scheduler_feedback.backends.kubernetes.objects.translate import TopologyLabels
-from scheduler_feedback.backends.slurm import Commands, SlurmBackend
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, Snapshot
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
 from scheduler_feedback.backends.slurm.slurm_names import job_id_of, renamed
 from scheduler_feedback.controller.detection_thread import DetectionThread
 from scheduler_feedback.core.actions import Action, StopGang
@@ -125,7 +126,7 @@ class Cluster:
                 pods.pod_changed(pod.metadata.key, None, pod)
                 pods.hold(pod.metadata.uid, Place(job_id, 1, rank.slot.node, range(rank.rank, rank.rank + 1)))
         self._naming = RankNames(pods.place_of, lambda: pods.places_version)
-        return pods.attest
+        return lambda node, gang, _received_ns: pods.attest(node, gang)
 
     @staticmethod
     def uid_of(job_id: str, rank: int) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_feedback.backends.kubernetes import Access
-from scheduler_feedback.backends.kubernetes.api_server.client import Client, NotLeadingError, RefusedError
+from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client, NotLeadingError, RefusedError
 from scheduler_feedback.backends.kubernetes.api_server.lease import LEASE_SECONDS
 from scheduler_feedback.backends.kubernetes.attempts import gang_stop
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import Member

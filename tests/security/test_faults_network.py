@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from scheduler_feedback.backends.kubernetes import Access
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
 from scheduler_feedback.core.job import JobState
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 from tests.kubernetes.fake_kubelet import FakeKubelet

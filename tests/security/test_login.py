@@ -29,6 +29,7 @@ from scheduler_feedback.api.access.sessions import MOST_OF_ONE, MOST_SESSIONS, S
 from scheduler_feedback.api.access.tokens import OWN_TOKENS, Tokens, make_token
 from scheduler_feedback.api.web.login import following
 from scheduler_feedback.controller.controller import Controller
+from scheduler_feedback.controller.controller_settings import ControllerSettings
 from scheduler_feedback.core.state import Policy
 from tests.cluster.memory_backend import MemoryBackend, World
 from tests.exporter.certificates import Authority
@@ -337,7 +338,9 @@ def behind_tls(folder: Path, web: str = "") -> Iterator[tuple[People, Callable[.
     file.write_text(f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}\n{web}")
     access = Authentication(Tokens(state / "token", own_file=state / OWN_TOKENS), closed=True)
     security = Security(file, proves=lambda request: access.proves(request.path, request.headers))
-    with Controller(state, MemoryBackend(World()), Policy(), detectors=(), access=access) as controller:
+    with Controller(
+        state, MemoryBackend(World()), Policy(), ControllerSettings(detectors=(), access=access)
+    ) as controller:
 
         def metrics(_request: Request) -> Response:
             return Response("secret 1\n")

@@ -40,10 +40,10 @@ def test_a_thread_without_cycles_is_late_and_one_that_does_not_loop_is_stuck() -
     progress.begin()
     for _ in range(300):  # a full disk: the loop runs, and no cycle finishes
         clock.advance(1.0)
-        progress.turned()
+        progress.pass_finished()
     assert "no scheduling cycle has finished for 300 s" in progress.late()
     assert progress.stuck() == ""
-    progress.cycled()
+    progress.cycle_finished()
     assert progress.late() == ""
     progress.doing("writing the journal to disk")
     clock.advance(LATE_SECONDS)

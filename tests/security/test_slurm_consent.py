@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,18 +19,20 @@ import pytest
 from agent.schema.clock import SystemClock
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue
-from scheduler_feedback.backends.slurm import Settings, SlurmBackend
 from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.consent import Consents
 from scheduler_feedback.backends.slurm.desired_state import DesiredNode, DesiredState
 from scheduler_feedback.backends.slurm.node_updates import NodeUpdater
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, Snapshot
+from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_audit import Audit, lines
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.events import Hosted
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import State
+from scheduler_feedback.part_failures import PartFailures
 
 JOB = Printed(7, nodes=("gpu001", "gpu002"), comment=b"gangwatch:restartable,signal=USR1,grace=60")
 SCRIPTED = replace(JOB, comment=b"my run", script=b"#!/bin/sh\n#SBATCH --signal=USR1@60\n")
@@ -52,12 +55,13 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[
 
     def begin(queue: Queue) -> SlurmBackend:
         commands = PrintedCommands(queue, request.param)
-        backend = SlurmBackend(tmp_path, commands, Settings(idle_seconds=3600, attentive_seconds=3600))
+        backend = SlurmBackend(tmp_path, commands, SlurmSection(idle_seconds=3600, attentive_seconds=3600))
         started.append(backend)
         backend.start(PATIENCE_SECONDS)
         found = [event for event in backend.observe(()) if isinstance(event, Hosted)]
         assert [event.spec.restartable for event in found] == [True]
-        backend.attend(answered(State(nodes={name: Node(name, 8) for name in queue.nodes})))
+        ask = answered(State(nodes={name: Node(name, 8) for name in queue.nodes}))
+        backend.attach(SimpleNamespace(ask=ask), PartFailures())
         return backend
 
     yield begin
@@ -191,7 +195,7 @@ def test_a_pending_job_is_kept_off_a_node_only_if_unchanged(
     commands = PrintedCommands(queue, text=False)
     audit = Audit(tmp_path / "audit.jsonl", SystemClock())
     hands = AuditedCommands(commands, audit, tmp_path / "touched.json", lambda *_: None)
-    keeper = NodeUpdater(hands, Settings(comments=False), SystemClock())
+    keeper = NodeUpdater(hands, SlurmSection(comments=False), SystemClock())
 
     async def keep() -> None:
         jobs: dict[int, SlurmJob] = (await commands.jobs()).records

@@ -15,12 +15,12 @@ import pytest
 
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue, as_json, as_text, in_columns, in_places
-from gangwatch.configuration.sections import SlurmSection
 from gangwatch.health import slurm_health
-from scheduler_feedback.backends.slurm import SlurmBackend
 from scheduler_feedback.backends.slurm.parsing import columns, parse_json, parse_text
 from scheduler_feedback.backends.slurm.parsing.opt_in import of_comment
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
+from scheduler_feedback.backends.slurm.section import SlurmSection
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
 from scheduler_feedback.core.events import AttemptEnded, Hosted
 
 VICTIM = Printed(7, b"llm", "victim", nodes=("gpu001", "gpu002"), comment=b"do-not-touch")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_feedback.backends.slurm import Commands
 from scheduler_feedback.backends.slurm.parsing.opt_in import of_comment
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Jobs, SlurmJob
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
 from tests.slurm.bed import Bed
 
 SCRIPT = b"#!/bin/sh\nsleep 600\n"

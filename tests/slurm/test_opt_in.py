@@ -9,21 +9,24 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agent.schema.errors import BackendError
 from benchmarks.slurm.printed import Printed, PrintedCommands, Queue
-from scheduler_feedback.backends.slurm import Settings, SlurmBackend
 from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn, of_comment, of_script
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode
-from scheduler_feedback.backends.slurm.slurm_names import hosted, why_not
+from scheduler_feedback.backends.slurm.section import SlurmSection
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
+from scheduler_feedback.backends.slurm.slurm_names import external_job, why_not
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.events import Hosted
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import State
+from scheduler_feedback.part_failures import PartFailures
 
 OPTED_IN = "gangwatch:restartable,signal=USR1,grace=60"
 NUMBER = 1
@@ -62,10 +65,11 @@ def running(tmp_path: Path) -> Iterator[Callable[[OneJob], SlurmBackend]]:
     started: list[SlurmBackend] = []
 
     def start(commands: OneJob) -> SlurmBackend:
-        backend = SlurmBackend(tmp_path, commands, Settings(idle_seconds=0.2, attentive_seconds=0.2))
+        backend = SlurmBackend(tmp_path, commands, SlurmSection(idle_seconds=0.2, attentive_seconds=0.2))
         started.append(backend)
         backend.start(20.0)
-        backend.attend(asked(State(nodes={name: Node(name, 8) for name in ("gpu001", "gpu002")})))
+        ask = asked(State(nodes={name: Node(name, 8) for name in ("gpu001", "gpu002")}))
+        backend.attach(SimpleNamespace(ask=ask), PartFailures())
         return backend
 
     yield start
@@ -167,19 +171,19 @@ def test_reported_restartable_flag_and_backend_refusals_agree(
     opted: OptIn, batch: bool, requeue: bool, may: bool
 ) -> None:
     job = SlurmJob(7, "RUNNING", nodes=("n1",), gpus=((0, 1),), partition="batch", batch=batch, requeue=requeue)
-    event = hosted(job, opted, NODES)
+    event = external_job(job, opted, NODES)
     assert event is not None
     assert event.spec.restartable is may
     assert (why_not(job, opted) == "") is may
 
 
 def test_the_declaration_determines_how_a_job_is_stopped() -> None:
-    event = hosted(JOB, of_comment("gangwatch:restartable,signal=USR2,grace=7,restart=90,every=600"), NODES)
+    event = external_job(JOB, of_comment("gangwatch:restartable,signal=USR2,grace=7,restart=90,every=600"), NODES)
     assert event is not None
     spec = event.spec
     assert (spec.checkpoint_signal, spec.grace_seconds) == ("SIGUSR2", 7.0)
     assert (spec.restart_cost_seconds, spec.checkpoint_interval_seconds) == (90.0, 600.0)
-    without = hosted(JOB, of_comment("gangwatch:restartable,grace=7"), NODES)
+    without = external_job(JOB, of_comment("gangwatch:restartable,grace=7"), NODES)
     assert without is not None
     assert without.spec.grace_seconds == 0.0, "a job that is not signalled gets no grace period"
 

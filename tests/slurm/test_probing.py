@@ -12,13 +12,14 @@ import pytest
 
 from agent.schema.clock import ManualClock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import Commands, probe_reservation
 from scheduler_feedback.backends.slurm import changed_objects as memory
+from scheduler_feedback.backends.slurm import probe_reservation
 from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.changed_objects import Touched
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
 from scheduler_feedback.backends.slurm.probe_reservation import Probe, Probes, release
 from scheduler_feedback.backends.slurm.slurm_audit import Audit
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.events import AttemptEnded, AttemptRunning
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot, StopReason

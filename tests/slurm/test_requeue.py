@@ -15,8 +15,8 @@ import pytest
 
 from agent.schema.clock import SystemClock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend, requeue
 from scheduler_feedback.backends.slurm import changed_objects as memory
+from scheduler_feedback.backends.slurm import requeue
 from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.changed_objects import Moving, Touched
 from scheduler_feedback.backends.slurm.consent import who
@@ -27,7 +27,10 @@ from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode, Snapshot
 from scheduler_feedback.backends.slurm.requeue import Requeue
 from scheduler_feedback.backends.slurm.requeue_state import Moves
+from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_audit import Audit, lines
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import AttemptEnded
 
@@ -280,7 +283,8 @@ def moves_of(folder: Path, jobs: dict[int, SlurmJob], **settings: float) -> Move
     snapshot = Snapshot(0, NODES, jobs)
     commands = audited_commands(folder, FakeSlurm())
     return Moves(
-        commands, Settings(**settings), Cycle(), always_declares(OPTED), lambda: snapshot, lambda *_: None, lambda: None  # type: ignore[arg-type]
+        commands, SlurmSection(**settings), Cycle(),  # type: ignore[arg-type]
+        always_declares(OPTED), lambda: snapshot, lambda *_: None, lambda: None,
     )  # fmt: skip
 
 
@@ -334,7 +338,7 @@ def kept(folder: Path, slurm: FakeSlurm, names: list[str], nodes: dict[str, Slur
     goals = {name: DesiredNode(name, NodeState.QUARANTINE, "it is slow", "1/quarantine", 1.3) for name in names}
     desired = DesiredState(True, False, goals, frozenset(NODES), {})
     commands = audited_commands(folder, slurm)
-    keeper = NodeUpdater(commands, Settings(partition_share=1.0, comments=False, **settings), SystemClock())  # type: ignore[arg-type]
+    keeper = NodeUpdater(commands, SlurmSection(partition_share=1.0, comments=False, **settings), SystemClock())  # type: ignore[arg-type]
 
     async def twice() -> list[str]:
         found = await keeper.keep(desired, Snapshot(0, nodes or NODES))

@@ -11,18 +11,22 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import Commands, Settings, SlurmBackend
+from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_audit import Line, lines
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.events import AttemptEnded, Event, Hosted
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import State
+from scheduler_feedback.part_failures import PartFailures
 from tests.slurm.bed import Bed
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.slow, pytest.mark.timeout(180)]
@@ -50,10 +54,10 @@ class World:
     def start(self, **settings: Any) -> SlurmBackend:
         commands = Commands(str(self.programs), str(self.bed.configuration), timeout_seconds=3.0)
         self.backend = SlurmBackend(
-            self.folder, commands, Settings(idle_seconds=1.0, attentive_seconds=0.5, **settings)
+            self.folder, commands, SlurmSection(idle_seconds=1.0, attentive_seconds=0.5, **settings)
         )
         self.backend.start(10.0)
-        self.backend.attend(self._ask)
+        self.backend.attach(SimpleNamespace(ask=self._ask), PartFailures())
         return self.backend
 
     def stop(self) -> None:

@@ -2,7 +2,23 @@
 
 from benchmarks.mutants.mutant import Mutant
 
+_COMPOSITION = ("tests/controller/test_composition.py",)
+
 MUTANTS = (
+    Mutant("backends.backend:Backend.configured", "cls(folder, settings)", "cls(folder, ())", _COMPOSITION),
+    Mutant(
+        "backends.backend:Backend.effective_policy",
+        "return configured",
+        "return Policy()",
+        ("tests/controller/test_controller.py",),
+    ),
+    Mutant(
+        "backends.registry:make_backend",
+        "backend.configured(folder, settings)",
+        "backend(folder, settings)",
+        _COMPOSITION,
+    ),
+    Mutant("backends.registry:sections", " if entry.section", "", _COMPOSITION),
     Mutant(
         "backends.kubernetes.attempts.pod_attempt:adopt",
         '(pod.over or pod.spec.node_name in ("", node))',
@@ -11,7 +27,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.kubernetes.attempts.pod_attempt:assign",
-        "for member in members:\n                world.unassume(member.uid)",
+        "for member in members:\n                cache.unassume(member.uid)",
         "",
         ("tests/kubernetes/test_attempt_odd.py",),
     ),
@@ -187,7 +203,7 @@ MUTANTS = (
         ("tests/slurm/test_requeue.py",),
     ),
     Mutant(
-        "backends.slurm.slurm_names:hosted",
+        "backends.slurm.slurm_names:external_job",
         "restartable=opted.restartable and job.batch and job.requeue",
         "restartable=job.batch and job.requeue",
         ("tests/slurm/test_opt_in.py",),

@@ -4,12 +4,14 @@ from benchmarks.mutants.mutant import Mutant
 
 _K = "tests/kubernetes/test_"
 _WRITING = (_K + "writing.py",)
-_WORLD = (_K + "world.py",)
+_CACHE = (_K + "informer_cache.py",)
 _CLIENT = (_K + "client.py",)
 _WATCH = (_K + "watch.py",)
 _BACKEND = (_K + "backend.py",)
-_CARRYING = (_K + "carrying.py",)
+_LIFECYCLE = (_K + "attempt_lifecycle.py",)
 _TRANSLATE = (_K + "translate.py",)
+
+_CLUSTER = (_K + "cluster_backend.py",)
 
 MUTANTS = (
     Mutant(
@@ -26,20 +28,32 @@ MUTANTS = (
     Mutant("backends.kubernetes.published.advice:Advice._event", "(404, 409)", "(404,)", _WRITING),
     Mutant(
         "backends.kubernetes.advisor:AdvisorBackend._pod_changed",
-        "self.foreign.pod_changed(before, after, time.monotonic())",
+        "self.external.pod_changed(before, after, time.monotonic())",
         "pass",
         _BACKEND,
     ),
     Mutant(
         "backends.kubernetes.advisor:AdvisorBackend.observe",
-        "[*self.world.seen_changes(), *gangs]",
-        "self.world.seen_changes()",
+        "[*self.cache.seen_changes(), *gangs]",
+        "self.cache.seen_changes()",
         _BACKEND,
     ),
-    Mutant("backends.kubernetes.agents:is_agent", '== "gangwatch"\n        and', '== "gangwatch"\n        or', _WORLD),
-    Mutant("backends.kubernetes.agents:AgentFiles.write", "if file.stem not in agents:", "if False:", _WORLD),
     Mutant(
-        "backends.kubernetes.agents:AgentFiles.write", "if known.get(node) != address:", "if node not in known:", _WORLD
+        "backends.kubernetes.cluster_backend:ClusterBackend.effective_policy",
+        "probes is not None and probes.image",
+        "probes is not None",
+        _CLUSTER,
+    ),
+    Mutant(
+        "backends.kubernetes.cluster_backend:ClusterBackend._follow_queues",
+        "self._queues_version = followed",
+        "pass",
+        _CLUSTER,
+    ),
+    Mutant("backends.kubernetes.agents:is_agent", '== "gangwatch"\n        and', '== "gangwatch"\n        or', _CACHE),
+    Mutant("backends.kubernetes.agents:AgentFiles.write", "if file.stem not in agents:", "if False:", _CACHE),
+    Mutant(
+        "backends.kubernetes.agents:AgentFiles.write", "if known.get(node) != address:", "if node not in known:", _CACHE
     ),
     Mutant(
         "backends.kubernetes.kubernetes_backend:KubernetesBackend.apply",
@@ -67,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "backends.kubernetes.kubernetes_backend:KubernetesBackend._adopted",
-        "self.world.assume(by_uid[member.uid], member.node)",
+        "self.cache.assume(by_uid[member.uid], member.node)",
         "pass",
         _BACKEND,
     ),
@@ -75,37 +89,37 @@ MUTANTS = (
         "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.start",
         "and attempt.phase is Phase.BINDING",
         "",
-        _CARRYING,
+        _LIFECYCLE,
     ),
     Mutant(
         "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.bind",
         "await self.undo(attempt)",
         "pass",
-        _CARRYING,
+        _LIFECYCLE,
     ),
     Mutant(
         "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.undo",
-        "self._world.unassume(member.uid)",
+        "self._cache.unassume(member.uid)",
         "pass",
-        _CARRYING,
+        _LIFECYCLE,
     ),
     Mutant(
         "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle._all_there",
         "not any(pod.spec.node_name for pod in gang.pods)",
         "True",
-        _CARRYING,
+        _LIFECYCLE,
     ),
     Mutant(
         "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle.stop",
         'attempt.phase, attempt.why_stopped = Phase.BOUND, ""',
         'attempt.why_stopped = ""',
-        _CARRYING,
+        _LIFECYCLE,
     ),
     Mutant(
         "backends.kubernetes.attempts.attempt_lifecycle:AttemptLifecycle._gone",
         "if not pod.over",
         "",
-        _CARRYING,
+        _LIFECYCLE,
         hangs=True,
     ),
     Mutant(
@@ -160,19 +174,19 @@ MUTANTS = (
         _TRANSLATE,
     ),
     Mutant(
-        "backends.kubernetes.objects.other_schedulers:Foreign._settle",
+        "backends.kubernetes.objects.other_schedulers:ExternalGangs._settle",
         'any(pod.status.phase != "Running"',
         'all(pod.status.phase != "Running"',
         (_K + "advisor_gangs.py",),
     ),
     Mutant(
-        "backends.kubernetes.objects.other_schedulers:Foreign.events",
+        "backends.kubernetes.objects.other_schedulers:ExternalGangs.events",
         "< self._settled_seconds",
         "> self._settled_seconds",
         (_K + "advisor_gangs.py",),
     ),
     Mutant(
-        "backends.kubernetes.objects.other_schedulers:Foreign._gone",
+        "backends.kubernetes.objects.other_schedulers:ExternalGangs._gone",
         "if exit_code != 0 or not gang.pods:",
         "if exit_code != 0:",
         (_K + "advisor_gangs.py",),
@@ -196,7 +210,10 @@ MUTANTS = (
         _WRITING,
     ),
     Mutant(
-        "backends.kubernetes.published.state_config_map:kept_of", "-sum(item[1])", "sum(item[1])", (_K + "keeping.py",)
+        "backends.kubernetes.published.state_config_map:kept_of",
+        "-sum(item[1])",
+        "sum(item[1])",
+        (_K + "state_config_map.py",),
     ),
     Mutant(
         "backends.kubernetes.api_server.lease:Leadership._try",
@@ -226,19 +243,22 @@ MUTANTS = (
         _WRITING,
     ),
     Mutant(
-        "backends.kubernetes.objects.rank_names:RankNames._names", "place.node != node", "False", (_K + "naming.py",)
+        "backends.kubernetes.objects.rank_names:RankNames._names",
+        "place.node != node",
+        "False",
+        (_K + "rank_names.py",),
     ),
     Mutant(
         "backends.kubernetes.objects.rank_names:RankNames._names",
         "(member.rank - first) % count",
         "member.rank % count",
-        (_K + "naming.py",),
+        (_K + "rank_names.py",),
     ),
     Mutant(
         "backends.kubernetes.objects.rank_names:RankNames._names",
         "max(member.attempt",
         "min(member.attempt",
-        (_K + "naming.py",),
+        (_K + "rank_names.py",),
     ),
     Mutant("backends.kubernetes.objects.objects:Pod.owner", "if owner.controller", "", _BACKEND),
     Mutant("backends.kubernetes.objects.objects:Pod.over", '("Succeeded", "Failed")', '("Succeeded",)', _BACKEND),
@@ -272,8 +292,8 @@ MUTANTS = (
         "_add(sidecars, wanted)",
         (_K + "quantities.py", _K + "translate.py"),
     ),
-    Mutant("backends.kubernetes.published.rebuild:rebuild", "one.present and ", "", _WORLD),
-    Mutant("backends.kubernetes.published.rebuild:_begun", "not pod.over and", "", _WORLD),
+    Mutant("backends.kubernetes.published.rebuild:rebuild", "one.present and ", "", _CACHE),
+    Mutant("backends.kubernetes.published.rebuild:_begun", "not pod.over and", "", _CACHE),
     Mutant(
         "backends.kubernetes.published.rebuild:_job",
         "(wall_ns(pod.status.start_time) or now_ns",
@@ -310,7 +330,7 @@ MUTANTS = (
         "preemptible=False",
         _TRANSLATE,
     ),
-    Mutant("backends.kubernetes.objects.translate:attempt_of", "if pod.spec.node_name else 0", "", _WORLD),
+    Mutant("backends.kubernetes.objects.translate:attempt_of", "if pod.spec.node_name else 0", "", _CACHE),
     Mutant("backends.kubernetes.published.uninstall:remove_all", "if is_probe(pod):", "if False:", _WRITING),
     Mutant(
         "backends.kubernetes.published.uninstall:remove_all",
@@ -325,15 +345,15 @@ MUTANTS = (
         "backends.kubernetes.objects.upstream_groups:as_group",
         "if gang is not None else 0",
         "if gang is not None else 1",
-        _WORLD,
+        _CACHE,
     ),
-    Mutant("backends.kubernetes.objects.upstream_groups:_levels", "if key}", "}", _WORLD),
-    Mutant("backends.kubernetes.objects.volumes:_reach", 'claim.status.phase != "Bound" or', "", _WORLD),
+    Mutant("backends.kubernetes.objects.upstream_groups:_levels", "if key}", "}", _CACHE),
+    Mutant("backends.kubernetes.objects.volumes:_reach", 'claim.status.phase != "Bound" or', "", _CACHE),
     Mutant(
         "backends.kubernetes.objects.volumes:_reach",
         "if _ONE_POD in (claim.spec.access_modes or ()):",
         "if False:",
-        _WORLD,
+        _CACHE,
     ),
     Mutant("backends.kubernetes.api_server.watch:Watch._list_all", "self.objects.keys() - found", "()", _WATCH),
     Mutant("backends.kubernetes.api_server.watch:Watch.run", "if error.code == GONE:", "if False:", _WATCH, hangs=True),
@@ -343,15 +363,21 @@ MUTANTS = (
         "pass",
         _WATCH,
     ),
-    Mutant("backends.kubernetes.api_server.informer_cache:InformerCache.unassume", "and not known.seen", "", _WORLD),
+    Mutant("backends.kubernetes.api_server.node_usage:NodeUsage.leave_unseen", "and not known.seen", "", _CACHE),
     Mutant(
-        "backends.kubernetes.api_server.informer_cache:InformerCache.release", "place in (None, held)", "True", _WORLD
+        "backends.kubernetes.api_server.node_usage:NodeUsage.take",
+        "if known is not None:\n            self.leave(uid)",
+        "",
+        _CACHE,
+    ),
+    Mutant(
+        "backends.kubernetes.api_server.informer_cache:InformerCache.release", "place in (None, held)", "True", _CACHE
     ),
     Mutant(
         "backends.kubernetes.api_server.informer_cache:InformerCache._reach_again",
         "self.dirty_gangs |= {key, group_of(pod) or key}",
         "pass",
-        _WORLD,
+        _CACHE,
     ),
-    Mutant("backends.kubernetes.api_server.informer_cache:_declared", "and key not in _WRITTEN_BY_US", "", _WORLD),
+    Mutant("backends.kubernetes.api_server.informer_cache:_declared", "and key not in _WRITTEN_BY_US", "", _CACHE),
 )

@@ -97,7 +97,7 @@ MUTANTS = (
         _RECORDS,
     ),
     Mutant("backends.local.attempt_files:create_folder", "os.rmdir(temporary)", "pass", _RECORDS),
-    Mutant("backends.local.shim:exit_code", "128 - code", "-code", _SHIM),
+    Mutant("backends.local.local_processes:exit_code", "128 - code", "-code", _SHIM),
     Mutant("backends.local.shim:Shim.kill_no_later_than", "min(instant, self.kill_at)", "instant", _SHIM),
     Mutant(
         "backends.local.shim:Shim.write_records",

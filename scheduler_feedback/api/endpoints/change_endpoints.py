@@ -43,8 +43,8 @@ class ChangeEndpoints:
 
     async def submit(self, request: Request) -> Response:
         """Submit the job in the request's body."""
-        if self._controller.elsewhere:
-            raise RefusedError(409, self._controller.elsewhere)
+        if self._controller.submit_with:
+            raise RefusedError(409, self._controller.submit_with)
         submission = await body_of(request, Submission)
         submitter = principal_of(request)
         spec = submitted_by(submission.spec(), submitter)

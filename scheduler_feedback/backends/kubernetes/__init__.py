@@ -2,13 +2,7 @@
 
 ``objects`` translates Kubernetes objects into the core's terms, and ``api_server`` has the client, the watches, the
 informer cache and the leader lease. ``attempts`` binds and stops gangs and probes nodes. ``published`` writes the
-core's decisions on objects and reads them back after a restart. ``kubernetes_backend`` combines these, and ``agents``
-announces the agents' pods to the feed. If another scheduler places the pods, ``advisor`` is the backend: it only
-observes gangs and writes advice.
+core's decisions on objects and reads them back after a restart. ``cluster_backend`` has what the two backends share:
+``kubernetes_backend`` places gangs, and ``advisor`` only observes gangs that another scheduler places, and writes
+advice. ``agents`` announces the agents' pods to the feed.
 """
-
-from scheduler_feedback.backends.kubernetes.advisor import AdvisorBackend
-from scheduler_feedback.backends.kubernetes.api_server.client import Access, from_kubeconfig, in_cluster
-from scheduler_feedback.backends.kubernetes.kubernetes_backend import KubernetesBackend
-
-__all__ = ["Access", "AdvisorBackend", "KubernetesBackend", "from_kubeconfig", "in_cluster"]

@@ -7,14 +7,12 @@ API server.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.kubernetes.api_server.api_connection import Connection
-from scheduler_feedback.backends.kubernetes.api_server.client import Access, Client
-from scheduler_feedback.backends.kubernetes.api_server.informer_cache import InformerCache
+from scheduler_feedback.backends.kubernetes.api_server.client import Client
 from scheduler_feedback.backends.kubernetes.api_server.watch import Watch
 from scheduler_feedback.backends.kubernetes.attempts.attempt_lifecycle import AttemptLifecycle
 from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
@@ -26,12 +24,12 @@ from scheduler_feedback.backends.kubernetes.attempts.pod_attempt import (
     renumbered,
     scan_attempt,
 )
-from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes, is_probe
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
+from scheduler_feedback.backends.kubernetes.cluster_backend import ClusterBackend
+from scheduler_feedback.backends.kubernetes.kubernetes_settings import KubernetesSettings
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
 from scheduler_feedback.backends.kubernetes.objects.translate import (
-    SCHEDULER,
     Gang,
-    TopologyLabels,
     group_of,
     resource_of,
     slots_of,
@@ -58,25 +56,12 @@ PATHS = {
 }
 
 
-class KubernetesBackend:
-    """Backend for Kubernetes. Call ``start`` before use; ``stop`` ends its thread and leaves every pod unchanged.
+class KubernetesBackend(ClusterBackend):
+    """Backend for Kubernetes. ``stop`` leaves every pod unchanged."""
 
-    may_act: returns whether this process leads; checked before each write. probes: how nodes are measured; None: they
-    cannot be. upstream: whether to read Kubernetes' own PodGroups, too.
-    """
-
-    def __init__(
-        self,
-        access: Access,
-        *,
-        scheduler: str = SCHEDULER,
-        labels: TopologyLabels | None = None,
-        may_act: Callable[[], bool] = lambda: True,
-        probes: Probes | None = None,
-        upstream: bool = False,
-    ) -> None:
-        self.world = InformerCache(scheduler, labels or TopologyLabels())
-        self._may_act, self._probes, self._upstream = may_act, probes, upstream
+    def __init__(self, folder: Path, settings: KubernetesSettings) -> None:
+        super().__init__(folder, settings, settings.scheduler)
+        self._may_act, self._probes = settings.may_act, settings.probes
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._gangs: dict[str, Gang] = {}  # by key, as of the last scan
         self._submitted: dict[str, str] = {}  # key -> job id that the core has
@@ -86,69 +71,51 @@ class KubernetesBackend:
         self._events: list[Event] = []
         self._changed: set[tuple[str, int]] = set()  # attempts to scan
         self._by_gang: dict[str, tuple[str, int]] = {}  # newest attempt, by the gang's key
-        self._connection = Connection(access, self._watching, self._once_synced, may_act)
         self._lifecycle = AttemptLifecycle(
-            self._connection, self.world, may_act, self._emit, self._queue_scan, self._last_pods
+            self._connection, self.cache, self._may_act, self._emit, self._queue_scan, self._last_pods
         )
-
-    # --- start and stop ----------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Connect and list everything once. Raises BackendError if that takes too long."""
-        self._connection.start()
-
-    def stop(self) -> None:
-        self._connection.stop()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._connection.loop
-
-    @property
-    def client(self) -> Client:
-        return self._connection.client
 
     @property
     def watches(self) -> Mapping[str, Watch[Any]]:
         return self._connection.watches
 
     def _watching(self, client: Client) -> dict[str, Watch[Any]]:
-        world = self.world
+        cache = self.cache
         watches: dict[str, Watch[Any]] = {
-            "nodes": Watch(client, PATHS["nodes"], Node, world.node_changed),
-            "pods": Watch(client, PATHS["pods"], Pod, world.pod_changed),
-            "claims": Watch(client, PATHS["claims"], Claim, world.claim_changed),
-            "volumes": Watch(client, PATHS["volumes"], StoredVolume, world.volume_changed),
-            "podgroups": Watch(client, PATHS["podgroups"], PodGroup, world.group_changed, optional=True),
-            "queues": Watch(client, PATHS["queues"], Queue, world.queue_changed, optional=True),
+            "nodes": Watch(client, PATHS["nodes"], Node, cache.node_changed),
+            "pods": Watch(client, PATHS["pods"], Pod, cache.pod_changed),
+            "claims": Watch(client, PATHS["claims"], Claim, cache.claim_changed),
+            "volumes": Watch(client, PATHS["volumes"], StoredVolume, cache.volume_changed),
+            "podgroups": Watch(client, PATHS["podgroups"], PodGroup, cache.group_changed, optional=True),
+            "queues": Watch(client, PATHS["queues"], Queue, cache.queue_changed, optional=True),
         }
-        if self._upstream:
-            watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, world.upstream_changed, optional=True)
+        if self._settings.upstream_groups:
+            watches["upstream"] = Watch(client, PATHS["upstream"], UpstreamGroup, cache.upstream_changed, optional=True)
         return watches
 
     def _once_synced(self) -> list[Coroutine[Any, Any, None]]:
         return [self._lifecycle.resume_left()] if self._may_act() else []
 
     def _queue_scan(self, attempt: Attempt) -> None:
-        with self.world.lock:
+        with self.cache.lock:
             self._changed.add((attempt.job_id, attempt.number))
 
     def _emit(self, event: Event) -> None:
-        with self.world.lock:
+        with self.cache.lock:
             self._events.append(event)
 
     # --- Backend -----------------------------------------------------------------------------------------------------
 
     def nodes(self) -> Sequence[NodeSeen]:
         self._connection.check()
-        with self.world.lock:
-            self._slots_now |= {node.node: node.slots for node in self.world.seen_changes()}
-            return self.world.seen()
+        with self.cache.lock:
+            self._slots_now |= {node.node: node.slots for node in self.cache.seen_changes()}
+            return self.cache.seen()
 
     def apply(self, action: Action) -> None:
         self._connection.check()
         key = (action.job_id, action.attempt)
-        with self.world.lock:
+        with self.cache.lock:
             attempt = self._attempts.get(key)
             if isinstance(action, StartGang):
                 if attempt is None:
@@ -169,7 +136,7 @@ class KubernetesBackend:
         if not attempt.probe:
             self._connection.go(key, self._lifecycle.start(attempt, action))
         else:
-            node = self.world.nodes.get(action.placement[0].node)
+            node = self.cache.nodes.get(action.placement[0].node)
             if self._probes is None or node is None:
                 raise BackendError("the node cannot be probed: it no longer exists, or no probe image is configured")
             pod = self._probes.pod(action, resource_of(node))
@@ -184,7 +151,7 @@ class KubernetesBackend:
 
     def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
         self._connection.check()
-        with self.world.lock:
+        with self.cache.lock:
             gangs = self._scan_gangs()
             events = self._scan_nodes()  # before the gangs: nodes then carry the gangs' constraints
             events += gangs
@@ -205,7 +172,7 @@ class KubernetesBackend:
 
     def _clear_probes(self) -> None:
         """Delete pods of probes that the core no longer has: ended ones, and those of an earlier controller."""
-        for pod in self.world.probes():
+        for pod in self.cache.probes():
             key = (pod.metadata.uid, 0)
             if pod.metadata.key in self._by_gang or pod.metadata.deletion_timestamp or self._connection.busy(key):
                 continue
@@ -214,7 +181,7 @@ class KubernetesBackend:
 
     def _scan_nodes(self) -> list[Event]:
         """Return changed nodes, and new slot numbers for gangs whose node no longer has theirs."""
-        changed = self.world.seen_changes()
+        changed = self.cache.seen_changes()
         slots = self._slots_now | {node.node: node.slots for node in changed}
         self._slots_now = {}
         return [*changed, *renumbered(self._attempts.values(), slots)] if slots else []
@@ -223,18 +190,18 @@ class KubernetesBackend:
 
     def gangs(self) -> list[Gang]:
         """Return all gangs, as of the last scan."""
-        with self.world.lock:
+        with self.cache.lock:
             return list(self._gangs.values())
 
     def _scan_gangs(self) -> list[Event]:
         """Submit new gangs and cancel deleted ones."""
         events: list[Event] = []
-        dirty = sorted(self.world.take_dirty(), reverse=True)
+        dirty = sorted(self.cache.take_dirty(), reverse=True)
         while dirty:
             key = dirty.pop()
             if key in self._by_gang:
                 self._changed.add(self._by_gang[key])
-            gang = self.world.gang(key)
+            gang = self.cache.gang(key)
             submitted = self._submitted.get(key)
             if gang is None or (submitted is not None and submitted != gang.job_id):
                 self._gangs.pop(key, None)
@@ -248,7 +215,7 @@ class KubernetesBackend:
             self._gangs[key], self._keys[gang.job_id] = gang, key
             dirty += [pod.metadata.key for pod in gang.beyond if pod.metadata.key not in self._gangs]
             if gang.constraint is not None:
-                self.world.want(gang.constraint)
+                self.cache.want(gang.constraint)
             if gang.spec is not None:
                 self._last_pods[gang.job_id] = list(gang.pods)
                 if key not in self._submitted:
@@ -258,7 +225,7 @@ class KubernetesBackend:
 
     def know(self, job_id: str, key: str) -> None:
         """Record a gang that the core already has, because its state was rebuilt from the API's objects."""
-        with self.world.lock:
+        with self.cache.lock:
             self._submitted[key], self._keys[job_id] = job_id, key
 
     # --- attempts ----------------------------------------------------------------------------------------------------
@@ -267,8 +234,8 @@ class KubernetesBackend:
         gang_key = self._key_of(key)
         if not gang_key:
             return None
-        pods = self.world.pods_of(gang_key)
-        attempt = adopt(*key, gang_key, pods, self.world.groups.get(gang_key))
+        pods = self.cache.pods_of(gang_key)
+        attempt = adopt(*key, gang_key, pods, self.cache.groups.get(gang_key))
         if attempt is None:
             return None
         attempt.probe = any(is_probe(pod) for pod in pods)
@@ -279,7 +246,7 @@ class KubernetesBackend:
             by_uid = {pod.metadata.uid: pod for pod in pods}
             for member in attempt.members:
                 if member.uid and not member.bound:
-                    self.world.assume(by_uid[member.uid], member.node)
+                    self.cache.assume(by_uid[member.uid], member.node)
             self._connection.go(key, self._lifecycle.bind(attempt))
         return attempt
 
@@ -294,12 +261,12 @@ class KubernetesBackend:
         if self._by_gang.get(attempt.key) == key:
             del self._by_gang[attempt.key]
         for member in attempt.members:
-            self.world.release(member.uid, place_of(attempt, member))
+            self.cache.release(member.uid, place_of(attempt, member))
 
     def _scan(self, key: tuple[str, int], attempt: Attempt) -> list[Event]:
         if attempt.phase is not Phase.BOUND:
             return []
-        pods = {pod.metadata.uid: pod for pod in self.world.pods_of(attempt.key)}
+        pods = {pod.metadata.uid: pod for pod in self.cache.pods_of(attempt.key)}
         # The cache may not show yet that a pod is bound; but a pod that is missing from it is gone.
         if not attempt.reported and (why := rejected(attempt, pods)):
             attempt.phase, attempt.failure = Phase.UNDOING, why
@@ -317,7 +284,7 @@ class KubernetesBackend:
             pod
             for pod in pods.values()
             if pod.metadata.uid not in taken
-            and self.world.place_of(pod.metadata.uid) is None
+            and self.cache.place_of(pod.metadata.uid) is None
             and not pod.over
             and not pod.spec.node_name
             and not pod.spec.scheduling_gates
@@ -332,9 +299,9 @@ class KubernetesBackend:
             if found is None:
                 continue
             fresh.remove(found)
-            self.world.dirty_gangs.add(found.metadata.key)  # until now it may have been one more than the gang needs
+            self.cache.dirty_gangs.add(found.metadata.key)  # until now it may have been one more than the gang needs
             member.name, member.uid, member.bound = found.metadata.key, found.metadata.uid, False
-            self.world.hold(member.uid, place_of(attempt, member))
-            self.world.assume(found, member.node)
+            self.cache.hold(member.uid, place_of(attempt, member))
+            self.cache.assume(found, member.node)
             work = self._lifecycle.bind_in_place(attempt, member)
             self._connection.go((f"{key[0]}/{member.ranks.start}", key[1]), work)

@@ -26,6 +26,7 @@ import msgspec
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.backend import Backend
 from scheduler_feedback.backends.local import attempt_files, local_processes
 from scheduler_feedback.backends.local.local_attempt import FollowedAttempt
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
@@ -78,7 +79,7 @@ def free_port() -> int:
     raise BackendError("no TCP port is free for MASTER_PORT")
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Backend for this machine. One thread calls it."""
 
     def __init__(

@@ -308,3 +308,29 @@ def remove_cgroup(folder: str) -> None:
             os.rmdir(path)
         except OSError:
             pass
+
+
+# --- this process ----------------------------------------------------------------------------------------------------
+
+
+def exit_code(status: int) -> int:
+    """Convert a wait status as a shell does: 128 + n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def close_descriptors() -> None:
+    """Close all inherited descriptors except 0, 1 and 2."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.close(int(name))
+            except OSError:  # the descriptor of the listing itself
+                pass
+
+
+def describe(error: BaseException) -> str:
+    """Return the error in one line, with its file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error) or type(error).__name__

@@ -46,24 +46,12 @@ _KILL_AGAIN_SECONDS = (0.005, 0.5)  # first and longest pause between two passes
 _SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
-def exit_code(status: int) -> int:
-    """Convert a wait status as a shell does: 128 + n for signal n."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
-
-
 def poke(folder: str, nodes: Iterable[str]) -> None:
     """Make the attempt's shims on these nodes read their folder now."""
     for node in nodes:
         about = attempt_files.read(f"{folder}/{node}/{attempt_files.SHIM}")
         if about is not None and about["boot_id"] == local_processes.boot_id():
             local_processes.send_signal(about["pid"], about["start_time"], signal.SIGUSR1)
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
 
 
 class Shim:
@@ -141,7 +129,7 @@ class Shim:
                 os.makedirs(os.path.dirname(log_file), mode=0o700, exist_ok=True)
                 self.logs[rank] = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
-            attempt_files.write(f"{self.own}/{attempt_files.REFUSED}", {"reason": _describe(error)})
+            attempt_files.write(f"{self.own}/{attempt_files.REFUSED}", {"reason": local_processes.describe(error)})
         else:
             attempt_files.write(f"{self.own}/{attempt_files.READY}", {})
 
@@ -170,7 +158,7 @@ class Shim:
             except FileNotFoundError:  # the attempt was removed
                 return False
             except OSError as error:
-                self.complain(f"{attempt_files.DECISION}: {_describe(error)}")
+                self.complain(f"{attempt_files.DECISION}: {local_processes.describe(error)}")
         return decided[0] == attempt_files.GO
 
     # --- the start ---------------------------------------------------------------------------------------------------
@@ -193,7 +181,7 @@ class Shim:
                 attempt_files.write(self.paths(rank)[0], about[rank])
             os.write(release, b"." * len(self.ranks))
         except OSError as error:
-            self.failure = f"node {self.node}: {_describe(error)}"
+            self.failure = f"node {self.node}: {local_processes.describe(error)}"
         finally:
             os.close(release)  # a rank that was not released reads the end of the pipe, and exits
             os.close(gate)
@@ -231,7 +219,7 @@ class Shim:
                     self.programs[rank], rank_launch.command_of(self.plan, rank), self.environments[rank]
                 )
         except BaseException as error:
-            os.write(error_pipe, _describe(error).encode(errors="replace")[:4096])
+            os.write(error_pipe, local_processes.describe(error).encode(errors="replace")[:4096])
         finally:
             os._exit(127)
 
@@ -271,12 +259,12 @@ class Shim:
             if pid == 0:
                 return True
             if self.saving is not None and pid == self.saving[0].pid:
-                self.saving[0].ended(exit_code(status))
+                self.saving[0].ended(local_processes.exit_code(status))
                 continue
             rank = self.running.pop(pid, None)
             if rank is None or rank not in self.executed:  # adopted, or never released
                 continue
-            code = exit_code(status)
+            code = local_processes.exit_code(status)
             self.keep(attempt_files.exit_record(rank), {"rank": rank, "exit_code": code, "wall_ns": time.time_ns()})
             if code != 0 and not self.stopping:
                 self.check_stop_request()  # an earlier stop request may be the reason for its end
@@ -359,7 +347,9 @@ class Shim:
                 pass
             except OSError as error:
                 # Without the file name: temporary names differ at each try, and each would be logged.
-                self.complain(f"{os.path.basename(path)} is not written yet: {error.strerror or _describe(error)}")
+                self.complain(
+                    f"{os.path.basename(path)} is not written yet: {error.strerror or local_processes.describe(error)}"
+                )
                 return
             del self.unwritten[0]
 
@@ -374,7 +364,7 @@ class Shim:
             except FileNotFoundError:
                 pass
             except OSError as error:  # a remaining file names a dead process, which does no harm
-                self.complain(_describe(error))
+                self.complain(local_processes.describe(error))
         fate = {"started": not self.failure, "signalled": self.signalled, "reason": self.failure}
         self.keep(attempt_files.ENDED, {"wall_ns": wall_ns, **fate})
         self.flush_records()
@@ -403,12 +393,7 @@ class Shim:
 
 def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            try:
-                os.close(int(name))
-            except OSError:  # the descriptor of the listing itself
-                pass
+    local_processes.close_descriptors()
     os.chdir("/")
     local_processes.become_subreaper()
     folder, node = sys.argv[1:]

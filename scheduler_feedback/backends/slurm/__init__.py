@@ -8,11 +8,5 @@ consent              what job owners allow                      changed_objects 
 desired_state        what the cycle requests of Slurm           requeue              moves one job off a bad node
 pending_verdicts     verdicts that wait for a snapshot          requeue_state        jobs being moved, and their limits
 cycle_queries        questions to the cycle's state             probe_reservation    measures a drained node
-agent_announcements  URLs of the nodes' agents
+agent_announcements  URLs of the nodes' agents                  section              its configuration
 """
-
-from scheduler_feedback.backends.slurm.audited_commands import Settings
-from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
-from scheduler_feedback.backends.slurm.slurm_commands import Commands
-
-__all__ = ["Commands", "Settings", "SlurmBackend"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent.schema.errors import BackendError
@@ -14,40 +13,17 @@ from scheduler_feedback.backends.slurm.slurm_audit import Audit
 from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Limits and intervals of the Slurm backend."""
-
-    partition_share: float = 0.25
-    """Largest fraction of a partition's nodes that gangwatch has drained, or empties by moving jobs, at one time."""
-
-    requeues_per_hour: int = 12
-    """Most jobs that are moved."""
-
-    changes_per_minute: int = 30
-    """Most changes of nodes and pending jobs."""
-
-    idle_seconds: float = 30.0
-    """Between two scans while all nodes are healthy."""
-
-    attentive_seconds: float = 5.0
-    """Between two scans while one is not."""
-
-    comments: bool = True
-    """Whether node comments are written."""
-
-
 class AuditedCommands:
-    """Executor of changes in Slurm. look: called with each job that is read on its own."""
+    """Executor of changes in Slurm. job_read: called with each job that is read on its own."""
 
     def __init__(
-        self, commands: Commands, audit: Audit, path: Path, look: Callable[[int, SlurmJob | None], None]
+        self, commands: Commands, audit: Audit, path: Path, job_read: Callable[[int, SlurmJob | None], None]
     ) -> None:
         self.commands = commands
         self.audit = audit
         self.touched: Touched = memory.read(path)
         self._path = path
-        self._look = look
+        self._job_read = job_read
 
     def remember(self) -> None:
         """Save the record of our changes before changing Slurm. Raises BackendError: then nothing may be changed."""
@@ -75,5 +51,5 @@ class AuditedCommands:
     async def job(self, number: int) -> SlurmJob | None:
         """Return the job as it is now; None if it no longer exists. Raises BackendError."""
         found = await self.commands.job(number)
-        self._look(number, found)
+        self._job_read(number, found)
         return found

@@ -7,20 +7,21 @@ from collections import deque
 
 from agent.schema.clock import Clock
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands, Settings
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.changed_objects import Weighed
 from scheduler_feedback.backends.slurm.consent import is_another, who
 from scheduler_feedback.backends.slurm.desired_state import DesiredState
 from scheduler_feedback.backends.slurm.node_plan import Change, plan
 from scheduler_feedback.backends.slurm.parsing.opt_in import of_comment
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Snapshot
+from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_names import number_of
 
 
 class NodeUpdater:
     """Brings Slurm's nodes and pending jobs into the desired state."""
 
-    def __init__(self, audited: AuditedCommands, settings: Settings, clock: Clock) -> None:
+    def __init__(self, audited: AuditedCommands, settings: SlurmSection, clock: Clock) -> None:
         self._audited, self._settings, self._clock = audited, settings, clock
         self._audited_once: set[tuple[str, str, str]] = set()
         self._changed_at: deque[float] = deque()

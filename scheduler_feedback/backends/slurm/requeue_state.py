@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands, Settings
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.consent import is_another, who
 from scheduler_feedback.backends.slurm.cycle_queries import Cycle
 from scheduler_feedback.backends.slurm.desired_state import avoided_by, evidence_of
@@ -17,6 +17,7 @@ from scheduler_feedback.backends.slurm.node_plan import Change
 from scheduler_feedback.backends.slurm.parsing.opt_in import OptIn
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob, SlurmNode, Snapshot
 from scheduler_feedback.backends.slurm.requeue import Requeue
+from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_names import job_id_of
 from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.job import StopReason
@@ -38,7 +39,7 @@ class Moves:
     def __init__(
         self,
         audited: AuditedCommands,
-        settings: Settings,
+        settings: SlurmSection,
         cycle: Cycle,
         consent: Callable[[SlurmJob], Awaitable[OptIn]],
         snapshot: Callable[[], Snapshot | None],

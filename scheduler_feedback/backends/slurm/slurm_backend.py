@@ -23,14 +23,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import BackendError
+from scheduler_feedback.backends.backend import Backend, RunningCycle
 from scheduler_feedback.backends.slurm.agent_announcements import Announcements
-from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands, Settings
+from scheduler_feedback.backends.slurm.audited_commands import AuditedCommands
 from scheduler_feedback.backends.slurm.consent import Consents
-from scheduler_feedback.backends.slurm.cycle_queries import Ask, Cycle
+from scheduler_feedback.backends.slurm.cycle_queries import Cycle
 from scheduler_feedback.backends.slurm.desired_state import DesiredState, desired_state_of
 from scheduler_feedback.backends.slurm.node_updates import NodeUpdater
 from scheduler_feedback.backends.slurm.parsing.refusals import Refusals
@@ -38,11 +38,12 @@ from scheduler_feedback.backends.slurm.parsing.slurm_objects import Nodes, Slurm
 from scheduler_feedback.backends.slurm.pending_verdicts import HELD_BACK_SECONDS, PendingVerdicts
 from scheduler_feedback.backends.slurm.probe_reservation import Probes
 from scheduler_feedback.backends.slurm.requeue_state import Moves
+from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.backends.slurm.slurm_audit import Audit
 from scheduler_feedback.backends.slurm.slurm_commands import Commands
 from scheduler_feedback.backends.slurm.slurm_names import (
+    external_job,
     host_waits,
-    hosted,
     job_id_of,
     node_seen,
     number_of,
@@ -59,7 +60,9 @@ from scheduler_feedback.core.events import (
     NodeSeen,
 )
 from scheduler_feedback.core.job import JobKind, StopReason
+from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.core.telemetry.placements import Placed, Refusal
+from scheduler_feedback.part_failures import PartFailures
 
 ROUND_SECONDS = 1.0
 RETRY_SECONDS = 5.0
@@ -75,25 +78,26 @@ FIRST_SCAN_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-class SlurmBackend:
-    """Backend for Slurm. The cycle's thread calls its methods; the watch's thread calls ``heard``.
+class SlurmBackend(Backend):
+    """Backend for Slurm."""
 
-    Enter it before the controller starts and leave it after the controller ends. Call ``attend`` once the cycle runs.
-    agents: URL of a node's agent, with '{node}' for the node's name; None if the feed finds the agents in another way.
-    """
+    submit_with = (
+        "Slurm schedules the jobs of this cluster: submit with `sbatch`, or with `gangwatch slurm submit`, which also "
+        "declares the job restartable"
+    )
 
     def __init__(
         self,
         state_folder: Path,
         commands: Commands,
-        settings: Settings | None = None,
+        settings: SlurmSection | None = None,
         clock: Clock | None = None,
-        agents: str | None = None,
     ) -> None:
         """Raises BackendError if the record of our changes to Slurm cannot be read."""
-        self._agents = Announcements(state_folder / "agents", agents) if agents is not None else None
         self._clock = clock or SystemClock()
-        self._settings = settings or Settings()
+        self._settings = settings or SlurmSection()
+        agents = self._settings.agents
+        self._agents = Announcements(state_folder / "agents", agents) if agents is not None else None
         self._commands = commands
         self._audit = Audit(state_folder / "slurm-actions.jsonl", self._clock)
         self._audited = AuditedCommands(commands, self._audit, state_folder / "slurm-touched.json", self._job_read)
@@ -125,25 +129,21 @@ class SlurmBackend:
         )  # fmt: skip
         self._probes = Probes(self._audited)
 
+    @classmethod
+    def configured(cls, folder: Path, settings: SlurmSection) -> SlurmBackend:
+        commands = Commands(settings.programs, settings.configuration, settings.timeout_seconds, settings.text)
+        return cls(folder, commands, settings)
+
     # --- start and stop ----------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> SlurmBackend:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self, wait_seconds: float = FIRST_SCAN_SECONDS) -> None:
         """Start the thread and wait for the first snapshot. Without one the controller logs an error and waits."""
         self._thread.start()
         self._scanned.wait(wait_seconds)
 
-    def attend(self, ask: Ask) -> None:
-        """Begin to ask the cycle for the desired state. ask: ``CycleThread.ask``."""
-        self._cycle.ask = ask
+    def attach(self, cycle: RunningCycle, failures: PartFailures) -> None:  # noqa: ARG002
+        """Begin to ask the cycle for the desired state."""
+        self._cycle.ask = cycle.ask
         self._wake_up()
 
     def stop(self) -> None:
@@ -190,7 +190,7 @@ class SlurmBackend:
                 continue
             if now - self._reported.get(key, float("-inf")) > REPORT_AGAIN_SECONDS:
                 self._reported[key] = now
-                found = hosted(job, self._consents.known(job), snapshot.nodes)
+                found = external_job(job, self._consents.known(job), snapshot.nodes)
                 events += [found] if found is not None else []
         while self._events:
             events.append(self._events.popleft())
@@ -202,17 +202,17 @@ class SlurmBackend:
 
     # --- verdicts ----------------------------------------------------------------------------------------------------
 
-    def heard(self, events: Sequence[Event]) -> list[Event]:
+    def translate_events(self, events: Sequence[Event]) -> list[Event]:
         """Return detector results in the cycle's names; ``observe`` returns the rest after a snapshot."""
         ready = self._pending_verdicts.take(events, self._holding, time.monotonic())
         if self._pending_verdicts.waiting:
             self._scan_soon()
         return ready
 
-    def attest(self, node: str, gang: str, came_ns: int) -> Placed | Refusal | None:
+    def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:
         """Return whether the node may report a gang. Slurm knows the nodes of a job, but not which rank runs where.
 
-        came_ns: when the report arrived; a job that is absent from an older snapshot may have started since.
+        received_ns: when the report arrived; a job that is absent from an older snapshot may have started since.
         """
         number = number_of(gang)
         if number is None:
@@ -221,7 +221,7 @@ class SlurmBackend:
         job = snapshot.jobs.get(number) if snapshot is not None else None
         if job is not None and node in job.nodes:
             return Placed(job.restarts, None) if job.runs or job.completing else Refusal.ENDED
-        if snapshot is None or snapshot.at_ns <= came_ns:
+        if snapshot is None or snapshot.at_ns <= received_ns:
             return Refusal.NOT_KNOWN_YET
         if job is None:
             return Refusal.UNKNOWN if snapshot.is_gone(number) else Refusal.NOT_KNOWN_YET
@@ -229,8 +229,7 @@ class SlurmBackend:
 
     # --- metrics -----------------------------------------------------------------------------------------------------
 
-    def measures(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Return samples of the metric catalogue; any thread may call it."""
+    def measures(self) -> list[Sample]:
         desired, touched = self._desired, self._audited.touched
         age = time.monotonic() - self._newest_seconds if self._snapshot is not None else float("inf")
         return [

@@ -71,7 +71,7 @@ def host_waits(jobs: Iterable[SlurmJob], moving: Collection[str]) -> HostWaits:
     return HostWaits(tuple(sorted(HostedWait(*key, limit) for key, limit in shortest.items())))
 
 
-def hosted(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted | None:
+def external_job(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted | None:
     """Return the event of a running job; None if it holds no GPUs of known nodes."""
     placement: list[Slot] = []
     for name, indices in zip(job.nodes, job.gpus, strict=True):

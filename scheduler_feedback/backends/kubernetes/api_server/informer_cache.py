@@ -6,11 +6,11 @@ The event loop's thread updates it and the cycle's thread reads it. Every method
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from scheduler_feedback.backends.kubernetes.agents import is_agent
+from scheduler_feedback.backends.kubernetes.api_server.node_usage import NodeUsage
 from scheduler_feedback.backends.kubernetes.attempts.probe_pods import is_probe
 from scheduler_feedback.backends.kubernetes.objects.constraints import OURS, Constraint, why_not
 from scheduler_feedback.backends.kubernetes.objects.objects import Claim, Node, Pod, PodGroup, Queue, StoredVolume
@@ -34,28 +34,6 @@ from scheduler_feedback.backends.kubernetes.objects.volumes import claims_of, re
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.telemetry.placements import Refusal
 
-MOST_LEFT = 1 << 16
-"""Most ended pods whose node is kept: an agent's last frames arrive after a pod's end."""
-
-
-@dataclass(slots=True)
-class Placed:
-    """A pod that uses a node's resources."""
-
-    node: str
-    requests: Mapping[str, int]
-    seen: bool
-    """True if the API server has the binding; False while only we have it, because we are binding the pod."""
-
-
-@dataclass(slots=True)
-class NodeUse:
-    """Resources of a node that pods request."""
-
-    used: dict[str, int] = field(default_factory=dict)
-    by: set[str] = field(default_factory=set)
-    """Uids of these pods."""
-
 
 class InformerCache:
     """The cluster's state from the watches. `scheduler`: the schedulerName of the pods that we place."""
@@ -73,16 +51,14 @@ class InformerCache:
         self._users: dict[str, set[str]] = {}  # by claim, the keys of our pods that use it
         self._members: dict[str, set[str]] = {}  # by gang key, the keys of its pods
         self._probes: set[str] = set()  # keys of our probe pods
-        self._placed: dict[str, Placed] = {}  # by uid, of every scheduler
-        self._left: OrderedDict[str, str] = OrderedDict()  # by uid, the node of an ended pod
-        self._use: dict[str, NodeUse] = {}
+        self._usage = NodeUsage()
         self._allocatable: dict[str, dict[str, int]] = {}
         self._constraints: dict[str, Constraint] = {}
         self._refusals: dict[str, tuple[str, ...]] = {}
         self._held: dict[str, Place] = {}  # by uid, the place of a pod in an attempt that the core holds
         self.places_version = 0  # changes with every change of _held
         self._barred: dict[tuple[str, str], int] = {}  # (constraint, node) that did not fit -> digest of its use then
-        self._stale: set[str] = set()
+        self._stale = self._usage.changed  # nodes to scan
         self._seen: dict[str, NodeSeen] = {}
         self._unreported: dict[str, NodeSeen] = {}  # nodes whose change has not been reported yet
         self.dirty_gangs: set[str] = set()
@@ -108,16 +84,16 @@ class InformerCache:
     def pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
         with self.lock:
             if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
-                self._leave(before.metadata.uid)
+                self._usage.leave(before.metadata.uid)
                 self.release(before.metadata.uid)
                 self._forget(key, before)
             if after is None:
                 self._agents.pop(key, None)
                 return
             if after.over:
-                self._leave(after.metadata.uid)
+                self._usage.leave(after.metadata.uid)
             elif after.spec.node_name:
-                self._take(after.metadata.uid, after.spec.node_name, requests_of(after), seen=True)
+                self._usage.take(after.metadata.uid, after.spec.node_name, requests_of(after), seen=True)
             if is_agent(after) and after.status.pod_ip and not after.metadata.deletion_timestamp:
                 self._agents[key] = (after.spec.node_name, after.status.pod_ip)
             else:
@@ -200,50 +176,19 @@ class InformerCache:
 
     # --- use of nodes ------------------------------------------------------------------------------------------------
 
-    def _take(self, uid: str, node: str, requests: Mapping[str, int], *, seen: bool) -> None:
-        known = self._placed.get(uid)
-        if known is not None and known.node == node:
-            known.seen |= seen
-            return
-        if known is not None:
-            self._leave(uid)
-        self._placed[uid] = Placed(node, requests, seen)
-        use = self._use.setdefault(node, NodeUse())
-        use.by.add(uid)
-        for resource, count in requests.items():
-            use.used[resource] = use.used.get(resource, 0) + count
-        self._stale.add(node)
-
-    def _leave(self, uid: str) -> None:
-        known = self._placed.pop(uid, None)
-        if known is None:
-            return
-        self._left[uid] = known.node
-        if len(self._left) > MOST_LEFT:
-            self._left.popitem(last=False)
-        use = self._use[known.node]
-        use.by.discard(uid)
-        for resource, count in known.requests.items():
-            use.used[resource] -= count
-        self._stale.add(known.node)
-
     def free_of(self, node: str) -> dict[str, int]:
         """Return the resources that no pod requests; negative if other schedulers overcommitted the node."""
-        use = self._use.get(node)
-        used = use.used if use is not None else {}
-        return {resource: count - used.get(resource, 0) for resource, count in self._allocatable.get(node, {}).items()}
+        return self._usage.free(node, self._allocatable.get(node, {}))
 
     def assume(self, pod: Pod, node: str) -> None:
         """Reserve the resources of a pod that we are about to bind."""
         with self.lock:
-            self._take(pod.metadata.uid, node, requests_of(pod), seen=False)
+            self._usage.take(pod.metadata.uid, node, requests_of(pod), seen=False)
 
     def unassume(self, uid: str) -> None:
         """Release the reservation of a pod that was not bound."""
         with self.lock:
-            known = self._placed.get(uid)
-            if known is not None and not known.seen:
-                self._leave(uid)
+            self._usage.leave_unseen(uid)
 
     def hold(self, uid: str, place: Place) -> None:
         """Record that the pod belongs to an attempt that the core holds: the core counts its slots."""
@@ -266,31 +211,20 @@ class InformerCache:
         """Return the pod's place in its gang; None if the core holds no attempt of it. Any thread may call it."""
         return self._held.get(uid)
 
-    def attest(self, node: str, gang: str, _came_ns: int) -> Refusal | None:
+    def attest(self, node: str, gang: str) -> Refusal | None:
         """Return why the node may not report a gang that is a pod; None if it may, and for gangs that are not pods.
 
         Any thread may call it. The API server has the node of every pod, bound by any scheduler.
         """
         if not gang.startswith(POD):
             return None
-        uid = gang.removeprefix(POD)
-        placed = self._placed.get(uid)
-        if placed is not None:
-            return None if placed.node == node else Refusal.NOT_PLACED
-        left = self._left.get(uid)
-        if left is not None:
-            return Refusal.ENDED if left == node else Refusal.NOT_PLACED
-        return Refusal.NOT_KNOWN_YET
+        return self._usage.attest(node, gang.removeprefix(POD))
 
     def bar(self, constraint: str, node: str) -> None:
         """Bar a node on which a pod of the constraint did not fit, until the node's use changes."""
         with self.lock:
-            self._barred[constraint, node] = self._print_of(node)
+            self._barred[constraint, node] = self._usage.digest(node)
             self._stale.add(node)
-
-    def _print_of(self, node: str) -> int:
-        use = self._use.get(node)
-        return hash(tuple(sorted(use.used.items()))) if use is not None else 0
 
     # --- gangs -------------------------------------------------------------------------------------------------------
 
@@ -392,21 +326,20 @@ class InformerCache:
         for name in self._stale:
             if name in self.nodes:
                 self._scan(name)
-        self._stale = set()
+        self._stale.clear()
 
     def _scan(self, name: str) -> None:
         node = self.nodes[name]
         resource = resource_of(node)
-        use = self._use.get(name)
         total = self._allocatable[name].get(resource, 0)
-        foreign = held = 0
-        for uid in use.by if use is not None else ():
-            count = self._placed[uid].requests.get(resource, 0)
+        others = held = 0
+        for uid in self._usage.pods(name):
+            count = self._usage.requested(uid, resource)
             if uid in self._held:
                 held += count
             else:
-                foreign += count
-        slots = max(total - foreign, held, 0)
+                others += count
+        slots = max(total - others, held, 0)
         refuses = tuple(self._refused_by(node, resource, slots > held)) if resource else ()
         seen = node_seen(node, slots, refuses, self._labels)
         if self._seen.get(name) != seen:
@@ -420,7 +353,7 @@ class InformerCache:
         """
         name = node.metadata.name
         free: Mapping[str, int] = self.free_of(name) if room else self._allocatable[name]
-        print_now = self._print_of(name)
+        print_now = self._usage.digest(name)
         for constraint in sorted(self._constraints):
             wanted = self._constraints[constraint]
             barred = self._barred.get((constraint, name))

@@ -63,13 +63,13 @@ class AttemptLifecycle:
     def __init__(
         self,
         connection: Connection,
-        world: InformerCache,
+        cache: InformerCache,
         may_act: Callable[[], bool],
         emit: Callable[[Event], None],
         queue_scan: Callable[[Attempt], None],
         last_pods: Mapping[str, Sequence[Pod]],
     ) -> None:
-        self._connection, self._world, self._may_act = connection, world, may_act
+        self._connection, self._cache, self._may_act = connection, cache, may_act
         self._emit, self._queue_scan, self._last_pods = emit, queue_scan, last_pods
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
 
@@ -77,7 +77,7 @@ class AttemptLifecycle:
         """Record in the cache that the core counts the attempt's pods."""
         for member in attempt.members:
             if member.uid:
-                self._world.hold(member.uid, place_of(attempt, member))
+                self._cache.hold(member.uid, place_of(attempt, member))
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -98,16 +98,16 @@ class AttemptLifecycle:
 
     async def _assign_and_bind(self, attempt: Attempt, action: StartGang, gang: Gang) -> None:
         try:
-            with self._world.lock:
-                attempt.members = assign(self._world, gang.pods, action.placement)
+            with self._cache.lock:
+                attempt.members = assign(self._cache, gang.pods, action.placement)
                 attempt.beyond = not gang.grouped and bool(group_of(gang.pods[0]))
                 self.hold(attempt)
         except DoesNotFitError as error:
             if error.node:
-                self._world.bar(error.constraint, error.node)
+                self._cache.bar(error.constraint, error.node)
             self._emit(ActionFailed(action.action_id, attempt.job_id, str(error)))
             return
-        group = self._world.groups.get(attempt.key)
+        group = self._cache.groups.get(attempt.key)
         if gang.grouped and group is not None:
             await write_placement(self._connection.client, group.path, attempt, lambda: self._may_bind(attempt))
         await self.bind(attempt)
@@ -127,7 +127,7 @@ class AttemptLifecycle:
         self.hold(attempt)
         loop = asyncio.get_running_loop()
         until = loop.time() + PODS_SECONDS
-        while loop.time() < until and not any(pod.metadata.uid == uid for pod in self._world.pods_of(attempt.key)):
+        while loop.time() < until and not any(pod.metadata.uid == uid for pod in self._cache.pods_of(attempt.key)):
             await asyncio.sleep(_LOOK_SECONDS)
         if attempt.phase is Phase.BINDING:
             attempt.phase = Phase.BOUND
@@ -153,8 +153,8 @@ class AttemptLifecycle:
         """Bind the replacement of a lost pod."""
         if why := await bind_one(self._connection.client, attempt, member, self._may_act):
             _log.warning("%s: %s", attempt.job_id, why)
-            with self._world.lock:
-                self._world.unassume(member.uid)
+            with self._cache.lock:
+                self._cache.unassume(member.uid)
                 member.uid = ""
         self._queue_scan(attempt)
 
@@ -166,7 +166,7 @@ class AttemptLifecycle:
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
-            gang = self._world.gang(attempt.key) if attempt.key else None
+            gang = self._cache.gang(attempt.key) if attempt.key else None
             if gang is not None and gang.spec is not None and not any(pod.spec.node_name for pod in gang.pods):
                 return gang
             if loop.time() >= until or attempt.phase is not phase:
@@ -178,7 +178,7 @@ class AttemptLifecycle:
         bound = [member for member in attempt.members if member.bound]
         for member in attempt.members:
             if not member.bound:
-                self._world.unassume(member.uid)
+                self._cache.unassume(member.uid)
         await delete_all(self._connection.client, bound)
         if attempt.phase is Phase.STOPPING:  # ``stop`` reports the end
             return
@@ -191,15 +191,15 @@ class AttemptLifecycle:
 
     async def stop(self, attempt: Attempt, action: StopGang) -> None:
         """Stop the gang in a way that its owner tolerates; if there is none, report why and leave it running."""
-        client, world = self._connection.client, self._world
-        with world.lock:
+        client, cache = self._connection.client, self._cache
+        with cache.lock:
             uids = {member.uid for member in attempt.members if member.uid}
-            pods = [pod for pod in world.pods_of(attempt.key) if pod.metadata.uid in uids]
+            pods = [pod for pod in cache.pods_of(attempt.key) if pod.metadata.uid in uids]
         # Pods that never ran lose nothing by a deletion, and no budget counts unhealthy pods.
         if attempt.probe or not attempt.reported:
             for member in attempt.members:
                 if not member.bound:
-                    world.unassume(member.uid)
+                    cache.unassume(member.uid)
             await delete_all(client, [member for member in attempt.members if member.bound])
             await self._gone(attempt)
             self._emit(ended(attempt))
@@ -216,15 +216,15 @@ class AttemptLifecycle:
             await resume(client, path)
         if any(pod.owner is not None for pod in pods):
             await self._all_there(attempt, RECREATED_SECONDS, Phase.STOPPING)
-        with world.lock:
-            scan_attempt(attempt, {pod.metadata.uid: pod for pod in world.pods_of(attempt.key)})
+        with cache.lock:
+            scan_attempt(attempt, {pod.metadata.uid: pod for pod in cache.pods_of(attempt.key)})
             self._emit(ended(attempt))
 
     async def _gone(self, attempt: Attempt) -> None:
         """Wait until no pod of the attempt uses its node."""
         while True:
-            with self._world.lock:
-                living = {pod.metadata.uid for pod in self._world.pods_of(attempt.key) if not pod.over}
+            with self._cache.lock:
+                living = {pod.metadata.uid for pod in self._cache.pods_of(attempt.key) if not pod.over}
                 if not any(member.bound and member.uid in living for member in attempt.members):
                     return
             await asyncio.sleep(_LOOK_SECONDS)

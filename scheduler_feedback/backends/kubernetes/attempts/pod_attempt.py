@@ -120,55 +120,55 @@ class DoesNotFitError(Exception):
         self.node, self.constraint = node, constraint
 
 
-def assign(world: InformerCache, pods: Sequence[Pod], placement: Sequence[Slot]) -> list[Member]:
+def assign(cache: InformerCache, pods: Sequence[Pod], placement: Sequence[Slot]) -> list[Member]:
     """Assign each pod of a gang to a node and reserve its resources in the cache; on error change nothing.
 
     GPU pods go to the core's slots. A pod without GPUs goes to the first node of the gang with enough room, else to any
     node with enough. Raises DoesNotFitError.
     """
     members: list[Member] = []
-    with world.lock:
+    with cache.lock:
         try:
             for pod, ranks in zip(pods, ranks_of(pods), strict=True):
                 if len(ranks):
-                    members.append(_assign(world, pod, ranks, placement))
+                    members.append(_assign(cache, pod, ranks, placement))
             for pod, ranks in zip(pods, ranks_of(pods), strict=True):
                 if not len(ranks):
                     near = dict.fromkeys(member.node for member in members)
-                    members.append(_assign_anywhere(world, pod, near))
+                    members.append(_assign_anywhere(cache, pod, near))
         except DoesNotFitError:
             for member in members:
-                world.unassume(member.uid)
+                cache.unassume(member.uid)
             raise
     return members
 
 
-def _assign(world: InformerCache, pod: Pod, ranks: range, placement: Sequence[Slot]) -> Member:
+def _assign(cache: InformerCache, pod: Pod, ranks: range, placement: Sequence[Slot]) -> Member:
     if ranks.stop > len(placement):
         raise DoesNotFitError(f"it has {ranks.stop} ranks now, but had {len(placement)} when it was placed")
     slots = placement[ranks.start : ranks.stop]
     nodes = {slot.node for slot in slots}
     if len(nodes) > 1:
         raise DoesNotFitError(f"pod {pod.metadata.name} cannot be on several nodes: {', '.join(sorted(nodes))}")
-    return _put(world, pod, nodes.pop(), ranks, tuple(slot.slot for slot in slots))
+    return _put(cache, pod, nodes.pop(), ranks, tuple(slot.slot for slot in slots))
 
 
-def _assign_anywhere(world: InformerCache, pod: Pod, near: Iterable[str]) -> Member:
+def _assign_anywhere(cache: InformerCache, pod: Pod, near: Iterable[str]) -> Member:
     constraint = constraint_of(pod)
-    for node in (*near, *world.nodes):
-        if not world.why_not(constraint, node):
-            return _put(world, pod, node, range(0), ())
+    for node in (*near, *cache.nodes):
+        if not cache.why_not(constraint, node):
+            return _put(cache, pod, node, range(0), ())
     raise DoesNotFitError(f"no node can take pod {pod.metadata.name}, which requests no GPU")
 
 
-def _put(world: InformerCache, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]) -> Member:
+def _put(cache: InformerCache, pod: Pod, node: str, ranks: range, slots: tuple[int, ...]) -> Member:
     constraint = constraint_of(pod)
-    why = world.why_not(constraint, node)
-    if not why and len(ranks) > world.free_of(node).get(constraint.resource, 0):
-        why = f"{constraint.resource}: {len(ranks)} requested, {world.free_of(node).get(constraint.resource, 0)} free"
+    why = cache.why_not(constraint, node)
+    if not why and len(ranks) > cache.free_of(node).get(constraint.resource, 0):
+        why = f"{constraint.resource}: {len(ranks)} requested, {cache.free_of(node).get(constraint.resource, 0)} free"
     if why:
         raise DoesNotFitError(f"pod {pod.metadata.name} does not fit on {node}: {why}", node, constraint.name)
-    world.assume(pod, node)
+    cache.assume(pod, node)
     return Member(pod.metadata.key, pod.metadata.uid, node, ranks, slots)
 
 

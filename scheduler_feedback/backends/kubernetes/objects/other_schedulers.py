@@ -90,11 +90,11 @@ class _Gang:
     """Time of the last change of its pods, or of their phase."""
 
 
-class Foreign:
+class ExternalGangs:
     """All bound GPU pods, of every scheduler. Uses the cache's lock."""
 
-    def __init__(self, world: InformerCache, settled_seconds: float = SETTLED_SECONDS) -> None:
-        self._world, self._settled_seconds = world, settled_seconds
+    def __init__(self, cache: InformerCache, settled_seconds: float = SETTLED_SECONDS) -> None:
+        self._cache, self._settled_seconds = cache, settled_seconds
         self._gangs: dict[str, _Gang] = {}
         self._unsettled: set[str] = set()
         self._slots: dict[str, tuple[int, ...]] = {}  # by uid
@@ -106,7 +106,7 @@ class Foreign:
 
     def pod_changed(self, before: Pod | None, after: Pod | None, now: float) -> None:
         """Update from a change of a pod. now: seconds of a monotonic clock."""
-        with self._world.lock:
+        with self._cache.lock:
             if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
                 self._gone(before, None, now)
             if after is None or not after.spec.node_name:
@@ -136,7 +136,7 @@ class Foreign:
             return
         self._taken[pod.spec.node_name].difference_update(self._slots.pop(uid, ()))
         member = gang.members.get(uid)
-        self._world.release(uid)
+        self._cache.release(uid)
         if member is not None:
             member.exit_code = exit_code
             if exit_code != 0 or not gang.pods:
@@ -154,13 +154,13 @@ class Foreign:
         slots = tuple(number for number, _ in zip(free, range(count), strict=False))
         taken.update(slots)
         self._slots[pod.metadata.uid] = slots
-        self._world.hold(pod.metadata.uid, Place("", 0, pod.spec.node_name, range(0)))
+        self._cache.hold(pod.metadata.uid, Place("", 0, pod.spec.node_name, range(0)))
 
     # --- for the core ------------------------------------------------------------------------------------------------
 
     def events(self, holding: Iterable[tuple[str, int]], now: float) -> list[Event]:
         """Return the events that the core does not have yet. holding: the attempts that it believes to run."""
-        with self._world.lock:
+        with self._cache.lock:
             events, self._pending = self._pending, []
             for job_id, attempt in holding:
                 gang = self._gangs.get(job_id)
@@ -196,8 +196,8 @@ class Foreign:
             gang.members[uid] = _Member(pod, self._slots[uid])
             ranks = range(len(placement), len(placement) + len(self._slots[uid]))
             placement += [Slot(pod.spec.node_name, slot) for slot in self._slots[uid]]
-            self._world.release(uid)
-            self._world.hold(uid, Place(name, gang.attempt, pod.spec.node_name, ranks))
+            self._cache.release(uid)
+            self._cache.hold(uid, Place(name, gang.attempt, pod.spec.node_name, ranks))
         first = next(iter(gang.members.values())).pod
         began_ns = max(wall_ns(member.pod.status.start_time) for member in gang.members.values())
         return [*events, Hosted(name, gang.attempt, _spec(name, first, len(placement)), tuple(placement), began_ns)]
@@ -210,14 +210,14 @@ class Foreign:
             first += len(member.slots)
         self._pending.append(AttemptEnded(name, gang.attempt, tuple(exits), reason="its pods changed or ended"))
         for uid, member in gang.members.items():
-            self._world.release(uid)
+            self._cache.release(uid)
             if uid in gang.pods:
-                self._world.hold(uid, Place("", 0, member.pod.spec.node_name, range(0)))
+                self._cache.hold(uid, Place("", 0, member.pod.spec.node_name, range(0)))
         gang.members = {}
 
     def concerned(self, job_id: str, node: str) -> list[Pod]:
         """Return the gang's pods on the node; without a job id, every GPU pod there."""
-        with self._world.lock:
+        with self._cache.lock:
             gangs = self._gangs.values() if not job_id else [self._gangs.get(job_id, _Gang())]
             return [pod for gang in gangs for pod in gang.pods.values() if pod.spec.node_name == node]
 

@@ -8,7 +8,7 @@ a pod's devices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -388,8 +388,3 @@ def slots_written(pod: Pod) -> tuple[int, ...]:
 def attempt_of(pod: Pod) -> int:
     """Return the attempt for which we bound the pod; 0 if we did not bind it."""
     return (whole(pod.metadata.annotation(ATTEMPT)) or 0) if pod.spec.node_name else 0
-
-
-def foreign_use(pods: Iterable[Pod], resource: str, ours: Mapping[str, object]) -> int:
-    """Return the units of the resource that pods hold, without the pods in `ours` (by uid)."""
-    return sum(requests_of(pod).get(resource, 0) for pod in pods if not pod.over and pod.metadata.uid not in ours)

@@ -113,7 +113,7 @@ class Publisher:
     def __init__(
         self,
         client: Client,
-        world: InformerCache,
+        cache: InformerCache,
         gangs: Callable[[], list[Gang]],
         ask: Callable[[Callable[[State], StateView]], Future[StateView]],
         may_act: Callable[[], bool],
@@ -121,7 +121,7 @@ class Publisher:
         *,
         evicts: bool = False,
     ) -> None:
-        self._client, self._world, self._gangs, self._ask, self._may_act = client, world, gangs, ask, may_act
+        self._client, self._cache, self._gangs, self._ask, self._may_act = client, cache, gangs, ask, may_act
         self._advice, self._evicts = advice, evicts
         self._written: dict[str, tuple[GangStatus, int]] = {}
         self._cursor = 0
@@ -169,8 +169,8 @@ class Publisher:
 
     def _node_writes(self, found: StateView) -> list[Callable[[], Awaitable[None]]]:
         writes: list[Callable[[], Awaitable[None]]] = []
-        with self._world.lock:
-            for name, node in self._world.nodes.items():
+        with self._cache.lock:
+            for name, node in self._cache.nodes.items():
                 body, status = changes(node, found.marks.get(name, Marks()))
                 if body is not None or status is not None:
                     writes.append(partial(self._mark, name, body, status))
@@ -204,7 +204,7 @@ class Publisher:
 
     async def _write_status(self, gang: Gang, gang_status: GangStatus, before: GangStatus | None, now_ns: int) -> None:
         if gang.grouped:
-            group = self._world.groups.get(gang.key)
+            group = self._cache.groups.get(gang.key)
             if group is not None:
                 await self._write_group_status(group, gang_status, before)
         elif not gang_status.scheduled and gang.pods and not gang.pods[0].spec.node_name:

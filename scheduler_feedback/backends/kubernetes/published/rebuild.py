@@ -21,19 +21,19 @@ from scheduler_feedback.core.state import Policy, State
 
 
 def rebuild(
-    world: InformerCache, seen: Iterable[NodeSeen], policy: Policy, now_ns: int
+    cache: InformerCache, seen: Iterable[NodeSeen], policy: Policy, now_ns: int
 ) -> tuple[State, dict[str, str]]:
     """Return the state, and the key of each of its jobs. The cache must have listed everything."""
     state = State(policy=policy, now_ns=now_ns)
     keys: dict[str, str] = {}
-    with world.lock:
+    with cache.lock:
         for one in seen:
-            node = world.nodes.get(one.node)
+            node = cache.nodes.get(one.node)
             if one.present and node is not None:
                 state.nodes[one.node] = _node(one, node)
-        for key in sorted({*world.groups, *world.pods}):
-            gang = world.gang(key)
-            job = None if gang is None else _job(world, gang, now_ns)
+        for key in sorted({*cache.groups, *cache.pods}):
+            gang = cache.gang(key)
+            job = None if gang is None else _job(cache, gang, now_ns)
             if gang is not None and job is not None:
                 state.jobs[job.job_id] = job
                 keys[job.job_id] = gang.key
@@ -67,14 +67,14 @@ def _node(seen: NodeSeen, node: Node) -> cluster.Node:
     )
 
 
-def _job(world: InformerCache, gang: Gang, now_ns: int) -> Job | None:
+def _job(cache: InformerCache, gang: Gang, now_ns: int) -> Job | None:
     """Return a gang that has begun an attempt; None for one that has not, which is submitted like any other.
 
     For a bound pod that no kubelet has accepted yet, the start counts from now. The time of its binding is not recorded
     anywhere, and counting from its creation would end a gang for the time that it was pending.
     """
-    pods = world.pods_of(gang.key)
-    group = world.groups.get(gang.key)
+    pods = cache.pods_of(gang.key)
+    group = cache.groups.get(gang.key)
     number = max([placement_of(group)[0], *map(attempt_of, pods)])
     if not number or gang.spec is None:
         return None
@@ -82,7 +82,7 @@ def _job(world: InformerCache, gang: Gang, now_ns: int) -> Job | None:
     array, index = gang.array_of, gang.array_index
     job = Job(gang.job_id, gang.spec, JobState.PENDING, created_ns, attempt=number, array_of=array, array_index=index)
     attempt = adopt(gang.job_id, number, gang.key, pods, group)
-    if attempt is None or not any(member.uid and _begun(world, member.name) for member in attempt.members):
+    if attempt is None or not any(member.uid and _begun(cache, member.name) for member in attempt.members):
         return job  # the attempt was given up, and its pods were recreated
     job.state = JobState.STARTING
     job.started_ns = job.attempt_started_ns = min(
@@ -97,6 +97,6 @@ def _job(world: InformerCache, gang: Gang, now_ns: int) -> Job | None:
     return job
 
 
-def _begun(world: InformerCache, name: str) -> bool:
-    pod: Pod | None = world.pods.get(name)
+def _begun(cache: InformerCache, name: str) -> bool:
+    pod: Pod | None = cache.pods.get(name)
     return pod is not None and not pod.over and bool(pod.spec.node_name)

@@ -24,7 +24,7 @@ from scheduler_feedback.core.events import ActionFailed, AttemptEnded, AttemptUn
 from scheduler_feedback.core.job import JobKind, JobSpec, Slot, StopReason
 from tests.kubernetes.little_api import LittleApi, refused
 from tests.kubernetes.makers import group, pod
-from tests.kubernetes.test_attempt import add, world_of
+from tests.kubernetes.test_attempt import add, cache_of
 
 GPU = "nvidia.com/gpu"
 PODS = "/api/v1/namespaces/default/pods"
@@ -49,12 +49,12 @@ class Scene:
 
     def __init__(self, *pods: Pod, grouped: bool = False, may_act: Callable[[], bool] = lambda: True) -> None:
         self.api = LittleApi(lists=(BUDGETS, "/apis/batch/v1/jobs"))
-        self.world = world_of("n1", "n2")
+        self.cache = cache_of("n1", "n2")
         if grouped:
             declared = group("g", len(pods))
-            self.world.group_changed("default/g", None, declared)
+            self.cache.group_changed("default/g", None, declared)
             self.api.objects[f"{GROUPS}/g"] = msgspec.to_builtins(declared)
-        add(self.world, *pods)
+        add(self.cache, *pods)
         for one in pods:
             self.api.objects[f"{PODS}/{one.metadata.name}"] = msgspec.to_builtins(one)
         self.said: list[Event] = []
@@ -63,7 +63,7 @@ class Scene:
         connection: Any = SimpleNamespace(client=self.api)
         self.make = lambda: AttemptLifecycle(
             connection,
-            self.world,
+            self.cache,
             may_act,
             self.said.append,
             lambda one: self.looked.append(one.number),
@@ -113,9 +113,9 @@ def test_a_gang_is_bound_to_the_action_s_slots_after_its_placement_is_written() 
     assert bindings(scene) == [("g-0", "n1"), ("g-1", "n2")]
     assert (attempt.phase, scene.looked, scene.said) == (Phase.BOUND, [1], [])
     assert not attempt.beyond
-    uid = scene.world.pods["default/g-1"].metadata.uid
-    assert scene.world.place_of(uid) == Place("j", 1, "n2", range(1, 2))
-    assert (scene.world.free_of("n1")[GPU], scene.world.free_of("n2")[GPU]) == (7, 7)
+    uid = scene.cache.pods["default/g-1"].metadata.uid
+    assert scene.cache.place_of(uid) == Place("j", 1, "n2", range(1, 2))
+    assert (scene.cache.free_of("n1")[GPU], scene.cache.free_of("n2")[GPU]) == (7, 7)
 
 
 def test_a_start_waits_for_missing_pods() -> None:
@@ -124,7 +124,7 @@ def test_a_start_waits_for_missing_pods() -> None:
 
     async def come(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.05)
-        add(scene.world, pod("a", 1))
+        add(scene.cache, pod("a", 1))
 
     scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))), come)
     assert (bindings(scene), attempt.phase) == ([("a", "n1")], Phase.BOUND)
@@ -161,7 +161,7 @@ def test_a_start_that_is_stopped_binds_and_reports_nothing() -> None:
     async def stop(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.02)
         attempt.phase = Phase.STOPPING
-        add(scene.world, pod("a", 1))
+        add(scene.cache, pod("a", 1))
 
     scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0))), stop)
     assert (bindings(scene), scene.said) == ([], [])
@@ -178,15 +178,15 @@ def test_a_start_stopped_before_its_work_begins_binds_nothing() -> None:
 def test_a_pod_that_does_not_fit_is_reported_and_its_node_is_excluded() -> None:
     hungry = pod("a", 1, containers=[{"name": "m", "resources": {"requests": {"cpu": "65", GPU: "1"}}}])
     scene = Scene(hungry)
-    gang = scene.world.gang("default/a")
+    gang = scene.cache.gang("default/a")
     assert gang is not None and gang.constraint is not None
-    scene.world.want(gang.constraint)
-    before = scene.world.free_of("n1")
+    scene.cache.want(gang.constraint)
+    before = scene.cache.free_of("n1")
     scene.do(lambda carrier: carrier.start(attempt_of(), start(*slots("n1", 0))))
     (failed,) = scene.said
     assert isinstance(failed, ActionFailed) and "does not fit on n1: cpu" in failed.reason
-    assert scene.world.free_of("n1") == before
-    assert ("n1", gang.constraint.name) in scene.world._barred or (gang.constraint.name, "n1") in scene.world._barred
+    assert scene.cache.free_of("n1") == before
+    assert ("n1", gang.constraint.name) in scene.cache._barred or (gang.constraint.name, "n1") in scene.cache._barred
 
 
 def test_a_refused_binding_undoes_the_earlier_bindings() -> None:
@@ -196,7 +196,7 @@ def test_a_refused_binding_undoes_the_earlier_bindings() -> None:
     scene.do(lambda carrier: carrier.start(attempt, start(*slots("n1", 0), *slots("n2", 0))))
     assert ("DELETE", f"{PODS}/g-0") in scene.api.done and ("DELETE", f"{PODS}/g-1") not in scene.api.done
     assert scene.said == [ActionFailed("act", "j", "pod g-1: no")]
-    assert scene.world.free_of("n2")[GPU] == 8, "an unbound pod uses no resources"
+    assert scene.cache.free_of("n2")[GPU] == 8, "an unbound pod uses no resources"
     assert (attempt.phase, scene.looked) == (Phase.UNDOING, [])
 
 
@@ -224,7 +224,7 @@ def test_a_controller_that_does_not_lead_binds_nothing() -> None:
 def test_a_replacement_pod_is_bound_or_leaves_a_hole_again() -> None:
     one = pod("a", 1)
     scene = Scene(one)
-    scene.world.assume(one, "n1")
+    scene.cache.assume(one, "n1")
     member = bound(one, "n1", bound=False)
     scene.do(lambda carrier: carrier.bind_in_place(attempt_of("default/a", 1, member), member))
     assert (member.bound, member.hole, scene.looked) == (True, False, [1])
@@ -232,7 +232,7 @@ def test_a_replacement_pod_is_bound_or_leaves_a_hole_again() -> None:
     scene.api.fails[("POST", f"{PODS}/a/binding")] = [refused(403)]
     scene.do(lambda carrier: carrier.bind_in_place(attempt_of("default/a", 1, member), member))
     assert (member.bound, member.hole, scene.looked) == (False, True, [1, 1])
-    assert scene.world.free_of("n1")[GPU] == 8
+    assert scene.cache.free_of("n1")[GPU] == 8
 
 
 # --- probes ----------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_a_probe_s_pod_is_created_once_and_holds_its_slots() -> None:
     async def appear(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.02)
         assert scene.looked == [], "not before the pod is observed"
-        add(scene.world, msgspec.convert(body | {"metadata": body["metadata"] | {"uid": ""}}, Pod))
+        add(scene.cache, msgspec.convert(body | {"metadata": body["metadata"] | {"uid": ""}}, Pod))
 
     scene.api.fails[("POST", PODS)] = [LOST, None]
     scene.do(lambda carrier: carrier.start_probe(attempt, action, body), appear)
@@ -310,7 +310,7 @@ def leave(scene: Scene, *pods: Pod, after: float = 0.03) -> Callable[[AttemptLif
         await asyncio.sleep(after)
         assert scene.said == [], "the end is not reported before the pods are gone"
         for one in pods:
-            scene.world.pod_changed(one.metadata.key, one, None)
+            scene.cache.pod_changed(one.metadata.key, one, None)
 
     return work
 
@@ -357,12 +357,12 @@ def test_a_suspended_job_is_resumed_without_its_pods_and_its_new_pods_are_awaite
         await asyncio.sleep(0.04)
         resumed_before_gone.append(scene.api.objects[f"{JOBS}/train"]["spec"]["suspend"] is False)
         for one in pods:
-            scene.world.pod_changed(one.metadata.key, one, None)
+            scene.cache.pod_changed(one.metadata.key, one, None)
         while scene.api.objects[f"{JOBS}/train"]["spec"]["suspend"]:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
         assert scene.said == [], "its slots are kept until its pods are recreated"
-        add(scene.world, *(pod(f"g-{number}-new", 1, "g") for number in range(2)))
+        add(scene.cache, *(pod(f"g-{number}-new", 1, "g") for number in range(2)))
 
     scene.do(lambda carrier: carrier.stop(attempt, STOP), recreate)
     assert resumed_before_gone == [False]
@@ -376,7 +376,7 @@ def test_exit_codes_of_pods_that_ended_during_the_stop_are_reported() -> None:
         await asyncio.sleep(0.03)
         for one, phase in zip(pods, ("Succeeded", "Failed"), strict=True):
             over = replace(one, status=replace(one.status, phase=phase))
-            scene.world.pod_changed(one.metadata.key, one, over)
+            scene.cache.pod_changed(one.metadata.key, one, over)
 
     scene.do(lambda carrier: carrier.stop(attempt, STOP), end)
     (ended,) = scene.said
@@ -398,9 +398,9 @@ def test_a_stopped_start_releases_the_assumed_resources_of_its_pods() -> None:
     pods = [pod("g-0", 1, "g"), pod("g-1", 1, "g")]
     scene = Scene(*pods, grouped=True)
     for one in pods:
-        scene.world.assume(one, "n1")
+        scene.cache.assume(one, "n1")
     attempt = attempt_of("default/g", 1, *(bound(one, "n1", rank, bound=False) for rank, one in enumerate(pods)))
     attempt.phase = Phase.STOPPING
     scene.do(lambda carrier: carrier.stop(attempt, STOP))
-    assert scene.world.free_of("n1")[GPU] == 8
+    assert scene.cache.free_of("n1")[GPU] == 8
     assert scene.api.done == []

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from agent.schema.errors import BackendError
-from scheduler_feedback.backends.slurm import Commands, SlurmBackend
 from scheduler_feedback.backends.slurm import changed_objects as memory
 from scheduler_feedback.backends.slurm.changed_objects import Moving, Touched, Weighed
+from scheduler_feedback.backends.slurm.slurm_backend import SlurmBackend
+from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 FULL = Touched(
     {"n1": "1/quarantine"}, {"n2": Weighed(10, 310)}, {"7": ["n1"]}, {"8": Moving(1, ["n1"], True, "kept-8")},

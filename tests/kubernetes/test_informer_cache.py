@@ -24,7 +24,6 @@ from scheduler_feedback.backends.kubernetes.objects.translate import (
     SLOTS,
     TopologyLabels,
     attempt_of,
-    foreign_use,
     gang_of,
     resource_of,
     slots_written,
@@ -35,7 +34,7 @@ from scheduler_feedback.backends.kubernetes.published.rebuild import rebuild
 from scheduler_feedback.core.job import JobState, Slot
 from scheduler_feedback.core.state import Policy
 from tests.kubernetes.makers import group, node, pod
-from tests.kubernetes.test_attempt import add, seen, world_of
+from tests.kubernetes.test_attempt import add, cache_of, seen
 
 GPU = "nvidia.com/gpu"
 
@@ -51,19 +50,19 @@ def agent_pod(name: str, where: str, address: str, **labels: str) -> Pod:
 
 
 def test_each_node_s_agent_address_is_known_until_its_pod_is_deleted() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     one = agent_pod("agent-1", "n1", "10.0.0.5")
     assert is_agent(one)
     assert not is_agent(agent_pod("c", "n1", "", **{"app.kubernetes.io/component": "controller"}))
     assert not is_agent(agent_pod("c", "n1", "", **{"app.kubernetes.io/name": "other"}))
-    add(world, one, agent_pod("agent-2", "n2", ""), pod("other", 0, schedulerName="x", nodeName="n2"))
-    assert world.agents() == {"n1": "10.0.0.5"}, "one has no address yet"
+    add(cache, one, agent_pod("agent-2", "n2", ""), pod("other", 0, schedulerName="x", nodeName="n2"))
+    assert cache.agents() == {"n1": "10.0.0.5"}, "one has no address yet"
     going = replace(one, metadata=replace(one.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
-    world.pod_changed("default/agent-1", one, going)
-    assert world.agents() == {}
-    world.pod_changed("default/agent-1", going, one)
-    world.pod_changed("default/agent-1", one, None)
-    assert world.agents() == {}
+    cache.pod_changed("default/agent-1", one, going)
+    assert cache.agents() == {}
+    cache.pod_changed("default/agent-1", going, one)
+    cache.pod_changed("default/agent-1", one, None)
+    assert cache.agents() == {}
 
 
 def test_the_feed_finds_a_file_per_agent_and_none_for_a_deleted_agent(tmp_path: Path) -> None:
@@ -149,26 +148,26 @@ def test_users_of_a_claim_and_a_volume() -> None:
 
 
 def test_a_pod_is_evaluated_again_when_its_claim_or_volume_changes() -> None:
-    world = world_of("n1", "n2")
-    add(world, claiming("a", "c"))
-    waiting = world.gang("default/a")
+    cache = cache_of("n1", "n2")
+    add(cache, claiming("a", "c"))
+    waiting = cache.gang("default/a")
     assert waiting is not None and "does not exist" in waiting.refused
-    world.take_dirty()
-    world.claim_changed("default/c", None, a_claim())
-    assert world.take_dirty() == {"default/a"}
-    world.volume_changed("pv", None, a_volume("n1"))
-    assert world.take_dirty() == {"default/a"}
-    gang = world.gang("default/a")
+    cache.take_dirty()
+    cache.claim_changed("default/c", None, a_claim())
+    assert cache.take_dirty() == {"default/a"}
+    cache.volume_changed("pv", None, a_volume("n1"))
+    assert cache.take_dirty() == {"default/a"}
+    gang = cache.gang("default/a")
     assert gang is not None and gang.constraint is not None
-    assert world.why_not(gang.constraint, "n1") == ""
-    assert "cannot be reached" in world.why_not(gang.constraint, "n2")
-    world.volume_changed("pv", a_volume("n1"), None)
-    world.claim_changed("default/other", None, a_claim("else"))
-    assert world.take_dirty() == {"default/a"}
-    world.pod_changed("default/a", world.pods["default/a"], None)
-    world.take_dirty()
-    world.claim_changed("default/c", a_claim(), None)
-    assert world.take_dirty() == set(), "no pod uses the claim"
+    assert cache.why_not(gang.constraint, "n1") == ""
+    assert "cannot be reached" in cache.why_not(gang.constraint, "n2")
+    cache.volume_changed("pv", a_volume("n1"), None)
+    cache.claim_changed("default/other", None, a_claim("else"))
+    assert cache.take_dirty() == {"default/a"}
+    cache.pod_changed("default/a", cache.pods["default/a"], None)
+    cache.take_dirty()
+    cache.claim_changed("default/c", a_claim(), None)
+    assert cache.take_dirty() == set(), "no pod uses the claim"
 
 
 # --- groups of Kubernetes' own kind ----------------------------------------------------------------------------------
@@ -215,130 +214,130 @@ def test_each_pod_of_a_basic_group_is_separate_and_a_level_without_a_label_is_no
 
 
 def test_of_two_groups_with_one_name_the_coscheduling_group_counts() -> None:
-    world = world_of()
+    cache = cache_of()
     own = group("g", 2)
-    world.upstream_changed("default/g", None, upstream())
-    assert world.groups["default/g"].of_api == API
-    world.group_changed("default/g", None, own)
-    world.upstream_changed("default/g", upstream(), None)
-    assert world.groups["default/g"] is own
+    cache.upstream_changed("default/g", None, upstream())
+    assert cache.groups["default/g"].of_api == API
+    cache.group_changed("default/g", None, own)
+    cache.upstream_changed("default/g", upstream(), None)
+    assert cache.groups["default/g"] is own
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
 
 
 def test_requests_of_any_scheduler_s_pods_count_on_their_node_until_they_end() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     one = pod("a", 2, schedulerName="x", nodeName="n1")
-    add(world, one)
-    assert world.free_of("n1")[GPU] == 6
+    add(cache, one)
+    assert cache.free_of("n1")[GPU] == 6
     again = pod("a", 3, schedulerName="x", nodeName="n2")  # another pod of the same name
-    world.pod_changed("default/a", one, again)
-    assert (world.free_of("n1")[GPU], world.free_of("n2")[GPU]) == (8, 5)
-    world.pod_changed("default/a", again, None)
-    assert world.free_of("n2")[GPU] == 8
-    assert world.free_of("unknown") == {}
+    cache.pod_changed("default/a", one, again)
+    assert (cache.free_of("n1")[GPU], cache.free_of("n2")[GPU]) == (8, 5)
+    cache.pod_changed("default/a", again, None)
+    assert cache.free_of("n2")[GPU] == 8
+    assert cache.free_of("unknown") == {}
 
 
 def test_an_assumed_pod_is_released_unless_it_was_seen_bound() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     one, two = pod("a", 2), pod("b", 2)
-    world.assume(one, "n1")
-    world.assume(two, "n1")
+    cache.assume(one, "n1")
+    cache.assume(two, "n1")
     bound = replace(two, spec=replace(two.spec, node_name="n1"))
-    add(world, bound)
+    add(cache, bound)
     for each in (one, two):
-        world.unassume(each.metadata.uid)
-    assert world.free_of("n1")[GPU] == 6
-    world.unassume("unknown")
+        cache.unassume(each.metadata.uid)
+    assert cache.free_of("n1")[GPU] == 6
+    cache.unassume("unknown")
 
 
 def test_a_pod_that_moved_before_it_was_observed_counts_on_its_new_node_only() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     one = pod("a", 2)
-    world.assume(one, "n1")
-    world.assume(one, "n2")
-    assert (world.free_of("n1")[GPU], world.free_of("n2")[GPU]) == (8, 6)
+    cache.assume(one, "n1")
+    cache.assume(one, "n2")
+    assert (cache.free_of("n1")[GPU], cache.free_of("n2")[GPU]) == (8, 6)
 
 
 def test_the_version_of_placements_changes_with_them() -> None:
-    world = world_of("n1")
+    cache = cache_of("n1")
     place = Place("g", 1, "n1", range(2))
-    world.hold("u", place)
-    version = world.places_version
-    world.hold("u", place)
-    assert (world.places_version, world.place_of("u")) == (version, place)
-    world.hold("u", Place("g", 2, "n1", range(2)))
-    world.release("u", place)
-    assert world.place_of("u") is not None, "a later attempt has it now"
-    world.release("u")
-    assert world.place_of("u") is None
-    after = world.places_version
-    world.release("u")
-    assert version < after == world.places_version
+    cache.hold("u", place)
+    version = cache.places_version
+    cache.hold("u", place)
+    assert (cache.places_version, cache.place_of("u")) == (version, place)
+    cache.hold("u", Place("g", 2, "n1", range(2)))
+    cache.release("u", place)
+    assert cache.place_of("u") is not None, "a later attempt has it now"
+    cache.release("u")
+    assert cache.place_of("u") is None
+    after = cache.places_version
+    cache.release("u")
+    assert version < after == cache.places_version
 
 
 def test_only_changes_of_a_user_s_declarations_change_the_gang() -> None:
-    world = world_of()
+    cache = cache_of()
     before = group("g", 2)
-    world.group_changed("default/g", None, before)
-    assert world.take_dirty() == {"default/g"}
+    cache.group_changed("default/g", None, before)
+    assert cache.take_dirty() == {"default/g"}
 
     def dirty_after(**metadata: Any) -> set[str]:
         after = replace(before, metadata=replace(before.metadata, **metadata))
-        world.group_changed("default/g", before, after)
-        return world.take_dirty()
+        cache.group_changed("default/g", before, after)
+        return cache.take_dirty()
 
     assert dirty_after(annotations={f"{OURS}placement": "{}", f"{OURS}expected-start": "soon"}) == set()
     assert dirty_after(labels={"app": "x"}) == set()
     assert dirty_after(annotations={f"{OURS}restartable": "true"}) == {"default/g"}
     assert dirty_after(labels={f"{OURS}queue": "q"}) == {"default/g"}
     larger = replace(before, spec=replace(before.spec, min_member=3))
-    world.group_changed("default/g", before, larger)
-    assert world.take_dirty() == {"default/g"}
+    cache.group_changed("default/g", before, larger)
+    assert cache.take_dirty() == {"default/g"}
 
 
 def test_the_version_of_queues_changes_with_them() -> None:
-    world = world_of()
+    cache = cache_of()
     queue = msgspec.convert({"metadata": {"name": "q"}, "spec": {"limit": 4}}, Queue)
-    world.queue_changed("q", None, queue)
-    version = world.queues_version
-    world.queue_changed("q", queue, replace(queue, metadata=replace(queue.metadata, resource_version="9")))
-    assert world.queues_version == version
-    world.queue_changed("q", queue, replace(queue, spec=replace(queue.spec, limit=5)))
-    assert world.queues_version == version + 1 and world.queues["q"].spec.limit == 5
-    world.queue_changed("q", queue, None)
-    assert world.queues_version == version + 2 and world.queues == {}
+    cache.queue_changed("q", None, queue)
+    version = cache.queues_version
+    cache.queue_changed("q", queue, replace(queue, metadata=replace(queue.metadata, resource_version="9")))
+    assert cache.queues_version == version
+    cache.queue_changed("q", queue, replace(queue, spec=replace(queue.spec, limit=5)))
+    assert cache.queues_version == version + 1 and cache.queues["q"].spec.limit == 5
+    cache.queue_changed("q", queue, None)
+    assert cache.queues_version == version + 2 and cache.queues == {}
 
 
 def test_probes_and_pods_without_a_group_are_no_gangs() -> None:
-    world = world_of("n1")
+    cache = cache_of("n1")
     probe, orphan, alone = pod("p", 1, labels={PROBE: "p"}), pod("o", 1, "missing"), pod("a", 1)
-    add(world, probe, orphan, alone)
-    assert world.gang("default/p") is None and [one.metadata.name for one in world.probes()] == ["p"]
-    assert world.gang("default/o") is None
-    assert [one.metadata.name for one in world.orphans("default/missing")] == ["o"]
-    found = world.gang("default/a")
+    add(cache, probe, orphan, alone)
+    assert cache.gang("default/p") is None and [one.metadata.name for one in cache.probes()] == ["p"]
+    assert cache.gang("default/o") is None
+    assert [one.metadata.name for one in cache.orphans("default/missing")] == ["o"]
+    found = cache.gang("default/a")
     assert found is not None and found.spec is not None
-    assert world.gang("default/a") is found, "not read again without a change"
-    world.pod_changed("default/p", probe, None)
-    assert world.probes() == []
+    assert cache.gang("default/a") is found, "not read again without a change"
+    cache.pod_changed("default/p", probe, None)
+    assert cache.probes() == []
     over = replace(alone, status=replace(alone.status, phase="Succeeded"))
-    world.pod_changed("default/a", alone, over)
-    ended = world.gang("default/a")
+    cache.pod_changed("default/a", alone, over)
+    ended = cache.gang("default/a")
     assert ended is not None and ended.spec is None
 
 
 def test_which_nodes_refuse_a_constraint_and_why() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     wanted = constraint_of(pod("a", 1, nodeSelector={"kubernetes.io/hostname": "n1"}))
-    assert world.why_not(wanted, "n9") == "there is no such node"
-    assert dict(world.refusals(wanted)) == {"n2": "label kubernetes.io/hostname is not 'n1'"}
-    world.want(wanted)
-    assert {name: one.refuses for name, one in seen(world).items()} == {"n1": (), "n2": (wanted.name,)}
-    world.keep_constraints([])
-    world.node_changed("n2", None, node("n2", zone="b"))
-    assert seen(world)["n2"].refuses == ()
+    assert cache.why_not(wanted, "n9") == "there is no such node"
+    assert dict(cache.refusals(wanted)) == {"n2": "label kubernetes.io/hostname is not 'n1'"}
+    cache.want(wanted)
+    assert {name: one.refuses for name, one in seen(cache).items()} == {"n1": (), "n2": (wanted.name,)}
+    cache.keep_constraints([])
+    cache.node_changed("n2", None, node("n2", zone="b"))
+    assert seen(cache)["n2"].refuses == ()
 
 
 def test_a_node_with_two_kinds_of_device_has_slots_of_the_more_numerous_one() -> None:
@@ -359,28 +358,24 @@ def test_annotations_of_gangwatch_count_once_the_pod_is_bound() -> None:
     assert attempt_of(one) == 3
     one.metadata.annotations = {ATTEMPT: "soon"}
     assert (attempt_of(one), slots_written(one)) == (0, ())
-    over = pod("b", 4, nodeName="n1")
-    over.status.phase = "Failed"
-    assert foreign_use([one, over, pod("c", 3)], GPU, {}) == 5
-    assert foreign_use([one, over, pod("c", 3)], GPU, {one.metadata.uid: None}) == 3
 
 
 # --- the state rebuilt from objects ----------------------------------------------------------------------------------
 
 
 def test_only_started_gangs_are_jobs_of_the_rebuilt_state() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     begun, waits, over = pod("begun", 2, nodeName="n1"), pod("waits", 2), pod("over", 2, nodeName="n1")
     for one in (begun, over):
         one.metadata.annotations = {ATTEMPT: "4", SLOTS: "6,7", RANK: "0"}
     begun.status.start_time = "1970-01-01T00:00:07Z"
     over.status.phase = "Succeeded"
-    add(world, begun, waits, over)
+    add(cache, begun, waits, over)
     not_ready = node("n3")
     assert not_ready.status.conditions is not None
     not_ready.status.conditions[0].status = "False"
-    world.node_changed("n3", None, not_ready)
-    state, keys = rebuild(world, world.seen(), Policy(), 60 * 10**9)
+    cache.node_changed("n3", None, not_ready)
+    state, keys = rebuild(cache, cache.seen(), Policy(), 60 * 10**9)
     assert set(state.nodes) == {"n1", "n2"}, "an absent node is not in the state"
     jobs = {key: state.jobs[job_id] for job_id, key in keys.items()}
     job = jobs["default/begun"]
@@ -391,35 +386,35 @@ def test_only_started_gangs_are_jobs_of_the_rebuilt_state() -> None:
 
 
 def test_a_gang_without_one_pod_continues_with_its_ranks_in_order() -> None:
-    world = world_of("n1", "n2")
+    cache = cache_of("n1", "n2")
     placement = {"attempt": 2, "pods": {"g-1": ["n2", 1, [3]], "g-0": ["n1", 0, [5]]}}
-    world.group_changed("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(placement)}))
+    cache.group_changed("default/g", None, group("g", 2, {f"{OURS}placement": json.dumps(placement)}))
     one = pod("g-1", 1, "g", nodeName="n2")
     one.metadata.annotations = {ATTEMPT: "2", SLOTS: "3", RANK: "1"}
     other = pod("g-0-new", 1, "g")
-    add(world, one, other)
-    (found,) = rebuild(world, world.seen(), Policy(), 10**9)[0].jobs.values()
+    add(cache, one, other)
+    (found,) = rebuild(cache, cache.seen(), Policy(), 10**9)[0].jobs.values()
     assert found.state is JobState.STARTING
     assert [(record.rank, record.slot) for record in found.ranks] == [(0, Slot("n1", 5)), (1, Slot("n2", 3))]
-    world.pod_changed("default/g-1", one, replace(one, status=replace(one.status, phase="Failed")))
-    add(world, pod("g-1-new", 1, "g"))
-    (found,) = rebuild(world, world.seen(), Policy(), 10**9)[0].jobs.values()
+    cache.pod_changed("default/g-1", one, replace(one, status=replace(one.status, phase="Failed")))
+    add(cache, pod("g-1-new", 1, "g"))
+    (found,) = rebuild(cache, cache.seen(), Policy(), 10**9)[0].jobs.values()
     assert (found.state, found.attempt) == (JobState.PENDING, 2), "an ended attempt does not run"
-    world.pod_changed("default/g-0-new", other, None)
-    assert rebuild(world, world.seen(), Policy(), 10**9)[0].jobs == {}, "too few pods are left for a gang"
+    cache.pod_changed("default/g-0-new", other, None)
+    assert rebuild(cache, cache.seen(), Policy(), 10**9)[0].jobs == {}, "too few pods are left for a gang"
 
 
 def test_a_deleted_pod_leaves_its_group_and_the_others_stay() -> None:
-    world = world_of("n1")
+    cache = cache_of("n1")
     one, two = pod("g-0", 1, "g"), pod("g-1", 1, "g")
-    add(world, one, two)
-    world.pod_changed("default/g-0", one, None)
-    assert [each.metadata.name for each in world.pods_of("default/g")] == ["g-1"]
+    add(cache, one, two)
+    cache.pod_changed("default/g-0", one, None)
+    assert [each.metadata.name for each in cache.pods_of("default/g")] == ["g-1"]
     beyond = pod("g-2", 1, "g")
     beyond.metadata.annotations = {BEYOND: "true"}
-    world.take_dirty()
-    add(world, beyond)
-    assert world.take_dirty() == {"default/g", "default/g-2"}, "it is also a separate gang"
+    cache.take_dirty()
+    add(cache, beyond)
+    assert cache.take_dirty() == {"default/g", "default/g-2"}, "it is also a separate gang"
 
 
 def test_a_gang_has_the_longest_grace_period_of_its_pods() -> None:

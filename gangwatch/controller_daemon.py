@@ -1,0 +1,314 @@
+"""The controller's daemon, for every backend: process, server of API and metrics, and push."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.schema.errors import StateFolderBusyError
+from gangwatch.configuration.config_file import Config, selected_backend
+from gangwatch.configuration.in_force import InForce, write_in_force
+from gangwatch.logs import configure_logging
+from gangwatch.process_limits import allow_descriptors
+from gangwatch.state_folder import NodePlan, StateFolder
+from gangwatch.supervisor.daemon_ends import read_ends
+from gangwatch.supervisor.service_manager import heartbeats, notify
+
+if TYPE_CHECKING:
+    from exporter.serving.asgi import App, Receive, Scope, Send
+    from exporter.serving.limits import Limits
+    from gangwatch.otlp_push import OtlpPush
+    from scheduler_feedback.controller.controller import Controller
+    from scheduler_feedback.controller.controller_settings import ControllerSettings
+    from scheduler_feedback.core.state import Policy
+    from scheduler_feedback.core.telemetry.fleet import Sample
+    from scheduler_feedback.feed.credentials import Credentials
+
+_RECENT_NS = 60_000_000_000
+"""An end longer ago than this did not cause this start: a supervisor restarts a controller within ten seconds."""
+
+SWITCH_SECONDS = 0.0005
+"""Interpreter switch interval of the controller (Python's default: 5 ms). The cycle's thread releases the interpreter
+at each SQLite statement and fsync, and with busy readers would wait 5 ms each time to get it back."""
+
+CONTROLLER_DESCRIPTORS = 65_536
+"""One per agent of the largest cluster (12,500), plus connections of clients."""
+
+_log = logging.getLogger("gangwatch.controller_daemon")
+
+
+def run_controller(
+    state: StateFolder, config: Config, overrides: dict[str, int | str], planned: tuple[NodePlan, ...] | None = None
+) -> None:
+    """Run the controller until SIGTERM; SIGHUP reads the configuration again.
+
+    planned: the nodes; None plans them from the configuration. overrides: keys of the command line, which override the
+    file at every read. Raises StateFolderBusyError if the folder has a controller, ConfigError if the port can't be
+    bound, StoreError if the journal can't be used, and any exception that ended one of its threads.
+    """
+    backend = selected_backend(config)
+    backend_settings = _local_nodes(config, planned) if backend == "local" else config.backend_section(backend)
+    stop = prepare_process(state)
+    if (other := state.controller()) is not None:
+        raise StateFolderBusyError(f"a controller (pid {other.pid}) is already running for {state}")
+    configuration = _Configuration(state, config, overrides)
+    with ControllerServer(state, config) as server:
+        stop.pass_to(server)
+        controller = server.compose(config.policy, backend, backend_settings, configuration.reload)
+        ended = read_ends(state).get("controller")
+        if ended is not None and ended.exit_code != 0 and time.time_ns() - ended.ended_ns < _RECENT_NS:
+            controller.failures.started_again(ended.reason, ended.ended_ns)
+        server.run(controller, started=configuration.write)
+    _log.info("the controller stopped")
+
+
+def prepare_process(state: StateFolder) -> StopRequest:
+    """Prepare folder, log and limits of a controller's process, and return the request that its signals make."""
+    state.prepare()
+    configure_logging(state, "controller")
+    allow_descriptors(CONTROLLER_DESCRIPTORS)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    # Ignore SIGHUP until the event loop handles it: an early reload request must not end the process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = StopRequest()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stop.make())
+    return stop
+
+
+class StopRequest:
+    """Request to stop the controller, which may come before its server exists.
+
+    uvicorn handles the signals while it serves, and raises them again afterwards, so the process ends normally.
+    """
+
+    def __init__(self) -> None:
+        self.made = False
+        self._server: ControllerServer | None = None
+
+    def make(self) -> None:
+        """Stop the server, or end it as soon as it starts. Any thread may call it."""
+        self.made = True
+        if self._server is not None:
+            self._server.stop()
+
+    def pass_to(self, server: ControllerServer) -> None:
+        """Use this server from now on."""
+        self._server = server
+        if self.made:
+            server.stop()
+
+
+class ControllerServer:
+    """Server of one controller: API, page and metrics.
+
+    It binds the port when it is created: if that fails, no cycle has run and nothing was started. Raises ConfigError.
+    """
+
+    def __init__(self, state: StateFolder, config: Config) -> None:
+        from exporter.security.security import Security
+        from exporter.serving.asgi import create_server
+        from gangwatch.access import authentication_of, delegating
+
+        self._state, self._config = state, config
+        self._access = authentication_of(state, config)
+        self._push = otlp_push_of(config, socket.gethostname())
+        self._controller: Controller | None = None
+        self._app: App | None = None
+        host, port = config.controller.address()
+        web_config = config.controller.web_config
+        proves = delegating(self._access)
+        self._security = Security(Path(web_config), proves=proves) if web_config is not None else None
+        self._server, self._listener = create_server(
+            self._serve_request, host, port, (self._end_streams,), self._security, limits_of(config),
+            self._access.is_operators,
+        )  # fmt: skip
+
+    def __enter__(self) -> ControllerServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+
+    def stop(self) -> None:
+        """End ``run``, also if it has not begun. Any thread may call it."""
+        self._server.should_exit = True
+
+    def compose(
+        self, policy: Policy, backend: str, backend_settings: object, reload: Callable[[], Policy] | None = None
+    ) -> Controller:
+        """Return the controller to serve, which is not started."""
+        from scheduler_feedback.controller.composition import ControllerConfiguration, compose
+
+        self._controller = compose(
+            ControllerConfiguration(
+                self._state.path,
+                policy,
+                backend,
+                backend_settings,
+                self._settings(),
+                reload,
+                self._push.add_entries,
+            )
+        )
+        return self._controller
+
+    def _settings(self) -> ControllerSettings:
+        from gangwatch.access import audit_of
+        from scheduler_feedback.controller.controller_settings import ControllerSettings
+        from scheduler_feedback.fabric_file import read_fabric
+        from scheduler_feedback.journal.store import Retention
+
+        config, section = self._config, self._config.controller
+        return ControllerSettings(
+            snapshot_seconds=config.store.snapshot_seconds,
+            retention=Retention(config.store.keep_days, config.store.journal_bytes),
+            fabric=read_fabric(Path(section.topology_file)) if section.topology_file is not None else None,
+            credentials=credentials_of(config),
+            streams=(section.streams, section.streams_per_peer),
+            access=self._access,
+            audit=audit_of(self._state, config),
+        )
+
+    def run(
+        self,
+        controller: Controller,
+        sources: Iterable[Callable[[], Iterable[Sample]]] = (),
+        started: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Start the controller and serve it until stopped. Raises the exception that ended one of its threads.
+
+        sources: more metrics. started: called once the controller runs.
+        """
+        from exporter.serving.asgi import local_socket
+        from exporter.serving.listening import certificate_of, url_of
+
+        with controller:
+            started()
+            self._app = self._app_of(controller, sources)
+            url = url_of(self._listener, self._security)
+            controller.announce(url, str(certificate_of(self._security) or ""))
+            _log.info("the controller listens at %s", url)
+            notify("READY=1", f"STATUS=controller at {url}")
+            self._push.start(controller)
+            try:
+                with (
+                    heartbeats(lambda: controller.alive()[0]),
+                    local_socket(self._state.path / "api.sock") as unix,
+                ):
+                    self._server.run(sockets=[self._listener, *unix])
+            finally:
+                notify("STOPPING=1")
+                self._push.stop()
+        if controller.failure is not None:
+            raise controller.failure
+
+    def _app_of(self, controller: Controller, more: Iterable[Callable[[], Iterable[Sample]]]) -> App:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import Response
+        from starlette.routing import Mount, Route
+
+        from exporter.prometheus.text_format import TEXT_TYPE
+        from gangwatch.controller_metrics import exposition
+
+        sources = [controller.measures, self._server.measures, self._push.measures, *more]
+        if self._security is not None:
+            sources.append(self._security.measures)
+
+        def metrics(_request: Request) -> Response:
+            return Response(exposition(controller.failures, sources), media_type=TEXT_TYPE)
+
+        routes = [Mount("/", controller.api([Route("/metrics", metrics)]))]
+        return Starlette(routes=routes, lifespan=lambda _: controller.serving(self.stop))
+
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._app is not None, "the server runs"
+        await self._app(scope, receive, send)
+
+    def _end_streams(self) -> None:
+        if self._controller is not None:
+            self._controller.end_streams()
+
+
+def _local_nodes(config: Config, planned: tuple[NodePlan, ...] | None) -> object:
+    """Return the nodes of the local backend; by default one node, the default node of `gangwatch agent`."""
+    from gangwatch.supervisor.launcher import plan
+    from scheduler_feedback.backends.local.local_backend import LocalNode
+
+    cluster = config.cluster
+    if cluster.nodes is None and cluster.names is None:
+        config = msgspec.structs.replace(config, cluster=msgspec.structs.replace(cluster, nodes=1))
+    nodes = plan(config) if planned is None else planned
+    return tuple(LocalNode(node.name, node.slots, node.devices) for node in nodes)
+
+
+def limits_of(config: Config) -> Limits:
+    """Return the limits per peer of the controller's server."""
+    from exporter.serving.limits import Limits
+
+    section = config.controller
+    return Limits(
+        connections=section.connections,
+        connections_each=section.connections_per_peer,
+        requests_per_second=section.requests_per_second,
+    )
+
+
+def credentials_of(config: Config) -> Credentials | None:
+    """Return the feed's TLS credentials for agents; None for the system's authorities and no own certificate."""
+    from scheduler_feedback.feed.credentials import Credentials
+
+    section = config.feed
+    ca_file, cert_file, key_file, password_file = (
+        Path(file) if file is not None else None
+        for file in (section.ca_file, section.cert_file, section.key_file, section.password_file)
+    )
+    revoked_file = Path(section.revoked_file) if section.revoked_file is not None else None
+    if ca_file is cert_file is password_file is revoked_file is None and section.verify == "node":
+        return None
+    return Credentials(ca_file, cert_file, key_file, section.username, password_file, section.verify, revoked_file)
+
+
+def otlp_push_of(config: Config, node: str) -> OtlpPush:
+    """Return the controller's OTLP push. node: this host's name. Raises ConfigError."""
+    from gangwatch.agent_daemon import pushes_of
+    from gangwatch.otlp_push import OtlpPush
+
+    metrics = pushes_of(config).get("otlp")
+    section = msgspec.structs.replace(config.otlp, endpoint=config.otlp.traces_endpoint)
+    traces = pushes_of(msgspec.structs.replace(config, otlp=section)).get("otlp")
+    return OtlpPush(metrics, traces, {"service.instance.id": "controller", "host.name": node})
+
+
+class _Configuration:
+    """The active configuration, and its reload."""
+
+    def __init__(self, state: StateFolder, config: Config, overrides: dict[str, int | str]) -> None:
+        self._state = state
+        self._in_force = InForce(config.source, overrides, config)
+
+    def write(self) -> None:
+        """Write the configuration for the command line, and log settings that have no effect."""
+        from gangwatch.configuration.notices import notices  # only the controller needs it, not the agent
+
+        write_in_force(self._state, self._in_force)
+        for notice in notices(self._in_force.config.policy):
+            _log.warning("%s", notice)
+
+    def reload(self) -> Policy:
+        """Read the file again and apply the reloadable settings. Raises ConfigError; then nothing changes."""
+        self._in_force = self._in_force.reloaded()
+        self.write()
+        return self._in_force.config.policy

@@ -1,0 +1,123 @@
+"""The interface between the controller and the system that runs jobs.
+
+Every backend is a subclass of ``Backend`` and has one line in ``registry.py``. Three methods are required; the others
+have defaults for a system that needs nothing special.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from agent.schema.frame import AnyLayout, Frame
+from scheduler_feedback.core.actions import Action
+from scheduler_feedback.core.events import Event, NodeSeen
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.core.telemetry.placements import Placed, Refusal
+from scheduler_feedback.part_failures import PartFailures
+
+_T = TypeVar("_T")
+
+
+class RunningCycle(Protocol):
+    """The running cycle, as a backend sees it. Any thread may call its methods."""
+
+    def ask(self, question: Callable[[State], _T], /) -> Future[_T]:
+        """Run the question on the state between two cycles. It must not change the state or keep parts of it."""
+        ...
+
+    def request(self, make: Callable[[State], Event], /) -> Future[Event]:
+        """Process an event like a user request. The future returns it once it is durable."""
+        ...
+
+    def cycles(self) -> int:
+        """Return the number of finished cycles."""
+        ...
+
+
+class Backend(ABC):
+    """Base class of all backends.
+
+    The controller calls ``start``, ``effective_policy``, ``rebuild_state`` and ``attach`` in this order. The cycle's
+    thread then calls ``nodes``, ``apply`` and ``observe``. No call may block for long, except ``start``.
+    """
+
+    submit_with: str = ""
+    """How users submit jobs if another scheduler starts them; '' if the controller accepts jobs."""
+
+    @classmethod
+    def configured(cls, folder: Path, settings: Any) -> Backend:
+        """Return the backend of a state folder. settings: its section of the configuration file, or what its own
+        command builds."""
+        return cls(folder, settings)  # type: ignore[call-arg]
+
+    # --- start and stop ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connect. Raises BackendError if that is not possible; then the controller does not start."""
+
+    def effective_policy(self, configured: Policy) -> Policy:
+        """Return the configured policy with the parts that the system itself defines, such as its queues."""
+        return configured
+
+    def rebuild_state(self, policy: Policy, now_ns: int) -> State | None:
+        """Return the state as the system has it, if the journal may be out of date; None to continue the journal."""
+        return None
+
+    def attach(self, cycle: RunningCycle, failures: PartFailures) -> None:
+        """Begin the work that needs the running cycle. failures: where its bugs are reported."""
+
+    def detach(self) -> None:
+        """End the work that ``attach`` began. The cycle's thread may still call the backend until ``stop``."""
+
+    def stop(self) -> None:
+        """Disconnect, and leave running jobs and operations as they are. Safe without ``start``."""
+
+    # --- the cycle's thread ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def nodes(self) -> Sequence[NodeSeen]:
+        """Return the existing nodes with their slots. Raises BackendError while they are not known."""
+
+    @abstractmethod
+    def apply(self, action: Action) -> None:
+        """Start an action and return; ``observe`` reports the result. Applying an action twice carries it out once.
+
+        Raises BackendError if the action cannot be started.
+        """
+
+    @abstractmethod
+    def observe(self, holding: Iterable[tuple[str, int]]) -> Sequence[Event]:
+        """Return what happened since the last call to the attempts that hold slots, given as (job id, attempt).
+
+        The first call after a start reports everything about them again, even if it was reported before the restart.
+        The backend ends the processes of attempts that are not in `holding`, because the journal does not have them.
+        Raises BackendError while the system does not respond.
+        """
+
+    # --- telemetry ---------------------------------------------------------------------------------------------------
+
+    def translate_frame(self, layout: AnyLayout, frame: Frame) -> tuple[AnyLayout, Frame]:
+        """Return layout and frame with the cycle's names of gangs instead of the agent's. Called by the feed's
+        thread."""
+        return layout, frame
+
+    def attest(self, node: str, gang: str, received_ns: int) -> Placed | Refusal | None:
+        """Return whether the node may report a gang that the cycle did not place; None if the backend cannot decide.
+
+        received_ns: monotonic time of the report; the backend may not know yet what happened since. Any thread calls
+        it.
+        """
+        return None
+
+    def translate_events(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Return detector results with the cycle's names of gangs. Called by the detection thread."""
+        return events
+
+    def measures(self) -> Iterable[Sample]:
+        """Return the backend's own metrics, which the catalogue must have. Any thread may call it."""
+        return ()

@@ -1,0 +1,109 @@
+"""Resources of nodes that pods of every scheduler request. Used under the informer cache's lock."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler_feedback.core.telemetry.placements import Refusal
+
+MOST_LEFT = 1 << 16
+"""Most ended pods whose node is kept: an agent's last frames arrive after a pod's end."""
+
+
+@dataclass(slots=True)
+class Placed:
+    """A pod that uses a node's resources."""
+
+    node: str
+    requests: Mapping[str, int]
+    seen: bool
+    """True if the API server has the binding; False while only we have it, because we are binding the pod."""
+
+
+@dataclass(slots=True)
+class NodeUse:
+    """Resources of a node that pods request."""
+
+    used: dict[str, int] = field(default_factory=dict)
+    by: set[str] = field(default_factory=set)
+    """Uids of these pods."""
+
+
+class NodeUsage:
+    """Use of all nodes.
+
+    Attributes: `changed`, the nodes whose use has changed since the caller last cleared it.
+    """
+
+    def __init__(self) -> None:
+        self._placed: dict[str, Placed] = {}  # by uid
+        self._left: OrderedDict[str, str] = OrderedDict()  # by uid, the node of an ended pod
+        self._use: dict[str, NodeUse] = {}
+        self.changed: set[str] = set()
+
+    def take(self, uid: str, node: str, requests: Mapping[str, int], *, seen: bool) -> None:
+        """Add a pod. seen: whether the API server has the binding."""
+        known = self._placed.get(uid)
+        if known is not None and known.node == node:
+            known.seen |= seen
+            return
+        if known is not None:
+            self.leave(uid)
+        self._placed[uid] = Placed(node, requests, seen)
+        use = self._use.setdefault(node, NodeUse())
+        use.by.add(uid)
+        for resource, count in requests.items():
+            use.used[resource] = use.used.get(resource, 0) + count
+        self.changed.add(node)
+
+    def leave(self, uid: str) -> None:
+        """Remove a pod, if it uses a node."""
+        known = self._placed.pop(uid, None)
+        if known is None:
+            return
+        self._left[uid] = known.node
+        if len(self._left) > MOST_LEFT:
+            self._left.popitem(last=False)
+        use = self._use[known.node]
+        use.by.discard(uid)
+        for resource, count in known.requests.items():
+            use.used[resource] -= count
+        self.changed.add(known.node)
+
+    def leave_unseen(self, uid: str) -> None:
+        """Remove a pod that the API server does not have on a node."""
+        known = self._placed.get(uid)
+        if known is not None and not known.seen:
+            self.leave(uid)
+
+    def pods(self, node: str) -> set[str]:
+        """Return the uids of the pods that use the node."""
+        use = self._use.get(node)
+        return use.by if use is not None else set()
+
+    def requested(self, uid: str, resource: str) -> int:
+        """Return how much of the resource a pod that uses a node requests."""
+        return self._placed[uid].requests.get(resource, 0)
+
+    def free(self, node: str, allocatable: Mapping[str, int]) -> dict[str, int]:
+        """Return the resources that no pod requests; negative if other schedulers overcommitted the node."""
+        use = self._use.get(node)
+        used = use.used if use is not None else {}
+        return {resource: count - used.get(resource, 0) for resource, count in allocatable.items()}
+
+    def digest(self, node: str) -> int:
+        """Return a number that changes with the node's use."""
+        use = self._use.get(node)
+        return hash(tuple(sorted(use.used.items()))) if use is not None else 0
+
+    def attest(self, node: str, uid: str) -> Refusal | None:
+        """Return why the node may not report the pod; None if it may. Any thread may call it."""
+        placed = self._placed.get(uid)
+        if placed is not None:
+            return None if placed.node == node else Refusal.NOT_PLACED
+        left = self._left.get(uid)
+        if left is not None:
+            return Refusal.ENDED if left == node else Refusal.NOT_PLACED
+        return Refusal.NOT_KNOWN_YET

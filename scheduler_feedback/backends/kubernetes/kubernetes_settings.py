@@ -1,0 +1,39 @@
+"""Settings of the two Kubernetes backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler_feedback.backends.kubernetes.api_server.client import Access
+from scheduler_feedback.backends.kubernetes.attempts.probe_pods import Probes
+from scheduler_feedback.backends.kubernetes.objects.other_schedulers import SETTLED_SECONDS
+from scheduler_feedback.backends.kubernetes.objects.translate import SCHEDULER, TopologyLabels
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """Connection to a cluster, and what gangwatch does in it."""
+
+    access: Access
+    scheduler: str = SCHEDULER
+    """schedulerName of the pods to place."""
+    labels: TopologyLabels = field(default_factory=TopologyLabels)
+    may_act: Callable[[], bool] = lambda: True
+    """Returns whether this process leads; checked before each write. Any thread may call it."""
+    rebuilds: bool = True
+    """Build the first state from the API's objects: another controller may have led since this folder was last used."""
+    memory: tuple[str, str] | None = None
+    """Namespace and name of the ConfigMap for usage and run times; None saves none."""
+    agents: str = ""
+    """URL of an agent, with {} for its pod's dashed address; '' reads no agents."""
+    evicts: bool = False
+    """The quarantine taint is NoExecute."""
+    probes: Probes | None = None
+    """Template of the pods that measure nodes; None if they cannot be measured."""
+    upstream_groups: bool = False
+    """Also schedule PodGroups of scheduling.k8s.io."""
+    device_taints: bool = False
+    """The advisor writes DeviceTaintRules."""
+    settled_seconds: float = SETTLED_SECONDS
+    """How long a gang's pods must be unchanged before the advisor observes it."""

@@ -1,0 +1,49 @@
+"""The registry of backends. To add one, add a file with a subclass of ``Backend`` and a line in BACKENDS."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from scheduler_feedback.backends.backend import Backend
+
+
+class BackendType(NamedTuple):
+    """A backend of the registry. Classes are 'module:name', because most commands need neither."""
+
+    backend: str
+    """Its subclass of Backend."""
+    section: str = ""
+    """Type of its section of the configuration file: a msgspec struct that has `enabled` and defaults for all keys.
+    The section has the backend's name. '' if the file does not select it."""
+
+
+BACKENDS: dict[str, BackendType] = {
+    "local": BackendType("scheduler_feedback.backends.local.local_backend:LocalBackend"),
+    "slurm": BackendType(
+        "scheduler_feedback.backends.slurm.slurm_backend:SlurmBackend",
+        "scheduler_feedback.backends.slurm.section:SlurmSection",
+    ),
+    "kubernetes": BackendType("scheduler_feedback.backends.kubernetes.kubernetes_backend:KubernetesBackend"),
+    "kubernetes-advisor": BackendType("scheduler_feedback.backends.kubernetes.advisor:AdvisorBackend"),
+}
+
+
+def make_backend(name: str, folder: Path, settings: object) -> Backend:
+    """Return the backend with this name for a state folder. Raises BackendError if its saved state is unusable."""
+    backend: type[Backend] = _load(BACKENDS[name].backend)
+    return backend.configured(folder, settings)
+
+
+def sections() -> dict[str, type[msgspec.Struct]]:
+    """Return the configuration sections that select a backend, by name."""
+    return {name: _load(entry.section) for name, entry in BACKENDS.items() if entry.section}
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

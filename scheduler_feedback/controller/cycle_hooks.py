@@ -1,0 +1,31 @@
+"""Callbacks of the cycle's thread to the other parts of the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler_feedback.core.events import Event
+from scheduler_feedback.core.job import Job
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.telemetry.fleet import Sample
+from scheduler_feedback.journal.store import NumberedEntry
+
+
+@dataclass(frozen=True, slots=True)
+class CycleHooks:
+    """Callbacks of the thread. All are called on it and must not block. If one of the first three raises, `failed` gets
+    the exception and the name of the part that has the bug."""
+
+    written: Callable[[Sequence[Event], Sequence[NumberedEntry]], None]
+    """Called after a commit with the events and the entries."""
+    baselines: Callable[[], Mapping[str, bytes]]
+    """Returns the detectors' snapshots by name."""
+    measures: Callable[[State], Sequence[Sample]]
+    """Returns the metrics of the state, once a second."""
+    died: Callable[[BaseException], None]
+    """Called when the thread ends because of a bug."""
+    failed: Callable[[str, Exception], None]
+
+    placed: Callable[[Iterable[Job]], None] = lambda _jobs: None
+    """Called with all jobs before actions are carried out, so that placements are known before a rank reports."""

@@ -1,0 +1,36 @@
+"""The metrics of the state, computed for a limited share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agent.schema.clock import Clock
+from scheduler_feedback.core.state import State
+from scheduler_feedback.core.telemetry.fleet import Sample
+
+PAUSE = 20
+"""Minimum interval, as a multiple of the time that computing takes: large clusters need more than a second."""
+
+
+class StateSamples:
+    """Newest samples of the state. compute: returns them. failed: called if that has a bug."""
+
+    def __init__(
+        self, compute: Callable[[State], Sequence[Sample]], failed: Callable[[str, Exception], None], clock: Clock
+    ) -> None:
+        self._compute, self._failed, self._clock = compute, failed, clock
+        self._due_ns = 0
+        self.newest: tuple[Sample, ...] = ()
+
+    def update(self, state: State) -> None:
+        """Compute them again, for at most a twentieth of the time."""
+        began_ns = self._clock.monotonic_ns()
+        if began_ns < self._due_ns:
+            return
+        try:
+            self.newest = tuple(self._compute(state))
+        except Exception as error:
+            self.newest = ()  # no metrics instead of old ones
+            self._failed("metrics", error)
+        ended_ns = self._clock.monotonic_ns()
+        self._due_ns = ended_ns + (ended_ns - began_ns) * PAUSE
