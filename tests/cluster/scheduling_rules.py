@@ -15,7 +15,7 @@ from scheduler_feedback.core.events import Tick
 from scheduler_feedback.core.job import JobKind, JobState, Slot
 from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.state_metrics import measure
-from scheduler_feedback.policies.index.scheduling_index import Ledger, forget_ledger, ledger_of
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, drop_index, index_of
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 
 SECOND = 1_000_000_000
@@ -72,9 +72,9 @@ def check_books(state: State) -> None:
             assert cycle.why_waits(state, job), f"{job.job_id} is pending without a reason"
 
 
-def check_ledger(state: State) -> None:
+def check_index(state: State) -> None:
     """Check that the updated index equals an index that is built from the state."""
-    kept, rebuilt = ledger_of(state), Ledger(state)
+    kept, rebuilt = index_of(state), SchedulingIndex(state)
     assert [kept.plan.free_on(name) for name in state.nodes] == [rebuilt.plan.free_on(name) for name in state.nodes]
     assert kept.plan.free_in == rebuilt.plan.free_in
     assert kept.plan.with_free == rebuilt.plan.with_free
@@ -131,7 +131,7 @@ def check_timeouts(state: State, after_ns: int, evaluate_all: bool) -> bool:
     if wake_ns is not None and wake_ns <= state.now_ns + after_ns:
         return False
     if evaluate_all:
-        forget_ledger(later)
+        drop_index(later)
     outcome = cycle.run(later, [Tick()], state.now_ns + after_ns)
     # The expected needs of running gangs grow with time; quotas do not depend on them.
     fair = later.policy.order is Order.FAIR and not any(entry.kind == "reclaim" for entry in outcome.entries)

@@ -1,7 +1,7 @@
 """Scheduling index: values derived from the state and updated with it, so that no cycle scans all jobs or nodes.
 
 The index holds free slots, the queue order, expected ends of running gangs, and timeouts. All of them follow from the
-jobs and nodes alone. ``ledger_of`` builds the index if a state has none (a new state, or one read from a snapshot).
+jobs and nodes alone. ``index_of`` builds the index if a state has none (a new state, or one read from a snapshot).
 Every later change of a job or node must be reported by ``file`` or ``node_changed``. The index contains no decisions,
 so an old and a newly built index of the same state lead to the same decisions.
 """
@@ -31,23 +31,23 @@ _BEHIND_ALL = frozenset({Backfilling.NONE, Backfilling.CONSERVATIVE})
 """Backfill rules under which a job that leaves the queue may let any later job start, not only the head."""
 
 
-def ledger_of(state: State) -> Ledger:
+def index_of(state: State) -> SchedulingIndex:
     """Return the state's index; build it if there is none, or if the policy has changed."""
-    ledger = getattr(state, "derived", None)
-    if not isinstance(ledger, Ledger) or ledger.policy is not state.policy:
-        if isinstance(ledger, Ledger):  # the policy has changed: evaluate all pending jobs again
+    index = getattr(state, "derived", None)
+    if not isinstance(index, SchedulingIndex) or index.policy is not state.policy:
+        if isinstance(index, SchedulingIndex):  # the policy has changed: evaluate all pending jobs again
             state.idle = False
-        ledger = state.derived = Ledger(state)
-    return ledger
+        index = state.derived = SchedulingIndex(state)
+    return index
 
 
-def forget_ledger(state: State) -> None:
+def drop_index(state: State) -> None:
     """Drop the index after direct changes of jobs or nodes; it is rebuilt on demand."""
     state.derived = None
     state.idle = False
 
 
-class Ledger(HeldSlots):
+class SchedulingIndex(HeldSlots):
     """Index over the jobs and nodes of one state. The attributes are documented in the constructor."""
 
     __slots__ = (

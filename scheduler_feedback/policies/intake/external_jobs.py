@@ -14,23 +14,23 @@ from scheduler_feedback.core.job import HostedWait, Job, JobKind, JobSpec, JobSt
 from scheduler_feedback.core.slot_plan import Tier
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
-from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import NEVER, slow_slots_pay, where
 
 
-def found(turn: CycleContext, event: Hosted) -> None:
+def found(context: CycleContext, event: Hosted) -> None:
     """Record a running attempt. Ignore repetitions, and attempts older than the newest."""
-    state, ledger = turn.state, ledger_of(turn.state)
+    state, index = context.state, index_of(context.state)
     job = state.jobs.get(event.job_id)
     if job is not None and (event.attempt < job.attempt or (event.attempt == job.attempt and job.state.holds_slots)):
         return
-    began_ns = min(event.began_wall_ns or turn.now_ns, turn.now_ns)
+    began_ns = min(event.began_wall_ns or context.now_ns, context.now_ns)
     new = job is None
     if job is None:
         job = state.jobs[event.job_id] = Job(event.job_id, event.spec, JobState.RUNNING, began_ns)
     else:
-        ledger.ended = [one for one in ledger.ended if one[1] != event.job_id]
+        index.ended = [one for one in index.ended if one[1] != event.job_id]
     job.spec, job.state, job.attempt = event.spec, JobState.RUNNING, event.attempt
     job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(event.placement)]
     job.attempt_started_ns = began_ns
@@ -39,40 +39,40 @@ def found(turn: CycleContext, event: Hosted) -> None:
     job.first_step_ns, job.stop_reason, job.action_id = None, None, ""
     job.proposed = ""
     if new:
-        ledger.came(job)
+        index.came(job)
     else:
-        ledger.file(job)
-    turn.record(job.job_id, "running", f"attempt {job.attempt} runs on {where(event.placement)}")
+        index.file(job)
+    context.record(job.job_id, "running", f"attempt {job.attempt} runs on {where(event.placement)}")
 
 
-def waits(turn: CycleContext, event: HostWaits) -> None:
+def waits(context: CycleContext, event: HostWaits) -> None:
     """Replace the list of jobs that are pending with another scheduler."""
-    turn.state.host_waits = event.waiting
+    context.state.host_waits = event.waiting
 
 
-def want(state: State, ledger: Ledger, node: Node) -> bool:
+def want(state: State, index: SchedulingIndex, node: Node) -> bool:
     """Return whether a pending gang of another scheduler would gain from the slow node.
 
     A gang for which enough healthy slots are free does not count: it is about to start, or does not wait for slots.
     """
-    free = ledger.plan.free(Tier.HEALTHY) if state.host_waits else 0
+    free = index.plan.free(Tier.HEALTHY) if state.host_waits else 0
     return any(
         one.ranks > free
         and (not node.queues or one.queue in node.queues)
-        and slow_slots_pay(min(node.slots, one.ranks), one.ranks, node.slowdown, _patience(state, ledger, one))
+        and slow_slots_pay(min(node.slots, one.ranks), one.ranks, node.slowdown, _patience(state, index, one))
         for one in state.host_waits
     )
 
 
-def will_be_taken(state: State, ledger: Ledger, job: Job) -> bool:
+def will_be_taken(state: State, index: SchedulingIndex, job: Job) -> bool:
     """Return whether the job's own scheduler is about to use the free slots: a pending gang there fits into them."""
-    free = ledger.plan.free(Tier.HEALTHY)
+    free = index.plan.free(Tier.HEALTHY)
     return job.spec.kind is JobKind.HOSTED and any(one.ranks <= free for one in state.host_waits)
 
 
-def _patience(state: State, ledger: Ledger, waiting: HostedWait) -> float:
+def _patience(state: State, index: SchedulingIndex, waiting: HostedWait) -> float:
     """Return the gang's expected wait for healthy slots if it is next, as a share of its time limit."""
     spec = JobSpec("", (), waiting.ranks, kind=JobKind.HOSTED, time_limit_seconds=waiting.seconds)
     job = Job("", spec, JobState.PENDING, state.now_ns)
-    found = reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)
+    found = reserve(index.plan, index.ends, job, state.now_ns, state.policy)
     return NEVER if found is None else (found.from_ns - state.now_ns) / max(remaining_ns(state.policy, job), 1)
