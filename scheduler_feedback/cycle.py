@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler_feedback.core.actions import Action, Entry
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import (
     ActionFailed,
     AttemptEnded,
@@ -35,6 +34,7 @@ from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import timeouts
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.intake import external_jobs, observations, user_requests, verdict_events

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Decision, Estimates, Mode, Policy, Queue, State
 from scheduler_feedback.core.verdict import Cause, Kind
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.remediation import gang_moves, mitigation_options, move_cost
 from tests.cluster.cycle_world import World

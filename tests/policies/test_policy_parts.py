@@ -10,7 +10,6 @@ import pytest
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.cluster import Level, Node
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import (
     CancelRequested,
     FreezeSet,
@@ -26,6 +25,7 @@ from scheduler_feedback.core.job import After, Dependency, Job, JobState, Slot, 
 from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Decision, Estimates, Order, Policy, Queue, State
 from scheduler_feedback.core.verdict import Kind
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import timeouts, uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.scheduling_index import index_of

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import nanoseconds
+from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.index.held_slots import HeldSlots

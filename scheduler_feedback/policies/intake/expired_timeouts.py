@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds, span
+from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.intake import user_requests
 from scheduler_feedback.policies.nodes.quarantine import expire_node_states

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.events import (
     ActionFailed,
     AttemptEnded,
@@ -22,6 +22,7 @@ from scheduler_feedback.core.events import (
     as_seen,
 )
 from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.user_requests import end

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import (
     CancelRequested,
     FreezeSet,
@@ -17,6 +16,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import Job, JobState, StopReason
 from scheduler_feedback.core.state import Order, Policy, State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.job_admission import malformed
 from scheduler_feedback.policies.intake.verdict_events import drop_verdict, subject_of

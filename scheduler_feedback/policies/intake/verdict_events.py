@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobKind
 from scheduler_feedback.core.state import PAST_VERDICTS, REFUSED_VERDICTS, PastVerdict
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
 from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.nodes.quarantine import ACCUSING, note_recovery
 from scheduler_feedback.policies.remediation.decision_scores import score_observed

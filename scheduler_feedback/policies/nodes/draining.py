@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
 from scheduler_feedback.core.state import Mode, State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, drop_index
 from scheduler_feedback.policies.intake.verdict_events import drop_verdict
 from scheduler_feedback.policies.nodes.quarantine import drop_probe

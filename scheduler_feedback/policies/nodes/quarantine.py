@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds, span
+from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Case, Mode, Policy, State
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.intake import external_jobs
 from scheduler_feedback.policies.queue.placement import slow_slots_pay

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 
 from scheduler_feedback.core.cluster import Level, Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.slot_plan import tier_of
 from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.placement import may_borrow
 

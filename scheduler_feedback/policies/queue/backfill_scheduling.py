@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import Backfilling, State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.backfill import Backfill, Reservation, candidates, only
 from scheduler_feedback.policies.queue.conservative_backfill import DEPTH, Profile

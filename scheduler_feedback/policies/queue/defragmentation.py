@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scheduler_feedback.core.cluster import Level
-from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.domains import numbers
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, Slot, StopReason
 from scheduler_feedback.core.slot_plan import NOWHERE, TIERS, Plan, Tier
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.placement import place, where

@@ -14,9 +14,9 @@ The quota that counts is that of the job's queue, or of the nearest queue above 
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.preemption import may_be_stopped, place_without, stop_for
 from scheduler_feedback.policies.remediation.gang_moves import proposed, reserve_slots

@@ -18,10 +18,11 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.slot_plan import Tier
 from scheduler_feedback.core.state import Estimates, State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
 from scheduler_feedback.policies.index.runtime_estimate import healthy_end_ns
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex

@@ -7,9 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from scheduler_feedback.core.actions import StartGang
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
 from scheduler_feedback.core.state import Backfilling, Order, State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from msgspec import structs
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
 from scheduler_feedback.core.job import Job, JobKind, JobState
 from scheduler_feedback.core.slot_plan import NOWHERE, Plan, Tier, tier_of

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Decision
 from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.remediation.move_cost import lost_seconds
 
 

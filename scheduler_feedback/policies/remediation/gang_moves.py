@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds
+from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Estimates, Mode, State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.remediation.move_cost import cooling_ns

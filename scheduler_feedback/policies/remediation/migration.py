@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobState, StopReason
 from scheduler_feedback.core.state import Case, Decision, Mode, State
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.nodes.quarantine import ACCUSING, others_want, quarantine_or_suspect

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from scheduler_feedback.core.cluster import NodeState
-from scheduler_feedback.core.cycle_context import span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Policy, State

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from scheduler_feedback.core.actions import StopGang
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import JobState, StopReason
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 
 _GOES_ON = frozenset({StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE})
