@@ -82,36 +82,36 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     expire_timeouts(context)  # 4  quarantines, probations, suspicions, late starts, expired estimates
     evaluate_what_is_due(context)  #    and decisions that have become possible through time
     index = index_of(state)  # 5  queue order, free slots, expected ends
-    spares.appoint(context, index)  #    nodes reserved for gangs that must leave a bad node
+    spares.appoint(context)  #    nodes reserved for gangs that must leave a bad node
     index.settle()
-    start_probes(context, index)
+    start_probes(context)
     if preemption.renewal_due(state, context.now_ns):
-        preemption.renew(context, index)
+        preemption.renew(context)
     happened = any(not isinstance(event, Tick) for event in events)
     needs_pass = bool(index.grown or index.changed or index.fresh)
     if needs_pass:
         if state.policy.order is Order.THEMIS and not state.policy.preempt:
-            preemption.renew_all(context, index)  # this order changes with time, even without preemption
-        restart_moved(context, index)
+            preemption.renew_all(context)  # this order changes with time, even without preemption
+        restart_moved(context)
         preempts = preemption.due(state, context.now_ns)
         context.looked |= state.policy.preempt
         state.replan_owed |= state.policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
         if preempts and state.policy.order is not Order.FAIR:
-            replan(context, index)  # 6, 7  decide which jobs, running or pending, get the slots
+            replan(context)  # 6, 7  decide which jobs, running or pending, get the slots
         else:
             if state.policy.preempt and state.policy.order is Order.FAIR and not state.frozen:
-                reclaim.reclaim(context, index)  # queues below their quota get back borrowed slots
+                reclaim.reclaim(context)  # queues below their quota get back borrowed slots
             if preempts and (happened or not (context.due or index.stoppable_due)):  # for gain: not through time alone
-                preemption.swap(context, index)
-            reservation = place_or_reserve(context, index)  # 6  start the head, or reserve slots for it
-            backfill(context, index, reservation)  # 7  start jobs that do not delay it
-            while start_on_slow_nodes(context, index, reservation):  #    use idle healthy slots together with slow ones
-                reservation = place_or_reserve(context, index)
-                backfill(context, index, reservation)
-            if resizing.make_room(context, index) or defragmentation.make_room(context, index):
-                place_or_reserve(context, index)  #    gangs shrink or move so that the first job fits
-            resizing.grow(context, index)  #    elastic gangs grow into slots that no pending job needs
-    draining.drain(context, index)  #    gangs leave nodes that are being drained
+                preemption.swap(context)
+            reservation = place_or_reserve(context)  # 6  start the head, or reserve slots for it
+            backfill(context, reservation)  # 7  start jobs that do not delay it
+            while start_on_slow_nodes(context, reservation):  #    use idle healthy slots together with slow ones
+                reservation = place_or_reserve(context)
+                backfill(context, reservation)
+            if resizing.make_room(context) or defragmentation.make_room(context):
+                place_or_reserve(context)  #    gangs shrink or move so that the first job fits
+            resizing.grow(context)  #    elastic gangs grow into slots that no pending job needs
+    draining.drain(context)  #    gangs leave nodes that are being drained
     if (
         needs_pass
         or context.due
@@ -119,9 +119,9 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
         or context.actions
         or any(not isinstance(event, Tick) for event in events)
     ):
-        judge_running_gangs(context, index)  # 8  mitigate slow and hanging gangs
-    ask_for_stops(context, index)
-    return commit(context, index, events)  # 9  return the actions and their reasons
+        judge_running_gangs(context)  # 8  mitigate slow and hanging gangs
+    ask_for_stops(context)
+    return commit(context, events)  # 9  return the actions and their reasons
 
 
 # --- 1, 2, 3: events -------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def apply_events(context: CycleContext, events: Sequence[Event], handlers: _Hand
 def evaluate_what_is_due(context: CycleContext) -> None:
     """Evaluate every decision again if a policy's timeout has expired. The journal records such a cycle."""
     if context.due:
-        index = index_of(context.state)
-        index.grown = index.changed = context.looked = True
+        context.index.evaluate_all()
+        context.looked = True
 
 
 def suspect_accused_nodes(context: CycleContext) -> None:
@@ -184,15 +184,16 @@ def suspect_accused_nodes(context: CycleContext) -> None:
 # --- 9: result -------------------------------------------------------------------------------------------------------
 
 
-def commit(context: CycleContext, index: SchedulingIndex, events: Sequence[Event]) -> Outcome:
+def commit(context: CycleContext, events: Sequence[Event]) -> Outcome:
     """Log why new pending jobs wait, drop the oldest ended jobs, and return the decisions."""
+    index = context.index
     state = context.state
     for job_id in dict.fromkeys(context.arrived):
         job = state.jobs[job_id]
         if job.state is JobState.PENDING:
             context.record(job_id, "waits", why_waits(state, job))
     index.settle()
-    index.note_who_waits()
+    index.note_pending()
     index.update_expected_restarts(index.claimants)  # the gangs on their slots may have been asked to stop just now
     state.idle = not (index.grown or index.changed or index.fresh)
     forget_the_oldest(state, index)
@@ -214,8 +215,7 @@ def forget_the_oldest(state: State, index: SchedulingIndex) -> None:
     kept = state.policy.ended_jobs_kept
     if len(index.ended) <= kept * 1.1:
         return
-    for job_id in index.forget(kept):
-        del state.jobs[job_id]
+    index.forget_ended(kept)
     del state.decisions[: max(len(state.decisions) - kept, 0)]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from scheduler_feedback.core.actions import Action, Entry
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 
 
 @dataclass(slots=True)
@@ -16,7 +17,9 @@ class CycleContext:
     state: State
     """Changed in place."""
     now_ns: int
-    """Time of the cycle."""
+    """Time of the cycle, as in the state."""
+    index: SchedulingIndex = field(init=False)
+    """Values derived from the state, and the methods that change it."""
     actions: list[Action] = field(default_factory=list)
     """Actions decided so far."""
     entries: list[Entry] = field(default_factory=list)
@@ -28,6 +31,9 @@ class CycleContext:
     decides nothing."""
     due: bool = False
     """Whether a policy's timeout has expired, so that every decision is evaluated again."""
+
+    def __post_init__(self) -> None:
+        self.index = index_of(self.state)
 
     def record(
         self, subject: str, kind: str, text: str, detail: tuple[tuple[str, str], ...] = (), applied: bool = True

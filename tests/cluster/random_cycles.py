@@ -60,7 +60,7 @@ SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND
 
 DERIVED = 7
-"""Cycles between two checks of derived values, because the check takes longer than a cycle."""
+"""Cycles between two checks of the metrics, because the check takes longer than a cycle."""
 
 _HARMLESS = (Submitted, AttemptRunning, Tick, FirstStep)
 """Events after which a reservation must not move back, as well as ends of jobs without a stop request."""
@@ -231,9 +231,8 @@ class Ordeal:
         self._check_frozen(frozen_before and self.state.frozen, nodes, events)
         self._check_quarantine({name for name, node in nodes.items() if node[0] is NodeState.QUARANTINE}, events)
         self._check_reservation(events, outcome, nodes == self._nodes())
+        check_index(self.state)
         if self.cycles % DERIVED == 0:
-            if not self.state.frozen:  # timeouts of the waiting jobs expire after the thaw
-                check_index(self.state)
             check_metrics(self.state)
         for entry in outcome.entries:
             self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1

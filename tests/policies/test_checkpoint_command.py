@@ -151,8 +151,7 @@ def cluster(spec: JobSpec, **policy: object) -> State:
 
 def stop_for(state: State, why: StopReason) -> tuple[StopGang, str]:
     """Stop the job for this reason; return the action and its log text."""
-    state.jobs["a"].stop_reason = why
-    index_of(state).stops(state.jobs["a"])
+    index_of(state).stop(state.jobs["a"], why)
     outcome = cycle.run(state, [], BEGIN_NS + 3 * 10**9)
     (action,) = outcome.actions
     assert isinstance(action, StopGang)

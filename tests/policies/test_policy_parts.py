@@ -137,24 +137,23 @@ def test_gangs_that_resume_are_saved_and_only_cancellations_pass_a_freeze(
     )
     if state is JobState.RUNNING:
         world.running()
-    job, index = world.state.jobs[job_id], index_of(world.state)
-    job.stop_reason = why
-    index.stops(job)
+    job = world.state.jobs[job_id]
+    index_of(world.state).stop(job, why)
     context = CycleContext(world.state, world.now_ns)
     world.state.frozen = True
-    stopping.ask_for_stops(context, index)
+    stopping.ask_for_stops(context)
     if why is not StopReason.CANCEL:
         assert (context.actions, job.state) == ([], state)
     else:
         assert len(context.actions) == 1
     world.state.frozen = False
-    stopping.ask_for_stops(context, index)
+    stopping.ask_for_stops(context)
     (action,) = context.actions
     assert isinstance(action, StopGang)
     wanted = (("save", "it"), 7.0) if saves else ((), 0.0)
     assert (action.checkpoint_command, action.checkpoint_timeout_seconds) == wanted
     assert ("save within 7.0 s, then SIGTERM" in context.entries[-1].text) is saves
-    stopping.ask_for_stops(context, index)
+    stopping.ask_for_stops(context)
     assert len(context.actions) == 1, "one stop is enough"
 
 
@@ -663,7 +662,7 @@ def test_a_job_in_its_retry_pause_preempts_no_gang() -> None:
     world = guests(4, 4)
     world.state.frozen = True
     job_id = owned(world, 4)
-    world.state.jobs[job_id].not_before_ns = world.now_ns + 10 * SECOND
+    index_of(world.state).requeue(world.state.jobs[job_id], "", world.now_ns + 10 * SECOND)
     world.cycle(FreezeSet(False, "eve"))
     assert stopped(world) == []
     world.now_ns += 10 * SECOND
@@ -710,7 +709,7 @@ def test_jobs_that_start_anyway_or_pause_preempt_no_gang() -> None:
     world.state.frozen = True
     waits = world.submit(4, 10.0, time_limit_seconds=10.0)
     world.end(starts, 0)
-    world.state.jobs[waits].not_before_ns = world.now_ns + 10 * SECOND
+    index_of(world.state).requeue(world.state.jobs[waits], "", world.now_ns + 10 * SECOND)
     world.cycle(FreezeSet(False, "eve"))
     assert stopped(world) == []
     world.now_ns += 10 * SECOND
@@ -817,9 +816,7 @@ def test_a_command_without_effect_is_not_logged_and_a_removal_is_always_done() -
     world.state.nodes["n0"].backoff = 2
     assert commanded(NodeCommand.RELEASE) == 1, "its backoff is cleared"
     commanded(NodeCommand.MAINTENANCE)
-    node = world.state.nodes["n0"]
-    node.present = False
-    index_of(world.state).node_changed(node)
+    index_of(world.state).report_node(NodeSeen("n0", 2, present=False))
     commanded(NodeCommand.REMOVE)
     assert "n0" not in world.state.nodes
 

@@ -262,21 +262,21 @@ MUTANTS = (
         ("tests/policies/test_placement_domains.py",),
     ),
     Mutant(
-        "policies.index.scheduling_index:SchedulingIndex._add",
+        "policies.index.tracked_jobs:TrackedJobs._add",
         "self._expect(job)",
         "pass",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
-        "policies.index.scheduling_index:SchedulingIndex._file",
+        "policies.index.tracked_jobs:TrackedJobs._update_alone",
         "self._cross(held, -1)",
         "self._cross(held, 1)",
         ("tests/policies/test_uplink_loss.py",),
     ),
     Mutant(
-        "policies.index.scheduling_index:SchedulingIndex.due",
-        "while clocks and clocks[0][0] <= now_ns:",
-        "while clocks or clocks[0][0] <= now_ns:",
+        "policies.index.tracked_jobs:TrackedJobs.due",
+        "while timeouts and timeouts[0][0] <= now_ns:",
+        "while timeouts or timeouts[0][0] <= now_ns:",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
@@ -323,13 +323,13 @@ MUTANTS = (
     ),
     Mutant(
         "policies.intake.observations:attempt_ended",
-        "_leave_attempt(context, job, event.ended_wall_ns, event.started, event.done_seconds)",
+        "_leave_attempt(context, job, ranks, event.ended_wall_ns, event.started, event.done_seconds)",
         "pass",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
         "policies.intake.observations:node_seen",
-        'index_of(context.state).nodes_came()\n            context.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
+        'context.index.report_node(event)\n            context.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
         'pass\n            context.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
         ("tests/policies/test_waiting_reasons.py",),
     ),

@@ -46,9 +46,9 @@ def registered(state: State, index: SchedulingIndex) -> Iterator[Timeout]:
     if index.grown or index.changed or index.fresh:
         yield Timeout(state.now_ns, "the last cycle")
     yield from (Timeout(at_ns, "stops") for at_ns in _refused_stops(state, index))
-    if index.clocks and not state.frozen:
-        overdue = index.clocks[0][0] <= state.now_ns  # expired since the last cycle: later ones count too
-        yield from (Timeout(at_ns, "jobs and nodes") for at_ns, _ in index.clocks[: None if overdue else 1])
+    if index.timeouts and not state.frozen:
+        overdue = index.timeouts[0][0] <= state.now_ns  # expired since the last cycle: later ones count too
+        yield from (Timeout(at_ns, "jobs and nodes") for at_ns, _ in index.timeouts[: None if overdue else 1])
     if index.ends and (len(index.line) or index.claimants or index.elastic or state.verdicts or state.host_waits):
         yield Timeout(index.ends[0].at_ns, "expected ends")
     yield from _of_policies(state, index)

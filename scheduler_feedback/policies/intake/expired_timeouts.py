@@ -5,20 +5,19 @@ from __future__ import annotations
 from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
 from scheduler_feedback.policies.cycle_context import CycleContext
-from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
-from scheduler_feedback.policies.intake import user_requests
+from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.nodes.quarantine import expire_node_states
 
 
 def expire_timeouts(context: CycleContext) -> None:
     """Apply all timeouts that have expired by now."""
     state = context.state
-    index = index_of(state)
-    index.overtake(context.now_ns)
+    index = context.index
+    index.correct_expected_ends(context.now_ns)
     for job_id in sorted(index.hopeless):
         job = state.jobs[job_id]
         why = index.dependencies.hopeless(job) or "its dependency can no longer be met"
-        user_requests.end(context, job, JobState.CANCELLED, why)
+        end(context, job, JobState.CANCELLED, why)
     if state.frozen:
         return
     if index.doubtful:
@@ -30,31 +29,29 @@ def expire_timeouts(context: CycleContext) -> None:
             continue
         age_ns = context.now_ns - late.attempt_started_ns
         if _is_late_start(late, age_ns, policy.start_timeout_seconds):
-            late.stop_reason = StopReason.START_FAILED
-            late.failure = f"not all of its ranks started within {span(policy.start_timeout_seconds)}"
-            context.record(late.job_id, "start-failed", late.failure)
-            index.stops(late)
+            why = f"not all of its ranks started within {span(policy.start_timeout_seconds)}"
+            context.record(late.job_id, "start-failed", why)
+            index.stop(late, StopReason.START_FAILED, why)
         elif _is_late_probe(late, age_ns, policy.probe_timeout_seconds):
-            late.stop_reason = StopReason.CANCEL
-            late.failure = f"the probe did not end within {span(policy.probe_timeout_seconds)}"
-            context.record(late.job_id, "probe-failed", late.failure)
-            index.stops(late)
-    promote_starved_jobs(context, index)
+            why = f"the probe did not end within {span(policy.probe_timeout_seconds)}"
+            context.record(late.job_id, "probe-failed", why)
+            index.stop(late, StopReason.CANCEL, why)
+    promote_starved_jobs(context)
 
 
-def promote_starved_jobs(context: CycleContext, index: SchedulingIndex) -> None:
+def promote_starved_jobs(context: CycleContext) -> None:
     """Mark jobs that have waited past the starvation bound as overdue, as far as ``starvation_share`` allows.
 
     One job may always be overdue, whatever its size. With a share of 1 the order itself puts such jobs first.
     """
-    if not index.late:
+    index = context.index
+    if not index.starved:
         return
     room = context.state.policy.starvation_share * index.capacity.slots
     room -= sum(context.state.jobs[job_id].spec.ranks for job_id in index.overdue)
-    while (job := index.latest()) is not None and (not index.overdue or job.spec.ranks <= room):
+    while (job := index.first_starved()) is not None and (not index.overdue or job.spec.ranks <= room):
         room -= job.spec.ranks
-        job.overdue = True
-        index.file(job)
+        index.set_overdue(job)
         waited = span((context.now_ns - job.submitted_ns - job.run_ns) / 1e9)
         context.record(job.job_id, "overdue", f"has waited {waited} in total and now goes ahead of other jobs")
 

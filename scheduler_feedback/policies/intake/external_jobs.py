@@ -9,39 +9,25 @@ from __future__ import annotations
 
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.events import Hosted, HostWaits
-from scheduler_feedback.core.job import HostedWait, Job, JobKind, JobSpec, JobState, RankRecord
+from scheduler_feedback.core.job import HostedWait, Job, JobKind, JobSpec, JobState
 from scheduler_feedback.core.slot_plan import Tier
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
-from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import NEVER, slow_slots_pay, where
 
 
 def found(context: CycleContext, event: Hosted) -> None:
     """Record a running attempt. Ignore repetitions, and attempts older than the newest."""
-    state, index = context.state, index_of(context.state)
-    job = state.jobs.get(event.job_id)
+    job = context.state.jobs.get(event.job_id)
     if job is not None and (event.attempt < job.attempt or (event.attempt == job.attempt and job.state.holds_slots)):
         return
     began_ns = min(event.began_wall_ns or context.now_ns, context.now_ns)
-    new = job is None
     if job is None:
-        job = state.jobs[event.job_id] = Job(event.job_id, event.spec, JobState.RUNNING, began_ns)
-    else:
-        index.ended = [one for one in index.ended if one[1] != event.job_id]
-    job.spec, job.state, job.attempt = event.spec, JobState.RUNNING, event.attempt
-    job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(event.placement)]
-    job.attempt_started_ns = began_ns
-    job.started_ns = began_ns if job.started_ns is None else job.started_ns
-    job.ended_ns, job.end_reason, job.failure = None, "", ""
-    job.first_step_ns, job.stop_reason, job.action_id = None, None, ""
-    job.proposed = ""
-    if new:
-        index.came(job)
-    else:
-        index.file(job)
+        job = Job(event.job_id, event.spec, JobState.RUNNING, began_ns)
+    context.index.run_external(job, event.spec, event.attempt, event.placement, began_ns)
     context.record(job.job_id, "running", f"attempt {job.attempt} runs on {where(event.placement)}")
 
 

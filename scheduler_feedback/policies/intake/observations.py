@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 
-from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.events import (
     ActionFailed,
@@ -24,10 +23,8 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot, StopReason
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import runtime_history
-from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.intake.verdict_events import drop_verdicts_of
-from scheduler_feedback.policies.queue.order.fair import appraise
 from scheduler_feedback.policies.remediation.decision_scores import score_applied
 
 
@@ -35,9 +32,7 @@ def node_seen(context: CycleContext, event: NodeSeen) -> None:
     node = context.state.nodes.get(event.node)
     if node is None:
         if event.present:
-            node = context.state.nodes[event.node] = Node(event.node, event.slots, since_ns=context.now_ns)
-            _describe(node, event)
-            index_of(context.state).nodes_came()
+            context.index.report_node(event)
             context.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")
         return
     if node.present is not event.present:
@@ -49,39 +44,24 @@ def node_seen(context: CycleContext, event: NodeSeen) -> None:
         context.record(f"node:{event.node}", kind, text)
     elif event.present and node.slots != event.slots:
         context.record(f"node:{event.node}", "seen", f"slots changed from {node.slots} to {event.slots}")
-    if as_seen(node) == event:
-        return
-    node.present = event.present
-    if event.present:
-        _describe(node, event)
-        index_of(context.state).nodes_came()
-    index_of(context.state).node_changed(node)
-
-
-def _describe(node: Node, event: NodeSeen) -> None:
-    node.slots, node.devices, node.machine, node.gpu_type = event.slots, event.devices, event.machine, event.gpu_type
-    node.spine, node.rack, node.rail, node.island = event.spine, event.rack, event.rail, event.island
-    node.island_slots, node.refuses, node.queues = event.island_slots, event.refuses, event.queues
+    if as_seen(node) != event:
+        context.index.report_node(event)
 
 
 def attempt_running(context: CycleContext, event: AttemptRunning) -> None:
     job = _held(context, event.job_id, event.attempt, "running")
     if job is None:
         return
-    if event.ranks:
-        seen = {rank.rank: rank for rank in event.ranks}
-        job.ranks = [
-            RankRecord(old.rank, Slot(new.node, new.slot), new.pid, new.start_time, old.exit_code)
-            if (new := seen.get(old.rank)) is not None
-            else old
-            for old in job.ranks
-        ]
-        if job.state is JobState.RUNNING:
-            index_of(context.state).runs(job)
-    if job.state is JobState.STARTING:
-        job.state = JobState.RUNNING
-        job.excluded_nodes = ()
-        index_of(context.state).runs(job)
+    seen = {rank.rank: rank for rank in event.ranks}
+    ranks = [
+        RankRecord(old.rank, Slot(new.node, new.slot), new.pid, new.start_time, old.exit_code)
+        if (new := seen.get(old.rank)) is not None
+        else old
+        for old in job.ranks
+    ]
+    starting = job.state is JobState.STARTING
+    context.index.run(job, ranks if seen else None)
+    if starting:
         began = context.now_ns - (job.attempt_started_ns or context.now_ns)
         text = f"all ranks of attempt {job.attempt} are running, {span(began / 1e9)} after the start"
         context.record(job.job_id, "running", text)
@@ -100,8 +80,7 @@ def progressed(context: CycleContext, event: Progressed) -> None:
     """Record the work done so far; the remaining run time is estimated from it."""
     job = _held(context, event.job_id, event.attempt, "progress")
     if job is not None:
-        job.done_seconds, job.progress_ns = event.done_seconds, context.now_ns
-        index_of(context.state).update_expected_end(job)
+        context.index.report_progress(job, event.done_seconds)
 
 
 def rank_failed(context: CycleContext, event: RankFailed) -> None:
@@ -109,9 +88,7 @@ def rank_failed(context: CycleContext, event: RankFailed) -> None:
     job = _held(context, event.job_id, event.attempt, "failure of a rank")
     if job is None or job.stop_reason is not None:
         return
-    job.stop_reason = StopReason.RANK_FAILED
-    job.failure = exit_in_words(event.rank, event.exit_code)
-    index_of(context.state).stops(job)
+    context.index.stop(job, StopReason.RANK_FAILED, exit_in_words(event.rank, event.exit_code))
     context.record(job.job_id, "rank-failed", f"{job.failure} while other ranks were running")
 
 
@@ -121,13 +98,13 @@ def attempt_ended(context: CycleContext, event: AttemptEnded) -> None:
     if job is None:
         return
     codes, other = {item.rank: item.exit_code for item in event.exits}, event.all_exited_with
-    job.ranks = [
+    ranks = [
         RankRecord(r.rank, r.slot, r.pid, r.start_time, codes.get(r.rank, r.exit_code if other is None else other))
         for r in job.ranks
     ]
     if event.checkpointed is not None:
         _log_checkpoint(context, job, event.checkpointed)
-    _leave_attempt(context, job, event.ended_wall_ns, event.started, event.done_seconds)
+    _leave_attempt(context, job, ranks, event.ended_wall_ns, event.started, event.done_seconds)
     completed = event.started and (
         all(codes.get(r.rank, other) == 0 for r in job.ranks) if codes else other == 0 or not job.ranks
     )
@@ -182,7 +159,7 @@ def attempt_unknown(context: CycleContext, event: AttemptUnknown) -> None:
     if job is None:
         return
     ran = any(rank.pid is not None for rank in job.ranks)
-    _leave_attempt(context, job, 0, ran)
+    _leave_attempt(context, job, job.ranks, 0, ran)
     if job.stop_reason is StopReason.CANCEL:
         end(context, job, JobState.CANCELLED, job.failure or "cancelled")
     elif ran and not job.spec.restartable:
@@ -201,16 +178,13 @@ def action_failed(context: CycleContext, event: ActionFailed) -> None:
     again = f"next try in {span(context.state.policy.retry_backoff_seconds)}"
     if job.state is JobState.STARTING:
         context.record(job.job_id, "refused", f"attempt {job.attempt} could not be started: {event.reason}; {again}")
-        _leave_attempt(context, job, 0, False)
+        _leave_attempt(context, job, job.ranks, 0, False)
         if job.stop_reason is StopReason.CANCEL:
             end(context, job, JobState.CANCELLED, job.failure or "cancelled")
         else:
-            _wait_again(context, job, f"the backend refused to start it: {event.reason}")
-            job.not_before_ns = again_ns
-            index_of(context.state).file(job)
+            _wait_again(context, job, f"the backend refused to start it: {event.reason}", again_ns)
     elif job.state is JobState.STOPPING:
-        job.not_before_ns = again_ns
-        index_of(context.state).stops(job)
+        context.index.repeat_stop(job, again_ns)
         context.record(job.job_id, "refused", f"attempt {job.attempt} could not be stopped: {event.reason}; {again}")
 
 
@@ -227,16 +201,18 @@ def _held(context: CycleContext, job_id: str, attempt: int, what: str) -> Job | 
 
 
 def _leave_attempt(
-    context: CycleContext, job: Job, ended_wall_ns: int, ran: bool, done_seconds: float | None = None
+    context: CycleContext,
+    job: Job,
+    ranks: list[RankRecord],
+    ended_wall_ns: int,
+    ran: bool,
+    done_seconds: float | None = None,
 ) -> None:
     """Record the end of the attempt, and deactivate its verdicts."""
     begun_ns = job.attempt_started_ns if job.attempt_started_ns is not None else context.now_ns
-    job.attempt_ended_ns = min(max(ended_wall_ns, begun_ns), context.now_ns) if ended_wall_ns else context.now_ns
-    if ran:
-        job.run_ns += job.attempt_ended_ns - begun_ns
-    job.done_seconds = done_seconds if done_seconds is not None else _work_done(job, begun_ns, ran)
-    job.progress_ns = None
-    job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
+    ended_ns = min(max(ended_wall_ns, begun_ns), context.now_ns) if ended_wall_ns else context.now_ns
+    done = done_seconds if done_seconds is not None else _work_done(job, begun_ns, ended_ns, ran)
+    context.index.leave_attempt(job, ranks, ended_ns, ended_ns - begun_ns if ran else 0, done)
     if context.state.verdicts:
         drop_verdicts_of(context, job.job_id, "the attempt has ended")
 
@@ -248,34 +224,30 @@ def _lived(job: Job) -> float:
     return ((job.attempt_ended_ns or 0) - (job.attempt_started_ns or 0)) / 1e9 * job.speed
 
 
-def _work_done(job: Job, begun_ns: int, ran: bool) -> float:
+def _work_done(job: Job, begun_ns: int, ended_ns: int, ran: bool) -> float:
     """Estimate the saved work if the backend does not report it: the run time without the restart."""
     done = job.done_seconds or 0.0
-    assert job.attempt_ended_ns is not None
     if not ran or not job.spec.restartable:
         return done
     if job.progress_ns is not None:
-        return done + max(job.attempt_ended_ns - job.progress_ns, 0) / 1e9 * job.speed
+        return done + max(ended_ns - job.progress_ns, 0) / 1e9 * job.speed
     restart = job.spec.restart_cost_seconds if job.attempt > 1 else 0.0
-    return done + max((job.attempt_ended_ns - begun_ns) / 1e9 - restart, 0.0) * job.speed
+    return done + max((ended_ns - begun_ns) / 1e9 - restart, 0.0) * job.speed
 
 
-def _wait_again(context: CycleContext, job: Job, why: str) -> None:
-    job.state, job.stop_reason, job.failure = JobState.PENDING, None, why
-    appraise(context.state, job, context.now_ns)
-    index_of(context.state).file(job)
+def _wait_again(context: CycleContext, job: Job, why: str, not_before_ns: int = 0, keep_claim: bool = True) -> None:
+    context.index.requeue(job, why, not_before_ns, keep_claim)
     context.arrived.append(job.job_id)
     context.record(job.job_id, "pending", f"waits for its next attempt: {why}")
 
 
 def _fail(context: CycleContext, job: Job, why: str) -> None:
     """Start another attempt if the job has retries left, else end the job as failed."""
-    job.claim = []
     if job.retries >= job.spec.max_retries:
         end(context, job, JobState.FAILED, why)
         return
     job.retries += 1
-    _wait_again(context, job, f"{why}; retry {job.retries} of {job.spec.max_retries}")
+    _wait_again(context, job, f"{why}; retry {job.retries} of {job.spec.max_retries}", keep_claim=False)
 
 
 def failure_in_words(job: Job, event: AttemptEnded) -> str:

@@ -15,14 +15,12 @@ from scheduler_feedback.core.events import (
     VerdictJudged,
 )
 from scheduler_feedback.core.job import Job, JobState, StopReason
-from scheduler_feedback.core.state import Order, Policy, State
+from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.job_admission import malformed
 from scheduler_feedback.policies.intake.verdict_events import drop_verdict, subject_of
 from scheduler_feedback.policies.nodes import draining, quarantine
-from scheduler_feedback.policies.queue.order import las
-from scheduler_feedback.policies.queue.order.fair import appraise
 
 
 def submitted(context: CycleContext, event: Submitted) -> None:
@@ -30,19 +28,21 @@ def submitted(context: CycleContext, event: Submitted) -> None:
     if event.job_id in context.state.jobs:
         return
     spec = event.spec
-    if spec.array_size and not (wrong := malformed(spec)):
+    wrong = malformed(spec)
+    if spec.array_size and wrong is None:
         _submitted_array(context, event)
         return
-    array, index = event.array_of, event.array_index
-    job = Job(event.job_id, spec, JobState.PENDING, context.now_ns, array_of=array, array_index=index)
-    context.state.jobs[event.job_id] = job
+    array, number = event.array_of, event.array_index
+    state = JobState.PENDING if wrong is None else JobState.FAILED
+    job = Job(event.job_id, spec, state, context.now_ns, array_of=array, array_index=number)
     limit = "no time limit" if spec.time_limit_seconds is None else f"time limit {spec.time_limit_seconds:g} s"
     ranks = f"{spec.ranks} rank{'' if spec.ranks == 1 else 's'}"
     context.record(job.job_id, "submitted", f"{spec.name or job.job_id}: {ranks}, {limit}{_by(spec.user)}{_for(event)}")
-    if (wrong := malformed(spec)) is not None:
-        end(context, job, JobState.FAILED, wrong)
-    else:
+    if wrong is None:
         arrived(context, job)
+    else:
+        context.index.add_job(job)
+        end(context, job, JobState.FAILED, wrong)
 
 
 def _submitted_array(context: CycleContext, event: Submitted) -> None:
@@ -55,16 +55,12 @@ def _submitted_array(context: CycleContext, event: Submitted) -> None:
         job_id = f"{event.job_id}.{index}"
         if job_id not in context.state.jobs:
             job = Job(job_id, spec, JobState.PENDING, context.now_ns, array_of=event.job_id, array_index=index)
-            context.state.jobs[job_id] = job
             arrived(context, job)
 
 
 def arrived(context: CycleContext, job: Job) -> None:
     """Add a new job to the queue."""
-    if context.state.policy.order is Order.LAS:
-        las.enter(context.state, job)
-    appraise(context.state, job, context.now_ns)
-    index_of(context.state).came(job)
+    context.index.add_job(job)
     context.arrived.append(job.job_id)
 
 
@@ -77,12 +73,10 @@ def cancel_requested(context: CycleContext, event: CancelRequested) -> None:
         return
     if job.state.ended or job.stop_reason is StopReason.CANCEL:
         return
-    job.claim = []
     if job.state is JobState.PENDING:
         end(context, job, JobState.CANCELLED, f"cancelled while pending{_by(event.by)}")
         return
-    job.stop_reason, job.failure = StopReason.CANCEL, f"cancelled{_by(event.by)}"
-    index_of(context.state).file(job)
+    context.index.cancel(job, f"cancelled{_by(event.by)}")
     context.record(job.job_id, "cancel", f"cancellation requested{_by(event.by)}")
 
 
@@ -141,7 +135,7 @@ def freeze_set(context: CycleContext, event: FreezeSet) -> None:
     if context.state.frozen is event.frozen:
         return
     context.state.frozen = event.frozen
-    index_of(context.state).thawed()
+    context.index.evaluate_all()
     context.state.frozen_by = event.by if event.frozen else ""
     kind, text = ("frozen", "all actions are frozen") if event.frozen else ("thawed", "actions are allowed again")
     context.record("cluster", kind, f"{text}{_by(event.by)}")
@@ -149,23 +143,21 @@ def freeze_set(context: CycleContext, event: FreezeSet) -> None:
 
 def policy_set(context: CycleContext, event: PolicySet) -> None:
     """Replace the policy, and log the settings that changed."""
-    before, context.state.policy = context.state.policy, event.policy
+    before = context.state.policy
+    context.index.set_policy(event.policy)
     changed = tuple(
         (field.name, f"{getattr(before, field.name)} -> {getattr(event.policy, field.name)}")
         for field in fields(Policy)
         if getattr(before, field.name) != getattr(event.policy, field.name)
     )
     if changed:
-        index_of(context.state).thawed()
+        context.index.evaluate_all()
         context.record("cluster", "policy", f"policy changed{_by(event.by)}", changed)
 
 
 def end(context: CycleContext, job: Job, state: JobState, reason: str) -> None:
     """End the job in a final state."""
-    job.state, job.end_reason, job.ended_ns = state, reason, context.now_ns
-    job.claim, job.excluded_nodes, job.stop_reason = [], (), None
-    job.expected_start_ns, job.not_before_ns = None, 0
-    index_of(context.state).file(job)
+    context.index.end(job, state, reason)
     context.record(job.job_id, "ended", f"{state}: {reason}")
 
 

@@ -7,7 +7,6 @@ from scheduler_feedback.core.state import PAST_VERDICTS, REFUSED_VERDICTS, PastV
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.cycle_context import CycleContext
-from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.nodes.quarantine import ACCUSING, note_recovery
 from scheduler_feedback.policies.remediation.decision_scores import score_observed
 
@@ -36,11 +35,7 @@ def verdict_found(context: CycleContext, verdict: Verdict) -> None:
     if verdict.verdict_id not in state.verdicts:
         context.count("verdicts", verdict.kind.value, verdict.cause.value)
         context.record(subject_of(verdict), "verdict", sentence(verdict), evidence_detail(verdict))
-    state.verdicts[verdict.verdict_id] = verdict
-    if verdict.aggressor:
-        index_of(state).congestion_changed()
-    if job is not None:
-        index_of(state).update_expected_end(job)
+    context.index.add_verdict(verdict)
 
 
 def misplaced(job: Job, verdict: Verdict) -> str:
@@ -113,12 +108,8 @@ def drop_verdict(context: CycleContext, verdict: Verdict, why: str) -> None:
     past = context.state.past_verdicts
     past.append(PastVerdict(verdict, context.now_ns, why))
     del past[:-PAST_VERDICTS]
-    del context.state.verdicts[verdict.verdict_id]
-    if verdict.aggressor:
-        index_of(context.state).congestion_changed()
+    context.index.remove_verdict(verdict)
     context.state.cases.pop(verdict.verdict_id, None)
-    if (job := context.state.jobs.get(verdict.gang)) is not None:
-        index_of(context.state).update_expected_end(job)
 
 
 def drop_verdicts_of(context: CycleContext, job_id: str, why: str) -> None:

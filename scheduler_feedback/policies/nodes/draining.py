@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.job import Job, JobKind, JobState
 from scheduler_feedback.core.state import Mode, State
 from scheduler_feedback.policies.cycle_context import CycleContext
-from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, drop_index
 from scheduler_feedback.policies.intake.verdict_events import drop_verdict
 from scheduler_feedback.policies.nodes.quarantine import drop_probe
 
 
-def drain(context: CycleContext, index: SchedulingIndex) -> None:
+def drain(context: CycleContext) -> None:
     """Stop every running, restartable gang with ranks on a draining node, so that it continues elsewhere.
 
     It waits in its queue if no slots are free. Stops nothing while actions are frozen, nor in observe mode.
     """
+    index = context.index
     state = context.state
     nodes = {name for name in index.doubtful if state.nodes[name].draining}
     if not nodes or state.frozen or state.policy.mode is Mode.OBSERVE:
@@ -26,10 +26,8 @@ def drain(context: CycleContext, index: SchedulingIndex) -> None:
         if not on_them or not may_leave(job) or job.state is not JobState.RUNNING or job.stop_reason is not None:
             continue
         context.decide(job_id, "drain", f"will be moved: {', '.join(on_them)} is being drained")
-        job.stop_reason = StopReason.MIGRATE
-        job.last_migration_ns = context.now_ns
         job.migrations += 1
-        index.file(job)
+        index.move(job)
 
 
 def may_leave(job: Job) -> bool:
@@ -63,12 +61,6 @@ def remove(context: CycleContext, node: Node, by: str, reason: str) -> None:
     drop_probe(context, node)
     for verdict in [one for one in state.verdicts.values() if one.node == node.name]:
         drop_verdict(context, verdict, "its node was removed")
-    # Exclusions refer to the node's name: a new node with the same name starts without them.
-    for job in state.jobs.values():
-        if node.name in job.excluded_nodes:
-            job.excluded_nodes = tuple(name for name in job.excluded_nodes if name != node.name)
-    node.state = NodeState.HEALTHY
-    del state.nodes[node.name]
-    drop_index(state)
+    context.index.remove_node(node)
     who = f" by {by}" if by else ""
     context.record(f"node:{node.name}", "removed", f"removed{who}{f': {reason}' if reason else ''}")

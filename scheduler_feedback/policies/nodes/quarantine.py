@@ -93,9 +93,7 @@ def _doubt(context: CycleContext, node: Node, verdict: Verdict) -> None:
         if other.node == node.name and other.kind is Kind.STRAGGLER
     ]
     slowdown = max(slowdowns, default=1.0)
-    if slowdown != node.slowdown:
-        node.slowdown = slowdown
-        index_of(context.state).node_changed(node)
+    context.index.set_slowdown(node, slowdown)
 
 
 def _merely_slow(state: State, node: Node, verdict_id: str) -> bool:
@@ -142,7 +140,7 @@ def reinstate(context: CycleContext, node: Node) -> None:
 def _suspect(context: CycleContext, node: Node, reason: str, verdict_id: str) -> None:
     if node.state is NodeState.SUSPECT and node.until_ns is None:
         return
-    _become(context, node, NodeState.SUSPECT, None, reason, verdict_id)
+    context.index.set_node_state(node, NodeState.SUSPECT, None, reason, verdict_id)
     context.decide(f"node:{node.name}", "suspect", f"suspect, used last: {reason}")
 
 
@@ -164,11 +162,11 @@ def quarantine(context: CycleContext, node: Node, reason: str, verdict_id: str, 
             f"{_in_quarantine(state)} of {len(state.nodes)} nodes are in quarantine, the most allowed",
             outcome="capped",
         )
-        _become(context, node, NodeState.SUSPECT, None, reason, verdict_id)
+        context.index.set_node_state(node, NodeState.SUSPECT, None, reason, verdict_id)
         return False
     node.backoff += 1
     seconds = quarantine_seconds(state.policy, node.backoff)
-    _become(context, node, NodeState.QUARANTINE, context.after(seconds), reason, verdict_id)
+    context.index.set_node_state(node, NodeState.QUARANTINE, context.after(seconds), reason, verdict_id)
     context.decide(f"node:{node.name}", "quarantine", f"quarantine for {span(seconds)}: {reason}")
     return True
 
@@ -196,14 +194,6 @@ def _below_cap(state: State, node: Node) -> bool:
     return _in_quarantine(state, rack) < max(1, int(policy.quarantine_max_rack_fraction * nodes))
 
 
-def _become(
-    context: CycleContext, node: Node, state: NodeState, until_ns: int | None, reason: str, verdict_id: str = ""
-) -> None:
-    node.state, node.since_ns, node.until_ns = state, context.now_ns, until_ns
-    node.reason, node.verdict_id = reason, verdict_id
-    index_of(context.state).node_changed(node)
-
-
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +209,7 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
 def expire_node_states(context: CycleContext) -> None:
     """End suspicions, quarantines and probations that have expired, and apply the results of probes."""
     accused = {verdict.node for verdict in context.state.verdicts.values() if verdict.kind in ACCUSING}
-    for name in sorted(index_of(context.state).doubtful):
+    for name in sorted(context.index.doubtful):
         node = context.state.nodes[name]
         if node.state is NodeState.SUSPECT:
             _expire_suspicion(context, node, node.name in accused)
@@ -242,9 +232,8 @@ def note_recovery(context: CycleContext, node: Node) -> None:
     if any(v.node == node.name and v.kind in ACCUSING for v in context.state.verdicts.values()):
         return
     node.doubted_ns = None
-    if node.state is NodeState.SUSPECT and node.until_ns is None:
-        node.until_ns = context.after(context.state.policy.suspect_seconds)
-    index_of(context.state).node_changed(node)
+    begins = node.state is NodeState.SUSPECT and node.until_ns is None
+    context.index.set_until(node, context.after(context.state.policy.suspect_seconds) if begins else node.until_ns)
 
 
 def _expire_suspicion(context: CycleContext, node: Node, accused: bool) -> None:
@@ -253,8 +242,7 @@ def _expire_suspicion(context: CycleContext, node: Node, accused: bool) -> None:
     if node.until_ns is None:
         # No recovery was observed: the node is expected to stay slow for as long as it has been slow.
         doubted = (context.now_ns - node.doubted_ns) / 1e9 if node.doubted_ns is not None and node.slowdown > 1 else 0.0
-        node.until_ns = context.after(max(context.state.policy.suspect_seconds, doubted))
-        index_of(context.state).node_changed(node)
+        context.index.set_until(node, context.after(max(context.state.policy.suspect_seconds, doubted)))
     elif context.now_ns < node.until_ns:
         return
     elif node.doubted_ns is None or not node.present:
@@ -264,7 +252,7 @@ def _expire_suspicion(context: CycleContext, node: Node, accused: bool) -> None:
     elif not _may_be_measured(context.state, node):
         _begin_probation(context, node, "no recovery was observed, and no probe can run now")
     else:
-        _become(context, node, NodeState.QUARANTINE, None, "no recovery was observed", node.verdict_id)
+        context.index.set_node_state(node, NodeState.QUARANTINE, None, "no recovery was observed", node.verdict_id)
         _measure(context, node, "no recovery was observed, and no pending job needs its slots")
 
 
@@ -298,10 +286,8 @@ def _measure(context: CycleContext, node: Node, why: str) -> None:
         grace_seconds=5.0,
         pinned_node=node.name,
     )
-    job = context.state.jobs[job_id] = Job(job_id, spec, JobState.PENDING, context.now_ns)
-    index_of(context.state).came(job)
+    context.index.add_probe(node, Job(job_id, spec, JobState.PENDING, context.now_ns))
     context.arrived.append(job_id)
-    node.probe_job, node.until_ns = job_id, None
     context.decide(f"node:{node.name}", "probe", f"{why}; {job_id} tests it")
 
 
@@ -318,22 +304,16 @@ def _take_probe_result(context: CycleContext, node: Node, probe: Job | None) -> 
 
 def _begin_probation(context: CycleContext, node: Node, why: str) -> None:
     seconds = context.state.policy.probation_seconds
-    _become(context, node, NodeState.PROBATION, context.after(seconds), why, node.verdict_id)
+    context.index.set_node_state(node, NodeState.PROBATION, context.after(seconds), why, node.verdict_id)
     context.decide(f"node:{node.name}", "probation", f"probation for {span(seconds)}, single-node gangs only: {why}")
 
 
 def recover(context: CycleContext, node: Node, kind: str, text: str) -> None:
     """Make the node healthy, and reset its accusers, slowdown, backoff and exclusions."""
-    _become(context, node, NodeState.HEALTHY, None, "")
     node.backoff, node.accusers = 0, ()
-    node.slowdown, node.doubted_ns, node.draining = 1.0, None, False
+    node.doubted_ns, node.draining = None, False
     drop_probe(context, node)
-    index = index_of(context.state)
-    for job_id in sorted(index.excluders):
-        job = context.state.jobs[job_id]
-        if node.name in job.excluded_nodes:
-            job.excluded_nodes = tuple(name for name in job.excluded_nodes if name != node.name)
-            index.file(job)
+    context.index.recover_node(node)
     context.decide(f"node:{node.name}", kind, text)
 
 
@@ -344,15 +324,9 @@ def drop_probe(context: CycleContext, node: Node) -> None:
     if probe is None or probe.state.ended:
         return
     if probe.state is JobState.PENDING:
-        probe.state, probe.ended_ns, probe.end_reason = (
-            JobState.CANCELLED,
-            context.now_ns,
-            "the node no longer needs a probe",
-        )
-        index_of(context.state).file(probe)
+        context.index.end(probe, JobState.CANCELLED, "the node no longer needs a probe")
     else:
-        probe.stop_reason = StopReason.CANCEL
-        index_of(context.state).stops(probe)
+        context.index.stop(probe, StopReason.CANCEL)
 
 
 # --- operators -------------------------------------------------------------------------------------------------------
@@ -370,14 +344,14 @@ def quarantine_by_operator(context: CycleContext, node: Node, by: str, reason: s
     """Quarantine the node until an operator releases it. Running gangs stay."""
     drop_probe(context, node)
     node.draining = False
-    _become(context, node, NodeState.QUARANTINE, None, f"by {by or 'an operator'}{_because(reason)}")
+    context.index.set_node_state(node, NodeState.QUARANTINE, None, f"by {by or 'an operator'}{_because(reason)}")
     context.decide(f"node:{node.name}", "quarantine", f"quarantine until it is released: {node.reason}")
 
 
 def maintain(context: CycleContext, node: Node, by: str, reason: str, drain: bool = False) -> None:
     """Give the node no new jobs until it is released. drain: gangs that may be restarted leave it (``draining``)."""
     drop_probe(context, node)
-    _become(context, node, NodeState.MAINTENANCE, None, f"by {by or 'an operator'}{_because(reason)}")
+    context.index.set_node_state(node, NodeState.MAINTENANCE, None, f"by {by or 'an operator'}{_because(reason)}")
     node.draining = node.draining or drain
     words = ", restartable jobs are moved away" if node.draining else ""
     context.decide(f"node:{node.name}", "maintenance", f"maintenance until it is released{words}: {node.reason}")

@@ -24,8 +24,9 @@ from scheduler_feedback.policies.queue.placement import may_borrow
 SECONDS_A_DAY = 86400.0
 
 
-def appoint(context: CycleContext, index: SchedulingIndex) -> None:
+def appoint(context: CycleContext) -> None:
     """Choose the spares again after a change of nodes; present spares stay spares where possible."""
+    index = context.index
     if index.appointed:
         return
     index.appointed = True
@@ -42,18 +43,18 @@ def appoint(context: CycleContext, index: SchedulingIndex) -> None:
         wanted = min(max(count(policy, len(members)) - out, 0), len(members) - 1)
         for node in members:
             if node.spare and node.state is not NodeState.HEALTHY:
-                _set_spare(context, index, node, False, "it is no longer healthy")
+                _set_spare(context, node, False, "it is no longer healthy")
         now = [node for node in members if node.spare]
         # First to be released: nodes with gangs that may not be preempted. First to be chosen: free nodes.
         for node in sorted(now, key=lambda node: (-lent.get(node.name, 0), node.name))[: max(len(now) - wanted, 0)]:
             why = f"it replaces one of {out} unavailable nodes of its domain" if out else "fewer spares are needed"
-            _set_spare(context, index, node, False, why)
+            _set_spare(context, node, False, why)
         fit = [node for node in members if node.present and node.state is NodeState.HEALTHY and not node.spare]
         fit.sort(key=lambda node: node.name, reverse=True)
         fit.sort(key=lambda node: lent.get(node.name, 0))
         for node in fit[: max(wanted - len(now), 0)]:
             why = "reserved for gangs that leave a bad node; preemptible gangs may use it meanwhile"
-            _set_spare(context, index, node, True, why)
+            _set_spare(context, node, True, why)
     index.appointed = True
 
 
@@ -93,10 +94,8 @@ def _holders(state: State, index: SchedulingIndex) -> dict[str, int]:
     return found
 
 
-def _set_spare(context: CycleContext, index: SchedulingIndex, node: Node, spare: bool, why: str) -> None:
-    node.spare = spare
-    index.node_changed(node)
-    index.appointed = True  # ``node_changed`` has reset it, but only the spares themselves have changed
+def _set_spare(context: CycleContext, node: Node, spare: bool, why: str) -> None:
+    context.index.set_spare(node, spare)
     what = "now a spare node" if spare else "no longer a spare node"
     context.record(f"node:{node.name}", "spare" if spare else "no-spare", f"{what}: {why}")
 

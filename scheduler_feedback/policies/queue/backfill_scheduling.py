@@ -14,15 +14,16 @@ from scheduler_feedback.policies.queue.starting import start, unreserved
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 
-def backfill(context: CycleContext, index: SchedulingIndex, reservation: Reservation | None) -> None:
+def backfill(context: CycleContext, reservation: Reservation | None) -> None:
     """Start jobs behind the head that cannot delay it, in queue order."""
+    index = context.index
     state, now_ns, policy = context.state, context.now_ns, context.state.policy
     all_of_them, fresh = index.grown, index.fresh
     index.grown, index.fresh = False, set()
     if state.frozen or not len(index.line):
         return
     if policy.backfill is Backfilling.CONSERVATIVE:
-        backfill_conservatively(context, index, reservation)
+        backfill_conservatively(context, reservation)
         return
     greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, _first_key(state, index))
     if reservation is None and not greedy:
@@ -56,7 +57,7 @@ def backfill(context: CycleContext, index: SchedulingIndex, reservation: Reserva
             found = room.place_unreserved(policy, job, index.most_ranks(job))
             chances.long = found is not None
         if found is not None:
-            start(context, index, job, found[0], "backfilled", found[1])
+            start(context, job, found[0], "backfilled", found[1])
 
 
 def _first_key(state: State, index: SchedulingIndex) -> Key:
@@ -67,8 +68,9 @@ def _first_key(state: State, index: SchedulingIndex) -> Key:
     return next((key for key in order if not at_limit(index, state.jobs[key[-1]])), order[0])
 
 
-def backfill_conservatively(context: CycleContext, index: SchedulingIndex, reservation: Reservation | None) -> None:
+def backfill_conservatively(context: CycleContext, reservation: Reservation | None) -> None:
     """Start each job that delays no job ahead of it; give the others reservations in the profile."""
+    index = context.index
     state, now_ns, policy = context.state, context.now_ns, context.state.policy
     profile = Profile(now_ns, sum([inside[0] for inside in index.plan.free_in]), index.ends)
     head = reservation.job_id if reservation is not None else ""
@@ -82,7 +84,7 @@ def backfill_conservatively(context: CycleContext, index: SchedulingIndex, reser
             slots = place(index.plan, job, policy=policy, most=index.most_ranks(job))
             if slots is not None:
                 profile.take(len(slots), now_ns, length_ns)
-                start(context, index, job, slots, "backfilled", "it delays no job ahead of it")
+                start(context, job, slots, "backfilled", "it delays no job ahead of it")
                 continue
         if given >= DEPTH:
             if not profile.free_for(1):

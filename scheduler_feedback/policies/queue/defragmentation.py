@@ -30,8 +30,6 @@ from scheduler_feedback.policies.remediation.gang_moves import (
     first_in_line,
     may_be_moved,
     proposed,
-    reserve_slots,
-    start_move,
     wait_seconds,
     waits_since_ns,
 )
@@ -64,8 +62,9 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
         yield next_evaluation_ns(waits_since_ns(first), state.now_ns)
 
 
-def make_room(context: CycleContext, index: SchedulingIndex) -> bool:
+def make_room(context: CycleContext) -> bool:
     """Move gangs so that the first pending job fits into one domain, if that pays. Return whether it was done."""
+    index = context.index
     state, now_ns = context.state, context.now_ns
     if state.frozen or not state.policy.defragmentation_moves or index.claimants:
         return False
@@ -99,7 +98,7 @@ def make_room(context: CycleContext, index: SchedulingIndex) -> bool:
         return False
     for job, target in moves.gangs:
         why = f"moves so that {first.job_id} fits into one {level}"
-        start_move(context, index, job, target, StopReason.MIGRATE, why)
+        index.move(job, target, StopReason.MIGRATE, why)
         job.migrations += 1
         context.decide(
             job.job_id,
@@ -108,7 +107,7 @@ def make_room(context: CycleContext, index: SchedulingIndex) -> bool:
             f"saves {span(gain)} of waiting, costs {span(moves.cost)} (summed over slots; moved: {names})",
             detail,
         )
-    reserve_slots(index, first, moves.slots)
+    index.reserve(first, moves.slots)
     context.record(
         first.job_id,
         "room-made",

@@ -21,8 +21,6 @@ from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue import order
-from scheduler_feedback.policies.queue.order import las
-from scheduler_feedback.policies.queue.order.fair import appraise
 from scheduler_feedback.policies.queue.placement import may_borrow, place
 
 RENEW_NS = 1800 * 1_000_000_000
@@ -80,18 +78,18 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
     return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
 
 
-def choose(context: CycleContext, index: SchedulingIndex) -> list[Job]:
+def choose(context: CycleContext) -> list[Job]:
     """Run a preemption pass: stop the gangs that lose their slots. Return the chosen pending jobs, in order."""
+    index = context.index
     state, now_ns = context.state, context.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
     context.looked = True
     running = [state.jobs[job_id] for job_id in index.held]
     movable = [job for job in running if may_be_stopped(state, job, now_ns)]
     if state.policy.order is Order.THEMIS:
-        renew_all(context, index)
+        renew_all(context)
     if state.policy.order is Order.LAS:
-        for job in las.demote(state, running, now_ns):
-            index.watch_fall(job)
+        index.demote(running)
     left = index.capacity.slots + index.capacity.spare_slots
     for job in running:
         if job.stop_reason is None:
@@ -128,11 +126,10 @@ def choose(context: CycleContext, index: SchedulingIndex) -> list[Job]:
     stopped = [job for job in passed_over if _counted(index, job)]
     starting = [job for job in chosen if job.state is JobState.PENDING]
     if state.policy.order is Order.LAS:
-        for job in las.take_turns(state, chosen, stopped):
-            index.file(job)
+        index.take_turns(chosen, stopped)
     if starting:
         for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
-            stop_for(context, index, job, starting[0])
+            stop_for(context, job, starting[0])
     return starting
 
 
@@ -149,28 +146,22 @@ def _counted(index: SchedulingIndex, job: Job) -> int:
 # --- the fair order: only where it pays ------------------------------------------------------------------------------
 
 
-def renew(context: CycleContext, index: SchedulingIndex) -> None:
+def renew(context: CycleContext) -> None:
     """Update the run-time history, the order of the queues by their usage, and the appraisals of pending jobs."""
+    index = context.index
     state = context.state
     context.looked = True
     runtime_history.count_ended_jobs(state)
     state.renewed_ns = context.now_ns
     index.shares.rank_queues(state, context.now_ns)
-    renew_all(context, index)
+    renew_all(context)
 
 
-def renew_all(context: CycleContext, index: SchedulingIndex) -> None:
+def renew_all(context: CycleContext) -> None:
     """Appraise all pending jobs. A job with little change keeps its place, unless the order of its queue changed."""
-    state = context.state
+    index = context.index
     for key in list(index.line.order):
-        job = state.jobs[key[-1]]
-        urgency, estimate = job.urgency, job.estimate_seconds
-        appraise(state, job, context.now_ns)
-        little = estimate is not None and abs(job.urgency - urgency) <= CHANGE * abs(urgency)
-        if little:
-            job.urgency, job.estimate_seconds = urgency, estimate
-        if not little or order.key_of(state, job) != key:
-            index.file(job)
+        index.appraise(context.state.jobs[key[-1]], key, CHANGE)
 
 
 def renewal_due(state: State, now_ns: int) -> bool:
@@ -184,13 +175,14 @@ def _learns(state: State) -> bool:
     return learns and bool(state.lately or policy.queues)
 
 
-def swap(context: CycleContext, index: SchedulingIndex) -> None:
+def swap(context: CycleContext) -> None:
     """Stop gangs in favour of pending jobs that are expected to end for much less; reserve the slots for these.
 
     Evaluates pending jobs in order. A job may take slots of gangs whose expected remaining GPU-seconds, restart
     included, are more than ``preempt_gain`` times its own, the largest first. Of the possible victims, those that lose
     least are stopped. A starved job may take the slots of any gang that has not starved.
     """
+    index = context.index
     state, now_ns = context.state, context.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
     context.looked = True
@@ -202,7 +194,7 @@ def swap(context: CycleContext, index: SchedulingIndex) -> None:
         job = jobs[job_id]
         if may_be_stopped(state, job, now_ns) and (not doubtful or _frees(index, job)):
             if now_ns >= job.appraise_ns:
-                appraise(state, job, now_ns)
+                index.appraise(job)
             movable.append((-job.urgency, job_id))
     movable.sort()
     free = index.plan.free(Tier.HEALTHY)
@@ -237,10 +229,9 @@ def swap(context: CycleContext, index: SchedulingIndex) -> None:
         gone = {victim.job_id for victim in victims}
         movable = [one for one in movable if one[1] not in gone]
         for victim in victims:
-            stop_for(context, index, victim, job)
+            stop_for(context, victim, job)
         if state.policy.mode is Mode.ACT:
-            job.claim = list(slots)
-            index.file(job)
+            index.reserve(job, slots)
             free = index.plan.free(Tier.HEALTHY)
 
 
@@ -281,15 +272,13 @@ def place_without(
     return slots
 
 
-def stop_for(context: CycleContext, index: SchedulingIndex, job: Job, first: Job) -> None:
+def stop_for(context: CycleContext, job: Job, first: Job) -> None:
     """Stop the running gang in favour of other jobs, ``first`` first. In observe mode only log it, once."""
     if context.state.policy.mode is Mode.OBSERVE:
         if job.proposed != f"preempt for {first.job_id}":
             job.proposed = f"preempt for {first.job_id}"
             context.decide(job.job_id, "preempt", f"would be preempted for {first.job_id}", outcome="observed")
         return
-    job.stop_reason = StopReason.PREEMPT
-    job.failure = f"preempted; {first.job_id} goes first"
     job.preemptions += 1
-    index.stops(job)
+    context.index.stop(job, StopReason.PREEMPT, f"preempted; {first.job_id} goes first")
     context.decide(job.job_id, "preempt", f"is preempted; {first.job_id} goes first")

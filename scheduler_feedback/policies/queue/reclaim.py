@@ -19,12 +19,13 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.preemption import may_be_stopped, place_without, stop_for
-from scheduler_feedback.policies.remediation.gang_moves import proposed, reserve_slots
+from scheduler_feedback.policies.remediation.gang_moves import proposed
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 
-def reclaim(context: CycleContext, index: SchedulingIndex) -> None:
+def reclaim(context: CycleContext) -> None:
     """Stop borrowing gangs for the first pending gang of each queue that fits into the rest of its quota."""
+    index = context.index
     state, queues = context.state, index.shares.queues
     if not any(queue.quota is not None and queue.borrow for queue in queues.values()) or not index.line.order:
         return
@@ -49,8 +50,8 @@ def reclaim(context: CycleContext, index: SchedulingIndex) -> None:
         if proposed(context, job, f"reclaim {names}", "reclaim", text.format("would return"), ()):
             continue
         for victim in stopped:
-            stop_for(context, index, victim, job)
-        reserve_slots(index, job, slots)
+            stop_for(context, victim, job)
+        index.reserve(job, slots)
         context.decide(job.job_id, "reclaim", text.format("must return"))
 
 

@@ -32,8 +32,6 @@ from scheduler_feedback.policies.remediation.gang_moves import (
     first_in_line,
     may_be_moved,
     proposed,
-    reserve_slots,
-    start_move,
     wait_seconds,
     waits_since_ns,
 )
@@ -57,8 +55,9 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
         yield next_evaluation_ns(waits_since_ns(first), now_ns)
 
 
-def grow(context: CycleContext, index: SchedulingIndex) -> None:
+def grow(context: CycleContext) -> None:
     """Give idle slots to elastic gangs that gain more than a restart costs, those with the most work left first."""
+    index = context.index
     state, now_ns = context.state, context.now_ns
     if state.frozen or not index.elastic or index.line.order or index.claimants:
         return
@@ -90,7 +89,7 @@ def grow(context: CycleContext, index: SchedulingIndex) -> None:
         )
         if proposed(context, job, f"grow {len(slots)}", "grow", f"would {text}", detail):
             continue
-        start_move(context, index, job, slots, StopReason.RESIZE, f"restarts with {len(slots)} ranks")
+        index.move(job, slots, StopReason.RESIZE, f"restarts with {len(slots)} ranks")
         context.decide(job_id, "grow", f"will {text}", detail)
 
 
@@ -112,8 +111,9 @@ def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] 
     return slots
 
 
-def make_room(context: CycleContext, index: SchedulingIndex) -> bool:
+def make_room(context: CycleContext) -> bool:
     """Shrink elastic gangs so that the first pending job can start, if that pays. Return whether it was done."""
+    index = context.index
     state, now_ns = context.state, context.now_ns
     if state.frozen or not index.elastic or (first := first_in_line(index, now_ns)) is None:
         return False
@@ -147,9 +147,9 @@ def make_room(context: CycleContext, index: SchedulingIndex) -> bool:
         return False
     for job, stay in kept:
         words = f"continue with {len(stay)} of its {len(job.ranks)} ranks to save {first.job_id} a wait of {span(wait)}"
-        start_move(context, index, job, stay, StopReason.RESIZE, f"restarts with {len(stay)} ranks")
+        index.move(job, stay, StopReason.RESIZE, f"restarts with {len(stay)} ranks")
         context.decide(job.job_id, "shrink", f"will {words}", detail)
-    reserve_slots(index, first, slots)
+    index.reserve(first, slots)
     context.record(
         first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} to free slots for it", detail
     )

@@ -29,8 +29,9 @@ DEPTH = 100
 """Number of jobs at the front of the queue that are evaluated."""
 
 
-def start_on_slow_nodes(context: CycleContext, index: SchedulingIndex, reservation: Reservation | None) -> bool:
+def start_on_slow_nodes(context: CycleContext, reservation: Reservation | None) -> bool:
     """Start one pending gang on slow nodes if that pays. Return whether a gang was started."""
+    index = context.index
     state = context.state
     if state.frozen or not index.doubtful or not len(index.line):
         return False
@@ -38,7 +39,7 @@ def start_on_slow_nodes(context: CycleContext, index: SchedulingIndex, reservati
     if not slow:
         return False
     slow.sort(key=lambda node: node.slowdown)
-    for job, patience, most_slowdown in _asked(context, index, reservation):
+    for job, patience, most_slowdown in _asked(context, reservation):
         needed = _needed(state, index, job, slow, patience, most_slowdown)
         if not needed:
             continue
@@ -49,7 +50,7 @@ def start_on_slow_nodes(context: CycleContext, index: SchedulingIndex, reservati
         most = index.most_ranks(job)
         slots = place(index.plan, job, policy=state.policy, most=most, patience=patience)
         if slots is not None:
-            start(context, index, job, slots, "started", f"on slow nodes too, instead of waiting: {waits}")
+            start(context, job, slots, "started", f"on slow nodes too, instead of waiting: {waits}")
             return True
     return False
 
@@ -61,10 +62,9 @@ def _slow(state: State, index: SchedulingIndex, node: Node) -> bool:
     return node.state is NodeState.SUSPECT or may_be_reinstated(state, node)
 
 
-def _asked(
-    context: CycleContext, index: SchedulingIndex, reservation: Reservation | None
-) -> Iterator[tuple[Job, float, float]]:
+def _asked(context: CycleContext, reservation: Reservation | None) -> Iterator[tuple[Job, float, float]]:
     """Yield (job, patience, largest slowdown) of the jobs that may start on slow nodes, in queue order."""
+    index = context.index
     state, now_ns, policy = context.state, context.now_ns, context.state.policy
     window_ns = reservation.from_ns - now_ns if reservation is not None else None
     only_head = policy.backfill in (Backfilling.NONE, Backfilling.CONSERVATIVE)

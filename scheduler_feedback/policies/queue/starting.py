@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.durations import span
-from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
+from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import Backfilling, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
-from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.placement import attempt_speed, place, place_probe, still_usable, where
@@ -19,19 +18,21 @@ from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 
-def start_probes(context: CycleContext, index: SchedulingIndex) -> None:
+def start_probes(context: CycleContext) -> None:
+    index = context.index
     for job_id in sorted(index.probes):
         job = context.state.jobs[job_id]
         if paused(context.state, job, context.now_ns) is None and (slots := place_probe(index.plan, job)) is not None:
-            start(context, index, job, slots, "started", f"tests {job.spec.pinned_node}")
+            start(context, job, slots, "started", f"tests {job.spec.pinned_node}")
 
 
-def place_or_reserve(context: CycleContext, index: SchedulingIndex) -> Reservation | None:
+def place_or_reserve(context: CycleContext) -> Reservation | None:
     """Start jobs from the front of the queue while they fit, then reserve slots for the first job that does not.
 
     The queue does not contain jobs that the available nodes could not hold even if they were empty: their start cannot
     be predicted, and a reservation would only leave slots idle. Jobs at their queue's limit are skipped.
     """
+    index = context.index
     state, now_ns = context.state, context.now_ns
     if not index.changed:
         return _kept(state)
@@ -48,7 +49,7 @@ def place_or_reserve(context: CycleContext, index: SchedulingIndex) -> Reservati
             else place(index.plan, job, policy=state.policy, most=index.most_ranks(job))
         )
         if free is not None:
-            start(context, index, job, free, "started", "first in the queue")
+            start(context, job, free, "started", "first in the queue")
             continue
         if state.policy.backfill in (Backfilling.NONE, Backfilling.GREEDY) or unreserved(state, line[position]):
             break
@@ -56,37 +57,36 @@ def place_or_reserve(context: CycleContext, index: SchedulingIndex) -> Reservati
         if reservation is None:  # slots reserved for the restarts of other gangs block it
             position += 1
             continue
-        return _keep(context, index, reservation)
-    return _keep(context, index, None)
+        return _keep(context, reservation)
+    return _keep(context, None)
 
 
-def replan(context: CycleContext, index: SchedulingIndex) -> None:
+def replan(context: CycleContext) -> None:
     """Run a preemption pass: stop gangs in favour of jobs ahead of them, and start those jobs where slots are free."""
-    index.grown = index.changed = False
-    index.fresh = set()
-    _keep(context, index, None)
-    for job in preemption.choose(context, index):
+    index = context.index
+    index.mark_evaluated()
+    _keep(context, None)
+    for job in preemption.choose(context):
         slots = place(index.plan, job, policy=context.state.policy, most=index.most_ranks(job))
         if slots is not None:
-            start(context, index, job, slots, "started", "chosen by the preemption pass")
-    index.grown = index.changed = False
-    index.fresh = set()  # discard the changes of order that the pass itself has made
+            start(context, job, slots, "started", "chosen by the preemption pass")
+    index.mark_evaluated()  # discard the changes of order that the pass itself has made
 
 
-def restart_moved(context: CycleContext, index: SchedulingIndex) -> None:
+def restart_moved(context: CycleContext) -> None:
     """Start gangs with reserved slots once those are free: gangs that move, and gangs for which others were stopped."""
+    index = context.index
     state, now_ns = context.state, context.now_ns
     for job_id in sorted(index.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
         job = state.jobs[job_id]
         if not still_usable(index.plan, state.nodes, job.claim):
-            job.claim = []
-            index.file(job)
+            index.reserve(job, ())
             context.record(job.job_id, "claim-lost", "its reserved slots can no longer be used")
             continue
         job.expected_start_ns = max(now_ns, job.not_before_ns)
         if paused(state, job, now_ns) is None and index.is_clear(job.claim):
             how = "starts" if job.attempt == 0 else "restarts"
-            start(context, index, job, tuple(job.claim), "started", f"{how} on its reserved slots")
+            start(context, job, tuple(job.claim), "started", f"{how} on its reserved slots")
 
 
 def unreserved(state: State, key: tuple[Any, ...]) -> bool:
@@ -104,8 +104,9 @@ def _kept(state: State) -> Reservation | None:
     return Reservation(state.reserved_for, state.reserved_from_ns, tuple(state.reserved_slots))
 
 
-def _keep(context: CycleContext, index: SchedulingIndex, reservation: Reservation | None) -> Reservation | None:
+def _keep(context: CycleContext, reservation: Reservation | None) -> Reservation | None:
     """Store the reservation. A changed reservation may let other jobs start."""
+    index = context.index
     state = context.state
     before = _kept(state)
     if reservation == before and reservation is not None and not state.frozen:
@@ -127,22 +128,11 @@ def _keep(context: CycleContext, index: SchedulingIndex, reservation: Reservatio
     return reservation
 
 
-def start(
-    context: CycleContext, index: SchedulingIndex, job: Job, slots: tuple[Slot, ...], kind: str, why: str
-) -> None:
+def start(context: CycleContext, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
     """Start the gang's next attempt on these slots, by rank."""
-    job.attempt += 1
-    job.state = JobState.STARTING
-    job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
-    job.attempt_started_ns = context.now_ns
-    job.started_ns = context.now_ns if job.started_ns is None else job.started_ns
-    job.first_step_ns = None
-    job.claim, job.failure, job.not_before_ns = [], "", 0
-    job.expected_start_ns, job.appraise_ns = None, 0
-    job.proposed, job.action_id = "", context.action_id()
     gpu_type = context.state.nodes[slots[0].node].gpu_type
-    job.speed = attempt_speed(context.state.policy, job.spec, gpu_type, len(slots))
-    index.file(job)
+    speed = attempt_speed(context.state.policy, job.spec, gpu_type, len(slots))
+    context.index.start(job, slots, context.action_id(), speed)
     spec = job.spec if len(slots) == job.spec.ranks else replace(job.spec, ranks=len(slots))
     context.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))
     waited = span((context.now_ns - job.submitted_ns) / 1e9)

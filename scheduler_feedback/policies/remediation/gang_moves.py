@@ -1,4 +1,4 @@
-"""Moves of running gangs for the benefit of other jobs: conditions, and the start of such a move.
+"""Moves of running gangs for the benefit of other jobs: conditions, and the expected wait without a move.
 
 A gang may be moved if it is declared restartable. It is not moved while it is already moving, during its migration
 cooldown, before its minimum run time, or while a verdict about it is active: then its verdict decides.
@@ -6,10 +6,10 @@ cooldown, before its minimum run time, or while a verdict about it is active: th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from scheduler_feedback.core.durations import nanoseconds
-from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
+from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import Estimates, Mode, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
@@ -28,22 +28,6 @@ def may_be_moved(state: State, job: Job, now_ns: int) -> bool:
     if now_ns - job.attempt_started_ns < nanoseconds(least):
         return False
     return all(verdict.gang != job.job_id for verdict in state.verdicts.values())
-
-
-def start_move(
-    context: CycleContext, index: SchedulingIndex, job: Job, target: Sequence[Slot], why: StopReason, reason: str
-) -> None:
-    """Mark the gang to be stopped, and reserve the target slots for its restart."""
-    job.stop_reason, job.failure = why, reason
-    job.last_migration_ns = context.now_ns
-    job.claim = list(target)
-    index.file(job)
-
-
-def reserve_slots(index: SchedulingIndex, job: Job, slots: Sequence[Slot]) -> None:
-    """Reserve the slots for the pending gang; it starts once the gangs on them have stopped."""
-    job.claim = list(slots)
-    index.file(job)
 
 
 def proposed(

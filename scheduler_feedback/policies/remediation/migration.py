@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.job import Job, JobState, StopReason
+from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import Case, Decision, Mode, State
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
-from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes.quarantine import ACCUSING, others_want, quarantine_or_suspect
 from scheduler_feedback.policies.queue.preemption import stop_for
 from scheduler_feedback.policies.remediation import hang_restart
@@ -58,8 +58,9 @@ def _is_open(job: Job, verdict: Verdict, case: Case) -> bool:
     )
 
 
-def judge_running_gangs(context: CycleContext, index: SchedulingIndex) -> None:
+def judge_running_gangs(context: CycleContext) -> None:
     """Decide on every active verdict about a running gang; act, or record once why not."""
+    index = context.index
     plan = index.plan if context.state.verdicts else None
     for verdict in list(context.state.verdicts.values()):
         job = context.state.jobs.get(verdict.gang)
@@ -177,13 +178,9 @@ def _migrate(context: CycleContext, job: Job, verdict: Verdict, case: Case, ruli
         return
     context.decide(job.job_id, ruling.code, f"will {words}: {ruling.reason}", ruling.detail(verdict))
     for other in ruling.stopped:
-        stop_for(context, index_of(state), state.jobs[other], job)
-    job.stop_reason = StopReason.MIGRATE
-    job.last_migration_ns = context.now_ns
+        stop_for(context, state.jobs[other], job)
     job.migrations += 1
-    job.excluded_nodes = () if ruling.in_place else accused_nodes(state, job)
-    job.claim = list(ruling.target)
-    index_of(state).file(job)
+    context.index.move(job, ruling.target, excluded=() if ruling.in_place else accused_nodes(state, job))
     node = state.nodes.get(verdict.node)
     if (
         verdict.kind in ACCUSING

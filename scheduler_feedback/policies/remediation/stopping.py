@@ -6,13 +6,13 @@ from scheduler_feedback.core.actions import StopGang
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.policies.cycle_context import CycleContext
-from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 
 _GOES_ON = frozenset({StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE})
 
 
-def ask_for_stops(context: CycleContext, index: SchedulingIndex) -> None:
+def ask_for_stops(context: CycleContext) -> None:
     """Request the stop of every gang with a stop reason; repeat after a refusal or without an effect for too long."""
+    index = context.index
     for job_id in sorted(index.stopping):
         job = context.state.jobs[job_id]
         if job.stop_reason is None or not job.state.holds_slots or context.now_ns < job.not_before_ns:
@@ -23,11 +23,8 @@ def ask_for_stops(context: CycleContext, index: SchedulingIndex) -> None:
         repeated = job.state is JobState.STOPPING
         # A gang that has not started has nothing to save. A gang that does not resume needs no checkpoint.
         command = spec.checkpoint_command if why in _GOES_ON and job.state is not JobState.STARTING else ()
-        job.state = JobState.STOPPING
-        job.stopping_ns = context.now_ns if job.stopping_ns is None else job.stopping_ns
-        job.not_before_ns = context.after(spec.stop_seconds + context.state.policy.start_timeout_seconds)
-        job.action_id = context.action_id()
-        index.stops(job)
+        again_ns = context.after(spec.stop_seconds + context.state.policy.start_timeout_seconds)
+        index.request_stop(job, context.action_id(), again_ns)
         reason = job.failure or why.value
         context.actions.append(
             StopGang(
