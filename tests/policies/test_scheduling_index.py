@@ -14,7 +14,7 @@ import scheduler_feedback
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
-from scheduler_feedback.core.state import Order, Policy
+from scheduler_feedback.core.state import Estimates, Order, Policy
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.policies.index.scheduling_index import (
     JOB_FIELDS,
@@ -34,12 +34,11 @@ _MOVABLE = JobSpec(
 
 
 def world_of() -> World:
-    """Return two racks, three running gangs (one slow, one on a suspect node), and two pending ones."""
-    world = World(
-        {f"n{i}": 2 for i in range(4)}, Policy(order=Order.SRTF, uplink_slowdown=0.1, min_run_seconds=5.0), racks=2
-    )
+    """Return two racks, three running gangs, and two pending ones."""
+    policy = Policy(order=Order.SRTF, estimates=Estimates.EXACT, uplink_slowdown=0.1, min_run_seconds=5.0)
+    world = World({f"n{i}": 2 for i in range(4)}, policy, racks=2)
     for ranks in (3, 2, 1, 8, 4):
-        world.submit(ranks, 1000.0, time_limit_seconds=1000.0 + ranks, restartable=True, preemptible=True)
+        world.submit(ranks, 1000.0, exact_seconds=1000.0 + ranks, restartable=True, preemptible=True)
     world.running()
     world.advance(10.0)
     assert [job.state for job in world.state.jobs.values()] == [JobState.RUNNING] * 3 + [JobState.PENDING] * 2
@@ -110,9 +109,10 @@ def _overdue(world: World, index: SchedulingIndex) -> None:
 
 
 def _demote(world: World, index: SchedulingIndex) -> None:
-    world.state.jobs["j-000001"].run_ns = 10**15
-    index.set_policy(replace(world.state.policy, order=Order.LAS, preempt=True))
+    index.set_policy(replace(world.state.policy, order=Order.LAS, preempt=True, las_thresholds=(20.0, 30_000.0)))
+    check(world)
     index.demote([world.state.jobs["j-000001"]])
+    assert world.state.jobs["j-000001"].level == 1
 
 
 def _take_turns(world: World, index: SchedulingIndex) -> None:
