@@ -75,14 +75,14 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     slots, expected ends) are in its scheduling index. So the cost of a cycle depends on its events, not on the size of
     the cluster.
     """
-    context = begin(state, now_ns)  # 1  advance the time; it never goes back
-    apply_events(context, events, REQUESTS_AND_OBSERVATIONS)  # 2  requests of users, observations of the backend
-    apply_events(context, events, VERDICT_EVENTS)  # 3  verdicts of the detectors,
-    suspect_accused_nodes(context)  #        and their effect on node states
-    expire_timeouts(context)  # 4  quarantines, probations, suspicions, late starts, expired estimates
-    evaluate_what_is_due(context)  #    and decisions that have become possible through time
-    index = index_of(state)  # 5  queue order, free slots, expected ends
-    spares.appoint(context)  #    nodes reserved for gangs that must leave a bad node
+    context = begin(state, now_ns)  #                             1  advance the time; it never goes back
+    apply_events(context, events, REQUESTS_AND_OBSERVATIONS)  #   2  requests of users, observations of the backend
+    apply_events(context, events, VERDICT_EVENTS)  #              3  verdicts of the detectors,
+    suspect_accused_nodes(context)  #                                and their effect on node states
+    expire_timeouts(context)  #                                   4  quarantines, late starts, expired estimates,
+    evaluate_what_is_due(context)  #                                 and decisions possible through time
+    spares.appoint(context)  #                                    5  nodes reserved for gangs that leave a bad node
+    index = context.index
     index.settle()
     start_probes(context)
     if preemption.renewal_due(state, context.now_ns):
@@ -90,38 +90,41 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     happened = any(not isinstance(event, Tick) for event in events)
     needs_pass = bool(index.grown or index.changed or index.fresh)
     if needs_pass:
-        if state.policy.order is Order.THEMIS and not state.policy.preempt:
-            preemption.renew_all(context)  # this order changes with time, even without preemption
-        restart_moved(context)
-        preempts = preemption.due(state, context.now_ns)
-        context.looked |= state.policy.preempt
-        state.replan_owed |= state.policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
-        if preempts and state.policy.order is not Order.FAIR:
-            replan(context)  # 6, 7  decide which jobs, running or pending, get the slots
-        else:
-            if state.policy.preempt and state.policy.order is Order.FAIR and not state.frozen:
-                reclaim.reclaim(context)  # queues below their quota get back borrowed slots
-            if preempts and (happened or not (context.due or index.stoppable_due)):  # for gain: not through time alone
-                preemption.swap(context)
-            reservation = place_or_reserve(context)  # 6  start the head, or reserve slots for it
-            backfill(context, reservation)  # 7  start jobs that do not delay it
-            while start_on_slow_nodes(context, reservation):  #    use idle healthy slots together with slow ones
-                reservation = place_or_reserve(context)
-                backfill(context, reservation)
-            if resizing.make_room(context) or defragmentation.make_room(context):
-                place_or_reserve(context)  #    gangs shrink or move so that the first job fits
-            resizing.grow(context)  #    elastic gangs grow into slots that no pending job needs
-    draining.drain(context)  #    gangs leave nodes that are being drained
-    if (
-        needs_pass
-        or context.due
-        or context.entries
-        or context.actions
-        or any(not isinstance(event, Tick) for event in events)
-    ):
-        judge_running_gangs(context)  # 8  mitigate slow and hanging gangs
+        assign_slots(context, happened)  #                     6, 7  starts, backfill, preemption
+    draining.drain(context)  #                                       gangs leave nodes that are being drained
+    if needs_pass or context.due or context.entries or context.actions or happened:
+        judge_running_gangs(context)  #                           8  mitigate slow and hanging gangs
     ask_for_stops(context)
-    return commit(context, events)  # 9  return the actions and their reasons
+    return commit(context, happened)  #                           9  return the actions and their reasons
+
+
+# --- 6, 7: slots -----------------------------------------------------------------------------------------------------
+
+
+def assign_slots(context: CycleContext, happened: bool) -> None:
+    """Decide which jobs, running or pending, get the slots. happened: whether an event other than a tick occurred."""
+    state, index, policy = context.state, context.index, context.state.policy
+    if policy.order is Order.THEMIS and not policy.preempt:
+        preemption.renew_all(context)  # this order changes with time, even without preemption
+    restart_moved(context)
+    preempts = preemption.due(state, context.now_ns)
+    context.looked |= policy.preempt
+    state.replan_owed |= policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
+    if preempts and policy.order is not Order.FAIR:
+        replan(context)
+        return
+    if policy.preempt and policy.order is Order.FAIR and not state.frozen:
+        reclaim.reclaim(context)  # queues below their quota get back borrowed slots
+    if preempts and (happened or not (context.due or index.stoppable_due)):  # for gain: not through time alone
+        preemption.swap(context)
+    reservation = place_or_reserve(context)  # start the head, or reserve slots for it
+    backfill(context, reservation)  # start jobs that do not delay it
+    while start_on_slow_nodes(context, reservation):  # use idle healthy slots together with slow ones
+        reservation = place_or_reserve(context)
+        backfill(context, reservation)
+    if resizing.make_room(context) or defragmentation.make_room(context):  # so that the first job fits
+        place_or_reserve(context)
+    resizing.grow(context)  # elastic gangs grow into slots that no pending job needs
 
 
 # --- 1, 2, 3: events -------------------------------------------------------------------------------------------------
@@ -184,10 +187,9 @@ def suspect_accused_nodes(context: CycleContext) -> None:
 # --- 9: result -------------------------------------------------------------------------------------------------------
 
 
-def commit(context: CycleContext, events: Sequence[Event]) -> Outcome:
+def commit(context: CycleContext, happened: bool) -> Outcome:
     """Log why new pending jobs wait, drop the oldest ended jobs, and return the decisions."""
-    index = context.index
-    state = context.state
+    state, index = context.state, context.index
     for job_id in dict.fromkeys(context.arrived):
         job = state.jobs[job_id]
         if job.state is JobState.PENDING:
@@ -199,11 +201,7 @@ def commit(context: CycleContext, events: Sequence[Event]) -> Outcome:
     forget_the_oldest(state, index)
     if index.plan_or_none is not None:
         index.plan_or_none.commit()
-    changed = (
-        bool(context.actions or context.entries)
-        or context.looked
-        or any(not isinstance(event, Tick) for event in events)
-    )
+    changed = bool(context.actions or context.entries) or context.looked or happened
     return Outcome(context.actions, context.entries, context.now_ns, changed)
 
 
