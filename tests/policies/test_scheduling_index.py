@@ -93,7 +93,7 @@ def _run(world: World, index: SchedulingIndex) -> None:
 
 
 def _run_external(world: World, index: SchedulingIndex) -> None:
-    spec = JobSpec("e", (), 1, kind=JobKind.HOSTED)
+    spec = JobSpec("e", (), 1, kind=JobKind.EXTERNAL)
     job = Job("e-1", spec, JobState.RUNNING, world.now_ns)
     index.run_external(job, spec, 1, [Slot("n3", 0)], world.now_ns)
     check(world)

@@ -239,8 +239,8 @@ MUTANTS = (
     ),
     Mutant(
         "policies.intake.external_jobs:will_be_taken",
-        "return job.spec.kind is JobKind.HOSTED and any(one.ranks <= free for one in state.host_waits)",
-        "return job.spec.kind is JobKind.HOSTED and all(one.ranks <= free for one in state.host_waits)",
+        "return job.spec.kind is JobKind.EXTERNAL and any(one.ranks <= free for one in state.host_waits)",
+        "return job.spec.kind is JobKind.EXTERNAL and all(one.ranks <= free for one in state.host_waits)",
         ("tests/policies/test_external_jobs.py",),
     ),
     Mutant(

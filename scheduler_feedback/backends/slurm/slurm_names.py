@@ -87,7 +87,7 @@ def hosted(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Hosted |
         ranks=len(placement),
         user=plain(job.user),
         queue=job.partition or "default",
-        kind=JobKind.HOSTED,
+        kind=JobKind.EXTERNAL,
         time_limit_seconds=job.time_limit_seconds,
         restartable=opted.restartable and job.batch and job.requeue,
         checkpoint_signal=f"SIG{opted.signal or 'TERM'}",

@@ -53,12 +53,12 @@ def want(state: State, index: SchedulingIndex, node: Node) -> bool:
 def will_be_taken(state: State, index: SchedulingIndex, job: Job) -> bool:
     """Return whether the job's own scheduler is about to use the free slots: a pending gang there fits into them."""
     free = index.plan.free(Tier.HEALTHY)
-    return job.spec.kind is JobKind.HOSTED and any(one.ranks <= free for one in state.host_waits)
+    return job.spec.kind is JobKind.EXTERNAL and any(one.ranks <= free for one in state.host_waits)
 
 
 def _patience(state: State, index: SchedulingIndex, waiting: HostedWait) -> float:
     """Return the gang's expected wait for healthy slots if it is next, as a share of its time limit."""
-    spec = JobSpec("", (), waiting.ranks, kind=JobKind.HOSTED, time_limit_seconds=waiting.seconds)
+    spec = JobSpec("", (), waiting.ranks, kind=JobKind.EXTERNAL, time_limit_seconds=waiting.seconds)
     job = Job("", spec, JobState.PENDING, state.now_ns)
     found = reserve(index.plan, index.ends, job, state.now_ns, state.policy)
     return NEVER if found is None else (found.from_ns - state.now_ns) / max(remaining_ns(state.policy, job), 1)

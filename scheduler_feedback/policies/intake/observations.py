@@ -108,7 +108,7 @@ def attempt_ended(context: CycleContext, event: AttemptEnded) -> None:
     completed = event.started and (
         all(codes.get(r.rank, other) == 0 for r in job.ranks) if codes else other == 0 or not job.ranks
     )
-    if job.spec.kind is JobKind.HOSTED:  # its own scheduler decides whether it starts again
+    if job.spec.kind is JobKind.EXTERNAL:  # its own scheduler decides whether it starts again
         moved = job.stop_reason is not None
         if completed and not moved:
             runtime_history.learn(context.state, job, _lived(job))

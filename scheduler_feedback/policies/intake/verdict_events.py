@@ -47,7 +47,7 @@ def misplaced(job: Job, verdict: Verdict) -> str:
         return ""
     if verdict.node not in {rank.slot.node for rank in job.ranks}:
         return f"{job.job_id} has no rank on {verdict.node}"
-    if job.spec.kind is JobKind.HOSTED or verdict.rank < 0:
+    if job.spec.kind is JobKind.EXTERNAL or verdict.rank < 0:
         return ""
     where = next((rank.slot.node for rank in job.ranks if rank.rank == verdict.rank), None)
     if where == verdict.node:

@@ -231,7 +231,7 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | N
 
     None also for an external job while its scheduler has pending jobs: only that scheduler knows their order.
     """
-    if job.spec.kind is JobKind.HOSTED and state.host_waits:
+    if job.spec.kind is JobKind.EXTERNAL and state.host_waits:
         return None
     index = index_of(state)
     avoided = (*accused_nodes(state, job), *(n for n in index.doubtful if state.nodes[n].state is NodeState.SUSPECT))
