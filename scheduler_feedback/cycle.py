@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler_feedback.core.actions import Action, Entry
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import (
     ActionFailed,
     AttemptEnded,
@@ -35,8 +34,9 @@ from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import JobState
 from scheduler_feedback.core.state import Order, State
 from scheduler_feedback.core.verdict import Abstention, Cleared, Verdict
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import timeouts
-from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.intake import external_jobs, observations, user_requests, verdict_events
 from scheduler_feedback.policies.intake.expired_timeouts import expire_timeouts
 from scheduler_feedback.policies.intake.job_admission import admit_check
@@ -75,47 +75,56 @@ def run(state: State, events: Sequence[Event], now_ns: int) -> Outcome:
     slots, expected ends) are in its scheduling index. So the cost of a cycle depends on its events, not on the size of
     the cluster.
     """
-    turn = begin(state, now_ns)  # 1  advance the time; it never goes back
-    apply_events(turn, events, REQUESTS_AND_OBSERVATIONS)  # 2  requests of users, observations of the backend
-    apply_events(turn, events, VERDICT_EVENTS)  # 3  verdicts of the detectors,
-    suspect_accused_nodes(turn)  #        and their effect on node states
-    expire_timeouts(turn)  # 4  quarantines, probations, suspicions, late starts, expired estimates
-    evaluate_what_is_due(turn)  #    and decisions that have become possible through time
-    ledger = ledger_of(state)  # 5  queue order, free slots, expected ends
-    spares.appoint(turn, ledger)  #    nodes reserved for gangs that must leave a bad node
-    ledger.settle()
-    start_probes(turn, ledger)
-    if preemption.renewal_due(state, turn.now_ns):
-        preemption.renew(turn, ledger)
+    context = begin(state, now_ns)  #                             1  advance the time; it never goes back
+    apply_events(context, events, REQUESTS_AND_OBSERVATIONS)  #   2  requests of users, observations of the backend
+    apply_events(context, events, VERDICT_EVENTS)  #              3  verdicts of the detectors,
+    suspect_accused_nodes(context)  #                                and their effect on node states
+    expire_timeouts(context)  #                                   4  quarantines, late starts, expired estimates,
+    evaluate_what_is_due(context)  #                                 and decisions possible through time
+    spares.appoint(context)  #                                    5  nodes reserved for gangs that leave a bad node
+    index = context.index
+    index.settle()
+    start_probes(context)
+    if preemption.renewal_due(state, context.now_ns):
+        preemption.renew(context)
     happened = any(not isinstance(event, Tick) for event in events)
-    needs_pass = bool(ledger.grown or ledger.changed or ledger.fresh)
+    needs_pass = bool(index.grown or index.changed or index.fresh)
     if needs_pass:
-        if state.policy.order is Order.THEMIS and not state.policy.preempt:
-            preemption.renew_all(turn, ledger)  # this order changes with time, even without preemption
-        restart_moved(turn, ledger)
-        preempts = preemption.due(state, turn.now_ns)
-        turn.looked |= state.policy.preempt
-        state.replan_owed |= state.policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
-        if preempts and state.policy.order is not Order.FAIR:
-            replan(turn, ledger)  # 6, 7  decide which jobs, running or pending, get the slots
-        else:
-            if state.policy.preempt and state.policy.order is Order.FAIR and not state.frozen:
-                reclaim.reclaim(turn, ledger)  # queues below their quota get back borrowed slots
-            if preempts and (happened or not (turn.due or ledger.stoppable_due)):  # for gain: not through time alone
-                preemption.swap(turn, ledger)
-            reservation = place_or_reserve(turn, ledger)  # 6  start the head, or reserve slots for it
-            backfill(turn, ledger, reservation)  # 7  start jobs that do not delay it
-            while start_on_slow_nodes(turn, ledger, reservation):  #    use idle healthy slots together with slow ones
-                reservation = place_or_reserve(turn, ledger)
-                backfill(turn, ledger, reservation)
-            if resizing.make_room(turn, ledger) or defragmentation.make_room(turn, ledger):
-                place_or_reserve(turn, ledger)  #    gangs shrink or move so that the first job fits
-            resizing.grow(turn, ledger)  #    elastic gangs grow into slots that no pending job needs
-    draining.drain(turn, ledger)  #    gangs leave nodes that are being drained
-    if needs_pass or turn.due or turn.entries or turn.actions or any(not isinstance(event, Tick) for event in events):
-        judge_running_gangs(turn, ledger)  # 8  mitigate slow and hanging gangs
-    ask_for_stops(turn, ledger)
-    return commit(turn, ledger, events)  # 9  return the actions and their reasons
+        assign_slots(context, happened)  #                     6, 7  starts, backfill, preemption
+    draining.drain(context)  #                                       gangs leave nodes that are being drained
+    if needs_pass or context.due or context.entries or context.actions or happened:
+        judge_running_gangs(context)  #                           8  mitigate slow and hanging gangs
+    ask_for_stops(context)
+    return commit(context, happened)  #                           9  return the actions and their reasons
+
+
+# --- 6, 7: slots -----------------------------------------------------------------------------------------------------
+
+
+def assign_slots(context: CycleContext, happened: bool) -> None:
+    """Decide which jobs, running or pending, get the slots. happened: whether an event other than a tick occurred."""
+    state, index, policy = context.state, context.index, context.state.policy
+    if policy.order is Order.THEMIS and not policy.preempt:
+        preemption.renew_all(context)  # this order changes with time, even without preemption
+    restart_moved(context)
+    preempts = preemption.due(state, context.now_ns)
+    context.looked |= policy.preempt
+    state.replan_owed |= policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
+    if preempts and policy.order is not Order.FAIR:
+        replan(context)
+        return
+    if policy.preempt and policy.order is Order.FAIR and not state.frozen:
+        reclaim.reclaim(context)  # queues below their quota get back borrowed slots
+    if preempts and (happened or not (context.due or index.stoppable_due)):  # for gain: not through time alone
+        preemption.swap(context)
+    reservation = place_or_reserve(context)  # start the head, or reserve slots for it
+    backfill(context, reservation)  # start jobs that do not delay it
+    while start_on_slow_nodes(context, reservation):  # use idle healthy slots together with slow ones
+        reservation = place_or_reserve(context)
+        backfill(context, reservation)
+    if resizing.make_room(context) or defragmentation.make_room(context):  # so that the first job fits
+        place_or_reserve(context)
+    resizing.grow(context)  # elastic gangs grow into slots that no pending job needs
 
 
 # --- 1, 2, 3: events -------------------------------------------------------------------------------------------------
@@ -148,64 +157,63 @@ VERDICT_EVENTS: _Handlers = {
 
 
 def begin(state: State, now_ns: int) -> CycleContext:
-    ledger = ledger_of(state)  # built before the events change the state, so that it records the changes
-    due = timeouts.expired(state, ledger, now_ns)
+    index = index_of(state)  # built before the events change the state, so that it records the changes
+    due = timeouts.expired(state, index, now_ns)
     state.now_ns = max(state.now_ns, now_ns)
     state.cycle += 1
     return CycleContext(state, state.now_ns, due=due)
 
 
-def apply_events(turn: CycleContext, events: Sequence[Event], handlers: _Handlers) -> None:
+def apply_events(context: CycleContext, events: Sequence[Event], handlers: _Handlers) -> None:
     for event in events:
         handler = handlers.get(type(event))
         if handler is not None:
-            handler(turn, event)
+            handler(context, event)
 
 
-def evaluate_what_is_due(turn: CycleContext) -> None:
+def evaluate_what_is_due(context: CycleContext) -> None:
     """Evaluate every decision again if a policy's timeout has expired. The journal records such a cycle."""
-    if turn.due:
-        ledger = ledger_of(turn.state)
-        ledger.grown = ledger.changed = turn.looked = True
+    if context.due:
+        context.index.evaluate_all()
+        context.looked = True
 
 
-def suspect_accused_nodes(turn: CycleContext) -> None:
+def suspect_accused_nodes(context: CycleContext) -> None:
     """Apply verdicts to node states, unless actions are frozen. Delayed changes follow after the thaw."""
-    if not turn.state.frozen and turn.state.verdicts:
-        mark_accused_nodes(turn)
+    if not context.state.frozen and context.state.verdicts:
+        mark_accused_nodes(context)
 
 
 # --- 9: result -------------------------------------------------------------------------------------------------------
 
 
-def commit(turn: CycleContext, ledger: Ledger, events: Sequence[Event]) -> Outcome:
+def commit(context: CycleContext, happened: bool) -> Outcome:
     """Log why new pending jobs wait, drop the oldest ended jobs, and return the decisions."""
-    state = turn.state
-    for job_id in dict.fromkeys(turn.arrived):
+    state, index = context.state, context.index
+    for job_id in dict.fromkeys(context.arrived):
         job = state.jobs[job_id]
         if job.state is JobState.PENDING:
-            turn.record(job_id, "waits", why_waits(state, job))
-    ledger.settle()
-    ledger.note_who_waits()
-    ledger.update_expected_restarts(ledger.claimants)  # the gangs on their slots may have been asked to stop just now
-    state.idle = not (ledger.grown or ledger.changed or ledger.fresh)
-    forget_the_oldest(state, ledger)
-    if ledger.plan_or_none is not None:
-        ledger.plan_or_none.commit()
-    changed = bool(turn.actions or turn.entries) or turn.looked or any(not isinstance(event, Tick) for event in events)
-    return Outcome(turn.actions, turn.entries, turn.now_ns, changed)
+            context.record(job_id, "waits", why_waits(state, job))
+    index.settle()
+    index.note_pending()
+    index.update_expected_restarts(index.claimants)  # the gangs on their slots may have been asked to stop just now
+    state.idle = not (index.grown or index.changed or index.fresh)
+    forget_the_oldest(state, index)
+    if index.plan_or_none is not None:
+        index.plan_or_none.commit()
+    changed = bool(context.actions or context.entries) or context.looked or happened
+    return Outcome(context.actions, context.entries, context.now_ns, changed)
 
 
-def forget_the_oldest(state: State, ledger: Ledger) -> None:
+def forget_the_oldest(state: State, index: SchedulingIndex) -> None:
     """Bound the size of the state: drop the oldest ended jobs and decisions, which stay in the journal.
 
     Allows a tenth more jobs than ``ended_jobs_kept``, so that many are dropped at once.
     """
     kept = state.policy.ended_jobs_kept
-    if len(ledger.ended) <= kept * 1.1:
+    if len(index.ended) <= kept * 1.1:
         return
-    for job_id in ledger.forget(kept):
-        del state.jobs[job_id]
+    index.forget_ended(kept)
     del state.decisions[: max(len(state.decisions) - kept, 0)]
 
 
@@ -214,5 +222,5 @@ def next_wake_ns(state: State, after_ns: int = -1) -> int | None:
 
     No such cycle decides anything earlier (``policies.index.timeouts``). after_ns: ignore instants up to this one.
     """
-    at_ns = timeouts.next_ns(state, ledger_of(state), after_ns)
+    at_ns = timeouts.next_ns(state, index_of(state), after_ns)
     return None if at_ns is None else max(at_ns, state.now_ns)

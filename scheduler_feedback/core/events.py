@@ -144,7 +144,7 @@ class Hosted(msgspec.Struct, frozen=True):
     attempt: int
     """Number of the attempt, as the external scheduler counts."""
     spec: JobSpec
-    """Specification of kind HOSTED."""
+    """Specification of kind EXTERNAL."""
     placement: tuple[Slot, ...]
     began_wall_ns: int = 0
     """Start of the attempt."""

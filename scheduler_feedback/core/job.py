@@ -55,7 +55,7 @@ class JobKind(StrEnum):
 
     TRAINING = "training"
     PROBE = "probe"  # started by gangwatch to measure a quarantined node before it is used again
-    HOSTED = "hosted"  # external job: another scheduler starts and places it; gangwatch may request another placement
+    EXTERNAL = "hosted"  # started and placed by another scheduler; gangwatch may request another placement
 
 
 class Packing(StrEnum):

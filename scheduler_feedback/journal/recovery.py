@@ -23,7 +23,7 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import Outcome, run
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
 from scheduler_feedback.journal.store import JournalRow, Loaded, Reader, Running
-from scheduler_feedback.policies.index.scheduling_index import forget_ledger
+from scheduler_feedback.policies.index.scheduling_index import drop_index
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def run_again(state: State, row: JournalRow) -> tuple[Outcome, bool]:
     recorded = row.actions
     _log.error("cycle %d: recorded %s, replayed %s", row.cycle, _in_words(recorded), _in_words(outcome.actions))
     follow(state, recorded, outcome.actions, row.now_ns)
-    forget_ledger(state)
+    drop_index(state)
     numbers = [int(number) for action in recorded if (number := action.action_id.rpartition("-")[2]).isdecimal()]
     state.action_count = max(count_before, *numbers, 0)
     return outcome, False

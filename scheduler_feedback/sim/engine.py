@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 from agent.schema.errors import TraceError
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import Action, StartGang, StopGang
-from scheduler_feedback.core.cycle_context import nanoseconds
+from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import (
     AttemptEnded,
     AttemptRunning,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.core.cycle_context import nanoseconds
+from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.sim.table import CellError, rows
 from scheduler_feedback.sim.trace import LONGEST_SECONDS, TraceJob

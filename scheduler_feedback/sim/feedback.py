@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from scheduler_feedback.core.cycle_context import nanoseconds
+from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.verdict import Cause, Cleared, Kind, Verdict
 from scheduler_feedback.sim.occurrence import Occurrence

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.core.cycle_context import nanoseconds
+from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Estimates, Policy
 from scheduler_feedback.sim.account import Report

@@ -24,7 +24,7 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
-from tests.cluster.scheduling_rules import check_books, check_claims, check_ledger, check_start
+from tests.cluster.scheduling_rules import check_books, check_claims, check_index, check_start
 
 SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND
@@ -204,4 +204,4 @@ class World:
         check_claims(self.state, owners)
         if self.round_trips:
             assert decode_state(encode_state(self.state)) == self.state
-            check_ledger(self.state)
+            check_index(self.state)

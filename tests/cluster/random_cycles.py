@@ -46,11 +46,11 @@ from scheduler_feedback.core.events import (
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Backfilling, Estimates, Mode, Order, Policy, Queue, State
 from scheduler_feedback.journal.replay import replay
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.scheduling_rules import (
     check_books,
     check_claims,
-    check_ledger,
+    check_index,
     check_metrics,
     check_start,
     check_timeouts,
@@ -60,7 +60,7 @@ SECOND = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND
 
 DERIVED = 7
-"""Cycles between two checks of derived values, because the check takes longer than a cycle."""
+"""Cycles between two checks of the metrics, because the check takes longer than a cycle."""
 
 _HARMLESS = (Submitted, AttemptRunning, Tick, FirstStep)
 """Events after which a reservation must not move back, as well as ends of jobs without a stop request."""
@@ -231,9 +231,8 @@ class Ordeal:
         self._check_frozen(frozen_before and self.state.frozen, nodes, events)
         self._check_quarantine({name for name, node in nodes.items() if node[0] is NodeState.QUARANTINE}, events)
         self._check_reservation(events, outcome, nodes == self._nodes())
+        check_index(self.state)
         if self.cycles % DERIVED == 0:
-            if not self.state.frozen:  # timeouts of the waiting jobs expire after the thaw
-                check_ledger(self.state)
             check_metrics(self.state)
         for entry in outcome.entries:
             self.counts[entry.kind] = self.counts.get(entry.kind, 0) + 1
@@ -298,7 +297,7 @@ class Ordeal:
         self.held = held
 
     def _check_order(self) -> None:
-        line = ledger_of(self.state).line.order
+        line = index_of(self.state).line.order
         if self.policy.order is Order.FIFO or not line or self.state.frozen:
             return
         bound_ns = round(self.policy.starvation_seconds * SECOND)
@@ -370,7 +369,7 @@ class Ordeal:
         self.counts["promises"] = self.counts.get("promises", 0) + 1
         if head == before[0] and self.promised is not None:
             assert self.promised[2] <= before[2], f"{head} is delayed by {(self.promised[2] - before[2]) / 1e9} s"
-        elif job.state is JobState.PENDING and ledger_of(state).line.order[0][-1] == before[0]:
+        elif job.state is JobState.PENDING and index_of(state).line.order[0][-1] == before[0]:
             assert self.now_ns <= before[2], f"{before[0]} should have started, and waits"
 
     def _has_overrun(self) -> bool:

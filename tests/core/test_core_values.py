@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen, Tick, as_seen
 from scheduler_feedback.core.formats import KINDS, Feature, Formats, version_key
 from scheduler_feedback.core.job import JobSpec, JobState
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.cycle_context import CycleContext
 
 SECOND = 1_000_000_000
 

@@ -109,7 +109,7 @@ def test_a_gang_is_followed_once_all_of_it_runs_and_keeps_its_attempt_for_a_whil
     assert scene.after(1) == []
     (hosted,) = scene.after(3)
     assert isinstance(hosted, Hosted)
-    assert (hosted.job_id, hosted.attempt, hosted.spec.kind) == ("default.train.volcano", 1, JobKind.HOSTED)
+    assert (hosted.job_id, hosted.attempt, hosted.spec.kind) == ("default.train.volcano", 1, JobKind.EXTERNAL)
     assert not hosted.spec.restartable and not hosted.spec.preemptible
     assert [slot.node for slot in hosted.placement] == ["n1"] * 4 + ["n2"] * 4
     place = scene.cache.place_of(second.metadata.uid)

@@ -24,7 +24,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import JobSpec, StopReason
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.job_admission import admit_check
 from scheduler_feedback.policies.remediation.move_cost import save_seconds, unsaved_seconds
 from tests.backends.local_gangs import LocalGangs, python
@@ -151,8 +151,7 @@ def cluster(spec: JobSpec, **policy: object) -> State:
 
 def stop_for(state: State, why: StopReason) -> tuple[StopGang, str]:
     """Stop the job for this reason; return the action and its log text."""
-    state.jobs["a"].stop_reason = why
-    ledger_of(state).stops(state.jobs["a"])
+    index_of(state).stop(state.jobs["a"], why)
     outcome = cycle.run(state, [], BEGIN_NS + 3 * 10**9)
     (action,) = outcome.actions
     assert isinstance(action, StopGang)

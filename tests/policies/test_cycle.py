@@ -24,7 +24,7 @@ from scheduler_feedback.core.events import (
 )
 from scheduler_feedback.core.job import Dependency, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.policies.index.scheduling_index import forget_ledger
+from scheduler_feedback.policies.index.scheduling_index import drop_index
 from tests.cluster.cycle_world import SECOND, START_NS, World
 
 
@@ -416,7 +416,7 @@ def test_an_ended_job_is_kept_while_another_depends_on_it() -> None:
     for _ in range(5):
         world.cycle(CancelRequested(world.submit(1)))
     assert first in world.state.jobs and len(world.state.jobs) == 5
-    forget_ledger(world.state)  # as after a restart
+    drop_index(world.state)  # as after a restart
     world.cycle()
     assert world.job_state(dependent) is JobState.PENDING, "it may start, and is not cancelled"
     world.end(busy, 0)

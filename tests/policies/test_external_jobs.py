@@ -37,7 +37,7 @@ def verdict(slowdown: float = 1.6) -> Verdict:
 def run_with_demand(*events: Event) -> tuple[State, cycle.Outcome]:
     """Start a gang of six on n0 to n2, of four nodes of two slots; n0 slows it. Report the given external demand."""
     state = State()
-    spec = JobSpec("train", ("x",), 6, kind=JobKind.HOSTED, restartable=True, time_limit_seconds=2000.0)
+    spec = JobSpec("train", ("x",), 6, kind=JobKind.EXTERNAL, restartable=True, time_limit_seconds=2000.0)
     placement = tuple(Slot(f"n{number}", slot) for number in range(3) for slot in range(2))
     nodes = [NodeSeen(f"n{number}", 2, queues=("batch",)) for number in range(4)]
     cycle.run(state, [PolicySet(Policy()), *nodes, Hosted("slurm-1", 0, spec, placement)], BEGAN)

@@ -16,6 +16,7 @@ from scheduler_feedback.core.events import FreezeSet, Tick, VerdictJudged
 from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.core.state import Mode, Policy
 from scheduler_feedback.core.verdict import Cause, Evidence, Kind, Verdict
+from scheduler_feedback.policies.index.scheduling_index import drop_index
 from tests.cluster.cycle_world import SECOND, World
 from tests.policies.test_feedback import _POLICY, four_nodes
 
@@ -101,6 +102,7 @@ def test_a_restart_waits_for_one_and_a_half_times_the_longest_pause() -> None:
 def test_a_hanging_gang_is_restarted_after_its_cooldown() -> None:
     world, job_id = four_nodes()
     world.state.jobs[job_id].last_migration_ns = world.now_ns - 290 * SECOND
+    drop_index(world.state)
     assert not world.cycle(hang(world, job_id)).actions
     assert "moved less than 5 min ago" in entries(world, "stay")[0]
     world.now_ns += 10 * SECOND

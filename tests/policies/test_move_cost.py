@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.state import Decision, Estimates, Mode, Policy, Queue, State
 from scheduler_feedback.core.verdict import Cause, Kind
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.remediation import gang_moves, mitigation_options, move_cost
 from tests.cluster.cycle_world import World
 from tests.cluster.makers import NOW_NS, SECOND, held, job_of, running, verdict_of
@@ -221,22 +221,22 @@ def waiting(policy: Policy) -> tuple[World, Job]:
 def test_the_expected_wait_is_bounded_by_the_horizon() -> None:
     for horizon, seconds in ((3600.0, 500.0), (200.0, 200.0)):
         world, job = waiting(Policy(resize_horizon_seconds=horizon))
-        ledger = ledger_of(world.state)
-        assert gang_moves.wait_seconds(world.state, ledger, job, world.now_ns) == seconds
-        assert gang_moves.wait_seconds(world.state, ledger, job, world.now_ns + 900 * SECOND) == 0.0
+        index = index_of(world.state)
+        assert gang_moves.wait_seconds(world.state, index, job, world.now_ns) == seconds
+        assert gang_moves.wait_seconds(world.state, index, job, world.now_ns + 900 * SECOND) == 0.0
     other = job_of("other", ranks=2)
-    assert gang_moves.wait_seconds(world.state, ledger, other, world.now_ns) == 200.0
+    assert gang_moves.wait_seconds(world.state, index, other, world.now_ns) == 200.0
     never = job_of("never", ranks=9)
-    assert gang_moves.wait_seconds(world.state, ledger, never, world.now_ns) == 200.0, "no start can be forecast"
+    assert gang_moves.wait_seconds(world.state, index, never, world.now_ns) == 200.0, "no start can be forecast"
 
 
 def test_an_estimated_wait_counts_as_long_as_it_has_lasted() -> None:
     world, job = waiting(Policy(estimates=Estimates.HISTORY))
     world.state.reserved_for, world.state.reserved_from_ns = job.job_id, world.now_ns + 500 * SECOND
-    ledger = ledger_of(world.state)
+    index = index_of(world.state)
     for waited in (0.0, 30.0):
         now_ns = job.submitted_ns + round(waited * SECOND)
-        assert gang_moves.wait_seconds(world.state, ledger, job, now_ns) == waited
+        assert gang_moves.wait_seconds(world.state, index, job, now_ns) == waited
 
 
 def test_the_first_job_is_the_first_below_its_queue_s_limit() -> None:
@@ -247,15 +247,15 @@ def test_the_first_job_is_the_first_below_its_queue_s_limit() -> None:
     limited = world.submit(1, 10.0, queue="q")
     first = world.submit(2, 10.0)
     world.submit(1, 10.0)
-    ledger = ledger_of(world.state)
-    assert gang_moves.at_limit(ledger, world.state.jobs[limited]) and not gang_moves.at_limit(
-        ledger, world.state.jobs[first]
+    index = index_of(world.state)
+    assert gang_moves.at_limit(index, world.state.jobs[limited]) and not gang_moves.at_limit(
+        index, world.state.jobs[first]
     )
-    found = gang_moves.first_in_line(ledger, world.now_ns)
+    found = gang_moves.first_in_line(index, world.now_ns)
     assert found is not None and found.job_id == first
     found.not_before_ns = world.now_ns + 1
-    assert gang_moves.first_in_line(ledger, world.now_ns) is None, "it is paused, and no job goes before it"
-    assert gang_moves.first_in_line(ledger, world.now_ns + 1) is found
+    assert gang_moves.first_in_line(index, world.now_ns) is None, "it is paused, and no job goes before it"
+    assert gang_moves.first_in_line(index, world.now_ns + 1) is found
 
 
 def test_a_proposal_is_logged_once_in_observe_mode_and_done_in_act_mode() -> None:

@@ -16,7 +16,7 @@ from scheduler_feedback.core.job import Group, Job, JobSpec, JobState, Packing, 
 from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.policies.index.runtime_estimate import Release
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import attempt_speed, place, speed, where
 
@@ -206,7 +206,7 @@ def test_the_fastest_free_type_is_used_and_scales_the_estimate() -> None:
     cycle.run(state, [*nodes, *(Submitted(name, spec) for name, spec in specs.items())], SECOND)
     where_ = {name: {rank.slot.node for rank in state.jobs[name].ranks} for name in specs}
     assert where_ == {"first": {"n1"}, "second": {"n0"}}
-    ends = {end.job_id: (end.at_ns - SECOND) / SECOND for end in ledger_of(state).ends}
+    ends = {end.job_id: (end.at_ns - SECOND) / SECOND for end in index_of(state).ends}
     assert ends == {"first": 100.0, "second": 200.0}
     own = JobSpec("own", ("x",), 2, workload="bert", throughput={"V100": 2.0})
     assert attempt_speed(state.policy, own, "V100", 2) == 2.0

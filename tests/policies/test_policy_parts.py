@@ -10,7 +10,6 @@ import pytest
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
 from scheduler_feedback.core.cluster import Level, Node
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import (
     CancelRequested,
     FreezeSet,
@@ -26,9 +25,10 @@ from scheduler_feedback.core.job import After, Dependency, Job, JobState, Slot, 
 from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Decision, Estimates, Order, Policy, Queue, State
 from scheduler_feedback.core.verdict import Kind
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import timeouts, uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.nodes import spares
 from scheduler_feedback.policies.queue import preemption, resizing
 from scheduler_feedback.policies.queue.pending_line import WaitingLine
@@ -137,24 +137,23 @@ def test_gangs_that_resume_are_saved_and_only_cancellations_pass_a_freeze(
     )
     if state is JobState.RUNNING:
         world.running()
-    job, ledger = world.state.jobs[job_id], ledger_of(world.state)
-    job.stop_reason = why
-    ledger.stops(job)
+    job = world.state.jobs[job_id]
+    index_of(world.state).stop(job, why)
     context = CycleContext(world.state, world.now_ns)
     world.state.frozen = True
-    stopping.ask_for_stops(context, ledger)
+    stopping.ask_for_stops(context)
     if why is not StopReason.CANCEL:
         assert (context.actions, job.state) == ([], state)
     else:
         assert len(context.actions) == 1
     world.state.frozen = False
-    stopping.ask_for_stops(context, ledger)
+    stopping.ask_for_stops(context)
     (action,) = context.actions
     assert isinstance(action, StopGang)
     wanted = (("save", "it"), 7.0) if saves else ((), 0.0)
     assert (action.checkpoint_command, action.checkpoint_timeout_seconds) == wanted
     assert ("save within 7.0 s, then SIGTERM" in context.entries[-1].text) is saves
-    stopping.ask_for_stops(context, ledger)
+    stopping.ask_for_stops(context)
     assert len(context.actions) == 1, "one stop is enough"
 
 
@@ -451,7 +450,7 @@ def elastic_world(policy: Policy, *, waiting: bool, **spec: Any) -> World:
 
 
 def evaluated_again(world: World) -> bool:
-    return bool(list(resizing.timeouts(world.state, ledger_of(world.state))))
+    return bool(list(resizing.timeouts(world.state, index_of(world.state))))
 
 
 def test_growth_is_evaluated_again_while_an_elastic_gang_could_use_idle_slots() -> None:
@@ -663,7 +662,7 @@ def test_a_job_in_its_retry_pause_preempts_no_gang() -> None:
     world = guests(4, 4)
     world.state.frozen = True
     job_id = owned(world, 4)
-    world.state.jobs[job_id].not_before_ns = world.now_ns + 10 * SECOND
+    index_of(world.state).requeue(world.state.jobs[job_id], "", world.now_ns + 10 * SECOND)
     world.cycle(FreezeSet(False, "eve"))
     assert stopped(world) == []
     world.now_ns += 10 * SECOND
@@ -694,10 +693,10 @@ def test_time_alone_triggers_a_pass_only_in_an_order_that_drifts() -> None:
             world.submit(2, 100.0, exact_seconds=100.0)
         world.running()
         world.state.replan_owed = False
-        found = list(preemption.timeouts(world.state, ledger_of(world.state)))
+        found = list(preemption.timeouts(world.state, index_of(world.state)))
         assert [(one - world.state.planned_ns) / SECOND for one in found] == at
         world.state.frozen = True
-        assert list(preemption.timeouts(world.state, ledger_of(world.state))) == []
+        assert list(preemption.timeouts(world.state, index_of(world.state))) == []
 
 
 def test_jobs_that_start_anyway_or_pause_preempt_no_gang() -> None:
@@ -710,7 +709,7 @@ def test_jobs_that_start_anyway_or_pause_preempt_no_gang() -> None:
     world.state.frozen = True
     waits = world.submit(4, 10.0, time_limit_seconds=10.0)
     world.end(starts, 0)
-    world.state.jobs[waits].not_before_ns = world.now_ns + 10 * SECOND
+    index_of(world.state).requeue(world.state.jobs[waits], "", world.now_ns + 10 * SECOND)
     world.cycle(FreezeSet(False, "eve"))
     assert stopped(world) == []
     world.now_ns += 10 * SECOND
@@ -817,9 +816,7 @@ def test_a_command_without_effect_is_not_logged_and_a_removal_is_always_done() -
     world.state.nodes["n0"].backoff = 2
     assert commanded(NodeCommand.RELEASE) == 1, "its backoff is cleared"
     commanded(NodeCommand.MAINTENANCE)
-    node = world.state.nodes["n0"]
-    node.present = False
-    ledger_of(world.state).node_changed(node)
+    index_of(world.state).report_node(NodeSeen("n0", 2, present=False))
     commanded(NodeCommand.REMOVE)
     assert "n0" not in world.state.nodes
 
@@ -898,9 +895,9 @@ def test_the_next_timeout_is_after_the_given_instant() -> None:
     world = World({"n0": 2}, Policy(start_timeout_seconds=60.0))
     world.submit(2, 500.0, time_limit_seconds=500.0)
     world.submit(2, 10.0)
-    ledger, at_ns = ledger_of(world.state), world.now_ns
+    index, at_ns = index_of(world.state), world.now_ns
     found = []
-    while (next_ns := timeouts.next_ns(world.state, ledger, at_ns)) is not None and len(found) < 20:
+    while (next_ns := timeouts.next_ns(world.state, index, at_ns)) is not None and len(found) < 20:
         assert next_ns > at_ns
         at_ns = next_ns
         found.append((at_ns - world.now_ns) / SECOND)

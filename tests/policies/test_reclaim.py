@@ -11,7 +11,7 @@ from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.events import CancelRequested
 from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.core.state import Estimates, Mode, Order, Policy, Queue
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.cycle_world import SECOND, World
 
 _POLICY = Policy(
@@ -178,7 +178,7 @@ def test_pending_jobs_follow_the_order_of_their_queues() -> None:
         world.submit(2, 100.0, queue=queue)
 
     def waiting() -> list[str]:
-        return [world.state.jobs[key[-1]].spec.queue for key in ledger_of(world.state).line.order]
+        return [world.state.jobs[key[-1]].spec.queue for key in index_of(world.state).line.order]
 
     assert waiting() == ["a", "b"]
     for _ in range(4):

@@ -169,6 +169,6 @@ def test_the_check_of_random_worlds_detects_a_policy_without_timeouts(monkeypatc
     world.submit(8, 100.0, queue="owner", time_limit_seconds=100.0)
     world.cycle(Tick())
     check_timeouts(world.state, 20 * SECOND, evaluate_all=True)
-    monkeypatch.setattr("scheduler_feedback.policies.index.timeouts.registered", lambda state, ledger: iter(()))
+    monkeypatch.setattr("scheduler_feedback.policies.index.timeouts.registered", lambda state, index: iter(()))
     with pytest.raises(AssertionError, match="the next timeout is none"):
         check_timeouts(world.state, 20 * SECOND, evaluate_all=True)

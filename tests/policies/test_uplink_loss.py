@@ -9,7 +9,7 @@ from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cleared, Kind
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.index.uplink_loss import crossed, least_burdened
 from tests.cluster.cycle_world import World
 
@@ -42,7 +42,7 @@ def test_a_gang_that_must_cross_uplinks_takes_those_that_no_other_gang_crosses(
 
 def test_gangs_are_counted_on_the_uplinks_that_they_cross_until_they_end() -> None:
     world, wide, second = three_gangs(Policy(uplink_slowdown=0.3))
-    plan = ledger_of(world.state).plan
+    plan = index_of(world.state).plan
     names = {number: plan.topology.domains[number].name for number in range(len(plan.topology.domains))}
     assert {names[number]: count for number, count in plan.crossing.items()} == {"r0": 1, "r1": 1, "r2": 1, "r3": 1}
     world.end(wide, 0)
@@ -72,7 +72,7 @@ def test_only_a_gang_in_several_domains_crosses_uplinks() -> None:
 
 def test_an_active_interference_verdict_keeps_other_gangs_off_its_uplinks() -> None:
     world, wide, second = three_gangs(Policy())
-    plan = ledger_of(world.state).plan
+    plan = index_of(world.state).plan
     verdict = world.verdict(wide, kind=Kind.INTERFERENCE, aggressor=second, resource="uplink:x", slowdown=1.5)
     world.cycle(verdict)
     assert {plan.topology.domains[number].name: cost for number, cost in plan.congested.items()} == {"r1": 0.5}

@@ -108,7 +108,9 @@ class Cluster:
         jobs = {}
         for number, (name, nodes) in enumerate(PLACEMENT.items(), 7):
             placement = tuple(Slot(node, 0) for node in nodes)
-            spec = JobSpec(name, ("slurm",), len(nodes), kind=JobKind.HOSTED, restartable=True, time_limit_seconds=1e6)
+            spec = JobSpec(
+                name, ("slurm",), len(nodes), kind=JobKind.EXTERNAL, restartable=True, time_limit_seconds=1e6
+            )
             self.world.cycle(Hosted(job_id_of(number), 0, spec, placement, START_NS))
             jobs[number] = SlurmJob(number, "RUNNING", nodes=nodes, gpus=((0,),) * len(nodes))
         backend._snapshot = Snapshot(BOOTED_NS - SECOND, {}, jobs)

@@ -30,7 +30,7 @@ from scheduler_feedback.core.events import AttemptEnded, AttemptRunning, Event, 
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.journal.recovery import follow
-from scheduler_feedback.policies.index.scheduling_index import forget_ledger
+from scheduler_feedback.policies.index.scheduling_index import drop_index
 from scheduler_feedback.sim.nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
 from scheduler_feedback.sim.trace import Trace, TraceJob
@@ -170,7 +170,7 @@ def along(piece: Piece, theirs: dict[str, int]) -> Iterator[Instant]:
             placement = tuple(held[job.job_id])
             recorded.append(StartGang(f"x-{job.job_id}", job.job_id, 1, state.jobs[job.job_id].spec, placement))
         if set(placed) != set(held) - before:
-            forget_ledger(state)
+            drop_index(state)
             follow(state, recorded, outcome.actions, at * SECOND)
         waiting = [job for job in waiting if theirs[job.job_id] != at]
 

@@ -632,10 +632,10 @@ def test_advice_names_accused_nodes_and_moves_that_would_be_made() -> None:
     state.verdicts["v-2"] = verdict("v-2", "n2", kind=Kind.INTERFERENCE)
     state.verdicts["v-3"] = verdict("v-3", "gone")
     for name, kind, job_state, attempt in (
-        ("slurm-7", JobKind.HOSTED, JobState.RUNNING, 1),
-        ("slurm-8", JobKind.HOSTED, JobState.COMPLETED, 1),
+        ("slurm-7", JobKind.EXTERNAL, JobState.RUNNING, 1),
+        ("slurm-8", JobKind.EXTERNAL, JobState.COMPLETED, 1),
         ("j-000001", JobKind.TRAINING, JobState.RUNNING, 1),
-        ("slurm-9", JobKind.HOSTED, JobState.RUNNING, 2),
+        ("slurm-9", JobKind.EXTERNAL, JobState.RUNNING, 2),
     ):
         spec = JobSpec(name, ("x",), 8, kind=kind)
         state.jobs[name] = Job(name, spec, job_state, 0, attempt=attempt)

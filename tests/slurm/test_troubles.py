@@ -284,7 +284,7 @@ def test_no_other_job_starts_on_the_nodes_of_a_moving_job(world: World) -> None:
     greedy = bed.submit("sleep 300", "--nodes=3", "--gpus-per-node=8", "--time=60")
     bed.wait_for("it waits", lambda: bed.job(greedy)["Reason"] in ("Resources", "Priority"))
     place = [name for name in bed.names[:5] if name != SLOW]
-    spec = JobSpec("gang", ("x",), 32, kind=JobKind.HOSTED)
+    spec = JobSpec("gang", ("x",), 32, kind=JobKind.EXTERNAL)
     claim = [Slot(name, index) for name in place for index in range(8)]
     world.state.jobs[f"slurm-{number}"] = Job(f"slurm-{number}", spec, JobState.STOPPING, 0, claim=claim)
     world.move(number)
@@ -300,7 +300,7 @@ def test_a_job_moves_without_a_reservation(world: World) -> None:
     number = world.submit(OPTED_IN)
     world.replace_command("scontrol", 'if [ "$1" = create ]; then exit 1; fi\nexec $REAL "$@"')
     claim = [Slot("gpu009", 0)]
-    spec = JobSpec("gang", ("x",), 32, kind=JobKind.HOSTED)
+    spec = JobSpec("gang", ("x",), 32, kind=JobKind.EXTERNAL)
     world.state.jobs[f"slurm-{number}"] = Job(f"slurm-{number}", spec, JobState.STOPPING, 0, claim=claim)
     world.move(number)
     world.wait("it runs again", lambda: world.runs_again(number), 20)

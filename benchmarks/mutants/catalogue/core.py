@@ -786,27 +786,31 @@ MUTANTS = (
     ),
     # --- turn ---
     Mutant(
-        "core.cycle_context:CycleContext.decide", 'outcome == "applied"', "True", ("tests/core/test_core_values.py",)
+        "policies.cycle_context:CycleContext.decide",
+        'outcome == "applied"',
+        "True",
+        ("tests/core/test_core_values.py",),
     ),
     Mutant(
-        "core.cycle_context:CycleContext.count",
+        "policies.cycle_context:CycleContext.count",
         "self.state.counts.get(key, 0) + 1",
         "1",
         ("tests/core/test_core_values.py",),
     ),
     Mutant(
-        "core.cycle_context:CycleContext.action_id",
+        "policies.cycle_context:CycleContext.action_id",
         "self.state.action_count += 1",
         "pass",
         ("tests/core/test_core_values.py",),
     ),
     Mutant(
-        "core.cycle_context:CycleContext.after",
+        "policies.cycle_context:CycleContext.after",
         "self.now_ns + nanoseconds(seconds)",
         "nanoseconds(seconds)",
         ("tests/core/test_core_values.py",),
     ),
-    Mutant("core.cycle_context:span", "if seconds < 7200", "if seconds < 72000", ("tests/core/test_core_values.py",)),
+    Mutant("core.durations:span", "if seconds < 7200", "if seconds < 72000", ("tests/core/test_core_values.py",)),
+    Mutant("core.durations:span", "if seconds < 10:", "if seconds < 100:", ("tests/core/test_core_values.py",)),
     # --- verdict ---
     Mutant(
         "agent.schema.verdicts.kinds:ACCUSING",

@@ -38,7 +38,7 @@ MUTANTS = (
         "count_before",
         ("tests/journal/test_recovery.py",),
     ),
-    Mutant("journal.recovery:run_again", "forget_ledger(state)", "", ("tests/journal/test_recovery.py",)),
+    Mutant("journal.recovery:run_again", "drop_index(state)", "", ("tests/journal/test_recovery.py",)),
     Mutant(
         "journal.recovery:run_again",
         "len(outcome.actions) == len(row.decided) and all(",

@@ -53,14 +53,14 @@ MUTANTS = (
     ),
     Mutant(
         "policies.queue.slow_node_placement:_slow",
-        "if node.slowdown <= 1 or not node.present or not ledger.plan.free_on(node.name):",
-        "if node.slowdown <= 1 or node.present or not ledger.plan.free_on(node.name):",
+        "if node.slowdown <= 1 or not node.present or not index.plan.free_on(node.name):",
+        "if node.slowdown <= 1 or node.present or not index.plan.free_on(node.name):",
         ("tests/policies/test_feedback.py",),
     ),
     Mutant(
         "policies.queue.slow_node_placement:_wait",
-        'return f"healthy slots are expected in {span(patience * ledger.line.places[job.job_id].length_ns / 1e9)}"',
-        'return f"healthy slots are expected in {span(patience * ledger.line.places[job.job_id].length_ns * 1e9)}"',
+        'return f"healthy slots are expected in {span(patience * index.line.places[job.job_id].length_ns / 1e9)}"',
+        'return f"healthy slots are expected in {span(patience * index.line.places[job.job_id].length_ns * 1e9)}"',
         ("tests/policies/test_feedback.py",),
     ),
     Mutant(
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "policies.nodes.draining:remove",
-        'drop_verdict(turn, verdict, "its node was removed")',
+        'drop_verdict(context, verdict, "its node was removed")',
         "pass",
         ("tests/policies/test_draining.py",),
     ),
@@ -173,19 +173,19 @@ MUTANTS = (
     ),
     Mutant(
         "policies.intake.verdict_events:abstained",
-        'turn.count("abstentions", abstention.detector)',
+        'context.count("abstentions", abstention.detector)',
         "pass",
         ("tests/policies/test_feedback.py",),
     ),
     Mutant(
         "policies.intake.verdict_events:drop_verdict",
-        "score_observed(turn, verdict, why)",
+        "score_observed(context, verdict, why)",
         "pass",
         ("tests/policies/test_feedback.py",),
     ),
     Mutant(
         "policies.intake.verdict_events:drop_verdicts_of",
-        "drop_verdict(turn, verdict, why)",
+        "drop_verdict(context, verdict, why)",
         "pass",
         ("tests/policies/test_feedback.py",),
     ),
@@ -239,8 +239,8 @@ MUTANTS = (
     ),
     Mutant(
         "policies.intake.external_jobs:will_be_taken",
-        "return job.spec.kind is JobKind.HOSTED and any(one.ranks <= free for one in state.host_waits)",
-        "return job.spec.kind is JobKind.HOSTED and all(one.ranks <= free for one in state.host_waits)",
+        "return job.spec.kind is JobKind.EXTERNAL and any(one.ranks <= free for one in state.host_waits)",
+        "return job.spec.kind is JobKind.EXTERNAL and all(one.ranks <= free for one in state.host_waits)",
         ("tests/policies/test_external_jobs.py",),
     ),
     Mutant(
@@ -262,21 +262,21 @@ MUTANTS = (
         ("tests/policies/test_placement_domains.py",),
     ),
     Mutant(
-        "policies.index.scheduling_index:Ledger._add",
+        "policies.index.tracked_jobs:TrackedJobs._add",
         "self._expect(job)",
         "pass",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
-        "policies.index.scheduling_index:Ledger._file",
+        "policies.index.tracked_jobs:TrackedJobs._update_alone",
         "self._cross(held, -1)",
         "self._cross(held, 1)",
         ("tests/policies/test_uplink_loss.py",),
     ),
     Mutant(
-        "policies.index.scheduling_index:Ledger.due",
-        "while clocks and clocks[0][0] <= now_ns:",
-        "while clocks or clocks[0][0] <= now_ns:",
+        "policies.index.tracked_jobs:TrackedJobs.due",
+        "while timeouts and timeouts[0][0] <= now_ns:",
+        "while timeouts or timeouts[0][0] <= now_ns:",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
@@ -299,8 +299,8 @@ MUTANTS = (
     ),
     Mutant(
         "policies.remediation.gang_moves:first_in_line",
-        "if not at_limit(ledger, job):",
-        "if at_limit(ledger, job):",
+        "if not at_limit(index, job):",
+        "if at_limit(index, job):",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
@@ -311,7 +311,7 @@ MUTANTS = (
     ),
     Mutant(
         "policies.remediation.gang_moves:proposed",
-        'turn.decide(job.job_id, kind, text, tuple(detail), "observed")',
+        'context.decide(job.job_id, kind, text, tuple(detail), "observed")',
         "pass",
         ("tests/policies/test_room.py",),
     ),
@@ -323,14 +323,14 @@ MUTANTS = (
     ),
     Mutant(
         "policies.intake.observations:attempt_ended",
-        "_leave_attempt(turn, job, event.ended_wall_ns, event.started, event.done_seconds)",
+        "_leave_attempt(context, job, ranks, event.ended_wall_ns, event.started, event.done_seconds)",
         "pass",
         ("tests/policies/test_room.py",),
     ),
     Mutant(
         "policies.intake.observations:node_seen",
-        'ledger_of(turn.state).nodes_came()\n            turn.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
-        'pass\n            turn.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
+        'context.index.report_node(event)\n            context.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
+        'pass\n            context.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")',
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
@@ -347,14 +347,14 @@ MUTANTS = (
     ),
     Mutant(
         "policies.queue.backfill_scheduling:_first_key",
-        "if not ledger.shares.limited:",
-        "if ledger.shares.limited:",
+        "if not index.shares.limited:",
+        "if index.shares.limited:",
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
         "policies.queue.backfill_scheduling:backfill_conservatively",
-        "job, place_ = state.jobs[key[-1]], ledger.line.places[key[-1]]",
-        "job, place_ = state.jobs[key[-1]], ledger.line.places[key[1]]",
+        "job, place_ = state.jobs[key[-1]], index.line.places[key[-1]]",
+        "job, place_ = state.jobs[key[-1]], index.line.places[key[1]]",
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(

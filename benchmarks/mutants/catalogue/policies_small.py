@@ -55,21 +55,24 @@ MUTANTS = (
     Mutant("policies.queue.preemption:due", "and not state.frozen", "", _PARTS),
     Mutant(
         "policies.queue.reclaim:reclaim",
-        "if ledger.shares.held[owner] + ranks > (queues[owner].quota or 0):",
+        "if index.shares.held[owner] + ranks > (queues[owner].quota or 0):",
         "if False:",
         _PARTS,
     ),
     Mutant("policies.queue.reclaim:reclaim", "asked.add(owner)", "pass", _PARTS),
     Mutant(
-        "policies.queue.reclaim:reclaim", "job.not_before_ns > turn.now_ns", "job.not_before_ns >= turn.now_ns", _PARTS
+        "policies.queue.reclaim:reclaim",
+        "job.not_before_ns > context.now_ns",
+        "job.not_before_ns >= context.now_ns",
+        _PARTS,
     ),
     Mutant(
         "policies.queue.reclaim:_victims", "(after < quota) is not straddling", "(after < quota) is straddling", _PARTS
     ),
     Mutant(
-        "policies.queue.reclaim:_victims", "if _within_quota(ledger, job, owner, []) is not None:", "if False:", _PARTS
+        "policies.queue.reclaim:_victims", "if _within_quota(index, job, owner, []) is not None:", "if False:", _PARTS
     ),
-    Mutant("policies.queue.reclaim:_victims", "_fewest(ledger, job, owner, chosen, slots)", "(slots, chosen)", _PARTS),
+    Mutant("policies.queue.reclaim:_victims", "_fewest(index, job, owner, chosen, slots)", "(slots, chosen)", _PARTS),
     Mutant("policies.queue.resizing:timeouts", "len(job.ranks) < (job", "len(job.ranks) <= (job", _PARTS),
     Mutant("policies.queue.resizing:timeouts", "_surplus(job) > 0 and", "", _PARTS),
     Mutant("policies.queue.resizing:timeouts", "(guessed or job.spec.checkpoint_interval_seconds)", "guessed", _PARTS),
@@ -104,28 +107,28 @@ MUTANTS = (
         _PARTS,
     ),
     Mutant(
-        "policies.queue.starting:start",
-        "job.started_ns = turn.now_ns if job.started_ns is None else job.started_ns",
-        "job.started_ns = turn.now_ns",
+        "policies.index.scheduling_index:SchedulingIndex.start",
+        "job.started_ns = self.state.now_ns if job.started_ns is None else job.started_ns",
+        "job.started_ns = self.state.now_ns",
         _PARTS,
     ),
-    Mutant("policies.queue.starting:start", "turn.now_ns - job.submitted_ns", "turn.now_ns", _PARTS),
+    Mutant("policies.queue.starting:start", "context.now_ns - job.submitted_ns", "context.now_ns", _PARTS),
     Mutant(
         "policies.queue.starting:place_or_reserve",
-        "if at_limit(ledger, job):",
+        "if at_limit(index, job):",
         "if False:",
         ("tests/policies/test_waiting_reasons.py",),
     ),
     Mutant(
         "policies.remediation.stopping:ask_for_stops",
-        "turn.now_ns < job.not_before_ns",
-        "turn.now_ns <= job.not_before_ns",
+        "context.now_ns < job.not_before_ns",
+        "context.now_ns <= job.not_before_ns",
         _PARTS,
     ),
     Mutant(
-        "policies.remediation.stopping:ask_for_stops",
-        "turn.now_ns if job.stopping_ns is None else job.stopping_ns",
-        "turn.now_ns",
+        "policies.index.scheduling_index:SchedulingIndex.request_stop",
+        "self.state.now_ns if job.stopping_ns is None else job.stopping_ns",
+        "self.state.now_ns",
         _PARTS,
     ),
     Mutant("policies.remediation.stopping:ask_for_stops", "and job.state is not JobState.STARTING", "", _PARTS),
@@ -169,7 +172,7 @@ MUTANTS = (
         "0",
         _PARTS,
     ),
-    Mutant("policies.intake.user_requests:submitted", "if event.job_id in turn.state.jobs:", "if False:", _PARTS),
+    Mutant("policies.intake.user_requests:submitted", "if event.job_id in context.state.jobs:", "if False:", _PARTS),
     Mutant("policies.intake.user_requests:cancel_requested", "or job.stop_reason is StopReason.CANCEL", "", _PARTS),
     Mutant("policies.intake.user_requests:_is_so", "if command is NodeCommand.REMOVE:", "if False:", _PARTS),
     Mutant("policies.intake.user_requests:_is_so", "and not node.backoff", "", _PARTS),
@@ -187,7 +190,7 @@ MUTANTS = (
     Mutant("policies.nodes.quarantine:others_want", "and any(_has_waited", "and all(_has_waited", _BACKFILL),
     Mutant(
         "policies.nodes.quarantine:quarantine",
-        "_become(turn, node, NodeState.SUSPECT, None, reason, verdict_id)",
+        "context.index.set_node_state(node, NodeState.SUSPECT, None, reason, verdict_id)",
         "pass",
         _BACKFILL,
     ),

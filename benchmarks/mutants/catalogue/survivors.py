@@ -18,7 +18,7 @@ MUTANTS = (
         ("tests/policies/test_feedback.py",),
     ),
     Mutant(
-        "policies.nodes.quarantine:recover", "if node.name in job.excluded_nodes:", "if False:",
+        "policies.index.scheduling_index:SchedulingIndex._allow", "if node.name in job.excluded_nodes:", "if False:",
         ("tests/policies/test_feedback.py",),
     ),
     Mutant(

@@ -15,7 +15,7 @@ from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import PastVerdict, State
 from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.cycle import explain
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.queue import order
 
 REASONS_PAUSE = 10
@@ -54,7 +54,7 @@ class Reasons:
         """Return the state itself, with its index."""
         if self._newest is None or self._newest.state is not state:
             begun_s = self._clock()
-            _ = ledger_of(state).plan
+            _ = index_of(state).plan
             ended_s = self._clock()
             self._newest = _Indexed(state, ended_s + (ended_s - begun_s) * REASONS_PAUSE)
         return state

@@ -19,7 +19,7 @@ from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 
 MOST_ROWS = 24
 """Nodes that each have a row; more nodes are folded."""
@@ -170,7 +170,7 @@ def _fold(
 
 def _end_ns(state: State, job: Job) -> int:
     """Return when the job is expected to end; now if that time has passed."""
-    releases = ledger_of(state).ends_of.get(job.job_id, ())
+    releases = index_of(state).ends_of.get(job.job_id, ())
     return max([release.at_ns for release in releases] + [state.now_ns])
 
 

@@ -126,7 +126,7 @@ def _moves(state: State) -> dict[str, str]:
     for decision in state.decisions:
         job = state.jobs.get(decision.job_id)
         running = job is not None and job.state is JobState.RUNNING and job.attempt == decision.attempt
-        if job is not None and running and job.spec.kind is JobKind.HOSTED and not decision.applied:
+        if job is not None and running and job.spec.kind is JobKind.EXTERNAL and not decision.applied:
             found[decision.job_id] = (
                 f"{decision.verdict_id}: moving is expected to gain {decision.predicted_gain_seconds:.0f} s"
             )

@@ -87,7 +87,7 @@ def external_job(job: SlurmJob, opted: OptIn, nodes: dict[str, SlurmNode]) -> Ho
         ranks=len(placement),
         user=plain(job.user),
         queue=job.partition or "default",
-        kind=JobKind.HOSTED,
+        kind=JobKind.EXTERNAL,
         time_limit_seconds=job.time_limit_seconds,
         restartable=opted.restartable and job.batch and job.requeue,
         checkpoint_signal=f"SIG{opted.signal or 'TERM'}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from scheduler_feedback.core.cycle_context import nanoseconds
+from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import Job, JobState, Slot
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.verdict import Verdict

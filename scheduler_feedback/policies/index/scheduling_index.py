@@ -1,202 +1,260 @@
-"""Scheduling index: values derived from the state and updated with it, so that no cycle scans all jobs or nodes.
+"""Scheduling index: values derived from the state, and the methods that change jobs, nodes and verdicts.
 
-The index holds free slots, the queue order, expected ends of running gangs, and timeouts. All of them follow from the
-jobs and nodes alone. ``ledger_of`` builds the index if a state has none (a new state, or one read from a snapshot).
-Every later change of a job or node must be reported by ``file`` or ``node_changed``. The index contains no decisions,
-so an old and a newly built index of the same state lead to the same decisions.
+The index holds free slots, the queue order, expected ends of running gangs, and timeouts, so that no cycle scans all
+jobs or nodes. All of them follow from the state alone. ``index_of`` builds the index if a state has none (a new state,
+or one read from a snapshot). Afterwards only the methods below assign the fields on which the index depends
+(``JOB_FIELDS`` and so on), so that index and state always agree. The index contains no decisions: an old and a newly
+built index of the same state lead to the same decisions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from heapq import heappop, heappush
+from collections.abc import Iterable, Sequence
+from heapq import heappush
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import nanoseconds
-from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.state import Backfilling, Order, State
-from scheduler_feedback.policies.index.held_slots import HeldSlots
-from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
-from scheduler_feedback.policies.intake.dependencies import Dependencies
+from scheduler_feedback.core.durations import nanoseconds
+from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.core.state import Order, Policy, State
+from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.policies.index.tracked_jobs import TrackedJobs
 from scheduler_feedback.policies.queue import order
-from scheduler_feedback.policies.queue.order import las
-from scheduler_feedback.policies.queue.pending_line import WaitingLine
-from scheduler_feedback.policies.queue.placement import Shape, shape_of
+from scheduler_feedback.policies.queue.order import fair, las
 
-_HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
-_ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
-_NONE: tuple[Slot, ...] = ()
+JOB_FIELDS = frozenset(
+    {
+        *("spec", "state", "attempt", "ranks", "claim", "stop_reason", "submitted_ns", "attempt_started_ns"),
+        *("stopping_ns", "ended_ns", "not_before_ns", "last_migration_ns", "run_ns", "done_seconds", "progress_ns"),
+        *("speed", "excluded_nodes", "overdue", "estimate_seconds", "urgency", "level", "turn", "array_of"),
+    }
+)
+"""Fields of a job on which the index depends."""
 
-_BEHIND_ALL = frozenset({Backfilling.NONE, Backfilling.CONSERVATIVE})
-"""Backfill rules under which a job that leaves the queue may let any later job start, not only the head."""
+NODE_FIELDS = frozenset(
+    {
+        *("name", "slots", "state", "until_ns", "present", "slowdown", "spare", "refuses"),
+        *("gpu_type", "spine", "rack", "rail", "island", "island_slots"),
+    }
+)
+"""Fields of a node on which the index depends."""
+
+STATE_FIELDS = frozenset({"policy", "jobs", "nodes", "verdicts", "waits", "emptied_ns", "queue_turns"})
+"""Fields of the state on which the index depends."""
 
 
-def ledger_of(state: State) -> Ledger:
-    """Return the state's index; build it if there is none, or if the policy has changed."""
-    ledger = getattr(state, "derived", None)
-    if not isinstance(ledger, Ledger) or ledger.policy is not state.policy:
-        if isinstance(ledger, Ledger):  # the policy has changed: evaluate all pending jobs again
+def index_of(state: State) -> SchedulingIndex:
+    """Return the state's index; build it if there is none, or if the policy was replaced."""
+    index = getattr(state, "derived", None)
+    if not isinstance(index, SchedulingIndex) or index.policy is not state.policy:
+        if isinstance(index, SchedulingIndex):  # evaluate all pending jobs again
             state.idle = False
-        ledger = state.derived = Ledger(state)
-    return ledger
+        index = state.derived = SchedulingIndex(state)
+    return index
 
 
-def forget_ledger(state: State) -> None:
+def drop_index(state: State) -> None:
     """Drop the index after direct changes of jobs or nodes; it is rebuilt on demand."""
     state.derived = None
     state.idle = False
 
 
-class Ledger(HeldSlots):
-    """Index over the jobs and nodes of one state. The attributes are documented in the constructor."""
+class SchedulingIndex(TrackedJobs):
+    """Index over the jobs and nodes of one state, and the methods that change both."""
 
-    __slots__ = (
-        "_groups",
-        "_late",
-        "appointed",
-        "claimants",
-        "clocks",
-        "dependencies",
-        "doubtful",
-        "elastic",
-        "ended",
-        "excluders",
-        "fresh",
-        "hopeless",
-        "late",
-        "line",
-        "overdue",
-        "probes",
-        "running",
-        "stoppable_due",
-        "unheld",
-        "unsettled",
-    )
+    __slots__ = ()
 
-    def __init__(self, state: State) -> None:
-        super().__init__(state)
-        self.line = WaitingLine()
-        """Pending jobs, in order."""
-        self.claimants: set[str] = set()
-        """Pending jobs with reserved slots."""
-        self.probes: set[str] = set()
-        """Pending probes."""
-        self.doubtful: set[str] = set()
-        """Names of nodes that are not healthy."""
-        self.running: set[str] = set()
-        """Gangs that may be stopped by a signal."""
-        self.elastic: set[str] = set()
-        """Restartable elastic gangs that hold slots."""
-        self.excluders: set[str] = set()
-        """Jobs that exclude nodes."""
-        self.unheld: set[str] = set()
-        """Jobs that would not fit even if the nodes were empty, or that exceed a limit of their queue."""
-        self.hopeless: set[str] = set()
-        """Jobs with a dependency that can no longer be met."""
-        self._groups: tuple[set[str], ...] = (self.claimants, self.probes, self.stopping, self.running, self.excluders)
-        self.overdue: set[str] = set()
-        """Jobs, pending or active, that go ahead of others because of their long wait."""
-        self._groups += (self.unheld, self.hopeless, self.elastic, self.overdue)
-        self.late: list[tuple[int, str]] = []
-        """Heap of jobs past the starvation bound that are not overdue yet."""
-        self._late: set[str] = set()
-        self.ended: list[tuple[int, str]] = []
-        """(end, job id) of the ended jobs."""
-        self.clocks: list[tuple[int, str]] = []
-        """Heap of timeouts of single jobs and nodes: (instant, job id; '' for a node)."""
-        self.fresh: set[str] = set()
-        """Jobs that were added to the queue since the last pass."""
-        self.unsettled = False
-        """Whether nodes have changed since ``settle``."""
-        self.appointed = False
-        """Whether the spares are up to date with the nodes."""
-        self.stoppable_due = False
-        """Whether a gang's minimum run time or cooldown has ended in this cycle."""
-        self.dependencies = Dependencies(state)
-        for node in state.nodes.values():
-            self._watch(node)
-        for job in state.jobs.values():
-            self.dependencies.add(job)
-        for job in state.jobs.values():
-            self._add(job)
-        self.ended.sort()
-        self.update_expected_restarts(self.claimants)
-        if state.idle:
-            self.grown = self.changed = False
-            self.fresh = set()
+    # --- the cluster -------------------------------------------------------------------------------------------------
 
-    def thawed(self) -> None:
-        """Evaluate all pending jobs again, after a freeze, a thaw, or a change of the policy."""
+    def set_policy(self, policy: Policy) -> None:
+        """Replace the policy, and evaluate all pending jobs again."""
+        if policy is self.policy:
+            return
+        self.state.policy = policy
+        self.state.idle = False
+        TrackedJobs.__init__(self, self.state)  # in place: the cycle context refers to this index
+
+    def evaluate_all(self) -> None:
+        """Evaluate all pending jobs again in this cycle."""
         self.grown = self.changed = True
+
+    def mark_evaluated(self) -> None:
+        """Record that a pass has evaluated all pending jobs."""
+        self.grown = self.changed = False
+        self.fresh = set()
+
+    def add_verdict(self, verdict: Verdict) -> None:
+        """Activate the verdict, or replace an active one with the same id."""
+        self.state.verdicts[verdict.verdict_id] = verdict
+        self._verdict_changed(verdict)
+
+    def remove_verdict(self, verdict: Verdict) -> None:
+        """Deactivate the verdict."""
+        del self.state.verdicts[verdict.verdict_id]
+        self._verdict_changed(verdict)
+
+    def _verdict_changed(self, verdict: Verdict) -> None:
+        if verdict.aggressor:
+            self.congestion_changed()
+        if (job := self.state.jobs.get(verdict.gang)) is not None:
+            self.update_expected_end(job)
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
-    def nodes_came(self) -> None:
-        """Update after a node was added, or has changed its size or place."""
+    def report_node(self, event: NodeSeen) -> None:
+        """Apply a backend's report of a node; add the node if it is new. An absent node keeps its size and place."""
+        node = self.state.nodes.get(event.node)
+        new = node is None
+        if node is None:
+            node = self.state.nodes[event.node] = Node(event.node, event.slots, since_ns=self.state.now_ns)
+        node.present = event.present
+        if event.present:
+            node.slots, node.devices, node.machine = event.slots, event.devices, event.machine
+            node.spine, node.rack, node.rail, node.island = event.spine, event.rack, event.rail, event.island
+            node.gpu_type, node.island_slots = event.gpu_type, event.island_slots
+            node.refuses, node.queues = event.refuses, event.queues
+            self.plan_or_none = None  # its topology has changed
+            self._capacity_changed()
+        if not new:
+            self._node_changed(node)
+
+    def set_node_state(
+        self, node: Node, state: NodeState, until_ns: int | None, reason: str = "", verdict_id: str = ""
+    ) -> None:
+        """Change the node's state. until_ns: when it may end; None if only an event ends it."""
+        node.state, node.since_ns, node.until_ns = state, self.state.now_ns, until_ns
+        node.reason, node.verdict_id = reason, verdict_id
+        self._node_changed(node)
+
+    def recover_node(self, node: Node) -> None:
+        """Make the node healthy, without a known slowdown, and allow it to all jobs."""
+        node.slowdown = 1.0
+        self.set_node_state(node, NodeState.HEALTHY, None)
+        self._allow(node)
+
+    def set_until(self, node: Node, until_ns: int | None) -> None:
+        """Change when the node's state may end."""
+        node.until_ns = until_ns
+        self._node_changed(node)
+
+    def set_slowdown(self, node: Node, slowdown: float) -> None:
+        """Change the node's expected slowdown."""
+        if slowdown != node.slowdown:
+            node.slowdown = slowdown
+            self._node_changed(node)
+
+    def set_spare(self, node: Node, spare: bool) -> None:
+        """Reserve the node for gangs that leave a bad node, or release it."""
+        node.spare = spare
+        self._node_changed(node)
+        self.appointed = True  # only the spares themselves have changed
+
+    def remove_node(self, node: Node) -> None:
+        """Remove the node. No job may hold slots of it. A new node of the same name starts without exclusions."""
+        self._allow(node)
+        del self.state.nodes[node.name]
+        self.doubtful.discard(node.name)
         self.plan_or_none = None
         self._capacity_changed()
 
-    def node_changed(self, node: Node) -> None:
-        """Update after a change of the node's state or presence."""
+    def _node_changed(self, node: Node) -> None:
         self._watch(node)
         if self.plan_or_none is not None:
             self.plan_or_none.change(node)
         self._capacity_changed()
 
-    def _capacity_changed(self) -> None:
-        self.capacity_or_none = None
-        self.grown = self.changed = self.unsettled = True
-        self.appointed = False
+    def _allow(self, node: Node) -> None:
+        """Remove the node from the exclusions of all jobs."""
+        for job_id in sorted(self.excluders):
+            job = self.state.jobs[job_id]
+            if node.name in job.excluded_nodes:
+                job.excluded_nodes = tuple(name for name in job.excluded_nodes if name != node.name)
+                self._update(job)
 
-    def settle(self) -> None:
-        """Update which jobs the nodes could hold at all, after nodes have changed."""
-        if not self.unsettled:
-            return
-        self.unsettled = False
-        jobs, capacity = self.state.jobs, self.capacity
-        moved = [job_id for job_id in self.unheld if self.could_ever_start(jobs[job_id])]
-        for kind in self.line.kinds.values():
-            members = [key[-1] for bucket in kind.buckets.values() for key in bucket.keys]
-            if not capacity.could_hold(jobs[members[0]], kind.shape):
-                moved += members
-        for job_id in sorted(moved):
-            self.file(jobs[job_id])
+    # --- jobs: queue -------------------------------------------------------------------------------------------------
 
-    def _watch(self, node: Node) -> None:
-        if node.state is NodeState.HEALTHY:
-            self.doubtful.discard(node.name)
-        else:
-            self.doubtful.add(node.name)
-            if node.until_ns is not None:
-                heappush(self.clocks, (node.until_ns, ""))
-
-    # --- jobs --------------------------------------------------------------------------------------------------------
-
-    def came(self, job: Job) -> None:
-        """Add a new job."""
+    def add_job(self, job: Job) -> None:
+        """Add a new job; a pending one, other than a probe, is appraised and goes to its place in the queue."""
+        self.state.jobs[job.job_id] = job
+        if job.state is JobState.PENDING and job.spec.kind is not JobKind.PROBE:
+            if self.policy.order is Order.LAS:
+                las.enter(self.state, job)
+            fair.appraise(self.state, job, self.state.now_ns)
         if job.spec.after or job.array_of:
             self.dependencies.add(job)
         if self.dependencies.dependents or job.array_of:
-            self.file(job)
+            self._update(job)
         else:
             self._add(job)
 
-    def file(self, job: Job) -> None:
-        """Update after a change of the job."""
-        others: list[str] = []
-        if self.dependencies.dependents or job.array_of:
-            others = list(self.dependencies.changed(job))  # before ``_file``, which uses the updated dependencies
-        self._file(job)
-        for job_id in others:
-            other = self.state.jobs[job_id]
-            if other.state is JobState.PENDING and other is not job:
-                self._file(other)
+    def add_probe(self, node: Node, probe: Job) -> None:
+        """Add a probe of the quarantined node. Its result, and no longer the time, ends the quarantine."""
+        node.probe_job, node.until_ns = probe.job_id, None
+        self.add_job(probe)
 
-    def runs(self, job: Job) -> None:
-        """Update after all ranks of the attempt were reported as running."""
-        if self.held.get(job.job_id) != tuple([rank.slot for rank in job.ranks]):
-            self.file(job)
+    def set_overdue(self, job: Job) -> None:
+        """Let the pending job go ahead of others because of its long wait."""
+        job.overdue = True
+        self._update(job)
+
+    def appraise(self, job: Job, key: tuple[object, ...] | None = None, least_change: float = 0.0) -> None:
+        """Update the job's expected run time and urgency.
+
+        key: place of a pending job. A job whose urgency changes by at most the share least_change keeps its values.
+        """
+        urgency, estimate = job.urgency, job.estimate_seconds
+        fair.appraise(self.state, job, self.state.now_ns)
+        if key is None:
             return
+        little = estimate is not None and abs(job.urgency - urgency) <= least_change * abs(urgency)
+        if little:
+            job.urgency, job.estimate_seconds = urgency, estimate
+        if not little or order.key_of(self.state, job) != key:
+            self._update(job)
+
+    def demote(self, running: Iterable[Job]) -> None:
+        """Move jobs that have passed their threshold into the next queue of LAS."""
+        for job in las.demote(self.state, running, self.state.now_ns):
+            self._expect_fall(job)
+
+    def take_turns(self, chosen: Iterable[Job], stopped: Sequence[Job]) -> None:
+        """Put the chosen jobs first in their queue of LAS, and the stopped ones before pending ones."""
+        for job in las.take_turns(self.state, chosen, stopped):
+            self._update(job)
+
+    def reserve(self, job: Job, slots: Iterable[Slot]) -> None:
+        """Reserve the slots, by rank, for the pending job's next attempt; no slots: release its reservation."""
+        job.claim = list(slots)
+        self._update(job)
+
+    # --- jobs: attempts ----------------------------------------------------------------------------------------------
+
+    def start(self, job: Job, slots: Sequence[Slot], action_id: str, speed: float) -> None:
+        """Start the job's next attempt on these slots, by rank. speed: as a share of that of the estimates."""
+        job.state, job.attempt = JobState.STARTING, job.attempt + 1
+        job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
+        job.attempt_started_ns = self.state.now_ns
+        job.started_ns = self.state.now_ns if job.started_ns is None else job.started_ns
+        job.first_step_ns = None
+        job.claim, job.failure, job.not_before_ns = [], "", 0
+        job.expected_start_ns, job.appraise_ns = None, 0
+        job.proposed, job.action_id, job.speed = "", action_id, speed
+        self._update(job)
+
+    def run(self, job: Job, ranks: list[RankRecord] | None) -> None:
+        """Record that all ranks run. ranks: as reported; None if the report has none."""
+        if ranks is not None:
+            job.ranks = ranks
+        if job.state is JobState.STARTING:
+            job.state, job.excluded_nodes = JobState.RUNNING, ()
+        elif ranks is None:
+            return
+        if self.held.get(job.job_id) != tuple([rank.slot for rank in job.ranks]):
+            self._update(job)
+        elif job.state is JobState.RUNNING:
+            self._note_running(job)
+
+    def _note_running(self, job: Job) -> None:
         self.running.add(job.job_id)
         levels = self.policy.defragmentation_moves and job.spec.restartable and self.line.needs_level()
         if job.job_id in self.elastic or levels:  # it may be resized or moved from now on
@@ -205,255 +263,112 @@ class Ledger(HeldSlots):
             self.excluders.discard(job.job_id)
         if job.spec.kind is JobKind.PROBE and job.attempt_started_ns is not None:
             at_ns = job.attempt_started_ns + nanoseconds(self.policy.probe_timeout_seconds)
-            heappush(self.clocks, (at_ns, job.job_id))
+            heappush(self.timeouts, (at_ns, job.job_id))
 
-    def stops(self, job: Job) -> None:
-        """Update after the attempt got a stop reason, or its stop was requested."""
+    def run_external(self, job: Job, spec: JobSpec, attempt: int, placement: Iterable[Slot], began_ns: int) -> None:
+        """Record an attempt that another scheduler has started, of a new job or of one that had ended."""
+        new = job.job_id not in self.state.jobs
+        job.spec, job.state, job.attempt = spec, JobState.RUNNING, attempt
+        job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(placement)]
+        job.attempt_started_ns = began_ns
+        job.started_ns = began_ns if job.started_ns is None else job.started_ns
+        job.ended_ns, job.end_reason, job.failure = None, "", ""
+        job.first_step_ns, job.stop_reason, job.action_id = None, None, ""
+        job.proposed = ""
+        if new:
+            self.add_job(job)
+        else:
+            self.ended = [one for one in self.ended if one[1] != job.job_id]
+            self._update(job)
+
+    def report_progress(self, job: Job, done_seconds: float) -> None:
+        """Record the running job's work so far, in seconds of running alone at full speed."""
+        job.done_seconds, job.progress_ns = done_seconds, self.state.now_ns
+        self.update_expected_end(job)
+
+    def stop(self, job: Job, reason: StopReason, failure: str | None = None) -> None:
+        """Mark the attempt to be stopped. failure: the reason in words."""
+        job.stop_reason = reason
+        job.failure = job.failure if failure is None else failure
+        self._note_stopping(job)
+
+    def cancel(self, job: Job, failure: str) -> None:
+        """Mark the attempt to be stopped for good, and release what the job has reserved."""
+        job.stop_reason, job.failure, job.claim = StopReason.CANCEL, failure, []
+        self._update(job)
+
+    def move(
+        self,
+        job: Job,
+        target: Iterable[Slot] = (),
+        reason: StopReason = StopReason.MIGRATE,
+        failure: str | None = None,
+        excluded: tuple[str, ...] | None = None,
+    ) -> None:
+        """Mark the attempt to be stopped, and the job to continue elsewhere.
+
+        target: reserved slots of the next attempt; none: it waits in the queue. excluded: nodes that it must not use.
+        """
+        job.stop_reason, job.claim = reason, list(target)
+        job.failure = job.failure if failure is None else failure
+        job.last_migration_ns = self.state.now_ns
+        job.excluded_nodes = job.excluded_nodes if excluded is None else excluded
+        self._update(job)
+
+    def request_stop(self, job: Job, action_id: str, again_ns: int) -> None:
+        """Record a stop request to the backend. again_ns: when it is repeated."""
+        job.state = JobState.STOPPING
+        job.stopping_ns = self.state.now_ns if job.stopping_ns is None else job.stopping_ns
+        job.action_id = action_id
+        self.repeat_stop(job, again_ns)
+
+    def repeat_stop(self, job: Job, again_ns: int) -> None:
+        """Set when the stop request is repeated."""
+        job.not_before_ns = again_ns
+        self._note_stopping(job)
+
+    def _note_stopping(self, job: Job) -> None:
         self.stopping.add(job.job_id)
         if job.not_before_ns:
-            heappush(self.clocks, (job.not_before_ns, job.job_id))
+            heappush(self.timeouts, (job.not_before_ns, job.job_id))
         if job.state is JobState.STOPPING:
             self.running.discard(job.job_id)
             self.update_expected_end(job)
 
-    def _file(self, job: Job) -> None:
-        job_id = job.job_id
-        held, claim = self.held.pop(job_id, _NONE), self.claims.pop(job_id, _NONE)
-        if held or claim:
-            self._cross(held, -1)
-            self._free(job, held, claim)
-        if job_id in self.line:
-            self.line.remove(job_id)
-            self.fresh.discard(job_id)
-            gave_up = job.state not in _HOLDING and self.policy.backfill in _BEHIND_ALL
-            if gave_up or self.state.reserved_for == job_id:
-                self.changed = True
-        for group in self._groups:
-            if group:
-                group.discard(job_id)
-        if job_id in self.ends_of:
-            self._drop_ends(job_id)
-        self._add(job)
-        if self.disputes:
-            self.congestion_changed()
+    def leave_attempt(self, job: Job, ranks: list[RankRecord], ended_ns: int, ran_ns: int, done_seconds: float) -> None:
+        """Record the end of the attempt, before ``requeue`` or ``end``.
 
-    def _add(self, job: Job) -> None:
-        job_id, state = job.job_id, job.state
-        if state in _ENDED:
-            if job.ended_ns is not None:
-                self.ended.append((job.ended_ns, job_id))
-            return
-        if job.excluded_nodes:
-            self.excluders.add(job_id)
-        if job.overdue:
-            self.overdue.add(job_id)
-        if job.stop_reason is not None:
-            self.stopping.add(job_id)
-        if job.not_before_ns > self.state.now_ns:
-            heappush(self.clocks, (job.not_before_ns, job_id))
-        if job.claim:
-            self.claims[job_id] = tuple(job.claim)
-        if state in _HOLDING:
-            self._hold(job)
-        elif job.spec.kind is JobKind.PROBE:
-            self.probes.add(job_id)
-        elif job.claim:
-            self.claimants.add(job_id)
-        elif self.dependencies.blocks(job):
-            if self.dependencies.hopeless(job) is not None:
-                self.hopeless.add(job_id)
-        else:
-            self._line_up(job)
-        if job.claim:
-            if self.plan_or_none is not None:
-                self.plan_or_none.hold(job.claim)
-            held = len(job.ranks) if state in _HOLDING else 0
-            self.shares.use(job.spec.queue, max(len(job.claim) - held, 0))
-            self.changed = True
-        if job.claim or state in _HOLDING:
-            self._expect(job)
-
-    def _hold(self, job: Job) -> None:
-        self._take(job, tuple([rank.slot for rank in job.ranks]))
-        if job.state is JobState.RUNNING:
-            self.running.add(job.job_id)
-        if (job.spec.min_ranks is not None or job.spec.max_ranks is not None) and job.spec.restartable:
-            self._hold_elastic(job)
-        if self.policy.preempt and self.policy.order is Order.LAS:
-            self.watch_fall(job)
-        for at_ns in self._stoppable_ns(job):
-            if at_ns > self.state.now_ns:
-                heappush(self.clocks, (at_ns, job.job_id))
-        if job.attempt_started_ns is not None:
-            policy = self.policy
-            if job.state is JobState.STARTING and policy.start_timeout_seconds:
-                at_ns = job.attempt_started_ns + nanoseconds(policy.start_timeout_seconds)
-                heappush(self.clocks, (at_ns, job.job_id))
-            elif job.state is JobState.RUNNING and job.spec.kind is JobKind.PROBE:
-                at_ns = job.attempt_started_ns + nanoseconds(policy.probe_timeout_seconds)
-                heappush(self.clocks, (at_ns, job.job_id))
-
-    def _hold_elastic(self, job: Job) -> None:
-        """Record an elastic gang, and set a timeout for when it may be resized."""
-        self.elastic.add(job.job_id)
-        at_ns = self._resizable_ns(job)
-        if at_ns > self.state.now_ns:
-            heappush(self.clocks, (at_ns, job.job_id))
-
-    def _least_run_ns(self, job: Job) -> int:
-        """Return when the attempt reaches its minimum run time."""
-        policy = self.policy
-        least = policy.min_run_seconds if job.spec.min_run_seconds is None else job.spec.min_run_seconds
-        return (job.attempt_started_ns or 0) + nanoseconds(least)
-
-    def _stoppable_ns(self, job: Job) -> tuple[int, ...]:
-        """Return when the gang may be preempted or moved: after its minimum run time, and after its cooldown."""
-        if not job.spec.restartable or job.attempt_started_ns is None:
-            return ()
-        if job.last_migration_ns is None:
-            return (self._least_run_ns(job),)
-        cooldown_ns = nanoseconds(self.policy.migration_cooldown_seconds)
-        return (self._least_run_ns(job), job.last_migration_ns + cooldown_ns)
-
-    def note_who_waits(self) -> None:
-        """Record at the end of a cycle whether jobs are pending, and since when none are."""
-        waits = bool(self.line.order) or bool(self.claimants)
-        if self.state.waits and not waits:
-            self.state.emptied_ns = self.state.now_ns
-            for job_id in self.elastic:
-                heappush(self.clocks, (self._resizable_ns(self.state.jobs[job_id]), job_id))
-        self.state.waits = waits
-
-    def _patience_seconds(self, job: Job, ranks: int) -> float:
-        """Return for how long slots must be idle before it pays to give the gang more than this many ranks."""
-        most = job.spec.max_ranks or job.spec.ranks
-        moving = job.spec.stop_seconds + job.spec.restart_cost_seconds
-        return (1 + self.policy.migration_margin) * moving * most / (most - ranks) if most > ranks else 0.0
-
-    def _resizable_ns(self, job: Job) -> int:
-        """Return when the gang may grow: after its minimum run time and cooldown, and a long enough idle period."""
-        policy = self.policy
-        at_ns = self._least_run_ns(job)
-        if job.last_migration_ns is not None:
-            at_ns = max(at_ns, job.last_migration_ns + nanoseconds(policy.migration_cooldown_seconds))
-        return max(at_ns, self.state.emptied_ns + nanoseconds(self._patience_seconds(job, len(job.ranks))))
-
-    def watch_fall(self, job: Job) -> None:
-        """Set a timeout for when the job falls into the next queue of LAS."""
-        at_ns = las.falls_ns(self.state, job)
-        if at_ns is not None:
-            heappush(self.clocks, (at_ns, job.job_id))
-
-    def _line_up(self, job: Job) -> None:
-        job_id, shape = job.job_id, shape_of(job)
-        if not self.could_ever_start(job, shape):
-            self.unheld.add(job.job_id)
-            return
-        key = order.key_of(self.state, job)
-        starves_ns = order.starves_ns(self.state, job)
-        if starves_ns is not None and starves_ns > self.state.now_ns:
-            heappush(self.clocks, (starves_ns, job.job_id))
-        elif starves_ns is not None and self.policy.starvation_share < 1 and not (job.overdue or job_id in self._late):
-            self._late.add(job_id)
-            heappush(self.late, (job.submitted_ns, job_id))
-        queue = job.spec.queue if self.shares.limited else ""
-        self.line.add(job.job_id, key, shape, queue, remaining_ns(self.policy, job))
-        self.fresh.add(job.job_id)
-        if self.line.order[0] is key or self.state.reserved_for is None or self.shares.limited:
-            self.changed = True  # the job may get the reservation
-
-    def could_ever_start(self, job: Job, shape: Shape | None = None) -> bool:
-        """Return whether the job would fit on the available nodes and into its queue's limits if nothing else ran."""
-        least = job.spec.min_ranks or job.spec.ranks
-        if self.shares.limited and self.shares.never(job.spec.queue, least) is not None:
-            return False
-        return self.capacity.could_hold(job, shape)
-
-    def overtake(self, now_ns: int) -> None:
-        """Move expected ends into the future for jobs past their estimates and restarts that wait for a stop."""
-        ends = self.ends
-        while ends and ends[0].at_ns <= now_ns:
-            self.update_expected_end(self.state.jobs[ends[0].job_id])
-        if self.claimants:
-            self.update_expected_restarts(self.claimants)
-
-    # --- timeouts ----------------------------------------------------------------------------------------------------
-
-    def due(self, now_ns: int) -> list[str]:
-        """Return the ids of the jobs ('' for nodes) with timeouts that have expired since the last call."""
-        found: list[str] = []
-        self.stoppable_due = False
-        clocks = self.clocks
-        while clocks and clocks[0][0] <= now_ns:
-            at_ns, job_id = heappop(clocks)
-            found.append(job_id)
-            job = self.state.jobs.get(job_id)
-            if job is not None and self._still_counts(job, at_ns):
-                if job_id in self.line:
-                    self.file(job)
-                self.grown = self.changed = True
-        return found
-
-    def _still_counts(self, job: Job, at_ns: int) -> bool:
-        """Return whether the reason for the timeout is still valid, and may let a job start.
-
-        An old index contains timeouts that no longer apply, a new one does not. Both must lead to the same decisions.
+        ranks: with exit codes, in the same slots. ran_ns: its run time, if it counts.
         """
-        if job.job_id in self.line or job.job_id in self.claimants:  # a pause has ended, or the job has starved
-            return at_ns in (job.not_before_ns, order.starves_ns(self.state, job))
-        if job.job_id not in self.held:
-            return False
-        weighed = bool(self.line.order or self.state.verdicts)
-        if weighed and at_ns in self._stoppable_ns(job):
-            self.stoppable_due = True
-            return True
-        falls = self.policy.order is Order.LAS and at_ns == las.falls_ns(self.state, job)
-        idle = job.job_id in self.elastic and not self.state.waits
-        return falls or (idle and at_ns == self._resizable_ns(job))
+        job.ranks, job.attempt_ended_ns = ranks, ended_ns
+        job.run_ns += ran_ns
+        job.done_seconds, job.progress_ns = done_seconds, None
+        job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
+        self.update_expected_end(job)
 
-    def latest(self) -> Job | None:
-        """Return the earliest submitted job past the starvation bound that is not overdue yet."""
-        while self.late:
-            job_id = self.late[0][1]
-            job = self.state.jobs.get(job_id)
-            if job is not None and job_id in self.line and not job.overdue:
-                return job
-            heappop(self.late)
-            self._late.discard(job_id)
-        return None
+    def requeue(self, job: Job, why: str, not_before_ns: int = 0, keep_claim: bool = True) -> None:
+        """Put the job back into the queue. keep_claim: whether the slots reserved for its restart stay reserved."""
+        job.state, job.stop_reason, job.failure = JobState.PENDING, None, why
+        job.not_before_ns = not_before_ns
+        job.claim = job.claim if keep_claim else []
+        fair.appraise(self.state, job, self.state.now_ns)
+        self._update(job)
 
-    def most_ranks(self, job: Job) -> int | None:
-        """Return the upper bound of the job's ranks; None: as many as it asks for.
+    def end(self, job: Job, state: JobState, reason: str) -> None:
+        """End the job in a final state."""
+        job.state, job.end_reason, job.ended_ns = state, reason, self.state.now_ns
+        job.claim, job.excluded_nodes, job.stop_reason = [], (), None
+        job.expected_start_ns, job.not_before_ns = None, 0
+        self._update(job)
 
-        Fewer because of its queue's limits; more if it is the only pending job.
-        """
-        spec = job.spec
-        alone = (
-            spec.max_ranks is not None
-            and spec.restartable
-            and len(self.line) == 1
-            and not self.claimants
-            and self.idle_seconds() >= self._patience_seconds(job, spec.ranks)
-        )
-        if not self.shares.limited:
-            return spec.max_ranks if alone else None
-        left = self.shares.left(spec.queue)
-        most = spec.max_ranks if alone and spec.max_ranks is not None else spec.ranks
-        if left is not None and left < most:
-            return left
-        return most if alone else None
-
-    def forget(self, most: int) -> Iterable[str]:
-        """Remove the oldest ended jobs beyond this number from the index, and return their ids.
-
-        Keeps jobs on which other jobs still depend.
-        """
-        extra = len(self.ended) - most
+    def forget_ended(self, kept: int) -> None:
+        """Drop the oldest ended jobs beyond this number, except jobs on which other jobs still depend."""
+        extra = len(self.ended) - kept
         self.ended.sort()
         oldest = self.ended[:extra]
         needed = [one for one in oldest if self.dependencies.needed(self.state.jobs[one[1]])]
-        forgotten = [one[1] for one in oldest if one not in needed] if needed else [job_id for _, job_id in oldest]
         self.ended[:extra] = needed
-        for job_id in forgotten:
-            self.dependencies.forget(self.state.jobs[job_id])
-        return forgotten
+        for one in oldest:
+            if one not in needed:
+                self.dependencies.forget(self.state.jobs[one[1]])
+                del self.state.jobs[one[1]]

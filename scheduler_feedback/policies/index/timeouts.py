@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from scheduler_feedback.core.job import StopReason
 from scheduler_feedback.core.state import State
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes import quarantine
 from scheduler_feedback.policies.queue import defragmentation, preemption, resizing
 from scheduler_feedback.policies.remediation import migration
 
-Source = Callable[[State, Ledger], Iterator[int]]
+Source = Callable[[State, SchedulingIndex], Iterator[int]]
 
 
 class Timeout(NamedTuple):
@@ -41,39 +41,39 @@ SOURCES: tuple[tuple[str, Source], ...] = (
 """Policies whose results depend on time. Their instants trigger the cycle's evaluation (``expired``)."""
 
 
-def registered(state: State, ledger: Ledger) -> Iterator[Timeout]:
+def registered(state: State, index: SchedulingIndex) -> Iterator[Timeout]:
     """Yield the next timeouts of every source. A timeout that is not after now expires in the next cycle."""
-    if ledger.grown or ledger.changed or ledger.fresh:
+    if index.grown or index.changed or index.fresh:
         yield Timeout(state.now_ns, "the last cycle")
-    yield from (Timeout(at_ns, "stops") for at_ns in _refused_stops(state, ledger))
-    if ledger.clocks and not state.frozen:
-        overdue = ledger.clocks[0][0] <= state.now_ns  # expired since the last cycle: later ones count too
-        yield from (Timeout(at_ns, "jobs and nodes") for at_ns, _ in ledger.clocks[: None if overdue else 1])
-    if ledger.ends and (len(ledger.line) or ledger.claimants or ledger.elastic or state.verdicts or state.host_waits):
-        yield Timeout(ledger.ends[0].at_ns, "expected ends")
-    yield from _of_policies(state, ledger)
+    yield from (Timeout(at_ns, "stops") for at_ns in _refused_stops(state, index))
+    if index.timeouts and not state.frozen:
+        overdue = index.timeouts[0][0] <= state.now_ns  # expired since the last cycle: later ones count too
+        yield from (Timeout(at_ns, "jobs and nodes") for at_ns, _ in index.timeouts[: None if overdue else 1])
+    if index.ends and (len(index.line) or index.claimants or index.elastic or state.verdicts or state.host_waits):
+        yield Timeout(index.ends[0].at_ns, "expected ends")
+    yield from _of_policies(state, index)
 
 
-def next_ns(state: State, ledger: Ledger, after_ns: int) -> int | None:
+def next_ns(state: State, index: SchedulingIndex, after_ns: int) -> int | None:
     """Return the next instant after after_ns at which a cycle without events may decide something; None: never."""
-    return min((timeout.at_ns for timeout in registered(state, ledger) if timeout.at_ns > after_ns), default=None)
+    return min((timeout.at_ns for timeout in registered(state, index) if timeout.at_ns > after_ns), default=None)
 
 
-def expired(state: State, ledger: Ledger, now_ns: int) -> bool:
+def expired(state: State, index: SchedulingIndex, now_ns: int) -> bool:
     """Return whether a policy's timeout has expired since the last cycle. Call before the state's time advances."""
-    return any(timeout.at_ns <= now_ns for timeout in _of_policies(state, ledger))
+    return any(timeout.at_ns <= now_ns for timeout in _of_policies(state, index))
 
 
-def _of_policies(state: State, ledger: Ledger) -> Iterator[Timeout]:
+def _of_policies(state: State, index: SchedulingIndex) -> Iterator[Timeout]:
     for name, source in SOURCES:
-        for at_ns in source(state, ledger):
+        for at_ns in source(state, index):
             if at_ns > state.now_ns:  # earlier ones were evaluated in the last cycle
                 yield Timeout(at_ns, name)
 
 
-def _refused_stops(state: State, ledger: Ledger) -> Iterator[int]:
+def _refused_stops(state: State, index: SchedulingIndex) -> Iterator[int]:
     """Yield when stop requests are repeated. While actions are frozen, only those of cancelled jobs are."""
-    for job_id in ledger.stopping:
+    for job_id in index.stopping:
         job = state.jobs[job_id]
         if job.state.holds_slots and (not state.frozen or job.stop_reason is StopReason.CANCEL):
             yield max(job.not_before_ns, state.now_ns)

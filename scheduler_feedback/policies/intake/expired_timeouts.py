@@ -2,60 +2,58 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds, span
+from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
-from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
-from scheduler_feedback.policies.intake import user_requests
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.nodes.quarantine import expire_node_states
 
 
-def expire_timeouts(turn: CycleContext) -> None:
+def expire_timeouts(context: CycleContext) -> None:
     """Apply all timeouts that have expired by now."""
-    state = turn.state
-    ledger = ledger_of(state)
-    ledger.overtake(turn.now_ns)
-    for job_id in sorted(ledger.hopeless):
+    state = context.state
+    index = context.index
+    index.correct_expected_ends(context.now_ns)
+    for job_id in sorted(index.hopeless):
         job = state.jobs[job_id]
-        why = ledger.dependencies.hopeless(job) or "its dependency can no longer be met"
-        user_requests.end(turn, job, JobState.CANCELLED, why)
+        why = index.dependencies.hopeless(job) or "its dependency can no longer be met"
+        end(context, job, JobState.CANCELLED, why)
     if state.frozen:
         return
-    if ledger.doubtful:
-        expire_node_states(turn)
+    if index.doubtful:
+        expire_node_states(context)
     policy = state.policy
-    for job_id in ledger.due(turn.now_ns):
+    for job_id in index.due(context.now_ns):
         late = state.jobs.get(job_id)
         if late is None or late.attempt_started_ns is None or late.stop_reason is not None:
             continue
-        age_ns = turn.now_ns - late.attempt_started_ns
+        age_ns = context.now_ns - late.attempt_started_ns
         if _is_late_start(late, age_ns, policy.start_timeout_seconds):
-            late.stop_reason = StopReason.START_FAILED
-            late.failure = f"not all of its ranks started within {span(policy.start_timeout_seconds)}"
-            turn.record(late.job_id, "start-failed", late.failure)
-            ledger.stops(late)
+            why = f"not all of its ranks started within {span(policy.start_timeout_seconds)}"
+            context.record(late.job_id, "start-failed", why)
+            index.stop(late, StopReason.START_FAILED, why)
         elif _is_late_probe(late, age_ns, policy.probe_timeout_seconds):
-            late.stop_reason = StopReason.CANCEL
-            late.failure = f"the probe did not end within {span(policy.probe_timeout_seconds)}"
-            turn.record(late.job_id, "probe-failed", late.failure)
-            ledger.stops(late)
-    promote_starved_jobs(turn, ledger)
+            why = f"the probe did not end within {span(policy.probe_timeout_seconds)}"
+            context.record(late.job_id, "probe-failed", why)
+            index.stop(late, StopReason.CANCEL, why)
+    promote_starved_jobs(context)
 
 
-def promote_starved_jobs(turn: CycleContext, ledger: Ledger) -> None:
+def promote_starved_jobs(context: CycleContext) -> None:
     """Mark jobs that have waited past the starvation bound as overdue, as far as ``starvation_share`` allows.
 
     One job may always be overdue, whatever its size. With a share of 1 the order itself puts such jobs first.
     """
-    if not ledger.late:
+    index = context.index
+    if not index.starved:
         return
-    room = turn.state.policy.starvation_share * ledger.capacity.slots
-    room -= sum(turn.state.jobs[job_id].spec.ranks for job_id in ledger.overdue)
-    while (job := ledger.latest()) is not None and (not ledger.overdue or job.spec.ranks <= room):
+    room = context.state.policy.starvation_share * index.capacity.slots
+    room -= sum(context.state.jobs[job_id].spec.ranks for job_id in index.overdue)
+    while (job := index.first_starved()) is not None and (not index.overdue or job.spec.ranks <= room):
         room -= job.spec.ranks
-        job.overdue = True
-        ledger.file(job)
-        waited = span((turn.now_ns - job.submitted_ns - job.run_ns) / 1e9)
-        turn.record(job.job_id, "overdue", f"has waited {waited} in total and now goes ahead of other jobs")
+        index.set_overdue(job)
+        waited = span((context.now_ns - job.submitted_ns - job.run_ns) / 1e9)
+        context.record(job.job_id, "overdue", f"has waited {waited} in total and now goes ahead of other jobs")
 
 
 def _is_late_start(job: Job, age_ns: int, timeout_seconds: float) -> bool:

@@ -8,71 +8,57 @@ enough to decide whether a slow node is better used than quarantined.
 from __future__ import annotations
 
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import Hosted, HostWaits
-from scheduler_feedback.core.job import HostedWait, Job, JobKind, JobSpec, JobState, RankRecord
+from scheduler_feedback.core.job import HostedWait, Job, JobKind, JobSpec, JobState
 from scheduler_feedback.core.slot_plan import Tier
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns
-from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import NEVER, slow_slots_pay, where
 
 
-def found(turn: CycleContext, event: Hosted) -> None:
+def found(context: CycleContext, event: Hosted) -> None:
     """Record a running attempt. Ignore repetitions, and attempts older than the newest."""
-    state, ledger = turn.state, ledger_of(turn.state)
-    job = state.jobs.get(event.job_id)
+    job = context.state.jobs.get(event.job_id)
     if job is not None and (event.attempt < job.attempt or (event.attempt == job.attempt and job.state.holds_slots)):
         return
-    began_ns = min(event.began_wall_ns or turn.now_ns, turn.now_ns)
-    new = job is None
+    began_ns = min(event.began_wall_ns or context.now_ns, context.now_ns)
     if job is None:
-        job = state.jobs[event.job_id] = Job(event.job_id, event.spec, JobState.RUNNING, began_ns)
-    else:
-        ledger.ended = [one for one in ledger.ended if one[1] != event.job_id]
-    job.spec, job.state, job.attempt = event.spec, JobState.RUNNING, event.attempt
-    job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(event.placement)]
-    job.attempt_started_ns = began_ns
-    job.started_ns = began_ns if job.started_ns is None else job.started_ns
-    job.ended_ns, job.end_reason, job.failure = None, "", ""
-    job.first_step_ns, job.stop_reason, job.action_id = None, None, ""
-    job.proposed = ""
-    if new:
-        ledger.came(job)
-    else:
-        ledger.file(job)
-    turn.record(job.job_id, "running", f"attempt {job.attempt} runs on {where(event.placement)}")
+        job = Job(event.job_id, event.spec, JobState.RUNNING, began_ns)
+    context.index.run_external(job, event.spec, event.attempt, event.placement, began_ns)
+    context.record(job.job_id, "running", f"attempt {job.attempt} runs on {where(event.placement)}")
 
 
-def waits(turn: CycleContext, event: HostWaits) -> None:
+def waits(context: CycleContext, event: HostWaits) -> None:
     """Replace the list of jobs that are pending with another scheduler."""
-    turn.state.host_waits = event.waiting
+    context.state.host_waits = event.waiting
 
 
-def want(state: State, ledger: Ledger, node: Node) -> bool:
+def want(state: State, index: SchedulingIndex, node: Node) -> bool:
     """Return whether a pending gang of another scheduler would gain from the slow node.
 
     A gang for which enough healthy slots are free does not count: it is about to start, or does not wait for slots.
     """
-    free = ledger.plan.free(Tier.HEALTHY) if state.host_waits else 0
+    free = index.plan.free(Tier.HEALTHY) if state.host_waits else 0
     return any(
         one.ranks > free
         and (not node.queues or one.queue in node.queues)
-        and slow_slots_pay(min(node.slots, one.ranks), one.ranks, node.slowdown, _patience(state, ledger, one))
+        and slow_slots_pay(min(node.slots, one.ranks), one.ranks, node.slowdown, _patience(state, index, one))
         for one in state.host_waits
     )
 
 
-def will_be_taken(state: State, ledger: Ledger, job: Job) -> bool:
+def will_be_taken(state: State, index: SchedulingIndex, job: Job) -> bool:
     """Return whether the job's own scheduler is about to use the free slots: a pending gang there fits into them."""
-    free = ledger.plan.free(Tier.HEALTHY)
-    return job.spec.kind is JobKind.HOSTED and any(one.ranks <= free for one in state.host_waits)
+    free = index.plan.free(Tier.HEALTHY)
+    return job.spec.kind is JobKind.EXTERNAL and any(one.ranks <= free for one in state.host_waits)
 
 
-def _patience(state: State, ledger: Ledger, waiting: HostedWait) -> float:
+def _patience(state: State, index: SchedulingIndex, waiting: HostedWait) -> float:
     """Return the gang's expected wait for healthy slots if it is next, as a share of its time limit."""
-    spec = JobSpec("", (), waiting.ranks, kind=JobKind.HOSTED, time_limit_seconds=waiting.seconds)
+    spec = JobSpec("", (), waiting.ranks, kind=JobKind.EXTERNAL, time_limit_seconds=waiting.seconds)
     job = Job("", spec, JobState.PENDING, state.now_ns)
-    found = reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)
+    found = reserve(index.plan, index.ends, job, state.now_ns, state.policy)
     return NEVER if found is None else (found.from_ns - state.now_ns) / max(remaining_ns(state.policy, job), 1)

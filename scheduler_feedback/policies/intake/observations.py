@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import signal
 
-from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.events import (
     ActionFailed,
     AttemptEnded,
@@ -22,22 +21,19 @@ from scheduler_feedback.core.events import (
     as_seen,
 )
 from scheduler_feedback.core.job import Job, JobKind, JobState, RankRecord, Slot, StopReason
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import runtime_history
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
 from scheduler_feedback.policies.intake.user_requests import end
 from scheduler_feedback.policies.intake.verdict_events import drop_verdicts_of
-from scheduler_feedback.policies.queue.order.fair import appraise
 from scheduler_feedback.policies.remediation.decision_scores import score_applied
 
 
-def node_seen(turn: CycleContext, event: NodeSeen) -> None:
-    node = turn.state.nodes.get(event.node)
+def node_seen(context: CycleContext, event: NodeSeen) -> None:
+    node = context.state.nodes.get(event.node)
     if node is None:
         if event.present:
-            node = turn.state.nodes[event.node] = Node(event.node, event.slots, since_ns=turn.now_ns)
-            _describe(node, event)
-            ledger_of(turn.state).nodes_came()
-            turn.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")
+            context.index.report_node(event)
+            context.record(f"node:{event.node}", "seen", f"new node with {event.slots} slots")
         return
     if node.present is not event.present:
         kind, text = (
@@ -45,119 +41,103 @@ def node_seen(turn: CycleContext, event: NodeSeen) -> None:
             if event.present
             else ("absent", "no longer reported: it gets no jobs until it is back")
         )
-        turn.record(f"node:{event.node}", kind, text)
+        context.record(f"node:{event.node}", kind, text)
     elif event.present and node.slots != event.slots:
-        turn.record(f"node:{event.node}", "seen", f"slots changed from {node.slots} to {event.slots}")
-    if as_seen(node) == event:
-        return
-    node.present = event.present
-    if event.present:
-        _describe(node, event)
-        ledger_of(turn.state).nodes_came()
-    ledger_of(turn.state).node_changed(node)
+        context.record(f"node:{event.node}", "seen", f"slots changed from {node.slots} to {event.slots}")
+    if as_seen(node) != event:
+        context.index.report_node(event)
 
 
-def _describe(node: Node, event: NodeSeen) -> None:
-    node.slots, node.devices, node.machine, node.gpu_type = event.slots, event.devices, event.machine, event.gpu_type
-    node.spine, node.rack, node.rail, node.island = event.spine, event.rack, event.rail, event.island
-    node.island_slots, node.refuses, node.queues = event.island_slots, event.refuses, event.queues
-
-
-def attempt_running(turn: CycleContext, event: AttemptRunning) -> None:
-    job = _held(turn, event.job_id, event.attempt, "running")
+def attempt_running(context: CycleContext, event: AttemptRunning) -> None:
+    job = _held(context, event.job_id, event.attempt, "running")
     if job is None:
         return
-    if event.ranks:
-        seen = {rank.rank: rank for rank in event.ranks}
-        job.ranks = [
-            RankRecord(old.rank, Slot(new.node, new.slot), new.pid, new.start_time, old.exit_code)
-            if (new := seen.get(old.rank)) is not None
-            else old
-            for old in job.ranks
-        ]
-        if job.state is JobState.RUNNING:
-            ledger_of(turn.state).runs(job)
-    if job.state is JobState.STARTING:
-        job.state = JobState.RUNNING
-        job.excluded_nodes = ()
-        ledger_of(turn.state).runs(job)
-        began = turn.now_ns - (job.attempt_started_ns or turn.now_ns)
+    seen = {rank.rank: rank for rank in event.ranks}
+    ranks = [
+        RankRecord(old.rank, Slot(new.node, new.slot), new.pid, new.start_time, old.exit_code)
+        if (new := seen.get(old.rank)) is not None
+        else old
+        for old in job.ranks
+    ]
+    starting = job.state is JobState.STARTING
+    context.index.run(job, ranks if seen else None)
+    if starting:
+        began = context.now_ns - (job.attempt_started_ns or context.now_ns)
         text = f"all ranks of attempt {job.attempt} are running, {span(began / 1e9)} after the start"
-        turn.record(job.job_id, "running", text)
+        context.record(job.job_id, "running", text)
 
 
-def first_step(turn: CycleContext, event: FirstStep) -> None:
-    job = _held(turn, event.job_id, event.attempt, "first step")
+def first_step(context: CycleContext, event: FirstStep) -> None:
+    job = _held(context, event.job_id, event.attempt, "first step")
     if job is None or job.first_step_ns is not None:
         return
     job.first_step_ns = event.wall_ns
-    turn.record(job.job_id, "first-step", f"attempt {job.attempt} made its first step, number {event.step}")
-    score_applied(turn, job, event.wall_ns)
+    context.record(job.job_id, "first-step", f"attempt {job.attempt} made its first step, number {event.step}")
+    score_applied(context, job, event.wall_ns)
 
 
-def progressed(turn: CycleContext, event: Progressed) -> None:
+def progressed(context: CycleContext, event: Progressed) -> None:
     """Record the work done so far; the remaining run time is estimated from it."""
-    job = _held(turn, event.job_id, event.attempt, "progress")
+    job = _held(context, event.job_id, event.attempt, "progress")
     if job is not None:
-        job.done_seconds, job.progress_ns = event.done_seconds, turn.now_ns
-        ledger_of(turn.state).update_expected_end(job)
+        context.index.report_progress(job, event.done_seconds)
 
 
-def rank_failed(turn: CycleContext, event: RankFailed) -> None:
+def rank_failed(context: CycleContext, event: RankFailed) -> None:
     """Mark the gang to be stopped: it cannot continue without the rank."""
-    job = _held(turn, event.job_id, event.attempt, "failure of a rank")
+    job = _held(context, event.job_id, event.attempt, "failure of a rank")
     if job is None or job.stop_reason is not None:
         return
-    job.stop_reason = StopReason.RANK_FAILED
-    job.failure = exit_in_words(event.rank, event.exit_code)
-    ledger_of(turn.state).stops(job)
-    turn.record(job.job_id, "rank-failed", f"{job.failure} while other ranks were running")
+    context.index.stop(job, StopReason.RANK_FAILED, exit_in_words(event.rank, event.exit_code))
+    context.record(job.job_id, "rank-failed", f"{job.failure} while other ranks were running")
 
 
-def attempt_ended(turn: CycleContext, event: AttemptEnded) -> None:
+def attempt_ended(context: CycleContext, event: AttemptEnded) -> None:
     """Handle the end of an attempt: end the job, or put it back into the queue, depending on the reason."""
-    job = _held(turn, event.job_id, event.attempt, "end")
+    job = _held(context, event.job_id, event.attempt, "end")
     if job is None:
         return
     codes, other = {item.rank: item.exit_code for item in event.exits}, event.all_exited_with
-    job.ranks = [
+    ranks = [
         RankRecord(r.rank, r.slot, r.pid, r.start_time, codes.get(r.rank, r.exit_code if other is None else other))
         for r in job.ranks
     ]
     if event.checkpointed is not None:
-        _log_checkpoint(turn, job, event.checkpointed)
-    _leave_attempt(turn, job, event.ended_wall_ns, event.started, event.done_seconds)
+        _log_checkpoint(context, job, event.checkpointed)
+    _leave_attempt(context, job, ranks, event.ended_wall_ns, event.started, event.done_seconds)
     completed = event.started and (
         all(codes.get(r.rank, other) == 0 for r in job.ranks) if codes else other == 0 or not job.ranks
     )
-    if job.spec.kind is JobKind.HOSTED:  # its own scheduler decides whether it starts again
+    if job.spec.kind is JobKind.EXTERNAL:  # its own scheduler decides whether it starts again
         moved = job.stop_reason is not None
         if completed and not moved:
-            runtime_history.learn(turn.state, job, _lived(job))
+            runtime_history.learn(context.state, job, _lived(job))
         state = JobState.CANCELLED if moved else JobState.COMPLETED if completed else JobState.FAILED
-        end(turn, job, state, event.reason or failure_in_words(job, event))
+        end(context, job, state, event.reason or failure_in_words(job, event))
         return
     # Many training programs save and exit with 0 on a stop request. If the job had in fact finished, another attempt
     # costs little: it resumes from the last checkpoint and ends at once.
     again = job.stop_reason in (StopReason.MIGRATE, StopReason.PREEMPT, StopReason.RESIZE)
     saved = again and event.signalled
     if job.stop_reason is StopReason.CANCEL:
-        end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
+        end(context, job, JobState.CANCELLED, job.failure or "cancelled")
     elif job.stop_reason is None and event.why == StopReason.CANCEL:
-        end(turn, job, JobState.CANCELLED, event.reason or "cancelled")
+        end(context, job, JobState.CANCELLED, event.reason or "cancelled")
     elif completed and not saved:
-        runtime_history.learn(turn.state, job, _lived(job))
-        end(turn, job, JobState.COMPLETED, "all ranks exited with 0")
+        runtime_history.learn(context.state, job, _lived(job))
+        end(context, job, JobState.COMPLETED, "all ranks exited with 0")
     elif again:
         why = job.failure if job.stop_reason is not StopReason.MIGRATE else ""
-        _wait_again(turn, job, why or ("stopped to be moved" if job.claim else "stopped and put back into the queue"))
+        _wait_again(
+            context, job, why or ("stopped to be moved" if job.claim else "stopped and put back into the queue")
+        )
     elif job.stop_reason is None and not event.started:
-        end(turn, job, JobState.FAILED, f"it could not be started: {event.reason or 'the backend gave no reason'}")
+        end(context, job, JobState.FAILED, f"it could not be started: {event.reason or 'the backend gave no reason'}")
     else:
-        _fail(turn, job, job.failure or failure_in_words(job, event))
+        _fail(context, job, job.failure or failure_in_words(job, event))
 
 
-def _log_checkpoint(turn: CycleContext, job: Job, done: Checkpointed) -> None:
+def _log_checkpoint(context: CycleContext, job: Job, done: Checkpointed) -> None:
     """Log the result of the checkpoint command. The gang was stopped in either case."""
     if done.exit_code is None:
         text = f"the checkpoint command of attempt {job.attempt} saved nothing: {done.reason}"
@@ -166,76 +146,75 @@ def _log_checkpoint(turn: CycleContext, job: Job, done: Checkpointed) -> None:
             f"the checkpoint command of attempt {job.attempt} exited with {done.exit_code} after {span(done.seconds)}"
         )
     code = "" if done.exit_code is None else str(done.exit_code)
-    turn.record(job.job_id, "checkpoint", text, (("exit_code", code), ("seconds", f"{done.seconds:.3f}")))
+    context.record(job.job_id, "checkpoint", text, (("exit_code", code), ("seconds", f"{done.seconds:.3f}")))
 
 
-def attempt_unknown(turn: CycleContext, event: AttemptUnknown) -> None:
+def attempt_unknown(context: CycleContext, event: AttemptUnknown) -> None:
     """Handle an attempt of which the backend has no record.
 
     If the attempt never started, the job goes back to the queue. An attempt that ran may have completed its work, so
     only a restartable job is started again.
     """
-    job = _held(turn, event.job_id, event.attempt, "loss")
+    job = _held(context, event.job_id, event.attempt, "loss")
     if job is None:
         return
     ran = any(rank.pid is not None for rank in job.ranks)
-    _leave_attempt(turn, job, 0, ran)
+    _leave_attempt(context, job, job.ranks, 0, ran)
     if job.stop_reason is StopReason.CANCEL:
-        end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
+        end(context, job, JobState.CANCELLED, job.failure or "cancelled")
     elif ran and not job.spec.restartable:
-        end(turn, job, JobState.FAILED, f"attempt {job.attempt} ran, but the backend has no record of its end")
+        end(context, job, JobState.FAILED, f"attempt {job.attempt} ran, but the backend has no record of its end")
     else:
-        _wait_again(turn, job, f"attempt {job.attempt} is lost: the backend has no record of it")
+        _wait_again(context, job, f"attempt {job.attempt} is lost: the backend has no record of it")
 
 
-def action_failed(turn: CycleContext, event: ActionFailed) -> None:
+def action_failed(context: CycleContext, event: ActionFailed) -> None:
     """Handle a refusal of the backend: the action is decided again after ``retry_backoff_seconds``."""
-    job = turn.state.jobs.get(event.job_id)
+    job = context.state.jobs.get(event.job_id)
     if job is None or not job.action_id or job.action_id != event.action_id:
         return
     job.action_id = ""
-    again_ns = turn.after(turn.state.policy.retry_backoff_seconds)
-    again = f"next try in {span(turn.state.policy.retry_backoff_seconds)}"
+    again_ns = context.after(context.state.policy.retry_backoff_seconds)
+    again = f"next try in {span(context.state.policy.retry_backoff_seconds)}"
     if job.state is JobState.STARTING:
-        turn.record(job.job_id, "refused", f"attempt {job.attempt} could not be started: {event.reason}; {again}")
-        _leave_attempt(turn, job, 0, False)
+        context.record(job.job_id, "refused", f"attempt {job.attempt} could not be started: {event.reason}; {again}")
+        _leave_attempt(context, job, job.ranks, 0, False)
         if job.stop_reason is StopReason.CANCEL:
-            end(turn, job, JobState.CANCELLED, job.failure or "cancelled")
+            end(context, job, JobState.CANCELLED, job.failure or "cancelled")
         else:
-            _wait_again(turn, job, f"the backend refused to start it: {event.reason}")
-            job.not_before_ns = again_ns
-            ledger_of(turn.state).file(job)
+            _wait_again(context, job, f"the backend refused to start it: {event.reason}", again_ns)
     elif job.state is JobState.STOPPING:
-        job.not_before_ns = again_ns
-        ledger_of(turn.state).stops(job)
-        turn.record(job.job_id, "refused", f"attempt {job.attempt} could not be stopped: {event.reason}; {again}")
+        context.index.repeat_stop(job, again_ns)
+        context.record(job.job_id, "refused", f"attempt {job.attempt} could not be stopped: {event.reason}; {again}")
 
 
-def _held(turn: CycleContext, job_id: str, attempt: int, what: str) -> Job | None:
+def _held(context: CycleContext, job_id: str, attempt: int, what: str) -> Job | None:
     """Return the job if this attempt holds its slots, else None. Log an attempt that was never started."""
-    job = turn.state.jobs.get(job_id)
+    job = context.state.jobs.get(job_id)
     if job is None:
         return None
     if attempt > job.attempt:
         text = f"ignored the {what} of attempt {attempt}: the backend reports it, but gangwatch never started it"
-        turn.record(job_id, "ignored", text)
+        context.record(job_id, "ignored", text)
         return None
     return job if attempt == job.attempt and job.state.holds_slots else None
 
 
 def _leave_attempt(
-    turn: CycleContext, job: Job, ended_wall_ns: int, ran: bool, done_seconds: float | None = None
+    context: CycleContext,
+    job: Job,
+    ranks: list[RankRecord],
+    ended_wall_ns: int,
+    ran: bool,
+    done_seconds: float | None = None,
 ) -> None:
     """Record the end of the attempt, and deactivate its verdicts."""
-    begun_ns = job.attempt_started_ns if job.attempt_started_ns is not None else turn.now_ns
-    job.attempt_ended_ns = min(max(ended_wall_ns, begun_ns), turn.now_ns) if ended_wall_ns else turn.now_ns
-    if ran:
-        job.run_ns += job.attempt_ended_ns - begun_ns
-    job.done_seconds = done_seconds if done_seconds is not None else _work_done(job, begun_ns, ran)
-    job.progress_ns = None
-    job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
-    if turn.state.verdicts:
-        drop_verdicts_of(turn, job.job_id, "the attempt has ended")
+    begun_ns = job.attempt_started_ns if job.attempt_started_ns is not None else context.now_ns
+    ended_ns = min(max(ended_wall_ns, begun_ns), context.now_ns) if ended_wall_ns else context.now_ns
+    done = done_seconds if done_seconds is not None else _work_done(job, begun_ns, ended_ns, ran)
+    context.index.leave_attempt(job, ranks, ended_ns, ended_ns - begun_ns if ran else 0, done)
+    if context.state.verdicts:
+        drop_verdicts_of(context, job.job_id, "the attempt has ended")
 
 
 def _lived(job: Job) -> float:
@@ -245,34 +224,30 @@ def _lived(job: Job) -> float:
     return ((job.attempt_ended_ns or 0) - (job.attempt_started_ns or 0)) / 1e9 * job.speed
 
 
-def _work_done(job: Job, begun_ns: int, ran: bool) -> float:
+def _work_done(job: Job, begun_ns: int, ended_ns: int, ran: bool) -> float:
     """Estimate the saved work if the backend does not report it: the run time without the restart."""
     done = job.done_seconds or 0.0
-    assert job.attempt_ended_ns is not None
     if not ran or not job.spec.restartable:
         return done
     if job.progress_ns is not None:
-        return done + max(job.attempt_ended_ns - job.progress_ns, 0) / 1e9 * job.speed
+        return done + max(ended_ns - job.progress_ns, 0) / 1e9 * job.speed
     restart = job.spec.restart_cost_seconds if job.attempt > 1 else 0.0
-    return done + max((job.attempt_ended_ns - begun_ns) / 1e9 - restart, 0.0) * job.speed
+    return done + max((ended_ns - begun_ns) / 1e9 - restart, 0.0) * job.speed
 
 
-def _wait_again(turn: CycleContext, job: Job, why: str) -> None:
-    job.state, job.stop_reason, job.failure = JobState.PENDING, None, why
-    appraise(turn.state, job, turn.now_ns)
-    ledger_of(turn.state).file(job)
-    turn.arrived.append(job.job_id)
-    turn.record(job.job_id, "pending", f"waits for its next attempt: {why}")
+def _wait_again(context: CycleContext, job: Job, why: str, not_before_ns: int = 0, keep_claim: bool = True) -> None:
+    context.index.requeue(job, why, not_before_ns, keep_claim)
+    context.arrived.append(job.job_id)
+    context.record(job.job_id, "pending", f"waits for its next attempt: {why}")
 
 
-def _fail(turn: CycleContext, job: Job, why: str) -> None:
+def _fail(context: CycleContext, job: Job, why: str) -> None:
     """Start another attempt if the job has retries left, else end the job as failed."""
-    job.claim = []
     if job.retries >= job.spec.max_retries:
-        end(turn, job, JobState.FAILED, why)
+        end(context, job, JobState.FAILED, why)
         return
     job.retries += 1
-    _wait_again(turn, job, f"{why}; retry {job.retries} of {job.spec.max_retries}")
+    _wait_again(context, job, f"{why}; retry {job.retries} of {job.spec.max_retries}", keep_claim=False)
 
 
 def failure_in_words(job: Job, event: AttemptEnded) -> str:

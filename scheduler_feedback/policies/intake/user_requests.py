@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.events import (
     CancelRequested,
     FreezeSet,
@@ -16,94 +15,89 @@ from scheduler_feedback.core.events import (
     VerdictJudged,
 )
 from scheduler_feedback.core.job import Job, JobState, StopReason
-from scheduler_feedback.core.state import Order, Policy, State
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.core.state import Policy, State
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.job_admission import malformed
 from scheduler_feedback.policies.intake.verdict_events import drop_verdict, subject_of
 from scheduler_feedback.policies.nodes import draining, quarantine
-from scheduler_feedback.policies.queue.order import las
-from scheduler_feedback.policies.queue.order.fair import appraise
 
 
-def submitted(turn: CycleContext, event: Submitted) -> None:
+def submitted(context: CycleContext, event: Submitted) -> None:
     """Add a pending job. A malformed job fails at once; the API rejects such jobs earlier."""
-    if event.job_id in turn.state.jobs:
+    if event.job_id in context.state.jobs:
         return
     spec = event.spec
-    if spec.array_size and not (wrong := malformed(spec)):
-        _submitted_array(turn, event)
+    wrong = malformed(spec)
+    if spec.array_size and wrong is None:
+        _submitted_array(context, event)
         return
-    array, index = event.array_of, event.array_index
-    job = Job(event.job_id, spec, JobState.PENDING, turn.now_ns, array_of=array, array_index=index)
-    turn.state.jobs[event.job_id] = job
+    array, number = event.array_of, event.array_index
+    state = JobState.PENDING if wrong is None else JobState.FAILED
+    job = Job(event.job_id, spec, state, context.now_ns, array_of=array, array_index=number)
     limit = "no time limit" if spec.time_limit_seconds is None else f"time limit {spec.time_limit_seconds:g} s"
     ranks = f"{spec.ranks} rank{'' if spec.ranks == 1 else 's'}"
-    turn.record(job.job_id, "submitted", f"{spec.name or job.job_id}: {ranks}, {limit}{_by(spec.user)}{_for(event)}")
-    if (wrong := malformed(spec)) is not None:
-        end(turn, job, JobState.FAILED, wrong)
+    context.record(job.job_id, "submitted", f"{spec.name or job.job_id}: {ranks}, {limit}{_by(spec.user)}{_for(event)}")
+    if wrong is None:
+        arrived(context, job)
     else:
-        arrived(turn, job)
+        context.index.add_job(job)
+        end(context, job, JobState.FAILED, wrong)
 
 
-def _submitted_array(turn: CycleContext, event: Submitted) -> None:
+def _submitted_array(context: CycleContext, event: Submitted) -> None:
     """Add each member of the array as a separate job: 'ID.0', 'ID.1', ..."""
     spec = event.spec
     text = f"{spec.name or event.job_id}: an array of {spec.array_size} jobs, {spec.ranks} ranks each{_by(spec.user)}"
     text += _for(event)
-    turn.record(event.job_id, "submitted", text)
+    context.record(event.job_id, "submitted", text)
     for index in range(spec.array_size):
         job_id = f"{event.job_id}.{index}"
-        if job_id not in turn.state.jobs:
-            job = Job(job_id, spec, JobState.PENDING, turn.now_ns, array_of=event.job_id, array_index=index)
-            turn.state.jobs[job_id] = job
-            arrived(turn, job)
+        if job_id not in context.state.jobs:
+            job = Job(job_id, spec, JobState.PENDING, context.now_ns, array_of=event.job_id, array_index=index)
+            arrived(context, job)
 
 
-def arrived(turn: CycleContext, job: Job) -> None:
+def arrived(context: CycleContext, job: Job) -> None:
     """Add a new job to the queue."""
-    if turn.state.policy.order is Order.LAS:
-        las.enter(turn.state, job)
-    appraise(turn.state, job, turn.now_ns)
-    ledger_of(turn.state).came(job)
-    turn.arrived.append(job.job_id)
+    context.index.add_job(job)
+    context.arrived.append(job.job_id)
 
 
-def cancel_requested(turn: CycleContext, event: CancelRequested) -> None:
+def cancel_requested(context: CycleContext, event: CancelRequested) -> None:
     """Cancel a job. A pending job ends now; an active one once its processes have ended, whatever their exit codes."""
-    job = turn.state.jobs.get(event.job_id)
+    job = context.state.jobs.get(event.job_id)
     if job is None:
-        for member in sorted(array_members(turn.state, event.job_id)):
-            cancel_requested(turn, CancelRequested(member, event.by))
+        for member in sorted(array_members(context.state, event.job_id)):
+            cancel_requested(context, CancelRequested(member, event.by))
         return
     if job.state.ended or job.stop_reason is StopReason.CANCEL:
         return
-    job.claim = []
     if job.state is JobState.PENDING:
-        end(turn, job, JobState.CANCELLED, f"cancelled while pending{_by(event.by)}")
+        end(context, job, JobState.CANCELLED, f"cancelled while pending{_by(event.by)}")
         return
-    job.stop_reason, job.failure = StopReason.CANCEL, f"cancelled{_by(event.by)}"
-    ledger_of(turn.state).file(job)
-    turn.record(job.job_id, "cancel", f"cancellation requested{_by(event.by)}")
+    context.index.cancel(job, f"cancelled{_by(event.by)}")
+    context.record(job.job_id, "cancel", f"cancellation requested{_by(event.by)}")
 
 
 def array_members(state: State, array: str) -> set[str]:
     """Return the ids of the array's jobs; empty if there is no such array."""
-    found = ledger_of(state).dependencies.arrays.get(array)
+    found = index_of(state).dependencies.arrays.get(array)
     return set() if found is None else found.members
 
 
-def node_commanded(turn: CycleContext, event: NodeCommanded) -> None:
-    node = turn.state.nodes.get(event.node)
+def node_commanded(context: CycleContext, event: NodeCommanded) -> None:
+    node = context.state.nodes.get(event.node)
     if node is None or _is_so(node, event):
         return
     if event.command is NodeCommand.REMOVE:
-        draining.remove(turn, node, event.by, event.reason)
+        draining.remove(context, node, event.by, event.reason)
     elif event.command is NodeCommand.RELEASE:
-        quarantine.release(turn, node, event.by, event.reason)
+        quarantine.release(context, node, event.by, event.reason)
     elif event.command is NodeCommand.QUARANTINE:
-        quarantine.quarantine_by_operator(turn, node, event.by, event.reason)
+        quarantine.quarantine_by_operator(context, node, event.by, event.reason)
     else:
-        quarantine.maintain(turn, node, event.by, event.reason, event.drain)
+        quarantine.maintain(context, node, event.by, event.reason, event.drain)
 
 
 def _is_so(node: Node, event: NodeCommanded) -> bool:
@@ -118,55 +112,53 @@ def _is_so(node: Node, event: NodeCommanded) -> bool:
     return node.state is NodeState.MAINTENANCE and (node.draining or not event.drain)
 
 
-def verdict_judged(turn: CycleContext, event: VerdictJudged) -> None:
+def verdict_judged(context: CycleContext, event: VerdictJudged) -> None:
     """Apply an operator's judgement of a verdict. A rejected verdict has no effect, even if it is reported again."""
-    if turn.state.judged.get(event.verdict_id) is event.confirmed:
+    if context.state.judged.get(event.verdict_id) is event.confirmed:
         return
-    turn.state.judged[event.verdict_id] = event.confirmed
-    verdict = turn.state.verdicts.get(event.verdict_id)
-    past = (one.verdict for one in turn.state.past_verdicts if one.verdict.verdict_id == event.verdict_id)
+    context.state.judged[event.verdict_id] = event.confirmed
+    verdict = context.state.verdicts.get(event.verdict_id)
+    past = (one.verdict for one in context.state.past_verdicts if one.verdict.verdict_id == event.verdict_id)
     judged = verdict or next(past, None)
     word = "confirmed" if event.confirmed else "rejected"
     if judged is not None:
-        turn.record(subject_of(judged), f"verdict-{word}", f"verdict {event.verdict_id} was {word}{_by(event.by)}")
+        context.record(subject_of(judged), f"verdict-{word}", f"verdict {event.verdict_id} was {word}{_by(event.by)}")
     if event.confirmed:
-        quarantine.confirm(turn, event.verdict_id, event.by)
+        quarantine.confirm(context, event.verdict_id, event.by)
         return
-    quarantine.reject(turn, event.verdict_id, event.by)
+    quarantine.reject(context, event.verdict_id, event.by)
     if verdict is not None:
-        drop_verdict(turn, verdict, "an operator rejected it")
+        drop_verdict(context, verdict, "an operator rejected it")
 
 
-def freeze_set(turn: CycleContext, event: FreezeSet) -> None:
-    if turn.state.frozen is event.frozen:
+def freeze_set(context: CycleContext, event: FreezeSet) -> None:
+    if context.state.frozen is event.frozen:
         return
-    turn.state.frozen = event.frozen
-    ledger_of(turn.state).thawed()
-    turn.state.frozen_by = event.by if event.frozen else ""
+    context.state.frozen = event.frozen
+    context.index.evaluate_all()
+    context.state.frozen_by = event.by if event.frozen else ""
     kind, text = ("frozen", "all actions are frozen") if event.frozen else ("thawed", "actions are allowed again")
-    turn.record("cluster", kind, f"{text}{_by(event.by)}")
+    context.record("cluster", kind, f"{text}{_by(event.by)}")
 
 
-def policy_set(turn: CycleContext, event: PolicySet) -> None:
+def policy_set(context: CycleContext, event: PolicySet) -> None:
     """Replace the policy, and log the settings that changed."""
-    before, turn.state.policy = turn.state.policy, event.policy
+    before = context.state.policy
+    context.index.set_policy(event.policy)
     changed = tuple(
         (field.name, f"{getattr(before, field.name)} -> {getattr(event.policy, field.name)}")
         for field in fields(Policy)
         if getattr(before, field.name) != getattr(event.policy, field.name)
     )
     if changed:
-        ledger_of(turn.state).thawed()
-        turn.record("cluster", "policy", f"policy changed{_by(event.by)}", changed)
+        context.index.evaluate_all()
+        context.record("cluster", "policy", f"policy changed{_by(event.by)}", changed)
 
 
-def end(turn: CycleContext, job: Job, state: JobState, reason: str) -> None:
+def end(context: CycleContext, job: Job, state: JobState, reason: str) -> None:
     """End the job in a final state."""
-    job.state, job.end_reason, job.ended_ns = state, reason, turn.now_ns
-    job.claim, job.excluded_nodes, job.stop_reason = [], (), None
-    job.expected_start_ns, job.not_before_ns = None, 0
-    ledger_of(turn.state).file(job)
-    turn.record(job.job_id, "ended", f"{state}: {reason}")
+    context.index.end(job, state, reason)
+    context.record(job.job_id, "ended", f"{state}: {reason}")
 
 
 def _by(who: str) -> str:

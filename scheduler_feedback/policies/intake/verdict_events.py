@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from agent.schema.verdicts.kinds import ACCUSING
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, JobKind
 from scheduler_feedback.core.state import PAST_VERDICTS, REFUSED_VERDICTS, PastVerdict
 from scheduler_feedback.core.verdict import MASS_LOSS, Abstention, Cleared, Evidence, Verdict
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.nodes.quarantine import note_recovery
 from scheduler_feedback.policies.remediation.decision_scores import score_observed
 
@@ -18,13 +17,13 @@ def subject_of(verdict: Verdict) -> str:
     return verdict.gang or f"node:{verdict.node}"
 
 
-def verdict_found(turn: CycleContext, verdict: Verdict) -> None:
+def verdict_found(context: CycleContext, verdict: Verdict) -> None:
     """Activate the verdict, or update an active one.
 
     Ignore a verdict about an attempt that is not the job's present one. Refuse a verdict that accuses a node on which
     the job has no such rank. A verdict without a gang is about a node alone and is active until it is cleared.
     """
-    state = turn.state
+    state = context.state
     job = state.jobs.get(verdict.gang)
     about_node = not verdict.gang and verdict.node in state.nodes
     if not about_node and (job is None or not job.state.holds_slots or job.attempt != verdict.attempt):
@@ -32,16 +31,12 @@ def verdict_found(turn: CycleContext, verdict: Verdict) -> None:
     if state.judged.get(verdict.verdict_id) is False:
         return
     if job is not None and (why := misplaced(job, verdict)):
-        _refuse(turn, verdict, why)
+        _refuse(context, verdict, why)
         return
     if verdict.verdict_id not in state.verdicts:
-        turn.count("verdicts", verdict.kind.value, verdict.cause.value)
-        turn.record(subject_of(verdict), "verdict", sentence(verdict), evidence_detail(verdict))
-    state.verdicts[verdict.verdict_id] = verdict
-    if verdict.aggressor:
-        ledger_of(state).congestion_changed()
-    if job is not None:
-        ledger_of(state).update_expected_end(job)
+        context.count("verdicts", verdict.kind.value, verdict.cause.value)
+        context.record(subject_of(verdict), "verdict", sentence(verdict), evidence_detail(verdict))
+    context.index.add_verdict(verdict)
 
 
 def misplaced(job: Job, verdict: Verdict) -> str:
@@ -53,7 +48,7 @@ def misplaced(job: Job, verdict: Verdict) -> str:
         return ""
     if verdict.node not in {rank.slot.node for rank in job.ranks}:
         return f"{job.job_id} has no rank on {verdict.node}"
-    if job.spec.kind is JobKind.HOSTED or verdict.rank < 0:
+    if job.spec.kind is JobKind.EXTERNAL or verdict.rank < 0:
         return ""
     where = next((rank.slot.node for rank in job.ranks if rank.rank == verdict.rank), None)
     if where == verdict.node:
@@ -63,14 +58,14 @@ def misplaced(job: Job, verdict: Verdict) -> str:
     return f"rank {verdict.rank} of {job.job_id} is on {where}, not on {verdict.node}"
 
 
-def _refuse(turn: CycleContext, verdict: Verdict, why: str) -> None:
+def _refuse(context: CycleContext, verdict: Verdict, why: str) -> None:
     """Log and count the verdict, and ignore it otherwise. Logged once, because detectors repeat their verdicts."""
-    refused = turn.state.refused_verdicts
+    refused = context.state.refused_verdicts
     if any(one.verdict.verdict_id == verdict.verdict_id for one in refused):
         return
-    refused.append(PastVerdict(verdict, turn.now_ns, why))
+    refused.append(PastVerdict(verdict, context.now_ns, why))
     del refused[:-REFUSED_VERDICTS]
-    turn.decide(
+    context.decide(
         verdict.gang,
         "verdict-refused",
         f"verdict refused: {why}. The refused verdict: {sentence(verdict)}",
@@ -79,28 +74,28 @@ def _refuse(turn: CycleContext, verdict: Verdict, why: str) -> None:
     )
 
 
-def verdict_cleared(turn: CycleContext, cleared: Cleared) -> None:
-    verdict = turn.state.verdicts.get(cleared.verdict_id)
+def verdict_cleared(context: CycleContext, cleared: Cleared) -> None:
+    verdict = context.state.verdicts.get(cleared.verdict_id)
     if verdict is not None:
-        turn.record(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} cleared: {cleared.reason}")
-        drop_verdict(turn, verdict, "the verdict was cleared")
-        if (node := turn.state.nodes.get(verdict.node)) is not None and verdict.kind in ACCUSING:
-            note_recovery(turn, node)
+        context.record(subject_of(verdict), "cleared", f"verdict {verdict.verdict_id} cleared: {cleared.reason}")
+        drop_verdict(context, verdict, "the verdict was cleared")
+        if (node := context.state.nodes.get(verdict.node)) is not None and verdict.kind in ACCUSING:
+            note_recovery(context, node)
 
 
-def abstained(turn: CycleContext, abstention: Abstention) -> None:
+def abstained(context: CycleContext, abstention: Abstention) -> None:
     """Log that a detector found a slowdown without a cause; no action follows.
 
     An abstention of MASS_LOSS freezes all actions: many agents were lost at once, and an operator must check first.
     """
-    turn.count("abstentions", abstention.detector)
+    context.count("abstentions", abstention.detector)
     if abstention.detector == MASS_LOSS:
-        if not turn.state.frozen:
-            turn.state.frozen, turn.state.frozen_by = True, "the health detector"
-            turn.record("cluster", "frozen", abstention.reason)
+        if not context.state.frozen:
+            context.state.frozen, context.state.frozen_by = True, "the health detector"
+            context.record("cluster", "frozen", abstention.reason)
         return
     who = "the gang" if abstention.rank is None else f"rank {abstention.rank}"
-    turn.record(
+    context.record(
         abstention.gang,
         "unknown",
         f"{who} is slow, the cause is unknown: {abstention.reason}",
@@ -108,24 +103,20 @@ def abstained(turn: CycleContext, abstention: Abstention) -> None:
     )
 
 
-def drop_verdict(turn: CycleContext, verdict: Verdict, why: str) -> None:
+def drop_verdict(context: CycleContext, verdict: Verdict, why: str) -> None:
     """Deactivate the verdict, and score the decision that observe mode recorded for it."""
-    score_observed(turn, verdict, why)
-    past = turn.state.past_verdicts
-    past.append(PastVerdict(verdict, turn.now_ns, why))
+    score_observed(context, verdict, why)
+    past = context.state.past_verdicts
+    past.append(PastVerdict(verdict, context.now_ns, why))
     del past[:-PAST_VERDICTS]
-    del turn.state.verdicts[verdict.verdict_id]
-    if verdict.aggressor:
-        ledger_of(turn.state).congestion_changed()
-    turn.state.cases.pop(verdict.verdict_id, None)
-    if (job := turn.state.jobs.get(verdict.gang)) is not None:
-        ledger_of(turn.state).update_expected_end(job)
+    context.index.remove_verdict(verdict)
+    context.state.cases.pop(verdict.verdict_id, None)
 
 
-def drop_verdicts_of(turn: CycleContext, job_id: str, why: str) -> None:
+def drop_verdicts_of(context: CycleContext, job_id: str, why: str) -> None:
     """Deactivate the job's verdicts."""
-    for verdict in [v for v in turn.state.verdicts.values() if v.gang == job_id]:
-        drop_verdict(turn, verdict, why)
+    for verdict in [v for v in context.state.verdicts.values() if v.gang == job_id]:
+        drop_verdict(context, verdict, why)
 
 
 def evidence_detail(verdict: Verdict) -> tuple[tuple[str, str], ...]:

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext
-from scheduler_feedback.core.job import Job, JobKind, JobState, StopReason
+from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.job import Job, JobKind, JobState
 from scheduler_feedback.core.state import Mode, State
-from scheduler_feedback.policies.index.scheduling_index import Ledger, forget_ledger
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.intake.verdict_events import drop_verdict
 from scheduler_feedback.policies.nodes.quarantine import drop_probe
 
 
-def drain(turn: CycleContext, ledger: Ledger) -> None:
+def drain(context: CycleContext) -> None:
     """Stop every running, restartable gang with ranks on a draining node, so that it continues elsewhere.
 
     It waits in its queue if no slots are free. Stops nothing while actions are frozen, nor in observe mode.
     """
-    state = turn.state
-    nodes = {name for name in ledger.doubtful if state.nodes[name].draining}
+    index = context.index
+    state = context.state
+    nodes = {name for name in index.doubtful if state.nodes[name].draining}
     if not nodes or state.frozen or state.policy.mode is Mode.OBSERVE:
         return
-    for job_id in sorted(ledger.running):
+    for job_id in sorted(index.running):
         job = state.jobs[job_id]
         on_them = sorted(nodes.intersection(rank.slot.node for rank in job.ranks))
         if not on_them or not may_leave(job) or job.state is not JobState.RUNNING or job.stop_reason is not None:
             continue
-        turn.decide(job_id, "drain", f"will be moved: {', '.join(on_them)} is being drained")
-        job.stop_reason = StopReason.MIGRATE
-        job.last_migration_ns = turn.now_ns
+        context.decide(job_id, "drain", f"will be moved: {', '.join(on_them)} is being drained")
         job.migrations += 1
-        ledger.file(job)
+        index.move(job)
 
 
 def may_leave(job: Job) -> bool:
@@ -55,20 +53,14 @@ def jobs_on(state: State, node: str) -> list[Job]:
     return [job for job in state.jobs.values() if job.state.holds_slots and any(r.slot.node == node for r in job.ranks)]
 
 
-def remove(turn: CycleContext, node: Node, by: str, reason: str) -> None:
+def remove(context: CycleContext, node: Node, by: str, reason: str) -> None:
     """Remove the node and the verdicts about it. A node that is present or in use again stays."""
-    state = turn.state
+    state = context.state
     if why_not_removed(state, node) is not None:
         return
-    drop_probe(turn, node)
+    drop_probe(context, node)
     for verdict in [one for one in state.verdicts.values() if one.node == node.name]:
-        drop_verdict(turn, verdict, "its node was removed")
-    # Exclusions refer to the node's name: a new node with the same name starts without them.
-    for job in state.jobs.values():
-        if node.name in job.excluded_nodes:
-            job.excluded_nodes = tuple(name for name in job.excluded_nodes if name != node.name)
-    node.state = NodeState.HEALTHY
-    del state.nodes[node.name]
-    forget_ledger(state)
+        drop_verdict(context, verdict, "its node was removed")
+    context.index.remove_node(node)
     who = f" by {by}" if by else ""
-    turn.record(f"node:{node.name}", "removed", f"removed{who}{f': {reason}' if reason else ''}")
+    context.record(f"node:{node.name}", "removed", f"removed{who}{f': {reason}' if reason else ''}")

@@ -23,73 +23,74 @@ from collections.abc import Iterator
 
 from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds, span
+from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopReason
 from scheduler_feedback.core.state import Case, Mode, Policy, State
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 from scheduler_feedback.policies.intake import external_jobs
 from scheduler_feedback.policies.queue.placement import slow_slots_pay
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def mark_accused_nodes(turn: CycleContext) -> None:
+def mark_accused_nodes(context: CycleContext) -> None:
     """Apply every active verdict once to its node: suspect, or quarantine if that is due."""
-    for verdict_id, verdict in turn.state.verdicts.items():
-        case = turn.state.cases.setdefault(verdict_id, Case())
-        node = turn.state.nodes.get(verdict.node)
+    for verdict_id, verdict in context.state.verdicts.items():
+        case = context.state.cases.setdefault(verdict_id, Case())
+        node = context.state.nodes.get(verdict.node)
         if case.marked or verdict.kind not in ACCUSING or node is None:
             continue
         case.marked = True
-        _mark(turn, node, verdict)
+        _mark(context, node, verdict)
 
 
-def _mark(turn: CycleContext, node: Node, verdict: Verdict) -> None:
+def _mark(context: CycleContext, node: Node, verdict: Verdict) -> None:
     words = sentence(verdict)
-    if turn.state.policy.mode is Mode.OBSERVE:
-        turn.decide(f"node:{node.name}", "suspect", f"would be suspect: {words}", outcome="observed")
+    if context.state.policy.mode is Mode.OBSERVE:
+        context.decide(f"node:{node.name}", "suspect", f"would be suspect: {words}", outcome="observed")
         return
     if verdict.gang and verdict.gang not in node.accusers:
         node.accusers = (*node.accusers, verdict.gang)
     if node.state is NodeState.MAINTENANCE:
         return
-    _doubt(turn, node, verdict)
+    _doubt(context, node, verdict)
     if node.state is NodeState.QUARANTINE:
         return
-    if turn.state.judged.get(verdict.verdict_id) is True:
-        quarantine(turn, node, f"an operator confirmed: {words}", verdict.verdict_id, capped=False)
+    if context.state.judged.get(verdict.verdict_id) is True:
+        quarantine(context, node, f"an operator confirmed: {words}", verdict.verdict_id, capped=False)
     elif node.state is NodeState.PROBATION:
-        quarantine_or_suspect(turn, node, verdict, f"new verdict during probation: {words}")
+        quarantine_or_suspect(context, node, verdict, f"new verdict during probation: {words}")
     elif len(node.accusers) >= 2:
-        quarantine_or_suspect(turn, node, verdict, f"verdicts about {' and '.join(node.accusers)}; the newest: {words}")
+        quarantine_or_suspect(
+            context, node, verdict, f"verdicts about {' and '.join(node.accusers)}; the newest: {words}"
+        )
     else:
-        _suspect(turn, node, words, verdict.verdict_id)
+        _suspect(context, node, words, verdict.verdict_id)
 
 
-def quarantine_or_suspect(turn: CycleContext, node: Node, verdict: Verdict, reason: str) -> None:
+def quarantine_or_suspect(context: CycleContext, node: Node, verdict: Verdict, reason: str) -> None:
     """Quarantine the node, or make it suspect if it is only slow and pending jobs need its slots."""
-    _doubt(turn, node, verdict)
-    if _merely_slow(turn.state, node, verdict.verdict_id) and others_want(turn.state, node):
-        _suspect(turn, node, f"pending jobs need its slots; {reason}", verdict.verdict_id)
+    _doubt(context, node, verdict)
+    if _merely_slow(context.state, node, verdict.verdict_id) and others_want(context.state, node):
+        _suspect(context, node, f"pending jobs need its slots; {reason}", verdict.verdict_id)
     else:
-        quarantine(turn, node, reason, verdict.verdict_id)
+        quarantine(context, node, reason, verdict.verdict_id)
 
 
-def _doubt(turn: CycleContext, node: Node, verdict: Verdict) -> None:
+def _doubt(context: CycleContext, node: Node, verdict: Verdict) -> None:
     """Record the node's slowdown, and since when it has been slow."""
     if node.doubted_ns is None:
-        node.doubted_ns = min(verdict.first_wall_ns, turn.now_ns)
+        node.doubted_ns = min(verdict.first_wall_ns, context.now_ns)
     slowdowns = [
         other.slowdown
-        for other in (verdict, *turn.state.verdicts.values())
+        for other in (verdict, *context.state.verdicts.values())
         if other.node == node.name and other.kind is Kind.STRAGGLER
     ]
     slowdown = max(slowdowns, default=1.0)
-    if slowdown != node.slowdown:
-        node.slowdown = slowdown
-        ledger_of(turn.state).node_changed(node)
+    context.index.set_slowdown(node, slowdown)
 
 
 def _merely_slow(state: State, node: Node, verdict_id: str) -> bool:
@@ -103,11 +104,11 @@ def others_want(state: State, node: Node) -> bool:
 
     A gang of this instant does not count yet: it may start at once.
     """
-    ledger = ledger_of(state)
-    return external_jobs.want(state, ledger, node) or any(
+    index = index_of(state)
+    return external_jobs.want(state, index, node) or any(
         slow_slots_pay(min(node.slots, kind.ranks), kind.ranks, node.slowdown)
         and any(_has_waited(state, bucket.keys[0][-1]) for bucket in kind.buckets.values() if bucket.keys)
-        for kind in ledger.line.kinds.values()
+        for kind in index.line.kinds.values()
     )
 
 
@@ -127,43 +128,43 @@ def may_be_reinstated(state: State, node: Node) -> bool:
     return node.state is NodeState.QUARANTINE and not measured and _merely_slow(state, node, node.verdict_id)
 
 
-def reinstate(turn: CycleContext, node: Node) -> None:
+def reinstate(context: CycleContext, node: Node) -> None:
     """Return the node from quarantine to suspect."""
-    drop_probe(turn, node)
-    _suspect(turn, node, f"pending jobs need its slots; {node.reason}", node.verdict_id)
+    drop_probe(context, node)
+    _suspect(context, node, f"pending jobs need its slots; {node.reason}", node.verdict_id)
 
 
-def _suspect(turn: CycleContext, node: Node, reason: str, verdict_id: str) -> None:
+def _suspect(context: CycleContext, node: Node, reason: str, verdict_id: str) -> None:
     if node.state is NodeState.SUSPECT and node.until_ns is None:
         return
-    _become(turn, node, NodeState.SUSPECT, None, reason, verdict_id)
-    turn.decide(f"node:{node.name}", "suspect", f"suspect, used last: {reason}")
+    context.index.set_node_state(node, NodeState.SUSPECT, None, reason, verdict_id)
+    context.decide(f"node:{node.name}", "suspect", f"suspect, used last: {reason}")
 
 
 # --- quarantine ------------------------------------------------------------------------------------------------------
 
 
-def quarantine(turn: CycleContext, node: Node, reason: str, verdict_id: str, capped: bool = True) -> bool:
+def quarantine(context: CycleContext, node: Node, reason: str, verdict_id: str, capped: bool = True) -> bool:
     """Quarantine the node for a time that doubles with each repetition; return False if the cap prevents it.
 
     Beyond the cap the node becomes suspect, and a log entry says so. A fault that affects many nodes at once is seldom
     a fault of the nodes.
     """
-    state = turn.state
+    state = context.state
     if capped and node.state is not NodeState.QUARANTINE and not _below_cap(state, node):
-        turn.decide(
+        context.decide(
             f"node:{node.name}",
             "quarantine",
             f"suspect instead of quarantine: {reason}; "
             f"{_in_quarantine(state)} of {len(state.nodes)} nodes are in quarantine, the most allowed",
             outcome="capped",
         )
-        _become(turn, node, NodeState.SUSPECT, None, reason, verdict_id)
+        context.index.set_node_state(node, NodeState.SUSPECT, None, reason, verdict_id)
         return False
     node.backoff += 1
     seconds = quarantine_seconds(state.policy, node.backoff)
-    _become(turn, node, NodeState.QUARANTINE, turn.after(seconds), reason, verdict_id)
-    turn.decide(f"node:{node.name}", "quarantine", f"quarantine for {span(seconds)}: {reason}")
+    context.index.set_node_state(node, NodeState.QUARANTINE, context.after(seconds), reason, verdict_id)
+    context.decide(f"node:{node.name}", "quarantine", f"quarantine for {span(seconds)}: {reason}")
     return True
 
 
@@ -174,7 +175,7 @@ def quarantine_seconds(policy: Policy, backoff: int) -> float:
 
 def _in_quarantine(state: State, rack: tuple[str, str] | None = None) -> int:
     """Count the nodes in quarantine, of one rack or of all."""
-    doubtful = (state.nodes[name] for name in ledger_of(state).doubtful)
+    doubtful = (state.nodes[name] for name in index_of(state).doubtful)
     return sum(n.state is NodeState.QUARANTINE and rack in (None, (n.spine, n.rack)) for n in doubtful)
 
 
@@ -190,76 +191,66 @@ def _below_cap(state: State, node: Node) -> bool:
     return _in_quarantine(state, rack) < max(1, int(policy.quarantine_max_rack_fraction * nodes))
 
 
-def _become(
-    turn: CycleContext, node: Node, state: NodeState, until_ns: int | None, reason: str, verdict_id: str = ""
-) -> None:
-    node.state, node.since_ns, node.until_ns = state, turn.now_ns, until_ns
-    node.reason, node.verdict_id = reason, verdict_id
-    ledger_of(turn.state).node_changed(node)
-
-
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
     """Yield when a job of this cycle begins to count as pending for the slots of a slow node."""
-    if state.frozen or not any(may_be_reinstated(state, state.nodes[name]) for name in ledger.doubtful):
+    if state.frozen or not any(may_be_reinstated(state, state.nodes[name]) for name in index.doubtful):
         return
-    for kind in ledger.line.kinds.values():
+    for kind in index.line.kinds.values():
         if any(not _has_waited(state, bucket.keys[0][-1]) for bucket in kind.buckets.values()):
             yield state.now_ns + 1
 
 
-def expire_node_states(turn: CycleContext) -> None:
+def expire_node_states(context: CycleContext) -> None:
     """End suspicions, quarantines and probations that have expired, and apply the results of probes."""
-    accused = {verdict.node for verdict in turn.state.verdicts.values() if verdict.kind in ACCUSING}
-    for name in sorted(ledger_of(turn.state).doubtful):
-        node = turn.state.nodes[name]
+    accused = {verdict.node for verdict in context.state.verdicts.values() if verdict.kind in ACCUSING}
+    for name in sorted(context.index.doubtful):
+        node = context.state.nodes[name]
         if node.state is NodeState.SUSPECT:
-            _expire_suspicion(turn, node, node.name in accused)
+            _expire_suspicion(context, node, node.name in accused)
         elif node.state is NodeState.QUARANTINE:
-            if may_be_reinstated(turn.state, node) and others_want(turn.state, node):
-                reinstate(turn, node)
+            if may_be_reinstated(context.state, node) and others_want(context.state, node):
+                reinstate(context, node)
             elif node.probe_job is not None:
-                _take_probe_result(turn, node, turn.state.jobs.get(node.probe_job))
-            elif node.until_ns is not None and turn.now_ns >= node.until_ns and node.present and node.slots:
-                _end_quarantine(turn, node)
-        elif node.state is NodeState.PROBATION and node.until_ns is not None and turn.now_ns >= node.until_ns:
-            recover(turn, node, "recovered", "healthy: it passed its probation without a verdict")
+                _take_probe_result(context, node, context.state.jobs.get(node.probe_job))
+            elif node.until_ns is not None and context.now_ns >= node.until_ns and node.present and node.slots:
+                _end_quarantine(context, node)
+        elif node.state is NodeState.PROBATION and node.until_ns is not None and context.now_ns >= node.until_ns:
+            recover(context, node, "recovered", "healthy: it passed its probation without a verdict")
 
 
-def note_recovery(turn: CycleContext, node: Node) -> None:
+def note_recovery(context: CycleContext, node: Node) -> None:
     """Record that the node runs at normal speed: a verdict was cleared, and no other accuses the node.
 
     A suspicion then ends after ``suspect_seconds``. A quarantine keeps its length, but gangs no longer move away.
     """
-    if any(v.node == node.name and v.kind in ACCUSING for v in turn.state.verdicts.values()):
+    if any(v.node == node.name and v.kind in ACCUSING for v in context.state.verdicts.values()):
         return
     node.doubted_ns = None
-    if node.state is NodeState.SUSPECT and node.until_ns is None:
-        node.until_ns = turn.after(turn.state.policy.suspect_seconds)
-    ledger_of(turn.state).node_changed(node)
+    begins = node.state is NodeState.SUSPECT and node.until_ns is None
+    context.index.set_until(node, context.after(context.state.policy.suspect_seconds) if begins else node.until_ns)
 
 
-def _expire_suspicion(turn: CycleContext, node: Node, accused: bool) -> None:
+def _expire_suspicion(context: CycleContext, node: Node, accused: bool) -> None:
     if accused:
         return
     if node.until_ns is None:
         # No recovery was observed: the node is expected to stay slow for as long as it has been slow.
-        doubted = (turn.now_ns - node.doubted_ns) / 1e9 if node.doubted_ns is not None and node.slowdown > 1 else 0.0
-        node.until_ns = turn.after(max(turn.state.policy.suspect_seconds, doubted))
-        ledger_of(turn.state).node_changed(node)
-    elif turn.now_ns < node.until_ns:
+        doubted = (context.now_ns - node.doubted_ns) / 1e9 if node.doubted_ns is not None and node.slowdown > 1 else 0.0
+        context.index.set_until(node, context.after(max(context.state.policy.suspect_seconds, doubted)))
+    elif context.now_ns < node.until_ns:
         return
     elif node.doubted_ns is None or not node.present:
         backoff = node.backoff
-        recover(turn, node, "recovered", "healthy: it ran at normal speed again, without a new verdict")
+        recover(context, node, "recovered", "healthy: it ran at normal speed again, without a new verdict")
         node.backoff = backoff
-    elif not _may_be_measured(turn.state, node):
-        _begin_probation(turn, node, "no recovery was observed, and no probe can run now")
+    elif not _may_be_measured(context.state, node):
+        _begin_probation(context, node, "no recovery was observed, and no probe can run now")
     else:
-        _become(turn, node, NodeState.QUARANTINE, None, "no recovery was observed", node.verdict_id)
-        _measure(turn, node, "no recovery was observed, and no pending job needs its slots")
+        context.index.set_node_state(node, NodeState.QUARANTINE, None, "no recovery was observed", node.verdict_id)
+        _measure(context, node, "no recovery was observed, and no pending job needs its slots")
 
 
 def _may_be_measured(state: State, node: Node) -> bool:
@@ -268,17 +259,17 @@ def _may_be_measured(state: State, node: Node) -> bool:
     return bool(state.policy.probe_command) and node.slots > 0 and not wanted
 
 
-def _end_quarantine(turn: CycleContext, node: Node) -> None:
-    policy = turn.state.policy
+def _end_quarantine(context: CycleContext, node: Node) -> None:
+    policy = context.state.policy
     if not policy.probe_command:
-        _begin_probation(turn, node, "its quarantine has ended; no probe is configured")
+        _begin_probation(context, node, "its quarantine has ended; no probe is configured")
         return
-    _measure(turn, node, "its quarantine has ended")
+    _measure(context, node, "its quarantine has ended")
 
 
-def _measure(turn: CycleContext, node: Node, why: str) -> None:
+def _measure(context: CycleContext, node: Node, why: str) -> None:
     """Queue a probe of the node; its result decides the node's next state."""
-    policy = turn.state.policy
+    policy = context.state.policy
     node.probes += 1
     job_id = f"probe-{node.name}-{node.probes}"
     spec = JobSpec(
@@ -292,89 +283,75 @@ def _measure(turn: CycleContext, node: Node, why: str) -> None:
         grace_seconds=5.0,
         pinned_node=node.name,
     )
-    job = turn.state.jobs[job_id] = Job(job_id, spec, JobState.PENDING, turn.now_ns)
-    ledger_of(turn.state).came(job)
-    turn.arrived.append(job_id)
-    node.probe_job, node.until_ns = job_id, None
-    turn.decide(f"node:{node.name}", "probe", f"{why}; {job_id} tests it")
+    context.index.add_probe(node, Job(job_id, spec, JobState.PENDING, context.now_ns))
+    context.arrived.append(job_id)
+    context.decide(f"node:{node.name}", "probe", f"{why}; {job_id} tests it")
 
 
-def _take_probe_result(turn: CycleContext, node: Node, probe: Job | None) -> None:
+def _take_probe_result(context: CycleContext, node: Node, probe: Job | None) -> None:
     if probe is not None and not probe.state.ended:
         return
     node.probe_job = None
     if probe is not None and probe.state is JobState.COMPLETED:
-        _begin_probation(turn, node, f"{probe.job_id} passed")
+        _begin_probation(context, node, f"{probe.job_id} passed")
     else:
         why = f"{probe.job_id} did not pass: {probe.end_reason}" if probe is not None else "its probe was lost"
-        quarantine(turn, node, why, node.verdict_id)
+        quarantine(context, node, why, node.verdict_id)
 
 
-def _begin_probation(turn: CycleContext, node: Node, why: str) -> None:
-    seconds = turn.state.policy.probation_seconds
-    _become(turn, node, NodeState.PROBATION, turn.after(seconds), why, node.verdict_id)
-    turn.decide(f"node:{node.name}", "probation", f"probation for {span(seconds)}, single-node gangs only: {why}")
+def _begin_probation(context: CycleContext, node: Node, why: str) -> None:
+    seconds = context.state.policy.probation_seconds
+    context.index.set_node_state(node, NodeState.PROBATION, context.after(seconds), why, node.verdict_id)
+    context.decide(f"node:{node.name}", "probation", f"probation for {span(seconds)}, single-node gangs only: {why}")
 
 
-def recover(turn: CycleContext, node: Node, kind: str, text: str) -> None:
+def recover(context: CycleContext, node: Node, kind: str, text: str) -> None:
     """Make the node healthy, and reset its accusers, slowdown, backoff and exclusions."""
-    _become(turn, node, NodeState.HEALTHY, None, "")
     node.backoff, node.accusers = 0, ()
-    node.slowdown, node.doubted_ns, node.draining = 1.0, None, False
-    drop_probe(turn, node)
-    ledger = ledger_of(turn.state)
-    for job_id in sorted(ledger.excluders):
-        job = turn.state.jobs[job_id]
-        if node.name in job.excluded_nodes:
-            job.excluded_nodes = tuple(name for name in job.excluded_nodes if name != node.name)
-            ledger.file(job)
-    turn.decide(f"node:{node.name}", kind, text)
+    node.doubted_ns, node.draining = None, False
+    drop_probe(context, node)
+    context.index.recover_node(node)
+    context.decide(f"node:{node.name}", kind, text)
 
 
-def drop_probe(turn: CycleContext, node: Node) -> None:
+def drop_probe(context: CycleContext, node: Node) -> None:
     """Cancel the node's probe, if any."""
-    probe = turn.state.jobs.get(node.probe_job) if node.probe_job is not None else None
+    probe = context.state.jobs.get(node.probe_job) if node.probe_job is not None else None
     node.probe_job = None
     if probe is None or probe.state.ended:
         return
     if probe.state is JobState.PENDING:
-        probe.state, probe.ended_ns, probe.end_reason = (
-            JobState.CANCELLED,
-            turn.now_ns,
-            "the node no longer needs a probe",
-        )
-        ledger_of(turn.state).file(probe)
+        context.index.end(probe, JobState.CANCELLED, "the node no longer needs a probe")
     else:
-        probe.stop_reason = StopReason.CANCEL
-        ledger_of(turn.state).stops(probe)
+        context.index.stop(probe, StopReason.CANCEL)
 
 
 # --- operators -------------------------------------------------------------------------------------------------------
 
 
-def release(turn: CycleContext, node: Node, by: str, reason: str) -> None:
+def release(context: CycleContext, node: Node, by: str, reason: str) -> None:
     """Release the node for an operator. Its active verdicts have no further effect."""
-    for verdict in turn.state.verdicts.values():
+    for verdict in context.state.verdicts.values():
         if verdict.node == node.name:
-            turn.state.cases[verdict.verdict_id] = Case(True, "released", f"{by or 'an operator'} released the node")
-    recover(turn, node, "released", f"healthy: released by {by or 'an operator'}{_because(reason)}")
+            context.state.cases[verdict.verdict_id] = Case(True, "released", f"{by or 'an operator'} released the node")
+    recover(context, node, "released", f"healthy: released by {by or 'an operator'}{_because(reason)}")
 
 
-def quarantine_by_operator(turn: CycleContext, node: Node, by: str, reason: str) -> None:
+def quarantine_by_operator(context: CycleContext, node: Node, by: str, reason: str) -> None:
     """Quarantine the node until an operator releases it. Running gangs stay."""
-    drop_probe(turn, node)
+    drop_probe(context, node)
     node.draining = False
-    _become(turn, node, NodeState.QUARANTINE, None, f"by {by or 'an operator'}{_because(reason)}")
-    turn.decide(f"node:{node.name}", "quarantine", f"quarantine until it is released: {node.reason}")
+    context.index.set_node_state(node, NodeState.QUARANTINE, None, f"by {by or 'an operator'}{_because(reason)}")
+    context.decide(f"node:{node.name}", "quarantine", f"quarantine until it is released: {node.reason}")
 
 
-def maintain(turn: CycleContext, node: Node, by: str, reason: str, drain: bool = False) -> None:
+def maintain(context: CycleContext, node: Node, by: str, reason: str, drain: bool = False) -> None:
     """Give the node no new jobs until it is released. drain: gangs that may be restarted leave it (``draining``)."""
-    drop_probe(turn, node)
-    _become(turn, node, NodeState.MAINTENANCE, None, f"by {by or 'an operator'}{_because(reason)}")
+    drop_probe(context, node)
+    context.index.set_node_state(node, NodeState.MAINTENANCE, None, f"by {by or 'an operator'}{_because(reason)}")
     node.draining = node.draining or drain
     words = ", restartable jobs are moved away" if node.draining else ""
-    turn.decide(f"node:{node.name}", "maintenance", f"maintenance until it is released{words}: {node.reason}")
+    context.decide(f"node:{node.name}", "maintenance", f"maintenance until it is released{words}: {node.reason}")
 
 
 def _because(reason: str) -> str:
@@ -391,31 +368,33 @@ def accused_by(state: State, verdict_id: str) -> list[Node]:
     ]
 
 
-def confirm(turn: CycleContext, verdict_id: str, by: str) -> None:
+def confirm(context: CycleContext, verdict_id: str, by: str) -> None:
     """Confirm the verdict for an operator: quarantine its node at once."""
-    verdict = turn.state.verdicts.get(verdict_id)
-    for node in accused_by(turn.state, verdict_id):
+    verdict = context.state.verdicts.get(verdict_id)
+    for node in accused_by(context.state, verdict_id):
         if node.state in (NodeState.SUSPECT, NodeState.HEALTHY, NodeState.PROBATION) and (
             verdict is None or verdict.kind in ACCUSING
         ):
-            quarantine(turn, node, f"verdict {verdict_id} confirmed by {by or 'an operator'}", verdict_id, capped=False)
+            quarantine(
+                context, node, f"verdict {verdict_id} confirmed by {by or 'an operator'}", verdict_id, capped=False
+            )
 
 
-def reject(turn: CycleContext, verdict_id: str, by: str) -> None:
+def reject(context: CycleContext, verdict_id: str, by: str) -> None:
     """Reject the verdict for an operator: release its node and reset the backoff.
 
     Other active verdicts about the node are applied again.
     """
-    for node in accused_by(turn.state, verdict_id):
+    for node in accused_by(context.state, verdict_id):
         by_operator = node.state is NodeState.MAINTENANCE or (
             node.state is NodeState.QUARANTINE and not node.verdict_id
         )
         if by_operator or node.state is NodeState.HEALTHY:
             continue
-        recover(turn, node, "released", f"healthy: verdict {verdict_id} was rejected by {by or 'an operator'}")
-        for other in turn.state.verdicts.values():
-            if other.node == node.name and other.verdict_id in turn.state.cases:
-                turn.state.cases[other.verdict_id].marked = False
+        recover(context, node, "released", f"healthy: verdict {verdict_id} was rejected by {by or 'an operator'}")
+        for other in context.state.verdicts.values():
+            if other.node == node.name and other.verdict_id in context.state.cases:
+                context.state.cases[other.verdict_id].marked = False
 
 
 def longest_unavailable_ns(policy: Policy, node: Node) -> int | None:

@@ -15,46 +15,47 @@ from __future__ import annotations
 import math
 
 from scheduler_feedback.core.cluster import Level, Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.slot_plan import tier_of
 from scheduler_feedback.core.state import Policy, State
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.placement import may_borrow
 
 SECONDS_A_DAY = 86400.0
 
 
-def appoint(turn: CycleContext, ledger: Ledger) -> None:
+def appoint(context: CycleContext) -> None:
     """Choose the spares again after a change of nodes; present spares stay spares where possible."""
-    if ledger.appointed:
+    index = context.index
+    if index.appointed:
         return
-    ledger.appointed = True
-    policy, nodes = turn.state.policy, turn.state.nodes
+    index.appointed = True
+    policy, nodes = context.state.policy, context.state.nodes
     if not _wanted(policy) and not any(node.spare for node in nodes.values()):
         return
     domains: dict[tuple[str, ...], list[Node]] = {}
     for node in nodes.values():
         domains.setdefault(_domain(policy.spare_level, node), []).append(node)
-    lent = _holders(turn.state, ledger)
+    lent = _holders(context.state, index)
     for domain in sorted(domains):
         members = domains[domain]
         out = sum(tier_of(node) is None for node in members)
         wanted = min(max(count(policy, len(members)) - out, 0), len(members) - 1)
         for node in members:
             if node.spare and node.state is not NodeState.HEALTHY:
-                _set_spare(turn, ledger, node, False, "it is no longer healthy")
+                _set_spare(context, node, False, "it is no longer healthy")
         now = [node for node in members if node.spare]
         # First to be released: nodes with gangs that may not be preempted. First to be chosen: free nodes.
         for node in sorted(now, key=lambda node: (-lent.get(node.name, 0), node.name))[: max(len(now) - wanted, 0)]:
             why = f"it replaces one of {out} unavailable nodes of its domain" if out else "fewer spares are needed"
-            _set_spare(turn, ledger, node, False, why)
+            _set_spare(context, node, False, why)
         fit = [node for node in members if node.present and node.state is NodeState.HEALTHY and not node.spare]
         fit.sort(key=lambda node: node.name, reverse=True)
         fit.sort(key=lambda node: lent.get(node.name, 0))
         for node in fit[: max(wanted - len(now), 0)]:
             why = "reserved for gangs that leave a bad node; preemptible gangs may use it meanwhile"
-            _set_spare(turn, ledger, node, True, why)
-    ledger.appointed = True
+            _set_spare(context, node, True, why)
+    index.appointed = True
 
 
 def _wanted(policy: Policy) -> bool:
@@ -83,31 +84,29 @@ def _domain(level: Level, node: Node) -> tuple[str, ...]:
     return path.get(level, (node.spine, node.rack, node.rail, node.island, node.name))
 
 
-def _holders(state: State, ledger: Ledger) -> dict[str, int]:
+def _holders(state: State, index: SchedulingIndex) -> dict[str, int]:
     """Return for each node in use: 1 if all gangs on it may be preempted, 2 if one may not."""
     found: dict[str, int] = {}
-    for job_id, slots in (*ledger.held.items(), *ledger.claims.items()):
+    for job_id, slots in (*index.held.items(), *index.claims.items()):
         bound = 1 if may_borrow(state.jobs[job_id].spec) else 2
         for slot in slots:
             found[slot.node] = max(found.get(slot.node, 0), bound)
     return found
 
 
-def _set_spare(turn: CycleContext, ledger: Ledger, node: Node, spare: bool, why: str) -> None:
-    node.spare = spare
-    ledger.node_changed(node)
-    ledger.appointed = True  # ``node_changed`` has reset it, but only the spares themselves have changed
+def _set_spare(context: CycleContext, node: Node, spare: bool, why: str) -> None:
+    context.index.set_spare(node, spare)
     what = "now a spare node" if spare else "no longer a spare node"
-    turn.record(f"node:{node.name}", "spare" if spare else "no-spare", f"{what}: {why}")
+    context.record(f"node:{node.name}", "spare" if spare else "no-spare", f"{what}: {why}")
 
 
-def borrowers(state: State, ledger: Ledger) -> list[str]:
+def borrowers(state: State, index: SchedulingIndex) -> list[str]:
     """Return the ids of running gangs that hold slots of spares and may be preempted."""
     spares = {node.name for node in state.nodes.values() if node.spare}
     return sorted(
         job_id
-        for job_id in ledger.running
+        for job_id in index.running
         if state.jobs[job_id].stop_reason is None
         and may_borrow(state.jobs[job_id].spec)
-        and any(slot.node in spares for slot in ledger.held[job_id])
+        and any(slot.node in spares for slot in index.held[job_id])
     )

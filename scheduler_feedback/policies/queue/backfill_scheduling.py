@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import Backfilling, State
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.backfill import Backfill, Reservation, candidates, only
 from scheduler_feedback.policies.queue.conservative_backfill import DEPTH, Profile
 from scheduler_feedback.policies.queue.pending_line import Key
@@ -14,75 +14,77 @@ from scheduler_feedback.policies.queue.starting import start, unreserved
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 
-def backfill(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> None:
+def backfill(context: CycleContext, reservation: Reservation | None) -> None:
     """Start jobs behind the head that cannot delay it, in queue order."""
-    state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
-    all_of_them, fresh = ledger.grown, ledger.fresh
-    ledger.grown, ledger.fresh = False, set()
-    if state.frozen or not len(ledger.line):
+    index = context.index
+    state, now_ns, policy = context.state, context.now_ns, context.state.policy
+    all_of_them, fresh = index.grown, index.fresh
+    index.grown, index.fresh = False, set()
+    if state.frozen or not len(index.line):
         return
     if policy.backfill is Backfilling.CONSERVATIVE:
-        backfill_conservatively(turn, ledger, reservation)
+        backfill_conservatively(context, reservation)
         return
-    greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, _first_key(state, ledger))
+    greedy = policy.backfill is Backfilling.GREEDY or unreserved(state, _first_key(state, index))
     if reservation is None and not greedy:
         return
-    free = sum([inside[0] for inside in ledger.plan.free_in])
+    free = sum([inside[0] for inside in index.plan.free_in])
     if not free:
         return
-    room = Backfill(ledger.plan, reservation, now_ns) if reservation is not None else None
+    room = Backfill(index.plan, reservation, now_ns) if reservation is not None else None
     window_ns = room.window_ns if room is not None else None
     if all_of_them:
-        kept = ledger.plan.free_of(reservation.slots) if reservation is not None else 0
-        asked = candidates(ledger.line, free, free - kept, window_ns)
+        kept = index.plan.free_of(reservation.slots) if reservation is not None else 0
+        asked = candidates(index.line, free, free - kept, window_ns)
     else:
-        asked = only(ledger.line, fresh, free)
+        asked = only(index.line, fresh, free)
     for key, kind, length_ns, chances in asked:
         job = state.jobs[key[-1]]
         if job.not_before_ns > now_ns or (reservation is not None and job.job_id == reservation.job_id):
             continue
-        if kind.queue and at_limit(ledger, job):
+        if kind.queue and at_limit(index, job):
             chances.short = chances.long = False
             continue
         found: tuple[tuple[Slot, ...], str] | None
         if room is None:
-            slots = place(ledger.plan, job, policy=policy, most=ledger.most_ranks(job))
+            slots = place(index.plan, job, policy=policy, most=index.most_ranks(job))
             found = None if slots is None else (slots, "it fits into free slots")
             chances.short = found is not None
         elif length_ns <= room.window_ns:
-            found = room.place_short(policy, job, ledger.most_ranks(job))
+            found = room.place_short(policy, job, index.most_ranks(job))
             chances.short = found is not None
         else:
-            found = room.place_unreserved(policy, job, ledger.most_ranks(job))
+            found = room.place_unreserved(policy, job, index.most_ranks(job))
             chances.long = found is not None
         if found is not None:
-            start(turn, ledger, job, found[0], "backfilled", found[1])
+            start(context, job, found[0], "backfilled", found[1])
 
 
-def _first_key(state: State, ledger: Ledger) -> Key:
+def _first_key(state: State, index: SchedulingIndex) -> Key:
     """Return the key of the first job that is not at its queue's limit; of the first job if all are."""
-    order = ledger.line.order
-    if not ledger.shares.limited:
+    order = index.line.order
+    if not index.shares.limited:
         return order[0]
-    return next((key for key in order if not at_limit(ledger, state.jobs[key[-1]])), order[0])
+    return next((key for key in order if not at_limit(index, state.jobs[key[-1]])), order[0])
 
 
-def backfill_conservatively(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> None:
+def backfill_conservatively(context: CycleContext, reservation: Reservation | None) -> None:
     """Start each job that delays no job ahead of it; give the others reservations in the profile."""
-    state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
-    profile = Profile(now_ns, sum([inside[0] for inside in ledger.plan.free_in]), ledger.ends)
+    index = context.index
+    state, now_ns, policy = context.state, context.now_ns, context.state.policy
+    profile = Profile(now_ns, sum([inside[0] for inside in index.plan.free_in]), index.ends)
     head = reservation.job_id if reservation is not None else ""
     given = 0
-    for key in list(ledger.line.order):
-        job, place_ = state.jobs[key[-1]], ledger.line.places[key[-1]]
+    for key in list(index.line.order):
+        job, place_ = state.jobs[key[-1]], index.line.places[key[-1]]
         ranks, length_ns = place_.kind.ranks, place_.length_ns
-        if at_limit(ledger, job):
+        if at_limit(index, job):
             continue
         if job.job_id != head and job.not_before_ns <= now_ns and profile.free_for(length_ns) >= ranks:
-            slots = place(ledger.plan, job, policy=policy, most=ledger.most_ranks(job))
+            slots = place(index.plan, job, policy=policy, most=index.most_ranks(job))
             if slots is not None:
                 profile.take(len(slots), now_ns, length_ns)
-                start(turn, ledger, job, slots, "backfilled", "it delays no job ahead of it")
+                start(context, job, slots, "backfilled", "it delays no job ahead of it")
                 continue
         if given >= DEPTH:
             if not profile.free_for(1):

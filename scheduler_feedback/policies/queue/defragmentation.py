@@ -17,20 +17,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scheduler_feedback.core.cluster import Level
-from scheduler_feedback.core.cycle_context import CycleContext, span
 from scheduler_feedback.core.domains import numbers
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, Slot, StopReason
 from scheduler_feedback.core.slot_plan import NOWHERE, TIERS, Plan, Tier
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.placement import place, where
 from scheduler_feedback.policies.remediation.gang_moves import (
     first_in_line,
     may_be_moved,
     proposed,
-    reserve_slots,
-    start_move,
     wait_seconds,
     waits_since_ns,
 )
@@ -52,32 +51,33 @@ class Moves:
     """Slot-seconds that the moves lose."""
 
 
-def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
     """Yield when to evaluate again whether gangs move for the first job."""
-    if state.frozen or not state.policy.defragmentation_moves or ledger.claimants or not ledger.running:
+    if state.frozen or not state.policy.defragmentation_moves or index.claimants or not index.running:
         return
-    if not ledger.line.needs_level():
+    if not index.line.needs_level():
         return
-    first = first_in_line(ledger, state.now_ns)
+    first = first_in_line(index, state.now_ns)
     if first is not None and first.spec.required_level is not None:
         yield next_evaluation_ns(waits_since_ns(first), state.now_ns)
 
 
-def make_room(turn: CycleContext, ledger: Ledger) -> bool:
+def make_room(context: CycleContext) -> bool:
     """Move gangs so that the first pending job fits into one domain, if that pays. Return whether it was done."""
-    state, now_ns = turn.state, turn.now_ns
-    if state.frozen or not state.policy.defragmentation_moves or ledger.claimants:
+    index = context.index
+    state, now_ns = context.state, context.now_ns
+    if state.frozen or not state.policy.defragmentation_moves or index.claimants:
         return False
-    first = first_in_line(ledger, now_ns)
+    first = first_in_line(index, now_ns)
     if first is None or first.spec.required_level is None or first.spec.groups or first.spec.pinned_node is not None:
         return False
     ranks = first.spec.min_ranks or first.spec.ranks
-    if ledger.plan.free(Tier.HEALTHY, first.excluded_nodes) < ranks:
+    if index.plan.free(Tier.HEALTHY, first.excluded_nodes) < ranks:
         return False
-    moves = _cheapest(state, ledger, first, ranks, now_ns)
+    moves = _cheapest(state, index, first, ranks, now_ns)
     if moves is None:
         return False
-    wait = wait_seconds(state, ledger, first, now_ns)
+    wait = wait_seconds(state, index, first, now_ns)
     gain = wait * len(moves.slots)
     if gain <= (1 + state.policy.migration_margin) * moves.cost:
         return False
@@ -93,22 +93,22 @@ def make_room(turn: CycleContext, ledger: Ledger) -> bool:
         ("margin", f"{state.policy.migration_margin:.2f}"),
     )
     if proposed(
-        turn, first, f"defragment {names}", "defragment", f"would move {names} to fit into one {level}", detail
+        context, first, f"defragment {names}", "defragment", f"would move {names} to fit into one {level}", detail
     ):
         return False
     for job, target in moves.gangs:
         why = f"moves so that {first.job_id} fits into one {level}"
-        start_move(turn, ledger, job, target, StopReason.MIGRATE, why)
+        index.move(job, target, StopReason.MIGRATE, why)
         job.migrations += 1
-        turn.decide(
+        context.decide(
             job.job_id,
             "defragment",
             f"will move to {where(target)} so that {first.job_id} fits into one {level}: "
             f"saves {span(gain)} of waiting, costs {span(moves.cost)} (summed over slots; moved: {names})",
             detail,
         )
-    reserve_slots(ledger, first, moves.slots)
-    turn.record(
+    index.reserve(first, moves.slots)
+    context.record(
         first.job_id,
         "room-made",
         f"{names} {'moves' if len(moves.gangs) == 1 else 'move'} to free slots for it",
@@ -117,12 +117,12 @@ def make_room(turn: CycleContext, ledger: Ledger) -> bool:
     return True
 
 
-def _cheapest(state: State, ledger: Ledger, first: Job, ranks: int, now_ns: int) -> Moves | None:
+def _cheapest(state: State, index: SchedulingIndex, first: Job, ranks: int, now_ns: int) -> Moves | None:
     """Return the moves with the least cost over the domains that are tried; None if there are none."""
-    plan, level = ledger.plan, first.spec.required_level
+    plan, level = index.plan, first.spec.required_level
     assert level is not None
     ranks_on: dict[int, dict[str, int]] = {}
-    for job_id in ledger.running:
+    for job_id in index.running:
         if may_be_moved(state, state.jobs[job_id], now_ns):
             for rank in state.jobs[job_id].ranks:
                 on_it = ranks_on.setdefault(plan.topology.number[rank.slot.node], {})
@@ -133,7 +133,7 @@ def _cheapest(state: State, ledger: Ledger, first: Job, ranks: int, now_ns: int)
         for number in numbers(nodes):
             for job_id, count in ranks_on.get(number, {}).items():
                 inside[job_id] = inside.get(job_id, 0) + count
-        moves = _without(state, ledger, first, nodes, ranks, inside, now_ns)
+        moves = _without(state, index, first, nodes, ranks, inside, now_ns)
         if moves is not None and (best is None or moves.cost < best.cost):
             best = moves
     return best
@@ -156,10 +156,10 @@ def _domains(plan: Plan, level: Level, ranks: int) -> list[int]:
 
 
 def _without(
-    state: State, ledger: Ledger, first: Job, nodes: int, ranks: int, inside: dict[str, int], now_ns: int
+    state: State, index: SchedulingIndex, first: Job, nodes: int, ranks: int, inside: dict[str, int], now_ns: int
 ) -> Moves | None:
     """Return the moves that give the job its slots on these nodes; None if there are none, or too many."""
-    plan = ledger.plan
+    plan = index.plan
     cost = {
         job_id: moving_seconds(state, state.jobs[job_id], now_ns) * len(state.jobs[job_id].ranks) for job_id in inside
     }
@@ -177,7 +177,7 @@ def _without(
     try:
         for job in leaving:
             plan.give(rank.slot for rank in job.ranks)
-        most = ledger.most_ranks(first)
+        most = index.most_ranks(first)
         slots = place(plan, first, excluded=elsewhere, suspects=False, policy=state.policy, most=most)
         if slots is None:
             return None

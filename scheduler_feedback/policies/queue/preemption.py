@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import merge
 
-from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds
+from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.slot_plan import NOWHERE, TIERS, Tier
 from scheduler_feedback.core.state import Estimates, Mode, Order, State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import runtime_history
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue import order
-from scheduler_feedback.policies.queue.order import las
-from scheduler_feedback.policies.queue.order.fair import appraise
 from scheduler_feedback.policies.queue.placement import may_borrow, place
 
 RENEW_NS = 1800 * 1_000_000_000
@@ -43,14 +42,14 @@ def due(state: State, now_ns: int) -> bool:
     return policy.preempt and not state.frozen and now_ns >= state.planned_ns + nanoseconds(policy.replan_seconds)
 
 
-def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
     """Yield when a deferred pass is due, when an order has drifted, and when pending jobs are appraised.
 
     The fair order preempts for gain; passes without an event would stop more gangs than they gain. So time alone
     triggers such a pass only after an appraisal. Quotas are evaluated at every timeout (``reclaim``).
     """
     policy = state.policy
-    if state.frozen or not ledger.line.order or not ledger.held:
+    if state.frozen or not index.line.order or not index.held:
         return
     if _learns(state):
         yield state.renewed_ns + RENEW_NS
@@ -79,37 +78,37 @@ def lost_gpu_seconds(job: Job, now_ns: int) -> float:
     return len(job.ranks) * (since + spec.checkpoint_cost_seconds + spec.restart_cost_seconds)
 
 
-def choose(turn: CycleContext, ledger: Ledger) -> list[Job]:
+def choose(context: CycleContext) -> list[Job]:
     """Run a preemption pass: stop the gangs that lose their slots. Return the chosen pending jobs, in order."""
-    state, now_ns = turn.state, turn.now_ns
+    index = context.index
+    state, now_ns = context.state, context.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
-    turn.looked = True
-    running = [state.jobs[job_id] for job_id in ledger.held]
+    context.looked = True
+    running = [state.jobs[job_id] for job_id in index.held]
     movable = [job for job in running if may_be_stopped(state, job, now_ns)]
     if state.policy.order is Order.THEMIS:
-        renew_all(turn, ledger)
+        renew_all(context)
     if state.policy.order is Order.LAS:
-        for job in las.demote(state, running, now_ns):
-            ledger.watch_fall(job)
-    left = ledger.capacity.slots + ledger.capacity.spare_slots
+        index.demote(running)
+    left = index.capacity.slots + index.capacity.spare_slots
     for job in running:
         if job.stop_reason is None:
-            left -= _counted(ledger, job)
-    left += sum(_counted(ledger, job) for job in movable)
-    left -= sum(len(slots) for job_id, slots in ledger.claims.items() if job_id not in ledger.held)
-    unlent = ledger.capacity.spare_slots  # the part of the remaining slots that only preemptible jobs may use
+            left -= _counted(index, job)
+    left += sum(_counted(index, job) for job in movable)
+    left -= sum(len(slots) for job_id, slots in index.claims.items() if job_id not in index.held)
+    unlent = index.capacity.spare_slots  # the part of the remaining slots that only preemptible jobs may use
     ranked = sorted(order.key_of(state, job) for job in movable)
     chosen: list[Job] = []
     kept: set[str] = set()
     used: list[tuple[str, int]] = []
-    for key in merge(ranked, ledger.line.order):
+    for key in merge(ranked, index.line.order):
         if left <= 0:
             break
         job = state.jobs[key[-1]]
         waits = job.state is JobState.PENDING
-        ranks = (job.spec.min_ranks or job.spec.ranks) if waits else _counted(ledger, job)
+        ranks = (job.spec.min_ranks or job.spec.ranks) if waits else _counted(index, job)
         kept_free = 0 if not unlent or may_borrow(job.spec) else unlent
-        if waits and (job.not_before_ns > now_ns or ledger.shares.room(job.spec.queue, ranks) is not None):
+        if waits and (job.not_before_ns > now_ns or index.shares.room(job.spec.queue, ranks) is not None):
             continue
         if ranks <= left - kept_free or (ranks <= left and not waits):
             left -= ranks  # a pending job counts with its minimum: no gang is stopped to give another more than that
@@ -118,27 +117,26 @@ def choose(turn: CycleContext, ledger: Ledger) -> list[Job]:
             chosen.append(job)
             kept.add(job.job_id)
             if waits:  # counts at once against its queues' limits for the jobs after it
-                ledger.shares.use(job.spec.queue, ranks)
+                index.shares.use(job.spec.queue, ranks)
                 used.append((job.spec.queue, ranks))
     for queue, ranks in used:
-        ledger.shares.use(queue, -ranks)
+        index.shares.use(queue, -ranks)
     # Stopping a gang that runs on unavailable nodes only would free no usable slots.
     passed_over = [state.jobs[key[-1]] for key in ranked if key[-1] not in kept]
-    stopped = [job for job in passed_over if _counted(ledger, job)]
+    stopped = [job for job in passed_over if _counted(index, job)]
     starting = [job for job in chosen if job.state is JobState.PENDING]
     if state.policy.order is Order.LAS:
-        for job in las.take_turns(state, chosen, stopped):
-            ledger.file(job)
+        index.take_turns(chosen, stopped)
     if starting:
         for job in sorted(stopped, key=lambda job: (lost_gpu_seconds(job, now_ns), job.job_id)):
-            stop_for(turn, ledger, job, starting[0])
+            stop_for(context, job, starting[0])
     return starting
 
 
-def _counted(ledger: Ledger, job: Job) -> int:
+def _counted(index: SchedulingIndex, job: Job) -> int:
     """Count the running gang's slots within the capacity, without those on unavailable nodes or nodes on probation."""
-    plan = ledger.plan
-    if not ledger.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
+    plan = index.plan
+    if not index.capacity.unusable and not any(plan.slots_in[Tier.PROBATION :: TIERS]):
         return len(job.ranks)
     numbers, pools = plan.topology.number, plan.pool
     found = (pools[numbers[rank.slot.node]] for rank in job.ranks if rank.slot.node in numbers)
@@ -148,28 +146,22 @@ def _counted(ledger: Ledger, job: Job) -> int:
 # --- the fair order: only where it pays ------------------------------------------------------------------------------
 
 
-def renew(turn: CycleContext, ledger: Ledger) -> None:
+def renew(context: CycleContext) -> None:
     """Update the run-time history, the order of the queues by their usage, and the appraisals of pending jobs."""
-    state = turn.state
-    turn.looked = True
+    index = context.index
+    state = context.state
+    context.looked = True
     runtime_history.count_ended_jobs(state)
-    state.renewed_ns = turn.now_ns
-    ledger.shares.rank_queues(state, turn.now_ns)
-    renew_all(turn, ledger)
+    state.renewed_ns = context.now_ns
+    index.shares.rank_queues(state, context.now_ns)
+    renew_all(context)
 
 
-def renew_all(turn: CycleContext, ledger: Ledger) -> None:
+def renew_all(context: CycleContext) -> None:
     """Appraise all pending jobs. A job with little change keeps its place, unless the order of its queue changed."""
-    state = turn.state
-    for key in list(ledger.line.order):
-        job = state.jobs[key[-1]]
-        urgency, estimate = job.urgency, job.estimate_seconds
-        appraise(state, job, turn.now_ns)
-        little = estimate is not None and abs(job.urgency - urgency) <= CHANGE * abs(urgency)
-        if little:
-            job.urgency, job.estimate_seconds = urgency, estimate
-        if not little or order.key_of(state, job) != key:
-            ledger.file(job)
+    index = context.index
+    for key in list(index.line.order):
+        index.appraise(context.state.jobs[key[-1]], key, CHANGE)
 
 
 def renewal_due(state: State, now_ns: int) -> bool:
@@ -183,30 +175,31 @@ def _learns(state: State) -> bool:
     return learns and bool(state.lately or policy.queues)
 
 
-def swap(turn: CycleContext, ledger: Ledger) -> None:
+def swap(context: CycleContext) -> None:
     """Stop gangs in favour of pending jobs that are expected to end for much less; reserve the slots for these.
 
     Evaluates pending jobs in order. A job may take slots of gangs whose expected remaining GPU-seconds, restart
     included, are more than ``preempt_gain`` times its own, the largest first. Of the possible victims, those that lose
     least are stopped. A starved job may take the slots of any gang that has not starved.
     """
-    state, now_ns = turn.state, turn.now_ns
+    index = context.index
+    state, now_ns = context.state, context.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
-    turn.looked = True
-    if not ledger.line.order:
+    context.looked = True
+    if not index.line.order:
         return
     movable = []
-    jobs, doubtful = state.jobs, ledger.doubtful
-    for job_id in ledger.held:
+    jobs, doubtful = state.jobs, index.doubtful
+    for job_id in index.held:
         job = jobs[job_id]
-        if may_be_stopped(state, job, now_ns) and (not doubtful or _frees(ledger, job)):
+        if may_be_stopped(state, job, now_ns) and (not doubtful or _frees(index, job)):
             if now_ns >= job.appraise_ns:
-                appraise(state, job, now_ns)
+                index.appraise(job)
             movable.append((-job.urgency, job_id))
     movable.sort()
-    free = ledger.plan.free(Tier.HEALTHY)
+    free = index.plan.free(Tier.HEALTHY)
     passed, gain = 0, state.policy.preempt_gain
-    for key in list(ledger.line.order):
+    for key in list(index.line.order):
         job = state.jobs[key[-1]]
         starved = key[1] == 0
         if not movable or passed >= PASSED_OVER:
@@ -216,7 +209,7 @@ def swap(turn: CycleContext, ledger: Ledger) -> None:
             continue
         if job.not_before_ns > now_ns or job.spec.ranks <= free:
             continue  # it starts without preemption, or may not start yet
-        if ledger.shares.room(job.spec.queue, job.spec.ranks) is not None:
+        if index.shares.room(job.spec.queue, job.spec.ranks) is not None:
             continue
         victims, found = [], free
         for urgency, job_id in movable:
@@ -225,9 +218,9 @@ def swap(turn: CycleContext, ledger: Ledger) -> None:
             if order.has_starved(state, state.jobs[job_id]):
                 continue
             victims.append(state.jobs[job_id])
-            found += _frees(ledger, state.jobs[job_id])
-        victims = _fewest(ledger, victims, job.spec.ranks - free, now_ns)
-        slots = place_without(ledger, job, victims, state) if found >= job.spec.ranks else None
+            found += _frees(index, state.jobs[job_id])
+        victims = _fewest(index, victims, job.spec.ranks - free, now_ns)
+        slots = place_without(index, job, victims, state) if found >= job.spec.ranks else None
         if slots is None:
             passed += 1
             continue
@@ -236,43 +229,42 @@ def swap(turn: CycleContext, ledger: Ledger) -> None:
         gone = {victim.job_id for victim in victims}
         movable = [one for one in movable if one[1] not in gone]
         for victim in victims:
-            stop_for(turn, ledger, victim, job)
+            stop_for(context, victim, job)
         if state.policy.mode is Mode.ACT:
-            job.claim = list(slots)
-            ledger.file(job)
-            free = ledger.plan.free(Tier.HEALTHY)
+            index.reserve(job, slots)
+            free = index.plan.free(Tier.HEALTHY)
 
 
-def _frees(ledger: Ledger, job: Job) -> int:
+def _frees(index: SchedulingIndex, job: Job) -> int:
     """Count the slots that any other job could use if the gang stopped: not on spares, only on healthy nodes."""
-    spares = ledger.plan.has_spares()
-    if not ledger.doubtful and not spares:
+    spares = index.plan.has_spares()
+    if not index.doubtful and not spares:
         return len(job.ranks)
-    nodes = ledger.state.nodes
+    nodes = index.state.nodes
     return sum(
-        rank.slot.node not in ledger.doubtful and not (spares and nodes[rank.slot.node].spare) for rank in job.ranks
+        rank.slot.node not in index.doubtful and not (spares and nodes[rank.slot.node].spare) for rank in job.ranks
     )
 
 
-def _fewest(ledger: Ledger, victims: list[Job], slots: int, now_ns: int) -> list[Job]:
+def _fewest(index: SchedulingIndex, victims: list[Job], slots: int, now_ns: int) -> list[Job]:
     """Drop the victims that are not needed to free this many slots, those with the largest loss first."""
-    spare = sum(_frees(ledger, victim) for victim in victims) - slots
+    spare = sum(_frees(index, victim) for victim in victims) - slots
     for victim in sorted(victims, key=lambda job: (-lost_gpu_seconds(job, now_ns), job.job_id)):
-        if (frees := _frees(ledger, victim)) <= spare:
+        if (frees := _frees(index, victim)) <= spare:
             spare -= frees
             victims = [other for other in victims if other is not victim]
     return victims
 
 
 def place_without(
-    ledger: Ledger, job: Job, victims: list[Job], state: State, most: int | None = None
+    index: SchedulingIndex, job: Job, victims: list[Job], state: State, most: int | None = None
 ) -> tuple[Slot, ...] | None:
     """Find slots for the job as if the victims had ended, with at most ``most`` ranks. Takes none."""
-    plan = ledger.plan
+    plan = index.plan
     mark = plan.checkpoint()
-    claimed = {slot for slots in ledger.claims.values() for slot in slots}
+    claimed = {slot for slots in index.claims.values() for slot in slots}
     plan.give(rank.slot for victim in victims for rank in victim.ranks if rank.slot not in claimed)
-    allowed = ledger.most_ranks(job)
+    allowed = index.most_ranks(job)
     if most is not None:
         allowed = min(most, job.spec.ranks if allowed is None else allowed)
     slots = place(plan, job, policy=state.policy, most=allowed)
@@ -280,15 +272,13 @@ def place_without(
     return slots
 
 
-def stop_for(turn: CycleContext, ledger: Ledger, job: Job, first: Job) -> None:
+def stop_for(context: CycleContext, job: Job, first: Job) -> None:
     """Stop the running gang in favour of other jobs, ``first`` first. In observe mode only log it, once."""
-    if turn.state.policy.mode is Mode.OBSERVE:
+    if context.state.policy.mode is Mode.OBSERVE:
         if job.proposed != f"preempt for {first.job_id}":
             job.proposed = f"preempt for {first.job_id}"
-            turn.decide(job.job_id, "preempt", f"would be preempted for {first.job_id}", outcome="observed")
+            context.decide(job.job_id, "preempt", f"would be preempted for {first.job_id}", outcome="observed")
         return
-    job.stop_reason = StopReason.PREEMPT
-    job.failure = f"preempted; {first.job_id} goes first"
     job.preemptions += 1
-    ledger.stops(job)
-    turn.decide(job.job_id, "preempt", f"is preempted; {first.job_id} goes first")
+    context.index.stop(job, StopReason.PREEMPT, f"preempted; {first.job_id} goes first")
+    context.decide(job.job_id, "preempt", f"is preempted; {first.job_id} goes first")

@@ -14,63 +14,64 @@ The quota that counts is that of the job's queue, or of the nearest queue above 
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import CycleContext
 from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import State
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.preemption import may_be_stopped, place_without, stop_for
-from scheduler_feedback.policies.remediation.gang_moves import proposed, reserve_slots
+from scheduler_feedback.policies.remediation.gang_moves import proposed
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 
-def reclaim(turn: CycleContext, ledger: Ledger) -> None:
+def reclaim(context: CycleContext) -> None:
     """Stop borrowing gangs for the first pending gang of each queue that fits into the rest of its quota."""
-    state, queues = turn.state, ledger.shares.queues
-    if not any(queue.quota is not None and queue.borrow for queue in queues.values()) or not ledger.line.order:
+    index = context.index
+    state, queues = context.state, index.shares.queues
+    if not any(queue.quota is not None and queue.borrow for queue in queues.values()) or not index.line.order:
         return
     asked: set[str] = set()
-    for key in list(ledger.line.order):
+    for key in list(index.line.order):
         job = state.jobs[key[-1]]
-        owner = _quota_of(ledger, job.spec.queue)
-        if owner is None or owner in asked or job.not_before_ns > turn.now_ns:
+        owner = _quota_of(index, job.spec.queue)
+        if owner is None or owner in asked or job.not_before_ns > context.now_ns:
             continue
         ranks = job.spec.min_ranks or job.spec.ranks
-        if ledger.shares.held[owner] + ranks > (queues[owner].quota or 0):
+        if index.shares.held[owner] + ranks > (queues[owner].quota or 0):
             continue
-        if ledger.shares.room(job.spec.queue, ranks) is not None:
+        if index.shares.room(job.spec.queue, ranks) is not None:
             continue
         asked.add(owner)
-        victims = _victims(state, ledger, job, owner, turn.now_ns)
+        victims = _victims(state, index, job, owner, context.now_ns)
         if victims is None:
             continue
         slots, stopped = victims
         names = ", ".join(victim.job_id for victim in stopped)
         text = f"queue {owner} is below its quota: {names} {{}} borrowed slots"
-        if proposed(turn, job, f"reclaim {names}", "reclaim", text.format("would return"), ()):
+        if proposed(context, job, f"reclaim {names}", "reclaim", text.format("would return"), ()):
             continue
         for victim in stopped:
-            stop_for(turn, ledger, victim, job)
-        reserve_slots(ledger, job, slots)
-        turn.decide(job.job_id, "reclaim", text.format("must return"))
+            stop_for(context, victim, job)
+        index.reserve(job, slots)
+        context.decide(job.job_id, "reclaim", text.format("must return"))
 
 
-def _quota_of(ledger: Ledger, queue: str) -> str | None:
+def _quota_of(index: SchedulingIndex, queue: str) -> str | None:
     """Return the queue, or the nearest one above it, that has a quota."""
-    chain = ledger.shares.chain(queue)
-    return next((name for name in chain if ledger.shares.queues[name].quota is not None), None)
+    chain = index.shares.chain(queue)
+    return next((name for name in chain if index.shares.queues[name].quota is not None), None)
 
 
 def _victims(
-    state: State, ledger: Ledger, job: Job, owner: str, now_ns: int
+    state: State, index: SchedulingIndex, job: Job, owner: str, now_ns: int
 ) -> tuple[tuple[Slot, ...], list[Job]] | None:
     """Return slots for the job and the gangs to stop for it; None if that is impossible or not needed."""
-    queues, held = ledger.shares.queues, ledger.shares.held
-    if _within_quota(ledger, job, owner, []) is not None:
+    queues, held = index.shares.queues, index.shares.held
+    if _within_quota(index, job, owner, []) is not None:
         return None
     borrowing: list[tuple[float, str, str]] = []
-    for job_id in ledger.held:
+    for job_id in index.held:
         other = state.jobs[job_id]
-        lender = _quota_of(ledger, other.spec.queue)
+        lender = _quota_of(index, other.spec.queue)
         if lender not in (None, owner) and may_be_stopped(state, other, now_ns):
             borrowing.append((moving_seconds(state, other, now_ns), job_id, lender or ""))
     left, chosen = dict(held), list[Job]()
@@ -83,25 +84,25 @@ def _victims(
                 continue
             left[lender] = after
             chosen.append(other)
-            slots = _within_quota(ledger, job, owner, chosen)
+            slots = _within_quota(index, job, owner, chosen)
             if slots is not None:
-                return _fewest(ledger, job, owner, chosen, slots)
+                return _fewest(index, job, owner, chosen, slots)
     return None
 
 
 def _fewest(
-    ledger: Ledger, job: Job, owner: str, chosen: list[Job], slots: tuple[Slot, ...]
+    index: SchedulingIndex, job: Job, owner: str, chosen: list[Job], slots: tuple[Slot, ...]
 ) -> tuple[tuple[Slot, ...], list[Job]]:
     """Return the slots and the gangs to stop, without gangs that are not needed; the last chosen always is."""
     for other in list(reversed(chosen[:-1])):
         fewer = [one for one in chosen if one is not other]
-        if (found := _within_quota(ledger, job, owner, fewer)) is not None:
+        if (found := _within_quota(index, job, owner, fewer)) is not None:
             chosen, slots = fewer, found
     used = set(slots)
     return slots, [one for one in chosen if not used.isdisjoint(rank.slot for rank in one.ranks)]
 
 
-def _within_quota(ledger: Ledger, job: Job, owner: str, victims: list[Job]) -> tuple[Slot, ...] | None:
+def _within_quota(index: SchedulingIndex, job: Job, owner: str, victims: list[Job]) -> tuple[Slot, ...] | None:
     """Find slots for the job as if the victims had ended, within the rest of its queue's quota. Takes none."""
-    left = (ledger.shares.queues[owner].quota or 0) - ledger.shares.held[owner]
-    return place_without(ledger, job, victims, ledger.state, left)
+    left = (index.shares.queues[owner].quota or 0) - index.shares.held[owner]
+    return place_without(index, job, victims, index.state, left)

@@ -18,63 +18,63 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
 from scheduler_feedback.core.slot_plan import Tier
 from scheduler_feedback.core.state import Estimates, State
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
 from scheduler_feedback.policies.index.runtime_estimate import healthy_end_ns
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.placement import place, where
 from scheduler_feedback.policies.remediation.gang_moves import (
     at_limit,
     first_in_line,
     may_be_moved,
     proposed,
-    reserve_slots,
-    start_move,
     wait_seconds,
     waits_since_ns,
 )
 from scheduler_feedback.policies.remediation.move_cost import moving_seconds
 
 
-def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
     """Yield when to evaluate again whether elastic gangs shrink for the first job, or grow."""
     now_ns = state.now_ns
-    if state.frozen or not ledger.elastic:
+    if state.frozen or not index.elastic:
         return
-    jobs = [job for job_id in ledger.elastic if (job := state.jobs[job_id]).state is JobState.RUNNING]
-    if not ledger.line.order and not ledger.claimants:
-        if ledger.plan.free(Tier.HEALTHY) and any(len(job.ranks) < (job.spec.max_ranks or 0) for job in jobs):
+    jobs = [job for job_id in index.elastic if (job := state.jobs[job_id]).state is JobState.RUNNING]
+    if not index.line.order and not index.claimants:
+        if index.plan.free(Tier.HEALTHY) and any(len(job.ranks) < (job.spec.max_ranks or 0) for job in jobs):
             yield next_evaluation_ns(state.emptied_ns, now_ns)
         return
     # A known wait only gets shorter. An estimated wait, and the unsaved work of a gang, grow.
     guessed = state.policy.estimates is Estimates.HISTORY
     ample = [job for job in jobs if _surplus(job) > 0 and (guessed or job.spec.checkpoint_interval_seconds)]
-    if ample and (first := first_in_line(ledger, now_ns)) is not None:
+    if ample and (first := first_in_line(index, now_ns)) is not None:
         yield next_evaluation_ns(waits_since_ns(first), now_ns)
 
 
-def grow(turn: CycleContext, ledger: Ledger) -> None:
+def grow(context: CycleContext) -> None:
     """Give idle slots to elastic gangs that gain more than a restart costs, those with the most work left first."""
-    state, now_ns = turn.state, turn.now_ns
-    if state.frozen or not ledger.elastic or ledger.line.order or ledger.claimants:
+    index = context.index
+    state, now_ns = context.state, context.now_ns
+    if state.frozen or not index.elastic or index.line.order or index.claimants:
         return
     wanting = [
         (-_left_seconds(state, job, now_ns), job.job_id)
-        for job_id in ledger.elastic
+        for job_id in index.elastic
         if len((job := state.jobs[job_id]).ranks) < (job.spec.max_ranks or job.spec.ranks)
         and may_be_moved(state, job, now_ns)
     ]
     for left, job_id in sorted(wanting):
-        if not ledger.plan.free(Tier.HEALTHY):
+        if not index.plan.free(Tier.HEALTHY):
             return
         job = state.jobs[job_id]
-        slots = _larger(state, ledger, job)
+        slots = _larger(state, index, job)
         if slots is None:
             continue
-        lasts = min(-left, ledger.idle_seconds(), state.policy.resize_horizon_seconds)
+        lasts = min(-left, index.idle_seconds(), state.policy.resize_horizon_seconds)
         gain = lasts * (1 - len(job.ranks) / len(slots))
         cost = moving_seconds(state, job, now_ns)
         if gain <= (1 + state.policy.migration_margin) * cost:
@@ -87,21 +87,21 @@ def grow(turn: CycleContext, ledger: Ledger) -> None:
             ("margin", f"{state.policy.migration_margin:.2f}"),
             ("to", where(slots)),
         )
-        if proposed(turn, job, f"grow {len(slots)}", "grow", f"would {text}", detail):
+        if proposed(context, job, f"grow {len(slots)}", "grow", f"would {text}", detail):
             continue
-        start_move(turn, ledger, job, slots, StopReason.RESIZE, f"restarts with {len(slots)} ranks")
-        turn.decide(job_id, "grow", f"will {text}", detail)
+        index.move(job, slots, StopReason.RESIZE, f"restarts with {len(slots)} ranks")
+        context.decide(job_id, "grow", f"will {text}", detail)
 
 
 def _left_seconds(state: State, job: Job, now_ns: int) -> float:
     return (healthy_end_ns(state.policy, job, now_ns) - now_ns) / 1e9
 
 
-def _larger(state: State, ledger: Ledger, job: Job) -> tuple[Slot, ...] | None:
+def _larger(state: State, index: SchedulingIndex, job: Job) -> tuple[Slot, ...] | None:
     """Find the most slots that the gang can use, more than it has; None if there are no more. Takes none."""
-    plan, ranks = ledger.plan, len(job.ranks)
+    plan, ranks = index.plan, len(job.ranks)
     most = job.spec.max_ranks or job.spec.ranks
-    if (left := ledger.shares.left(job.spec.queue)) is not None:
+    if (left := index.shares.left(job.spec.queue)) is not None:
         most = min(most, ranks + left)
     wanted = replace(job, spec=replace(job.spec, min_ranks=ranks + 1))
     mark = plan.checkpoint()
@@ -111,26 +111,27 @@ def _larger(state: State, ledger: Ledger, job: Job) -> tuple[Slot, ...] | None:
     return slots
 
 
-def make_room(turn: CycleContext, ledger: Ledger) -> bool:
+def make_room(context: CycleContext) -> bool:
     """Shrink elastic gangs so that the first pending job can start, if that pays. Return whether it was done."""
-    state, now_ns = turn.state, turn.now_ns
-    if state.frozen or not ledger.elastic or (first := first_in_line(ledger, now_ns)) is None:
+    index = context.index
+    state, now_ns = context.state, context.now_ns
+    if state.frozen or not index.elastic or (first := first_in_line(index, now_ns)) is None:
         return False
     ample = [
         (moving_seconds(state, job, now_ns) * len(job.ranks) / _surplus(job), job.job_id)
-        for job_id in ledger.elastic
+        for job_id in index.elastic
         if _surplus(job := state.jobs[job_id]) > 0 and may_be_moved(state, job, now_ns)
     ]
     if not ample:
         return False
-    found = _room_without(state, ledger, first, [state.jobs[job_id] for _, job_id in sorted(ample)])
+    found = _room_without(state, index, first, [state.jobs[job_id] for _, job_id in sorted(ample)])
     if found is None:
         return False
     slots, kept = found
     cost = sum(moving_seconds(state, job, now_ns) * len(job.ranks) for job, _ in kept)
-    wait = wait_seconds(state, ledger, first, now_ns)
+    wait = wait_seconds(state, index, first, now_ns)
     freed = sum(len(job.ranks) - len(stay) for job, stay in kept)
-    gain = wait * max(len(slots), min(freed, _wanted(state, ledger, freed)))
+    gain = wait * max(len(slots), min(freed, _wanted(state, index, freed)))
     if gain <= (1 + state.policy.migration_margin) * cost:
         return False
     detail = (
@@ -142,25 +143,25 @@ def make_room(turn: CycleContext, ledger: Ledger) -> bool:
     )
     names = ", ".join(job.job_id for job, _ in kept)
     text = f"shrink {names} to start now instead of in {span(wait)}"
-    if proposed(turn, first, f"shrink {names}", "shrink", f"would {text}", detail):
+    if proposed(context, first, f"shrink {names}", "shrink", f"would {text}", detail):
         return False
     for job, stay in kept:
         words = f"continue with {len(stay)} of its {len(job.ranks)} ranks to save {first.job_id} a wait of {span(wait)}"
-        start_move(turn, ledger, job, stay, StopReason.RESIZE, f"restarts with {len(stay)} ranks")
-        turn.decide(job.job_id, "shrink", f"will {words}", detail)
-    reserve_slots(ledger, first, slots)
-    turn.record(
+        index.move(job, stay, StopReason.RESIZE, f"restarts with {len(stay)} ranks")
+        context.decide(job.job_id, "shrink", f"will {words}", detail)
+    index.reserve(first, slots)
+    context.record(
         first.job_id, "room-made", f"{names} {'shrinks' if len(kept) == 1 else 'shrink'} to free slots for it", detail
     )
     return True
 
 
-def _wanted(state: State, ledger: Ledger, most: int) -> int:
+def _wanted(state: State, index: SchedulingIndex, most: int) -> int:
     """Sum the slots that pending jobs need, counted until ``most`` is reached."""
     wanted = 0
-    for key in ledger.line.order:
+    for key in index.line.order:
         job = state.jobs[key[-1]]
-        if not at_limit(ledger, job):
+        if not at_limit(index, job):
             wanted += job.spec.ranks
         if wanted >= most:
             break
@@ -173,10 +174,10 @@ def _surplus(job: Job) -> int:
 
 
 def _room_without(
-    state: State, ledger: Ledger, first: Job, ample: list[Job]
+    state: State, index: SchedulingIndex, first: Job, ample: list[Job]
 ) -> tuple[tuple[Slot, ...], list[tuple[Job, tuple[Slot, ...]]]] | None:
     """Find slots for the first job as if some of these gangs had shrunk, and the slots that those keep. Takes none."""
-    plan = ledger.plan
+    plan = index.plan
     mark = plan.checkpoint()
     freed: list[tuple[Job, tuple[Slot, ...], tuple[Slot, ...]]] = []
     slots: tuple[Slot, ...] | None = None
@@ -185,7 +186,7 @@ def _room_without(
         plan.give(leave)
         freed.append((job, stay, leave))
         inner = plan.checkpoint()
-        slots = place(plan, first, suspects=False, policy=state.policy, most=ledger.most_ranks(first))
+        slots = place(plan, first, suspects=False, policy=state.policy, most=index.most_ranks(first))
         if slots is not None:
             plan.rollback(inner)
             break

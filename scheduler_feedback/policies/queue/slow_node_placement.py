@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.slot_plan import TIERS, Tier
 from scheduler_feedback.core.state import Backfilling, State
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes.quarantine import may_be_reinstated, reinstate
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.placement import NEVER, barred_for, place, slow_slots_pay, types_for
@@ -28,50 +29,52 @@ DEPTH = 100
 """Number of jobs at the front of the queue that are evaluated."""
 
 
-def start_on_slow_nodes(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> bool:
+def start_on_slow_nodes(context: CycleContext, reservation: Reservation | None) -> bool:
     """Start one pending gang on slow nodes if that pays. Return whether a gang was started."""
-    state = turn.state
-    if state.frozen or not ledger.doubtful or not len(ledger.line):
+    index = context.index
+    state = context.state
+    if state.frozen or not index.doubtful or not len(index.line):
         return False
-    slow = [node for name in sorted(ledger.doubtful) if _slow(state, ledger, node := state.nodes[name])]
+    slow = [node for name in sorted(index.doubtful) if _slow(state, index, node := state.nodes[name])]
     if not slow:
         return False
     slow.sort(key=lambda node: node.slowdown)
-    for job, patience, most_slowdown in _asked(turn, ledger, reservation):
-        needed = _needed(state, ledger, job, slow, patience, most_slowdown)
+    for job, patience, most_slowdown in _asked(context, reservation):
+        needed = _needed(state, index, job, slow, patience, most_slowdown)
         if not needed:
             continue
         for node in needed:
             if node.state is NodeState.QUARANTINE:
-                reinstate(turn, node)
-        waits = _wait(ledger, job, patience)
-        most = ledger.most_ranks(job)
-        slots = place(ledger.plan, job, policy=state.policy, most=most, patience=patience)
+                reinstate(context, node)
+        waits = _wait(index, job, patience)
+        most = index.most_ranks(job)
+        slots = place(index.plan, job, policy=state.policy, most=most, patience=patience)
         if slots is not None:
-            start(turn, ledger, job, slots, "started", f"on slow nodes too, instead of waiting: {waits}")
+            start(context, job, slots, "started", f"on slow nodes too, instead of waiting: {waits}")
             return True
     return False
 
 
-def _slow(state: State, ledger: Ledger, node: Node) -> bool:
+def _slow(state: State, index: SchedulingIndex, node: Node) -> bool:
     """Return whether the node is slow, has free slots, and is suspect or can be returned from quarantine."""
-    if node.slowdown <= 1 or not node.present or not ledger.plan.free_on(node.name):
+    if node.slowdown <= 1 or not node.present or not index.plan.free_on(node.name):
         return False
     return node.state is NodeState.SUSPECT or may_be_reinstated(state, node)
 
 
-def _asked(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> Iterator[tuple[Job, float, float]]:
+def _asked(context: CycleContext, reservation: Reservation | None) -> Iterator[tuple[Job, float, float]]:
     """Yield (job, patience, largest slowdown) of the jobs that may start on slow nodes, in queue order."""
-    state, now_ns, policy = turn.state, turn.now_ns, turn.state.policy
+    index = context.index
+    state, now_ns, policy = context.state, context.now_ns, context.state.policy
     window_ns = reservation.from_ns - now_ns if reservation is not None else None
     only_head = policy.backfill in (Backfilling.NONE, Backfilling.CONSERVATIVE)
-    for key in ledger.line.order[: 1 if only_head else DEPTH]:
+    for key in index.line.order[: 1 if only_head else DEPTH]:
         job = state.jobs[key[-1]]
-        if job.spec.pinned_node is not None or at_limit(ledger, job) or paused(state, job, now_ns) is not None:
+        if job.spec.pinned_node is not None or at_limit(index, job) or paused(state, job, now_ns) is not None:
             continue
-        length_ns = max(ledger.line.places[job.job_id].length_ns, 1)
+        length_ns = max(index.line.places[job.job_id].length_ns, 1)
         if window_ns is None:
-            found = reserve(ledger.plan, ledger.ends, job, now_ns, policy)
+            found = reserve(index.plan, index.ends, job, now_ns, policy)
             yield job, NEVER if found is None else (found.from_ns - now_ns) / length_ns, NEVER
         elif reservation is not None and job.job_id == reservation.job_id:
             yield job, window_ns / length_ns, NEVER
@@ -80,10 +83,10 @@ def _asked(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) 
 
 
 def _needed(
-    state: State, ledger: Ledger, job: Job, slow: list[Node], patience: float, most_slowdown: float
+    state: State, index: SchedulingIndex, job: Job, slow: list[Node], patience: float, most_slowdown: float
 ) -> list[Node]:
     """Return the slow nodes that the gang would use together with the free healthy slots; [] if it should not start."""
-    plan, spec = ledger.plan, job.spec
+    plan, spec = index.plan, job.spec
     ranks = spec.min_ranks or spec.ranks
     barred = barred_for(plan, job)
     for number in types_for(plan, spec, state.policy):
@@ -91,10 +94,10 @@ def _needed(
         taken: list[Node] = []
         slots = 0
         for node in slow:
-            index = plan.topology.number[node.name]
-            if slots < missing and plan.topology.types[index] == number and not barred >> index & 1:
+            position = plan.topology.number[node.name]
+            if slots < missing and plan.topology.types[position] == number and not barred >> position & 1:
                 taken.append(node)
-                slots += plan.count[index]
+                slots += plan.count[position]
         if not taken or slots < missing or taken[-1].slowdown > most_slowdown:
             continue
         if slow_slots_pay(min(slots, ranks), ranks, taken[-1].slowdown, patience):
@@ -102,7 +105,7 @@ def _needed(
     return []
 
 
-def _wait(ledger: Ledger, job: Job, patience: float) -> str:
+def _wait(index: SchedulingIndex, job: Job, patience: float) -> str:
     if patience >= NEVER:
         return "no start on healthy slots can be predicted"
-    return f"healthy slots are expected in {span(patience * ledger.line.places[job.job_id].length_ns / 1e9)}"
+    return f"healthy slots are expected in {span(patience * index.line.places[job.job_id].length_ns / 1e9)}"

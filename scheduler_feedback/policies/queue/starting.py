@@ -7,10 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from scheduler_feedback.core.actions import StartGang
-from scheduler_feedback.core.cycle_context import CycleContext, span
-from scheduler_feedback.core.job import Job, JobState, RankRecord, Slot
+from scheduler_feedback.core.durations import span
+from scheduler_feedback.core.job import Job, Slot
 from scheduler_feedback.core.state import Backfilling, Order, State
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.queue import order, preemption
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.placement import attempt_speed, place, place_probe, still_usable, where
@@ -18,74 +18,75 @@ from scheduler_feedback.policies.queue.waiting_reasons import paused
 from scheduler_feedback.policies.remediation.gang_moves import at_limit
 
 
-def start_probes(turn: CycleContext, ledger: Ledger) -> None:
-    for job_id in sorted(ledger.probes):
-        job = turn.state.jobs[job_id]
-        if paused(turn.state, job, turn.now_ns) is None and (slots := place_probe(ledger.plan, job)) is not None:
-            start(turn, ledger, job, slots, "started", f"tests {job.spec.pinned_node}")
+def start_probes(context: CycleContext) -> None:
+    index = context.index
+    for job_id in sorted(index.probes):
+        job = context.state.jobs[job_id]
+        if paused(context.state, job, context.now_ns) is None and (slots := place_probe(index.plan, job)) is not None:
+            start(context, job, slots, "started", f"tests {job.spec.pinned_node}")
 
 
-def place_or_reserve(turn: CycleContext, ledger: Ledger) -> Reservation | None:
+def place_or_reserve(context: CycleContext) -> Reservation | None:
     """Start jobs from the front of the queue while they fit, then reserve slots for the first job that does not.
 
     The queue does not contain jobs that the available nodes could not hold even if they were empty: their start cannot
     be predicted, and a reservation would only leave slots idle. Jobs at their queue's limit are skipped.
     """
-    state, now_ns = turn.state, turn.now_ns
-    if not ledger.changed:
+    index = context.index
+    state, now_ns = context.state, context.now_ns
+    if not index.changed:
         return _kept(state)
-    ledger.changed = False
-    line, position = ledger.line.order, 0
+    index.changed = False
+    line, position = index.line.order, 0
     while position < len(line):
         job = state.jobs[line[position][-1]]
-        if at_limit(ledger, job):
+        if at_limit(index, job):
             position += 1
             continue
         free = (
             None
             if paused(state, job, now_ns)
-            else place(ledger.plan, job, policy=state.policy, most=ledger.most_ranks(job))
+            else place(index.plan, job, policy=state.policy, most=index.most_ranks(job))
         )
         if free is not None:
-            start(turn, ledger, job, free, "started", "first in the queue")
+            start(context, job, free, "started", "first in the queue")
             continue
         if state.policy.backfill in (Backfilling.NONE, Backfilling.GREEDY) or unreserved(state, line[position]):
             break
-        reservation = reserve(ledger.plan, ledger.ends, job, now_ns, state.policy)
+        reservation = reserve(index.plan, index.ends, job, now_ns, state.policy)
         if reservation is None:  # slots reserved for the restarts of other gangs block it
             position += 1
             continue
-        return _keep(turn, ledger, reservation)
-    return _keep(turn, ledger, None)
+        return _keep(context, reservation)
+    return _keep(context, None)
 
 
-def replan(turn: CycleContext, ledger: Ledger) -> None:
+def replan(context: CycleContext) -> None:
     """Run a preemption pass: stop gangs in favour of jobs ahead of them, and start those jobs where slots are free."""
-    ledger.grown = ledger.changed = False
-    ledger.fresh = set()
-    _keep(turn, ledger, None)
-    for job in preemption.choose(turn, ledger):
-        slots = place(ledger.plan, job, policy=turn.state.policy, most=ledger.most_ranks(job))
+    index = context.index
+    index.mark_evaluated()
+    _keep(context, None)
+    for job in preemption.choose(context):
+        slots = place(index.plan, job, policy=context.state.policy, most=index.most_ranks(job))
         if slots is not None:
-            start(turn, ledger, job, slots, "started", "chosen by the preemption pass")
-    ledger.grown = ledger.changed = False
-    ledger.fresh = set()  # discard the changes of order that the pass itself has made
+            start(context, job, slots, "started", "chosen by the preemption pass")
+    index.mark_evaluated()  # discard the changes of order that the pass itself has made
 
 
-def restart_moved(turn: CycleContext, ledger: Ledger) -> None:
+def restart_moved(context: CycleContext) -> None:
     """Start gangs with reserved slots once those are free: gangs that move, and gangs for which others were stopped."""
-    state, now_ns = turn.state, turn.now_ns
-    for job_id in sorted(ledger.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
+    index = context.index
+    state, now_ns = context.state, context.now_ns
+    for job_id in sorted(index.claimants, key=lambda job_id: order.key_of(state, state.jobs[job_id])):
         job = state.jobs[job_id]
-        if not still_usable(ledger.plan, state.nodes, job.claim):
-            job.claim = []
-            ledger.file(job)
-            turn.record(job.job_id, "claim-lost", "its reserved slots can no longer be used")
+        if not still_usable(index.plan, state.nodes, job.claim):
+            index.reserve(job, ())
+            context.record(job.job_id, "claim-lost", "its reserved slots can no longer be used")
             continue
         job.expected_start_ns = max(now_ns, job.not_before_ns)
-        if paused(state, job, now_ns) is None and ledger.is_clear(job.claim):
+        if paused(state, job, now_ns) is None and index.is_clear(job.claim):
             how = "starts" if job.attempt == 0 else "restarts"
-            start(turn, ledger, job, tuple(job.claim), "started", f"{how} on its reserved slots")
+            start(context, job, tuple(job.claim), "started", f"{how} on its reserved slots")
 
 
 def unreserved(state: State, key: tuple[Any, ...]) -> bool:
@@ -103,14 +104,15 @@ def _kept(state: State) -> Reservation | None:
     return Reservation(state.reserved_for, state.reserved_from_ns, tuple(state.reserved_slots))
 
 
-def _keep(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -> Reservation | None:
+def _keep(context: CycleContext, reservation: Reservation | None) -> Reservation | None:
     """Store the reservation. A changed reservation may let other jobs start."""
-    state = turn.state
+    index = context.index
+    state = context.state
     before = _kept(state)
     if reservation == before and reservation is not None and not state.frozen:
         state.jobs[reservation.job_id].expected_start_ns = reservation.from_ns
         return reservation
-    ledger.grown = True
+    index.grown = True
     if before is not None and (job := state.jobs.get(before.job_id)) is not None:
         job.expected_start_ns = None
     if reservation is None:
@@ -126,21 +128,14 @@ def _keep(turn: CycleContext, ledger: Ledger, reservation: Reservation | None) -
     return reservation
 
 
-def start(turn: CycleContext, ledger: Ledger, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
+def start(context: CycleContext, job: Job, slots: tuple[Slot, ...], kind: str, why: str) -> None:
     """Start the gang's next attempt on these slots, by rank."""
-    job.attempt += 1
-    job.state = JobState.STARTING
-    job.ranks = [RankRecord(rank, slot) for rank, slot in enumerate(slots)]
-    job.attempt_started_ns = turn.now_ns
-    job.started_ns = turn.now_ns if job.started_ns is None else job.started_ns
-    job.first_step_ns = None
-    job.claim, job.failure, job.not_before_ns = [], "", 0
-    job.expected_start_ns, job.appraise_ns = None, 0
-    job.proposed, job.action_id = "", turn.action_id()
-    gpu_type = turn.state.nodes[slots[0].node].gpu_type
-    job.speed = attempt_speed(turn.state.policy, job.spec, gpu_type, len(slots))
-    ledger.file(job)
+    gpu_type = context.state.nodes[slots[0].node].gpu_type
+    speed = attempt_speed(context.state.policy, job.spec, gpu_type, len(slots))
+    context.index.start(job, slots, context.action_id(), speed)
     spec = job.spec if len(slots) == job.spec.ranks else replace(job.spec, ranks=len(slots))
-    turn.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))
-    waited = span((turn.now_ns - job.submitted_ns) / 1e9)
-    turn.decide(job.job_id, kind, f"attempt {job.attempt} starts on {where(slots)}, {waited} after submission: {why}")
+    context.actions.append(StartGang(job.action_id, job.job_id, job.attempt, spec, slots, why))
+    waited = span((context.now_ns - job.submitted_ns) / 1e9)
+    context.decide(
+        job.job_id, kind, f"attempt {job.attempt} starts on {where(slots)}, {waited} after submission: {why}"
+    )

@@ -9,13 +9,13 @@ from heapq import heapify, heappop, heappush
 from msgspec import structs
 
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
 from scheduler_feedback.core.job import Job, JobKind, JobState
 from scheduler_feedback.core.slot_plan import NOWHERE, Plan, Tier, tier_of
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.policies.index.queue_shares import Shares
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, where
@@ -69,29 +69,29 @@ def what_binds(state: State, job: Job) -> tuple[str, str]:
     """Return the constraint that keeps the job from starting, as (word, sentence); ('', '') if it is not pending."""
     if job.state is not JobState.PENDING:
         return "", ""
-    ledger, ranks = ledger_of(state), job.spec.min_ranks or job.spec.ranks
+    index, ranks = index_of(state), job.spec.min_ranks or job.spec.ranks
     if (why_not := paused(state, job, state.now_ns)) is not None:
         return "frozen" if state.frozen else "pause", why_not
     if job.spec.kind is JobKind.PROBE:
         return "slots", f"waits until all slots of {job.spec.pinned_node} are free"
-    if (other := ledger.dependencies.why(job)) is not None:
+    if (other := index.dependencies.why(job)) is not None:
         return "dependency", other
     if job.claim:
         return "slots", f"its reserved slots on {where(job.claim)} are not free yet"
-    queued = job.job_id in ledger.line and not ledger.unsettled  # the capacity can hold every queued job
-    if not queued and not ledger.capacity.could_hold(job):
-        return "capacity", unholdable(ledger.capacity, job)
+    queued = job.job_id in index.line and not index.unsettled  # the capacity can hold every queued job
+    if not queued and not index.capacity.could_hold(job):
+        return "capacity", unholdable(index.capacity, job)
     if (why_never := over_limit(state.policy, job.spec)) is not None:
         return "limit", f"cannot start with the present queue limits: {why_never}"
-    if (limit := ledger.shares.room(job.spec.queue, ranks)) is not None:
-        return "limit", f"queue {limit[0]} is limited to {slots(limit[1])} and uses {ledger.shares.held[limit[0]]}"
+    if (limit := index.shares.room(job.spec.queue, ranks)) is not None:
+        return "limit", f"queue {limit[0]} is limited to {slots(limit[1])} and uses {index.shares.held[limit[0]]}"
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
-        return "slots", head_waits(ledger.plan, job, state.reserved_from_ns, state.now_ns)
-    room = _shared_free(ledger.plan, job) >= ranks
-    if room and job.spec.required_level is not None and not _fits(ledger.plan, job, state.policy):
+        return "slots", head_waits(index.plan, job, state.reserved_from_ns, state.now_ns)
+    room = _shared_free(index.plan, job) >= ranks
+    if room and job.spec.required_level is not None and not _fits(index.plan, job, state.policy):
         level = job.spec.required_level.value
         return "level", f"needs {slots(ranks)} within one {level}; enough are free, but not within one {level}"
-    return "reservation" if room else "slots", behind_waits(ledger.plan, job, state.reserved_for)
+    return "reservation" if room else "slots", behind_waits(index.plan, job, state.reserved_for)
 
 
 def _fits(plan: Plan, job: Job, policy: Policy, **changes: object) -> int:
@@ -152,7 +152,7 @@ def explain(state: State, job_id: str) -> Explanation | None:
 
 def _explain_array(state: State, array: str) -> Explanation | None:
     """Count the array's members by state and explain the next one to start; None if there is no such array."""
-    found = ledger_of(state).dependencies.arrays.get(array)
+    found = index_of(state).dependencies.arrays.get(array)
     if found is None:
         return None
     members = sorted((state.jobs[job_id] for job_id in found.members), key=lambda job: job.array_index)
@@ -197,13 +197,13 @@ def _decisions(state: State, job: Job) -> tuple[str, ...]:
 
 def _explain_waiting(state: State, job: Job) -> Explanation:
     now_ns = state.now_ns
-    ledger = ledger_of(state)
-    held = ledger.could_ever_start(job)
+    index = index_of(state)
+    held = index.could_ever_start(job)
     is_head = state.reserved_for == job.job_id
     until_ns = forecast(state, job) if held else None
     binds, why = what_binds(state, job)
     awaited: list[WaitsFor] = []
-    for release in ledger.ends if until_ns is None or until_ns > now_ns else ():
+    for release in index.ends if until_ns is None or until_ns > now_ns else ():
         if len(awaited) == MOST_NAMED or (until_ns is not None and release.at_ns > until_ns):
             break
         if release.slots and release.at_ns > now_ns:
@@ -228,9 +228,9 @@ def _range(state: State, job: Job, until_ns: int) -> tuple[int, int]:
     Earliest: as if no job were ahead of it. Latest: as if all jobs took twice as long as expected, or, where estimates
     are the time limits, exactly as long.
     """
-    ledger = ledger_of(state)
-    limited = ledger.shares.room(job.spec.queue, job.spec.min_ranks or job.spec.ranks) is not None
-    alone = None if limited else reserve(ledger.plan, ledger.ends, job, state.now_ns, state.policy)
+    index = index_of(state)
+    limited = index.shares.room(job.spec.queue, job.spec.min_ranks or job.spec.ranks) is not None
+    alone = None if limited else reserve(index.plan, index.ends, job, state.now_ns, state.policy)
     first_ns = min(until_ns, alone.from_ns) if alone is not None else until_ns
     if state.policy.estimates is Estimates.LIMIT:
         return first_ns, until_ns
@@ -244,10 +244,10 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
     their queue's limit, as the cycle does; this job waits for ends in its own queue. stretch: factor on all expected
     run times. None: unknown.
     """
-    ledger, now_ns = ledger_of(state), state.now_ns
+    index, now_ns = index_of(state), state.now_ns
     if job.claim:
         return max(now_ns, job.not_before_ns)
-    plan = ledger.plan
+    plan = index.plan
     free = sum([inside[0] for inside in plan.free_in]) - (plan.free(Tier.SPARE) if plan.has_spares() else 0)
     clean = NOWHERE not in plan.pool
     ends = [
@@ -257,13 +257,13 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
             len(release.slots),
             state.jobs[release.job_id].spec.queue,
         )
-        for release in ledger.ends
+        for release in index.ends
     ]
     heapify(ends)
-    at_ns, places = now_ns, ledger.line.places
+    at_ns, places = now_ns, index.line.places
     queues = Shares(state.policy)
-    queues.held.update(ledger.shares.held)
-    for key in ledger.line.order:
+    queues.held.update(index.shares.held)
+    for key in index.line.order:
         place_ = places[key[-1]]
         ranks = place_.kind.ranks
         if key[-1] == state.reserved_for and stretch == 1.0:
@@ -291,7 +291,7 @@ def forecast(state: State, job: Job, stretch: float = 1.0) -> int | None:
 
 def _blockers(state: State, job: Job) -> tuple[Blocker, ...]:
     """List at most MOST_NAMED nodes that the job cannot use freely now, nodes with free slots first."""
-    plan = ledger_of(state).plan
+    plan = index_of(state).plan
     found: list[Blocker] = []
     full: list[Node] = []
     kept = state.reserved_nodes if state.reserved_for not in (None, job.job_id) else {}
@@ -331,7 +331,7 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
     now_ns, found = state.now_ns, []
     if state.frozen:
         found.append("an operator allows actions again (gangwatch thaw)")
-    if not held and (limit := ledger_of(state).shares.never(job.spec.queue, job.spec.min_ranks or job.spec.ranks)):
+    if not held and (limit := index_of(state).shares.never(job.spec.queue, job.spec.min_ranks or job.spec.ranks)):
         found.append(f"the limit of queue {limit[0]}, {slots(limit[1])}, is raised")
         smaller = f"with at most {limit[1]} ranks, or " if limit[1] else ""
         found.append(f"it is submitted again {smaller}to another queue")
@@ -342,13 +342,13 @@ def _changes(state: State, job: Job, held: bool, until_ns: int | None) -> tuple[
             found.append(f"one of these nodes becomes available: {', '.join(back[:8])}")
         if job.excluded_nodes:
             found.append(f"one of its excluded nodes recovers: {', '.join(job.excluded_nodes)}")
-        if ledger_of(state).capacity.spares and not may_borrow(job.spec):
+        if index_of(state).capacity.spares and not may_borrow(job.spec):
             found.append("it is submitted again as preemptible: such jobs may use spare nodes")
         found.append("it is submitted again with fewer ranks")
         return tuple(found)
     if state.frozen:
         return tuple(found)
-    plan, policy, spec = ledger_of(state).plan, state.policy, job.spec
+    plan, policy, spec = index_of(state).plan, state.policy, job.spec
     head = state.jobs.get(state.reserved_for) if state.reserved_for is not None else None
     kept = () if head is None or head is job else state.reserved_slots
     if head is not None and head is not job and state.reserved_from_ns is not None:

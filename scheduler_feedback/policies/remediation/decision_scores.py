@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import CycleContext, span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Decision
 from scheduler_feedback.core.verdict import Verdict
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.remediation.move_cost import lost_seconds
 
 
-def score_observed(turn: CycleContext, verdict: Verdict, why: str) -> None:
+def score_observed(context: CycleContext, verdict: Verdict, why: str) -> None:
     """Record what the fault cost a gang that observe mode did not move, once its verdict has ended."""
-    for decision in turn.state.decisions:
+    for decision in context.state.decisions:
         if decision.verdict_id == verdict.verdict_id and not decision.applied and decision.outcome_seconds is None:
             decision.outcome_seconds = max(
-                lost_seconds(verdict, turn.now_ns) - lost_seconds(verdict, decision.wall_ns), 0.0
+                lost_seconds(verdict, context.now_ns) - lost_seconds(verdict, decision.wall_ns), 0.0
             )
-            turn.record(
+            context.record(
                 decision.job_id,
                 "scored",
                 f"not moved: staying cost {span(decision.outcome_seconds)} ({why}), "
@@ -25,9 +26,9 @@ def score_observed(turn: CycleContext, verdict: Verdict, why: str) -> None:
             )
 
 
-def score_applied(turn: CycleContext, job: Job, first_step_ns: int) -> None:
+def score_applied(context: CycleContext, job: Job, first_step_ns: int) -> None:
     """Record how long a move took, from the decision to the gang's first step afterwards."""
-    for decision in turn.state.decisions:
+    for decision in context.state.decisions:
         if (
             decision.job_id == job.job_id
             and decision.applied
@@ -36,7 +37,7 @@ def score_applied(turn: CycleContext, job: Job, first_step_ns: int) -> None:
         ):
             decision.outcome_seconds = max(first_step_ns - decision.wall_ns, 0) / 1e9
             ended_ns = job.attempt_ended_ns if job.attempt_ended_ns is not None else decision.wall_ns
-            turn.record(
+            context.record(
                 job.job_id,
                 "scored",
                 f"moving took {span(decision.outcome_seconds)}, expected {span(decision.cost_seconds)}",

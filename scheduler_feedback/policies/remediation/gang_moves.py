@@ -1,4 +1,4 @@
-"""Moves of running gangs for the benefit of other jobs: conditions, and the start of such a move.
+"""Moves of running gangs for the benefit of other jobs: conditions, and the expected wait without a move.
 
 A gang may be moved if it is declared restartable. It is not moved while it is already moving, during its migration
 cooldown, before its minimum run time, or while a verdict about it is active: then its verdict decides.
@@ -6,12 +6,13 @@ cooldown, before its minimum run time, or while a verdict about it is active: th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from scheduler_feedback.core.cycle_context import CycleContext, nanoseconds
-from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
+from scheduler_feedback.core.durations import nanoseconds
+from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import Estimates, Mode, State
-from scheduler_feedback.policies.index.scheduling_index import Ledger
+from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.remediation.move_cost import cooling_ns
 
@@ -29,45 +30,31 @@ def may_be_moved(state: State, job: Job, now_ns: int) -> bool:
     return all(verdict.gang != job.job_id for verdict in state.verdicts.values())
 
 
-def start_move(
-    turn: CycleContext, ledger: Ledger, job: Job, target: Sequence[Slot], why: StopReason, reason: str
-) -> None:
-    """Mark the gang to be stopped, and reserve the target slots for its restart."""
-    job.stop_reason, job.failure = why, reason
-    job.last_migration_ns = turn.now_ns
-    job.claim = list(target)
-    ledger.file(job)
-
-
-def reserve_slots(ledger: Ledger, job: Job, slots: Sequence[Slot]) -> None:
-    """Reserve the slots for the pending gang; it starts once the gangs on them have stopped."""
-    job.claim = list(slots)
-    ledger.file(job)
-
-
-def proposed(turn: CycleContext, job: Job, what: str, kind: str, text: str, detail: Iterable[tuple[str, str]]) -> bool:
+def proposed(
+    context: CycleContext, job: Job, what: str, kind: str, text: str, detail: Iterable[tuple[str, str]]
+) -> bool:
     """In observe mode, log once what would be done. Return whether the mode is observe."""
-    if turn.state.policy.mode is not Mode.OBSERVE:
+    if context.state.policy.mode is not Mode.OBSERVE:
         return False
     if job.proposed != what:
         job.proposed = what
-        turn.decide(job.job_id, kind, text, tuple(detail), "observed")
+        context.decide(job.job_id, kind, text, tuple(detail), "observed")
     return True
 
 
-def first_in_line(ledger: Ledger, now_ns: int) -> Job | None:
+def first_in_line(index: SchedulingIndex, now_ns: int) -> Job | None:
     """Return the first pending job that is not at its queue's limit; None if there is none, or if it is paused."""
-    for key in ledger.line.order:
-        job = ledger.state.jobs[key[-1]]
-        if not at_limit(ledger, job):
+    for key in index.line.order:
+        job = index.state.jobs[key[-1]]
+        if not at_limit(index, job):
             return job if job.not_before_ns <= now_ns else None
     return None
 
 
-def at_limit(ledger: Ledger, job: Job) -> bool:
+def at_limit(index: SchedulingIndex, job: Job) -> bool:
     """Return whether the job is blocked by its queue's limit; such a job blocks no other job."""
     ranks = job.spec.min_ranks or job.spec.ranks
-    return ledger.shares.limited and ledger.shares.room(job.spec.queue, ranks) is not None
+    return index.shares.limited and index.shares.room(job.spec.queue, ranks) is not None
 
 
 def waits_since_ns(job: Job) -> int:
@@ -75,7 +62,7 @@ def waits_since_ns(job: Job) -> int:
     return job.submitted_ns if job.attempt_ended_ns is None else job.attempt_ended_ns
 
 
-def wait_seconds(state: State, ledger: Ledger, job: Job, now_ns: int) -> float:
+def wait_seconds(state: State, index: SchedulingIndex, job: Job, now_ns: int) -> float:
     """Return how long the pending gang is expected to wait if no gang moves, up to ``resize_horizon_seconds``.
 
     Where run times are estimated from history, the further wait counts at most as long as the wait so far. By the rule
@@ -87,7 +74,7 @@ def wait_seconds(state: State, ledger: Ledger, job: Job, now_ns: int) -> float:
     if state.reserved_for == job.job_id and state.reserved_from_ns is not None:
         from_ns = state.reserved_from_ns
     else:
-        reservation = reserve(ledger.plan, ledger.ends, job, now_ns, state.policy)
+        reservation = reserve(index.plan, index.ends, job, now_ns, state.policy)
         if reservation is None:
             return most
         from_ns = reservation.from_ns

@@ -7,7 +7,7 @@ a healthy gang may save, evaluate or compile for a long time.
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cycle_context import nanoseconds, span
+from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Verdict

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from agent.schema.verdicts.kinds import ACCUSING, RESTARTING
 from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.cycle_context import CycleContext
-from scheduler_feedback.core.job import Job, JobState, StopReason
+from scheduler_feedback.core.job import Job, JobState
 from scheduler_feedback.core.state import Case, Decision, Mode, State
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
-from scheduler_feedback.policies.index.scheduling_index import Ledger, ledger_of
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes.quarantine import others_want, quarantine_or_suspect
 from scheduler_feedback.policies.queue.preemption import stop_for
 from scheduler_feedback.policies.remediation import hang_restart
@@ -26,7 +26,7 @@ from scheduler_feedback.policies.remediation.mitigation_options import ACTIONS, 
 from scheduler_feedback.policies.remediation.move_cost import accused_nodes, lost_seconds
 
 
-def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
+def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
     """Yield when to evaluate again the options of gangs with an active verdict, or on a slow node."""
     for verdict in state.verdicts.values():
         job, case = state.jobs.get(verdict.gang), state.cases.get(verdict.verdict_id)
@@ -40,9 +40,9 @@ def timeouts(state: State, ledger: Ledger) -> Iterator[int]:
             )
             if kept is not None and kept[2] is not None:
                 yield kept[2]
-    if state.frozen or not ledger.running:
+    if state.frozen or not index.running:
         return
-    for name in ledger.doubtful:
+    for name in index.doubtful:
         node = state.nodes[name]
         if node.slowdown > 1 and node.doubted_ns is not None and node.verdict_id:
             yield next_evaluation_ns(node.doubted_ns, state.now_ns)
@@ -59,42 +59,43 @@ def _is_open(job: Job, verdict: Verdict, case: Case) -> bool:
     )
 
 
-def judge_running_gangs(turn: CycleContext, ledger: Ledger) -> None:
+def judge_running_gangs(context: CycleContext) -> None:
     """Decide on every active verdict about a running gang; act, or record once why not."""
-    plan = ledger.plan if turn.state.verdicts else None
-    for verdict in list(turn.state.verdicts.values()):
-        job = turn.state.jobs.get(verdict.gang)
-        case = turn.state.cases.setdefault(verdict.verdict_id, Case())
+    index = context.index
+    plan = index.plan if context.state.verdicts else None
+    for verdict in list(context.state.verdicts.values()):
+        job = context.state.jobs.get(verdict.gang)
+        case = context.state.cases.setdefault(verdict.verdict_id, Case())
         if plan is None or job is None or not _is_open(job, verdict, case):
             continue
-        ruling = rule(turn.state, job, verdict, plan, turn.now_ns)
+        ruling = rule(context.state, job, verdict, plan, context.now_ns)
         if ruling.code == "separate":
-            job, ruling = cheaper_to_move(turn.state, job, verdict, ruling, plan, turn.now_ns)
+            job, ruling = cheaper_to_move(context.state, job, verdict, ruling, plan, context.now_ns)
         if ruling.code in ACTIONS:
-            _migrate(turn, job, verdict, case, ruling)
+            _migrate(context, job, verdict, case, ruling)
         elif ruling.code != case.ruling:
             words = ruling.reason if verdict.kind in RESTARTING else f"not moved: {ruling.reason}"
-            turn.decide(job.job_id, "stay", words, ruling.detail(verdict))
+            context.decide(job.job_id, "stay", words, ruling.detail(verdict))
             case.ruling, case.reason = ruling.code, ruling.reason
-    if ledger.doubtful and not turn.state.frozen:
-        for job, verdict in list(gangs_on_slow_nodes(turn.state, ledger, turn.now_ns)):
-            ruling = rule(turn.state, job, verdict, ledger.plan, turn.now_ns)
+    if index.doubtful and not context.state.frozen:
+        for job, verdict in list(gangs_on_slow_nodes(context.state, index, context.now_ns)):
+            ruling = rule(context.state, job, verdict, index.plan, context.now_ns)
             if ruling.code in ACTIONS and job.proposed != verdict.verdict_id:
                 job.proposed = verdict.verdict_id
-                _migrate(turn, job, verdict, Case(), ruling)
+                _migrate(context, job, verdict, Case(), ruling)
 
 
-def gangs_on_slow_nodes(state: State, ledger: Ledger, now_ns: int) -> Iterator[tuple[Job, Verdict]]:
+def gangs_on_slow_nodes(state: State, index: SchedulingIndex, now_ns: int) -> Iterator[tuple[Job, Verdict]]:
     """Yield gangs without a verdict on a slow node, each with a verdict derived from the other gang's one.
 
     The original verdict must be about the whole node, not about one of its devices. The slowness is expected to last
     as long again as it has lasted, so a false verdict is cleared long before it moves a gang.
     """
-    known = {node.name: found for node in _slow_nodes(state, ledger) if (found := _about(state, node)) is not None}
+    known = {node.name: found for node in _slow_nodes(state, index) if (found := _about(state, node)) is not None}
     if not known:
         return
     accused = {verdict.gang for verdict in state.verdicts.values()}
-    for job_id in sorted(ledger.running):
+    for job_id in sorted(index.running):
         job = state.jobs[job_id]
         on_it = next((rank for rank in job.ranks if rank.slot.node in known), None)
         if on_it is None or job_id in accused or job.stop_reason is not None or job.attempt_started_ns is None:
@@ -117,9 +118,9 @@ def gangs_on_slow_nodes(state: State, ledger: Ledger, now_ns: int) -> Iterator[t
         )
 
 
-def _slow_nodes(state: State, ledger: Ledger) -> Iterator[Node]:
+def _slow_nodes(state: State, index: SchedulingIndex) -> Iterator[Node]:
     """Yield nodes known as slow, without an observed recovery, whose slots no pending job needs."""
-    for name in sorted(ledger.doubtful):
+    for name in sorted(index.doubtful):
         node = state.nodes[name]
         if node.slowdown > 1 and node.doubted_ns is not None and node.verdict_id and not others_want(state, node):
             yield node
@@ -142,13 +143,13 @@ _WORDS = {
 }
 
 
-def _migrate(turn: CycleContext, job: Job, verdict: Verdict, case: Case, ruling: Ruling) -> None:
-    state = turn.state
+def _migrate(context: CycleContext, job: Job, verdict: Verdict, case: Case, ruling: Ruling) -> None:
+    state = context.state
     case.reason, words = ruling.reason, _WORDS[ruling.code]
     if state.frozen:
         if case.ruling != "frozen":
             case.ruling = "frozen"
-            turn.decide(
+            context.decide(
                 job.job_id,
                 ruling.code,
                 f"would {'restart' if ruling.code == 'restart' else 'move'}, but actions are frozen: {ruling.reason}",
@@ -164,27 +165,23 @@ def _migrate(turn: CycleContext, job: Job, verdict: Verdict, case: Case, ruling:
             decision_id=f"d-{state.decision_count:06d}",
             job_id=job.job_id,
             verdict_id=verdict.verdict_id,
-            wall_ns=turn.now_ns,
+            wall_ns=context.now_ns,
             applied=applied,
             predicted_gain_seconds=ruling.test.benefit_seconds - ruling.test.cost_seconds,
             slowdown=verdict.slowdown,
             cost_seconds=ruling.test.cost_seconds,
             attempt=job.attempt,
-            fault_cost_seconds=lost_seconds(verdict, turn.now_ns),
+            fault_cost_seconds=lost_seconds(verdict, context.now_ns),
         )
     )
     if not applied:
-        turn.decide(job.job_id, ruling.code, f"would {words}: {ruling.reason}", ruling.detail(verdict), "observed")
+        context.decide(job.job_id, ruling.code, f"would {words}: {ruling.reason}", ruling.detail(verdict), "observed")
         return
-    turn.decide(job.job_id, ruling.code, f"will {words}: {ruling.reason}", ruling.detail(verdict))
+    context.decide(job.job_id, ruling.code, f"will {words}: {ruling.reason}", ruling.detail(verdict))
     for other in ruling.stopped:
-        stop_for(turn, ledger_of(state), state.jobs[other], job)
-    job.stop_reason = StopReason.MIGRATE
-    job.last_migration_ns = turn.now_ns
+        stop_for(context, state.jobs[other], job)
     job.migrations += 1
-    job.excluded_nodes = () if ruling.in_place else accused_nodes(state, job)
-    job.claim = list(ruling.target)
-    ledger_of(state).file(job)
+    context.index.move(job, ruling.target, excluded=() if ruling.in_place else accused_nodes(state, job))
     node = state.nodes.get(verdict.node)
     if (
         verdict.kind in ACCUSING
@@ -192,4 +189,4 @@ def _migrate(turn: CycleContext, job: Job, verdict: Verdict, case: Case, ruling:
         and not ruling.in_place
         and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION)
     ):
-        quarantine_or_suspect(turn, node, verdict, f"{job.job_id} is moved away: {sentence(verdict)}")
+        quarantine_or_suspect(context, node, verdict, f"{job.job_id} is moved away: {sentence(verdict)}")

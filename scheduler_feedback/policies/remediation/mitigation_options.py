@@ -19,13 +19,13 @@ from msgspec import structs
 
 from agent.schema.verdicts.kinds import MOVING, RESTARTING, SEPARATING
 from scheduler_feedback.core.cluster import NodeState
-from scheduler_feedback.core.cycle_context import span
+from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
 from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.verdict import Cause, Verdict
 from scheduler_feedback.core.verdict_text import sentence
-from scheduler_feedback.policies.index.scheduling_index import ledger_of
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from scheduler_feedback.policies.intake import external_jobs
 from scheduler_feedback.policies.nodes.spares import borrowers
 from scheduler_feedback.policies.queue.backfill import reserve
@@ -232,20 +232,20 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | N
 
     None also for an external job while its scheduler has pending jobs: only that scheduler knows their order.
     """
-    if job.spec.kind is JobKind.HOSTED and state.host_waits:
+    if job.spec.kind is JobKind.EXTERNAL and state.host_waits:
         return None
-    ledger = ledger_of(state)
-    avoided = (*accused_nodes(state, job), *(n for n in ledger.doubtful if state.nodes[n].state is NodeState.SUSPECT))
-    mark = ledger.plan.checkpoint()
-    ledger.plan.give(rank.slot for rank in job.ranks)
-    ends = [end for end in ledger.ends if end.job_id != job.job_id]
+    index = index_of(state)
+    avoided = (*accused_nodes(state, job), *(n for n in index.doubtful if state.nodes[n].state is NodeState.SUSPECT))
+    mark = index.plan.checkpoint()
+    index.plan.give(rank.slot for rank in job.ranks)
+    ends = [end for end in index.ends if end.job_id != job.job_id]
     wanted = structs.replace(_undiminished(job), excluded_nodes=avoided)
-    found = reserve(ledger.plan, ends, wanted, now_ns, state.policy)
-    ledger.plan.rollback(mark)
+    found = reserve(index.plan, ends, wanted, now_ns, state.policy)
+    index.plan.rollback(mark)
     if found is None:
         return None
     # Pending jobs start before a requeued one: their expected run times are added to its wait.
-    waits = (found.from_ns - now_ns) / 1e9 + sum(p.length_ns for p in ledger.line.places.values()) / 1e9
+    waits = (found.from_ns - now_ns) / 1e9 + sum(p.length_ns for p in index.line.places.values()) / 1e9
     return Ruling("requeue", "", replace(test, queue_seconds=test.queue_seconds + waits))
 
 
@@ -256,26 +256,26 @@ def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tu
     spares. Returns none if another scheduler is about to use the free slots. disturbed: a verdict of interference; the
     target then shares no rack with the other job (no node, if racks are not known).
     """
-    if external_jobs.will_be_taken(state, ledger_of(state), job):
+    if external_jobs.will_be_taken(state, index_of(state), job):
         return (), ()
     avoided = accused_nodes(state, job)
     if disturbed is not None:
         avoided = (*avoided, *around(state, state.jobs[disturbed.aggressor]))
     mark = plan.checkpoint()
     try:
-        ledger = ledger_of(state)
+        index = index_of(state)
         plan.give(rank.slot for rank in job.ranks)
-        most = ledger.most_ranks_instead(job)
+        most = index.most_ranks_instead(job)
         found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most)
         if found is not None or not plan.has_spares() or disturbed is not None:
             return found or (), ()
         found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most, spares=True)
         if found is not None:
             return found, ()
-        lent = [one for one in borrowers(state, ledger) if one != job.job_id]
-        plan.give(slot for one in lent for slot in ledger.held[one] if state.nodes[slot.node].spare)
+        lent = [one for one in borrowers(state, index) if one != job.job_id]
+        plan.give(slot for one in lent for slot in index.held[one] if state.nodes[slot.node].spare)
         found = place(plan, job, avoided, suspects=False, policy=state.policy, most=most, spares=True) or ()
-        return found, tuple(one for one in lent if not set(found).isdisjoint(ledger.held[one]))
+        return found, tuple(one for one in lent if not set(found).isdisjoint(index.held[one]))
     finally:
         plan.rollback(mark)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.cycle_context import nanoseconds, span
+from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.core.verdict import Kind, Verdict

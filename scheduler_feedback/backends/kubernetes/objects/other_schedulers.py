@@ -230,4 +230,4 @@ def _spec(name: str, pod: Pod, ranks: int) -> JobSpec:
     """Return the specification of an external gang."""
     queue = next((found for key in _QUEUES if (found := pod.metadata.label(key))), "default")
     short = name.partition(".")[2].rpartition(".")[0]
-    return JobSpec(short, (f"{pod.spec.scheduler_name}: {name}",), ranks, queue=queue, kind=JobKind.HOSTED)
+    return JobSpec(short, (f"{pod.spec.scheduler_name}: {name}",), ranks, queue=queue, kind=JobKind.EXTERNAL)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from scheduler_feedback.core.actions import Action, Entry
+from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex, index_of
 
 
 @dataclass(slots=True)
@@ -15,7 +17,9 @@ class CycleContext:
     state: State
     """Changed in place."""
     now_ns: int
-    """Time of the cycle."""
+    """Time of the cycle, as in the state."""
+    index: SchedulingIndex = field(init=False)
+    """Values derived from the state, and the methods that change it."""
     actions: list[Action] = field(default_factory=list)
     """Actions decided so far."""
     entries: list[Entry] = field(default_factory=list)
@@ -27,6 +31,9 @@ class CycleContext:
     decides nothing."""
     due: bool = False
     """Whether a policy's timeout has expired, so that every decision is evaluated again."""
+
+    def __post_init__(self) -> None:
+        self.index = index_of(self.state)
 
     def record(
         self, subject: str, kind: str, text: str, detail: tuple[tuple[str, str], ...] = (), applied: bool = True
@@ -54,17 +61,3 @@ class CycleContext:
     def after(self, seconds: float) -> int:
         """Return the time that is this many seconds after now, in nanoseconds."""
         return self.now_ns + nanoseconds(seconds)
-
-
-def nanoseconds(seconds: float) -> int:
-    """Convert seconds to nanoseconds."""
-    return round(seconds * 1e9)
-
-
-def span(seconds: float) -> str:
-    """Format a duration for a person: '0.4 s', '42 s', '3 min', '2.5 h'."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
