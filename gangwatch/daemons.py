@@ -403,7 +403,7 @@ def run_controller(
     from exporter.security.security import Security
     from exporter.server import certificate_of, url_of
     from exporter.serving.asgi import create_server, local_socket
-    from gangwatch.access import audit_of, authentication_of, delegating
+    from gangwatch.controller_access import audit_of, authentication_of, delegating
     from gangwatch.controller_metrics import exposition
     from gangwatch.supervisor.launcher import plan
     from scheduler_feedback.backends.local.local_backend import LocalBackend, LocalNode

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import click
 
-from gangwatch.client import Client, RefusedError
 from gangwatch.commands.options import (
     client_of,
     duration,
@@ -19,6 +18,7 @@ from gangwatch.commands.options import (
     state_option,
     user_name,
 )
+from gangwatch.controller_client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 POLL_SECONDS = 0.5

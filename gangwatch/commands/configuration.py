@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.schema.errors import GangwatchError
-from gangwatch.client import Client
 from gangwatch.commands.options import config_option, json_option, print_json, say, state_option, user_name
+from gangwatch.controller_client import Client
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 if TYPE_CHECKING:

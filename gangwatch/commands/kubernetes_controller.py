@@ -249,7 +249,7 @@ def _serve(
     from exporter.security.security import Security
     from exporter.server import certificate_of, url_of
     from exporter.serving.asgi import create_server, local_socket
-    from gangwatch.access import audit_of, authentication_of, delegating
+    from gangwatch.controller_access import audit_of, authentication_of, delegating
     from gangwatch.controller_metrics import exposition
     from gangwatch.daemons import credentials_of, limits_of
     from scheduler_feedback.controller.controller import Controller

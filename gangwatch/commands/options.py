@@ -13,7 +13,7 @@ import click
 from gangwatch.state_folder import StateFolder
 
 if TYPE_CHECKING:
-    from gangwatch.client import Client
+    from gangwatch.controller_client import Client
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -117,9 +117,9 @@ def client_of(state: StateFolder) -> Client:
 
     Raises ConfigError if the configuration file is invalid.
     """
-    from gangwatch.client import Client, Remote
     from gangwatch.configuration.config_file import load
     from gangwatch.connection import Trust
+    from gangwatch.controller_client import Client, Remote
 
     section = load(None).client
     token_file, ca_file, cert_file, key_file = (

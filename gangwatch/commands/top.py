@@ -17,7 +17,7 @@ from gangwatch.commands.options import client_of, json_option, print_json, state
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 if TYPE_CHECKING:
-    from gangwatch.client import Client
+    from gangwatch.controller_client import Client
 
 PATH = "/api/overview"
 

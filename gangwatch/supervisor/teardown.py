@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.schema.errors import BackendError, GangwatchError
-from gangwatch.client import Client, RefusedError
+from gangwatch.controller_client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, ProcessRecord, StateFolder
 from gangwatch.supervisor.daemon_ends import forget_ends
 from gangwatch.supervisor.supervisor import STOP_SECONDS

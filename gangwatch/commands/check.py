@@ -110,8 +110,8 @@ def _check_cluster(
 ) -> None:
     import msgspec
 
-    from gangwatch.commands.check_kubernetes import in_words, survey
     from gangwatch.commands.kubernetes import access_of
+    from gangwatch.health.kubernetes_health import in_words, survey
 
     access = access_of(kubeconfig)
     found = survey(access, namespace or access.namespace, release)

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import click
 from click.core import ParameterSource
 
-from gangwatch.client import Client, RefusedError
+from gangwatch.commands.jobs.shape import shape_options
 from gangwatch.commands.options import (
     client_of,
     duration,
@@ -25,7 +25,7 @@ from gangwatch.commands.options import (
     state_option,
     user_name,
 )
-from gangwatch.commands.shape import shape_options
+from gangwatch.controller_client import Client, RefusedError
 from gangwatch.display.job_name import name_of
 from gangwatch.state_folder import NotRunningError, StateFolder
 from scheduler_feedback.core.job import JobKind, JobState
