@@ -15,7 +15,7 @@ from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.steps.windows import places
 from scheduler_feedback.step_traces import Recording
 from scheduler_feedback.step_traces.operation_replay import Replay
-from scheduler_feedback.step_traces.trace import Trace
+from scheduler_feedback.step_traces.step_trace import Trace
 
 
 @dataclass(slots=True)

@@ -18,12 +18,12 @@ from rich.text import Text
 from gangwatch.commands.options import print_json, say
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
-from scheduler_feedback.sim.account import Report
 from scheduler_feedback.sim.engine import Engine
-from scheduler_feedback.sim.nodes import nodes_of
 from scheduler_feedback.sim.page import write_page
 from scheduler_feedback.sim.presets import PRESETS
+from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.simulated_journal import JournalFile
+from scheduler_feedback.sim.simulated_nodes import nodes_of
 from scheduler_feedback.sim.simulation import FEEDBACKS, Simulation, read_trace
 from scheduler_feedback.sim.traces import TRACES
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scheduler_feedback.sim.world import step
 from scheduler_feedback.sim.world.arrays import FloatArray
+from scheduler_feedback.sim.world.clos_fabric import Place
 from scheduler_feedback.sim.world.condition import Conditions
 from scheduler_feedback.sim.world.effect import EFFECTS, Scene, Signal
-from scheduler_feedback.sim.world.fabric import Place
 from scheduler_feedback.sim.world.fault import DISORDERS, Fault
+from scheduler_feedback.sim.world.physics import step_timing
 from scheduler_feedback.sim.world.plan import Plan
 from scheduler_feedback.sim.world.weather import Weather
 
@@ -123,7 +123,7 @@ class Course:
         self.weather = Weather.of(self.plan, self.place, self.adaptive, self.begin, self.random)
         self._fault_random = np.random.default_rng(self.random.integers(2**63))
         self._shares = np.full(self.plan.gpus, 0.75), np.full(self.plan.gpus, 0.2)
-        sample = step.run(self.plan, self._sample(4))
+        sample = step_timing.run(self.plan, self._sample(4))
         self.usual = float(np.median(sample.seconds - sample.pause))
         self.meeting = float(np.median(sample.meet)) / self.usual
 
@@ -149,14 +149,14 @@ class Course:
             return fault
         steps = 36 if self.plan.varies or fault.disorder in ("garbage-collection", "checkpoint") else 6
         conditions = self._sample(steps)
-        usual_seconds = float(step.run(self.plan, conditions).seconds.mean())
+        usual_seconds = float(step_timing.run(self.plan, conditions).seconds.mean())
         overlap = np.full(steps, self._mean_overlap(fault))
 
         def cost(magnitude: float) -> float:
             happening = copy.copy(conditions)
             scene = self._scene(fault, happening, overlap, np.random.default_rng(5))
             EFFECTS[fault.disorder](scene, fault, np.ones(steps), magnitude)
-            return float(step.run(self.plan, happening).seconds.mean()) / usual_seconds - 1.0
+            return float(step_timing.run(self.plan, happening).seconds.mean()) / usual_seconds - 1.0
 
         low, high = 0.0, 0.5
         while cost(high) < fault.severity:
@@ -223,14 +223,14 @@ class Course:
                 hindrance *= governor.hindrance_for(1.0 / (1.0 + fault.magnitude * mean), ranks, *self._shares)
         clock, thermal, power = governor.clocks(steps * self.usual, *self._shares, 1.0, hindrance)
         conditions, tokens, squares = self.weather.draw(self.number, times, governor.free_clock())
-        without = taken = step.run(plan, conditions)
+        without = taken = step_timing.run(plan, conditions)
         happening, signals = conditions, list[Signal]()
         if active:
             happening = copy.copy(conditions)
             happening.clock = clock.reshape(1, *plan.shape).astype(np.float32)
             for fault in active:
                 self._apply(fault, happening, times, signals)
-            taken = step.run(plan, happening)
+            taken = step_timing.run(plan, happening)
             tokens, squares = _given(plan, tokens, squares, conditions, happening)
         ends = self.now + np.cumsum(taken.seconds)
         hang = next((f for f in self.faults if f.disorder in HANGS and f.begin < ends[-1]), None)

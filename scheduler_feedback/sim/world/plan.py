@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from scheduler_feedback.sim.world import hardware
 from scheduler_feedback.sim.world.arrays import FloatArray, IntArray
-from scheduler_feedback.sim.world.hardware import GpuModel
+from scheduler_feedback.sim.world.physics import hardware
+from scheduler_feedback.sim.world.physics.hardware import GpuModel
 
 Workload = Literal["balanced", "dp2", "unequal-stages", "long-context", "long-context-untold", "moe", "moe-untold"]
 WORKLOADS: tuple[Workload, ...] = (

@@ -28,10 +28,10 @@ from agent.schema.frame import (
 )
 from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.sim.world.arrays import FloatArray
-from scheduler_feedback.sim.world.counters import Meter
 from scheduler_feedback.sim.world.course import Block, Course
-from scheduler_feedback.sim.world.published import GENERATION, LANES, PUBLISHED, TIERS, WIDTHS, Labels
-from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS, World
+from scheduler_feedback.sim.world.outputs.array_output import NS, WALL_START_NS, World
+from scheduler_feedback.sim.world.outputs.device_counters import Meter
+from scheduler_feedback.sim.world.outputs.published_names import GENERATION, LANES, PUBLISHED, TIERS, WIDTHS, Labels
 
 
 @dataclass(frozen=True, slots=True)

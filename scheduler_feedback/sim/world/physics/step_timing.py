@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_feedback.sim.world import collective, hardware, pipeline
 from scheduler_feedback.sim.world.arrays import FloatArray
 from scheduler_feedback.sim.world.condition import Conditions
+from scheduler_feedback.sim.world.physics import collective, hardware, pipeline
 from scheduler_feedback.sim.world.plan import DATA_OVERLAP, Plan
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_feedback.sim.world import hardware
 from scheduler_feedback.sim.world.arrays import BoolArray, FloatArray, IntArray
+from scheduler_feedback.sim.world.physics import hardware
 
 NODES_PER_POD = 32
 UPLINKS = 16

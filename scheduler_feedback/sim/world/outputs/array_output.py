@@ -27,9 +27,9 @@ from scheduler_feedback.core.telemetry.telemetry import (
     Telemetry,
 )
 from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray, IntArray
-from scheduler_feedback.sim.world.counters import Meter
 from scheduler_feedback.sim.world.course import Block, Course
 from scheduler_feedback.sim.world.fault import Fault
+from scheduler_feedback.sim.world.outputs.device_counters import Meter
 
 WALL_START_NS = 1_800_000_000_000_000_000
 """Wall time at the world's zero."""
