@@ -14,7 +14,7 @@ import click
 from agent.schema.errors import GangwatchError
 from gangwatch.state_folder import NotRunningError
 
-DONE, FAILED, USAGE, NOTHING_THERE = 0, 1, 2, 3
+DONE, FAILED, NOTHING_THERE = 0, 1, 3
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("gangwatch.commands.lifecycle:up", "Start the agents and the controller."),

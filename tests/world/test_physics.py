@@ -150,7 +150,6 @@ def test_flows_on_one_link_share_it() -> None:
     assert 0.5 < hashed < 1.0  # ECMP collides
     assert clos_fabric.hashed_share(8, True, random).tolist() == [1.0] * 8  # adaptive routing does not
     assert clos_fabric.hashed_share(32, True, random).tolist() == [0.5] * 32  # 32 ports, 16 uplinks
-    assert clos_fabric.contended(1.0) == 0.5
     assert (
         float(clos_fabric.marks_a_second(0.5))
         > float(clos_fabric.marks_a_second(0.9))

@@ -109,11 +109,6 @@ def standing_share(place_: Place, adaptive: bool, random: np.random.Generator) -
     return np.maximum(share, 0.25)
 
 
-def contended(pressure: FloatArray | float) -> FloatArray | float:
-    """Return the share that flows keep on a full link to which others add `pressure` times their load."""
-    return 1.0 / (1.0 + pressure)
-
-
 def marks_a_second(share: FloatArray | float) -> FloatArray | float:
     """Return the congestion notifications per second of a NIC whose flows get this share of their demand."""
     excess = 1.0 - np.asarray(share)
