@@ -93,7 +93,7 @@ class CommandTable(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS:
-            import difflib
+            import difflib  # imports inside functions here: `gangwatch` starts without them
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             ctx.fail(f"no such command: {args[0]}" + (f" (did you mean {near[0]}?)" if near else ""))

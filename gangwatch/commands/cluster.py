@@ -39,7 +39,7 @@ def nodes(state: StateFolder, as_json: bool) -> None:
     if as_json:
         print_json(listed)
         return
-    from gangwatch.display import rendering
+    from gangwatch.display import rendering  # rich, which --json does not need, is half of the start-up time
 
     rendering.nodes(listed)
 

@@ -42,6 +42,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -256,8 +257,6 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
 
 def probe_command() -> tuple[str, ...]:
     """Return gangwatch's own probe of a node, in a bare interpreter: the default of policy.probe_command."""
-    from importlib.util import find_spec
-
     found = find_spec("scheduler_feedback.backends.local.slot_probe")
     assert found is not None and found.origin is not None, "the probe is part of the distribution"
     return (sys.executable, "-I", "-S", found.origin, "--seconds", "2")
@@ -336,7 +335,7 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     if near:
         return f" (did you mean {near[0]}?)"
-    from importlib.metadata import version
+    from importlib.metadata import version  # slow, and only for this message
 
     return f" (known keys: {', '.join(known)}; releases newer than {version('gangwatch')} may have more)"
 

@@ -66,7 +66,7 @@ def find_gpus(library: str | None = None) -> tuple[Gpu, ...]:
 
 
 def _nvml(library: str | None = None) -> tuple[tuple[Gpu, ...], Finding]:
-    from agent.sources.nvml.nvml import Library, describe_device, find_devices
+    from agent.sources.nvml.nvml import Library, describe_device, find_devices  # commands without GPUs skip it
 
     absent = "install the NVIDIA driver with libnvidia-ml.so.1 (Debian: libnvidia-ml1; container: the NVIDIA toolkit)"
     try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
-from scheduler_feedback.core.verdict import OF_HARDWARE, Abstention, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.core.verdict import OF_HARDWARE, Abstention, Cause, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.steps.windows import places
@@ -104,8 +104,6 @@ def _take(report: JobReport, finding: Finding, step: int) -> None:
 
 
 def _as_verdict(one: Abstention, step: int) -> Verdict:
-    from scheduler_feedback.core.verdict import Cause, Evidence
-
     reason = Evidence("reason", float("nan"), float("nan"), "", one.reason)
     rank = -1 if one.rank is None else one.rank
     return Verdict(
