@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.schema.errors import ConfigError, GangwatchError, StateFolderBusyError
-from gangwatch.configuration.config_file import NODE_NAME, Config, changes
+from gangwatch.configuration.config_file import Config, changes
 from gangwatch.configuration.in_force import InForce, write_in_force
+from gangwatch.configuration.node_plan import NODE_NAME
 from gangwatch.configuration.sections import AgentSection, parse_listen
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import AgentRecord, NodePlan, StateFolder, agent_name, this_process, write_atomically

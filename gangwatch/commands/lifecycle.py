@@ -74,7 +74,8 @@ def up(
       gangwatch up --nodes 4 --slots 2
       gangwatch up --listen 0.0.0.0:9420 --web-config web.yml
     """
-    from gangwatch.configuration.config_file import load, oversubscribed
+    from gangwatch.configuration.config_file import load
+    from gangwatch.configuration.node_plan import oversubscribed
     from gangwatch.health.machine import usable_processors
 
     effective = load(config_file, overrides(nodes, slots, port, no_gpus, listen, web_config))
@@ -236,7 +237,8 @@ def agent(
       gangwatch agent --node node-0 --slots 2
       gangwatch agent --listen 0.0.0.0:9400 --web-config web.yml --compatibility dcgm
     """
-    from gangwatch.configuration.config_file import load, node_name_of
+    from gangwatch.configuration.config_file import load
+    from gangwatch.configuration.node_plan import node_name_of
     from gangwatch.daemons import run_agent
     from gangwatch.health.machine import host_name, usable_processors
 

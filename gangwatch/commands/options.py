@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from gangwatch.configuration.config_file import load, parse_duration
+from gangwatch.configuration.config_file import load
+from gangwatch.configuration.durations import parse_duration
 from gangwatch.connection import Trust
 from gangwatch.controller_client import Client, Remote
 from gangwatch.state_folder import StateFolder
