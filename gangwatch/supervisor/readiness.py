@@ -20,9 +20,9 @@ TIMEOUT_SECONDS = 2.0
 def readiness(record: AgentRecord | ControllerRecord) -> tuple[bool, str]:
     """Return whether the daemon is ready, and what is wrong ('' for nothing).
 
-    A daemon is ready if it answers /readyz with 200. A controller that schedules is ready even if a bug has disabled one
-    of its parts. A daemon that requires a client certificate (client_auth_type) is ready once it has sent its own: the
-    supervisor has no certificate, so the daemon then closes the connection, with or without a TLS alert.
+    A daemon is ready if it answers /readyz with 200. A controller that schedules is ready even if a bug has disabled
+    one of its parts. A daemon that requires a client certificate (client_auth_type) is ready once it has sent its own:
+    the supervisor has no certificate, so the daemon then closes the connection, with or without a TLS alert.
     """
     try:
         connection = connect(

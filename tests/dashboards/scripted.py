@@ -31,8 +31,8 @@ from scheduler_feedback.detectors import make_all
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
 from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.course import Course
-from scheduler_feedback.sim.world.outputs.array_output import NS, WALL_START_NS
 from scheduler_feedback.sim.world.outputs.frame_output import FrameExit, Sent
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 
 SCRAPE_SECONDS = 15.0
 LOOK_SECONDS = 2.0

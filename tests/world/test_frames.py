@@ -12,9 +12,10 @@ from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.sim.world.fault import Fault
-from scheduler_feedback.sim.world.outputs.array_output import NS, PERFECT, WALL_START_NS, World
+from scheduler_feedback.sim.world.outputs.array_output import PERFECT, World
 from scheduler_feedback.sim.world.outputs.device_counters import COUNTS
 from scheduler_feedback.sim.world.outputs.frame_output import FrameExit, Path, Sent
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 from scheduler_feedback.sim.world.plan import Workload
 from tests.world.test_course import LENGTH, course, with_fault
 

@@ -9,7 +9,8 @@ from scheduler_feedback.core.telemetry.telemetry import DEVICE_LOST, FEATURE, FE
 from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fault import Fault
-from scheduler_feedback.sim.world.outputs.array_output import NS, PERFECT, ROUGH, WALL_START_NS, Delivery, World
+from scheduler_feedback.sim.world.outputs.array_output import PERFECT, ROUGH, Delivery, World
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 from scheduler_feedback.sim.world.physics.step_timing import local_replicas
 from tests.world.test_course import LENGTH, ONSET, course, with_fault
 
