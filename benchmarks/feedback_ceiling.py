@@ -34,10 +34,10 @@ from benchmarks.policies import POLICIES, data_folder
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.sim import faults
 from scheduler_feedback.sim.engine import Engine
-from scheduler_feedback.sim.feedback import Hurt, Slowness
-from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.job_trace import Trace
+from scheduler_feedback.sim.simulated_feedback import Hurt, Slowness
+from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
-from scheduler_feedback.sim.trace import Trace
 from scheduler_feedback.sim.truth import Gang
 
 RESTART_COSTS_SECONDS = (10.0, 30.0, 60.0, 120.0, 300.0, 900.0)

@@ -27,10 +27,10 @@ from multiprocessing import get_context
 from typing import Any
 
 from benchmarks.policies import POLICIES, RESTART_COST_SECONDS, data_folder
-from scheduler_feedback.sim.feedback import DetectorModel
-from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.job_trace import Trace
+from scheduler_feedback.sim.simulated_feedback import DetectorModel
+from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
-from scheduler_feedback.sim.trace import Trace
 
 SEEDS = 10
 FIRST, JOBS, NODES = 64_000, 4_000, 64

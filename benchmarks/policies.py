@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
-from scheduler_feedback.sim.account import Report
-from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.job_trace import Trace
+from scheduler_feedback.sim.results import Report
+from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
-from scheduler_feedback.sim.trace import Trace
 
 RESTART_COST_SECONDS = 300.0
 """Five minutes to save, to be placed, to load and to warm up."""

@@ -26,9 +26,9 @@ from benchmarks.policies import RESTART_COST_SECONDS, data_folder
 from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
-from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.job_trace import Trace
+from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
-from scheduler_feedback.sim.trace import Trace
 
 PLAIN = Policy(order=Order.FIFO, backfill=Backfilling.EASY, estimates=Estimates.EXACT, min_run_seconds=600.0)
 POLICIES = {"fifo and EASY": PLAIN, "default": FAIR_POLICY}

@@ -1,9 +1,9 @@
 """Recall, delay and cost of straggler detection: ``python -m benchmarks.straggler --json``.
 
-Gangs of known physics (scheduler_feedback/sim/world/processes.py) run with faults of known size and beginning, and with
-harmless disturbances. The detector and two published rules judge the same steps: NVRx's score and DLRover's twice the
-median (benchmarks/detection/baselines). Both rules get every ten seconds' steps, far more often than their authors use
-(NVRx: a minute; DLRover: at the start), so that their delay does not come from their schedule.
+Gangs of known physics (scheduler_feedback/sim/world/processes/gang.py) run with faults of known size and beginning, and
+with harmless disturbances. The detector and two published rules judge the same steps: NVRx's score and DLRover's twice
+the median (benchmarks/detection/baselines). Both rules get every ten seconds' steps, far more often than their authors
+use (NVRx: a minute; DLRover: at the start), so that their delay does not come from their schedule.
 
 Seeds are test seeds: the detector was not changed after a run with them. The harmless disturbances are no independent
 test: their kinds were used during development. A model of a gang shows only so much; recorded gangs are in
@@ -37,8 +37,8 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Abstention, Finding, Verdict
 from scheduler_feedback.detectors import Detector
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
-from scheduler_feedback.sim.world import load as weather
-from scheduler_feedback.sim.world.processes import NS, WALL_START_NS, Gang, History, frames, happen, stopped_by
+from scheduler_feedback.sim.world.processes import delays
+from scheduler_feedback.sim.world.processes.gang import NS, WALL_START_NS, Gang, History, frames, happen, stopped_by
 
 FIRST_SEED = 90_000
 COURSE_SECONDS = 75.0
@@ -104,19 +104,19 @@ def healthy(ranks: int, seed: int) -> dict[str, Callable[[], Gang]]:
     return {
         "quiet": lambda: Gang(ranks=ranks),
         "noisy": lambda: Gang(ranks=ranks, noise=0.2),
-        "crowded machine": lambda: Gang(ranks=ranks, queue=weather.heavy_tailed(ranks, 0.02)),
-        "bursts of load": lambda: Gang(ranks=ranks, queue=weather.bursts(ranks, 4.0, 2.0, 0.05, seed)),
-        "long bursts of load": lambda: Gang(ranks=ranks, queue=weather.bursts(ranks, 15.0, 6.0, 0.1, seed)),
-        "bursts that slow caches": lambda: Gang(ranks=ranks, extra_compute=weather.bursts(ranks, 8.0, 3.0, 0.05, seed)),
+        "crowded machine": lambda: Gang(ranks=ranks, queue=delays.heavy_tailed(ranks, 0.02)),
+        "bursts of load": lambda: Gang(ranks=ranks, queue=delays.bursts(ranks, 4.0, 2.0, 0.05, seed)),
+        "long bursts of load": lambda: Gang(ranks=ranks, queue=delays.bursts(ranks, 15.0, 6.0, 0.1, seed)),
+        "bursts that slow caches": lambda: Gang(ranks=ranks, extra_compute=delays.bursts(ranks, 8.0, 3.0, 0.05, seed)),
         "ten seconds of load on one rank": lambda: Gang(
-            ranks=ranks, queue=weather.on_one(ranks, seed % ranks, 35.0, 45.0, 0.1)
+            ranks=ranks, queue=delays.on_one(ranks, seed % ranks, 35.0, 45.0, 0.1)
         ),
-        "another job begins": lambda: Gang(ranks=ranks, queue=weather.on_all(ranks, 35.0, 1e6, 0.06)),
-        "another job ends": lambda: Gang(ranks=ranks, queue=weather.on_all(ranks, 0.0, 35.0, 0.06)),
-        "one stall": lambda: Gang(ranks=ranks, sleep=weather.once(ranks, seed % ranks, 35.0, 3.0)),
+        "another job begins": lambda: Gang(ranks=ranks, queue=delays.on_all(ranks, 35.0, 1e6, 0.06)),
+        "another job ends": lambda: Gang(ranks=ranks, queue=delays.on_all(ranks, 0.0, 35.0, 0.06)),
+        "one stall": lambda: Gang(ranks=ranks, sleep=delays.once(ranks, seed % ranks, 35.0, 3.0)),
         "stopped once": lambda: Gang(ranks=ranks, stops={seed % ranks: [(40.0, 43.0)]}),
-        "all save": lambda: Gang(ranks=ranks, disk=weather.saving(ranks, 50, 1.0)),
-        "one saves": lambda: Gang(ranks=ranks, disk=weather.saving(ranks, 40, 0.5, [0])),
+        "all save": lambda: Gang(ranks=ranks, disk=delays.saving(ranks, 50, 1.0)),
+        "one saves": lambda: Gang(ranks=ranks, disk=delays.saving(ranks, 40, 0.5, [0])),
         "pipeline stages": lambda: Gang(
             ranks=ranks, compute_seconds=[0.08 + 0.08 * (rank * 4 // ranks) / 3 for rank in range(ranks)]
         ),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.schema.errors import ConfigError, GangwatchError
-from gangwatch.configuration.config_file import NODE_NAME, Config, changes
+from gangwatch.configuration.config_file import Config, changes
+from gangwatch.configuration.node_plan import NODE_NAME
 from gangwatch.configuration.sections import AgentSection, parse_listen
 from gangwatch.logs import configure_logging
 from gangwatch.process_limits import allow_descriptors, use_one_arena

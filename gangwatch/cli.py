@@ -14,27 +14,30 @@ import click
 from agent.schema.errors import GangwatchError
 from gangwatch.state_folder import NotRunningError
 
-DONE, FAILED, USAGE, NOTHING_THERE = 0, 1, 2, 3
+DONE, FAILED, NOTHING_THERE = 0, 1, 3
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("gangwatch.commands.lifecycle:up", "Start the agents and the controller."),
     "down": ("gangwatch.commands.lifecycle:down", "Stop everything, running jobs included."),
-    "submit": ("gangwatch.commands.jobs:submit", "Submit a gang of processes."),
-    "jobs": ("gangwatch.commands.jobs:jobs", "List jobs, or show one: state, time, reason."),
-    "logs": ("gangwatch.commands.jobs:logs", "Show the output of a job's ranks."),
-    "cancel": ("gangwatch.commands.jobs:cancel", "Stop jobs; they are not restarted."),
-    "explain": ("gangwatch.commands.reasons:explain", "Explain why a job is pending, and what it waits for."),
-    "story": ("gangwatch.commands.reasons:story", "Show what happened to a job or node, and why."),
-    "verdict": ("gangwatch.commands.reasons:verdict", "List, confirm or reject verdicts."),
+    "submit": ("gangwatch.commands.jobs.jobs:submit", "Submit a gang of processes."),
+    "jobs": ("gangwatch.commands.jobs.jobs:jobs", "List jobs, or show one: state, time, reason."),
+    "logs": ("gangwatch.commands.jobs.jobs:logs", "Show the output of a job's ranks."),
+    "cancel": ("gangwatch.commands.jobs.jobs:cancel", "Stop jobs; they are not restarted."),
+    "explain": ("gangwatch.commands.jobs.reasons:explain", "Explain why a job is pending, and what it waits for."),
+    "story": ("gangwatch.commands.jobs.reasons:story", "Show what happened to a job or node, and why."),
+    "verdict": ("gangwatch.commands.jobs.reasons:verdict", "List, confirm or reject verdicts."),
     "nodes": ("gangwatch.commands.cluster:nodes", "List nodes, their slots and states."),
     "queue": ("gangwatch.commands.cluster:queue", "List pending jobs, and what each waits for."),
     "top": ("gangwatch.commands.top:top", "Show the cluster live in the terminal."),
     "node": ("gangwatch.commands.cluster:node", "Release, quarantine, drain or remove a node."),
     "freeze": ("gangwatch.commands.cluster:freeze", "Stop all actions at once; running jobs continue."),
     "thaw": ("gangwatch.commands.cluster:thaw", "Allow actions again."),
-    "detect": ("gangwatch.commands.detect:detect", "Find stragglers and their causes in recorded steps."),
-    "simulate": ("gangwatch.commands.simulate:simulate", "Run the scheduler over a trace of jobs, on a virtual clock."),
-    "replay": ("gangwatch.commands.replay:replay", "Replay the journal's decisions offline and compare them."),
+    "detect": ("gangwatch.commands.offline.detect:detect", "Find stragglers and their causes in recorded steps."),
+    "simulate": (
+        "gangwatch.commands.offline.simulate:simulate",
+        "Run the scheduler over a trace of jobs, on a virtual clock.",
+    ),
+    "replay": ("gangwatch.commands.offline.replay:replay", "Replay the journal's decisions offline and compare them."),
     "backup": ("gangwatch.commands.backup:backup", "Copy the journal while it is in use, and verify the copy."),
     "support-bundle": (
         "gangwatch.commands.support_bundle:support_bundle",
@@ -45,19 +48,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gangwatch.commands.slurm:slurm",
         "With Slurm: submit restartable jobs, hold and release jobs, report actions.",
     ),
-    "check": ("gangwatch.commands.machine:check", "Check this machine or cluster: what works and what is missing."),
+    "check": ("gangwatch.commands.check:check", "Check this machine or cluster: what works and what is missing."),
     "demo": (
         "gangwatch.demo.command:demo",
         "Watch gangwatch detect a real straggler and move the job, on this machine.",
     ),
     "config": ("gangwatch.commands.configuration:config", "Show the effective configuration, or its first error."),
     "reload": ("gangwatch.commands.configuration:reload", "Make the controller read its configuration again."),
-    "token": ("gangwatch.commands.token:token", "Create, list and revoke tokens with roles."),
-    "whoami": ("gangwatch.commands.token:whoami", "Show your user and role at the controller."),
+    "token": ("gangwatch.commands.authentication.token:token", "Create, list and revoke tokens with roles."),
+    "whoami": ("gangwatch.commands.authentication.token:whoami", "Show your user and role at the controller."),
     "agent": ("gangwatch.commands.lifecycle:agent", "Run one node's agent in the foreground."),
     "controller": ("gangwatch.commands.lifecycle:controller", "Run the controller in the foreground."),
     "certificates": (
-        "gangwatch.commands.certificates:certificates",
+        "gangwatch.commands.authentication.certificates:certificates",
         "Issue, renew and revoke one certificate per node.",
     ),
     "kubernetes": (
@@ -90,7 +93,7 @@ class CommandTable(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS:
-            import difflib
+            import difflib  # imports inside functions here: `gangwatch` starts without them
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             ctx.fail(f"no such command: {args[0]}" + (f" (did you mean {near[0]}?)" if near else ""))

@@ -117,7 +117,7 @@ class ControllerServer:
     def __init__(self, state: StateFolder, config: Config) -> None:
         from exporter.security.security import Security
         from exporter.serving.asgi import create_server
-        from gangwatch.access import authentication_of, delegating
+        from gangwatch.controller_access import authentication_of, delegating
 
         self._state, self._config = state, config
         self._access = authentication_of(state, config)
@@ -165,7 +165,7 @@ class ControllerServer:
         return self._controller
 
     def _settings(self) -> ControllerSettings:
-        from gangwatch.access import audit_of
+        from gangwatch.controller_access import audit_of
         from scheduler_feedback.controller.controller_settings import ControllerSettings
         from scheduler_feedback.fabric_file import read_fabric
         from scheduler_feedback.journal.store import Retention

@@ -213,7 +213,7 @@ class StateFolder:
 
     def socket_path(self, node: str) -> Path:
         """Return the path of the node's step socket: in the state folder, or under /tmp if that path is too long."""
-        from scheduler_feedback.backends.local.local_backend import step_socket
+        from scheduler_feedback.backends.local.local_backend import step_socket  # every command imports this module
 
         return Path(step_socket(self.path, node))
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world import clos_fabric, plan
+from scheduler_feedback.sim.world.clos_fabric import NODES_PER_POD, Place
 from scheduler_feedback.sim.world.course import Course
-from scheduler_feedback.sim.world.fabric import NODES_PER_POD, Place
 from scheduler_feedback.sim.world.fault import DISORDERS, FORMS, Disorder, Fault, Form
 from scheduler_feedback.sim.world.plan import MOST_DP2_GPUS, WORKLOADS, Workload
 
@@ -138,7 +138,7 @@ def stage(cell: Cell, first_node: int, begin: float = 0.0) -> tuple[Staged, int]
         victim, courses, ranks, aggressor = _neighbours(cell, first_node, begin, random)
     else:
         nodes = cell.gpus // 8
-        spread = fabric.place(np.arange(first_node, first_node + nodes), cell.gpus)
+        spread = clos_fabric.place(np.arange(first_node, first_node + nodes), cell.gpus)
         made = plan.make(cell.name, cell.gpus, cell.workload, cell.step_seconds, random)
         victim = Course(made, spread, _own(cell, 1), begin, adaptive=bool(random.random() < 0.5))
         courses, aggressor = [victim], ""
@@ -218,22 +218,22 @@ def _neighbours(
         own = np.array([first_node + (i % pods) * NODES_PER_POD + i // pods for i in range(nodes)])
         order = np.sort(own)
         made = plan.make(name, cell.gpus, cell.workload, cell.step_seconds, random)
-        place = fabric.place(order, cell.gpus)
+        place = clos_fabric.place(order, cell.gpus)
         many = int(random.choice([2, 4, 8]))
         of_other = np.array([first_node + p * NODES_PER_POD + 20 + i for p in range(2) for i in range(many)])
-        other_place = fabric.place(of_other, len(of_other) * 8)
-        beside = fabric.place(np.arange(first_node + 29, first_node + 31), 16)
+        other_place = clos_fabric.place(of_other, len(of_other) * 8)
+        beside = clos_fabric.place(np.arange(first_node + 29, first_node + 31), 16)
         per_node = 8
     else:
         spots, others = ((0, 1, 2, 3), (4, 5, 6, 7)) if kind == "host-interference" else ((0, 2, 4, 6), (1, 3, 5, 7))
         shared, per_node = (1 if kind == "host-interference" else 2), 4
         made = plan.make(name, cell.gpus, cell.workload, cell.step_seconds, random, per_node=4)
         own = np.arange(first_node, first_node + cell.gpus // 4)
-        place = fabric.place(own, cell.gpus, spots, shared)
+        place = clos_fabric.place(own, cell.gpus, spots, shared)
         many = min(len(own), 4)
         start = int(random.integers(0, len(own) - many + 1))
-        other_place = fabric.place(own[start : start + many], many * 4, others, shared)
-        beside = fabric.place(np.arange(own[-1] + 1, own[-1] + 5), 16, others, shared)
+        other_place = clos_fabric.place(own[start : start + many], many * 4, others, shared)
+        beside = clos_fabric.place(np.arange(own[-1] + 1, own[-1] + 5), 16, others, shared)
     lengths = np.exp(random.uniform(np.log(0.5), np.log(20.0), 2))
     aggressor, bystander = f"{name}-b", f"{name}-c"
     if random.random() < 0.5:

@@ -15,7 +15,7 @@ from benchmarks.detection.claims import Heard
 from benchmarks.detection.ours import Ours
 from benchmarks.detection.score import Outcome, Truth, judge
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.sim.world.telemetry import ROUGH, Delivery, World
+from scheduler_feedback.sim.world.outputs.array_output import ROUGH, Delivery, World
 
 SAMPLING_SECONDS = (1.0, 10.0, 30.0)
 SAMPLING_WEIGHTS = (0.3, 0.5, 0.2)

@@ -17,11 +17,11 @@ from benchmarks.detection.claims import Claim, Heard
 from benchmarks.detection.ours import Ours
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.detectors.ablation_switches import Switches
-from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world import clos_fabric, plan
+from scheduler_feedback.sim.world.clos_fabric import NODES_PER_POD
 from scheduler_feedback.sim.world.course import Course
-from scheduler_feedback.sim.world.fabric import NODES_PER_POD
+from scheduler_feedback.sim.world.outputs.array_output import ROUGH, Delivery, World
 from scheduler_feedback.sim.world.plan import MOST_DP2_GPUS, Workload
-from scheduler_feedback.sim.world.telemetry import ROUGH, Delivery, World
 
 DAY_SECONDS = 86_400.0
 TICK_SECONDS = 60.0
@@ -87,7 +87,7 @@ def jobs(health: Health) -> list[Course]:
         shortest = SHORTEST_STEP.get(gpus, 0.3)
         step_seconds = float(np.exp(random.uniform(np.log(shortest), np.log(45.0))))
         made = plan.make(f"h-{health.seed:08d}-{number}", gpus, health.workload, step_seconds, random)
-        place = fabric.place(np.arange(node, node + gpus // 8), gpus)
+        place = clos_fabric.place(np.arange(node, node + gpus // 8), gpus)
         begin = float(random.uniform(0.0, 600.0)) if number else 0.0
         course = Course(made, place, np.random.default_rng([health.seed, number]), begin, bool(random.random() < 0.5))
         course.block_seconds = TICK_SECONDS

@@ -13,7 +13,7 @@ from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Abstention, Verdict
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.policies.remediation.mitigation_options import lacks
-from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from exporter.push.push import _read_headers
 from exporter.security.web_config import load_web_config
 from gangwatch.configuration import config_file
+from gangwatch.configuration.durations import parse_duration
 from scheduler_feedback.fabric_file import read_fabric
 
 # --- gangwatch.toml --------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ def _make_duration(chance: random.Random) -> bytes:
 def _parse_duration(data: bytes) -> str:
     text = data.decode("utf-8", "replace")
     try:
-        seconds = config_file.parse_duration(text)
+        seconds = parse_duration(text)
     except ValueError:
         return REFUSED if text[:1].isdigit() else REFUSED_FIRST
     assert seconds >= 0
@@ -264,7 +265,7 @@ TARGETS = (
         "config-durations",
         _make_duration,
         _parse_duration,
-        ("gangwatch.configuration.config_file:parse_duration", "gangwatch.configuration.config_file:_clock_seconds"),
+        ("gangwatch.configuration.durations:parse_duration", "gangwatch.configuration.durations:_clock_seconds"),
     ),
     Target(
         "config-web",

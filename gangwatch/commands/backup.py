@@ -8,6 +8,7 @@ import click
 
 from gangwatch.commands.options import json_option, print_json, say, state_option
 from gangwatch.state_folder import StateFolder
+from scheduler_feedback.journal.backup import back_up
 
 
 @click.command()
@@ -25,8 +26,6 @@ def backup(state: StateFolder, target: Path, as_json: bool) -> None:
     Example:
       gangwatch backup /var/backups/gangwatch.sqlite
     """
-    from scheduler_feedback.journal.backup import back_up
-
     copied = back_up(state.path / "store.sqlite", target)
     if as_json:
         print_json(

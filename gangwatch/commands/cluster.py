@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import click
 
-from gangwatch.client import Client, RefusedError
 from gangwatch.commands.options import (
     client_of,
     duration,
@@ -19,6 +18,7 @@ from gangwatch.commands.options import (
     state_option,
     user_name,
 )
+from gangwatch.controller_client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, StateFolder
 
 POLL_SECONDS = 0.5
@@ -39,7 +39,7 @@ def nodes(state: StateFolder, as_json: bool) -> None:
     if as_json:
         print_json(listed)
         return
-    from gangwatch.display import rendering
+    from gangwatch.display import rendering  # rich, which --json does not need, is half of the start-up time
 
     rendering.nodes(listed)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from agent.schema.errors import GangwatchError
-from gangwatch.client import Client
 from gangwatch.commands.options import config_option, json_option, print_json, say, state_option, user_name
+from gangwatch.configuration.config_file import Change, Config, as_toml, changes, flatten, load
+from gangwatch.configuration.in_force import read_in_force
+from gangwatch.configuration.notices import notices
+from gangwatch.controller_client import Client
 from gangwatch.state_folder import NotRunningError, StateFolder
-
-if TYPE_CHECKING:
-    from gangwatch.configuration.config_file import Change, Config
+from gangwatch.supervisor.daemon_ends import why_no_controller
 
 
 @click.command()
@@ -29,17 +29,11 @@ def config(state: StateFolder, config_file: Path | None, as_json: bool) -> None:
     Example:
       gangwatch config --config gangwatch.toml
     """
-    from gangwatch.configuration.config_file import load
-
     show(state, load(config_file), as_json)
 
 
 def show(state: StateFolder, effective: Config, as_json: bool) -> None:
     """Print the configuration, and on standard error its changes; apply nothing."""
-    from gangwatch.configuration.config_file import as_toml, changes, flatten
-    from gangwatch.configuration.in_force import read_in_force
-    from gangwatch.configuration.notices import notices
-
     in_force = read_in_force(state)
     running = in_force is not None and state.controller() is not None
     different = changes(in_force.config, effective) if in_force is not None and running else []
@@ -65,8 +59,6 @@ def show(state: StateFolder, effective: Config, as_json: bool) -> None:
 
 def say_notices(effective: Config) -> None:
     """Print on standard error each setting that has no effect, one per line."""
-    from gangwatch.configuration.notices import notices
-
     for notice in notices(effective.policy):
         say(f"Notice: {notice}")
 
@@ -96,11 +88,6 @@ def reload(state: StateFolder, config_file: Path | None, check_config: bool, as_
     Example:
       gangwatch reload --check-config
     """
-    from gangwatch.configuration.config_file import changes
-    from gangwatch.configuration.in_force import read_in_force
-    from gangwatch.configuration.notices import notices
-    from gangwatch.supervisor.daemon_ends import why_no_controller
-
     in_force = read_in_force(state)
     if state.controller() is None or in_force is None:
         raise NotRunningError(why_no_controller(state))

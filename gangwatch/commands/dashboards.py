@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
 from agent.schema.errors import DashboardError
+from dashboards.provisioning import Files, Machine, Target, built_files, provisioned_files, write
 from gangwatch.commands.options import json_option, print_json, say, state_option
 from gangwatch.state_folder import StateFolder
-
-if TYPE_CHECKING:
-    from dashboards.provisioning import Files, Machine, Target
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,8 +41,6 @@ def build(folder: Path, as_json: bool) -> None:
       gangwatch dashboards build build/dashboards --json
     """
     _require_sdk()
-    from dashboards.provisioning import built_files
-
     _write(folder, built_files(), as_json)
 
 
@@ -85,8 +80,6 @@ def provision(
       GF_PATHS_PROVISIONING=~/gangwatch-monitoring/grafana/provisioning grafana server --homepath /usr/share/grafana
     """
     _require_sdk()
-    from dashboards.provisioning import Machine, provisioned_files
-
     agents = tuple(_target(record.url, node) for node, record in sorted(state.agents().items()))
     running = state.controller()
     controller = None if running is None else _target(running.url)
@@ -104,15 +97,11 @@ def _require_sdk() -> None:
 
 
 def _target(url: str, node: str = "") -> Target:
-    from dashboards.provisioning import Target
-
     parts = urlsplit(url)
     return Target(parts.netloc, node, parts.scheme)
 
 
 def _write(folder: Path, files: Files, as_json: bool) -> None:
-    from dashboards.provisioning import write
-
     every, written = write(folder, files)
     if as_json:
         print_json({"folder": str(folder), "files": every, "written": written})

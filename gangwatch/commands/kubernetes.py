@@ -190,7 +190,7 @@ def renew_certificate(
     """Replace the certificate of agents and controller if it expires soon. The chart's CronJob runs this every day."""
     import asyncio
 
-    from gangwatch.commands.renew_certificate import renew
+    from gangwatch.commands.authentication.renew_certificate import renew
 
     access = access_of(kubeconfig)
     done = asyncio.run(renew(access, namespace or access.namespace, authority, secret, days, left))
@@ -280,7 +280,7 @@ def _change_revocations(
     """Revoke or admit the nodes. reason: None admits."""
     import asyncio
 
-    from gangwatch.certificates.cluster import change
+    from gangwatch.certificates.cluster_revocations import change
 
     access = access_of(kubeconfig)
     for words in asyncio.run(change(access, namespace or access.namespace, release, nodes, reason)):

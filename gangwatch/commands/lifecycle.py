@@ -97,8 +97,8 @@ def up(
 def _print_started(state: StateFolder, as_json: bool) -> None:
     """Print what runs. Raises GangwatchError if the daemons have ended again."""
     from gangwatch.commands.configuration import say_notices
-    from gangwatch.configuration.config_file import oversubscribed
     from gangwatch.configuration.in_force import read_in_force
+    from gangwatch.configuration.node_plan import oversubscribed
     from gangwatch.health.machine import usable_processors
 
     running = state.supervisor()
@@ -244,7 +244,8 @@ def agent(
       gangwatch agent --listen 0.0.0.0:9400 --web-config web.yml --compatibility dcgm
     """
     from gangwatch.agent_daemon import run_agent
-    from gangwatch.configuration.config_file import load, node_name_of
+    from gangwatch.configuration.config_file import load
+    from gangwatch.configuration.node_plan import node_name_of
     from gangwatch.health.machine import host_name, usable_processors
 
     given = {

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from gangwatch.configuration.config_file import load
+from gangwatch.configuration.durations import parse_duration
+from gangwatch.connection import Trust
+from gangwatch.controller_client import Client, Remote
 from gangwatch.state_folder import StateFolder
-
-if TYPE_CHECKING:
-    from gangwatch.client import Client
+from scheduler_feedback.core.plain_text import misleading
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def duration(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
     """Return the seconds of an option value such as 90, 90s, 10m or 2h (click callback)."""
-    from gangwatch.configuration.config_file import parse_duration
-
     try:
         return None if value is None else parse_duration(value)
     except ValueError as error:
@@ -30,8 +31,6 @@ def duration(_context: click.Context, _parameter: click.Parameter, value: str | 
 
 def plain(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Reject control and bidirectional characters in a value that people will read (click callback)."""
-    from scheduler_feedback.core.plain_text import misleading
-
     if value is not None and (wrong := misleading(f"the {parameter.name}", value)) is not None:
         raise click.BadParameter(wrong)
     return value
@@ -117,10 +116,6 @@ def client_of(state: StateFolder) -> Client:
 
     Raises ConfigError if the configuration file is invalid.
     """
-    from gangwatch.client import Client, Remote
-    from gangwatch.configuration.config_file import load
-    from gangwatch.connection import Trust
-
     section = load(None).client
     token_file, ca_file, cert_file, key_file = (
         Path(file).expanduser() if file is not None else None
@@ -134,8 +129,6 @@ def client_of(state: StateFolder) -> Client:
 
 def user_name() -> str:
     """Return the name of the calling user, which is recorded with each request."""
-    import getpass
-
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a uid without a name: KeyError before Python 3.13, OSError since

@@ -8,6 +8,7 @@ import click
 
 from gangwatch.commands.options import json_option, print_json, say, state_option
 from gangwatch.state_folder import StateFolder
+from gangwatch.support.bundle import pack
 
 
 @click.command("support-bundle")
@@ -32,8 +33,6 @@ def support_bundle(state: StateFolder, target: Path, cycles: int, as_json: bool)
     Example:
       gangwatch support-bundle /tmp/gangwatch-bundle.tar.gz
     """
-    from gangwatch.support.bundle import pack
-
     names = pack(state, target, cycles)
     if as_json:
         print_json({"file": str(target), "bytes": target.stat().st_size, "parts": names})

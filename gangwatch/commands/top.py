@@ -6,18 +6,20 @@ import os
 import select
 import signal
 import sys
+import termios
 import time
+import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.live import Live
 
 from gangwatch.commands.options import client_of, json_option, print_json, state_option
+from gangwatch.controller_client import Client
+from gangwatch.display.top_screen import console, screen
 from gangwatch.state_folder import NotRunningError, StateFolder
-
-if TYPE_CHECKING:
-    from gangwatch.client import Client
 
 PATH = "/api/overview"
 
@@ -45,8 +47,6 @@ def top(state: StateFolder, once: bool, interval: float, as_json: bool) -> None:
     if as_json:
         print_json(client.get(PATH))
         return
-    from gangwatch.display.top_screen import console, screen
-
     where = console()
     document = client.get(PATH)
     if once:
@@ -59,10 +59,6 @@ def top(state: StateFolder, once: bool, interval: float, as_json: bool) -> None:
 
 def _live(client: Client, document: dict[str, Any], interval_seconds: float) -> None:
     """Redraw until `q` or Ctrl-C."""
-    from rich.live import Live
-
-    from gangwatch.display.top_screen import console, screen
-
     where = console()
     trouble = ""
     try:
@@ -109,9 +105,6 @@ class _Waiter:
 @contextmanager
 def _waiter() -> Iterator[_Waiter]:
     """Read keys one by one without echo, if standard input is a terminal; restore the terminal at exit."""
-    import termios
-    import tty
-
     keys = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = termios.tcgetattr(keys) if keys is not None else None
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

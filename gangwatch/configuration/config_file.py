@@ -38,16 +38,19 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from agent.schema.errors import ConfigError
+from gangwatch.configuration.durations import parse_duration
+from gangwatch.configuration.node_plan import NODE_NAME
 from gangwatch.configuration.sections import (
     SECTIONS,
     AccessSection,
@@ -65,14 +68,10 @@ from gangwatch.configuration.sections import (
     TokenReviewSection,
     parse_listen,
 )
-from gangwatch.state_folder import NodePlan
 from scheduler_feedback.backends.registry import sections as backend_sections
 from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.core.plain_text import misleading
 from scheduler_feedback.core.state import Mode, Policy, Queue
-
-NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-"""A node name is used in labels, file names and job ids: one label of RFC 1123, where '_' is also allowed."""
 
 RELOADABLE = frozenset({"controller.mode", "policy", "slurm.mode"})
 """Keys and sections that a running controller reloads; all others need a restart."""
@@ -85,13 +84,6 @@ _TYPE_WORDS = {
     "array": "a list",
     "object": "a table",
 }
-
-_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(ms|s|m|h|d)?", re.ASCII)
-_CLOCK = re.compile(
-    r"(?:(\d{1,6})-(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?|(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6}))", re.ASCII
-)
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
-
 
 _POLICY_TYPES = get_type_hints(Policy)
 _POLICY_DEFAULTS = {
@@ -145,33 +137,6 @@ def _sections() -> dict[str, type[msgspec.Struct]]:
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of "90", "90s", "1.5h", "10m", "250ms", "2d", or of Slurm's "30:00", "1:00:00", "2-00:00:00".
-
-    Raises ValueError with the expected formats.
-    """
-    if (clock := _CLOCK.fullmatch(text.strip())) is not None:
-        days, *rest = clock.groups()
-        return _clock_seconds(days, *rest)
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(
-            f"{text[:60]!r} is not a duration: expected seconds, a number with ms, s, m, h or d (90, 90s, 10m), or "
-            "minutes:seconds, hours:minutes:seconds or days-hours:minutes:seconds (30:00, 1:00:00, 2-00:00:00)"
-        )
-    return float(found[1]) * _DURATION_UNITS[found[2] or ""]
-
-
-def _clock_seconds(days: str | None, *parts: str | None) -> float:
-    """Return the seconds of Slurm's formats (sbatch(1), --time): hours follow days; without days, seconds come last."""
-    numbers = [int(part) for part in parts if part is not None]
-    if days is not None:
-        hours, minutes, seconds = (*numbers, 0, 0)[:3]
-        return int(days) * 86400.0 + hours * 3600 + minutes * 60 + seconds
-    hours, minutes, seconds = numbers if len(numbers) == 3 else (0, *numbers)
-    return hours * 3600.0 + minutes * 60 + seconds
 
 
 def default_file() -> Path | None:
@@ -280,8 +245,6 @@ def _policy(values: dict[str, Any], where: str) -> Policy:
 
 def probe_command() -> tuple[str, ...]:
     """Return gangwatch's own probe of a node, in a bare interpreter: the default of policy.probe_command."""
-    from importlib.util import find_spec
-
     found = find_spec("scheduler_feedback.backends.local.slot_probe")
     assert found is not None and found.origin is not None, "the probe is part of the distribution"
     return (sys.executable, "-I", "-S", found.origin, "--seconds", "2")
@@ -360,7 +323,7 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     if near:
         return f" (did you mean {near[0]}?)"
-    from importlib.metadata import version
+    from importlib.metadata import version  # slow, and only for this message
 
     return f" (known keys: {', '.join(known)}; releases newer than {version('gangwatch')} may have more)"
 
@@ -378,86 +341,6 @@ def _check_names(cluster: ClusterSection, where: str) -> None:
         raise ConfigError(f"{where}: cluster.names: duplicate name in {list(cluster.names)}")
     if cluster.nodes is not None and len(cluster.names) != cluster.nodes:
         raise ConfigError(f"{where}: cluster.names: {len(cluster.names)} names for cluster.nodes = {cluster.nodes}")
-
-
-# --- nodes -----------------------------------------------------------------------------------------------------------
-
-
-LEAST_SLOTS = 4
-"""Minimum default of CPU slots per node, so that gangs of four start even on a laptop."""
-
-_NODES_BY_SIZE = ((64, 8), (16, 4), (0, 2))
-"""(least processors or GPUs, virtual nodes). A job needs two nodes to move."""
-
-
-def plan_nodes(cluster: ClusterSection, host: str, processors: int, gpus: tuple[str, ...]) -> tuple[NodePlan, ...]:
-    """Return the nodes to run on this machine. host: its name; processors: usable ones; gpus: UUIDs of its GPUs.
-
-    With GPUs, a slot is a GPU, and neighbours in the driver's order share a node. Without GPUs, slots are shares of
-    CPU. Values that the configuration does not set follow from the machine's size: several virtual nodes, so that a job
-    can move, with at least LEAST_SLOTS slots each, even on fewer processors. Raises ConfigError if there are fewer GPUs
-    than requested slots.
-    """
-    units = gpus if cluster.gpus else ()
-    count = _count_nodes(cluster, processors, len(units))
-    if cluster.names is not None:
-        names = cluster.names
-    elif count == 1:
-        names = (node_name_of(host),)
-    else:
-        names = tuple(f"node-{index}" for index in range(count))
-    if not units:
-        slots = cluster.slots
-        if slots is None:
-            slots = max(1 if cluster.nodes is not None else LEAST_SLOTS, processors // count)
-        return tuple(NodePlan(name, slots) for name in names)
-    sizes = [cluster.slots] * count if cluster.slots is not None else _shared_out(len(units), count)
-    if min(sizes) == 0 or sum(sizes) > len(units):
-        wanted = cluster.slots or 1
-        raise ConfigError(
-            f"cluster.slots: {count} nodes of {wanted} slots need {count * wanted} GPUs, "
-            f"this machine has {len(units)}; for CPU slots set cluster.gpus = false (--no-gpus)"
-        )
-    ends = [sum(sizes[: index + 1]) for index in range(count)]
-    return tuple(
-        NodePlan(name, size, units[end - size : end]) for name, size, end in zip(names, sizes, ends, strict=True)
-    )
-
-
-def _count_nodes(cluster: ClusterSection, processors: int, gpus: int) -> int:
-    """Return the number of virtual nodes: as configured, else by the number of GPUs or processors."""
-    if cluster.nodes is not None:
-        return cluster.nodes
-    if cluster.names is not None:
-        return len(cluster.names)
-    size = gpus or processors
-    usual = next(nodes for least, nodes in _NODES_BY_SIZE if size >= least)
-    if gpus:
-        # Nodes do not share a GPU, so one GPU is one node.
-        return max(1, min(usual, gpus // (cluster.slots or 1)))
-    return usual if cluster.slots is None else max(2, min(usual, processors // cluster.slots))
-
-
-def _shared_out(units: int, nodes: int) -> list[int]:
-    """Distribute units evenly over the nodes; the first nodes get one more."""
-    return [units // nodes + (index < units % nodes) for index in range(nodes)]
-
-
-def oversubscribed(nodes: Sequence[NodePlan], processors: int) -> str:
-    """Return a warning if there are more CPU slots than processors; '' otherwise."""
-    slots = sum(node.slots for node in nodes if not node.devices)
-    if slots <= processors:
-        return ""
-    return (
-        f"{slots} slots share {processors} processor{'' if processors == 1 else 's'}: jobs that use all of them slow "
-        "each other down; change this with --nodes and --slots"
-    )
-
-
-def node_name_of(host: str) -> str:
-    """Return the host's first label, without characters that a node name can't have."""
-    name = re.sub(r"[^A-Za-z0-9_-]", "", host.split(".")[0])[:63].strip("_-")
-    return name or "node-0"
 
 
 # --- showing ---------------------------------------------------------------------------------------------------------

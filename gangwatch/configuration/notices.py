@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from agent.schema.errors import GangwatchError
 from gangwatch.configuration.in_force import read_in_force
 from gangwatch.health.machine import Finding
 from gangwatch.state_folder import StateFolder
-
-if TYPE_CHECKING:
-    from scheduler_feedback.core.state import Policy
+from scheduler_feedback.core.state import Order, Policy
 
 _FAIR = 'policy.order = "fair"'
 _PREEMPT = "policy.preempt = true"
@@ -45,8 +41,6 @@ def finding_of(state: StateFolder, policy: Policy, named: bool) -> Finding:
 
 def _without_effect(policy: Policy) -> list[tuple[str, str]]:
     """Return settings without effect, each with the change that makes it effective; the change is the same for all."""
-    from scheduler_feedback.core.state import Order
-
     # A quota without borrowing is a limit, which every order enforces.
     shared = [queue.name for queue in policy.queues if queue.quota is not None and queue.borrow]
     weighed = [queue.name for queue in policy.queues if queue.weight != 1.0]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gangwatch.client import Client
+from gangwatch.controller_client import Client
 from gangwatch.demo.listener import Listener
 from gangwatch.demo.play import (
     HEAD_RANKS,

@@ -13,8 +13,8 @@ import msgspec
 
 from agent.schema.certificate_file import validity
 from agent.schema.errors import ConfigError, GangwatchError
-from gangwatch.client import Client
 from gangwatch.configuration.config_file import Config
+from gangwatch.controller_client import Client
 from gangwatch.health.machine import Finding
 from gangwatch.state_folder import StateFolder
 

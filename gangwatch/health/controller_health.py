@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.schema.errors import GangwatchError
-from gangwatch.client import Client
+from gangwatch.controller_client import Client
 from gangwatch.health.machine import Finding
 from gangwatch.state_folder import NotRunningError, StateFolder
 

@@ -13,11 +13,13 @@ from pathlib import Path
 import msgspec
 
 from agent.schema.errors import GangwatchError
-from gangwatch.configuration.config_file import Config, plan_nodes
+from gangwatch.configuration.config_file import Config
+from gangwatch.configuration.node_plan import plan_nodes
 from gangwatch.health.machine import find_gpus, host_name, usable_processors
 from gangwatch.logs import configure_logging
 from gangwatch.state_folder import NodePlan, StateFolder, SupervisorRecord
-from gangwatch.supervisor.supervisor import READY_SECONDS, StartError, Supervisor, in_words, not_ready
+from gangwatch.supervisor.readiness import in_words, not_ready
+from gangwatch.supervisor.supervisor import READY_SECONDS, StartError, Supervisor
 
 Say = Callable[[str], None]
 

@@ -8,7 +8,6 @@ The supervisor waits for daemons by pidfd, which also works for adopted processe
 
 from __future__ import annotations
 
-import http.client
 import logging
 import os
 import select
@@ -21,11 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from agent.schema.errors import ConfigError, GangwatchError
-from gangwatch.connection import Trust, connect
+from agent.schema.errors import GangwatchError
 from gangwatch.state_folder import (
-    AgentRecord,
-    ControllerRecord,
     NodePlan,
     ProcessRecord,
     StateFolder,
@@ -41,10 +37,10 @@ from gangwatch.supervisor.daemon_ends import (
     DaemonEnd,
     forget_ends,
     read_ends,
-    why_no_controller,
     write_end,
 )
 from gangwatch.supervisor.heartbeats import WATCHDOG_SECONDS, Heartbeats, is_stopped, where_it_waits
+from gangwatch.supervisor.readiness import in_words, not_ready, readiness
 
 READY_SECONDS = 60.0
 """Longest wait for all daemons at start. An interpreter starts in a second, but a loaded machine takes longer."""
@@ -98,76 +94,6 @@ def daemon_commands(
     # The controller must use these nodes and not plan its own: they may be those of an earlier `up`.
     planned = ("--planned", msgspec.json.encode(nodes).decode())
     return {**commands, CONTROLLER: (*program, "controller", *common, *options, *planned)}
-
-
-def answers(record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0) -> bool:
-    """Return whether the daemon is ready (see ``readiness``)."""
-    return readiness(record, path, timeout_seconds)[0]
-
-
-def readiness(
-    record: AgentRecord | ControllerRecord, path: str = "/readyz", timeout_seconds: float = 2.0
-) -> tuple[bool, str]:
-    """Return whether the daemon is ready, and what is wrong ('' for nothing).
-
-    A daemon is ready if it answers `path` with 200. A controller that schedules is ready even if a bug has disabled one
-    of its parts. A daemon that requires a client certificate (client_auth_type) is ready once it has sent its own: the
-    supervisor has no certificate, so the daemon then closes the connection, with or without a TLS alert.
-    """
-    try:
-        connection = connect(
-            record.url, timeout_seconds, Trust(Path(record.certificate)) if record.certificate else None
-        )
-    except ConfigError as error:
-        return False, str(error)
-    shown = False
-    try:
-        connection.connect()
-        shown = bool(record.certificate)
-        connection.request("GET", path)
-        response = connection.getresponse()
-        if response.status == 200:
-            return True, ""
-        return _partly_ready(response.read(64 * 1024))
-    except (OSError, http.client.HTTPException) as error:
-        ready = (shown and not isinstance(error, TimeoutError)) or "_ALERT_" in str(getattr(error, "reason", ""))
-        return ready, "" if ready else f"{record.url} does not respond: {error or type(error).__name__}"
-    finally:
-        connection.close()
-
-
-def _partly_ready(body: bytes) -> tuple[bool, str]:
-    """Return readiness and error from the body of a response other than 200."""
-    try:
-        document = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        document = None
-    if not isinstance(document, dict):
-        return False, ""
-    return document.get("scheduling") is True, str(document.get("error", ""))
-
-
-def not_ready(state: StateFolder, nodes: Sequence[NodePlan]) -> dict[str, str]:
-    """Return, by name, why each daemon is not ready; empty if all are."""
-    agents = {node.name: state.agent(node.name) for node in nodes}
-    records: dict[str, AgentRecord | ControllerRecord | None] = {
-        **{agent_name(name): record for name, record in agents.items()},
-        CONTROLLER: state.controller(),
-    }
-    waiting: dict[str, str] = {}
-    for name, record in records.items():
-        if record is None:
-            waiting[name] = why_no_controller(state) if name == CONTROLLER else "not listening yet"
-            continue
-        ready, why = readiness(record)
-        if not ready:
-            waiting[name] = why
-    return waiting
-
-
-def in_words(waiting: dict[str, str]) -> str:
-    """Return a sentence of the daemons that are not ready, and why."""
-    return "; ".join(f"{name} ({why})" if why else name for name, why in waiting.items())
 
 
 class StartError(GangwatchError):

@@ -16,10 +16,15 @@ from typing import Any
 import msgspec
 
 from agent.schema.errors import BackendError, GangwatchError
-from gangwatch.client import Client, RefusedError
+from gangwatch.controller_client import Client, RefusedError
 from gangwatch.state_folder import NotRunningError, ProcessRecord, StateFolder
 from gangwatch.supervisor.daemon_ends import forget_ends
 from gangwatch.supervisor.supervisor import STOP_SECONDS
+from scheduler_feedback.backends.local import attempt_files as records
+from scheduler_feedback.backends.local import local_processes
+from scheduler_feedback.core.actions import StopGang
+from scheduler_feedback.core.events import AttemptEnded, AttemptUnknown
+from scheduler_feedback.core.job import StopReason
 
 KILL_SECONDS = 15.0
 """Extra time to end an attempt after its grace period: shims kill within a second or two."""
@@ -181,8 +186,6 @@ class _AttemptFile(msgspec.Struct):
 
 def open_attempts(state: StateFolder) -> list[OpenAttempt]:
     """Return attempts of the local backend that may have processes: undecided, or not ended on every node."""
-    from scheduler_feedback.backends.local import attempt_files as records
-
     found = []
     for folder in sorted((state.path / "jobs").glob("*/*")):
         if not folder.name.isdigit():
@@ -203,10 +206,7 @@ def open_attempts(state: StateFolder) -> list[OpenAttempt]:
 
 def _end_attempts(state: StateFolder, say: Say) -> int:
     """End running attempts, with their grace, through the backend's files; return how many there were."""
-    from scheduler_feedback.backends.local.local_backend import LocalBackend
-    from scheduler_feedback.core.actions import StopGang
-    from scheduler_feedback.core.events import AttemptEnded, AttemptUnknown
-    from scheduler_feedback.core.job import StopReason
+    from scheduler_feedback.backends.local.local_backend import LocalBackend  # only if no controller stopped them
 
     attempts = open_attempts(state)
     if not attempts:
@@ -250,9 +250,6 @@ def _prove_nothing_left(state: StateFolder) -> None:
 
 def remains(state: StateFolder) -> set[int]:
     """Return the pids of this state folder's live daemons, shims and processes with an attempt's environment."""
-    from scheduler_feedback.backends.local import attempt_files as records
-    from scheduler_feedback.backends.local import local_processes
-
     pids = {record.pid for record in _announced(state)}
     supervisor = state.supervisor()
     if supervisor is not None:

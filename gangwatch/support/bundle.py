@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.schema.errors import GangwatchError
+from gangwatch.configuration.config_file import flatten
 from gangwatch.configuration.in_force import read_in_force
 from gangwatch.connection import Trust, connect
 from gangwatch.state_folder import StateFolder
@@ -140,8 +141,6 @@ def _versions(state: StateFolder) -> dict[str, Any]:
 
 
 def _in_force(state: StateFolder) -> Mapping[str, Any]:
-    from gangwatch.configuration.config_file import flatten
-
     try:
         in_force = read_in_force(state)
     except GangwatchError as error:

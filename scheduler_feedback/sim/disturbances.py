@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from scheduler_feedback.core.events import Event
 from scheduler_feedback.sim.faults import Faults
-from scheduler_feedback.sim.feedback import Feedback, Hurt, Slowness
 from scheduler_feedback.sim.occurrence import Occurrence
+from scheduler_feedback.sim.simulated_feedback import Feedback, Hurt, Slowness
 
 if TYPE_CHECKING:
     from scheduler_feedback.sim.engine import Engine

@@ -23,8 +23,8 @@ from pathlib import Path
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
+from scheduler_feedback.sim.job_trace import LONGEST_SECONDS, TraceJob
 from scheduler_feedback.sim.table import CellError, rows
-from scheduler_feedback.sim.trace import LONGEST_SECONDS, TraceJob
 
 LEAST_SLOWDOWN = 1.1
 TRANSIENT_MOST = 2.35

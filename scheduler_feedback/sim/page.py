@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.schema.errors import TraceError
-from scheduler_feedback.sim.account import Report
 from scheduler_feedback.sim.engine import Engine, Span
+from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.truth import Course
 
 MOST_SPANS = 100_000

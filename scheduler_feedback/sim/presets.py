@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scheduler_feedback.core.state import Backfilling, Policy
-from scheduler_feedback.sim.trace import Trace, TraceJob
+from scheduler_feedback.sim.job_trace import Trace, TraceJob
 
 MURI_SLOWER = 1.015
 """Run time over run time in the trace: `itertime_overhead_list[0]` of Muri's ``jobs.py``."""

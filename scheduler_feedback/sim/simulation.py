@@ -10,20 +10,20 @@ from agent.schema.errors import TraceError
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.state import Estimates, Policy
-from scheduler_feedback.sim.account import Report
 from scheduler_feedback.sim.disturbances import Disturbances
 from scheduler_feedback.sim.engine import Engine, Journal, Settings
 from scheduler_feedback.sim.faults import Faults, faults_of
-from scheduler_feedback.sim.feedback import Detector, DetectorModel, Feedback, Oracle
+from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.presets import PRESETS
-from scheduler_feedback.sim.trace import Trace
+from scheduler_feedback.sim.results import Report
+from scheduler_feedback.sim.simulated_feedback import Detector, DetectorModel, Feedback, Oracle
 from scheduler_feedback.sim.traces import TRACES
 
 ENDED_JOBS_KEPT = 1000
 """Ended jobs kept in the state. The engine keeps its own records of all jobs."""
 
 FEEDBACKS = ("off", "on", "told", "oracle")
-"""Kinds of simulated verdicts (``sim.feedback``)."""
+"""Kinds of simulated verdicts (``sim.simulated_feedback``)."""
 
 HORIZON = 3.0
 """Faults of nodes are drawn for this multiple of the time of all submissions, because a queue may outlast it."""

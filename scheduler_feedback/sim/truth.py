@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.durations import nanoseconds
-from scheduler_feedback.sim.trace import TraceJob
+from scheduler_feedback.sim.job_trace import TraceJob
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.telemetry.telemetry import Telemetry
-from scheduler_feedback.step_traces import bytedance, frames, json_lines, pai
-from scheduler_feedback.step_traces.trace import Trace
+from scheduler_feedback.step_traces import bytedance, frame_file, json_lines, pai
+from scheduler_feedback.step_traces.step_trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def _of_traces(read: Callable[[Path], tuple[Trace, ...]], name: str) -> Callable
 
 
 def _of_frames(path: Path) -> Recording:
-    recorded = frames.read(path)
-    return Recording(path, "frames", True, lambda: frames.stream(path, recorded))
+    recorded = frame_file.read(path)
+    return Recording(path, "frames", True, lambda: frame_file.stream(path, recorded))
 
 
 FORMATS: dict[str, Callable[[Path], Recording]] = {

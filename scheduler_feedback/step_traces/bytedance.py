@@ -15,7 +15,7 @@ from agent.schema.errors import TraceError
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
 from scheduler_feedback.step_traces.operation_replay import OWN, Operations
-from scheduler_feedback.step_traces.trace import LONGEST, Trace, check_size, ends_of, unique_columns
+from scheduler_feedback.step_traces.step_trace import LONGEST, Trace, check_size, ends_of, unique_columns
 
 WHOLE = ("dp_rank", "stage", "rank", "step")
 TIMES = ("start_ts", "duration")

@@ -18,7 +18,7 @@ import numpy as np
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
-from scheduler_feedback.step_traces.trace import MOST_RANKS, Trace, check_size, ends_of, number_of, seconds_of
+from scheduler_feedback.step_traces.step_trace import MOST_RANKS, Trace, check_size, ends_of, number_of, seconds_of
 
 MEASURES = ("seconds", "wait_seconds", "tokens", "squares", "forward_seconds", "backward_seconds")
 COORDINATES = {"dp_rank": "data", "stage": "stage", "tp_rank": "tensor", "ep_rank": "expert", "rail": "rail"}

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from agent.schema.verdicts.causes import Cause
 from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray, IntArray
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
-from scheduler_feedback.core.verdict import Abstention, Cleared, Finding, Kind, Verdict
+from scheduler_feedback.core.verdict import Abstention, Cleared, Evidence, Finding, Kind, Verdict
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.ablation_switches import Switches
 from scheduler_feedback.detectors.steps.windows import places
 from scheduler_feedback.step_traces import Recording
 from scheduler_feedback.step_traces.operation_replay import Replay
-from scheduler_feedback.step_traces.trace import Trace
+from scheduler_feedback.step_traces.step_trace import Trace
 
 
 @dataclass(slots=True)
@@ -105,8 +106,6 @@ def _take(report: JobReport, finding: Finding, step: int) -> None:
 
 
 def _as_verdict(one: Abstention, step: int) -> Verdict:
-    from scheduler_feedback.core.verdict import Cause, Evidence
-
     reason = Evidence("reason", float("nan"), float("nan"), "", one.reason)
     rank = -1 if one.rank is None else one.rank
     return Verdict(

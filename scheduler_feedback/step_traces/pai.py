@@ -14,7 +14,7 @@ import numpy as np
 
 from agent.schema.errors import TraceError
 from scheduler_feedback.core.telemetry.telemetry import Shape, StepTable
-from scheduler_feedback.step_traces.trace import Trace, check_size, ends_of, number_of, seconds_of, unique_columns
+from scheduler_feedback.step_traces.step_trace import Trace, check_size, ends_of, number_of, seconds_of, unique_columns
 
 COLUMNS = ("worker", "time", "batch_time_norm")
 MOST_WORKER = 1 << 17

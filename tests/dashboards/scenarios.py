@@ -11,7 +11,7 @@ from scheduler_feedback.core.events import CancelRequested, Event, FreezeSet, No
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Mode
 from scheduler_feedback.sim.world.fault import Fault
-from scheduler_feedback.sim.world.frames import FrameExit, Sent
+from scheduler_feedback.sim.world.outputs.frame_output import FrameExit, Sent
 from tests.dashboards.scripted import POLICY, Job, Script, ScriptedRun, job
 
 SECONDS = 1050.0

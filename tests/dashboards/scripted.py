@@ -29,10 +29,10 @@ from scheduler_feedback.core.state_metrics import measure
 from scheduler_feedback.cycle import run as run_cycle
 from scheduler_feedback.detectors import make_all
 from scheduler_feedback.policies.queue.queue_forecast import queue_metrics
-from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.course import Course
-from scheduler_feedback.sim.world.frames import FrameExit, Sent
-from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
+from scheduler_feedback.sim.world.outputs.frame_output import FrameExit, Sent
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 
 SCRAPE_SECONDS = 15.0
 LOOK_SECONDS = 2.0
@@ -74,7 +74,7 @@ def job(
     """Return a gang on these GPUs of these nodes; it is submitted shortly before its first step."""
     ranks = len(nodes) * len(spots)
     made = plan.make(name, ranks, "balanced", seconds, np.random.default_rng(1), len(spots), 0.3)
-    course = Course(made, fabric.place(np.asarray(nodes), ranks, spots), np.random.default_rng(seed), begin)
+    course = Course(made, clos_fabric.place(np.asarray(nodes), ranks, spots), np.random.default_rng(seed), begin)
     spec = JobSpec(
         name=f"train-{name}", command=("train",), ranks=ranks, queue=queue, priority=priority, restartable=True,
         preemptible=True, time_limit_seconds=7200.0, packing=Packing.PACK if len(spots) == SLOTS else Packing.SPREAD,
@@ -228,7 +228,7 @@ class ScriptedRun:
                 for number in sorted(set(one.course.place.node.tolist())):
                     if (node := f"node-{number:05d}") not in known:
                         gpus = tuple(f"GPU-{number:08x}-{slot:04x}" for slot in range(SLOTS))
-                        rack = f"pod-{number // fabric.NODES_PER_POD}"
+                        rack = f"pod-{number // clos_fabric.NODES_PER_POD}"
                         self._events.append(NodeSeen(node, SLOTS, gpus, f"boot-{node}", rack=rack))
                 self._events.append(Submitted(name, one.spec))
 
@@ -311,12 +311,12 @@ class ScriptedRun:
         return expose_samples(samples).encode()
 
 
-def _leaves(place: fabric.Place) -> set[tuple[str, int]]:
+def _leaves(place: clos_fabric.Place) -> set[tuple[str, int]]:
     """Return (name, rail) of the leaf switches of the ranks' NICs."""
     return set(zip(place.uplinks, place.rail.tolist(), strict=True))
 
 
-def _below(place: fabric.Place, leaf: str) -> set[str]:
+def _below(place: clos_fabric.Place, leaf: str) -> set[str]:
     return {node for node, uplink in zip(place.nodes, place.uplinks, strict=True) if uplink == leaf}
 
 

@@ -54,7 +54,11 @@ def test_the_files_of_the_build_stage_exist_and_build_the_package(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
-    assert {"gangwatch/cli.py", "gangwatch/demo/train_dp.py", "gangwatch/commands/renew_certificate.py"} <= held
+    assert {
+        "gangwatch/cli.py",
+        "gangwatch/demo/train_dp.py",
+        "gangwatch/commands/authentication/renew_certificate.py",
+    } <= held
 
 
 def test_the_image_runs_without_root_and_without_build_files() -> None:

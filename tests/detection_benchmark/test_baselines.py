@@ -30,7 +30,7 @@ from scheduler_feedback.core.telemetry.telemetry import (
     Telemetry,
     no_counters,
 )
-from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 from tests import needs
 
 FloatArray = npt.NDArray[np.float64]

@@ -13,10 +13,10 @@ from scheduler_feedback.detectors import make_all
 from scheduler_feedback.detectors.straggler import rotating_slowness
 from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
 from scheduler_feedback.detectors.straggler.rotating_slowness import judged_by_rotation
-from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fault import Fault
-from scheduler_feedback.sim.world.telemetry import PERFECT, World
+from scheduler_feedback.sim.world.outputs.array_output import PERFECT, World
 
 SICK = 9
 
@@ -25,7 +25,7 @@ def reported(seed: int, *others: Fault) -> list[Verdict]:
     """Return the findings on a job of 16 GPUs whose ranks collect garbage in turn from 300 s on."""
     one = Course(
         plan.make("j", 16, "dp2", 1.0, np.random.default_rng(seed)),
-        fabric.place(np.arange(2), 16),
+        clos_fabric.place(np.arange(2), 16),
         np.random.default_rng(seed),
     )
     for fault in (Fault("garbage-collection", "j", tuple(range(16)), 300.0, 400.0, "step", 0.5), *others):

@@ -12,7 +12,7 @@ from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 from scheduler_feedback.detectors.straggler.gang_state import ActiveVerdict
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
 from scheduler_feedback.detectors.straggler.verdict_building import says_more
-from scheduler_feedback.sim.world.processes import Gang, frames, happen
+from scheduler_feedback.sim.world.processes.gang import Gang, frames, happen
 
 EIGHT = range(8, 16)
 SLOW = dict.fromkeys(EIGHT, (25.0, 70.0, 1.4))

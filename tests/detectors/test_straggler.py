@@ -25,8 +25,8 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.detectors.straggler.straggler import StragglerDetector
-from scheduler_feedback.sim.world import load as weather
-from scheduler_feedback.sim.world.processes import Gang, History, frames, happen, replay, stopped_by
+from scheduler_feedback.sim.world.processes import delays
+from scheduler_feedback.sim.world.processes.gang import Gang, History, frames, happen, replay, stopped_by
 from tests import needs
 
 SPENT = (7001, 7002)
@@ -161,7 +161,7 @@ def test_slower_computing_on_an_own_machine(factor: float, seed: int) -> None:
 
 
 def test_cpu_waits_accuse_a_node_only_on_its_own_machine() -> None:
-    contended = Gang(queue=weather.on_one(4, 1, 25.0, 100.0, 0.08))
+    contended = Gang(queue=delays.on_one(4, 1, 25.0, 100.0, 0.08))
     _, verdict = first_verdict(course(replace(contended, shared_machine=False), 45.0, JUDGING[0]))
     assert (verdict.rank, verdict.cause) == (1, Cause.CPU_CONTENTION)
     results = course(contended, 45.0, JUDGING[0])
@@ -171,7 +171,7 @@ def test_cpu_waits_accuse_a_node_only_on_its_own_machine() -> None:
 
 
 def test_waiting_for_a_disk() -> None:
-    gang = Gang(disk=weather.on_one(4, 3, 25.0, 100.0, 0.06))
+    gang = Gang(disk=delays.on_one(4, 3, 25.0, 100.0, 0.06))
     _, verdict = first_verdict(course(gang, 45.0, JUDGING[0]))
     assert (verdict.rank, verdict.cause) == (3, Cause.STORAGE)
 
@@ -201,18 +201,18 @@ HEALTHY: dict[str, Callable[[int], Gang]] = {
     "quiet": lambda seed: Gang(),
     "noisy": lambda seed: Gang(noise=0.15),
     "very noisy": lambda seed: Gang(ranks=2 + 2 * (seed % 4), noise=0.4),
-    "crowded machine": lambda seed: Gang(queue=weather.heavy_tailed(4, 0.02)),
-    "bursts of load": lambda seed: Gang(queue=weather.bursts(4, 4.0, 2.0, 0.05, seed)),
-    "long bursts of load": lambda seed: Gang(ranks=8, queue=weather.bursts(8, 15.0, 6.0, 0.08, seed)),
-    "bursts that slow caches": lambda seed: Gang(extra_compute=weather.bursts(4, 8.0, 3.0, 0.05, seed)),
-    "ten seconds of load on one rank": lambda seed: Gang(queue=weather.on_one(4, seed % 4, 40.0, 50.0, 0.1)),
-    "another job begins": lambda seed: Gang(queue=weather.on_all(4, 40.0, 500.0, 0.06)),
-    "another job ends": lambda seed: Gang(queue=weather.on_all(4, 0.0, 40.0, 0.06)),
-    "one stall": lambda seed: Gang(sleep=weather.once(4, seed % 4, 40.0, 3.0)),
+    "crowded machine": lambda seed: Gang(queue=delays.heavy_tailed(4, 0.02)),
+    "bursts of load": lambda seed: Gang(queue=delays.bursts(4, 4.0, 2.0, 0.05, seed)),
+    "long bursts of load": lambda seed: Gang(ranks=8, queue=delays.bursts(8, 15.0, 6.0, 0.08, seed)),
+    "bursts that slow caches": lambda seed: Gang(extra_compute=delays.bursts(4, 8.0, 3.0, 0.05, seed)),
+    "ten seconds of load on one rank": lambda seed: Gang(queue=delays.on_one(4, seed % 4, 40.0, 50.0, 0.1)),
+    "another job begins": lambda seed: Gang(queue=delays.on_all(4, 40.0, 500.0, 0.06)),
+    "another job ends": lambda seed: Gang(queue=delays.on_all(4, 0.0, 40.0, 0.06)),
+    "one stall": lambda seed: Gang(sleep=delays.once(4, seed % 4, 40.0, 3.0)),
     "stopped once": lambda seed: Gang(stops={seed % 4: [(45.0, 48.0)]}),
-    "all save": lambda seed: Gang(disk=weather.saving(4, 50, 1.0)),
-    "one saves": lambda seed: Gang(disk=weather.saving(4, 40, 0.5, [0])),
-    "one saves, of two": lambda seed: Gang(ranks=2, disk=weather.saving(2, 150, 1.0, [0])),
+    "all save": lambda seed: Gang(disk=delays.saving(4, 50, 1.0)),
+    "one saves": lambda seed: Gang(disk=delays.saving(4, 40, 0.5, [0])),
+    "one saves, of two": lambda seed: Gang(ranks=2, disk=delays.saving(2, 150, 1.0, [0])),
     "a long start": lambda seed: Gang(warm_steps=40),
     "pipeline stages": lambda seed: Gang(ranks=8, compute_seconds=[0.07, 0.07, 0.1, 0.1, 0.12, 0.12, 0.15, 0.15]),
     "a larger last stage": lambda seed: Gang(shared_machine=False, compute_seconds=[0.1, 0.1, 0.1, 0.14]),
@@ -255,7 +255,7 @@ def test_a_node_with_two_slow_ranks_is_found_by_the_step_time_without_it() -> No
 
 @pytest.mark.parametrize("seed", JUDGING)
 def test_other_load_does_not_hide_a_stopped_rank(seed: int) -> None:
-    gang = Gang(queue=weather.heavy_tailed(4, 0.02), stops={1: stopped_by(0.3, 0.3, ONSET, 200.0)})
+    gang = Gang(queue=delays.heavy_tailed(4, 0.02), stops={1: stopped_by(0.3, 0.3, ONSET, 200.0)})
     found = verdicts(course(gang, 90.0, seed))
     assert found
     assert {(item.rank, item.cause) for item in found} == {(1, Cause.SUSPENDED)}

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from gangwatch.commands import jobs
-from gangwatch.commands.jobs import submit
+from gangwatch.commands.jobs import jobs
+from gangwatch.commands.jobs.jobs import submit
 from scheduler_feedback.api.requests import Submission
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 

@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 
 from agent.schema.errors import ConfigError, GangwatchError
 from gangwatch.configuration import config_file
-from gangwatch.configuration.config_file import (
-    as_toml,
-    changes,
-    flatten,
-    load,
-    oversubscribed,
-    parse_duration,
-    plan_nodes,
-)
+from gangwatch.configuration.config_file import as_toml, changes, flatten, load
+from gangwatch.configuration.durations import parse_duration
 from gangwatch.configuration.in_force import read_in_force
+from gangwatch.configuration.node_plan import NODE_NAME, oversubscribed, plan_nodes
 from gangwatch.configuration.sections import ClusterSection, parse_listen
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.state import Mode
@@ -250,7 +244,7 @@ def test_more_slots_than_gpus_are_refused_with_a_remedy() -> None:
 @pytest.mark.parametrize("host", ["", "...", "_x_", "h" * 80, "ä", "a b"])
 def test_any_host_name_gives_a_node_name(host: str) -> None:
     (node,) = plan_nodes(ClusterSection(nodes=1), host, 1, ())
-    assert config_file.NODE_NAME.fullmatch(node.name)
+    assert NODE_NAME.fullmatch(node.name)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from exporter.security.security import Security
 from exporter.server import ThreadedServer, agent_app
 from gangwatch.connection import Trust, connect
 from gangwatch.state_folder import ControllerRecord
-from gangwatch.supervisor.supervisor import answers
+from gangwatch.supervisor.readiness import readiness
 from tests import needs
 from tests.exporter.certificates import Authority
 from tests.exporter.sample_frames import small_frame, small_layout
@@ -161,9 +161,9 @@ def test_a_daemon_that_requires_a_client_certificate_is_reported_up(tmp_path: Pa
     made = (layout, small_frame(layout))
     with ThreadedServer(agent_app(lambda: made, lambda _: lambda: None), security=Security(site.file)) as server:
         record = ControllerRecord(1, 1, server.url, str(site.certificate))
-        assert answers(record)
-        assert not answers(ControllerRecord(1, 1, server.url)), "its certificate is not trusted"
-        assert not answers(ControllerRecord(1, 1, server.url, str(tmp_path / "absent.pem")))
+        assert readiness(record)[0]
+        assert not readiness(ControllerRecord(1, 1, server.url))[0], "its certificate is not trusted"
+        assert not readiness(ControllerRecord(1, 1, server.url, str(tmp_path / "absent.pem")))[0]
         for trust in (
             Trust(site.certificate, None, own, own_key),
             Trust(None, site.authority.certificate, own, own_key),
@@ -173,6 +173,6 @@ def test_a_daemon_that_requires_a_client_certificate_is_reported_up(tmp_path: Pa
             answer = connection.getresponse()
             assert answer.status == 200 and b"gangwatch_" in answer.read()
             connection.close()
-    assert not answers(record), "the server has closed"
+    assert not readiness(record)[0], "the server has closed"
     with pytest.raises(ConfigError, match=r"absent\.pem: No such file"):
         connect(server.url, 1.0, Trust(tmp_path / "absent.pem"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gangwatch.commands.machine import check
+from gangwatch.commands.check import check
 from gangwatch.configuration.sections import AgentSection
 from gangwatch.health import collector_survey
 from tests import needs

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from gangwatch.commands.check_kubernetes import RIGHTS, SIGNING, cluster_findings
-from gangwatch.commands.machine import check as command
+from gangwatch.commands.check import check as command
+from gangwatch.health.kubernetes_health import RIGHTS, SIGNING, cluster_findings
 from scheduler_feedback.backends.kubernetes.api_server.lease import Leadership
 from tests.deploy.test_chart import render
 from tests.kubernetes.bed import ControlPlane

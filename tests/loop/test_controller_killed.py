@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from agent.schema.errors import GangwatchError
-from gangwatch.client import Client
+from gangwatch.controller_client import Client
 
 KILLS = int(os.environ.get("GANGWATCH_TEST_KILLS", "100"))
 SEED = int(os.environ.get("GANGWATCH_TEST_SEED", "20261121"))

@@ -8,9 +8,9 @@ from typing import Any
 from scheduler_feedback.core.job import JobSpec
 from scheduler_feedback.core.state import Backfilling, Estimates, Order, Policy
 from scheduler_feedback.sim.engine import Engine
-from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob
+from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation
-from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Trace, TraceJob
 
 FIFO_EASY = Policy(order=Order.FIFO, backfill=Backfilling.EASY, estimates=Estimates.EXACT)
 

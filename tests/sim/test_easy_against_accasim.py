@@ -31,9 +31,9 @@ from scheduler_feedback.core.job import Slot
 from scheduler_feedback.core.state import State
 from scheduler_feedback.journal.recovery import follow
 from scheduler_feedback.policies.index.scheduling_index import drop_index
-from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.job_trace import Trace, TraceJob
+from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
-from scheduler_feedback.sim.trace import Trace, TraceJob
 from tests import needs
 from tests.sim.scenario import FIFO_EASY
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.feedback_ceiling import Hit, Life, witnessed
 from scheduler_feedback.sim import faults
-from scheduler_feedback.sim.trace import Trace
+from scheduler_feedback.sim.job_trace import Trace
 from tests.sim.scenario import job
 
 LIFE = Life(600.0, 1.5)

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler_feedback.core.state import Order
 from scheduler_feedback.sim.engine import Engine
-from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
 from tests import needs
 from tests.sim import muri_reference

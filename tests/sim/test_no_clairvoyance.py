@@ -12,9 +12,9 @@ from scheduler_feedback.core.events import Event
 from scheduler_feedback.core.state import FAIR_POLICY, Estimates, Policy, State
 from scheduler_feedback.cycle import Outcome
 from scheduler_feedback.sim.engine import Engine, Journal
-from scheduler_feedback.sim.nodes import grid
+from scheduler_feedback.sim.job_trace import Trace
+from scheduler_feedback.sim.simulated_nodes import grid
 from scheduler_feedback.sim.simulation import Simulation, read_trace
-from scheduler_feedback.sim.trace import Trace
 from tests import needs
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.schema.errors import TraceError
+from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.simulation import read_trace
-from scheduler_feedback.sim.trace import Trace
 from tests import needs
 
 PHILLY = "timestamp,duration,num_gpus,gpu_time,cluster\n"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangwatch.client import Client
+from gangwatch.controller_client import Client
 from gangwatch.demo.play import plain_environment, training_command
 from tests.gangwatch.front_door import FrontDoor, front_door, wait_until
 

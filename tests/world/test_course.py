@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fault import DISORDERS, FORMS, Fault, Form
 from scheduler_feedback.sim.world.plan import Workload
@@ -17,7 +17,7 @@ SLOWING = [d.name for d in DISORDERS.values() if not d.lasting]
 
 def course(gpus: int = 64, workload: Workload = "balanced", seconds: float = 2.0, seed: int = 5) -> Course:
     made = plan.make("j", gpus, workload, seconds, np.random.default_rng(1))
-    return Course(made, fabric.place(np.arange(gpus // 8), gpus), np.random.default_rng(seed))
+    return Course(made, clos_fabric.place(np.arange(gpus // 8), gpus), np.random.default_rng(seed))
 
 
 def at_fault(one: Course, disorder: str) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ def test_only_the_same_seed_gives_the_same_course() -> None:
 
 def test_fault_that_cannot_slow_the_job_is_refused() -> None:
     made = plan.make("j", 16, "balanced", 1.0, np.random.default_rng(2), communication=0.0)
-    one = Course(made, fabric.place(np.arange(2), 16), np.random.default_rng(5))
+    one = Course(made, clos_fabric.place(np.arange(2), 16), np.random.default_rng(5))
     with pytest.raises(ValueError, match="nic-errors cannot slow j by 50%"):
         one.solved(Fault("nic-errors", "j", (9,), ONSET, LENGTH, severity=0.5))
 
@@ -132,7 +132,7 @@ def test_interference_acts_only_while_both_send() -> None:
     one = course()
     other = Course(
         plan.make("b", 16, "balanced", 3.0, np.random.default_rng(4), communication=0.4),
-        fabric.place(np.arange(20, 22), 16),
+        clos_fabric.place(np.arange(20, 22), 16),
         np.random.default_rng(8),
         begin=ONSET,
     )

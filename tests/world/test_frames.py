@@ -11,11 +11,12 @@ from agent.schema.wire import decode, encode_frame, encode_layout
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 from scheduler_feedback.core.telemetry.telemetry_update import Look
-from scheduler_feedback.sim.world.counters import COUNTS
 from scheduler_feedback.sim.world.fault import Fault
-from scheduler_feedback.sim.world.frames import FrameExit, Path, Sent
+from scheduler_feedback.sim.world.outputs.array_output import PERFECT, World
+from scheduler_feedback.sim.world.outputs.device_counters import COUNTS
+from scheduler_feedback.sim.world.outputs.frame_output import FrameExit, Path, Sent
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 from scheduler_feedback.sim.world.plan import Workload
-from scheduler_feedback.sim.world.telemetry import NS, PERFECT, WALL_START_NS, World
 from tests.world.test_course import LENGTH, course, with_fault
 
 

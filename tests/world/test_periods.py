@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from scheduler_feedback.detectors.health.health import HealthDetector
-from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.course import Course
-from scheduler_feedback.sim.world.telemetry import Delivery, World
+from scheduler_feedback.sim.world.outputs.array_output import Delivery, World
 
 SECONDS = 330.0
 JOBS: tuple[tuple[plan.Workload, float], ...] = (
@@ -22,7 +22,9 @@ def inferred() -> tuple[dict[str, float], dict[str, list[float]]]:
     random = np.random.default_rng(11)
     courses = []
     for number, (workload, step_seconds) in enumerate(JOBS):
-        place = fabric.place(np.arange(number * fabric.NODES_PER_POD, number * fabric.NODES_PER_POD + 2), 16)
+        place = clos_fabric.place(
+            np.arange(number * clos_fabric.NODES_PER_POD, number * clos_fabric.NODES_PER_POD + 2), 16
+        )
         made = plan.make(f"{workload}-{step_seconds}", 16, workload, step_seconds, random)
         courses.append(Course(made, place, np.random.default_rng(number), 0.0, adaptive=True))
     world, detector = World(courses, 3, 1.0, Delivery(), True), HealthDetector()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_feedback.sim.world import collective, condition, fabric, hardware, pipeline, plan, step
-from scheduler_feedback.sim.world.power import EXPONENT, Governor
+from scheduler_feedback.sim.world import clos_fabric, condition, plan
+from scheduler_feedback.sim.world.physics import collective, hardware, pipeline, step_timing
+from scheduler_feedback.sim.world.physics.power import EXPONENT, Governor
 from tests import needs
 
 
@@ -98,7 +99,7 @@ def test_a_planned_job_takes_about_the_requested_time(workload: plan.Workload, s
     for gpus in (16, 64, 256):
         made = plan.make("j", gpus, workload, seconds, np.random.default_rng(gpus))
         assert made.stages * made.data * made.tensor == gpus
-        taken = step.run(made, condition.calm(made.shape, made.microbatches)).seconds[0]
+        taken = step_timing.run(made, condition.calm(made.shape, made.microbatches)).seconds[0]
         assert 0.7 * seconds < taken < 1.4 * seconds
 
 
@@ -112,9 +113,9 @@ def test_unsupported_sizes_are_refused() -> None:
 def test_clocks_slow_matrix_products_only() -> None:
     made = plan.make("j", 64, "balanced", 5.0, np.random.default_rng(1))
     calm = condition.calm(made.shape, made.microbatches)
-    usual = step.run(made, calm)
+    usual = step_timing.run(made, calm)
     calm.clock = 0.5 * np.ones((1, *made.shape))
-    slowed = step.run(made, calm)
+    slowed = step_timing.run(made, calm)
     ratio = float(slowed.kernels.mean() / usual.kernels.mean())
     assert 1.8 < ratio < 2.0
 
@@ -132,10 +133,10 @@ def test_one_slow_rank_slows_all_and_waits_least_as_in_a_real_trace() -> None:
     # The same layout in the world: 4 stages x 4 replicas x 4 tensor ranks, with rank 0's tensor group equally slow.
     made = plan.make("j", 64, "balanced", 20.0, np.random.default_rng(3), per_node=4)
     calm = condition.calm(made.shape, made.microbatches)
-    usual = step.run(made, calm)
+    usual = step_timing.run(made, calm)
     calm.noise = np.ones((1, *made.shape))
     calm.noise[0, 0, 0, :] = traced
-    slowed = step.run(made, calm)
+    slowed = step_timing.run(made, calm)
     wait = slowed.seconds[0] - slowed.kernels[0]
     peers = np.median(wait[0])
     assert slowed.seconds[0] / usual.seconds[0] == pytest.approx(1.973, rel=0.15)  # the authors' own figure
@@ -145,23 +146,28 @@ def test_one_slow_rank_slows_all_and_waits_least_as_in_a_real_trace() -> None:
 
 def test_flows_on_one_link_share_it() -> None:
     random = np.random.default_rng(1)
-    hashed = np.mean([fabric.hashed_share(8, False, random).mean() for _ in range(200)])
+    hashed = np.mean([clos_fabric.hashed_share(8, False, random).mean() for _ in range(200)])
     assert 0.5 < hashed < 1.0  # ECMP collides
-    assert fabric.hashed_share(8, True, random).tolist() == [1.0] * 8  # adaptive routing does not
-    assert fabric.hashed_share(32, True, random).tolist() == [0.5] * 32  # 32 ports, 16 uplinks
-    assert fabric.contended(1.0) == 0.5
+    assert clos_fabric.hashed_share(8, True, random).tolist() == [1.0] * 8  # adaptive routing does not
+    assert clos_fabric.hashed_share(32, True, random).tolist() == [0.5] * 32  # 32 ports, 16 uplinks
     assert (
-        float(fabric.marks_a_second(0.5)) > float(fabric.marks_a_second(0.9)) > float(fabric.marks_a_second(1.0)) == 0
+        float(clos_fabric.marks_a_second(0.5))
+        > float(clos_fabric.marks_a_second(0.9))
+        > float(clos_fabric.marks_a_second(1.0))
+        == 0
     )
 
 
 def test_places_contain_shared_resources() -> None:
-    here = fabric.place(np.arange(30, 34), 32)
+    here = clos_fabric.place(np.arange(30, 34), 32)
     assert here.crosses.all()
     assert here.uplinks[0] == "pod-0/rail-0"
     assert here.uplinks[31] == "pod-1/rail-7"
-    two = fabric.place(np.arange(2), 8, (0, 2, 4, 6), shared=2), fabric.place(np.arange(2), 8, (1, 3, 5, 7), shared=2)
+    two = (
+        clos_fabric.place(np.arange(2), 8, (0, 2, 4, 6), shared=2),
+        clos_fabric.place(np.arange(2), 8, (1, 3, 5, 7), shared=2),
+    )
     assert two[0].nics == two[1].nics
     assert not set(two[0].gpus) & set(two[1].gpus)
     with pytest.raises(ValueError, match="9 ranks on 1 nodes"):
-        fabric.place(np.arange(1), 9)
+        clos_fabric.place(np.arange(1), 9)

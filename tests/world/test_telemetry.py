@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from scheduler_feedback.core.telemetry.telemetry import DEVICE_LOST, FEATURE, FEATURES, LINK, XID, Telemetry
-from scheduler_feedback.sim.world import fabric, plan
+from scheduler_feedback.sim.world import clos_fabric, plan
 from scheduler_feedback.sim.world.course import Course
 from scheduler_feedback.sim.world.fault import Fault
-from scheduler_feedback.sim.world.step import local_replicas
-from scheduler_feedback.sim.world.telemetry import NS, PERFECT, ROUGH, WALL_START_NS, Delivery, World
+from scheduler_feedback.sim.world.outputs.array_output import PERFECT, ROUGH, Delivery, World
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
+from scheduler_feedback.sim.world.physics.step_timing import local_replicas
 from tests.world.test_course import LENGTH, ONSET, course, with_fault
 
 
@@ -157,7 +158,7 @@ def test_jobs_that_share_a_nic_or_a_host_read_the_same_counter() -> None:
     jobs = [
         Course(
             plan.make(name, 16, "balanced", 2.0, np.random.default_rng(1), per_node=4),
-            fabric.place(np.arange(4), 16, spots, shared=2),
+            clos_fabric.place(np.arange(4), 16, spots, shared=2),
             np.random.default_rng(seed),
         )
         for name, spots, seed in (("a", (0, 2, 4, 6), 1), ("b", (1, 3, 5, 7), 2))
@@ -171,7 +172,7 @@ def test_jobs_that_share_a_nic_or_a_host_read_the_same_counter() -> None:
 def test_telemetry_follows_starting_and_ending_jobs() -> None:
     early, late = course(), course(gpus=16)
     late.plan = plan.make("k", 16, "balanced", 1.0, np.random.default_rng(1))
-    late = Course(late.plan, fabric.place(np.arange(40, 42), 16), np.random.default_rng(1), begin=100.0)
+    late = Course(late.plan, clos_fabric.place(np.arange(40, 42), 16), np.random.default_rng(1), begin=100.0)
     early.finish = 200.0
     world = World([early, late], 1, 10.0, PERFECT)
     present = [tuple(job.shape.job for job in world.tick(10.0).jobs) for _ in range(30)]

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.detection.claims import Claim
 from scheduler_feedback.core.telemetry.telemetry import Shape, Telemetry
 from scheduler_feedback.sim.world.arrays import BoolArray, FloatArray
-from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS
 
 MOST_STEPS = 256
 """Steps kept of a job; EROICA needs most, twice 50."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler_feedback.sim.trace import Trace
+from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.traces import gangwatch, muri, openb, philly, slurm
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from scheduler_feedback.core.job import JobKind, JobSpec
+from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect
 from scheduler_feedback.sim.table import LARGEST, lines_of
-from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect
 
 _FIELDS = frozenset(JobSpec.__struct_fields__) - {"exact_seconds", "kind", "command"}
 _OWN = frozenset({"submitted_seconds", "run_seconds", "job"})

@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob, collect, jobs_of
 from scheduler_feedback.sim.table import Row, rows
-from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Trace, TraceJob, collect, jobs_of
 
 _NEEDED = ("num_gpu", "creation_time", "deletion_time", "scheduled_time")
 

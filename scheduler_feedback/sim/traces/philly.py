@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Trace, TraceJob, collect, jobs_of
 from scheduler_feedback.sim.table import Row, rows
-from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Trace, TraceJob, collect, jobs_of
 
 _NEEDED = ("timestamp", "duration", "num_gpus", "cluster")
 

@@ -29,8 +29,8 @@ import msgspec
 from agent.schema.errors import TraceError
 from scheduler_feedback.backends.slurm.parsing.opt_in import of_comment
 from scheduler_feedback.core.job import JobSpec
+from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect, jobs_of
 from scheduler_feedback.sim.table import Row, lines_of, rows
-from scheduler_feedback.sim.trace import SIMULATED_COMMAND, Refused, Trace, TraceJob, collect, jobs_of
 
 MOST_DIGITS = 12
 """Most digits of seconds since the epoch: until the year 31,000."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scheduler_feedback.sim.world import step
 from scheduler_feedback.sim.world.arrays import FloatArray
+from scheduler_feedback.sim.world.clos_fabric import Place
 from scheduler_feedback.sim.world.condition import Conditions
 from scheduler_feedback.sim.world.effect import EFFECTS, Scene, Signal
-from scheduler_feedback.sim.world.fabric import Place
 from scheduler_feedback.sim.world.fault import DISORDERS, Fault
+from scheduler_feedback.sim.world.physics import step_timing
 from scheduler_feedback.sim.world.plan import Plan
 from scheduler_feedback.sim.world.weather import Weather
 
@@ -123,7 +123,7 @@ class Course:
         self.weather = Weather.of(self.plan, self.place, self.adaptive, self.begin, self.random)
         self._fault_random = np.random.default_rng(self.random.integers(2**63))
         self._shares = np.full(self.plan.gpus, 0.75), np.full(self.plan.gpus, 0.2)
-        sample = step.run(self.plan, self._sample(4))
+        sample = step_timing.run(self.plan, self._sample(4))
         self.usual = float(np.median(sample.seconds - sample.pause))
         self.meeting = float(np.median(sample.meet)) / self.usual
 
@@ -149,14 +149,14 @@ class Course:
             return fault
         steps = 36 if self.plan.varies or fault.disorder in ("garbage-collection", "checkpoint") else 6
         conditions = self._sample(steps)
-        usual_seconds = float(step.run(self.plan, conditions).seconds.mean())
+        usual_seconds = float(step_timing.run(self.plan, conditions).seconds.mean())
         overlap = np.full(steps, self._mean_overlap(fault))
 
         def cost(magnitude: float) -> float:
             happening = copy.copy(conditions)
             scene = self._scene(fault, happening, overlap, np.random.default_rng(5))
             EFFECTS[fault.disorder](scene, fault, np.ones(steps), magnitude)
-            return float(step.run(self.plan, happening).seconds.mean()) / usual_seconds - 1.0
+            return float(step_timing.run(self.plan, happening).seconds.mean()) / usual_seconds - 1.0
 
         low, high = 0.0, 0.5
         while cost(high) < fault.severity:
@@ -214,39 +214,26 @@ class Course:
         times = self.now + self.usual * np.arange(steps)
         last = float(times[-1]) + self.usual
         active = [f for f in self.faults if f.disorder in EFFECTS and f.begin < last and f.end > self.now]
-        heated = [f for f in active if f.disorder == "thermal"]
-        hindrance = np.ones(plan.gpus)
-        for fault in heated:
-            mean = float(fault.intensity(times).mean())
-            if mean > 0:
-                ranks = np.asarray(fault.ranks, np.intp)
-                hindrance *= governor.hindrance_for(1.0 / (1.0 + fault.magnitude * mean), ranks, *self._shares)
+        hindrance = self._cooling_hindrance(active, times)
         clock, thermal, power = governor.clocks(steps * self.usual, *self._shares, 1.0, hindrance)
         conditions, tokens, squares = self.weather.draw(self.number, times, governor.free_clock())
-        without = taken = step.run(plan, conditions)
+        without = taken = step_timing.run(plan, conditions)
         happening, signals = conditions, list[Signal]()
         if active:
             happening = copy.copy(conditions)
             happening.clock = clock.reshape(1, *plan.shape).astype(np.float32)
             for fault in active:
                 self._apply(fault, happening, times, signals)
-            taken = step.run(plan, happening)
+            taken = step_timing.run(plan, happening)
             tokens, squares = _given(plan, tokens, squares, conditions, happening)
         ends = self.now + np.cumsum(taken.seconds)
         hang = next((f for f in self.faults if f.disorder in HANGS and f.begin < ends[-1]), None)
         kept = steps if hang is None else int((ends <= hang.begin).sum())
         hangs = None
         if hang is not None and kept == 0:
-            taken.seconds[:1] = FOREVER_SECONDS
-            taken.meet[:1] = taken.meet[:1] if hang.disorder == "hang-transport" else FOREVER_SECONDS
-            stall = np.zeros((steps, plan.gpus), np.float32)
-            stall[0, hang.ranks[0]] = FOREVER_SECONDS
-            taken.stall = stall.reshape(steps, *plan.shape)
             hangs, kept = (hang.ranks[0], HANGS[hang.disorder]), 1
             self.hung = True
-            if hang.disorder == "hang-transport":
-                where = np.asarray(hang.ranks[:1], np.intp)
-                signals.append(Signal("nic_sequence_errors", where, np.full(steps, 8.0)))
+            _hang_first_step(hang, taken, signals)
         begin = np.concatenate([[self.now], self.now + np.cumsum(taken.seconds)])[: steps + 1]
         flat = (steps, plan.gpus)
         products = np.minimum(taken.kernels, taken.kernels * taken.product_share)
@@ -274,12 +261,27 @@ class Course:
         self.now = float(block.end[-1])
         self.number += kept
         if hangs is None:
-            working = np.maximum(taken.seconds - taken.pause, 1e-6)
-            self.usual = float(np.median(without.seconds - without.pause))
-            self.meeting = float(np.median(taken.meet / working))
-            busy = (block.kernels.sum(axis=0) / working[:kept].sum()).astype(np.float64)
-            held = block.stall.mean(axis=0) / self.usual
-            self._shares = np.clip(busy, 0.05, 1.0), np.clip(1.0 - busy - held, 0.0, 1.0)
+            self._update_averages(block, taken, without)
+
+    def _cooling_hindrance(self, active: list[Fault], times: FloatArray) -> FloatArray:
+        """Return [ranks]: factor by which thermal faults reduce the cooling, for the governor."""
+        hindrance = np.ones(self.plan.gpus)
+        for fault in active:
+            mean = float(fault.intensity(times).mean()) if fault.disorder == "thermal" else 0.0
+            if mean > 0:
+                ranks = np.asarray(fault.ranks, np.intp)
+                slowed = 1.0 / (1.0 + fault.magnitude * mean)
+                hindrance *= self.weather.governor.hindrance_for(slowed, ranks, *self._shares)
+        return hindrance
+
+    def _update_averages(self, block: Block, taken: step_timing.Steps, without: step_timing.Steps) -> None:
+        """Update the length of a healthy step and the shares of computing and polling from a simulated block."""
+        working = np.maximum(taken.seconds - taken.pause, 1e-6)
+        self.usual = float(np.median(without.seconds - without.pause))
+        self.meeting = float(np.median(taken.meet / working))
+        busy = (block.kernels.sum(axis=0) / working[: len(block)].sum()).astype(np.float64)
+        held = block.stall.mean(axis=0) / self.usual
+        self._shares = np.clip(busy, 0.05, 1.0), np.clip(1.0 - busy - held, 0.0, 1.0)
 
     def _apply(self, fault: Fault, happening: Conditions, times: FloatArray, signals: list[Signal]) -> None:
         intensity = fault.intensity(times)
@@ -311,6 +313,20 @@ class Course:
 
 HANGS: dict[str, str] = {"hang-compute": "compute", "hang-transport": "transport", "detachment": "compute"}
 """Part of the step in which a job hangs, by disorder."""
+
+
+def _hang_first_step(hang: Fault, taken: step_timing.Steps, signals: list[Signal]) -> None:
+    """Make the first of the steps never end, because of this fault."""
+    steps, *shape = taken.kernels.shape
+    taken.seconds[:1] = FOREVER_SECONDS
+    stall = np.zeros((steps, int(np.prod(shape))), np.float32)
+    stall[0, hang.ranks[0]] = FOREVER_SECONDS
+    taken.stall = stall.reshape(steps, *shape)
+    if hang.disorder == "hang-transport":
+        where = np.asarray(hang.ranks[:1], np.intp)
+        signals.append(Signal("nic_sequence_errors", where, np.full(steps, 8.0)))
+    else:
+        taken.meet[:1] = FOREVER_SECONDS
 
 
 def _given(

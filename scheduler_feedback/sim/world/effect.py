@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_feedback.sim.world import hardware
 from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray
+from scheduler_feedback.sim.world.clos_fabric import marks_a_second, pauses_a_second
 from scheduler_feedback.sim.world.condition import Conditions
-from scheduler_feedback.sim.world.fabric import marks_a_second, pauses_a_second
 from scheduler_feedback.sim.world.fault import Fault
+from scheduler_feedback.sim.world.physics import hardware
 from scheduler_feedback.sim.world.plan import Plan
 
 

@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from scheduler_feedback.sim.world import hardware
 from scheduler_feedback.sim.world.arrays import FloatArray, IntArray
-from scheduler_feedback.sim.world.hardware import GpuModel
+from scheduler_feedback.sim.world.physics import hardware
+from scheduler_feedback.sim.world.physics.hardware import GpuModel
 
 Workload = Literal["balanced", "dp2", "unequal-stages", "long-context", "long-context-untold", "moe", "moe-untold"]
 WORKLOADS: tuple[Workload, ...] = (
@@ -103,8 +103,12 @@ class Plan:
         return self.attention_share > 0
 
 
-def _cut(gpus: int, workload: Workload, per_node: int, random: np.random.Generator) -> tuple[int, int, int]:
-    """Return (tensor, stages, data). Tensor groups stay inside a node, as NVLink does."""
+def _cut(name: str, gpus: int, workload: Workload, per_node: int, random: np.random.Generator) -> tuple[int, int, int]:
+    """Return (tensor, stages, data). Tensor groups stay inside a node, as NVLink does. Raises ValueError."""
+    if gpus < 16 or gpus % 16:
+        raise ValueError(f"{name}: {gpus} GPUs; a multiple of 16")
+    if workload == "dp2" and gpus > MOST_DP2_GPUS:
+        raise ValueError(f"{name}: {gpus} GPUs in two replicas; at most {MOST_DP2_GPUS}")
     tensor = per_node if gpus >= 32 or workload == "dp2" else int(random.choice([2, 4]))
     units = gpus // tensor
     if workload == "dp2":
@@ -113,6 +117,26 @@ def _cut(gpus: int, workload: Workload, per_node: int, random: np.random.Generat
     replicas = 2 if workload == "unequal-stages" else 4
     stages = max(s for s in range(1, min(wanted, max(1, units // replicas)) + 1) if units % s == 0)
     return tensor, stages, units // stages
+
+
+def _layer_seconds(hidden: int, tensor: int, model: GpuModel) -> tuple[float, float, float]:
+    """Return the seconds of one layer and token on one rank, forward: (products, memory, exposed all-reduce)."""
+    product = 24.0 * hidden**2 / tensor / (model.peak_flops * model.achieved)
+    moved = 2 * 2 * hidden * BYTES_PER_ELEMENT * (tensor - 1) / tensor * 2 * (1 - OVERLAP) / 2
+    return product, 0.12 * product, moved / model.nvlink_bytes_per_second
+
+
+def _expert_ranks(most: int, ranks: int) -> int:
+    """Return the size of an expert group: at most `most`, and a divisor of the ranks of a stage."""
+    return next(size for size in (64, 32, 16, 8, 4, 2, 1) if size <= most and ranks % size == 0)
+
+
+def _stage_weights(stages: int, workload: Workload, random: np.random.Generator) -> FloatArray:
+    """Return [stages]: the work of each stage relative to an even division."""
+    weights = 1.0 + 0.01 * np.clip(random.standard_normal(stages), -2.0, 2.0)
+    if workload == "unequal-stages":
+        weights[-1] *= float(random.uniform(1.15, 1.40))  # the last stage has the vocabulary layer and the loss
+    return weights
 
 
 def make(
@@ -127,45 +151,30 @@ def make(
     """Create a job of this size and workload whose step takes about `step_seconds`, with `per_node` GPUs per node.
 
     communication: share of the step for the gradient exchange; random if None.
-
     Raises ValueError for unsupported sizes: not a multiple of 16, or two replicas of too many stages.
     """
-    if gpus < 16 or gpus % 16:
-        raise ValueError(f"{name}: {gpus} GPUs; a multiple of 16")
-    if workload == "dp2" and gpus > MOST_DP2_GPUS:
-        raise ValueError(f"{name}: {gpus} GPUs in two replicas; at most {MOST_DP2_GPUS}")
-    tensor, stages, data = _cut(gpus, workload, per_node, random)
+    tensor, stages, data = _cut(name, gpus, workload, per_node, random)
     # Enough microbatches to keep the bubbles small; fewer in short steps.
     microbatches = int(np.clip(round(2.0 * stages + step_seconds * 1.5), 2 * stages, 24 if stages < 16 else 2 * stages))
-    model = hardware.H100
     hidden = 4096 if gpus <= 32 else int(random.choice([8192, 12288]))
     bubble = (microbatches + stages - 1) / microbatches
-    drawn = float(random.uniform(0.08, 0.22))
+    drawn = float(random.uniform(0.08, 0.22))  # in any case, so that the next draws do not depend on it
     communication = drawn if communication is None else communication
     busy = step_seconds * (1.0 - communication) / bubble / microbatches
-    peak = model.peak_flops * model.achieved
-    # One microbatch forward and backward of one layer and token, on one rank: products, then the exposed all-reduce.
-    product = 24.0 * hidden**2 / tensor / peak
-    moved = 2 * 2 * hidden * BYTES_PER_ELEMENT * (tensor - 1) / tensor * 2 * (1 - OVERLAP) / 2
-    exposed = moved / model.nvlink_bytes_per_second
-    memory = 0.12 * product
+    product, memory, exposed = _layer_seconds(hidden, tensor, hardware.H100)
     layer_tokens = busy / (3.0 * (product + memory) + 2.0 * exposed)
     layers = max(1, int(np.clip(round(layer_tokens / 16384.0), 1, 96 // stages)))
     tokens = layer_tokens / layers
-    uneven = 1.0 + 0.01 * np.clip(random.standard_normal(stages), -2.0, 2.0)
-    if workload == "unequal-stages":
-        uneven[-1] *= float(random.uniform(1.15, 1.40))  # the last stage has the vocabulary layer and the loss
+    weights = _stage_weights(stages, workload, random)
+    products = product * layer_tokens * weights
+    launch = layers * hardware.KERNELS_PER_LAYER * hardware.LAUNCH_SECONDS * np.ones(stages)
     parameters = layers * 12.0 * hidden**2 / tensor
     exchange, expert_share, expert = 0.0, 0.0, 1
-    nic = hardware.NIC_BYTES_PER_SECOND * hardware.NIC_EFFICIENCY
     if workload.startswith("moe"):
-        expert = next(e for e in (64, 32, 16, 8, 4, 2, 1) if e <= gpus // stages // 2 and (data * tensor) % e == 0)
-        expert_share = 0.55
-        exchange = 0.5 * communication * step_seconds / bubble / microbatches / 2 * nic
         communication *= 0.5
-    local = max(1, min(data, per_node // tensor))
-    data_bytes = 0.5 * communication * step_seconds * nic * local
-    rounds = max(1, round(data_bytes / (2.0 * parameters * BYTES_PER_ELEMENT)))
+        expert, expert_share = _expert_ranks(gpus // stages // 2, data * tensor), 0.55
+        exchange = communication * step_seconds / bubble / microbatches / 2 * hardware.NIC_GOODPUT
+    data_bytes = 0.5 * communication * step_seconds * hardware.NIC_GOODPUT * max(1, min(data, per_node // tensor))
     return Plan(
         name=name,
         workload=workload,
@@ -175,19 +184,18 @@ def make(
         data=data,
         expert=expert,
         microbatches=microbatches,
-        product_seconds=product * layer_tokens * uneven,
-        memory_seconds=memory * layer_tokens * uneven,
-        launch_seconds=np.minimum(
-            layers * hardware.KERNELS_PER_LAYER * hardware.LAUNCH_SECONDS * np.ones(stages),
-            0.5 * product * layer_tokens * uneven,
-        ),
+        product_seconds=products,
+        memory_seconds=memory * layer_tokens * weights,
+        launch_seconds=np.minimum(launch, 0.5 * products),
         tensor_bytes=2.0 * tokens * layers * hidden * BYTES_PER_ELEMENT * (1 - OVERLAP),
         stage_bytes=tokens * hidden * BYTES_PER_ELEMENT / tensor if stages > 1 else 0.0,
         data_bytes=data_bytes if data > 1 else 0.0,
-        rounds=rounds,
+        rounds=max(1, round(data_bytes / (2.0 * parameters * BYTES_PER_ELEMENT))),
         exchange_bytes=exchange,
         expert_share=expert_share,
-        optimizer_seconds=min(0.03 * step_seconds, parameters / data * OPTIMIZER_BYTES / model.memory_bytes_per_second),
+        optimizer_seconds=min(
+            0.03 * step_seconds, parameters / data * OPTIMIZER_BYTES / hardware.H100.memory_bytes_per_second
+        ),
         attention_share=0.4 if workload.startswith("long-context") else 0.0,
         tokens=tokens * microbatches,
         tells_tokens=not workload.endswith("untold"),

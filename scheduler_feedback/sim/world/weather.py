@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_feedback.sim.world.arrays import FloatArray
+from scheduler_feedback.sim.world.clos_fabric import Place, standing_share
 from scheduler_feedback.sim.world.condition import Conditions
-from scheduler_feedback.sim.world.fabric import Place, standing_share
+from scheduler_feedback.sim.world.physics.power import Governor
 from scheduler_feedback.sim.world.plan import Plan
-from scheduler_feedback.sim.world.power import Governor
 
 SPREAD = 0.006
 """Sigma of a GPU's constant speed besides its clock: memory timing, placement of host threads, PCIe distance."""

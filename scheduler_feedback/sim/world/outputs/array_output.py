@@ -12,13 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agent.schema.frame import EventRecord
 from scheduler_feedback.core.telemetry.telemetry import (
-    DEVICE_LOST,
     FEATURE,
     FEATURES,
-    LINK,
-    XID,
     Counters,
     JobTelemetry,
     NodeEvent,
@@ -27,17 +23,9 @@ from scheduler_feedback.core.telemetry.telemetry import (
     Telemetry,
 )
 from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray, IntArray
-from scheduler_feedback.sim.world.counters import Meter
 from scheduler_feedback.sim.world.course import Block, Course
-from scheduler_feedback.sim.world.fault import Fault
-
-WALL_START_NS = 1_800_000_000_000_000_000
-"""Wall time at the world's zero."""
-
-NS = 1_000_000_000
-
-USER_XIDS = (13, 31, 43)
-"""Graphics engine exception, MMU fault, reset channel: an application's own errors (NVIDIA, "XID Errors")."""
+from scheduler_feedback.sim.world.outputs.device_counters import Meter
+from scheduler_feedback.sim.world.outputs.node_events import NS, USER_XIDS, WALL_START_NS, fault_events, xid
 
 STEP_JITTER_SECONDS = 2e-4
 """Sigma of the time at which a rank's reporter notices the end of a step."""
@@ -134,7 +122,7 @@ class World:
         self.now = 0.0
         self._courses = list(courses)
         self._jobs: dict[str, _Reported] = {}
-        self._silent: list[tuple[float, float, int]] = []
+        self._outages: list[tuple[float, float, int]] = []
         self._announced: set[tuple[int, int]] = set()
 
     def add(self, course: Course) -> None:
@@ -158,11 +146,11 @@ class World:
                 meter = Meter(course, np.random.default_rng(self.random.integers(2**63)), self.sampling_seconds)
                 self._jobs[course.plan.name] = _Reported(course, shape_of(course, self.known_topology), meter)
             course.advance_to(self.now)
-        self._fall_silent(seconds)
+        self._begin_outages(seconds)
         first, last = (int(np.floor(at / self.sampling_seconds + 1e-6)) for at in (before, self.now))
         ends = self.sampling_seconds * np.arange(first + 1, last + 1)
         jobs, tables = [], []
-        heard_ns: dict[str, int] = {}
+        received_ns: dict[str, int] = {}
         for job in self._jobs.values():
             quiet = self._quiet(job)
             jobs.append(self._job(job, quiet))
@@ -170,7 +158,7 @@ class World:
             seen = self.now - 0.3
             for index, node in enumerate(job.meter.nodes.tolist()):
                 since = quiet.get(index)
-                heard_ns[f"node-{node:05d}"] = WALL_START_NS + round((seen if since is None else since) * NS)
+                received_ns[f"node-{node:05d}"] = WALL_START_NS + round((seen if since is None else since) * NS)
             job.course.forget(self.now - seconds - 4.0 * self.sampling_seconds - job.course.usual - 40.0)
         at_ns = WALL_START_NS + np.round(ends * NS).astype(np.int64)
         values = np.concatenate(tables, axis=2) if tables else np.zeros((len(FEATURES), len(ends), 0), np.float32)
@@ -178,18 +166,18 @@ class World:
         lags = [job.meter.phase[job.meter.node_of] for job in self._jobs.values()]
         lag = np.concatenate(lags).astype(np.float32) if lags else None
         counters = Counters(at_ns, self.sampling_seconds, values, lag)
-        return Telemetry(now_ns, tuple(jobs), counters, tuple(self._events(before)), heard_ns)
+        return Telemetry(now_ns, tuple(jobs), counters, tuple(self._events(before)), received_ns)
 
     # --- outages of agents --------------------------------------------------------------------------------------------
 
-    def _fall_silent(self, seconds: float) -> None:
-        self._silent = [s for s in self._silent if s[1] > self.now - 600.0]
+    def _begin_outages(self, seconds: float) -> None:
+        self._outages = [s for s in self._outages if s[1] > self.now - 600.0]
         rate = self.delivery.silent_per_day
         nodes = [node for job in self._jobs.values() for node in job.meter.nodes.tolist()] if rate else []
         for _ in range(self.random.poisson(rate * len(nodes) * seconds / 86400.0) if nodes else 0):
             node = int(self.random.choice(nodes))
             length = self.delivery.silent_seconds * self.random.uniform(0.2, 3.0)
-            self._silent.append((self.now, self.now + length, node))
+            self._outages.append((self.now, self.now + length, node))
         for course in self._courses:
             for fault in course.faults:
                 key = id(course), id(fault)
@@ -200,12 +188,12 @@ class World:
                 ):
                     self._announced.add(key)
                     lost = sorted(set(course.place.node[list(fault.ranks)].tolist()))
-                    self._silent += [(fault.begin + self.random.uniform(0, 20.0), fault.end, node) for node in lost]
+                    self._outages += [(fault.begin + self.random.uniform(0, 20.0), fault.end, node) for node in lost]
 
     def _quiet(self, job: _Reported) -> dict[int, float]:
         """Return the start of each current outage, by the node's index in the meter."""
         index = {node: at for at, node in enumerate(job.meter.nodes.tolist())}
-        return {index[n]: begin for begin, end, n in self._silent if n in index and begin <= self.now < end}
+        return {index[n]: begin for begin, end, n in self._outages if n in index and begin <= self.now < end}
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -305,7 +293,7 @@ class World:
             anew = (random.random(size) < delivery.reset)[:, node_of]
             if anew.any():
                 values[np.ix_(RATES)] = np.where(anew, np.nan, values[RATES])
-        for begin, end, node in self._silent:
+        for begin, end, node in self._outages:
             at = np.flatnonzero(job.meter.nodes == node)
             if len(at):
                 values[:, ((ends >= begin) & (ends < end))[:, None] & (node_of == at[0])] = np.nan
@@ -348,38 +336,11 @@ class World:
         for job in self._jobs.values():
             course = job.course
             for fault in course.faults:
-                found += self.fault_events(course, fault, before, self.now)
+                found += fault_events(course, fault, before, self.now)
             per_tick = 0.02 * course.plan.gpus * (self.now - before) / 86400.0
             for _ in range(self.random.poisson(per_tick)):
                 rank = int(self.random.integers(course.plan.gpus))
-                found.append(self._xid(course, rank, int(self.random.choice(USER_XIDS)), self.now))
-        return found
-
-    def _xid(self, course: Course, rank: int, code: int, at: float) -> NodeEvent:
-        gpu = course.place.gpus[rank]
-        record = EventRecord(XID, gpu, WALL_START_NS + round(at * NS), {"code": str(code), "gpu": gpu})
-        return NodeEvent(course.place.nodes[rank], record)
-
-    def fault_events(self, course: Course, fault: Fault, before: float, now: float) -> list[NodeEvent]:
-        """Return the events of a fault between these two times."""
-        begun = before < fault.begin <= now
-        rank = fault.ranks[0] if fault.ranks else 0
-        node, found = course.place.nodes[rank], []
-        if fault.disorder == "memory-errors" and begun:
-            found.append(self._xid(course, rank, 63, fault.begin))  # a row was remapped
-        if fault.disorder == "detachment" and begun:
-            found.append(self._xid(course, rank, 79, fault.begin))  # the GPU has fallen off the bus
-            at_ns = WALL_START_NS + round(fault.begin * NS)
-            found.append(NodeEvent(node, EventRecord(DEVICE_LOST, course.place.gpus[rank], at_ns)))
-        if fault.disorder == "nic-flap" and before < fault.end and now >= fault.begin:
-            turns = np.arange(max(0, np.ceil((before - fault.begin) / 15.0)), (now - fault.begin) / 15.0)
-            for turn in turns.tolist():
-                at = fault.begin + 15.0 * turn
-                if fault.intensity(np.array([at]))[0] > 0:
-                    name = course.place.nics[rank].rpartition("/")[2]
-                    for state, after in (("down", 0.0), ("up", 0.4)):
-                        at_ns = WALL_START_NS + round((at + after) * NS)
-                        found.append(NodeEvent(node, EventRecord(LINK, name, at_ns, {"state": state})))
+                found.append(xid(course, rank, int(self.random.choice(USER_XIDS)), self.now))
         return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler_feedback.sim.world.processes import Delay, FloatArray
+from scheduler_feedback.sim.world.processes.gang import Delay, FloatArray
 
 
 def heavy_tailed(ranks: int, seconds: float, tail: float = 1.5) -> Delay:

@@ -28,10 +28,10 @@ from agent.schema.frame import (
 )
 from scheduler_feedback.core.telemetry.telemetry import FEATURE
 from scheduler_feedback.sim.world.arrays import FloatArray
-from scheduler_feedback.sim.world.counters import Meter
 from scheduler_feedback.sim.world.course import Block, Course
-from scheduler_feedback.sim.world.published import GENERATION, LANES, PUBLISHED, TIERS, WIDTHS, Labels
-from scheduler_feedback.sim.world.telemetry import NS, WALL_START_NS, World
+from scheduler_feedback.sim.world.outputs.device_counters import Meter
+from scheduler_feedback.sim.world.outputs.node_events import NS, WALL_START_NS, fault_events
+from scheduler_feedback.sim.world.outputs.published_names import GENERATION, LANES, PUBLISHED, TIERS, WIDTHS, Labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,6 @@ class FrameExit:
         self.now = 0.0
         # Devices are sampled at the end of each second here, so that only the agent determines a node's phase.
         self._meters = [Meter(c, np.random.default_rng(self.random.integers(2**63)), 1.0) for c in self.courses]
-        self._events = World(self.courses, seed)
         self._agents = [self._agent(node) for node in sorted({int(n) for c in self.courses for n in c.place.node})]
 
     def until(self, seconds: float) -> Iterator[Sent]:
@@ -306,7 +305,7 @@ class FrameExit:
         found: dict[str, list[EventRecord]] = {}
         for course in self.courses:
             for fault in course.faults:
-                for one in self._events.fault_events(course, fault, before, self.now):
+                for one in fault_events(course, fault, before, self.now):
                     found.setdefault(one.node, []).append(one.event)
         return found
 

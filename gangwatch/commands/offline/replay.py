@@ -13,9 +13,10 @@ import click
 
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.options import json_option, print_json, state_option
+from gangwatch.display import rendering
 from gangwatch.state_folder import StateFolder
 from scheduler_feedback.core.codec import printable
-from scheduler_feedback.cycle import Outcome
+from scheduler_feedback.cycle import Outcome, why_waits
 from scheduler_feedback.journal.recovery import Replayed, replay_journal, replay_parts
 from scheduler_feedback.journal.store import JournalRow, Reader
 
@@ -119,8 +120,6 @@ def _decided(row: JournalRow, outcome: Outcome, same: bool, job: str | None) -> 
 
 
 def _then(replayed: Replayed) -> dict[str, Any]:
-    from scheduler_feedback.cycle import why_waits
-
     state = replayed.state
     return {
         "wall_ns": state.now_ns,
@@ -138,8 +137,6 @@ def _then(replayed: Replayed) -> dict[str, Any]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from gangwatch.display import rendering
-
     for one in document["decisions"]:
         rendering.story([{**entry, "detail": dict(entry["detail"])} for entry in one["told"]])
         if not one["as_recorded"]:

@@ -31,10 +31,6 @@ class GpuModel:
     """Temperature at which the driver starts to lower the clock."""
     nvlink_bytes_per_second: float
     """Bandwidth of all links in one direction."""
-    pcie_generation: int
-    """PCIe generation."""
-    pcie_width: int
-    """PCIe lanes."""
 
 
 H100 = GpuModel(
@@ -49,8 +45,6 @@ H100 = GpuModel(
     spin_watts=130.0,  # a GPU polling in a collective draws about 200 W
     limit_celsius=87.0,  # nvidia-smi -q -d TEMPERATURE, GPU Target/Slowdown range of SXM boards
     nvlink_bytes_per_second=450e9,  # 18 links of 25 GB/s each way
-    pcie_generation=5,
-    pcie_width=16,
 )
 
 GPUS_PER_NODE = 8
@@ -61,6 +55,9 @@ NIC_BYTES_PER_SECOND = 50e9
 
 NIC_EFFICIENCY = 0.92
 """Share of the line rate that RDMA writes of NCCL's chunk sizes reach as payload."""
+
+NIC_GOODPUT = NIC_BYTES_PER_SECOND * NIC_EFFICIENCY
+"""Highest throughput of a NIC, in bytes per second."""
 
 PCIE_BYTES_PER_SECOND = {(5, 16): 63.0e9, (4, 16): 31.5e9, (3, 16): 15.8e9, (5, 8): 31.5e9, (5, 4): 15.8e9}
 """By generation and width, one direction after encoding (PCI Express base specification, 128b/130b)."""

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.schema.errors import ConfigError
+from exporter.serving.http_messages import Request
+from gangwatch.configuration.config_file import Config
+from gangwatch.configuration.sections import OidcSection, TokenReviewSection
+from gangwatch.state_folder import StateFolder
+from scheduler_feedback.api.access.audit import Audit
+from scheduler_feedback.api.access.authentication import UNIX_PEER, Authentication
+from scheduler_feedback.api.access.principal import ROLES, Role
+from scheduler_feedback.api.access.sessions import Sessions
+from scheduler_feedback.api.access.tokens import Tokens
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from exporter.serving.http_messages import Request
-    from gangwatch.configuration.config_file import Config
-    from gangwatch.configuration.sections import OidcSection, TokenReviewSection
-    from gangwatch.state_folder import StateFolder
-    from scheduler_feedback.api.access.audit import Audit
-    from scheduler_feedback.api.access.authentication import Authentication
+if TYPE_CHECKING:  # optional or heavy: imported only if they are configured
     from scheduler_feedback.api.access.oidc import Issuer
     from scheduler_feedback.api.access.token_review import Reviewing
 
 
 def authentication_of(state: StateFolder, config: Config) -> Authentication:
     """Return the authentication that is configured. Raises ConfigError with the key or the token file."""
-    from scheduler_feedback.api.access.authentication import Authentication
-    from scheduler_feedback.api.access.sessions import Sessions
-    from scheduler_feedback.api.access.tokens import Tokens
-
     section = config.access
     return Authentication(
         Tokens(state.token_file, [_path(file) for file in section.token_files], state.tokens_file),
@@ -40,8 +38,6 @@ def authentication_of(state: StateFolder, config: Config) -> Authentication:
 
 def audit_of(state: StateFolder, config: Config) -> Audit:
     """Return the audit log that is configured."""
-    from scheduler_feedback.api.access.audit import Audit
-
     section = config.access
     path = state.audit_file if section.audit_target == "file" else None
     return Audit(path, section.audit_bytes, section.audit_files)
@@ -49,19 +45,16 @@ def audit_of(state: StateFolder, config: Config) -> Audit:
 
 def delegating(access: Authentication) -> Callable[[Request], bool]:
     """Return a test for the web configuration: does the application itself authenticate this request?"""
-    from scheduler_feedback.api.access.authentication import UNIX_PEER
-
     return lambda request: request.peer.startswith(UNIX_PEER) or access.proves(request.path, request.headers)
 
 
 def _issuer(section: OidcSection) -> Issuer | None:
-    from scheduler_feedback.api.access.oidc import Issuer
-    from scheduler_feedback.api.access.principal import ROLES, Role
-
     if not section.issuer:
         if section.client_id or section.redirect_url or section.roles:
             raise ConfigError("oidc.issuer: missing, although other keys of [oidc] are set")
         return None
+    from scheduler_feedback.api.access.oidc import Issuer
+
     issuer = Issuer(
         section.issuer,
         section.client_id,
@@ -81,7 +74,6 @@ def _issuer(section: OidcSection) -> Issuer | None:
 def _reviewing(section: TokenReviewSection) -> Reviewing | None:
     if not section.enabled:
         return None
-    from scheduler_feedback.api.access.principal import ROLES
     from scheduler_feedback.api.access.token_review import Reviewing
     from scheduler_feedback.backends.kubernetes.api_server.client import from_kubeconfig, in_cluster
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray
-from scheduler_feedback.sim.world.hardware import GpuModel
+from scheduler_feedback.sim.world.physics.hardware import GpuModel
 
 EXPONENT = 3.0
 """Exponent of the clock in dynamic power."""

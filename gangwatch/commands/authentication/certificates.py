@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from agent.schema.errors import GangwatchError
+from gangwatch.certificates.folder import AuthorityFolder, Entry
 from gangwatch.commands.options import Command, json_option, plain, print_json, say
-
-if TYPE_CHECKING:
-    from gangwatch.certificates.folder import AuthorityFolder, Entry
 
 
 def _folder_option(command: Command) -> Command:
@@ -71,7 +68,7 @@ def authority(folder: Path, days: float) -> None:
     Example:
       gangwatch certificates authority --folder /etc/gangwatch/certificates
     """
-    made = _of(folder).make(int(days))
+    made = AuthorityFolder(folder).make(int(days))
     click.echo(
         f"{folder}/authority.crt: valid until {made.not_after:%Y-%m-%d}. Back up authority.key; keep it off the nodes."
     )
@@ -100,7 +97,7 @@ def issue(
       gangwatch certificates issue --client prometheus
       gangwatch certificates issue 'gpu[001-512]'
     """
-    kept = _of(folder)
+    kept = AuthorityFolder(folder)
     for kind, name in _chosen(nodes, controller, clients):
         # Scrapers usually address the agent by its node's name.
         also = hosts or ((name,) if kind == "node" else ())
@@ -122,7 +119,7 @@ def sign(folder: Path, node: str, request: Path, hosts: tuple[str, ...], days: f
         -subj /CN=gpu001 -addext subjectAltName=DNS:gpu001 -keyout tls.key -out gpu001.csr
       gangwatch certificates sign gpu001 gpu001.csr
     """
-    _report(_of(folder).issue("node", node, hosts or (node,), days, request.read_bytes()))
+    _report(AuthorityFolder(folder).issue("node", node, hosts or (node,), days, request.read_bytes()))
 
 
 @certificates.command()
@@ -144,7 +141,7 @@ def renew(folder: Path, left: float, days: float | None, everything: bool) -> No
     Example:
       gangwatch certificates renew
     """
-    renewed, failed = _of(folder).renew(left, days, everything)
+    renewed, failed = AuthorityFolder(folder).renew(left, days, everything)
     for entry in renewed:
         _report(entry)
     if not renewed and not failed:
@@ -167,7 +164,7 @@ def revoke(folder: Path, nodes: tuple[str, ...], controller: bool, clients: tupl
     Example:
       gangwatch certificates revoke gpu007 --reason "its disk was stolen"
     """
-    kept = _of(folder)
+    kept = AuthorityFolder(folder)
     for kind, name in _chosen(nodes, controller, clients):
         kept.revoke(kind, name, reason)
         click.echo(f"{_words(kind, name)}: revoked. Copy {folder}/revoked.json to the controller")
@@ -183,7 +180,7 @@ def admit(folder: Path, nodes: tuple[str, ...], controller: bool, clients: tuple
     Example:
       gangwatch certificates admit gpu007 && gangwatch certificates issue gpu007
     """
-    kept = _of(folder)
+    kept = AuthorityFolder(folder)
     for kind, name in _chosen(nodes, controller, clients):
         kept.admit(kind, name)
         click.echo(f"{_words(kind, name)}: may have a new certificate")
@@ -200,7 +197,7 @@ def list_(folder: Path, as_json: bool) -> None:
       gangwatch certificates list
     """
     now = datetime.now(UTC)
-    entries = _of(folder).entries()
+    entries = AuthorityFolder(folder).entries()
     if as_json:
         print_json({"certificates": [entry.document(now) for entry in entries]})
     else:
@@ -213,15 +210,9 @@ def list_(folder: Path, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _of(folder: Path) -> AuthorityFolder:
-    from gangwatch.certificates.folder import AuthorityFolder
-
-    return AuthorityFolder(folder)
-
-
 def _chosen(nodes: Iterable[str], controller: bool, clients: Iterable[str]) -> list[tuple[str, str]]:
     """Return (kind, name) of each selected certificate. Raises UsageError if none is selected."""
-    from scheduler_feedback.backends.slurm.parsing.hostlist import expand
+    from scheduler_feedback.backends.slurm.parsing.hostlist import expand  # loads the Slurm backend: 0.1 s
 
     found = [("controller", "")] if controller else []
     found += [("client", name) for name in clients]

@@ -227,16 +227,8 @@ def _node_frames(
         records: list[Record] = []
         counters: list[int] = []
         for rank in ranks:
-            while reported[rank] < len(history.end) and history.end[reported[rank], rank] <= at:
-                record = _record(gang, history, reported[rank], rank, clock)
-                reported[rank] += 1
-                if (rank, record.step) not in gang.missing:
-                    records.append(record)
-            if reported[rank] < len(history.end) and history.start[reported[rank], rank] <= at:
-                since = round((history.start[reported[rank], rank] + clock) * NS)
-                records.append(
-                    OpenRecord(Member(gang.name, gang.attempt, rank), "step", reported[rank] + gang.first_step, since)
-                )
+            found, reported[rank] = _records(gang, history, rank, reported[rank], at, clock)
+            records += found
             stopped[rank] += any(a <= sampled < b for a, b in gang.stops.get(rank, ()))
             used = _used_at(history, rank, sampled)
             counters += [round(value * NS) for value in used] + [stopped[rank], seq]
@@ -259,6 +251,23 @@ def _node_frames(
         records_sent += len(records)
         sent.append((at + float(random.uniform(0.001, 0.05)), layout, frame))
     return sent
+
+
+def _records(
+    gang: Gang, history: History, rank: int, reported: int, at: float, clock: float
+) -> tuple[list[Record], int]:
+    """Return the rank's records of the steps after the first `reported` until `at`, and the new number of steps."""
+    records: list[Record] = []
+    while reported < len(history.end) and history.end[reported, rank] <= at:
+        record = _record(gang, history, reported, rank, clock)
+        reported += 1
+        if (rank, record.step) not in gang.missing:
+            records.append(record)
+    if reported < len(history.end) and history.start[reported, rank] <= at:
+        since = round((history.start[reported, rank] + clock) * NS)
+        member = Member(gang.name, gang.attempt, rank)
+        records.append(OpenRecord(member, "step", reported + gang.first_step, since))
+    return records, reported
 
 
 def _record(gang: Gang, history: History, step: int, rank: int, clock: float) -> StepRecord:

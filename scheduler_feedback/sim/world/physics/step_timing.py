@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_feedback.sim.world import collective, hardware, pipeline
 from scheduler_feedback.sim.world.arrays import FloatArray
 from scheduler_feedback.sim.world.condition import Conditions
+from scheduler_feedback.sim.world.physics import collective, hardware, pipeline
 from scheduler_feedback.sim.world.plan import DATA_OVERLAP, Plan
 
 
@@ -35,11 +35,6 @@ class Steps:
     """Share of `kernels` in matrix products."""
 
 
-def nic_bytes_per_second() -> float:
-    """Return the highest throughput of a NIC."""
-    return hardware.NIC_BYTES_PER_SECOND * hardware.NIC_EFFICIENCY
-
-
 def _spread(values: FloatArray) -> FloatArray:
     """Expand [stages] to [1, stages, 1, 1]."""
     return values.astype(np.float32)[None, :, None, None]
@@ -53,7 +48,6 @@ def _groups(plan: Plan, values: FloatArray, size: int) -> FloatArray:
 def run(plan: Plan, conditions: Conditions) -> Steps:
     """Simulate the steps of the conditions."""
     c = conditions
-    stages, data, tensor = plan.shape
     product = _spread(plan.product_seconds) / c.clock
     if plan.expert_share:
         product = product * (1.0 + plan.expert_share * (c.load - 1.0))
@@ -69,35 +63,12 @@ def run(plan: Plan, conditions: Conditions) -> Steps:
         top = np.broadcast_to(grouped.max(axis=-1, keepdims=True), grouped.shape)
         slowest = top.reshape(slowest.shape)
     layer = slowest.max(axis=-1)
-    nvlink = plan.model.nvlink_bytes_per_second * c.nvlink
-    nic = nic_bytes_per_second() * c.nic
-    meet = collective.ring(plan.tensor_bytes, nvlink, tensor, hardware.LAUNCH_SECONDS)
-    if plan.expert > 1:
-        width = nvlink if plan.expert <= plan.per_node else nic
-        latency = collective.NVLINK_LATENCY_SECONDS if width is nvlink else collective.NETWORK_LATENCY_SECONDS
-        moved = np.broadcast_to(plan.exchange_bytes * c.load, np.broadcast_shapes(c.load.shape, width.shape))
-        exchange = collective.all_to_all(
-            _groups(plan, moved, plan.expert),
-            _groups(plan, np.broadcast_to(width, moved.shape), plan.expert),
-            plan.expert,
-            latency,
-        )
-        if plan.expert >= tensor:
-            meet = meet + np.repeat(exchange, plan.expert // tensor, axis=-1)
-        else:
-            meet = meet + exchange.reshape(*exchange.shape[:-1], data, tensor // plan.expert).max(axis=-1)
-
+    meet = _layer_collectives(plan, c)
     extent = c.extent[:, None, None].astype(np.float32)
     ahead = np.moveaxis(layer + meet, -2, -1) * extent
     back = np.moveaxis(2.0 * layer + meet, -2, -1) * extent
     begin = np.moveaxis(c.stall.max(axis=-1), -2, -1)
-    if stages > 1:
-        pair = np.minimum(c.nic[:, 1:], c.nic[:, :-1]).min(axis=-1)
-        transfer = plan.stage_bytes / (nic_bytes_per_second() * pair) + collective.NETWORK_LATENCY_SECONDS
-        transfer = np.moveaxis(transfer, -2, -1)
-    else:
-        transfer = np.zeros((1, data, 0))
-    done = pipeline.finish(ahead, back, c.weight.astype(np.float32), transfer, begin)
+    done = pipeline.finish(ahead, back, c.weight.astype(np.float32), _transfers(plan, c), begin)
     ready = done.max(axis=-2)  # [b, stages]: the replicas of a stage have their gradients
     exposed = _gradients(plan, c.nic, c.nvlink)  # [b, stages]
     update = float(plan.optimizer_seconds) / c.memory.min(axis=(1, 2, 3))
@@ -116,6 +87,38 @@ def run(plan: Plan, conditions: Conditions) -> Steps:
     )
 
 
+def _layer_collectives(plan: Plan, c: Conditions) -> FloatArray:
+    """Return [b, stages, data]: seconds of a microbatch's exchanges in tensor groups and expert groups, one way."""
+    nvlink = plan.model.nvlink_bytes_per_second * c.nvlink
+    reduction = collective.ring(plan.tensor_bytes, nvlink, plan.tensor, hardware.LAUNCH_SECONDS)
+    if plan.expert == 1:
+        return reduction
+    if plan.expert <= plan.per_node:
+        width, latency = nvlink, collective.NVLINK_LATENCY_SECONDS
+    else:
+        width, latency = hardware.NIC_GOODPUT * c.nic, collective.NETWORK_LATENCY_SECONDS
+    moved = np.broadcast_to(plan.exchange_bytes * c.load, np.broadcast_shapes(c.load.shape, width.shape))
+    exchange = collective.all_to_all(
+        _groups(plan, moved, plan.expert),
+        _groups(plan, np.broadcast_to(width, moved.shape), plan.expert),
+        plan.expert,
+        latency,
+    )
+    if plan.expert >= plan.tensor:
+        return reduction + np.repeat(exchange, plan.expert // plan.tensor, axis=-1)
+    slowest: FloatArray = exchange.reshape(*exchange.shape[:-1], plan.data, plan.tensor // plan.expert).max(axis=-1)
+    return reduction + slowest
+
+
+def _transfers(plan: Plan, c: Conditions) -> FloatArray:
+    """Return [b, data, stages - 1]: seconds of a transfer between neighbouring stages."""
+    if plan.stages == 1:
+        return np.zeros((1, plan.data, 0))
+    pair = np.minimum(c.nic[:, 1:], c.nic[:, :-1]).min(axis=-1)
+    transfer = plan.stage_bytes / (hardware.NIC_GOODPUT * pair) + collective.NETWORK_LATENCY_SECONDS
+    return np.moveaxis(transfer, -2, -1)
+
+
 def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
     """Return [b, stages]: seconds of the gradient exchange that are not hidden behind the last backwards."""
     if plan.data < 2 or not plan.data_bytes:
@@ -124,7 +127,7 @@ def _gradients(plan: Plan, nic: FloatArray, nvlink: FloatArray) -> FloatArray:
     if local >= plan.data:
         width, latency, bytes_ = plan.model.nvlink_bytes_per_second * nvlink, collective.NVLINK_LATENCY_SECONDS, 1.0
     else:
-        width, latency, bytes_ = nic_bytes_per_second() * nic, collective.NETWORK_LATENCY_SECONDS, 1.0 / local
+        width, latency, bytes_ = hardware.NIC_GOODPUT * nic, collective.NETWORK_LATENCY_SECONDS, 1.0 / local
     bytes_ *= plan.data_bytes / plan.rounds
     members = np.swapaxes(width, -1, -2)  # [b, stages, tensor, data]
     taken = collective.all_reduce(bytes_, members, plan.data, latency) * plan.rounds

@@ -26,7 +26,7 @@ def explain(state: StateFolder, job: str, as_json: bool) -> None:
     if as_json:
         print_json(explanation)
         return
-    from gangwatch.display import rendering
+    from gangwatch.display import rendering  # rich, which --json does not need, is half of the start-up time
 
     rendering.explanation(explanation)
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 import msgspec
 
 from agent.schema.errors import GangwatchError
 from gangwatch.commands.options import client_of, duration, json_option, plain, print_json, say, state_option
+from gangwatch.display import rendering
 from gangwatch.state_folder import StateFolder, write_atomically
-
-if TYPE_CHECKING:
-    from scheduler_feedback.api.access.tokens import TokenEntry
+from scheduler_feedback.api.access.tokens import TokenEntry, hash_of, make_token, read_entries, write_entries
 
 ROLE_WORDS = ("viewer", "submitter", "operator")
 
@@ -73,8 +73,6 @@ def create(
     Example:
       gangwatch token create ana-laptop --user ana --role submitter --expires 90d
     """
-    from scheduler_feedback.api.access.tokens import TokenEntry, hash_of, make_token
-
     made, now = make_token(), datetime.now(UTC).replace(microsecond=0)
     until = now + timedelta(seconds=expires) if expires is not None else None
     entry = TokenEntry(name, role, hash_of(made), user, now, until)
@@ -105,8 +103,6 @@ def list_(state: StateFolder, file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(listed)
         return
-    from gangwatch.display import rendering
-
     rendering.tokens(listed)
 
 
@@ -139,8 +135,6 @@ def rotate(state: StateFolder) -> None:
     Example:
       gangwatch token rotate
     """
-    import secrets
-
     state.token()  # raises if there is no token to replace
     write_atomically(state.token_file, secrets.token_urlsafe(32).encode())
     say(f"{state.token_file}: replaced")
@@ -175,14 +169,10 @@ def _held(state: StateFolder, file: Path | None) -> Iterator[Path]:
 
 
 def _read(path: Path) -> tuple[TokenEntry, ...]:
-    from scheduler_feedback.api.access.tokens import read_entries
-
     return read_entries(path) if path.exists() else ()
 
 
 def _write(path: Path, entries: Sequence[TokenEntry]) -> None:
-    from scheduler_feedback.api.access.tokens import write_entries
-
     try:
         write_atomically(path, write_entries(entries))
     except OSError as error:

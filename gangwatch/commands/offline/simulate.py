@@ -7,7 +7,9 @@ import math
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from msgspec import structs
@@ -16,16 +18,76 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from gangwatch.commands.options import print_json, say
+from gangwatch.display import rendering
 from scheduler_feedback.core.state import FAIR_POLICY, Backfilling, Estimates, Order, Policy
 from scheduler_feedback.journal.garbage_collection import collecting_rarely
-from scheduler_feedback.sim.account import Report
 from scheduler_feedback.sim.engine import Engine
-from scheduler_feedback.sim.nodes import nodes_of
+from scheduler_feedback.sim.job_trace import Trace
 from scheduler_feedback.sim.page import write_page
 from scheduler_feedback.sim.presets import PRESETS
+from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.simulated_journal import JournalFile
+from scheduler_feedback.sim.simulated_nodes import nodes_of
 from scheduler_feedback.sim.simulation import FEEDBACKS, Simulation, read_trace
 from scheduler_feedback.sim.traces import TRACES
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `simulate`, as click passes them."""
+
+    jobs_file: Path
+    format_name: str
+    nodes_text: str
+    order: str
+    backfill: str
+    load: float
+    preempt: bool
+    replan: float | None
+    restart_cost: float
+    restartable: bool
+    estimates: str
+    preset: str | None
+    faults: str | None
+    feedback: str
+    seed: int
+    journal: Path | None
+    html: Path | None
+    as_json: bool
+
+    def check(self) -> None:
+        """Raise BadParameter for a number out of range or a file that can't be written, before the run."""
+        if not (math.isfinite(self.load) and self.load > 0):
+            raise click.BadParameter(f"{self.load:g}: it must be more than 0", param_hint="--load")
+        for name, seconds in (("--replan", self.replan), ("--restart-cost", self.restart_cost)):
+            if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+                raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=name)
+        for name, file in (("--html", self.html), ("--journal", self.journal)):
+            if file is not None and (wrong := _unwritable(file)):
+                raise click.BadParameter(f"{file}: {wrong}", param_hint=name)
+
+    def policy(self) -> Policy:
+        """Return the settings of the cycle."""
+        base = FAIR_POLICY if self.order == Order.FAIR.value else Policy()
+        return dataclasses.replace(
+            base,
+            order=Order(self.order),
+            backfill=Backfilling(self.backfill),
+            estimates=Estimates(self.estimates),
+            preempt=self.preempt,
+            replan_seconds=base.replan_seconds if self.replan is None else self.replan,
+        )
+
+    def trace(self) -> Trace:
+        """Read the trace. Its notes name the options that the preset overrides."""
+        trace = read_trace(self.jobs_file, self.format_name)
+        if self.restartable:
+            jobs = (dataclasses.replace(job, spec=structs.replace(job.spec, restartable=True)) for job in trace.jobs)
+            trace = dataclasses.replace(trace, jobs=tuple(jobs))
+        if self.preset is not None and (given := _given("backfill", "replan", "restart_cost")):
+            note = f"{' and '.join(given)}: ignored, --preset {self.preset} sets its own values"
+            trace = dataclasses.replace(trace, notes=(*trace.notes, note))
+        return trace
 
 
 @click.command()
@@ -75,26 +137,7 @@ from scheduler_feedback.sim.traces import TRACES
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the Gantt chart and queues."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
-def simulate(
-    jobs_file: Path,
-    format_name: str,
-    nodes_text: str,
-    order: str,
-    backfill: str,
-    load: float,
-    preempt: bool,
-    replan: float | None,
-    restart_cost: float,
-    restartable: bool,
-    estimates: str,
-    preset: str | None,
-    faults: str | None,
-    feedback: str,
-    seed: int,
-    journal: Path | None,
-    html: Path | None,
-    as_json: bool,
-) -> None:
+def simulate(**options: Any) -> None:
     """Run the scheduler over a trace of jobs on a virtual clock, with the scheduling cycle of production.
 
     \b
@@ -103,56 +146,33 @@ def simulate(
       gangwatch simulate --jobs philly.csv --format philly --nodes 64x8 --preempt --restart-cost 300 --estimates history
       gangwatch simulate --jobs trace1.csv --format muri --nodes 8x8 --order srsf --preset muri --html page.html
     """
-    if not (math.isfinite(load) and load > 0):
-        raise click.BadParameter(f"{load:g}: it must be more than 0", param_hint="--load")
-    for name, seconds in (("--replan", replan), ("--restart-cost", restart_cost)):
-        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
-            raise click.BadParameter(f"{seconds:g}: it cannot be less than 0", param_hint=name)
-    for name, file in (("--html", html), ("--journal", journal)):
-        if file is not None and (wrong := _unwritable(file)):
-            raise click.BadParameter(f"{file}: {wrong}", param_hint=name)  # before the run, not after it
-    base = FAIR_POLICY if order == Order.FAIR.value else Policy()
-    policy = dataclasses.replace(
-        base,
-        order=Order(order),
-        backfill=Backfilling(backfill),
-        estimates=Estimates(estimates),
-        preempt=preempt,
-        replan_seconds=base.replan_seconds if replan is None else replan,
-    )
-    with collecting_rarely(), _showing(f"reading {jobs_file}", as_json):
-        trace = read_trace(jobs_file, format_name)
-    if restartable:
-        jobs = (dataclasses.replace(job, spec=structs.replace(job.spec, restartable=True)) for job in trace.jobs)
-        trace = dataclasses.replace(trace, jobs=tuple(jobs))
-    if preset is not None and (given := _given("backfill", "replan", "restart_cost")):
-        note = f"{' and '.join(given)}: ignored, --preset {preset} sets its own values"
-        trace = dataclasses.replace(trace, notes=(*trace.notes, note))
+    given = Options(**options)
+    given.check()
+    with collecting_rarely(), _showing(f"reading {given.jobs_file}", given.as_json):
+        trace = given.trace()
     simulation = Simulation(
         trace=trace,
-        nodes=nodes_of(nodes_text),
-        policy=policy,
-        load=load,
-        restart_cost_seconds=restart_cost,
-        preset=preset,
-        faults=faults,
-        feedback=feedback,
-        seed=seed,
-        spans=html is not None,
+        nodes=nodes_of(given.nodes_text),
+        policy=given.policy(),
+        load=given.load,
+        restart_cost_seconds=given.restart_cost,
+        preset=given.preset,
+        faults=given.faults,
+        feedback=given.feedback,
+        seed=given.seed,
+        spans=given.html is not None,
     )
-    engine = simulation.engine(JournalFile(journal) if journal is not None else None)
+    engine = simulation.engine(JournalFile(given.journal) if given.journal is not None else None)
     with collecting_rarely():
-        report = _run_with_progress(engine, as_json)
-    if html is not None:
-        with _showing(f"writing {html}", as_json):
-            write_page(html, engine, report)
-        say(f"page: {html}")
-    if as_json:
+        report = _run_with_progress(engine, given.as_json)
+    if given.html is not None:
+        with _showing(f"writing {given.html}", given.as_json):
+            write_page(given.html, engine, report)
+        say(f"page: {given.html}")
+    if given.as_json:
         print_json(dataclasses.asdict(report))
-        return
-    from gangwatch.display import rendering
-
-    rendering.simulated(dataclasses.asdict(report))
+    else:
+        rendering.simulated(dataclasses.asdict(report))
 
 
 def _given(*parameters: str) -> list[str]:

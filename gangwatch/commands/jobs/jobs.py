@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import click
 from click.core import ParameterSource
 
-from gangwatch.client import Client, RefusedError
+from gangwatch.commands.jobs.shape import shape_options
 from gangwatch.commands.options import (
     client_of,
     duration,
@@ -25,9 +25,10 @@ from gangwatch.commands.options import (
     state_option,
     user_name,
 )
-from gangwatch.commands.shape import shape_options
+from gangwatch.controller_client import Client, RefusedError
 from gangwatch.display.job_name import name_of
 from gangwatch.state_folder import NotRunningError, StateFolder
+from gangwatch.support.rank_logs import RankLogs
 from scheduler_feedback.core.job import JobKind, JobState
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -298,7 +299,7 @@ def jobs(
     if as_json:
         print_json(found)
         return
-    from gangwatch.display import rendering
+    from gangwatch.display import rendering  # rich, which --json does not need, is half of the start-up time
 
     if jobs:
         rendering.job_details(found)
@@ -352,8 +353,6 @@ def logs(
     Example:
       gangwatch logs j-000001 --rank 0 --tail 20 --follow
     """
-    from gangwatch.support.rank_logs import RankLogs
-
     if JOB_ID.fullmatch(job) is None:
         raise click.BadParameter(f"{job!r} is not a job id", param_hint="JOB")
     reader = RankLogs(state, job, attempt, rank)

@@ -6,23 +6,27 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from agent.schema.errors import TraceError
+from agent.schema.verdicts.kinds import Accused, row_of
 from gangwatch.commands.options import json_option, print_json
-
-if TYPE_CHECKING:
-    from scheduler_feedback.core.verdict import Evidence, Verdict
-    from scheduler_feedback.step_traces.judging import JobReport
-
-FORMAT_NAMES = ("bytedance", "pai", "jsonl", "frames")
+from gangwatch.display import heat_map, heat_map_page
+from scheduler_feedback import step_traces
+from scheduler_feedback.core.verdict import Evidence, Verdict
+from scheduler_feedback.core.verdict_text import sentence
+from scheduler_feedback.step_traces.judging import JobReport, judge
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option(
-    "--format", "format_name", type=click.Choice(FORMAT_NAMES), help="Format of the files. Default: detected per file."
+    "--format",
+    "format_name",
+    type=click.Choice(tuple(step_traces.FORMATS)),
+    help="Format of the files. Default: detected per file.",
 )
 @click.option(
     "--html",
@@ -43,10 +47,6 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
       gangwatch detect steps.jsonl --html steps.html
       gangwatch detect steps.parquet --json
     """
-    from agent.schema.errors import TraceError
-    from scheduler_feedback import step_traces
-    from scheduler_feedback.step_traces.judging import judge
-
     reports = []
     documents = []
     for path in files:
@@ -56,8 +56,6 @@ def detect(files: tuple[Path, ...], format_name: str | None, html_file: Path | N
     if not reports:
         raise TraceError(f"{files[0]}: the file contains no job")
     if html_file is not None:
-        from gangwatch.display import heat_map_page
-
         title = "gangwatch detect: " + ", ".join(path.name for path in files)
         try:
             html_file.write_text(heat_map_page.page(reports, documents, title), encoding="utf-8")
@@ -92,8 +90,6 @@ def document(report: JobReport, path: Path) -> dict[str, Any]:
 
 
 def _verdict(report: JobReport, verdict: Verdict) -> dict[str, Any]:
-    from scheduler_feedback.core.verdict_text import sentence
-
     place = {int(rank): index for index, rank in enumerate(report.shape.ranks.tolist())}
     about = [place[rank] for rank in verdict.ranks or (verdict.rank,) if rank in place]
 
@@ -147,9 +143,6 @@ def _step(value: int) -> int | None:
 
 
 def _show(report: JobReport, found: dict[str, Any]) -> None:
-    from agent.schema.verdicts.kinds import Accused, row_of
-    from gangwatch.display import heat_map
-
     job = found["job"]
     click.secho(f"{found['name']}: {job['steps']} steps of {job['ranks']} ranks", bold=True)
     for note in found["notes"]:

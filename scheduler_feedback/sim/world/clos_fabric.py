@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_feedback.sim.world import hardware
 from scheduler_feedback.sim.world.arrays import BoolArray, FloatArray, IntArray
+from scheduler_feedback.sim.world.physics import hardware
 
 NODES_PER_POD = 32
 UPLINKS = 16
@@ -107,11 +107,6 @@ def standing_share(place_: Place, adaptive: bool, random: np.random.Generator) -
         crossing = max(1, int(members.sum()) // 8)
         share[np.flatnonzero(members)[:crossing]] = hashed_share(crossing, adaptive, random)
     return np.maximum(share, 0.25)
-
-
-def contended(pressure: FloatArray | float) -> FloatArray | float:
-    """Return the share that flows keep on a full link to which others add `pressure` times their load."""
-    return 1.0 / (1.0 + pressure)
 
 
 def marks_a_second(share: FloatArray | float) -> FloatArray | float:

@@ -11,7 +11,7 @@ import numpy as np
 from scheduler_feedback.core.telemetry.telemetry import FEATURE, FEATURES
 from scheduler_feedback.sim.world.arrays import FloatArray, IndexArray
 from scheduler_feedback.sim.world.course import Block, Course
-from scheduler_feedback.sim.world.step import local_replicas
+from scheduler_feedback.sim.world.physics.step_timing import local_replicas
 
 TENSOR_PIPE = 0.7
 """Share of cycles in which a large matrix product keeps the tensor pipe busy."""

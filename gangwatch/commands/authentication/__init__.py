@@ -1,0 +1,4 @@
+"""Commands for certificates and tokens.
+
+Start at ``certificates.py`` for nodes and at ``token.py`` for users.
+"""
