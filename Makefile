@@ -11,7 +11,10 @@ LOCKS := packaging/locks
 LOCKED := install --quiet --disable-pip-version-check --require-hashes --only-binary :all:
 OURSELVES := install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 
-.PHONY: demo test test-dashboards test-kubernetes test-slurm check format docs components lock sbom clean
+.PHONY: demo test test-dashboards test-kubernetes test-slurm check format docs docs-serve components lock sbom clean
+
+# Material's notice about its successor: docs/adr/0043.
+export NO_MKDOCS_2_WARNING := 1
 
 # What running needs comes first and alone: a demonstration should not wait for linters.
 $(RUNS): pyproject.toml $(LOCKS)/runtime.txt $(LOCKS)/build.txt
@@ -44,22 +47,28 @@ test-dashboards: $(DEVELOPS)  ## dashboards, rules and alerts, against a real Pr
 test-kubernetes: $(DEVELOPS)  ## the Kubernetes backend against a real API server (packaging/kubernetes), and the chart
 	$(BIN)/pytest tests/kubernetes tests/deploy/test_chart.py
 
-check: $(DEVELOPS)  ## style, types, import rules, generated pages
+check: $(DEVELOPS)  ## style, types, import rules, generated pages, links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy dashboards/*/*.dashboard.py
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python packaging/lock.py --check
 
 format: $(DEVELOPS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help; dashboards and rules into the chart
+docs: $(DEVELOPS)  ## the reference pages, from the catalogue and --help; dashboards and rules into the chart; the site
 	$(BIN)/python docs/generate.py
 	$(BIN)/python deploy/helm/build.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+docs-serve: $(DEVELOPS)  ## the documentation site on http://127.0.0.1:8000, built again on each change
+	$(BIN)/mkdocs serve
 
 lock: $(TOOLS)/.made  ## versions and hashes for what pyproject.toml asks for; UPGRADE=--upgrade takes the newest
 	$(TOOLS)/bin/python packaging/lock.py $(UPGRADE)
