@@ -47,7 +47,7 @@ NODE = "n"
 GANG = "j-000001"
 """The honest job, attested by rank files, as the local backend writes them."""
 
-NOBODY = 65534
+TENANT_UID = 65534
 SECONDS = 6.0
 START_SECONDS = 3.0
 SCRAPES_A_SECOND, REGISTRATIONS_A_SECOND, STEPS_A_SECOND = 20, 8, 200
@@ -633,8 +633,8 @@ def _attack(name: str, path: str, begin: float, until: float) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(TENANT_UID)
+        os.setuid(TENANT_UID)
     time.sleep(max(0.0, begin - time.monotonic()))
     with contextlib.suppress(OSError, TimeoutError):
         PROGRAMS[name][0](path, until)
