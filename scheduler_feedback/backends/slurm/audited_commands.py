@@ -22,10 +22,10 @@ class Settings:
     """Largest fraction of a partition's nodes that gangwatch has drained, or empties by moving jobs, at one time."""
 
     requeues_per_hour: int = 12
-    """Most jobs that are moved."""
+    """Maximum number of jobs that are moved."""
 
     changes_per_minute: int = 30
-    """Most changes of nodes and pending jobs."""
+    """Maximum number of changes of nodes and pending jobs."""
 
     idle_seconds: float = 30.0
     """Between two scans while all nodes are healthy."""

@@ -63,10 +63,10 @@ TEST_SECONDS = 6.0
 """Interval between two tests."""
 
 LEAST_COST = 0.05
-"""Least loss of the victim while the neighbour is busy, as a share of its step."""
+"""Minimum loss of the victim while the neighbour is busy, as a share of its step."""
 
 LEAST_ELSEWHERE = 0.25
-"""Least share of ranks on unshared hosts that serve as a reference for the others. There may be none."""
+"""Minimum share of ranks on unshared hosts that serve as a reference for the others. There may be none."""
 
 CONGESTED_RANKS = 0.2
 UNKNOWN_COST = 0.10

@@ -17,10 +17,10 @@ PRIOR = -2.0
 """Without further evidence, about one in eight alarms that pass all checks is a straggler."""
 
 LEAST_CONFIDENCE = 0.5
-"""Least confidence of a verdict. Below it the detector reports an abstention."""
+"""Minimum confidence of a verdict. Below it the detector reports an abstention."""
 
 BOUND = 5.0
-"""Most log-likelihood ratio of a single fact, so that none decides alone."""
+"""Maximum log-likelihood ratio of a single fact, so that none decides alone."""
 
 SUSPENDED_SEEN = 2.0
 CAUSE_CLEAR = 0.75

@@ -18,15 +18,15 @@ from scheduler_feedback.detectors.stats.medians import median
 from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
 
 ALIKE_SHARE = 0.5
-"""Least excess of the replica's median, as a share of the suspect's excess, for a common cause."""
+"""Minimum excess of the replica's median, as a share of the suspect's excess, for a common cause."""
 
 PRESENT_SHARE = 0.9
 """A rank that does not report is filled in from its peers, which says nothing about its work. A mate must have reported
 in this share of the windows in which the suspect reported."""
 
 UNEVEN = 0.03
-"""Least healthy variation of a rank relative to its peers for unequal work in each step: balanced public traces vary by
-0.4 to 1 % (ByteDance AR), long-context jobs by eleven (notes of the same traces)."""
+"""Minimum healthy variation of a rank relative to its peers for unequal work in each step: balanced public traces vary
+by 0.4 to 1 % (ByteDance AR), long-context jobs by eleven (notes of the same traces)."""
 
 LASTING_EPISODES = 3.0
 LEAST_EPISODE = 8

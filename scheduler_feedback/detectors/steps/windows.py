@@ -20,7 +20,7 @@ from scheduler_feedback.detectors.stats.medians import (
 from scheduler_feedback.detectors.steps.expected_work import Work
 
 WINDOW_SECONDS = 1.0
-"""Least length of a window: frames arrive once a second, so that shorter windows find nothing sooner."""
+"""Minimum length of a window: frames arrive once a second, so that shorter windows find nothing sooner."""
 
 WINDOW_STEPS = 5
 LONG_WINDOW_SECONDS = 2.0
@@ -31,16 +31,16 @@ SHARED_WAIT_SLACK = 1.25
 """The time of a collective varies with load by about a quarter. A stop is longer."""
 
 LEAST_COMPUTE = 0.02
-"""Least compute time, as a share of a step: changes below it cannot change the step time measurably."""
+"""Minimum compute time, as a share of a step: changes below it cannot change the step time measurably."""
 
 MAD_TO_SIGMA = 1.4826
 """Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
 
 LONGEST_SECONDS = 4e9
-"""Most seconds of a step: the unit of time of a trace may be anything, and longer times would exceed 64 bits."""
+"""Maximum seconds of a step: the unit of time of a trace may be anything, and longer times would exceed 64 bits."""
 
 LEAST_PEERS = 4
-"""Least size of a group that can vote: in a smaller one, two peers cannot outvote a third, and only a rank's own
+"""Minimum size of a group that can vote: in a smaller one, two peers cannot outvote a third, and only a rank's own
 history counts."""
 
 

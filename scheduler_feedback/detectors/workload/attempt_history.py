@@ -27,7 +27,7 @@ OFFSET_BLOCKS = 4
 LEAST_KNOWN = 0.8
 SPIKE = 1.5
 LONGER = 1.04
-"""Least ratio of a long step to a usual one: just below the five per cent from which a slowdown is reported."""
+"""Minimum ratio of a long step to a usual one: just below the five per cent from which a slowdown is reported."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ MOST_MAGNITUDE = 2000.0
 """Largest magnitude of a fault. A slower device is broken rather than slow."""
 
 MOST_CELLS = 3_000_000
-"""Most steps times ranks in one block, to use the caches and bound the memory."""
+"""Maximum number of steps times ranks in one block, to use the caches and bound the memory."""
 
 
 @dataclass(slots=True)

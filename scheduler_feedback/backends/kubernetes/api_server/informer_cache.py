@@ -35,7 +35,7 @@ from scheduler_feedback.core.events import NodeSeen
 from scheduler_feedback.core.telemetry.placements import Refusal
 
 MOST_LEFT = 1 << 16
-"""Most ended pods whose node is kept: an agent's last frames arrive after a pod's end."""
+"""Maximum number of ended pods whose node is kept: an agent's last frames arrive after a pod's end."""
 
 
 @dataclass(slots=True)

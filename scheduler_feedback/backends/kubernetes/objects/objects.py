@@ -216,7 +216,8 @@ class PodStatus(Part):
 
 
 _MOST_SHARED = 4096
-"""Most parts kept for sharing: far more than the kinds of pods at one time; a gang's pods are listed together."""
+"""Maximum number of parts kept for sharing: far more than the kinds of pods at one time; a gang's pods are listed
+together."""
 
 _shared: dict[tuple[type, bytes], Any] = {}
 
