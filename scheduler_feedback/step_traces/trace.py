@@ -36,7 +36,7 @@ class Trace:
     shape: Shape
     """Ranks of the job."""
     steps: StepTable
-    """Its steps."""
+    """Steps of the trace."""
     worker: bool = False
     """Whether the trace calls its members workers (PAI) instead of ranks."""
     operations: Operations | None = None

@@ -22,13 +22,13 @@ class Settings:
     """Largest fraction of a partition's nodes that gangwatch has drained, or empties by moving jobs, at one time."""
 
     requeues_per_hour: int = 12
-    """Maximum number of jobs that are moved."""
+    """Maximum number of jobs moved per hour."""
 
     changes_per_minute: int = 30
-    """Maximum number of changes of nodes and pending jobs."""
+    """Maximum number of changes of nodes and pending jobs per minute."""
 
     idle_seconds: float = 30.0
-    """Between two scans while all nodes are healthy."""
+    """Interval between two scans while all nodes are healthy."""
 
     attentive_seconds: float = 5.0
     """Between two scans while one is not."""

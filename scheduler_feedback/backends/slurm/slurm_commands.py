@@ -185,7 +185,7 @@ class Commands:
         return Jobs(records, (*listed.refused, *refused), unread)
 
     async def _ask_gpus(self, job: SlurmJob) -> Gpus | None:
-        """Return the job's GPUs; None if they are in doubt or the job is gone. Moves the job to the end of `_gpus`."""
+        """Return the job's GPUs; None if they are ambiguous or the job is gone. Moves the job to the end of `_gpus`."""
         try:
             output = await self.run("scontrol", "--oneliner", "--details", "show", "job", str(job.number))
         except BackendError as error:

@@ -27,7 +27,7 @@ CONTESTED_SHARE = 0.5
 cause both, the latter through caches, sibling threads, and time stolen by the hypervisor."""
 
 CONTESTED_HINT = 0.2
-"""The same without another clear cause: from a fifth on, load of other nodes cannot be excluded."""
+"""Replaces CONTESTED_SHARE without another clear cause: from a fifth on, other nodes' load cannot be excluded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,9 @@ class Stuck:
     """A job that transfers no data."""
 
     seconds: float
-    """Time since its last traffic."""
+    """Time since the job's last traffic."""
     usual_pause: float
-    """Its longest earlier pause."""
+    """The job's longest earlier pause."""
     ranks: IndexArray
     """Indices of the ranks that do not poll; empty if all poll."""
     polling: float

@@ -94,7 +94,7 @@ class _Course:
     """Load of the job on each shared resource."""
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     steps: Steps = field(default_factory=Steps)
-    """The same by steps of the job, if they are long."""
+    """Loss in each step of the job, used if its steps are long."""
     step: int = -1
     unknown_reported: bool = False
     unreported: Unreported | None = None

@@ -230,7 +230,7 @@ def _whole_orders(relative: FloatArray, phase: FloatArray, cycle: float) -> floa
 
 
 def _line(power: FloatArray, place: float) -> tuple[float, float]:
-    """Return (power of the line at this place above its surroundings, its height over them)."""
+    """Return a spectral line's power minus the median around it, and its height divided by that median."""
     at, half = round(place), 2
     if at - 6 < 1 or at + 7 > len(power):
         return 0.0, 0.0
@@ -240,7 +240,7 @@ def _line(power: FloatArray, place: float) -> tuple[float, float]:
 
 
 def _mirrored(cycle: float) -> float:
-    """Return the most strength that aliases of faster periods can have at this cycle.
+    """Return the maximum strength that aliases of faster periods can have at this cycle.
 
     A part that repeats f times a sample is damped to sin(pi f) / (pi f) of its strength, which is one at most.
     """

@@ -68,11 +68,11 @@ class Window:
     """Mean over steps of (largest compute time of its role - largest of the others in it): float64 [n]. The steps would
     have been shorter by this without the rank."""
     node_gain: FloatArray
-    """The same without a whole node: float64 [m]."""
+    """As `gain`, without all ranks of a node: float64 [m]."""
     peak: FloatArray
     """Largest compute time of each rank: float64 [n]."""
     peak_step: IntArray
-    """Number of that step: int64 [n]."""
+    """Number of the step with that compute time: int64 [n]."""
     shared_wait: float
     """Mean over steps of the shortest wait of any rank: the time of the collective itself."""
     began: Consumed
@@ -129,7 +129,7 @@ class Places:
     by_node: tuple[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]], ...]
     """For each role: its ranks by node, its nodes, and the index in that order at which each node begins."""
     node_grid: npt.NDArray[np.intp] | None
-    """The same as [roles, nodes, size], if all roles have as many nodes, and as many ranks on each of them."""
+    """`grid` as [roles, nodes, size], if all roles have equally many nodes, and equally many ranks on each."""
 
 
 def places(shape: Shape) -> Places:
@@ -182,7 +182,7 @@ def cut(
 
 
 def _mean_of_known(values: FloatArray) -> FloatArray:
-    """Return the mean of each row's known values, 0 without any: [k, n] -> [k]."""
+    """Return the mean of each row's known values, 0 if none is known: [k, n] -> [k]."""
     mean: FloatArray = values.mean(axis=1)
     if np.isnan(mean).any():
         with np.errstate(invalid="ignore"):

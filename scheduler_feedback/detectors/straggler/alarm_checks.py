@@ -63,8 +63,8 @@ LARGER_PART = float(np.log(1.6))
 straggler, with low confidence."""
 
 LARGER_PART_OF_ROLE = float(np.log(1.25))
-"""The same where the layout shows that the peers do the same work: only uneven data and experts remain as
-explanations."""
+"""As LARGER_PART, if the layout shows that the peers do the same work: only uneven data or experts can explain the
+ratio."""
 
 GIVEN_SHARE = 0.5
 """Tokens that explain half of a rank's excess are its reason. If tokens determined the compute time during warm-up,

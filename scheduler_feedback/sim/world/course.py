@@ -84,7 +84,7 @@ class Course:
     place: Place
     """Places of its ranks."""
     random: np.random.Generator
-    """Its random generator."""
+    """Random generator of the job."""
     begin: float = 0.0
     """Start of the job."""
     adaptive: bool = True

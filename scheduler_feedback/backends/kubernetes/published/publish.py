@@ -55,7 +55,7 @@ class GangStatus:
 
     message: str
     expected_ns: int | None = None
-    """Of its start."""
+    """Expected time of the gang's start; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
