@@ -212,7 +212,7 @@ class Attribution:
         return self._attested(pid)[0]
 
     def owner(self, pid: int) -> Owner | None:
-        """Return the owner of a process with the rank as which it was started; None if nothing attests it."""
+        """Return the owner of a process, with the rank that it was started as; None if no source attests it."""
         identity, membership = self._attested(pid)
         if identity is None:
             return None

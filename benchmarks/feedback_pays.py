@@ -57,7 +57,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated each time. policy: its name in benchmarks.policies. restart_cost_seconds: of every move."""
+    """Input of one simulation. policy: its name in benchmarks.policies. restart_cost_seconds: of every move."""
 
     trace: Trace
     nodes: int

@@ -57,7 +57,7 @@ Named = list[tuple[float, int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Reported:
     """A verdict and when it was reported, in simulated seconds."""
 
     at_seconds: float
@@ -70,18 +70,18 @@ def watch(
     tick_seconds: float = 0.5,
     fleet: Fleet | None = None,
     start_seconds: float = 0.0,
-) -> list[Heard]:
+) -> list[Reported]:
     """Fold the frames of all courses in order of arrival, and run the detector every `tick_seconds`."""
     fleet = Fleet() if fleet is None else fleet
     look = Look(fleet)
-    reports: list[Heard] = []
+    reports: list[Reported] = []
     due = start_seconds
     for at, layout, frame in heapq.merge(*courses, key=lambda item: item[0]):
         while due < at:
-            reports += [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
+            reports += [Reported(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
             due += tick_seconds
         fleet.observe(layout, frame, round(at * NS))
-    return reports + [Heard(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
+    return reports + [Reported(due, finding) for finding in detector.tick(look.next(WALL_START_NS + round(due * NS)))]
 
 
 def faults(ranks: int) -> Iterator[tuple[str, float, Callable[[int], Gang]]]:

@@ -17,7 +17,7 @@ import pytest
 
 
 def absent(what: str) -> None:
-    """Skip the test, or fail it if all are required; `what` says what is missing and how to install it."""
+    """Skip the test, or fail it if all are required; `what` names the missing component and how to install it."""
     if os.environ.get("GANGWATCH_REQUIRE") == "all":
         pytest.fail(f"GANGWATCH_REQUIRE=all, and {what}")
     pytest.skip(what)

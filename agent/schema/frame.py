@@ -123,7 +123,7 @@ class StepRecord(msgspec.Struct, frozen=True, tag="step", gc=False):
     member: Member
     step: int
     start_ns: int
-    """Host's monotonic clock."""
+    """Start of the step on the host's monotonic clock."""
     duration_ns: int
     wait_ns: int | None = None
     """Time spent waiting in collectives; None if the reporter could not measure it (unknown is not zero)."""
@@ -146,7 +146,7 @@ class OpenRecord(msgspec.Struct, frozen=True, tag="open", gc=False):
     number: int
     """Number of the step or collective."""
     since_ns: int
-    """Its start on the host's monotonic clock."""
+    """Start of the step or collective on the host's monotonic clock."""
 
 
 class EventRecord(msgspec.Struct, frozen=True, tag="event", gc=False):
@@ -181,7 +181,7 @@ class Frame(msgspec.Struct, frozen=True, eq=False, gc=False):
     wall_ns: int
     """Time at which the frame was assembled."""
     monotonic_ns: int
-    """The same time by the monotonic clock."""
+    """Time of the sample on the host's monotonic clock."""
     tier_ns: TimeArray
     """int64 [tiers], monotonic sample time of each tier; 0 if it has never succeeded."""
     gauges: GaugeArray

@@ -19,7 +19,7 @@ COMPATIBILITY = ("DCGM_", "node_", "rdma_")
 
 
 def distinct_series(text: str, *, own: bool = False) -> int:
-    """Return the number of series that have a value. own: without those that NOT_COUNTED and COMPATIBILITY name."""
+    """Return the number of series that have a value. own: without NOT_COUNTED and COMPATIBILITY."""
     series: set[str] = set()
     for line in text.splitlines():
         if line.startswith("#") or (found := _SAMPLE.match(line)) is None or found[3] == "NaN":

@@ -44,14 +44,14 @@ class Method(Protocol):
 
 
 @dataclass(slots=True)
-class Heard:
-    """Claims of one method in one run: the first report of each key, and the keys for which a running job may be
-    touched, at the first report or at a later one (with its cause, or more surely)."""
+class ClaimLog:
+    """Claims of one method in one run: the first report of each key, and the keys of all claims that justify moving a
+    running job (a later report may, with a cause or more confidence)."""
 
     claims: dict[str, Claim] = field(default_factory=dict)
     moves: set[str] = field(default_factory=set)
 
-    def hear(self, claims: Sequence[Claim]) -> None:
+    def add(self, claims: Sequence[Claim]) -> None:
         """Keep the first report of each claim."""
         for claim in claims:
             self.claims.setdefault(claim.key, claim)

@@ -11,7 +11,7 @@ import numpy as np
 from agent.schema.verdicts.kinds import BLAMING
 from benchmarks.detection.baselines import BASELINES, Panel
 from benchmarks.detection.cells import Cell, Staged, stage
-from benchmarks.detection.claims import Heard
+from benchmarks.detection.claims import ClaimLog
 from benchmarks.detection.ours import Ours
 from benchmarks.detection.score import Outcome, Truth, judge
 from scheduler_feedback.detectors.ablation_switches import Switches
@@ -112,17 +112,17 @@ def run(fleet: Fleet) -> list[Result]:
     delivery = ROUGH if fleet.rough else Delivery()
     courses = [course for one in staged for course in one.courses]
     world = World(courses, fleet.seed, fleet.sampling_seconds, delivery, fleet.known_topology)
-    ours, by_method = Ours(fleet.switches), {"ours": Heard()}
+    ours, by_method = Ours(fleet.switches), {"ours": ClaimLog()}
     panel = Panel([rule() for rule in BASELINES] if fleet.baselines else [])
-    by_method |= {rule.name: Heard() for rule in panel.rules}
+    by_method |= {rule.name: ClaimLog() for rule in panel.rules}
     truths = [Truth(one) for one in staged]
     results: list[Result] = []
     tick = TICK_SECONDS
     while truths:
         telemetry = world.tick(tick)
-        by_method["ours"].hear(ours.look(telemetry))
+        by_method["ours"].add(ours.look(telemetry))
         for name, claims in panel.look(telemetry).items():
-            by_method[name].hear(claims)
+            by_method[name].add(claims)
         periods = ours.periods()
         for truth in truths:
             truth.follow()
@@ -136,7 +136,7 @@ def run(fleet: Fleet) -> list[Result]:
     return results
 
 
-def _result(truth: Truth, by_method: dict[str, Heard], sampling_seconds: float) -> Result:
+def _result(truth: Truth, by_method: dict[str, ClaimLog], sampling_seconds: float) -> Result:
     staged = truth.staged
     outcomes = {}
     for name, one in by_method.items():

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.schema.verdicts.kinds import BLAMING
 from benchmarks.detection.baselines import BASELINES, Panel
-from benchmarks.detection.claims import Claim, Heard
+from benchmarks.detection.claims import Claim, ClaimLog
 from benchmarks.detection.ours import Ours
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.detectors.ablation_switches import Switches
@@ -40,7 +40,7 @@ SHORTEST_STEP = {1024: 1.0, 2048: 2.0, 4096: 2.0}
 @dataclass(frozen=True, slots=True)
 class Health:
     """Healthy jobs of one kind in one world, for about this many GPU-days. long: one small job for many days. switches:
-    parts of ours turned off for an ablation.
+    detector parts turned off for an ablation.
     """
 
     workload: Workload
@@ -106,13 +106,13 @@ def run(health: Health) -> Alarms:
     world = World(courses, health.seed, 30.0, ROUGH if health.rough else Delivery())
     ours = Ours(health.switches)
     panel = Panel([rule() for rule in BASELINES] if health.baselines else [])
-    by_method = {"ours": Heard()} | {rule.name: Heard() for rule in panel.rules}
+    by_method = {"ours": ClaimLog()} | {rule.name: ClaimLog() for rule in panel.rules}
     until = max(course.finish for course in courses)
     while world.now < until:
         telemetry = world.tick(TICK_SECONDS)
-        by_method["ours"].hear(ours.look(telemetry))
+        by_method["ours"].add(ours.look(telemetry))
         for name, claims in panel.look(telemetry).items():
-            by_method[name].hear(claims)
+            by_method[name].add(claims)
     gpu_days = sum(c.plan.gpus * (c.finish - c.begin) for c in courses) / DAY_SECONDS
     reported = list(by_method["ours"].claims.values())
     false = [claim for claim in reported if accuses(claim)]

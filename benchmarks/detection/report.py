@@ -98,8 +98,8 @@ NYQUIST = 2.0
 def periods(results: Sequence[Result]) -> dict[str, Any]:
     """Compare the inferred iteration periods with the true ones, over jobs that report nothing.
 
-    could_be_told: number of iterations with two samples and more; not_told: those without an inferred period; wrong:
-    every period that is off by more than 2 %.
+    could_be_told: jobs with at least two samples per iteration; not_told: jobs without an inferred period; wrong: jobs
+    whose inferred period is off by more than 2 %.
     """
     asked = [r for r in results if not r.cell.reports]
     pairs = [(r, r.inferred_seconds / r.period_seconds - 1.0) for r in asked if r.inferred_seconds is not None]

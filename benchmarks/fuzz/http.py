@@ -14,7 +14,7 @@ import msgspec
 import uvicorn
 from starlette.requests import Request as StarletteRequest
 
-from benchmarks.fuzz.mutate import octets
+from benchmarks.fuzz.http_requests import HEADERS, QUERIES, TOKEN, body, request
 from benchmarks.fuzz.target import ACCEPTED, REFUSED, REFUSED_FIRST, Target
 from exporter.frame_formats import wanted_metrics
 from exporter.security.loopback import LoopbackOnly
@@ -41,7 +41,6 @@ from scheduler_feedback.api.requests import (
     submitted_by,
 )
 
-TOKEN = "a-token-of-the-state-folder"
 PORT = 9420
 
 
@@ -58,155 +57,6 @@ def _token_file() -> Any:
 def _access() -> Authentication:
     """Return an authentication that accepts the token."""
     return Authentication(Tokens(Path(_token_file().name)))
-
-
-# --- inputs ----------------------------------------------------------------------------------------------------------
-
-_METHODS = (b"GET", b"HEAD", b"POST", b"OPTIONS", b"DELETE", b"PRI", b"get", b"G" * 17)
-_PATHS = (
-    *(b"/", b"/metrics", b"/frame", b"/frames", b"/healthz", b"/api/jobs", b"/%2e%2e/%00", b"//x", b"*", b"x"),
-    *(b"http://evil/", b"/a#b", b"/\xc3\xa9", b"/ b", b"/" + b"a" * 300),
-)
-_QUERIES = (
-    *(b"metrics=gangwatch_step*", b"metrics=gangwatch_nvlink_errors_total(gpu)", b"metrics=*", b"metrics=a*b"),
-    *(b"metrics=a(b", b"metrics=gangwatch_gpu_power_watts(gpu)", b"x=1", b"limit=5&continue=AAAA", b"limit=-1"),
-    *(b"continue=" + mark_text([5]).encode(), b"state=a,b", b"since=" + b"9" * 30, b"%ff=%00", b"&&==", b"a" * 2000),
-)
-_HEADERS: tuple[tuple[bytes, tuple[bytes, ...]], ...] = (
-    (
-        b"Host",
-        (b"127.0.0.1:9420", b"localhost:9420", b"[::1]:9420", b"[::1", b"evil.example", b"127.0.0.1:1", b"", b":"),
-    ),
-    (b"Accept", (b"*/*", b"application/openmetrics-text;version=1.0.0;q=0.9,text/plain;q=0.5", b"a/b;q=x,,;,q=0.1")),
-    (b"Accept-Encoding", (b"gzip", b"gzip;q=0", b"*;q=0.5, identity", b"br;q=1.0.0", b";;;", b"gzip;q=nan")),
-    (b"Connection", (b"close", b"keep-alive", b"Upgrade, close", b"")),
-    (b"Upgrade", (b"websocket", b"h2c")),
-    (b"Content-Length", (b"0", b"2", b"-1", b"+2", b"2, 2", b"18446744073709551616", b"1048577", b"0x2", b" 2")),
-    (b"Transfer-Encoding", (b"chunked", b"identity", b"chunked, chunked", b"gzip, chunked")),
-    (b"Content-Type", (b"application/json", b"application/json; charset=utf-8", b"text/plain")),
-    (
-        b"Authorization",
-        (
-            b"Bearer " + TOKEN.encode(),
-            b"bearer x",
-            b"Bearer gwt_" + b"A" * 43,
-            b"Bearer a.b.c",
-            b"Basic YTpi",
-            b"Basic !",
-            b"Bearer",
-            b"\xff",
-        ),
-    ),
-    (b"Cookie", (b"gangwatch-9420=x", b"gangwatch-9420=", b";;=", b"a=b; gangwatch-9420=\xff", b"x" * 9000)),
-    (b"Origin", (b"http://127.0.0.1:9420", b"http://evil.example", b"null")),
-    (b"Expect", (b"100-continue",)),
-    (b"If-None-Match", (b'"a"', b"*", b"W/")),
-    (b"Last-Event-ID", (b"5", b"-5", b"9" * 40)),
-    (b"Range", (b"bytes=0-1",)),
-)
-_ODD_LINES = (
-    *(
-        b"X : y",
-        b": y",
-        b"X",
-        b"X:\x00",
-        b" folded: no",
-        b"\tfolded",
-        b"X:" + b"a" * 20_000,
-        b"X\x7f: y",
-        b"X: \xff\xfe",
-    ),
-    *(b"Host: a\r\nHost: b", b"X: a\nY: b", b"\r", b"X: " + b"\t" * 50),
-)
-_SPEC: dict[str, tuple[Any, ...]] = {
-    "name": ("train", "", "x" * 300, 5, None, "a\u202eb", "<script>"),
-    "command": (["true"], [], "true", [5], ["\ud800"], None),
-    "ranks": (1, 2, 0, -1, 1 << 21, 1.5, "2", True, None),
-    "user": ("ana", "x" * 2000, 7, "a\nb"),
-    "queue": ("default", "", "q" * 300),
-    "time_limit_seconds": (60, 0, -1, 1e300, "1h", None),
-    "working_directory": ("/tmp", "here", ""),
-    "environment": ({}, {"A": "b"}, {"A": 5}, [], {"": ""}),
-    "array_size": (0, 5, -1, 10**6),
-    "groups": ([], [{"role": "a", "ranks": 1}], [{"role": 5}], {}),
-    "after": ([], [{"job_id": "j-1", "condition": "ok"}], [{"job_id": "\n", "condition": "ok"}], [{"job_id": 1}]),
-    "gpu_types": ([], ["H100"], ["\x9b"], "H100"),
-    "throughput": ({}, {"H100": 2.0}, {"H100": 0}, {"H100": "x"}),
-    "packing": ("pack", "spread", "x"),
-    "required_level": ("rack", "node", "x", None),
-    "unknown": (1,),
-    "by": ("ana", "x" * 2000, "a\u202eb", 5),
-    "reason": ("new NIC", "\x1b[2J", [], None),
-    "drain": (True, False, "yes"),
-}
-
-
-def body(chance: random.Random) -> bytes:
-    """Return a body for a POST."""
-    if chance.random() < 0.1:
-        return chance.choice(
-            (b"", b"{", b"[]", b"null", b"\xff", b"[" * 5000, b'{"a":1e999}', b'{"name":"\\ud800"}', b"5")
-        )
-    names = chance.sample(list(_SPEC), chance.randrange(len(_SPEC)))
-    if chance.random() < 0.6:
-        names = ["name", "command", "ranks", *names]
-    made = {name: _SPEC[name][0] if chance.random() < 0.8 else chance.choice(_SPEC[name]) for name in names}
-    if chance.random() < 0.85:
-        made.pop("unknown", None)
-    if chance.random() < 0.7:
-        for name in ("by", "reason", "drain"):
-            made.pop(name, None)
-    elif chance.random() < 0.7:
-        made = {name: value for name, value in made.items() if name in ("by", "reason", "drain")}
-    content = json.dumps(made).encode()
-    return octets(chance, content, chance.randrange(1, 4)) if chance.random() < 0.15 else content
-
-
-def request(chance: random.Random, bodies: bool = True) -> bytes:
-    """Return a request as a client would send it, or slightly wrong; sometimes two or none."""
-    if chance.random() < 0.04:
-        return chance.choice(
-            (chance.randbytes(chance.randrange(300)), b"\r\n" * chance.randrange(1, 400), b"\x16\x03\x01")
-        )
-    usual = chance.random() < 0.7
-    method = chance.choice(_METHODS[:3] if usual else _METHODS)
-    path = chance.choice(_PATHS[:6] if usual else _PATHS)
-    if chance.random() < 0.4:
-        path += b"?" + b"&".join(chance.choices(_QUERIES, k=chance.randrange(1, 3)))
-    version = (
-        b"HTTP/1.1" if usual else chance.choice((b"HTTP/1.0", b"HTTP/1.1", b"HTTP/2.0", b"HTTP/9.9", b"HTTP/1.1 ", b""))
-    )
-    lines = [method + b" " + path + b" " + version]
-    if chance.random() < 0.95:
-        lines.append(b"Host: " + (b"127.0.0.1:9420" if chance.random() < 0.85 else chance.choice(_HEADERS[0][1])))
-    for name, values in chance.sample(_HEADERS[1:], chance.randrange(5)):
-        if name in (b"Content-Length", b"Transfer-Encoding") and chance.random() < 0.7:
-            continue
-        lines.append(name + b": " + chance.choice(values))
-    if chance.random() < 0.1:
-        lines.insert(chance.randrange(1, len(lines) + 1), chance.choice(_ODD_LINES))
-    content = b""
-    if bodies and method == b"POST" and chance.random() < 0.8:
-        content = body(chance)
-        if chance.random() < 0.5:
-            lines.append(b"Content-Length: %d" % (len(content) + (chance.random() < 0.1)))
-        else:
-            lines.append(b"Transfer-Encoding: chunked")
-            content = b"%x\r\n%b\r\n0\r\n%b\r\n" % (
-                len(content),
-                content,
-                b"T: x\r\n" if chance.random() < 0.1 else b"",
-            )
-        lines.append(b"Content-Type: application/json")
-    made = b"\r\n".join(lines) + b"\r\n\r\n" + content
-    match chance.randrange(20):
-        case 0:
-            return octets(chance, made, chance.randrange(1, 4))
-        case 1:
-            return made[: chance.randrange(len(made))]
-        case 2:
-            return made + request(chance, bodies)
-    return made
 
 
 # --- the agent's parser ----------------------------------------------------------------------------------------------
@@ -363,17 +213,17 @@ def _api_request(chance: random.Random) -> bytes:
     """Make a request's headers, query and body, as JSON of strings."""
     headers = [
         [name.decode("latin-1").lower(), chance.choice(values).decode("latin-1")]
-        for name, values in chance.sample(_HEADERS[1:], chance.randrange(6))
+        for name, values in chance.sample(HEADERS[1:], chance.randrange(6))
         if name != b"Content-Type"
     ]
-    headers.append(["host", "127.0.0.1:9420" if chance.random() < 0.9 else chance.choice(_HEADERS[0][1]).decode()])
+    headers.append(["host", "127.0.0.1:9420" if chance.random() < 0.9 else chance.choice(HEADERS[0][1]).decode()])
     if chance.random() < 0.95:
         headers.append(["content-type", "application/json"])
     if chance.random() < 0.7:
         headers = [pair for pair in headers if pair[0] not in ("authorization", "origin")]
         headers.append(["authorization", f"Bearer {TOKEN}"])
     usual = ("", "limit=5", f"limit=5&continue={mark_text([5])}", "tail=10")
-    query = chance.choice(usual) if chance.random() < 0.7 else chance.choice(_QUERIES).decode("latin-1")
+    query = chance.choice(usual) if chance.random() < 0.7 else chance.choice(QUERIES).decode("latin-1")
     content = body(chance) if chance.random() < 0.99 else b" " * (BODY_BYTES + 1)
     return json.dumps([chance.randrange(4), query, headers, content.decode("latin-1")]).encode()
 

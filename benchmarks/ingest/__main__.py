@@ -153,8 +153,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"measured time (default {SECONDS:.0f})")
     parser.add_argument("--warm", type=float, default=WARM_SECONDS, help=f"before it (default {WARM_SECONDS:.0f})")
     parser.add_argument(
-        "--interval", type=float, default=1.0, help="seconds between an agent's frames (default 1): longer where this "
-        "machine's other processors can't make so many frames"
+        "--interval", type=float, default=1.0, help="seconds between an agent's frames (default 1); use more if the "
+        "machine's other processors can't make the frames in time"
     )  # fmt: skip
     parser.add_argument("--no-misbehaving", action="store_true", help="leave out the run with bad agents")
     parser.add_argument("--seed", type=int, default=1)

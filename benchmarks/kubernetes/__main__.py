@@ -207,8 +207,8 @@ class Bed:
             return {"cordon_nodes_per_second": len(victims) / (ended - began), "cordoned": len(victims)}
 
     def memory(self) -> Figures:
-        """Measure a takeover: ten pods on every node, eight of ours, a gang, as another controller left them, and two
-        others."""
+        """Measure a takeover: every node runs ten pods: a gang of eight, as the previous controller left it, and two
+        unrelated pods."""
         groups, pods = [], []
         for number in range(self.count):
             node, gang = name_of(number), f"runs-{number}"

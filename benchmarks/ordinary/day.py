@@ -185,7 +185,7 @@ class Day:
             ]
 
     def _check_logs(self) -> None:
-        """Report a daemon that logs a bug of its own."""
+        """Report daemons that logged a bug."""
         for file in (self.cluster.state / "log").glob("*.log"):
             with file.open("rb") as log:
                 log.seek(self._logged.get(file.name, 0))
@@ -289,7 +289,7 @@ class Day:
             if not active:
                 return
             for job in active:
-                # Cancel half of the pending jobs and every job without an end of its own; the other half must still
+                # Cancel half of the pending jobs and every endless job; the other half must still
                 # run.
                 if job not in asked and (hash_of(job) % 2 == 0 or endless(self.facts.owner_of[job])):
                     asked.add(job)
@@ -353,7 +353,7 @@ class Day:
 
 
 def endless(job: Submission) -> bool:
-    """Return whether a job has no end of its own, waits for another job, or runs too long for the rest of the day."""
+    """Return whether a job never ends, waits for another job, or runs too long for the rest of the day."""
     seconds = _SECONDS.search(job.command)
     if seconds is not None and float(seconds[1]) > LONG_SECONDS:
         return True

@@ -178,7 +178,7 @@ class Exposition:
 
 
 def expose(layout: Layout, frame: Frame, settings: Settings = EVERYTHING, open_metrics: bool = False) -> bytes:
-    """Return a frame's series without the exporter's own, for files and tests. Raises as ``Exposition.body``."""
+    """Return a frame's series without the exporter's own, for files and tests. Raises like ``Exposition.body``."""
     check_fits(layout, frame)
     view = View(layout, lambda source: not np.isnan(frame.gauges[source]))
     families, _ = plan_families(view, settings, Memory())

@@ -24,7 +24,7 @@ _WAY_BACK = {"probe": "a probe", "probation": "probation", "recovered": ""}
 class Account:
     """All input of the report, read after the cluster has been stopped.
 
-    uninterrupted: the result of the same training without gangwatch; None if it was not run.
+    uninterrupted: result of the same training without gangwatch; None if it was not run.
     """
 
     def __init__(self, play: Play, steps: list[SeenStep], uninterrupted: dict[str, Any] | None) -> None:

@@ -8,7 +8,7 @@ One pass::
     4  answer the requests: they are durable
     5  carry out the actions unless frozen; write their outcomes
 
-What the store cannot write has not happened. The inputs are written before the cycle runs, so a full disk is usually
+A cycle that cannot be stored has no effect. The inputs are written before the cycle runs, so a full disk is usually
 noticed before the state changes. If only the commit fails, the state is rebuilt from the store. While the store fails
 no cycle runs: observations and verdicts are queued, requests are refused, and a small write is tried once a second.
 

@@ -40,7 +40,7 @@ class Explanation:
     job_id: str
     """The job."""
     state: JobState
-    """Its state."""
+    """State of the job."""
     why: str
     """Reason in one sentence."""
     waits_for: tuple[WaitsFor, ...] = ()

@@ -64,7 +64,7 @@ class Verdict:
     evidence: tuple[Evidence, ...] = ()
     """Facts behind the verdict."""
     frames: tuple[tuple[str, int], ...] = ()
-    """Newest frame seq per node in the evidence."""
+    """Sequence number of each node's newest frame in the evidence."""
     detector: str = "straggler"
     """Name of the detector."""
     ranks: tuple[int, ...] = ()
@@ -99,7 +99,7 @@ class Cleared:
     verdict_id: str
     """Verdict that ended."""
     gang: str
-    """Its job id."""
+    """Id of the verdict's job."""
     wall_ns: int
     """Time of the end."""
     reason: str

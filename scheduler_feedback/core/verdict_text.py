@@ -12,7 +12,7 @@ from scheduler_feedback.core.verdict import Verdict
 _LEVELS = {"gpu": "GPU", "nic": "NIC", "link": "link"}
 
 _MOST_SPANS = 4
-"""Most rank ranges that a sentence lists. With more, it states the number of ranks."""
+"""Maximum number of rank ranges that a sentence lists. With more, it states the number of ranks."""
 
 
 def sentence(verdict: Verdict) -> str:

@@ -45,7 +45,7 @@ class Detector(Protocol):
 class Maker(Protocol):
     """Class of a detector.
 
-    timed: whether times are real seconds; otherwise each step is a window of its own. panel: counter statistics, shared
+    timed: whether times are real seconds; otherwise each step is one window. panel: counter statistics, shared
     by the detectors of one stream.
     """
 

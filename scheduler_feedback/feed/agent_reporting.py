@@ -21,9 +21,9 @@ class AgentStatus(NamedTuple):
     """Status of one node's agent."""
 
     age_seconds: float | None
-    """Since its newest frame was received; None if none was."""
+    """Time since the node's newest frame was received; None without a frame."""
     since_ns: int | None
-    """Wall time of that frame."""
+    """Wall time of the node's newest frame; None without a frame."""
     silent: bool
     """Whether frames are overdue, measured by the agent's own interval."""
 

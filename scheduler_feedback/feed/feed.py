@@ -43,8 +43,8 @@ CREDENTIALS_SECONDS = 5.0
 """Interval at which certificate files are checked: a revoked certificate is refused after ten seconds at most."""
 
 OPENED_A_TURN = 128
-"""Most connections opened between two polls of the open streams. If 10,000 agents reconnect at once, no frame is
-delayed by more than these handshakes (about a millisecond each)."""
+"""Maximum number of connections opened between two polls of the open streams. If 10,000 agents reconnect at once, no
+frame is delayed by more than these handshakes (about a millisecond each)."""
 
 FRAMES_AT_ONCE = 256
 """Frames read before detection runs: a megabyte, which fits into a CPU's second-level cache."""

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 MOST_ARRIVING = 256
 ARRIVING_NS = 1_000_000_000
-"""Most agents between the start of their handshake and their layout. An agent that takes longer than a second no longer
-counts: a rack that accepts connections but sends nothing blocks the others for at most that time."""
+"""Maximum number of agents between the start of their handshake and their layout. An agent that takes longer than a
+second no longer counts: a rack that accepts connections but sends nothing blocks the others for at most that time."""
 
 Who = TypeVar("Who")
 

@@ -24,7 +24,8 @@ BLOCK_CYCLES = 512
 """Cycles per compressed block: enough to compress repeated field names, few enough to decompress for one cycle."""
 
 BLOCKS_AT_ONCE = 32
-"""Most blocks written with one snapshot, to limit the delay of the cycle; a minute of cycles is one block."""
+"""Maximum number of blocks written with one snapshot, to limit the delay of the cycle; a minute of cycles is one
+block."""
 
 SNAPSHOT_SUMS = "snapshot_sums"
 """Key of the table `meta`: a JSON object, from a snapshot's cycle to the CRC-32 of its state before compression."""

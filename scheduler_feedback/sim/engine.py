@@ -45,7 +45,7 @@ ROUNDING_NS = 1000
 """Largest rounding error of sums of seconds in floats, in a trace of years."""
 
 MOST_TURNS = 10_000
-"""Most cycles at one time. If decisions continue after that, the cycle has a bug."""
+"""Maximum number of cycles at one time. If decisions continue after that, the cycle has a bug."""
 
 SAVED_AND_STOPPED = 128 + 15
 """Exit code of a rank that SIGTERM ended, as a shell reports it."""

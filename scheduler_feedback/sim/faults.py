@@ -77,7 +77,7 @@ class _Class:
     """Jobs of similar size in Greyhound's study."""
 
     least_gpus: int
-    """Least GPUs of a job in the class."""
+    """Minimum number of GPUs of a job in the class."""
     hit: float
     """Share of its jobs that a fault hit."""
     mean_seconds: float

@@ -15,10 +15,10 @@ from scheduler_feedback.sim.results import Report
 from scheduler_feedback.sim.truth import Course
 
 MOST_SPANS = 100_000
-"""Most attempts in the chart, the longest first. They take some megabytes in the browser."""
+"""Maximum number of attempts in the chart, the longest first. They take some megabytes in the browser."""
 
 MOST_POINTS = 2000
-"""Most points of a plot: more than a screen has columns."""
+"""Maximum number of points of a plot: more than a screen has columns."""
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _PLACE = "/*DATA*/"

@@ -51,7 +51,7 @@ class Quality:
     """Detection of slowdowns from one size on."""
 
     slowdown: float
-    """Least slowdown."""
+    """Minimum slowdown."""
     found: float
     """Share of faults that are detected."""
     p50_seconds: float
@@ -88,13 +88,13 @@ class DetectorModel:
     size_error: float = 0.05
     """Standard deviation of the logarithm of the reported slowdown."""
     confidence: tuple[float, float] = (0.9, 0.999)
-    """Least and greatest reported confidence."""
+    """Minimum and maximum reported confidence."""
     false_per_1000_gpu_days: float = 0.0
     """Rate of verdicts against members of healthy gangs."""
     false_seconds: float = 600.0
     """Time after which such a verdict is cleared."""
     false_slowdown: tuple[float, float] = (1.1, 1.5)
-    """Least and greatest slowdown of such a verdict."""
+    """Minimum and maximum slowdown of such a verdict."""
 
     def delay_seconds(self, slowdown: float, draw: random.Random) -> float | None:
         """Draw the delay from onset to verdict; None if the fault is not detected.

@@ -25,7 +25,7 @@ RACK_NODES = 32
 
 DEFAULT_SLOTS = 8
 MOST_SLOTS = 1_000_000
-"""Most slots of all nodes. A larger number is taken for a typing error."""
+"""Maximum number of slots of all nodes. A larger number is taken for a typing error."""
 
 _GRID = re.compile(r"(\d+)x(\d+)(?:/(\d+))?")
 

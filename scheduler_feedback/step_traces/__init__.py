@@ -21,7 +21,7 @@ class Recording:
     format: str
     """Name of its format."""
     timed: bool
-    """Whether its times are real seconds on a clock; otherwise each step is a window of its own."""
+    """Whether its times are real seconds on a clock; otherwise each step is one window."""
     stream: Callable[[], Iterator[Telemetry]]
     """Returns the telemetry from the beginning at each call."""
     traces: tuple[Trace, ...] = ()

@@ -32,7 +32,7 @@ OWN = ("forward-compute", "backward-compute", "optimizer", "gc")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operations:
-    """m operations of n ranks, in rows."""
+    """Table of m operations of n ranks, one row per operation."""
 
     kinds: tuple[str, ...]
     """Names of the kinds of operations."""

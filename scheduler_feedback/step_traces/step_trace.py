@@ -23,7 +23,8 @@ SHORTEST, LONGEST = 1e-30, 1e30
 
 MOST_RANKS = 1 << 17
 MOST_CELLS = 1 << 28
-"""Most cells (steps x ranks) of a trace. A larger trace would not fit in memory and is refused before it is loaded."""
+"""Maximum number of cells (steps x ranks) of a trace. A larger trace would not fit in memory and is refused before it
+is loaded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +36,7 @@ class Trace:
     shape: Shape
     """Ranks of the job."""
     steps: StepTable
-    """Its steps."""
+    """Steps of the trace."""
     worker: bool = False
     """Whether the trace calls its members workers (PAI) instead of ranks."""
     operations: Operations | None = None

@@ -175,7 +175,7 @@ def changed(message: bytes, **fields: object) -> bytes:
         ({"counters_valid": b"\1\1"}, "counters_valid"),
         ({"counters_valid": b""}, "counters_valid"),
         ({"seq": "7"}, "seq"),
-        ({"records": [{"type": "unheard of"}]}, "records"),
+        ({"records": [{"type": "unknown"}]}, "records"),
         ({"k": "picture"}, "picture"),
     ],
 )

@@ -128,7 +128,7 @@ def test_every_kind_has_an_example() -> None:
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): garbled, Fatal",
         "mlx5_core 0000:18:00.0: firmware version: 28.39.1002",
         "usb 1-1: Link down",
-        "somebody said: Out of memory: Killed process 1 (init)",
+        "a user wrote: Out of memory: Killed process 1 (init)",
     ],
 )
 def test_other_messages_are_ignored(text: str) -> None:

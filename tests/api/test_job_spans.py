@@ -99,7 +99,11 @@ def test_a_restarted_controller_continues_the_same_trace(known_before: int) -> N
 
 
 def test_a_cleared_verdict_ends_its_span() -> None:
-    story = [*STORY[:6], entry(60, "cleared", "verdict v-7 no longer holds: it keeps pace again"), *STORY[11:]]
+    story = [
+        *STORY[:6],
+        entry(60, "cleared", "verdict v-7 ended: it runs at normal speed again"),
+        *STORY[11:],
+    ]
     found = {span.name: seconds(span) for span in folded(story, traces())}
     assert found["verdict: rank 1 of j-000002 is a straggler (suspended)"] == (30, 60)
 

@@ -63,9 +63,9 @@ def test_a_gang_runs_and_its_exit_codes_are_reported(gangs: LocalGangs) -> None:
 
 
 def test_each_group_runs_its_own_command_and_has_its_role(gangs: LocalGangs) -> None:
-    tell = "echo $GANGWATCH_ROLE $RANK of $GANGWATCH_NODES"
-    groups = (Group("launcher", 1, ("sh", "-c", f"echo mpirun; {tell}")), Group("worker", 2))
-    gangs.start(("sh", "-c", tell), 3, groups=groups)
+    echo = "echo $GANGWATCH_ROLE $RANK of $GANGWATCH_NODES"
+    groups = (Group("launcher", 1, ("sh", "-c", f"echo mpirun; {echo}")), Group("worker", 2))
+    gangs.start(("sh", "-c", echo), 3, groups=groups)
     assert exit_codes(gangs.wait_for(AttemptEnded)) == [0, 0, 0]
     assert [gangs.log(rank) for rank in range(3)] == [
         "mpirun\nlauncher 0 of n0:2,n1:1\n",

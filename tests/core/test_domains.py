@@ -46,7 +46,7 @@ def test_unknown_level_falls_back_to_the_widest_below() -> None:
 def test_refused_constraints_are_known_for_all_nodes() -> None:
     topology = Topology([Node("a", 1, refuses=("big", "fast")), Node("b", 1), Node("c", 1, refuses=("big",))])
     assert {name: numbers(bits) for name, bits in topology.refused.items()} == {"big": [0, 2], "fast": [0]}
-    assert numbers(topology.bits_of(["c", "nobody", "a"])) == [0, 2]
+    assert numbers(topology.bits_of(["c", "unknown", "a"])) == [0, 2]
 
 
 @pytest.mark.parametrize(

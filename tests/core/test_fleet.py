@@ -211,7 +211,7 @@ def test_nodes_of_one_boot_share_a_machine() -> None:
     assert fleet.shares_machine("n0")
     assert fleet.shares_machine("n1")
     assert not fleet.shares_machine("n2")
-    assert not fleet.shares_machine("nobody")
+    assert not fleet.shares_machine("unknown")
     fleet.observe(other, frame_of(other, 2, boot="c"), 0)
     assert [fleet.shares_machine(name) for name in ("n0", "n1", "n2")] == [False, True, True], "the node has moved"
 
@@ -260,9 +260,9 @@ def test_node_set_aside_is_received_but_not_folded() -> None:
     assert fleet.nodes["n0"].received_ns == SECOND, "the time of the last frame is kept"
     assert fleet.touched() == {"n0"}
     fleet.hear("n0", 5 * SECOND)
-    fleet.hear("nobody", 4 * SECOND)
+    fleet.hear("unknown", 4 * SECOND)
     assert fleet.nodes["n0"].received_ns == fleet.newest_received_ns == 5 * SECOND
-    assert "nobody" not in fleet.nodes
+    assert "unknown" not in fleet.nodes
     fleet.readmit("n0")
     assert fleet.aside == {}
     assert set(fleet.gangs) == {"else"}, "part of its steps is missing"

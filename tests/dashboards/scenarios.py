@@ -51,7 +51,7 @@ def _ends(name: str, at: float) -> Script:
     """Return a script that cancels the job at this time, which clears its verdicts."""
 
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
-        return [CancelRequested(name, "somebody")] if now == at else ()
+        return [CancelRequested(name, "ann")] if now == at else ()
 
     return script
 
@@ -136,7 +136,7 @@ def stalled() -> ScriptedRun:
     def script(run: ScriptedRun, now: float) -> Sequence[Event]:
         if now == ONSET:
             run.halted.add("j-000001")
-        return [CancelRequested("j-000001", "somebody")] if now == ONSET + LENGTH + 240.0 else ()
+        return [CancelRequested("j-000001", "ann")] if now == ONSET + LENGTH + 240.0 else ()
 
     return _quiet(script)
 
@@ -152,14 +152,14 @@ def operator() -> ScriptedRun:
         if now == ONSET:
             return [
                 Submitted("j-000009", large),
-                NodeCommanded("node-00001", NodeCommand.QUARANTINE, "somebody", "to be looked at"),
-                FreezeSet(True, "somebody"),
+                NodeCommanded("node-00001", NodeCommand.QUARANTINE, "ann", "noisy fan"),
+                FreezeSet(True, "ann"),
             ]
         if now == ONSET + LENGTH:
             return [
-                FreezeSet(False, "somebody"),
-                NodeCommanded("node-00001", NodeCommand.RELEASE, "somebody"),
-                CancelRequested("j-000009", "somebody"),
+                FreezeSet(False, "ann"),
+                NodeCommanded("node-00001", NodeCommand.RELEASE, "ann"),
+                CancelRequested("j-000009", "ann"),
             ]
         return ()
 
@@ -173,7 +173,7 @@ def too_large() -> ScriptedRun:
         if now == ONSET:
             return [Submitted("j-000009", large)]
         if now == ONSET + LENGTH:
-            return [CancelRequested("j-000009", "somebody")]
+            return [CancelRequested("j-000009", "ann")]
         return ()
 
     return _quiet(script)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.detection import cells, statistics
 from benchmarks.detection.cells import Cell, Staged
-from benchmarks.detection.claims import Claim, Heard
+from benchmarks.detection.claims import Claim, ClaimLog
 from benchmarks.detection.fleet import compose
 from benchmarks.detection.ours import claim_of
 from benchmarks.detection.score import Truth, judge
@@ -141,17 +141,17 @@ def test_published_rules_need_only_the_correct_member() -> None:
 
 
 def test_a_repeated_claim_counts_once() -> None:
-    received = Heard()
-    received.hear([Claim(5.0, "k", "j", "straggler", 3), Claim(9.0, "k", "j", "straggler", 3)])
-    received.hear([Claim(12.0, "k", "j", "straggler", 3), Claim(1.0, "z", "other", "straggler", 3)])
-    assert [one.at for one in received.about("j")] == [5.0]
+    log = ClaimLog()
+    log.add([Claim(5.0, "k", "j", "straggler", 3), Claim(9.0, "k", "j", "straggler", 3)])
+    log.add([Claim(12.0, "k", "j", "straggler", 3), Claim(1.0, "z", "other", "straggler", 3)])
+    assert [one.at for one in log.about("j")] == [5.0]
 
 
 def test_a_claim_that_may_move_a_job_only_on_repetition_counts_as_moving() -> None:
-    received = Heard()
-    received.hear([Claim(5.0, "k", "j", "straggler", 3), Claim(5.0, "z", "j", "straggler", 4)])
-    received.hear([Claim(9.0, "k", "j", "straggler", 3, moves=True)])
-    assert received.moves == {"k"}
+    log = ClaimLog()
+    log.add([Claim(5.0, "k", "j", "straggler", 3), Claim(5.0, "z", "j", "straggler", 4)])
+    log.add([Claim(9.0, "k", "j", "straggler", 3, moves=True)])
+    assert log.moves == {"k"}
 
 
 @pytest.mark.parametrize(

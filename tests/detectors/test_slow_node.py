@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.straggler import Heard, watch
+from benchmarks.straggler import Reported, watch
 from scheduler_feedback.core.verdict import Cause, Cleared, Verdict
 from scheduler_feedback.detectors.straggler.alarm_checks import Judgement
 from scheduler_feedback.detectors.straggler.gang_state import ActiveVerdict
@@ -20,11 +20,11 @@ NODE = Gang(ranks=32, ranks_per_node=8, shared_machine=False, slower=SLOW)
 """The second of four nodes."""
 
 
-def course(gang: Gang, seconds: float, detector: StragglerDetector | None = None, seed: int = 8101) -> list[Heard]:
+def course(gang: Gang, seconds: float, detector: StragglerDetector | None = None, seed: int = 8101) -> list[Reported]:
     return watch(detector or StragglerDetector(), [frames(gang, happen(gang, seconds, seed), seed, until=seconds)])
 
 
-def verdicts(results: list[Heard]) -> list[Verdict]:
+def verdicts(results: list[Reported]) -> list[Verdict]:
     return [item.finding for item in results if isinstance(item.finding, Verdict)]
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from agent.schema.catalog import BY_NAME
-from benchmarks.straggler import Heard, watch
+from benchmarks.straggler import Reported, watch
 from scheduler_feedback.core.telemetry.fleet import Fleet
 from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Abstention, Cause, Cleared, Kind, Verdict
@@ -37,20 +37,20 @@ PATTERNS = [(0.15, 0.15), (0.3, 0.3), (0.3, 0.7), (1.0, 1.0), (2.0, 2.0)]
 """Alternating seconds stopped and running."""
 
 
-def course(gang: Gang, seconds: float, seed: int, detector: StragglerDetector | None = None) -> list[Heard]:
+def course(gang: Gang, seconds: float, seed: int, detector: StragglerDetector | None = None) -> list[Reported]:
     until = gang.start_seconds + seconds
     return watch(detector or StragglerDetector(), [frames(gang, happen(gang, seconds, seed), seed, until=until)])
 
 
-def verdicts(results: list[Heard]) -> list[Verdict]:
+def verdicts(results: list[Reported]) -> list[Verdict]:
     return [item.finding for item in results if isinstance(item.finding, Verdict)]
 
 
-def abstentions(results: list[Heard]) -> list[Abstention]:
+def abstentions(results: list[Reported]) -> list[Abstention]:
     return [item.finding for item in results if isinstance(item.finding, Abstention)]
 
 
-def first_verdict(results: list[Heard]) -> tuple[float, Verdict]:
+def first_verdict(results: list[Reported]) -> tuple[float, Verdict]:
     for item in results:
         if isinstance(item.finding, Verdict):
             return item.at_seconds, item.finding
@@ -360,7 +360,7 @@ def recorded(name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(seconds, np.float64), np.array(compute, np.float64)
 
 
-def results_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[Heard]:
+def results_of_recording(step_seconds: np.ndarray, compute: np.ndarray) -> list[Reported]:
     count = compute.shape[1]
     gang = Gang(ranks=count, shared_machine=False, counters=False)
     end = np.repeat((gang.start_seconds + np.cumsum(step_seconds))[:, None], count, axis=1)

@@ -155,7 +155,7 @@ def test_excess_time_of_a_collective_is_attributed_to_the_stopped_rank() -> None
     assert blamed.gain[1] == pytest.approx(window.gain[1] + excess)
 
 
-@pytest.mark.parametrize("stopped", [[0.0, 0.0, 0.0], [1.0, 2.0, 0.0]], ids=["nobody", "two nodes"])
+@pytest.mark.parametrize("stopped", [[0.0, 0.0, 0.0], [1.0, 2.0, 0.0]], ids=["no node", "two nodes"])
 def test_a_collective_is_attributed_only_to_a_single_stopped_node(stopped: list[float]) -> None:
     window = stopped_window(stopped)
     assert blame_stopped(window, 0.1, at(["a", "b", "c"])) is window

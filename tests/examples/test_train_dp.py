@@ -123,7 +123,7 @@ def test_stopped_by_sigterm_and_resumed_it_ends_with_the_same_bits(
     training = ["--steps", "30", "--checkpoint", str(checkpoint), "--result", str(result), "--checkpoint-every", "5"]
     gang = start(3, *training, "--pace-seconds", "0.05")
     wait_for_line(gang[0])
-    gang[1].send_signal(signal.SIGTERM)  # one rank is told; all of them stop, after the same step
+    gang[1].send_signal(signal.SIGTERM)  # sent to one rank; all ranks stop after the same step
     assert codes(gang) == [75, 75, 75]
     stopped = read(result)
     assert not stopped["finished"]
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training_on_every_rank(sta
     ("environment", "said"),
     [({"RANK": "one"}, "RANK, WORLD_SIZE"), ({"RANK": "2", "WORLD_SIZE": "2"}, "rank 2 of 2")],
 )
-def test_a_wrong_environment_is_told_in_one_line(environment: dict[str, str], said: str) -> None:
+def test_a_wrong_environment_is_reported_in_one_line(environment: dict[str, str], said: str) -> None:
     tried = subprocess.run(
         [sys.executable, str(PROGRAM)], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
     )

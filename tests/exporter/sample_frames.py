@@ -14,7 +14,7 @@ LABEL_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 """Any text that UTF-8 can encode, with quotes, backslashes and line ends."""
 
 METRIC_NAMES = st.sampled_from([metric.name for metric in METRICS if metric not in EXPORTER])
-"""Metrics in frames, without those that the exporter adds to an exposition."""
+"""Metrics of agents: all but the exporter's own."""
 
 
 def frame_of(

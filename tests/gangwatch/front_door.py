@@ -1,4 +1,4 @@
-"""Fixture that runs the real `gangwatch` program in processes, with a state folder of its own."""
+"""Fixture that runs the real `gangwatch` program in processes, with a separate state folder."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_jobs_lists_and_filters_jobs(door: FrontDoor) -> None:
     assert listed("--ended") == listed("--queue", "night", "--all") == listed("--in-state", "failed") == [ran]
     assert "rank 0 exited with 3" in door.run("jobs", "--ended").stdout
     assert listed("--in-state", "pending", "--in-state", "failed") == [ran, waiting]
-    assert listed("--user", "nobody-of-that-name") == []
+    assert listed("--user", "unknown-user") == []
     assert [job["job"] for job in door.json("jobs")] == [ran, wide, waiting], "the JSON document lists all jobs"
     assert [job["job"] for job in door.json("jobs", "--ended")] == [ran]
     assert "--ended" in door.run("jobs", "--queue", "night").stderr

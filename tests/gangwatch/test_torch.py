@@ -207,7 +207,7 @@ def test_tokens_add_up_over_the_batches_of_a_step(gang: Gang) -> None:
 
 
 def test_an_unmodified_program_reports_its_steps(gang: Gang) -> None:
-    # With a hook of its own, a scheduler that unwraps the optimizer's step, and a second optimizer.
+    # With its own hook, a scheduler that unwraps the optimizer's step, and a second optimizer.
     script = gang.script(
         HEAD
         + """

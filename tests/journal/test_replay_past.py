@@ -74,9 +74,9 @@ def test_the_command_prints_one_cycle_and_the_state_at_a_time(journal: Path) -> 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (["--job", "nobody"], "the journal has no record of job nobody"),
+        (["--job", "j-none"], "the journal has no record of job j-none"),
         (["--cycle", "999999"], "the journal has no record of cycle 999999"),
-        (["--cycle", "3", "--job", "nobody"], "the journal has no record of cycle 3 about nobody"),
+        (["--cycle", "3", "--job", "j-none"], "the journal has no record of cycle 3 about j-none"),
     ],
 )
 def test_an_unknown_job_or_cycle_is_an_error(journal: Path, asked: list[str], words: str) -> None:

@@ -454,7 +454,7 @@ def test_only_the_requested_part_of_a_long_journal_is_read(path: Path) -> None:
             assert running.state is not None
             assert running.state.cycle == 3 * 700 + 175, "the first snapshot of the fourth day"
             assert [row.cycle for row in running.journal] == list(range(3 * 700 + 176, last + 1))
-    with pytest.raises(StoreError, match="could not read"), store.replaying(job="nobody") as running:
+    with pytest.raises(StoreError, match="could not read"), store.replaying(job="unknown") as running:
         assert sum(1 for _ in running.journal), "without a story of the job, the whole journal is read"
     store.close()
 

@@ -38,7 +38,7 @@ class Site:
     folder: Path
 
     def token(self, account: str, pod: str = "") -> str:
-        """Return a token of the service account; bound to a pod, like those that a kubelet gets for its pods."""
+        """Return a token of the service account; bound to a pod (as a kubelet's are) if `pod` is given."""
         spec: dict[str, Any] = {"expirationSeconds": 3600}
         if pod:
             uid = self.api.get(f"{PODS}/{pod}")["metadata"]["uid"]
@@ -116,7 +116,7 @@ def test_an_agent_gets_a_certificate_of_its_own_node(site: Site, signing: Signer
 
 
 def test_root_on_a_node_gets_no_certificate_of_another_node(site: Site, signing: Signer) -> None:
-    """A kubelet has only tokens of its own pods; a token that is bound to no pod belongs to no node."""
+    """A kubelet gets tokens for pods on its node only. A token without a pod belongs to no node."""
     for pod, node in (("agent-n1", "n2"), ("agent-n2", "n1"), ("agent-n1", "controller"), ("", "n1")):
         done = site.ask(pod, node)
         assert done.exit_code == 1

@@ -166,7 +166,7 @@ def test_a_controller_without_state_deletes_an_unfinished_probe_and_probes_again
         slow = condemn(it, cluster)
         (before,) = wait_for("it is measured", lambda: probe_pods(cluster))
         wait_for(
-            "that stands on it", lambda: '"until_ns"' in object_of(cluster, slow)["metadata"]["annotations"][MEMORY]
+            "the annotation is set", lambda: '"until_ns"' in object_of(cluster, slow)["metadata"]["annotations"][MEMORY]
         )
     with running(access, tmp_path / "second", MEASURED, probes=PROBES) as it:
         kubelet.exits = lambda pod: 0 if is_probe(pod) and pod.metadata.uid != before["metadata"]["uid"] else None

@@ -213,7 +213,7 @@ def test_node_selectors_apply() -> None:
         ("Gt", ["7"], False),
         ("Lt", ["8"], True),
         ("Lt", ["x"], False),
-        ("Unheard", ["7"], False),
+        ("Unknown", ["7"], False),
     ],
 )
 def test_operators_of_required_node_affinity_apply(operator: str, values: list[str], met: bool) -> None:

@@ -100,9 +100,9 @@ def backfill_of(free: int, reserved: int) -> tuple[Backfill, Plan]:
 
 
 def test_slots_of_a_backfilled_job_are_taken_for_short_and_long_jobs() -> None:
-    for order in ("short first", "long first", "short after a look"):
+    for order in ("short first", "long first", "short after unreserved"):
         backfill, plan = backfill_of(6, 3)
-        if order == "short after a look":
+        if order == "short after unreserved":
             assert backfill.unreserved.free(Tier.HEALTHY) == 3
         assert backfill.window_ns == 50 * SECOND
         taken: list[Slot] = []

@@ -279,7 +279,7 @@ def test_fair_orders_by_queue_and_then_by_expected_service() -> None:
         job_of("dear", queue="low", urgency=900.0),
         job_of("cheap", queue="low", urgency=5.0, submitted_ns=8),
         job_of("first", queue="high", urgency=5000.0, submitted_ns=9),
-        job_of("unnamed", queue="unheard of", urgency=4000.0, submitted_ns=9),
+        job_of("unnamed", queue="unknown", urgency=4000.0, submitted_ns=9),
     )
     state = state_of(*jobs, order=Order.FAIR)
     state.queue_turns = {"high": 0, "low": 1}
@@ -357,7 +357,7 @@ def test_a_running_gang_keeps_its_estimate_and_only_its_urgency_is_updated() -> 
 
 def test_work_done_is_saved_work_plus_work_of_the_running_attempt() -> None:
     assert fair.work_done(job_of("waits", restartable=True, done_seconds=40.0), NOW_NS) == 40.0
-    assert fair.work_done(job_of("anew", done_seconds=40.0), NOW_NS) == 0.0, "it starts from the beginning"
+    assert fair.work_done(job_of("not-restartable", done_seconds=40.0), NOW_NS) == 0.0, "it starts from the beginning"
     stopped = job_of("stopped", restartable=True, done_seconds=40.0, attempt=1, attempt_started_ns=NOW_NS - SECOND)
     assert fair.work_done(stopped, NOW_NS) == 40.0, "its last attempt has ended"
     first: dict[str, Any] = {"restartable": True, "restart_cost_seconds": 15.0}

@@ -129,7 +129,7 @@ def test_a_gang_that_recovers_during_the_wait_is_not_moved() -> None:
     verdict = world.verdict(job_id, rank=3, slowdown=1.5)
     world.cycle(verdict)
     world.advance(60.0)
-    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "kept pace"))
+    world.cycle(Cleared(verdict.verdict_id, job_id, world.now_ns, "normal speed"))
     for _ in range(100):
         world.advance(60.0)
     assert world.state.jobs[job_id].stop_reason is None

@@ -128,7 +128,7 @@ class Provider:
 
 
 def raw_token(header: dict[str, Any], body: dict[str, Any], signature: bytes = b"") -> str:
-    """Return a token as an attacker writes it, including those that a library refuses to sign."""
+    """Return a token with any header and body, including combinations that a library refuses to sign."""
 
     def encoded(content: bytes) -> str:
         return base64.urlsafe_b64encode(content).rstrip(b"=").decode()

@@ -186,7 +186,7 @@ class Cluster:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def run(self, seconds: int, rogue: Callable[[Cluster], Sequence[tuple[Layout, Frame]]] | None = None) -> None:
-        """Advance the time. rogue: gives the frames that the rogue node sends each second instead of its own."""
+        """Advance the time. rogue: returns the rogue node's frames of each second, which replace its real ones."""
         for _ in range(seconds):
             self._second += 1
             sent: list[tuple[Layout, Frame]] = []

@@ -75,7 +75,7 @@ def test_a_started_stop_is_not_finished_after_the_lease_is_lost(
 
         monkeypatch.setattr(gang_stop, "_evict", evict_without_a_server)
         try:
-            it.controller.cycle.request(lambda _: CancelRequested(job.job_id, "somebody")).result(30)
+            it.controller.cycle.request(lambda _: CancelRequested(job.job_id, "ann")).result(30)
             wait_for("it tries again and again", lambda: tries[0] > 4)
             leads[0] = False
         finally:

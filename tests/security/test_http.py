@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent.schema.peer_quota import NoPlaceError, Places
-from benchmarks.fuzz import http as fuzz
+from benchmarks.fuzz import http_requests as fuzz
 from exporter.security.security import Security
 from exporter.serving import limits, peers
 from exporter.serving.limits import Limits

@@ -30,7 +30,7 @@ from agent.sources.steps import closers, processor_budget, rings, step_connectio
 from agent.sources.steps.closers import Closer
 from agent.sources.steps.step_messages import Claim, Peer, Place
 from agent.sources.steps.tenants import Accounts, Allowance, Quotas, Tenant, fair_shares
-from benchmarks.attack.attacks_node import answer, connect, lingering_socket, message, ring_file, send
+from benchmarks.attack.node_attackers import answer, connect, lingering_socket, message, ring_file, send
 from tests.fakes.processes import ProcTree
 from tests.security.hung_fuse import HungFuse
 

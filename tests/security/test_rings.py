@@ -25,7 +25,7 @@ from agent.schema.errors import ReporterError
 from agent.sources.steps import rings
 from agent.sources.steps.rings import Ring
 from agent.sources.steps.tenants import Quotas
-from benchmarks.attack.attacks_node import answer, connect, message, ring_file, send
+from benchmarks.attack.node_attackers import answer, connect, message, ring_file, send
 
 REPOSITORY = Path(__file__).parents[2]
 NOW_NS = 10**15

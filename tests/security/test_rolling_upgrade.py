@@ -160,7 +160,7 @@ def test_upgrade_and_downgrade_end_no_job(door: TwoReleases) -> None:
 
 @pytest.mark.parametrize("agents", ["old", "new"])
 def test_a_controller_receives_agents_of_another_release(door: TwoReleases, agents: str) -> None:
-    """In the middle of a rollout `up` adopts the running agents and starts a controller of its own release."""
+    """In the middle of a rollout `up` adopts the running agents and starts the controller of the new release."""
     first, then = (door.use_old, door.use_new) if agents == "old" else (door.use_new, door.use_old)
     first()
     up(door)

@@ -145,9 +145,9 @@ def test_spans_never_share_a_lane() -> None:
     spans = [span for n, span in enumerate(spans) if n % 2 == 0]
     busy: dict[int, int] = {}
     for _, lane, lanes, span in lay_out(spans, {"n": 8}):
-        for taken in range(lane, lane + lanes):
-            assert busy.get(taken, 0) <= span.began_ns
-            busy[taken] = span.ended_ns
+        for used in range(lane, lane + lanes):
+            assert busy.get(used, 0) <= span.began_ns
+            busy[used] = span.ended_ns
 
 
 def test_a_thinned_plot_keeps_its_peak() -> None:
@@ -239,7 +239,7 @@ def test_unfinished_jobs_are_listed_with_the_reason(tmp_path: Path) -> None:
     path = trace_of(
         tmp_path / "jobs.jsonl",
         {"job": "ok", "ranks": 2},
-        {"job": "late", "ranks": 2, "after": [{"job_id": "nobody"}]},
+        {"job": "late", "ranks": 2, "after": [{"job_id": "j-none"}]},
         {"job": "wide", "ranks": 16, "required_level": "node"},
         {"job": "other", "ranks": 2, "gpu_types": ["H100"]},
     )
@@ -247,7 +247,7 @@ def test_unfinished_jobs_are_listed_with_the_reason(tmp_path: Path) -> None:
     assert (document["jobs"], document["unfinished"]) == (1, 3)
     reasons = {one["job"]: (one["line"], one["reason"]) for one in document["refused"]}
     assert reasons.keys() == {"late", "wide", "other"}
-    assert reasons["late"] == (2, "never ended: it waits for nobody, an unknown job")
+    assert reasons["late"] == (2, "never ended: it waits for j-none, an unknown job")
     assert reasons["wide"][1].startswith("never ended: needs 16 slots within one node; ")
     assert reasons["other"][1].startswith("never ended: needs 2 slots on H100; ")
 

@@ -142,7 +142,7 @@ def test_pending_gangs_exclude_slow_nodes_if_enough_nodes_are_left() -> None:
     suspect = [goal("n1", NodeState.SUSPECT, slowdown=1.4)]
     jobs = (
         pending(1, excluded=("n7",)),
-        pending(2, comment="none of ours"),
+        pending(2, comment="not managed"),
         pending(3, least_nodes=8),
         pending(4, least_nodes=1),
         pending(5, partition="other"),

@@ -34,7 +34,7 @@ RANK_COUNTERS = (
 )
 
 OWN_COUNTERS = len(REFUSAL_REASONS) + len(RECORD_COUNTERS)
-"""Number of the agent's own counters, which precede those of the ranks, as one gauge does."""
+"""Number of the agent's own counters. They precede the ranks' counters; its one gauge precedes their gauges."""
 
 Standing = tuple[tuple[Member, Place], ...]
 """Ranks of a tenant that have series, with their positions in the job's parallel layout."""

@@ -49,7 +49,7 @@ class CallBatch:
     counters: tuple[Column, ...] = ()
 
     def __init__(self, device: Device, calls: Iterable[Call | tuple[Call, Call]]) -> None:
-        """Make each call once; unsupported calls have no columns. Of a pair, the second is the fallback of the first.
+        """Make each call once; unsupported calls have no columns. A pair is a call and its fallback.
 
         Raise GpuLostError or LibraryDeadError.
         """

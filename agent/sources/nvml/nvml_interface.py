@@ -184,7 +184,7 @@ class EventData(Structure):
 
 
 class Attributes(Structure):
-    """Of a MIG instance."""
+    """Attributes of a MIG instance (nvmlDeviceAttributes_t)."""
 
     _fields_: ClassVar[Any] = [
         ("multiprocessors", c_uint),

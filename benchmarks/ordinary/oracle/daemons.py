@@ -8,7 +8,7 @@ from benchmarks.ordinary.oracle.facts import Doubt, Facts, Instant
 
 
 def nothing_ended(facts: Facts, _now: Instant) -> Iterator[Doubt]:
-    """Check that every daemon still runs, unless the harness ended it; the harness removes those that it ended."""
+    """Check that every daemon still runs, unless the harness ended it (and so removed it from `facts.daemons`)."""
     for daemon in facts.daemons.values():
         if daemon.pid < 0 and daemon.touched is None:
-            yield Doubt("daemon_ended", daemon.name, f"{daemon.name} (pid {-daemon.pid}) ended by itself")
+            yield Doubt("daemon_ended", daemon.name, f"{daemon.name} (pid {-daemon.pid}) ended unexpectedly")

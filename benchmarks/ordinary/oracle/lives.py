@@ -152,7 +152,7 @@ def ends_true(facts: Facts, _now: Instant) -> Iterator[Doubt]:
             if life is not None and life.code is not None and rank["exit_code"] != life.code:
                 yield Doubt("exit_code", name, f"rank {rank['rank']} exited with {life.code}, not {rank['exit_code']}")
         if state == "cancelled" and facts.cancelled(name) is None and not submission.request.get("after"):
-            yield Doubt("end_true", name, f"cancelled, and nobody asked for it: {job['reason']}")
+            yield Doubt("end_true", name, f"cancelled without a request: {job['reason']}")
         if state == "failed":
             yield from _failure_true(facts, job, lives)
 

@@ -165,7 +165,7 @@ def _never(case: _Case, found: re.Match[str]) -> str:
 def _before(case: _Case, _found: re.Match[str]) -> str:
     waiting = [row["job"] for row in case.reading.queue.get("waiting", ())]
     name = case.job["job"]
-    return "nobody is before it" if name in waiting and waiting.index(name) == 0 else ""
+    return "no job is before it" if name in waiting and waiting.index(name) == 0 else ""
 
 
 def _head(case: _Case, found: re.Match[str]) -> str:

@@ -30,10 +30,10 @@ from scheduler_feedback.core.plain_text import misleading
 GROUP, RESOURCE, VERB = "gangwatch.io", "roles", "use"
 
 YES_SECONDS, NO_SECONDS = 60.0, 10.0
-"""How long an answer is cached."""
+"""Time for which an accepted and a refused review are cached."""
 
 MOST_KEPT, MOST_ASKED = 4096, 32
-"""Cached answers, and concurrent reviews."""
+"""Maximum number of cached reviews, and of concurrent reviews."""
 
 MOST_TOKEN_BYTES = 16 * 1024
 

@@ -13,7 +13,7 @@ from scheduler_feedback.backends.slurm.parsing.slurm_objects import SlurmJob
 from scheduler_feedback.backends.slurm.slurm_commands import Commands
 
 SCRIPTS_A_SCAN = 20
-"""Most batch scripts read after one scan; later scans read the rest."""
+"""Maximum number of batch scripts read after one scan; later scans read the rest."""
 
 _Who = tuple[str, float]
 

@@ -49,7 +49,7 @@ waits two minutes. Half a second is for clock differences."""
 RETRY_SECONDS = 2.0
 KEPT = "gangwatch_job_"
 KEPT_SECONDS = 300.0
-"""Most seconds by which the reservation outlasts a save: our process may die before it deletes the reservation."""
+"""Maximum seconds by which the reservation outlasts a save: our process may die before it deletes the reservation."""
 
 PATIENCE_SECONDS = 600.0
 """Longest outage of slurmctld during a requeue; after a longer one the requeue continues when the job is seen again."""

@@ -31,10 +31,12 @@ JSON_NODES = (23, 2)
 """First release whose scontrol supports it (release notes of 23.02); from then on sinfo's JSON lists no nodes."""
 
 GPUS_A_LISTING = 20
-"""Most jobs whose GPUs are requested with one text listing, a request each; later listings request the others."""
+"""Maximum number of jobs whose GPUs are requested with one text listing, a request each; later listings request the
+others."""
 
 DOUBTFUL_A_LISTING = 5
-"""Most jobs requested again: jobs with names made to cause doubt must not use up the requests for the others."""
+"""Maximum number of jobs requested again: jobs with names made to cause doubt must not use up the requests for the
+others."""
 
 _FILTERS = ("SQUEUE_", "SINFO_")
 """Environment variables that filter, sort or format a user's squeue (squeue(1), ENVIRONMENT VARIABLES)."""
@@ -183,7 +185,7 @@ class Commands:
         return Jobs(records, (*listed.refused, *refused), unread)
 
     async def _ask_gpus(self, job: SlurmJob) -> Gpus | None:
-        """Return the job's GPUs; None if they are in doubt or the job is gone. Moves the job to the end of `_gpus`."""
+        """Return the job's GPUs; None if they are ambiguous or the job is gone. Moves the job to the end of `_gpus`."""
         try:
             output = await self.run("scontrol", "--oneliner", "--details", "show", "job", str(job.number))
         except BackendError as error:

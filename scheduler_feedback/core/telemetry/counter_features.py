@@ -32,7 +32,7 @@ _PCIE = "pcie_link"
 _TRAFFIC = (FEATURE["nvlink_bytes"], FEATURE["nic_transmit_bytes"])
 
 _RULES: dict[str, list[tuple[int, str, tuple[tuple[str, tuple[str, ...]], ...]]]] = {}
-"""Metric -> (row, owner type, labels that count) of each feature that it is a part of."""
+"""For each metric, the features that use it: (row, owner type, required label values)."""
 
 for _row, _feature in enumerate(FEATURES):
     for _name in _feature.metrics if _feature.name != _PCIE else ():

@@ -20,7 +20,8 @@ FORGET_NS = 600_000_000_000
 """A gang without reports for ten minutes has ended without notice. No known pause for a checkpoint takes as long."""
 
 MOST_GANGS = 1 << 16
-"""Most gangs: more than 100,000 GPUs can run. Further gangs are refused and counted, so that no sender fills memory."""
+"""Maximum number of gangs: more than 100,000 GPUs can run. Further gangs are refused and counted, so that no sender
+fills memory."""
 
 MOST_RANKS = 1 << 17
 """Rank numbers must be below this."""

@@ -33,10 +33,11 @@ FIRST_ROWS = 24
 overwrite steps younger than RETAIN_NS."""
 
 RETAIN_NS = 16_000_000_000
-"""Least time for which steps are kept: the largest lag of a detector that runs every second."""
+"""Minimum time for which steps are kept: the largest lag of a detector that runs every second."""
 
 MOST_CELLS = 1 << 20
-"""Most cells of a ring (rows x ranks; 25 MB). At the limit, the history gets shorter instead of the memory larger."""
+"""Maximum number of cells of a ring (rows x ranks; 25 MB). At the limit, the history gets shorter instead of the memory
+larger."""
 
 MOST_ROWS = 1 << 14
 """16 s of 1 ms steps, the shortest that a ring of 65,536 records can hold between reads once a second."""
@@ -51,10 +52,10 @@ TRAIL_SPACING_NS = 500_000_000
 """A sample closer than this to the last one replaces it instead of the oldest."""
 
 MOST_OPENING = 4096
-"""Most frames whose open steps and collectives are queued before they are processed."""
+"""Maximum number of frames whose open steps and collectives are queued before they are processed."""
 
 CYCLE_SLACK = 0.99
-"""Least ratio of a step's end-to-end time to its reported duration. Only rounding may make it shorter."""
+"""Minimum ratio of a step's end-to-end time to its reported duration. Only rounding may make it shorter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ AGAIN_NS = 1_000_000_000
 
 MOST_OUTSIDE_GANGS = 64
 MOST_OUTSIDE_RANKS = 256
-"""Most gangs without a placement, and ranks of them, on one node. This exceeds the agent's quotas for reporting
-processes, and needs little memory even if every node reaches the limit."""
+"""Maximum number of gangs without a placement, and ranks of them, on one node. This exceeds the agent's quotas for
+reporting processes, and needs little memory even if every node reaches the limit."""
 
 MOST_NAME = 256
 """Longest name of a gang."""

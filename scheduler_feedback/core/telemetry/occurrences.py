@@ -38,7 +38,7 @@ STALE_NS = 600_000_000_000
 """Events reported more than ten minutes late are ignored, because any action on them is over."""
 
 MOST_LOSSES = 100
-"""Most carrier losses between two samples. A larger increase of the counter is not believed."""
+"""Maximum number of carrier losses between two samples. A larger increase of the counter is not believed."""
 
 ACTION = "gangwatch_gpu_recovery_action"
 ANSWERS = "gangwatch_gpu_up"
@@ -112,8 +112,8 @@ class Occurrences:
     """
 
     MOST_OF_NODE = 256
-    """Most events of one node between two calls of ``take``, half a second apart; the newest are kept. The limit is per
-    node, so that a noisy node does not displace events of other nodes."""
+    """Maximum number of events of one node between two calls of ``take``, half a second apart; the newest are kept. The
+    limit is per node, so that a noisy node does not displace events of other nodes."""
 
     def __init__(self, parts: Parts | None = None) -> None:
         self._parts = parts

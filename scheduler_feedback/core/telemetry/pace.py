@@ -24,15 +24,17 @@ ROW_NS = 1_000_000_000
 """Frames come once a second."""
 
 MOST_ROWS = 600
-"""Most rows of a gang: ten minutes of steps shorter than a second, or 600 longer steps. A screen has fewer columns."""
+"""Maximum number of rows of a gang: ten minutes of steps shorter than a second, or 600 longer steps. A screen has fewer
+columns."""
 
 LEAST_ROWS = 32
 
 MOST_GONE = 32
-"""Most gangs that are kept although they are no longer in the telemetry; the newest are kept."""
+"""Maximum number of gangs that are kept although they are no longer in the telemetry; the newest are kept."""
 
 MOST_CELLS = 1 << 22
-"""Most rows x ranks of all gangs (two numbers each, 32 MiB). Up to it, each gang has MOST_ROWS; beyond it, fewer."""
+"""Maximum number of rows x ranks of all gangs (two numbers each, 32 MiB). Up to it, each gang has MOST_ROWS; beyond it,
+fewer."""
 
 SPARE = 1.25
 """A history is shortened only when it exceeds its limit by a quarter. Gangs that appear one by one therefore shorten
@@ -42,7 +44,7 @@ NEWEST_ROWS = 4
 """Rows in the median of the current step time. One long step among them (a checkpoint, a stop) does not change it."""
 
 LEAST_USUAL_ROWS = 12
-"""Least rows for a usual step time: three times those of the current step time."""
+"""Minimum number of rows for a usual step time: three times those of the current step time."""
 
 SLOW = 1.15
 """Ratio of the current to the usual step time from which a job is slow. Healthy workers vary by a tenth for a few steps

@@ -27,7 +27,8 @@ OUTSIDE = ("pod-", "slurm-", "uid-")
 processes without attestation."""
 
 MOST_ENDED = 1 << 16
-"""Most ended attempts that are kept, so that the last frames of an ended job do not look like an attack."""
+"""Maximum number of ended attempts that are kept, so that the last frames of an ended job do not look like an
+attack."""
 
 
 class Refusal(StrEnum):

@@ -37,11 +37,11 @@ class _Seen:
     gang: Gang
     """The attempt."""
     cursor: int = 0
-    """Sequence of its newest returned step."""
+    """Sequence number of the newest returned step."""
     shape: Shape = field(default_factory=lambda: Shape("", 0, np.zeros(0, np.int64), ()))
-    """Its shape."""
+    """Shape of the attempt."""
     nodes: tuple[str, ...] = ()
-    """Nodes of its ranks, sorted."""
+    """Nodes of the attempt's ranks, sorted."""
     of_node: IndexArray = field(default_factory=lambda: np.zeros(0, np.intp))
     """[n]: index of each rank's node in `nodes`."""
     offset_ns: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))

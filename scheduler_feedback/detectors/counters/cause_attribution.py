@@ -11,11 +11,11 @@ from scheduler_feedback.core.verdict import Cause
 from scheduler_feedback.detectors.stats.medians import median_of_the_others
 
 CAUSE_SHARE = 0.6
-"""Least share of the excess that a cause must explain. Two halves are not a cause."""
+"""Minimum share of the excess that a cause must explain. Two halves are not a cause."""
 
 STOPPED_SHARE = 0.3
 STOPPED_SECONDS_SHARE = 0.05
-"""Least share of the excess, and of the step, lost to stops of a process that was found stopped repeatedly. Such a
+"""Minimum share of the excess, and of the step, lost to stops of a process that was found stopped repeatedly. Such a
 cause is reported even if the machine has other load."""
 
 OFF_PROCESSOR_SHARE = 0.8
@@ -23,11 +23,11 @@ OFF_PROCESSOR_SHARE = 0.8
 attributed to suspension: a process that sleeps on its own looks the same."""
 
 CONTESTED_SHARE = 0.5
-"""Least share of the excess that is CPU wait or additional CPU time. On a shared machine, load of other nodes can cause
-both, the latter through caches, sibling threads, and time stolen by the hypervisor."""
+"""Minimum share of the excess that is CPU wait or additional CPU time. On a shared machine, load of other nodes can
+cause both, the latter through caches, sibling threads, and time stolen by the hypervisor."""
 
 CONTESTED_HINT = 0.2
-"""The same without another clear cause: from a fifth on, load of other nodes cannot be excluded."""
+"""Replaces CONTESTED_SHARE without another clear cause: from a fifth on, other nodes' load cannot be excluded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class _Scale:
     bad: int
     """Direction that is a fault: +1 or -1; 0 for a feature that is only recorded."""
     floor: float
-    """Least scale of the residuals."""
+    """Minimum scale of the residuals."""
 
 
 _SCALES: dict[str, _Scale] = {

@@ -18,7 +18,7 @@ from scheduler_feedback.detectors.counters.counter_statistics import CounterStat
 from scheduler_feedback.detectors.steps.windows import MAD_TO_SIGMA
 
 SHARE = 0.5
-"""Least increase of a rank's work, as a share of the log of the job's slowdown. A rank that alone slows the job works
+"""Minimum increase of a rank's work, as a share of the log of the job's slowdown. A rank that alone slows the job works
 longer by all of it."""
 
 NODE_SHARE, NODE_SIGMAS = 0.1, 0.7
@@ -26,8 +26,8 @@ NODE_SHARE, NODE_SIGMAS = 0.1, 0.7
 tenth of the job's slowdown, and two standard deviations of a mean over about ten windows."""
 
 SIGMAS, NODE_RANKS_SIGMAS = 4.0, 1.5
-"""Least multiple of the spread within a role: popular experts, or windows shorter than an iteration, spread all ranks.
-A node usually has eight ranks, of which the mean is used."""
+"""Minimum multiple of the spread within a role: popular experts, or windows shorter than an iteration, spread all
+ranks. A node usually has eight ranks, of which the mean is used."""
 
 MANY = 8
 """If more than one rank in eight, on several nodes, is affected, the cause is something that they share."""

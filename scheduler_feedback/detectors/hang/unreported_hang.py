@@ -24,7 +24,7 @@ TIMES_THE_LONGEST = 1.5
 far."""
 
 LEAST_WATCHED_SECONDS, LEAST_WINDOWS = 180.0, 8
-"""Least time and number of windows with traffic from which pauses of the job are learned."""
+"""Minimum time and number of windows with traffic from which pauses of the job are learned."""
 
 LEAST_SILENT_WINDOWS = 2
 NOTHING = 0.02
@@ -34,11 +34,11 @@ NEWEST = 1 / 16
 """Weight of a new window in the usual traffic: a mean over about sixteen windows with traffic."""
 
 POLLS = 0.02
-"""Least SM activity of a rank that polls: a collective holds one block per channel, and NCCL has at least two channels.
-An idle GPU has zero."""
+"""Minimum SM activity of a rank that polls: a collective holds one block per channel, and NCCL has at least two
+channels. An idle GPU has zero."""
 
 APART = 0.5
-"""Least deviation from the median rank's SM activity, as a share of it."""
+"""Minimum deviation from the median rank's SM activity, as a share of it."""
 
 LEAST_IO_WAIT = 0.1
 """Share of time. A rank that does not poll, and whose host waits for its disks for longer, is saving or reading."""
@@ -49,9 +49,9 @@ class Stuck:
     """A job that transfers no data."""
 
     seconds: float
-    """Time since its last traffic."""
+    """Time since the job's last traffic."""
     usual_pause: float
-    """Its longest earlier pause."""
+    """The job's longest earlier pause."""
     ranks: IndexArray
     """Indices of the ranks that do not poll; empty if all poll."""
     polling: float

@@ -63,10 +63,10 @@ TEST_SECONDS = 6.0
 """Interval between two tests."""
 
 LEAST_COST = 0.05
-"""Least loss of the victim while the neighbour is busy, as a share of its step."""
+"""Minimum loss of the victim while the neighbour is busy, as a share of its step."""
 
 LEAST_ELSEWHERE = 0.25
-"""Least share of ranks on unshared hosts that serve as a reference for the others. There may be none."""
+"""Minimum share of ranks on unshared hosts that serve as a reference for the others. There may be none."""
 
 CONGESTED_RANKS = 0.2
 UNKNOWN_COST = 0.10
@@ -94,7 +94,7 @@ class _Course:
     """Load of the job on each shared resource."""
     usual_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     steps: Steps = field(default_factory=Steps)
-    """The same by steps of the job, if they are long."""
+    """Loss in each step of the job, used if its steps are long."""
     step: int = -1
     unknown_reported: bool = False
     unreported: Unreported | None = None

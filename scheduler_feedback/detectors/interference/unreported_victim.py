@@ -20,11 +20,11 @@ from scheduler_feedback.detectors.iteration.work_rate import WorkRate, averaged
 from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS, pad
 
 LEAST_WAIT = 0.03
-"""Least increase of a rank's CPU wait while the neighbour is busy, as a share of time: one scale floor of the
+"""Minimum increase of a rank's CPU wait while the neighbour is busy, as a share of time: one scale floor of the
 counter."""
 
 LEAST_MARKS = 0.7
-"""Least increase of log(1 + congestion marks per second) while the neighbour is busy: twice as many marks."""
+"""Minimum increase of log(1 + congestion marks per second) while the neighbour is busy: twice as many marks."""
 
 
 SLOW_OF_BUSY, BUSY_OF_SLOW = 0.6, 0.6

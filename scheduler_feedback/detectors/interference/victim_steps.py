@@ -20,7 +20,7 @@ from scheduler_feedback.detectors.interference.shared_resources import Resource
 from scheduler_feedback.detectors.stats.correlation import KEPT_WINDOWS, pad
 
 LONG_STEP_WINDOWS = 3.0
-"""Least length, in windows, of steps that are also tracked as steps."""
+"""Minimum length, in windows, of steps that are also tracked as steps."""
 
 BLOCK_WINDOWS = 5
 BLOCK_STEP_WINDOWS = 8.0
@@ -31,7 +31,7 @@ than eight windows are compared with single windows, which cover ninety of them.
 NEWEST_SHARE = 0.25
 USUAL_SHARE = 1 / KEPT_WINDOWS
 LEAST_MARKS = 0.7
-"""Least increase of log(1 + congestion marks per second): twice as many. The newest value is a mean over about four
+"""Minimum increase of log(1 + congestion marks per second): twice as many. The newest value is a mean over about four
 blocks, the usual value a mean over all kept blocks."""
 
 

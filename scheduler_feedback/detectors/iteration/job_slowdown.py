@@ -59,7 +59,7 @@ class SlowdownTest:
     signals: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
     """For each counter, its mean over the ranks in each window in which at least half of them are known."""
     evenly: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
-    """The same for every window; NaN if unknown."""
+    """As `signals`, with a value for every window: NaN if fewer than half of the ranks are known."""
     coarsely: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in RATES})
     """Means of COARSER values of `evenly`."""
     best: dict[str, float] = field(default_factory=dict)
@@ -74,9 +74,9 @@ class SlowdownTest:
     recent_windows: int = 0
     """Number of newest windows compared with earlier ones in the last call of `slower`; 0 if there was no result."""
     judged_by: str = ""
-    """Counter used in that call."""
+    """Counter used in the last call of `slower`."""
     voices: NodeSignals | None = None
-    """Its nodes, each with the times of its samples."""
+    """Signals of the job's nodes, each with its sample times."""
 
     def of(self, shape: Shape) -> None:
         """Set the shape to which the counters belong."""

@@ -30,11 +30,11 @@ do."""
 KEPT, LEAST_SAMPLES = 512, 64
 LEAST_KNOWN = 0.8
 LEAST_CYCLES, LOWEST_CYCLES = 32, 6
-"""Least number of cycles over the whole time: of a result, and of a period of which it may be a harmonic. A line is one
-cycle wide, so that fewer cycles are not accurate to two per cent. Longer periods can be tracked."""
+"""Minimum number of cycles over the whole time: of a result, and of a period of which it may be a harmonic. A line is
+one cycle wide, so that fewer cycles are not accurate to two per cent. Longer periods can be tracked."""
 
 MOST_A_SAMPLE = 6.0
-"""Most iterations per sample: the window damps a period that fast to a twentieth."""
+"""Maximum number of iterations per sample: the window damps a period that fast to a twentieth."""
 
 FINER = 4
 """Bins of the spectrum for each one that the time can resolve."""
@@ -43,11 +43,11 @@ STEADY = 0.05
 """A node samples at a fixed time of each window: most standard deviation, as a share of the window."""
 
 ALIKE, RIVAL = 0.97, 0.95
-"""Least share of the line's power, over all nodes, that is in phase; and most power of an alias, relative to the
+"""Minimum share of the line's power, over all nodes, that is in phase; and most power of an alias, relative to the
 line."""
 
 CLEAR = 100.0
-"""Least height above the surroundings. The highest of ten thousand bins of noise is ten times above its median."""
+"""Minimum height above the surroundings. The highest of ten thousand bins of noise is ten times above its median."""
 
 SUBHARMONIC = 0.05
 DIVISORS = (2, 3, 4)

@@ -31,7 +31,7 @@ than their mean. Above this, most windows contain no traffic: they are shorter t
 period is not an alias."""
 
 MIRRORED = 1.1
-"""Least strength of a period, as a multiple of the most that its aliases can have."""
+"""Minimum strength of a period, as a multiple of the most that its aliases can have."""
 
 MIXED = (2.6, 3.6)
 """With this number of samples a cycle, the alias of the second harmonic, at 1 - 2 / cycle, is in the tracked band of
@@ -49,7 +49,7 @@ MOST_GUESSES = 6
 
 ASIDE = (1.1, 0.9)
 SAME, COARSE_SAME = 1.03, 1.015
-"""Most ratio of cycle lengths when the tracked band is shifted by ASIDE. More means that the length depends on the
+"""Maximum ratio of cycle lengths when the tracked band is shifted by ASIDE. More means that the length depends on the
 guess."""
 
 EVEN = 0.02
@@ -63,8 +63,8 @@ FADED = 0.3
 """If the signal fades below this share of its usual strength, cycles may have been counted wrongly."""
 
 UNEVEN = 0.06
-"""Most median deviation of cycle lengths, over their median. Healthy jobs with documents of very unequal lengths stay
-below a twentieth; tracked noise has a sixth."""
+"""Maximum median deviation of cycle lengths, over their median. Healthy jobs with documents of very unequal lengths
+stay below a twentieth; tracked noise has a sixth."""
 
 COARSE_SAMPLES, COARSE_UNEVEN = 3.5, 0.015
 """With fewer samples a cycle, lengths that differ more than this are not accurate to two per cent."""
@@ -230,7 +230,7 @@ def _whole_orders(relative: FloatArray, phase: FloatArray, cycle: float) -> floa
 
 
 def _line(power: FloatArray, place: float) -> tuple[float, float]:
-    """Return (power of the line at this place above its surroundings, its height over them)."""
+    """Return a spectral line's power minus the median around it, and its height divided by that median."""
     at, half = round(place), 2
     if at - 6 < 1 or at + 7 > len(power):
         return 0.0, 0.0
@@ -240,7 +240,7 @@ def _line(power: FloatArray, place: float) -> tuple[float, float]:
 
 
 def _mirrored(cycle: float) -> float:
-    """Return the most strength that aliases of faster periods can have at this cycle.
+    """Return the maximum strength that aliases of faster periods can have at this cycle.
 
     A part that repeats f times a sample is damped to sin(pi f) / (pi f) of its strength, which is one at most.
     """

@@ -17,13 +17,12 @@ from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 KEPT_WINDOWS = 720
 LEAST_WINDOWS = 18
 LEAST_STATE = 3
-"""Number of windows that are kept, and least number of them; at least three with the neighbour busy and three
-without."""
+"""Number of windows kept; minimum number of windows; minimum number with the neighbour busy, and with it idle."""
 
 SLOW_SAMPLING_SECONDS = 20.0
 SLOW_LEAST_WINDOWS = 10
 SLOW_LEAST_STATE = 2
-"""The same for windows of SLOW_SAMPLING_SECONDS: ten of them are five minutes. Many steps end in each window."""
+"""Minimum numbers for sampling intervals of SLOW_SAMPLING_SECONDS and more. Many steps end in each window."""
 
 LEAST_SHIFTS = 160
 MOST_FINER = 12

@@ -18,8 +18,8 @@ NETWORK_SIZE = 16
 """Largest group for which a sorting network is faster than partitioning (measured: five times faster at 8 members)."""
 
 CELLS_AT_ONCE = 1 << 21
-"""Most values that are laid out at once (8 MiB): all features of 80,000 ranks. Fewer at a time cost twice as much,
-because of the calls for the many group sizes."""
+"""Maximum number of values that are laid out at once (8 MiB): all features of 80,000 ranks. Fewer at a time cost twice
+as much, because of the calls for the many group sizes."""
 
 
 def group_median(values: Float32Array, grouping: Grouping) -> Float32Array:

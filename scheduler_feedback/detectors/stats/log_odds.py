@@ -17,10 +17,10 @@ PRIOR = -2.0
 """Without further evidence, about one in eight alarms that pass all checks is a straggler."""
 
 LEAST_CONFIDENCE = 0.5
-"""Least confidence of a verdict. Below it the detector reports an abstention."""
+"""Minimum confidence of a verdict. Below it the detector reports an abstention."""
 
 BOUND = 5.0
-"""Most log-likelihood ratio of a single fact, so that none decides alone."""
+"""Maximum log-likelihood ratio of a single fact, so that none decides alone."""
 
 SUSPENDED_SEEN = 2.0
 CAUSE_CLEAR = 0.75
@@ -31,7 +31,7 @@ ROLE_UNKNOWN = -5.0
 this, no such verdict reaches the confidence for actions on a running job, unless samples found the rank stopped."""
 
 ROLE_LAID_OUT = -2.0
-"""The same if the job's layout shows that its peers do the same work: only uneven data remains as an explanation."""
+"""As ROLE_UNKNOWN, for a known layout in which the peers do the same work: only uneven data may explain it."""
 
 
 def bounded(value: float, low: float = -BOUND, high: float = BOUND) -> float:

@@ -31,7 +31,7 @@ WARM_UP_SECONDS = 8.0
 that a disturbance of a second or two does not determine the baseline of short steps."""
 
 SPREAD_FLOOR = 0.02
-"""Least scale: two per cent. Below it, a very regular job would have alarms for tiny deviations."""
+"""Minimum scale: two per cent. Below it, a very regular job would have alarms for tiny deviations."""
 
 FROM_START_PEERS = float(np.log(1.15))
 FROM_START_SELF = float(np.log(1.10))

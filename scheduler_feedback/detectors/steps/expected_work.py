@@ -14,7 +14,7 @@ import numpy as np
 from scheduler_feedback.core.telemetry.gang_attempts import FloatArray
 
 LEAST_EXPLAINED = 0.3
-"""Least share of the variance that a fit must explain. Otherwise tokens do not determine the time."""
+"""Minimum share of the variance that a fit must explain. Otherwise tokens do not determine the time."""
 
 LEAST_FACTOR, MOST_FACTOR = 0.2, 5.0
 """Limits of the factor. Values beyond them did not occur in the warm-up, and the line is not extrapolated."""

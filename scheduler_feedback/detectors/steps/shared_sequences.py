@@ -18,15 +18,15 @@ from scheduler_feedback.detectors.stats.medians import median
 from scheduler_feedback.detectors.straggler.alarm_checks import Case, Judgement
 
 ALIKE_SHARE = 0.5
-"""Least excess of the replica's median, as a share of the suspect's excess, for a common cause."""
+"""Minimum excess of the replica's median, as a share of the suspect's excess, for a common cause."""
 
 PRESENT_SHARE = 0.9
 """A rank that does not report is filled in from its peers, which says nothing about its work. A mate must have reported
 in this share of the windows in which the suspect reported."""
 
 UNEVEN = 0.03
-"""Least healthy variation of a rank relative to its peers for unequal work in each step: balanced public traces vary by
-0.4 to 1 % (ByteDance AR), long-context jobs by eleven (notes of the same traces)."""
+"""Minimum healthy variation of a rank relative to its peers that indicates unequal work in each step. Balanced public
+traces vary by 0.4 to 1 % (ByteDance AR), long-context jobs by 11 % (notes of the same traces)."""
 
 LASTING_EPISODES = 3.0
 LEAST_EPISODE = 8
@@ -46,11 +46,11 @@ class Alike:
     theirs: float
     """Increase of their compute time, relative to the rest of the job, in log seconds."""
     own: float
-    """The same of the suspect."""
+    """Increase of the suspect's compute time, in the same unit."""
     nodes: int
     """Number of nodes of the replica."""
     beside: float
-    """The same of ranks on the suspect's node with other samples; -inf without any."""
+    """Increase for ranks on the suspect's node that process other samples; -inf without such ranks."""
 
     @property
     def node_wide(self) -> bool:

@@ -20,7 +20,7 @@ from scheduler_feedback.detectors.stats.medians import (
 from scheduler_feedback.detectors.steps.expected_work import Work
 
 WINDOW_SECONDS = 1.0
-"""Least length of a window: frames arrive once a second, so that shorter windows find nothing sooner."""
+"""Minimum length of a window: frames arrive once a second, so that shorter windows find nothing sooner."""
 
 WINDOW_STEPS = 5
 LONG_WINDOW_SECONDS = 2.0
@@ -31,16 +31,16 @@ SHARED_WAIT_SLACK = 1.25
 """The time of a collective varies with load by about a quarter. A stop is longer."""
 
 LEAST_COMPUTE = 0.02
-"""Least compute time, as a share of a step: changes below it cannot change the step time measurably."""
+"""Minimum compute time, as a share of a step: changes below it cannot change the step time measurably."""
 
 MAD_TO_SIGMA = 1.4826
 """Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
 
 LONGEST_SECONDS = 4e9
-"""Most seconds of a step: the unit of time of a trace may be anything, and longer times would exceed 64 bits."""
+"""Maximum seconds of a step: the unit of time of a trace may be anything, and longer times would exceed 64 bits."""
 
 LEAST_PEERS = 4
-"""Least size of a group that can vote: in a smaller one, two peers cannot outvote a third, and only a rank's own
+"""Minimum size of a group that can vote: in a smaller one, two peers cannot outvote a third, and only a rank's own
 history counts."""
 
 
@@ -68,11 +68,11 @@ class Window:
     """Mean over steps of (largest compute time of its role - largest of the others in it): float64 [n]. The steps would
     have been shorter by this without the rank."""
     node_gain: FloatArray
-    """The same without a whole node: float64 [m]."""
+    """As `gain`, without all ranks of a node: float64 [m]."""
     peak: FloatArray
     """Largest compute time of each rank: float64 [n]."""
     peak_step: IntArray
-    """Number of that step: int64 [n]."""
+    """Number of the step with that compute time: int64 [n]."""
     shared_wait: float
     """Mean over steps of the shortest wait of any rank: the time of the collective itself."""
     began: Consumed
@@ -129,7 +129,7 @@ class Places:
     by_node: tuple[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]], ...]
     """For each role: its ranks by node, its nodes, and the index in that order at which each node begins."""
     node_grid: npt.NDArray[np.intp] | None
-    """The same as [roles, nodes, size], if all roles have as many nodes, and as many ranks on each of them."""
+    """`grid` as [roles, nodes, size], if all roles have equally many nodes, and equally many ranks on each."""
 
 
 def places(shape: Shape) -> Places:
@@ -182,7 +182,7 @@ def cut(
 
 
 def _mean_of_known(values: FloatArray) -> FloatArray:
-    """Return the mean of each row's known values, 0 without any: [k, n] -> [k]."""
+    """Return the mean of each row's known values, 0 if none is known: [k, n] -> [k]."""
     mean: FloatArray = values.mean(axis=1)
     if np.isnan(mean).any():
         with np.errstate(invalid="ignore"):

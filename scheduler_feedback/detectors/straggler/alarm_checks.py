@@ -26,26 +26,26 @@ from scheduler_feedback.detectors.steps.windows import (
 )
 
 LEAST_SLOWDOWN = 1.05
-"""Least slowdown for which a job may be stopped: five per cent (the threshold of EROICA and Guard)."""
+"""Minimum slowdown for which a job may be stopped: five per cent (the threshold of EROICA and Guard)."""
 
 FIRST_SLOWDOWN = 1.15
-"""Least slowdown to report before the baseline is final: healthy workers vary by a tenth for a few steps (PAI job
+"""Minimum slowdown to report before the baseline is final: healthy workers vary by a tenth for a few steps (PAI job
 1)."""
 
 HIT_SIGMAS = 2.0
 """A rank is slow in a window if its excess is at least two standard deviations."""
 
 INVERTED = 0.7
-"""Most wait of a culprit relative to its peers. Public traces: a culprit waited 0.144 times as long as its peers, the
-lowest healthy rank 0.85 times."""
+"""Maximum wait of a culprit relative to its peers. Public traces: a culprit waited 0.144 times as long as its peers,
+the lowest healthy rank 0.85 times."""
 
 HELD_SHARE = 0.5
-"""Least extra wait of the peers, as a share of the suspect's excess. Below it the peers did not wait for the
+"""Minimum extra wait of the peers, as a share of the suspect's excess. Below it the peers did not wait for the
 suspect."""
 
 ALONE = 3.0
-"""Least ratio of the seconds that the suspect explains to those of the next rank. Below it the alarm is refused, unless
-samples found the suspect stopped more than once."""
+"""Minimum ratio of the seconds that the suspect explains to those of the next rank. Below it the alarm is refused,
+unless samples found the suspect stopped more than once."""
 
 
 OWN_RHYTHM_HITS = 3
@@ -55,7 +55,7 @@ garbage collection. Faults are not tied to step numbers. A stopped process is ex
 steps."""
 
 CONCENTRATED = 0.6
-"""Least share of a window's excess that a single step must hold."""
+"""Minimum share of a window's excess that a single step must hold."""
 
 LARGER_PART = float(np.log(1.6))
 """A rank that was slow from the start may have more work: pipeline stages of healthy jobs differ by up to half
@@ -63,8 +63,8 @@ LARGER_PART = float(np.log(1.6))
 straggler, with low confidence."""
 
 LARGER_PART_OF_ROLE = float(np.log(1.25))
-"""The same where the layout shows that the peers do the same work: only uneven data and experts remain as
-explanations."""
+"""As LARGER_PART, if the layout shows that the peers do the same work: only uneven data or experts can explain the
+ratio."""
 
 GIVEN_SHARE = 0.5
 """Tokens that explain half of a rank's excess are its reason. If tokens determined the compute time during warm-up,

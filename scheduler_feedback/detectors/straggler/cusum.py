@@ -22,7 +22,7 @@ from scheduler_feedback.detectors.straggler.alarm_checks import Judged, slow_win
 from scheduler_feedback.detectors.straggler.gang_state import INTERVAL_WINDOWS, RECENT_WINDOWS, GangState
 
 CLIP_SIGMAS = 6.0
-"""Most that one window adds: a single stall cannot raise an alarm, however long it is. Two stalls near each other
+"""Maximum that one window adds: a single stall cannot raise an alarm, however long it is. Two stalls near each other
 can."""
 
 ALLOWANCE_SIGMAS = 0.75
@@ -35,11 +35,11 @@ HIGHEST_SCORE = 12.0
 
 LEAST_HITS = 3
 LEAST_HITS_STOPPED = 2
-"""Least number of slow windows; fewer are treated as chance. Two suffice if samples found the rank stopped more than
+"""Minimum number of slow windows; fewer are treated as chance. Two suffice if samples found the rank stopped more than
 once: chance does not stop a process twice, and stalls of seconds fill few windows."""
 
 ATTRIBUTION_NS = 2_000_000_000
-"""Least length of an interval to attribute its time: counters are sampled once a second."""
+"""Minimum length of an interval to attribute its time: counters are sampled once a second."""
 
 LIGHT_WORK = 0.95
 LIGHT_NS = 1_800_000_000_000

@@ -71,7 +71,7 @@ class GangState:
     warm_up: list[Window] = field(default_factory=list)
     baseline: Baseline | None = None
     best_step_seconds: float = np.inf
-    """Least mean step time over RECENT_WINDOWS, at the amount of work of the warm-up."""
+    """Minimum mean step time over RECENT_WINDOWS, at the amount of work of the warm-up."""
     light_since_ns: int | None = None
     """Time since which all ranks have computed less than in the warm-up; None while they do not."""
     history: deque[Judged] = field(default_factory=lambda: deque(maxlen=HISTORY_WINDOWS))
@@ -79,7 +79,7 @@ class GangState:
     counted: int = 0
     """Number of windows judged so far."""
     longest_episode: int = 0
-    """Most windows for which the CUSUM of a rank was above zero before it returned to zero."""
+    """Maximum number of windows for which the CUSUM of a rank was above zero before it returned to zero."""
     score: FloatArray = field(default_factory=lambda: np.zeros(0))
     """CUSUM of each rank."""
     since: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -69,7 +69,7 @@ from scheduler_feedback.detectors.straggler.verdict_building import (
 )
 
 LEAST_CONFIDENCE = 0.5
-"""Least confidence of a verdict. Below it the detector reports an abstention."""
+"""Minimum confidence of a verdict. Below it the detector reports an abstention."""
 
 PATIENCE_WINDOWS = 3
 """Number of consecutive windows after which a refused alarm is reported as an abstention."""

@@ -21,7 +21,7 @@ from scheduler_feedback.detectors.straggler.straggler_causes import OF_PARTS
 DETECTOR = "straggler"
 
 CAUSE_NS = 6_000_000_000
-"""Most time for which an alarm without a clear cause is held back before it is reported without one."""
+"""Maximum time for which an alarm without a clear cause is held back before it is reported without one."""
 
 CAUSE_WINDOWS = 10
 """Interval, in windows, at which a verdict that lacks only its cause is evaluated again."""
@@ -35,12 +35,12 @@ UNEASY_SCORE = ALARM / 3
 """An episode lasts while a CUSUM is at least a third of the alarm threshold."""
 
 ACTING_CONFIDENCE = 0.9
-"""Least confidence for actions on running jobs (core/state.py). A verdict with less is reported again when it reaches
+"""Minimum confidence for actions on running jobs (core/state.py). A verdict with less is reported again when it reaches
 this."""
 
 ACTING_WINDOWS = 5
 UNSURE_CONFIDENCE = 0.89
-"""Most confidence without a known cause until the rank was slow in ACTING_WINDOWS windows: a node with three long
+"""Maximum confidence without a known cause until the rank was slow in ACTING_WINDOWS windows: a node with three long
 pauses looks the same until then. The verdict is reported at once, but no running job is moved for it."""
 
 GANG_SLOWDOWN = 1.10

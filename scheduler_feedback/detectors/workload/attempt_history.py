@@ -27,7 +27,7 @@ OFFSET_BLOCKS = 4
 LEAST_KNOWN = 0.8
 SPIKE = 1.5
 LONGER = 1.04
-"""Least ratio of a long step to a usual one: just below the five per cent from which a slowdown is reported."""
+"""Minimum ratio of a long step to a usual one: just below the five per cent from which a slowdown is reported."""
 
 
 @dataclass(slots=True)
@@ -61,13 +61,13 @@ class Usual:
     top: float
     """Excess of a step's slowest rank over the median rank, each relative to its own usual time."""
     tops_spread: float
-    """Variation of `top`."""
+    """Variation of `top` from step to step."""
     unlike: float
     """Spread of half of the ranks around the median rank."""
     unequal: float
     """Excess of a step's largest work over its mean, by tokens."""
     unequal_spread: float
-    """Variation of `unequal`."""
+    """Variation of `unequal` from step to step."""
     busy: FloatArray
     """Seconds a step in which tensor pipes are busy, and their relative standard error: [2, roles], NaN without
     counters."""

@@ -36,7 +36,7 @@ LONG_SHARE = 0.75
 does not produce this during a job, however heavy the tails."""
 
 SHARE_OF_WORK = 0.6
-"""Least share of the increase in step time that must be compute time for a cause within the job."""
+"""Minimum share of the increase in step time that must be compute time for a cause within the job."""
 
 PATIENCE_STEPS = 5
 """Number of steps to wait for counters before the first stage is reported as waiting for input without them."""
@@ -51,8 +51,8 @@ thirds the ranks were kept from working. Below one third they have more work. Be
 
 UNEQUAL_SIGMAS = 4.0
 SHARE_OF_LENGTHS = 1 / 3
-"""Least share of the increase in step time that unequal sequence lengths explain: a third. In a pipeline of p stages, a
-third of 1/p: the stages work on p microbatches at a time and wait for the longest, which a sum over a rank's
+"""Minimum share of the increase in step time that unequal sequence lengths explain: a third. In a pipeline of p stages,
+a third of 1/p: the stages work on p microbatches at a time and wait for the longest, which a sum over a rank's
 microbatches does not show."""
 
 LENGTHS_EXPLAIN = 0.8

@@ -45,7 +45,7 @@ class Pressure:
     """Share of time that tasks of each node of one job wait for disks and for CPUs: [2, nodes]."""
 
     newest: deque[tuple[int, FloatArray]] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
-    """Newest windows, each with the middle of its time."""
+    """Newest windows, each with its midpoint in time."""
     usual: FloatArray | None = None
     """Usual share; None if unknown."""
     taken: int = 0

@@ -44,7 +44,7 @@ KEPT = 512
 """Number of windows: as many as the slowdown test keeps. A role takes twenty bytes a window."""
 
 LEAST_BEFORE = 6
-"""Least number of averages over whole iterations to learn the usual value and its variation. Of samples every second,
+"""Minimum number of averages over whole iterations to learn the usual value and its variation. Of samples every second,
 eight averages of forty seconds each are kept."""
 
 EACH, LEAST_NEWEST, LONG_WINDOW_SECONDS = 0.5, 3, 20.0

@@ -31,8 +31,8 @@ from scheduler_feedback.detectors.workload.workload_rules import RHYTHM, claims
 
 EVERY_STEPS = 4
 LONG_STEP_SECONDS = 2.0
-"""Interval, in steps, at which a live job is evaluated: causes within the job last long. Long steps are evaluated one
-by one."""
+"""A live job is evaluated every EVERY_STEPS steps, because causes within a job last long. Steps longer than
+LONG_STEP_SECONDS are evaluated one by one."""
 
 HOLD_STEPS, HOLD_SECONDS = 64, 120.0
 """A verdict is cleared when its cause was not detected for HOLD_STEPS steps and HOLD_SECONDS. The work of a job varies
@@ -40,7 +40,7 @@ by chance: of sixty steps of half a second, some stretches contain no long step.
 clear every minute."""
 
 HOLD_NODE_STEPS = 8
-"""The same for verdicts on a node, on which actions follow: twice as many steps as are evaluated if steps are long."""
+"""Replaces HOLD_STEPS for verdicts on a node, which can lead to actions: two evaluations of short steps."""
 
 LEAST_CONFIDENCE = 0.5
 

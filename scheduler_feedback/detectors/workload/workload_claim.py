@@ -10,7 +10,7 @@ STAGE = "stage"
 """Prefix of the keys of claims about a stage."""
 
 LEAST_SLOWDOWN = 1.05
-"""Least slowdown to report: five per cent (the threshold of EROICA and Guard)."""
+"""Minimum slowdown to report: five per cent (the threshold of EROICA and Guard)."""
 
 
 @dataclass(frozen=True, slots=True)

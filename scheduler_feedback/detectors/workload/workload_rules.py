@@ -37,7 +37,7 @@ quarters of a hundred steps is not chance."""
 UNLIKE = 0.04
 SEQUENCE_COST = 0.05
 ALIKE = 0.9
-"""Least correlation of forward and backward times of a rank: then the rank has more work, not a slower machine
+"""Minimum correlation of forward and backward times of a rank: then the rank has more work, not a slower machine
 (ByteDance, OSDI'25: a correlation of 0.9)."""
 
 ROTATING_SHARE = 0.5

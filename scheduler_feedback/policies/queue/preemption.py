@@ -30,7 +30,7 @@ DRIFT_NS = 60 * 1_000_000_000
 """Interval between two passes without an event, for an order that changes with time (``themis``)."""
 
 CHANGE = 0.1
-"""Least relative change of a job's urgency that moves it in the queue."""
+"""Minimum relative change of a job's urgency that moves it in the queue."""
 
 PASSED_OVER = 16
 """Number of jobs for which no slots can be freed, after which a pass ends."""

@@ -14,8 +14,8 @@ from scheduler_feedback.core.verdict import Verdict
 from scheduler_feedback.policies.remediation.move_cost import cooling, cooling_ns
 
 CONFIDENCE = 0.95
-"""Least confidence of a verdict that restarts a gang. Peers wait in the same way for a hanging rank and for a rank that
-saves alone. The state of the culprit's process distinguishes the two (detectors/hang/process_evidence.py)."""
+"""Minimum confidence of a verdict that restarts a gang. Peers wait in the same way for a hanging rank and for a rank
+that saves alone. The state of the culprit's process distinguishes the two (detectors/hang/process_evidence.py)."""
 
 TIMES_THE_LONGEST_PAUSE = 1.5
 """Same factor as in the detector (hang.py, TIMES_THE_LONGEST). A job may resume again after a pause as long as an

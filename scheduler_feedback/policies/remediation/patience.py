@@ -29,7 +29,7 @@ _HORIZONS = tuple(2.0 ** (half / 2) for half in range(48))
 """Waits that are compared, in seconds: half octaves up to four months."""
 
 _LEAST_GAIN = 1e-6
-"""Least relative saving of a wait; excludes rounding errors."""
+"""Minimum relative saving of a wait; excludes rounding errors."""
 
 Course = tuple[tuple[float, float, float], ...]
 """(wall seconds from now, expected seconds of them in which fault and gang both continue, probability that both still

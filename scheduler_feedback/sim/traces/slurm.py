@@ -33,7 +33,7 @@ from scheduler_feedback.sim.job_trace import SIMULATED_COMMAND, Refused, Trace, 
 from scheduler_feedback.sim.table import Row, lines_of, rows
 
 MOST_DIGITS = 12
-"""Most digits of seconds since the epoch: until the year 31,000."""
+"""Maximum number of digits of a time in seconds since the epoch: enough until the year 31,000."""
 
 _NEEDED = ("JobID", "Submit")
 _TIMED = ("ElapsedRaw", "Elapsed", "End")

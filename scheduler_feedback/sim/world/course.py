@@ -27,7 +27,7 @@ MOST_MAGNITUDE = 2000.0
 """Largest magnitude of a fault. A slower device is broken rather than slow."""
 
 MOST_CELLS = 3_000_000
-"""Most steps times ranks in one block, to use the caches and bound the memory."""
+"""Maximum number of steps times ranks in one block, to use the caches and bound the memory."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Course:
     place: Place
     """Places of its ranks."""
     random: np.random.Generator
-    """Its random generator."""
+    """Random generator of the job."""
     begin: float = 0.0
     """Start of the job."""
     adaptive: bool = True

@@ -30,8 +30,8 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _REQUEST_SECONDS = 15.0
 _AT_ONCE = 64
-"""Most requests at one time, without watches. Waiting here costs a tenth of waiting for a connection in aiohttp, and
-all pods of a cluster may have to be deleted at once."""
+"""Maximum number of requests at one time, without watches. Waiting here costs a tenth of waiting for a connection in
+aiohttp, and all pods of a cluster may have to be deleted at once."""
 
 _CLOSING_SECONDS = 0.25
 """TLS closes after aiohttp returns: https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown"""

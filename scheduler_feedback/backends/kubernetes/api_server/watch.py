@@ -32,7 +32,7 @@ _PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 5.0
 GONE = 410
 _MOST_NAMED = 20
-"""Most unusable objects that are named in the log; the others are counted."""
+"""Maximum number of unusable objects that are named in the log; the others are counted."""
 
 _log = logging.getLogger(__name__)
 

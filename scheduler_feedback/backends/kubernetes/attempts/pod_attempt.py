@@ -88,22 +88,22 @@ class Attempt:
 
     job_id: str
     number: int
-    """As the core counts."""
+    """Number of the attempt in the cycle's state."""
 
     key: str
-    """Of the gang."""
+    """Key of the gang."""
 
     placement: tuple[Slot, ...]
     phase: Phase = Phase.BINDING
     members: list[Member] = field(default_factory=list)
     reported: bool = False
-    """Whether the core knows that all of it runs."""
+    """Whether the cycle has received that all pods run."""
 
     ran: bool = False
     why_stopped: str = ""
     failure: str = ""
     action_id: str = ""
-    """Of the start; '' if it was adopted after a restart."""
+    """Id of the start action; '' if the attempt was adopted after a restart."""
 
     probe: bool = False
     """Whether its pod is one of our probes."""

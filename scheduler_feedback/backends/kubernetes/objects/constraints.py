@@ -49,10 +49,10 @@ class Constraint:
     """Labels that the node must have."""
 
     terms: tuple[NodeTerm, ...] | None
-    """Of the required node affinity, one of which must hold; None: there is none."""
+    """Terms of the required node affinity, one of which must hold; None: no required affinity."""
 
     tolerations: tuple[Toleration, ...]
-    """Of taints that keep pods away."""
+    """Tolerations of taints that keep pods away."""
 
     requests: tuple[tuple[str, int], ...]
     """Other resources that the pod requests, in the units of ``quantities``."""

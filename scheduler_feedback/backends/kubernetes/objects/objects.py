@@ -151,10 +151,10 @@ class Reach(Part):
     """Nodes from which a claimed volume can be reached. Computed; not an object of the API."""
 
     refused: str = ""
-    """Why that is unknown; '' if it is known."""
+    """Reason why the nodes are unknown; '' if they are known."""
 
     terms: list[NodeTerm] | None = None
-    """Of the volume's node affinity, one of which must hold; None: reachable from every node."""
+    """Terms of the volume's node affinity, one of which must hold; None: reachable from every node."""
 
 
 class Volume(Part):
@@ -164,7 +164,7 @@ class Volume(Part):
     persistent_volume_claim: ClaimSource | None = None
     ephemeral: dict[str, Any] | None = None
     reach: Reach | None = None
-    """Of a claimed volume; computed, not a field of the object."""
+    """Nodes that can reach the claimed volume; computed, not a field of the object."""
 
 
 class SchedulingGroup(Part):
@@ -216,7 +216,8 @@ class PodStatus(Part):
 
 
 _MOST_SHARED = 4096
-"""Most parts kept for sharing: far more than the kinds of pods at one time; a gang's pods are listed together."""
+"""Maximum number of parts kept for sharing: far more than the kinds of pods at one time; a gang's pods are listed
+together."""
 
 _shared: dict[tuple[type, bytes], Any] = {}
 

@@ -24,10 +24,10 @@ _SCALE = {
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
 }
 MOST_CHARACTERS = 64
-"""Of a quantity. The API server's canonical form is shorter."""
+"""Maximum length of a quantity. The API server's canonical form is shorter."""
 
 MOST_EXPONENT = 40
-"""Of ten. The API server caps amounts at 2^63 - 1 and rounds fractions up to a billionth (resource.Quantity)."""
+"""Maximum exponent of ten. The API server caps amounts at 2^63 - 1 and rounds up to 1e-9 (resource.Quantity)."""
 
 MOST = 2**63 - 1
 

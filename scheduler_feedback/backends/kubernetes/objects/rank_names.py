@@ -69,7 +69,7 @@ class RankNames:
     """
 
     MOST_CLAIMS = 4096
-    """Of a node, in addition to its layout: a rank may report before the layout has it, and some remain afterwards."""
+    """Maximum claims of a node beyond its layout: a rank may report before the layout has it and after it is gone."""
 
     def __init__(self, place_of: Callable[[str], Place | None], version: Callable[[], int]) -> None:
         self._place_of, self._version = place_of, version

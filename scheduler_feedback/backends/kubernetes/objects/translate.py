@@ -91,10 +91,10 @@ class Gang:
     """'NAMESPACE/NAME' of its group, or of its pod."""
 
     pods: tuple[Pod, ...]
-    """By rank."""
+    """Pods in the order of their ranks."""
 
     constraint: Constraint | None
-    """Of its GPU pods, if all have the same."""
+    """Constraint of the gang's GPU pods, if all have the same."""
 
     refused: str
     """Why it is not scheduled; '' if it is."""
@@ -110,7 +110,7 @@ class Gang:
     """The array that it belongs to; '' for none."""
 
     array_index: int = 0
-    """Its index in the array."""
+    """Index of the gang in its array."""
 
 
 def group_of(pod: Pod) -> str:

@@ -33,7 +33,7 @@ RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 MANAGED = "app.kubernetes.io/managed-by"
 MOST_PODS = 8
-"""Most pods that get an event about one verdict: those of one gang on one node, which rarely has more."""
+"""Maximum number of pods that get an event about one verdict: those of one gang on one node, which rarely has more."""
 
 _READ_AGAIN_SECONDS = 60.0
 """Interval between reads of the slices: devices get new names when a driver restarts."""

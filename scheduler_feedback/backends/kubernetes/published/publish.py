@@ -30,10 +30,10 @@ from scheduler_feedback.policies.queue.waiting_reasons import what_binds
 
 PERIOD_SECONDS = 1.0
 WRITES_A_PERIOD = 64
-"""Most objects written a second: changes of all nodes at once must not overload the API server."""
+"""Maximum number of objects written a second: changes of all nodes at once must not overload the API server."""
 
 MOST_QUERIED = 256
-"""Most pending gangs whose reason is queried at once, because the core answers between two cycles."""
+"""Maximum number of pending gangs whose reason is queried at once, because the core answers between two cycles."""
 
 BEING_BOUND_NS = 5_000_000_000
 """Starts that are shorter than this are not published: they end before anyone reads it, and writing costs the API
@@ -55,7 +55,7 @@ class GangStatus:
 
     message: str
     expected_ns: int | None = None
-    """Of its start."""
+    """Expected time of the gang's start; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ fixed length and a field a fixed offset, whatever bytes a user puts into a job's
 look like Slurm's own, bytes that are not UTF-8. ``scontrol show job`` has none of these properties: it prints names,
 comments, folders and accounts among its own words without quoting.
 
-Two other listings have the values for which squeue has no column in all releases, or none of a bounded width: nodes and
-exclusion (``places``), and the GPUs (parse_text.py).
+Two other listings contain the values for which some release of squeue has no column of bounded width: nodes and
+excluded nodes (``places``), and GPUs (parse_text.py).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ _ALONE = re.compile(r"gpu(?::([^:,()0-9][^:,()]*))?(?=,|$)")
 _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 MOST_GPUS = 1024
-"""Of one node. Slurm's limit on a node's generic resources (gres.c, MAX_GRES_BITMAP)."""
+"""Maximum GPUs of one node: Slurm's limit on a node's generic resources (gres.c, MAX_GRES_BITMAP)."""
 
 
 def gpus_of(text: str) -> tuple[int, str]:

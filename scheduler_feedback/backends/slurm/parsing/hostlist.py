@@ -9,7 +9,7 @@ MOST = 65_536
 """Slurm's limit on nodes of a cluster (MAX_SLURM_NODES): a longer list is damaged."""
 
 MOST_BRACKETS = 8
-"""Most brackets in one name; Slurm accepts five (HIGHEST_DIMENSIONS)."""
+"""Maximum number of brackets in one name; Slurm accepts five (HIGHEST_DIMENSIONS)."""
 
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from scheduler_feedback.backends.slurm.parsing.slurm_objects import Refused
 
 MOST_LOGGED = 20
-"""Most records that are logged; others are only counted, because a user can make any number of them."""
+"""Maximum number of records that are logged; others are only counted, because a user can make any number of them."""
 
 _log = logging.getLogger(__name__)
 

@@ -41,15 +41,15 @@ class Delivery:
     """Loss of telemetry, as probabilities per node and window, or per step."""
 
     missing: float = 0.001
-    """A window's sample is missing."""
+    """Probability that a window's sample is missing."""
     late: float = 0.001
-    """A window's sample arrives too late."""
+    """Probability that a window's sample arrives too late."""
     reset: float = 1e-5
-    """The node's counters are reset."""
+    """Probability that the node's counters are reset."""
     lost: float = 2e-4
-    """A rank's record of a step is lost."""
+    """Probability that a rank's record of a step is lost."""
     held: float = 0.002
-    """The job's records of this tick arrive late."""
+    """Probability that a job's records of a tick arrive late."""
     held_seconds: float = 8.0
     """Delay of held records."""
     silent_per_day: float = 0.1

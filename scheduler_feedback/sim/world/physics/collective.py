@@ -49,7 +49,7 @@ def gather(bytes_: Any, bandwidth: FloatArray, members: int, latency: float) -> 
 
 
 def all_to_all(bytes_: FloatArray, bandwidth: FloatArray, members: int, latency: float) -> FloatArray:
-    """Return the time until every member has sent its bytes [..., n] to all others: that of the slowest member."""
+    """Return the time until the slowest member has sent its bytes [..., n] to all others."""
     if members < 2:
         return np.zeros(bandwidth.shape[:-1])
     share = (members - 1) / members

@@ -30,7 +30,7 @@ class Steps:
     kernels: FloatArray
     """float32 [b, stages, data, tensor]: seconds in which the rank's GPU computes."""
     stall: FloatArray
-    """Seconds for which the host delays it; broadcastable to the same shape."""
+    """Seconds by which the host delays the rank; can be broadcast to the shape of `kernels`."""
     product_share: FloatArray
     """Share of `kernels` in matrix products."""
 
