@@ -90,21 +90,21 @@ class Node:
             )
             workers = list(dict.fromkeys(runner.worker for runner in self._runners))
             for position, worker in enumerate(workers):
-                turn = 0
+                delay = 0
                 for runner in self._runners:
                     if runner.worker == worker:
-                        self._add_to_worker(runner, (position + 1) / (len(workers) + 1), turn)
-                        turn += runner.nominal_ns > interval_ns
+                        self._add_to_worker(runner, (position + 1) / (len(workers) + 1), delay)
+                        delay += runner.nominal_ns > interval_ns
         self._thread.start()
 
-    def _add_to_worker(self, runner: Runner, worker_phase: float, turn: int) -> None:
+    def _add_to_worker(self, runner: Runner, worker_phase: float, delay: int) -> None:
         """Schedule a collector and add it to its worker.
 
-        worker_phase: phase of the worker in the node's interval, 0 to 1. turn: number of node intervals by which the
-        first run is delayed, so that collectors with a longer interval run at different times.
+        worker_phase: phase of the worker in the node's interval, 0 to 1. delay: number of node intervals before the
+        first run, so that collectors with a longer interval run at different times.
         """
         interval_ns = round(self.interval_seconds * 1e9)
-        runner.schedule(self._origin_ns, round(worker_phase * interval_ns) + turn * interval_ns, interval_ns)
+        runner.schedule(self._origin_ns, round(worker_phase * interval_ns) + delay * interval_ns, interval_ns)
         worker = self._workers.get(runner.worker)
         if worker is None:
             worker = Worker(runner.worker, f"{self.name}/{runner.worker}", self._clock, self._follow)
@@ -244,11 +244,11 @@ class Node:
         runner.members = tuple(members)
         self._relist()
         worker_phase = runner.phase_in(self.interval_seconds)
-        for turn, member in enumerate(new):
+        for delay, member in enumerate(new):
             if self._stopping.is_set():
                 member.close()
             elif self._thread is not None:
-                self._add_to_worker(member, worker_phase, turn if member.nominal_ns > runner.nominal_ns else 0)
+                self._add_to_worker(member, worker_phase, delay if member.nominal_ns > runner.nominal_ns else 0)
         return new
 
     def _refuse(self, runner: Runner, collector: Collector) -> None:

@@ -296,7 +296,7 @@ class Attribution:
                 return _slurm(*step), membership
         return None, membership
 
-    def elsewhere(self, pid: int) -> str | None:
+    def other_node(self, pid: int) -> str | None:
         """Return the other node whose folder names the process; None if this node's folder does first, or none does.
 
         Lists the sibling folders at each call, which happens once per registration and not once per tick.

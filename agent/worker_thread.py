@@ -78,7 +78,7 @@ class Worker:
         self._released = False
         self._busy: Runner | None = None
         self._busy_since_ns = 0
-        self._turn = 0
+        self._generation = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._old_threads: list[threading.Thread] = []
@@ -114,8 +114,8 @@ class Worker:
             self._start_thread()
 
     def _start_thread(self) -> None:
-        name = self._thread_name if not self._turn else f"{self._thread_name}/{self._turn}"
-        self._thread = threading.Thread(target=self._run, args=(self._turn,), name=name, daemon=True)
+        name = self._thread_name if not self._generation else f"{self._thread_name}/{self._generation}"
+        self._thread = threading.Thread(target=self._run, args=(self._generation,), name=name, daemon=True)
         self._thread.start()
 
     def hand_over_ns(self) -> int | None:
@@ -146,7 +146,7 @@ class Worker:
             self._queue.clear()
             self._due = None
             self._busy = None
-            self._turn += 1
+            self._generation += 1
             assert self._thread is not None
             self._old_threads = [*(thread for thread in self._old_threads if thread.is_alive()), self._thread]
             self._start_thread()
@@ -173,7 +173,7 @@ class Worker:
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
-    def _run(self, turn: int) -> None:
+    def _run(self, generation: int) -> None:
         while (task := self._next_task()) is not None:
             runner, act = task
             if act is None:
@@ -181,7 +181,7 @@ class Worker:
                 self._ran(runner)
             else:
                 act()
-            if not self._done(turn, runner):
+            if not self._done(generation, runner):
                 return
         with self._lock:
             closing = list(self._runners)
@@ -255,10 +255,10 @@ class Worker:
         """
         return (runner.interval_ns if self.abandoned else 0, runner.due_ns)
 
-    def _done(self, turn: int, runner: Runner) -> bool:
+    def _done(self, generation: int, runner: Runner) -> bool:
         """Put a collector back after its task, and return whether this thread is still the worker's thread."""
         with self._lock:
-            if turn == self._turn:
+            if generation == self._generation:
                 self._busy = None
                 self._put_back(runner)
                 return True

@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.collectors import Machine, make_collectors
-from agent.collectors.host import owners as attribution_collector
+from agent.collectors.host import kubelet_pods, owners
 from agent.node import Node
 from agent.rank_attribution import Attribution
 from agent.schema.clock import ManualClock
@@ -76,7 +76,7 @@ def shorten_retry_delays() -> None:
     """Shorten the product's retry delays of ten to thirty seconds to zero, because ticks take no time."""
     nvml_source.RETRY_LOST_SECONDS = 0.0
     nvml_events.WAIT_MILLISECONDS = 1
-    attribution_collector.LIST_NS = 20_000_000
+    kubelet_pods.LIST_NS = owners.RDMA_LIST_NS = 20_000_000
 
 
 def resident_bytes() -> int:

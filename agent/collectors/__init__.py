@@ -13,9 +13,10 @@ from agent.collectors.host.gpu_nic_topology import TopologyCollector
 from agent.collectors.host.host import HostCollector
 from agent.collectors.host.host_devices import HostDeviceCollector
 from agent.collectors.host.kernel_events import KernelLogCollector
+from agent.collectors.host.kubelet_pods import KubeletCollector, PodTable
 from agent.collectors.host.network import NetworkCollector
 from agent.collectors.host.nfs import NfsCollector
-from agent.collectors.host.owners import KubeletCollector, OwnerCollector, PodTable
+from agent.collectors.host.owners import OwnerCollector
 from agent.collectors.host.pcie import PcieCollector
 from agent.collectors.host.rank_processes import ProcessCollector
 from agent.collectors.rdma.rdma import RdmaCollector

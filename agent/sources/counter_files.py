@@ -67,7 +67,7 @@ class CounterFiles:
         good = 0
         for index, descriptor in enumerate(self._descriptors):
             if descriptor < 0:
-                valid[index] = read = self._read_anew(index, cells)
+                valid[index] = read = self._open_and_read(index, cells)
                 good += read
                 continue
             try:
@@ -97,7 +97,7 @@ class CounterFiles:
         for index in range(len(self._descriptors)):
             self._close(index)
 
-    def _read_anew(self, index: int, cells: memoryview) -> bool:
+    def _open_and_read(self, index: int, cells: memoryview) -> bool:
         if self._skips[index]:
             self._skips[index] -= 1
             return False

@@ -100,11 +100,11 @@ def test_a_rank_file_of_another_node_does_not_make_the_process_local(
     write_rank(tmp_path / "n1", parent)
     (tmp_path / "n0").mkdir()
     ours, theirs = Attribution(str(tmp_path / "n0")), Attribution(str(tmp_path / "n1"))
-    assert ours.elsewhere(child) == "n1"
-    assert theirs.elsewhere(child) is None
+    assert ours.other_node(child) == "n1"
+    assert theirs.other_node(child) is None
     write_rank(tmp_path / "n0", child, rank=1)
-    assert ours.elsewhere(child) is None, "this node's folder names a nearer ancestor"
-    assert ours.elsewhere(os.getpid()) is None
+    assert ours.other_node(child) is None, "this node's folder names a nearer ancestor"
+    assert ours.other_node(os.getpid()) is None
 
 
 def test_changes_of_the_folder_are_detected(tmp_path: Path, parent_and_child: tuple[int, int]) -> None:
@@ -135,7 +135,7 @@ def test_invalid_rank_files_are_ignored(tmp_path: Path, parent_and_child: tuple[
 def test_without_a_folder_only_control_groups_attribute() -> None:
     attribution = Attribution(None)
     assert attribution.ranks() == []
-    assert attribution.elsewhere(os.getpid()) is None
+    assert attribution.other_node(os.getpid()) is None
     assert attribution.of_pid(2**22 + 1) is None
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.host.owners import KEEP_NS, LIST_NS, KubeletCollector, OwnerCollector
+from agent.collectors.host.kubelet_pods import KEEP_NS, LIST_NS, KubeletCollector
+from agent.collectors.host.owners import OwnerCollector
 from agent.collectors.steps.step_collector import LINGER_NS
 from agent.schema.clock import SystemClock
 from agent.sources.kubelet.pod_resources import Container, Pod

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.collectors.block import Block
-from agent.collectors.host.owners import ALLOCATABLE_NS, KEEP_NS, KubeletCollector, OwnerCollector, PodTable
+from agent.collectors.host.kubelet_pods import ALLOCATABLE_NS, KEEP_NS, KubeletCollector, PodTable
+from agent.collectors.host.owners import OwnerCollector
 from agent.gpu_inventory import GpuDevice, GpuProcess, Inventory
 from agent.rank_attribution import Attribution
 from agent.schema.clock import ManualClock

@@ -21,7 +21,7 @@ import pytest
 
 from agent.collectors import Machine, make_collectors
 from agent.collectors.gpu import nvml_collector as nvml_collector
-from agent.collectors.host import owners as attribution_collector
+from agent.collectors.host import kubelet_pods, owners
 from agent.collectors.rdma import rdma as rdma_collector
 from agent.collectors.rdma import rdma_series
 from agent.node import Node
@@ -52,7 +52,8 @@ def shorten_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma_collector, "RETRY_SECONDS", 4 * INTERVAL_SECONDS)
     monkeypatch.setattr(rdma_collector, "SLOW_SECONDS", INTERVAL_SECONDS)
     monkeypatch.setattr(rdma_series, "SLOW_SECONDS", INTERVAL_SECONDS)
-    monkeypatch.setattr(attribution_collector, "LIST_NS", round(INTERVAL_SECONDS * 1e9))
+    monkeypatch.setattr(kubelet_pods, "LIST_NS", round(INTERVAL_SECONDS * 1e9))
+    monkeypatch.setattr(owners, "RDMA_LIST_NS", round(INTERVAL_SECONDS * 1e9))
 
 
 class TrainingNode:

@@ -170,9 +170,9 @@ class StepCollector:
             raise ReporterError(
                 f"process {peer.pid} started after the connection: the process that connected has ended", "identity"
             )
-        elsewhere = self._attribution.elsewhere(peer.pid)
-        if elsewhere is not None:
-            raise ReporterError(f"process {peer.pid} belongs to node {elsewhere}", "identity")
+        other_node = self._attribution.other_node(peer.pid)
+        if other_node is not None:
+            raise ReporterError(f"process {peer.pid} belongs to node {other_node}", "identity")
         identity = self._attribution.of_pid(peer.pid)
         if identity is not None:
             return Admission(judge(claim, identity), identity.tenant())
@@ -325,10 +325,10 @@ class StepCollector:
         return events
 
     def _fill(self, reporters: int) -> Block:
-        standing: dict[Tenant, list[tuple[Member, Place]]] = {}
+        by_tenant: dict[Tenant, list[tuple[Member, Place]]] = {}
         for member, tenant in self._tenants.items():
-            standing.setdefault(tenant, []).append((member, self._progress[member].place))
-        self._columns.follow(standing, self._clock.monotonic_ns() / 1e9)
+            by_tenant.setdefault(tenant, []).append((member, self._progress[member].place))
+        self._columns.follow(by_tenant, self._clock.monotonic_ns() / 1e9)
         refused = self._socket.refused
         own = (*(refused[reason] for reason in REFUSAL_REASONS), self._malformed, self._lost)
         ranks = {member: (progress.newest_step, progress.totals()) for member, progress in self._progress.items()}

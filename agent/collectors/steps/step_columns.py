@@ -36,7 +36,7 @@ RANK_COUNTERS = (
 OWN_COUNTERS = len(REFUSAL_REASONS) + len(RECORD_COUNTERS)
 """Number of the agent's own counters. They precede the ranks' counters; its one gauge precedes their gauges."""
 
-Standing = tuple[tuple[Member, Place], ...]
+Ranks = tuple[tuple[Member, Place], ...]
 """Ranks of a tenant that have series, with their positions in the job's parallel layout."""
 
 
@@ -52,13 +52,13 @@ class StepColumns:
         self.block = Block()
         self.members: tuple[Member, ...] = ()
         self._placed: tuple[Member, ...] = ()
-        self._standing: dict[Tenant, Standing] | None = None
+        self._ranks: dict[Tenant, Ranks] | None = None
         self._changes: dict[Tenant, Allowance] = {}
 
     def follow(self, wanted: Mapping[Tenant, Iterable[tuple[Member, Place]]], now: float) -> None:
         """Update the columns to these ranks, within the change limit of each tenant. now: monotonic seconds."""
-        before = self._standing or {}
-        standing: dict[Tenant, Standing] = {}
+        before = self._ranks or {}
+        ranks: dict[Tenant, Ranks] = {}
         for tenant in dict.fromkeys((*before, *wanted)):
             asked = tuple(sorted(wanted.get(tenant, ()), key=_order))
             shown = before.get(tenant, ())
@@ -67,13 +67,13 @@ class StepColumns:
                 if allowance.take(now, CHANGES_PER_SECOND, CHANGES_BURST):
                     asked = shown
             if asked:
-                standing[tenant] = asked
-        for tenant in self._changes.keys() - standing.keys():
+                ranks[tenant] = asked
+        for tenant in self._changes.keys() - ranks.keys():
             if self._changes[tenant].is_full(now, CHANGES_PER_SECOND, CHANGES_BURST):
                 del self._changes[tenant]
-        if standing != self._standing:
-            self._standing = standing
-            self._lay_out(sorted((one for ranks in standing.values() for one in ranks), key=_order))
+        if ranks != self._ranks:
+            self._ranks = ranks
+            self._lay_out(sorted((one for each in ranks.values() for one in each), key=_order))
 
     def _lay_out(self, ranks: Sequence[tuple[Member, Place]]) -> None:
         """Make a block: the agent's own columns, then those of each rank, then the known positions of ranks."""

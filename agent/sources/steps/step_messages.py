@@ -1,7 +1,7 @@
 """Messages that training processes send over the step socket. Pure.
 
-``gangwatch/steps.py`` describes them. Their content is not trusted: agent/collectors/steps/claimed_identity.py checks
-it.
+``gangwatch/steps.py`` describes them. Their content is not trusted:
+agent/collectors/steps/claimed_identity.py checks it.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class StepSocket:
                     self._accept(key.fileobj, now)
             ready.extend(connection for connection in self._undecided if connection.ask_at <= now)
             waits = not listening
-            for connection in sorted(set(ready), key=self._turn):
+            for connection in sorted(set(ready), key=self._serving_order):
                 waits |= not self._attend(connection, now)
                 before, spent = spent, time.thread_time()
                 budget.spend(spent - before)
@@ -228,7 +228,7 @@ class StepSocket:
             while (rest_seconds := budget.rest_seconds()) and not self._stopping:
                 time.sleep(min(rest_seconds, MAX_REST_SECONDS))
 
-    def _turn(self, connection: Connection) -> tuple[float, float]:
+    def _serving_order(self, connection: Connection) -> tuple[float, float]:
         """Return the sort key for serving: tenants with the least CPU time first, then older connections first."""
         return self._accounts.spent(connection.tenant), connection.begun
 
