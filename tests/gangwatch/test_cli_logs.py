@@ -68,7 +68,7 @@ def test_a_missing_attempt_or_rank_is_reported_with_the_existing_ones(tmp_path: 
     write(tmp_path, 1, 0, b"")
     with pytest.raises(GangwatchError, match=r"no rank 3; ranks of attempt 1: \[0\]"):
         logs(tmp_path, rank=3).require_any()
-    with pytest.raises(GangwatchError, match=r"no attempt 2; there are \[1\]"):
+    with pytest.raises(GangwatchError, match=r"no attempt 2; existing attempts: \[1\]"):
         logs(tmp_path, attempt=2).require_any()
 
 
