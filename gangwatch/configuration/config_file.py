@@ -68,6 +68,7 @@ from gangwatch.configuration.sections import (
     TokenReviewSection,
     parse_listen,
 )
+from scheduler_feedback.backends.registry import BackendSection
 from scheduler_feedback.backends.registry import sections as backend_sections
 from scheduler_feedback.backends.slurm.section import SlurmSection
 from scheduler_feedback.core.plain_text import misleading
@@ -116,7 +117,7 @@ class Config(msgspec.Struct, frozen=True):
     source: str = ""
     """File of the configuration; '' for the defaults."""
 
-    def backend_section(self, name: str) -> msgspec.Struct:
+    def backend_section(self, name: str) -> BackendSection:
         """Return the section of a backend in the registry that the file selects."""
         if name == "slurm":
             return self.slurm
@@ -125,7 +126,7 @@ class Config(msgspec.Struct, frozen=True):
 
 def selected_backend(config: Config) -> str:
     """Return the name of the enabled backend; the local one if none is. Raises ConfigError if several are."""
-    enabled = [name for name in backend_sections() if getattr(config.backend_section(name), "enabled", False)]
+    enabled = [name for name in backend_sections() if config.backend_section(name).enabled]
     if len(enabled) > 1:
         raise ConfigError(f"{' and '.join(f'{name}.enabled' for name in enabled)}: only one backend can be enabled")
     return enabled[0] if enabled else "local"

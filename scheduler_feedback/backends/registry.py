@@ -12,14 +12,19 @@ if TYPE_CHECKING:
     from scheduler_feedback.backends.backend import Backend
 
 
+class BackendSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section of the configuration file that selects the backend with its name. All keys have defaults."""
+
+    enabled: bool = False
+
+
 class BackendType(NamedTuple):
     """A backend of the registry. Classes are 'module:name', because most commands need neither."""
 
     backend: str
     """Its subclass of Backend."""
     section: str = ""
-    """Type of its section of the configuration file: a msgspec struct that has `enabled` and defaults for all keys.
-    The section has the backend's name. '' if the file does not select it."""
+    """Its subclass of BackendSection; '' if the configuration file does not select it."""
 
 
 BACKENDS: dict[str, BackendType] = {
@@ -39,7 +44,7 @@ def make_backend(name: str, folder: Path, settings: object) -> Backend:
     return backend.configured(folder, settings)
 
 
-def sections() -> dict[str, type[msgspec.Struct]]:
+def sections() -> dict[str, type[BackendSection]]:
     """Return the configuration sections that select a backend, by name."""
     return {name: _load(entry.section) for name, entry in BACKENDS.items() if entry.section}
 

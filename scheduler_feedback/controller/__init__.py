@@ -1,4 +1,4 @@
 """The controller: the cycle thread, the detection thread, and their connections.
 
-Start at ``controller.py``.
+Start at ``composition.py``, which builds a controller of any backend, and ``controller.py``.
 """

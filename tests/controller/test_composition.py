@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from agent.schema.errors import BackendError, ConfigError
 from gangwatch.configuration.config_file import Config, changes, load, selected_backend
 from scheduler_feedback.backends.backend import Backend, RunningCycle
-from scheduler_feedback.backends.registry import BACKENDS, BackendType, make_backend, sections
+from scheduler_feedback.backends.registry import BACKENDS, BackendSection, BackendType, make_backend, sections
 from scheduler_feedback.controller import cycle_thread
 from scheduler_feedback.controller.composition import ControllerConfiguration, compose
 from scheduler_feedback.controller.controller import Controller
@@ -28,10 +27,9 @@ from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.part_failures import PartFailures
 
 
-class LoggingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LoggingSection(BackendSection, frozen=True, forbid_unknown_fields=True):
     """The section [logging]."""
 
-    enabled: bool = False
     file: str = "actions.log"
     slots: int = 2
 
@@ -191,8 +189,7 @@ def test_every_backend_of_the_registry_is_one(tmp_path: Path) -> None:
     assert isinstance(slurm, SlurmBackend)
     assert isinstance(slurm._commands, Commands) and slurm._settings.agents == "http://{node}:9400"
     for name, section in sections().items():
-        assert section.__struct_fields__.count("enabled") == 1, name
-        assert not msgspec.to_builtins(section())["enabled"], "nothing is selected by default"
+        assert issubclass(section, BackendSection) and not section().enabled, f"{name} is not selected by default"
 
 
 @pytest.mark.usefixtures("registered")

@@ -58,7 +58,7 @@ class Scene:
         for one in pods:
             self.api.objects[f"{PODS}/{one.metadata.name}"] = msgspec.to_builtins(one)
         self.said: list[Event] = []
-        self.looked: list[int] = []
+        self.scanned: list[int] = []
         self.last_pods: dict[str, list[Pod]] = {}
         connection: Any = SimpleNamespace(client=self.api)
         self.make = lambda: AttemptLifecycle(
@@ -66,7 +66,7 @@ class Scene:
             self.cache,
             may_act,
             self.said.append,
-            lambda one: self.looked.append(one.number),
+            lambda one: self.scanned.append(one.number),
             self.last_pods,
         )
 
@@ -111,7 +111,7 @@ def test_a_gang_is_bound_to_the_action_s_slots_after_its_placement_is_written() 
     assert scene.api.done[0] == ("PATCH", f"{GROUPS}/g")
     assert PLACEMENT in scene.api.bodies[0]["metadata"]["annotations"]
     assert bindings(scene) == [("g-0", "n1"), ("g-1", "n2")]
-    assert (attempt.phase, scene.looked, scene.said) == (Phase.BOUND, [1], [])
+    assert (attempt.phase, scene.scanned, scene.said) == (Phase.BOUND, [1], [])
     assert not attempt.beyond
     uid = scene.cache.pods["default/g-1"].metadata.uid
     assert scene.cache.place_of(uid) == Place("j", 1, "n2", range(1, 2))
@@ -197,7 +197,7 @@ def test_a_refused_binding_undoes_the_earlier_bindings() -> None:
     assert ("DELETE", f"{PODS}/g-0") in scene.api.done and ("DELETE", f"{PODS}/g-1") not in scene.api.done
     assert scene.said == [ActionFailed("act", "j", "pod g-1: no")]
     assert scene.cache.free_of("n2")[GPU] == 8, "an unbound pod uses no resources"
-    assert (attempt.phase, scene.looked) == (Phase.UNDOING, [])
+    assert (attempt.phase, scene.scanned) == (Phase.UNDOING, [])
 
 
 def test_an_adopted_attempt_that_cannot_be_bound_completely_is_unknown_to_the_core() -> None:
@@ -227,11 +227,11 @@ def test_a_replacement_pod_is_bound_or_leaves_a_hole_again() -> None:
     scene.cache.assume(one, "n1")
     member = bound(one, "n1", bound=False)
     scene.do(lambda carrier: carrier.bind_in_place(attempt_of("default/a", 1, member), member))
-    assert (member.bound, member.hole, scene.looked) == (True, False, [1])
+    assert (member.bound, member.hole, scene.scanned) == (True, False, [1])
     member.bound = False
     scene.api.fails[("POST", f"{PODS}/a/binding")] = [refused(403)]
     scene.do(lambda carrier: carrier.bind_in_place(attempt_of("default/a", 1, member), member))
-    assert (member.bound, member.hole, scene.looked) == (False, True, [1, 1])
+    assert (member.bound, member.hole, scene.scanned) == (False, True, [1, 1])
     assert scene.cache.free_of("n1")[GPU] == 8
 
 
@@ -251,14 +251,14 @@ def test_a_probe_s_pod_is_created_once_and_holds_its_slots() -> None:
 
     async def appear(_: AttemptLifecycle) -> None:
         await asyncio.sleep(0.02)
-        assert scene.looked == [], "not before the pod is observed"
+        assert scene.scanned == [], "not before the pod is observed"
         add(scene.cache, msgspec.convert(body | {"metadata": body["metadata"] | {"uid": ""}}, Pod))
 
     scene.api.fails[("POST", PODS)] = [LOST, None]
     scene.do(lambda carrier: carrier.start_probe(attempt, action, body), appear)
     (member,) = attempt.members
     assert (member.node, member.ranks, member.slots, member.bound) == ("n1", range(2), (4, 5), True)
-    assert (attempt.phase, scene.looked) == (Phase.BOUND, [1])
+    assert (attempt.phase, scene.scanned) == (Phase.BOUND, [1])
     assert len(scene.api.objects) == 1
 
 
@@ -269,11 +269,11 @@ def test_a_refused_probe_has_failed_and_a_stopped_probe_stays_stopped() -> None:
     attempt = attempt_of("default/j-1")
     scene.do(lambda carrier: carrier.start_probe(attempt, action, body))
     assert scene.said == [ActionFailed("act", "j", "a request: no image from there")]
-    assert attempt.members == [] and scene.looked == []
+    assert attempt.members == [] and scene.scanned == []
     scene.api.fails.clear()
     attempt.phase = Phase.STOPPING
     scene.do(lambda carrier: carrier.start_probe(attempt, action, body))
-    assert (attempt.phase, scene.looked) == (Phase.STOPPING, [])
+    assert (attempt.phase, scene.scanned) == (Phase.STOPPING, [])
 
 
 def test_a_probe_without_an_attempt_is_deleted() -> None:
@@ -334,7 +334,7 @@ def test_an_eviction_refused_by_a_budget_lets_the_attempt_continue() -> None:
     scene.do(lambda carrier: carrier.stop(attempt, STOP))
     (failed,) = scene.said
     assert isinstance(failed, ActionFailed) and failed.action_id == "stop" and "allows 1 evictions" in failed.reason
-    assert (attempt.phase, attempt.why_stopped, scene.looked) == (Phase.BOUND, "", [1])
+    assert (attempt.phase, attempt.why_stopped, scene.scanned) == (Phase.BOUND, "", [1])
     assert scene.api.done == []
 
 

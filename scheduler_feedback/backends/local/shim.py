@@ -62,8 +62,7 @@ class Shim:
         if plan is None:
             sys.exit(f"{folder}: there is no attempt in this folder")
         self.plan = plan
-        self.folder = folder
-        self.node = node
+        self.folder, self.node = folder, node
         self.own = f"{folder}/{node}"
         self.ranks = rank_launch.ranks_on(plan, node)
         self.environments = {rank: rank_launch.rank_environment(plan, node, rank) for rank in self.ranks}
@@ -75,9 +74,7 @@ class Shim:
         self.cgroup: str | None = None
         self.running: dict[int, int] = {}  # pid -> rank
         self.failure = ""  # why a rank could not be started
-        self.stopping = False
-        self.signalled = False
-        self.clearing = False
+        self.stopping = self.signalled = self.clearing = False
         # The save under way, and the stop request that waits for it.
         self.saving: tuple[checkpoint_command.Checkpoint, dict[str, Any]] | None = None
         self.kill_at: float | None = None  # monotonic seconds
@@ -88,9 +85,9 @@ class Shim:
 
     def serve(self) -> None:
         """Run the shim from start to end."""
-        beside = local_processes.own_cgroup() if self.plan["use_cgroups"] else None
+        parent = local_processes.own_cgroup() if self.plan["use_cgroups"] else None
         # The cgroup is recorded before it exists, so that a cleanup after this shim's death finds it.
-        cgroup = None if beside is None else f"{beside}/gangwatch-{self.pid}-{self.start_time}"
+        cgroup = None if parent is None else f"{parent}/gangwatch-{self.pid}-{self.start_time}"
         boot_id = local_processes.boot_id()
         about = {"pid": self.pid, "start_time": self.start_time, "boot_id": boot_id, "cgroup": cgroup}
         if not attempt_files.create_folder(self.own, {attempt_files.SHIM: attempt_files.encode(about)}):
@@ -148,13 +145,12 @@ class Shim:
             self.wait_for_signal(0.1)
             try:
                 if self.end_requested:
-                    attempt_files.decide(
-                        self.folder, attempt_files.ABORT, f"the shim of node {self.node} received a signal to end"
-                    )
+                    why = f"the shim of node {self.node} received a signal to end"
                 elif time.monotonic() > deadline:
-                    attempt_files.decide(
-                        self.folder, attempt_files.ABORT, f"node {self.node} was ready, but no controller decided"
-                    )
+                    why = f"node {self.node} was ready, but no controller decided"
+                else:
+                    continue
+                attempt_files.decide(self.folder, attempt_files.ABORT, why)
             except FileNotFoundError:  # the attempt was removed
                 return False
             except OSError as error:

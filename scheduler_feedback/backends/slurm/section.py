@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
+from scheduler_feedback.backends.registry import BackendSection
 
-class SlurmSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class SlurmSection(BackendSection, frozen=True, forbid_unknown_fields=True):
     """Monitoring of a Slurm cluster instead of this machine."""
 
-    enabled: bool = False
     mode: Literal["advise", "act"] = "advise"
     """'advise' only reports what it would do, and changes no node and no job; 'act' applies it, if controller.mode is
     also 'act'."""
