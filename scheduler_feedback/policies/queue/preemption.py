@@ -172,7 +172,7 @@ def renewal_due(state: State, now_ns: int) -> bool:
 def _learns(state: State) -> bool:
     policy = state.policy
     learns = policy.order is Order.FAIR or policy.estimates is Estimates.HISTORY
-    return learns and bool(state.lately or policy.queues)
+    return learns and bool(state.recently_ended or policy.queues)
 
 
 def swap(context: CycleContext) -> None:

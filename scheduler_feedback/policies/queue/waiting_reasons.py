@@ -185,7 +185,7 @@ def _decisions(state: State, job: Job) -> tuple[str, ...]:
     active = tuple(
         f"verdict {verdict.verdict_id}: {case.reason or 'no decision yet'}"
         for verdict in state.verdicts.values()
-        if verdict.gang == job.job_id and (case := state.cases.get(verdict.verdict_id)) is not None
+        if verdict.gang == job.job_id and (case := state.open_decisions.get(verdict.verdict_id)) is not None
     )
     refused = tuple(
         f"verdict {one.verdict.verdict_id} was refused: {one.why}"
