@@ -233,7 +233,7 @@ MUTANTS = (
         ("tests/core/test_fleet.py",),
     ),
     Mutant(
-        "core.telemetry.fleet:Fleet.observe",
+        "core.telemetry.fleet:_check",
         "if frame.node != layout.node:",
         "if False:",
         ("tests/core/test_fleet.py",),
@@ -259,7 +259,12 @@ MUTANTS = (
         "pass",
         ("tests/core/test_fleet.py",),
     ),
-    Mutant("core.telemetry.fleet:Fleet.hear", "node.received_ns = received_ns", "pass", ("tests/core/test_fleet.py",)),
+    Mutant(
+        "core.telemetry.fleet:Fleet.note_receipt",
+        "node.received_ns = received_ns",
+        "pass",
+        ("tests/core/test_fleet.py",),
+    ),
     # --- fleet_nodes ---
     Mutant(
         "core.telemetry.fleet_nodes:NodeView.wall_of",

@@ -162,7 +162,7 @@ class World:
         first, last = (int(np.floor(at / self.sampling_seconds + 1e-6)) for at in (before, self.now))
         ends = self.sampling_seconds * np.arange(first + 1, last + 1)
         jobs, tables = [], []
-        heard_ns: dict[str, int] = {}
+        received_ns: dict[str, int] = {}
         for job in self._jobs.values():
             quiet = self._quiet(job)
             jobs.append(self._job(job, quiet))
@@ -170,7 +170,7 @@ class World:
             seen = self.now - 0.3
             for index, node in enumerate(job.meter.nodes.tolist()):
                 since = quiet.get(index)
-                heard_ns[f"node-{node:05d}"] = WALL_START_NS + round((seen if since is None else since) * NS)
+                received_ns[f"node-{node:05d}"] = WALL_START_NS + round((seen if since is None else since) * NS)
             job.course.forget(self.now - seconds - 4.0 * self.sampling_seconds - job.course.usual - 40.0)
         at_ns = WALL_START_NS + np.round(ends * NS).astype(np.int64)
         values = np.concatenate(tables, axis=2) if tables else np.zeros((len(FEATURES), len(ends), 0), np.float32)
@@ -178,7 +178,7 @@ class World:
         lags = [job.meter.phase[job.meter.node_of] for job in self._jobs.values()]
         lag = np.concatenate(lags).astype(np.float32) if lags else None
         counters = Counters(at_ns, self.sampling_seconds, values, lag)
-        return Telemetry(now_ns, tuple(jobs), counters, tuple(self._events(before)), heard_ns)
+        return Telemetry(now_ns, tuple(jobs), counters, tuple(self._events(before)), received_ns)
 
     # --- outages of agents --------------------------------------------------------------------------------------------
 
