@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agent.collectors.block import Block, Collector, RecordSource
 from agent.collectors.gpu.nvml_collector import NvmlCollector
-from agent.collectors.gpu.xid import XidCollector, XidLedger
+from agent.collectors.gpu.xid import XidCollector, XidOccurrences
 from agent.collectors.host.gpu_nic_topology import TopologyCollector
 from agent.collectors.host.host import HostCollector
 from agent.collectors.host.host_devices import HostDeviceCollector
@@ -42,7 +42,7 @@ class Machine:
     """UUIDs of the node's GPUs; () for all."""
     interval_seconds: float = 1.0
     """Interval of frames. Steps and processes of ranks are sampled twice as often, to catch short events."""
-    xids: XidLedger = field(default_factory=XidLedger)
+    xids: XidOccurrences = field(default_factory=XidOccurrences)
     """Merge of the XIDs from driver events and from the kernel log."""
     inventory: Inventory = field(default_factory=Inventory)
     """Names of the GPUs, for the join with their owners."""

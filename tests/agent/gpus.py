@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.collectors.block import Block, Collector
 from agent.collectors.gpu.nvml_collector import NvmlCollector
-from agent.collectors.gpu.xid import XidLedger
+from agent.collectors.gpu.xid import XidOccurrences
 from agent.gpu_inventory import Inventory
 from agent.schema.clock import ManualClock
 from tests.fakes.nvml.control import FakeNvml
@@ -27,7 +27,7 @@ class Machine:
     def __init__(self, library: Path, fake: FakeNvml, *, burst: bool = False, devices: tuple[str, ...] = ()) -> None:
         self.fake = fake
         self.clock = ManualClock()
-        self.xids = XidLedger()
+        self.xids = XidOccurrences()
         self.inventory = Inventory()
         self.parent = NvmlCollector(
             str(library), 1.0, devices, burst=burst, xids=self.xids, inventory=self.inventory, clock=self.clock

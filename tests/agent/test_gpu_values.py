@@ -9,7 +9,7 @@ import pytest
 
 from agent.collectors.gpu.gpu_slow import RECOVERY_ACTIONS
 from agent.collectors.gpu.utilization import FETCH_RUNS
-from agent.collectors.gpu.xid import XidLedger
+from agent.collectors.gpu.xid import XidOccurrences
 from tests.agent.catalogued import counter, gauge
 from tests.agent.gpus import machine, uuid
 from tests.fakes.nvml.control import (
@@ -303,9 +303,9 @@ def test_mig_instances_have_separate_utilization(nvml_library: Path, nvml: FakeN
 
 
 def test_other_events_are_counted_and_recorded() -> None:
-    ledger = XidLedger()
-    ledger.name_gpu("0000:1b:00.0", uuid(1, 0))
-    ledger.note("0000:1b:00.0", "dram_retired", 5)
-    ledger.note("0000:1b:00.0", "dram_retired", 6)
-    assert ledger.newest().events == ((uuid(1, 0), "dram_retired", 2),)
-    assert [(record.kind, record.entity) for record in ledger.take_records()] == [("gpu", uuid(1, 0))] * 2  # type: ignore[union-attr]
+    occurrences = XidOccurrences()
+    occurrences.name_gpu("0000:1b:00.0", uuid(1, 0))
+    occurrences.note("0000:1b:00.0", "dram_retired", 5)
+    occurrences.note("0000:1b:00.0", "dram_retired", 6)
+    assert occurrences.newest().events == ((uuid(1, 0), "dram_retired", 2),)
+    assert [(record.kind, record.entity) for record in occurrences.take_records()] == [("gpu", uuid(1, 0))] * 2  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.gpu.xid import XidLedger
+from agent.collectors.gpu.xid import XidOccurrences
 from agent.collectors.host.kernel_events import MOST_A_RUN, KernelLogCollector
 from agent.schema.clock import ManualClock
 from agent.schema.errors import SourceError, UnsupportedError
@@ -159,16 +159,16 @@ def test_a_recorded_log_is_read_in_pieces(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def ledger() -> XidLedger:
-    return XidLedger()
+def occurrences() -> XidOccurrences:
+    return XidOccurrences()
 
 
-def test_messages_become_events_and_counts(tmp_path: Path, ledger: XidLedger) -> None:
+def test_messages_become_events_and_counts(tmp_path: Path, occurrences: XidOccurrences) -> None:
     tree = build(tmp_path, nics=1, gpus=1)
     clock = ManualClock(monotonic_ns=100 * 10**9, wall_ns=1_700_000_100 * 10**9)
     tree.log("NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.", 50.0)
     tree.log("mlx5_core 0000:18:00.0 rail0: Link down", 60.0)
-    collector = KernelLogCollector(str(tree.kernel_log), ledger, clock=clock)
+    collector = KernelLogCollector(str(tree.kernel_log), occurrences, clock=clock)
     block = collector.collect()
     assert_catalogued(block)
     kinds = "gangwatch_kernel_log_events_total"
@@ -179,7 +179,7 @@ def test_messages_become_events_and_counts(tmp_path: Path, ledger: XidLedger) ->
         ("nic_link", "0000:18:00.0", 1_700_000_060 * 10**9)
     ]
     assert isinstance(before[0], EventRecord) and before[0].detail["before_start"] == "true"
-    (xid,) = ledger.take_records()
+    (xid,) = occurrences.take_records()
     assert isinstance(xid, EventRecord) and xid.time_ns == 1_700_000_050 * 10**9
     assert xid.detail["message"] == "GPU has fallen off the bus." and xid.detail["code"] == "79"
 
@@ -187,32 +187,32 @@ def test_messages_become_events_and_counts(tmp_path: Path, ledger: XidLedger) ->
     tree.log("NVRM: Xid (PCI:0000:1b:00): 31, MMU Fault", 105.0)
     tree.log("mlx5_core 0000:18:00.0 rail0: Link up", 106.0)
     tree.log("a message of a process: NVRM: Xid (PCI:0000:1b:00): 48", 107.0)
-    ledger.add("0000:1b:00.0", 31, 1_700_000_105 * 10**9 + 5, "nvml")
-    ledger.take_records()
+    occurrences.add("0000:1b:00.0", 31, 1_700_000_105 * 10**9 + 5, "nvml")
+    occurrences.take_records()
     collector.collect()
     assert counter(block, kinds, kind="nic_link") == 1
     assert counter(block, kinds, kind="xid") == 1
-    assert ledger.take_records() == [], "the driver has already reported it"
+    assert occurrences.take_records() == [], "the driver has already reported it"
     (event,) = collector.take_records()
     assert isinstance(event, EventRecord) and "before_start" not in event.detail
     assert collector.take_records() == []
     collector.close()
 
 
-def test_a_process_cannot_forge_a_kernel_message(tmp_path: Path, ledger: XidLedger) -> None:
+def test_a_process_cannot_forge_a_kernel_message(tmp_path: Path, occurrences: XidOccurrences) -> None:
     path = tmp_path / "kmsg"
     path.write_text("12,1,200000000,-;NVRM: Xid (PCI:0000:1b:00): 79, forged\n")
-    collector = KernelLogCollector(str(path), ledger)
+    collector = KernelLogCollector(str(path), occurrences)
     collector.collect()
-    assert ledger.take_records() == []
+    assert occurrences.take_records() == []
     collector.close()
 
 
-def test_a_flood_of_messages_is_read_in_limited_pieces(tmp_path: Path, ledger: XidLedger) -> None:
+def test_a_flood_of_messages_is_read_in_limited_pieces(tmp_path: Path, occurrences: XidOccurrences) -> None:
     path = tmp_path / "kmsg"
     clock = ManualClock()
     path.write_text("".join(f"4,{number},1,-;nfs: server filer OK\n" for number in range(3 * MOST_A_RUN)))
-    collector = KernelLogCollector(str(path), ledger, clock=clock)
+    collector = KernelLogCollector(str(path), occurrences, clock=clock)
     runs = 0
     while not runs or counter(collector.collect(), "gangwatch_kernel_log_events_total", kind="nfs_server") != (
         3 * MOST_A_RUN
@@ -229,9 +229,9 @@ def test_a_missing_log_is_unsupported(tmp_path: Path) -> None:
         KernelLogCollector(str(tmp_path / "absent"))
 
 
-def test_the_log_of_this_machine_is_read(ledger: XidLedger) -> None:
+def test_the_log_of_this_machine_is_read(occurrences: XidOccurrences) -> None:
     try:
-        collector = KernelLogCollector(xids=ledger)
+        collector = KernelLogCollector(xids=occurrences)
     except UnsupportedError as error:
         needs.absent(f"the kernel's log cannot be read here: {error}")
         raise

@@ -1,4 +1,4 @@
-"""XIDs from driver events: a thread that blocks in the driver receives them, and the ledger counts each once."""
+"""XIDs from driver events: a thread that blocks in the driver receives them, and each is counted once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.collectors.gpu.xid import XidLedger
+from agent.collectors.gpu.xid import XidOccurrences
 from agent.sources.nvml import nvml_events
 from agent.sources.nvml.nvml import Library, find_devices
 from agent.sources.nvml.nvml_events import EventWatcher, GpuEvent
@@ -129,18 +129,20 @@ def test_a_dead_driver_ends_the_thread_and_marks_the_library(nvml_library: Path,
     library.close()
 
 
-def test_the_parent_adds_driver_events_to_the_ledger(nvml_library: Path, nvml: FakeNvml) -> None:
+def test_the_parent_adds_driver_events_to_the_occurrences(nvml_library: Path, nvml: FakeNvml) -> None:
     with machine(nvml_library, nvml) as one:
         one.parent.collect()
         wait_until(lambda: nvml.call_count(WAIT), "the thread waits")
         nvml.push_xid(2, 79)
         nvml.push_event(2, 0x2)
-        ledger: XidLedger = one.xids
-        wait_until(lambda: ledger.newest().counts and ledger.newest().events, "the XID and the event are counted")
-        newest = ledger.newest()
+        occurrences: XidOccurrences = one.xids
+        wait_until(
+            lambda: occurrences.newest().counts and occurrences.newest().events, "the XID and the event are counted"
+        )
+        newest = occurrences.newest()
         assert [(gpu, code, count) for gpu, code, count, _ in newest.counts] == [(uuid(1, 2), 79, 1)]
         assert newest.events == ((uuid(1, 2), "double_bit_ecc_error", 1),)
-        assert not ledger.add("0000:52:00", 79, newest.counts[0][3], "kernel_log"), "the log reports the same XID"
+        assert not occurrences.add("0000:52:00", 79, newest.counts[0][3], "kernel_log"), "the log reports the same XID"
 
 
 def test_another_process_can_inject_an_xid_into_a_running_one(nvml_library: Path, tmp_path: Path) -> None:

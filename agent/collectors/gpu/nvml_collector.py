@@ -18,7 +18,7 @@ from agent.collectors.gpu.gpu_processes import GpuProcessCollector
 from agent.collectors.gpu.gpu_slow import slow_collector
 from agent.collectors.gpu.gpu_topology import GpuTopologyCollector
 from agent.collectors.gpu.mig import mig_collector
-from agent.collectors.gpu.xid import XidLedger
+from agent.collectors.gpu.xid import XidOccurrences
 from agent.gpu_inventory import GpuDevice, GpuProcess, Inventory, MigDevice
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.errors import SourceError, UnsupportedError
@@ -57,7 +57,7 @@ class NvmlCollector:
         devices: tuple[str, ...] = (),
         *,
         burst: bool = False,
-        xids: XidLedger | None = None,
+        xids: XidOccurrences | None = None,
         inventory: Inventory | None = None,
         clock: Clock | None = None,
         load: Callable[[str | None], Library] = Library,
@@ -68,7 +68,7 @@ class NvmlCollector:
         self._fast_seconds = interval_seconds
         self._wanted = devices
         self._burst = burst
-        self._xids = xids or XidLedger()
+        self._xids = xids or XidOccurrences()
         self._inventory = inventory or Inventory()
         self._clock = clock or SystemClock()
         self._library: Library | None = None

@@ -41,7 +41,7 @@ class _Count:
 
 
 class Snapshot(NamedTuple):
-    """Content of a ledger."""
+    """All occurrences at one time."""
 
     changes: int
     """Increases when a GPU, code or event is new, or when the UUID of a GPU becomes known."""
@@ -59,7 +59,7 @@ def _function(pci_address: str) -> str:
     return address if "." in address else f"{address}.0"
 
 
-class XidLedger:
+class XidOccurrences:
     """All XIDs of this node since the oldest message in the kernel log. Thread-safe.
 
     GPUs are identified by PCI address in the kernel's form (0000:3b:00.0). The kernel log has no other identifier, and
@@ -180,26 +180,28 @@ class XidLedger:
 
 
 class XidCollector:
-    """Collector that publishes the ledger. It calls no driver, so no driver can block it."""
+    """Collector that publishes the occurrences. It calls no driver, so no driver can block it."""
 
     name = "xid"
     lane = "host"
 
-    def __init__(self, ledger: XidLedger, interval_seconds: float = 1.0, *, driver_present: bool = True) -> None:
+    def __init__(
+        self, occurrences: XidOccurrences, interval_seconds: float = 1.0, *, driver_present: bool = True
+    ) -> None:
         """Raise UnsupportedError if the machine has no NVIDIA driver (driver_present is False)."""
         if not driver_present:
             raise UnsupportedError("xid: no NVIDIA driver on this machine")
         self.interval_seconds = interval_seconds
-        self._ledger = ledger
+        self._occurrences = occurrences
         self._block = Block()
         self._laid_out = self._shown = -1
 
     def collect(self) -> Block:
-        news = self._ledger.news
+        news = self._occurrences.news
         if news == self._shown:
             return self._block
         self._shown = news
-        newest = self._ledger.newest()
+        newest = self._occurrences.newest()
         if newest.changes != self._laid_out:
             self._laid_out = newest.changes
             self._block = self._lay_out(newest)
@@ -232,7 +234,7 @@ class XidCollector:
         )
 
     def take_records(self) -> list[Record]:
-        return self._ledger.take_records()
+        return self._occurrences.take_records()
 
     def close(self) -> None:
         """Do nothing: the collector holds no resources."""

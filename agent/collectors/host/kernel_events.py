@@ -10,7 +10,7 @@ import threading
 from collections import deque
 
 from agent.collectors.block import Block
-from agent.collectors.gpu.xid import XidLedger
+from agent.collectors.gpu.xid import XidOccurrences
 from agent.schema.clock import Clock, SystemClock
 from agent.schema.frame import Column, EventRecord, Record
 from agent.sources.kernel.kernel_log import KernelLog, LogRecord
@@ -32,7 +32,7 @@ class KernelLogCollector:
     def __init__(
         self,
         path: str = "/dev/kmsg",
-        xids: XidLedger | None = None,
+        xids: XidOccurrences | None = None,
         interval_seconds: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
