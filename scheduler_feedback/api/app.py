@@ -250,7 +250,7 @@ class _Api:
             yield self._route(path, post, Role.OPERATOR, what, "POST")
 
     def _route(
-        self, path: str, endpoint: _Endpoint, role: Role = Role.NOBODY, what: str = "", method: str = "GET"
+        self, path: str, endpoint: _Endpoint, role: Role = Role.ANONYMOUS, what: str = "", method: str = "GET"
     ) -> Route:
         return Route(path, self._guarded(endpoint, role, what), methods=[method])
 
@@ -259,14 +259,14 @@ class _Api:
 
         async def guarded(request: Request) -> Response:
             check_origin(request)
-            if role is not Role.NOBODY:
+            if role is not Role.ANONYMOUS:
                 principal_of(request).require(role, what)
             return await endpoint(request)
 
         return guarded
 
     def _guarded_by_method(self, get: _Endpoint, post: _Endpoint) -> _Endpoint:
-        reads, writes = self._guarded(get, Role.NOBODY), self._guarded(post, Role.SUBMITTER, "submitting a job")
+        reads, writes = self._guarded(get, Role.ANONYMOUS), self._guarded(post, Role.SUBMITTER, "submitting a job")
 
         async def guarded(request: Request) -> Response:
             return await (writes if request.method == "POST" else reads)(request)
