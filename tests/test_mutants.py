@@ -23,7 +23,6 @@ WITHOUT_LOGIC = {
     "backends.kubernetes": "re-exports",
     "backends.slurm": "re-exports",
     "core.actions": "structs",
-    "core.cluster": "enums and a dataclass",
     "core.explanation": "dataclasses",
     "core.state": "enums and dataclasses",
     "core.verdict": "enums, dataclasses and constants",

@@ -20,11 +20,11 @@ from msgspec import structs
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.verdict import Cause, Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.intake import external_jobs
 from scheduler_feedback.policies.nodes.spares import borrowers
 from scheduler_feedback.policies.queue.backfill import reserve
