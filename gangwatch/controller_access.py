@@ -59,7 +59,7 @@ def _issuer(section: OidcSection) -> Issuer | None:
         section.issuer,
         section.client_id,
         {group: ROLES[role] for group, role in section.roles.items()},
-        ROLES.get(section.default_role, Role.NOBODY),
+        ROLES.get(section.default_role, Role.ANONYMOUS),
         section.user_claim,
         section.groups_claim,
         section.algorithms,

@@ -22,7 +22,6 @@ WITHOUT_LOGIC = {
     "backends.kubernetes.kubernetes_settings": "a dataclass",
     "backends.slurm.section": "a struct",
     "core.actions": "structs",
-    "core.cluster": "enums and a dataclass",
     "core.explanation": "dataclasses",
     "core.state": "enums and dataclasses",
     "core.verdict": "enums, dataclasses and constants",

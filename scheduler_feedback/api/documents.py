@@ -109,7 +109,7 @@ def run_seconds(state: State, job: Job) -> float:
 
 def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = None) -> Document:
     """Return a verdict with the decision about it and an operator's review (None: not reviewed)."""
-    case = state.cases.get(verdict.verdict_id)
+    case = state.open_decisions.get(verdict.verdict_id)
     return {
         "job": verdict.gang,
         **msgspec.to_builtins(verdict),
@@ -119,7 +119,7 @@ def verdict_document(state: State, verdict: Verdict, past: PastVerdict | None = 
         "until_ns": None if past is None else past.until_ns,
         "ended_because": "" if past is None else past.why,
         "judged": state.judged.get(verdict.verdict_id),
-        "ruling": case.ruling if case is not None else "",
+        "ruling": case.choice if case is not None else "",
         "ruling_reason": case.reason if case is not None else "",
     }
 

@@ -299,7 +299,7 @@ class DetectionThread:
             return False
         if received_ns < until_ns:
             self._passed_over += 1
-            self._fleet.hear(node, received_ns)
+            self._fleet.note_receipt(node, received_ns)
             return True
         self._fleet.readmit(node)
         self._failures.set_aside(len(self._fleet.aside), len(self._look.aside))

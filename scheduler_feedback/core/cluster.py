@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 
 class NodeState(StrEnum):
@@ -82,3 +82,22 @@ class Node:
     """Queues of the external scheduler whose jobs may use the node; empty if it has no queues."""
     draining: bool = False
     """Whether restartable jobs are being moved off the node. Set only in maintenance."""
+
+
+class Tier(IntEnum):
+    """Use of a usable node. Nodes in any other state have no tier and take no jobs."""
+
+    HEALTHY = 0
+    PROBATION = 1
+    SUSPECT = 2
+    SPARE = 3
+
+
+_TIERS = {NodeState.HEALTHY: Tier.HEALTHY, NodeState.PROBATION: Tier.PROBATION, NodeState.SUSPECT: Tier.SUSPECT}
+
+
+def tier_of(node: Node) -> Tier | None:
+    """Return the node's tier; None if it takes no jobs: absent, in quarantine or in maintenance."""
+    if node.spare and node.present and node.state is NodeState.HEALTHY:
+        return Tier.SPARE
+    return _TIERS.get(node.state) if node.present else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+
+import msgspec
 
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.job import HostedWait, Job, Slot
@@ -202,13 +203,12 @@ class Decision:
     """Cost of the fault before the decision."""
 
 
-@dataclass(slots=True)
-class Case:
+class OpenDecision(msgspec.Struct, rename={"choice": "ruling"}):
     """Decisions that an active verdict has led to so far."""
 
     marked: bool = False
     """Whether its node was marked suspect because of it (in observe mode: would have been)."""
-    ruling: str = ""
+    choice: str = ""
     """'' while nothing was decided about the gang, else 'migrate', 'frozen', or the reason code for not moving."""
     reason: str = ""
     """The decision in words."""
@@ -250,19 +250,14 @@ class Ended:
     """Work that it took."""
 
 
-class Derived:
-    """Attributes for values derived from a state. They are not part of its value, its encoding or its copies."""
+class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):
+    """Everything that the cycle decides on.
 
-    __slots__ = ("derived", "remembered")
-    derived: Any
-    remembered: Any
+    Values derived from a state, such as its scheduling index, are in its ``__dict__``. They are not part of its value,
+    its encoding or its copies.
+    """
 
-
-@dataclass(slots=True)
-class State(Derived):
-    """Everything that the cycle decides on."""
-
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = msgspec.field(default_factory=Policy)
     """Current settings."""
     now_ns: int = 0
     """Time of the newest cycle. It never decreases."""
@@ -272,33 +267,33 @@ class State(Derived):
     """Actions decided so far. Numbers the next one."""
     frozen: bool = False
     """Whether all actions are frozen."""
-    jobs: dict[str, Job] = field(default_factory=dict)
+    jobs: dict[str, Job] = {}
     """Jobs by id."""
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, Node] = {}
     """Nodes by name."""
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = {}
     """Active verdicts by id."""
-    judged: dict[str, bool] = field(default_factory=dict)
+    judged: dict[str, bool] = {}
     """Operators' judgements of verdicts, by id: True if confirmed."""
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[Decision] = []
     """Migrations that were decided or proposed, oldest first."""
     reserved_for: str | None = None
     """Head job that the reservation is for; None if no job waits."""
     reserved_from_ns: int | None = None
     """Start of the reservation; None if there is none."""
-    reserved_nodes: dict[str, int] = field(default_factory=dict)
+    reserved_nodes: dict[str, int] = {}
     """Reserved slots by node."""
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = {}
     """Counts of verdicts, abstentions and decisions, for the metrics."""
-    cases: dict[str, Case] = field(default_factory=dict)
+    open_decisions: dict[str, OpenDecision] = {}
     """Decisions by id of the active verdict that led to them."""
     decision_count: int = 0
     """Decisions so far. Numbers the next one."""
     frozen_by: str = ""
     """Who froze the actions."""
-    reserved_slots: list[Slot] = field(default_factory=list)
+    reserved_slots: list[Slot] = []
     """Slots reserved for the head job."""
-    past_verdicts: list[PastVerdict] = field(default_factory=list)
+    past_verdicts: list[PastVerdict] = []
     """Verdicts that are no longer active, newest last; at most PAST_VERDICTS."""
     idle: bool = False
     """Whether no event since the last scheduling pass could allow a job to start."""
@@ -312,17 +307,17 @@ class State(Derived):
     """Last position in the queues of LAS."""
     chosen_turn: int = 0
     """Last chosen position in the queues of LAS."""
-    history: dict[str, list[float]] = field(default_factory=dict)
+    history: dict[str, list[float]] = {}
     """Run time histogram of each group of similar jobs, in bins of half an octave. Old entries decay."""
-    lately: list[Ended] = field(default_factory=list)
+    recently_ended: list[Ended] = []
     """Ended jobs that are not in the history yet."""
-    trust: list[float] = field(default_factory=list)
+    trust: list[float] = []
     """Recent accuracy of each way to group similar jobs."""
-    queue_use: dict[str, float] = field(default_factory=dict)
+    queue_use: dict[str, float] = {}
     """Decayed slot-seconds of each queue, as of queue_use_ns."""
     queue_use_ns: int = 0
     """Time of queue_use."""
-    queue_turns: dict[str, int] = field(default_factory=dict)
+    queue_turns: dict[str, int] = {}
     """Order of the queues at the last evaluation, the one with the least usage first."""
     waits: bool = False
     """Whether a job waits for slots."""
@@ -330,7 +325,7 @@ class State(Derived):
     """Last time at which `waits` changed to False."""
     host_waits: tuple[HostedWait, ...] = ()
     """Pending gangs of the external scheduler, as last reported."""
-    refused_verdicts: list[PastVerdict] = field(default_factory=list)
+    refused_verdicts: list[PastVerdict] = []
     """Verdicts that contradict the placement of their job, newest last; at most REFUSED_VERDICTS."""
     replan_owed: bool = False
     """Whether an event requires a preemption pass that `replan_seconds` still delays."""

@@ -1,6 +1,6 @@
 """Frozen copies of the state, for readers, while the cycle changes the original. Pure.
 
-Two copies of one state share every job, node, case and decision that is equal in both. A copy therefore takes one
+Two copies of one state share every job, node and decision that is equal in both. A copy therefore takes one
 comparison of each, and memory only for changed ones: 6 ms for 10,000 jobs and 12,500 nodes without a change.
 """
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace as replaced
 
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.job import Job
-from scheduler_feedback.core.state import Case, Decision, State
+from scheduler_feedback.core.state import Decision, OpenDecision, State
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -26,8 +26,8 @@ _OF_NODE = attrgetter(*(field.name for field in fields(Node)))
 def frozen(state: State, before: State | None = None) -> State:
     """Return a copy of the state that later cycles do not change. Callers must not change it either.
 
-    before: an earlier copy, whose equal parts are shared. The fields history, lately and trust are omitted, because
-    only the cycle's estimates need them.
+    before: an earlier copy, whose equal parts are shared. The fields history, recently_ended and trust are omitted,
+    because only the cycle's estimates need them.
     """
     old = before or State()
     return State(
@@ -45,7 +45,7 @@ def frozen(state: State, before: State | None = None) -> State:
         reserved_from_ns=state.reserved_from_ns,
         reserved_nodes=dict(state.reserved_nodes),
         counts=dict(state.counts),
-        cases=_shared(state.cases, old.cases, _case),
+        open_decisions=_shared(state.open_decisions, old.open_decisions, _open_decision),
         decision_count=state.decision_count,
         frozen_by=state.frozen_by,
         reserved_slots=state.reserved_slots[:],
@@ -86,8 +86,8 @@ def _node(node: Node) -> Node:
     return Node(*_OF_NODE(node))
 
 
-def _case(case: Case) -> Case:
-    return replace(case)
+def _open_decision(opened: OpenDecision) -> OpenDecision:
+    return replaced(opened)
 
 
 def _decisions(state: State, old: State) -> list[Decision]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from scheduler_feedback.core.cluster import NodeState
+from scheduler_feedback.core.cluster import NodeState, tier_of
 from scheduler_feedback.core.job import Job, JobState
-from scheduler_feedback.core.slot_plan import tier_of
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.verdict import Verdict
 

@@ -20,7 +20,7 @@ no harm                an attempt that is not restartable is stopped only for a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.actions import StartGang, StopGang
@@ -439,7 +439,7 @@ class Ordeal:
             return
         before.planned_ns, before.replan_owed = self.state.planned_ns, self.state.replan_owed
         was, now = without_clock(before), without_clock(self.state)
-        changed = [field.name for field in fields(State) if getattr(was, field.name) != getattr(now, field.name)]
+        changed = [name for name in State.__struct_fields__ if getattr(was, name) != getattr(now, name)]
         assert not changed, changed
 
     def explain(self, job_id: str) -> None:

@@ -19,8 +19,8 @@ def run_pass(silence: StaleAgents, second: float, received: float) -> str:
     ''."""
     now_ns = int((BEGIN + second) * SECOND)
     counters = Counters(np.empty(0, np.int64), 1.0, np.empty((0, 0, 0), np.float32))
-    heard_ns = {node: int((BEGIN + received) * SECOND) for node in NODES}
-    found = silence.mass(Telemetry(now_ns, (), counters, (), heard_ns))
+    received_ns = {node: int((BEGIN + received) * SECOND) for node in NODES}
+    found = silence.mass(Telemetry(now_ns, (), counters, (), received_ns))
     return "" if found is None else found.detector
 
 

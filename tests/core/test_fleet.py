@@ -259,8 +259,8 @@ def test_node_set_aside_is_received_but_not_folded() -> None:
     assert fleet.aside == {"n0": {(GANG, 1)}}, "the gang without a rank on that node is not affected"
     assert fleet.nodes["n0"].received_ns == SECOND, "the time of the last frame is kept"
     assert fleet.touched() == {"n0"}
-    fleet.hear("n0", 5 * SECOND)
-    fleet.hear("unknown", 4 * SECOND)
+    fleet.note_receipt("n0", 5 * SECOND)
+    fleet.note_receipt("unknown", 4 * SECOND)
     assert fleet.nodes["n0"].received_ns == fleet.newest_received_ns == 5 * SECOND
     assert "unknown" not in fleet.nodes
     fleet.readmit("n0")

@@ -76,7 +76,7 @@ def test_all_times_are_on_the_wall_clock_whenever_a_node_was_booted() -> None:
     found = job.consumed(np.array([WALL + SECOND * 3 // 2] * 2))
     assert found.at_ns.tolist() == [WALL + SECOND * 3 // 2] * 2
     assert found.values[:, CPU] == pytest.approx([SECOND / 8] * 2)
-    assert telemetry.heard_ns == dict.fromkeys(BOOTED, WALL + 2 * SECOND)
+    assert telemetry.last_received_ns == dict.fromkeys(BOOTED, WALL + 2 * SECOND)
     assert job.frames == (("n0", 2), ("n1", 2))
 
 
@@ -108,8 +108,8 @@ def test_receive_times_of_nodes_are_on_the_readers_clock() -> None:
     site.sends(1)
     site.sends(4, "n0")
     telemetry = site.look.next(4 * WALL, WALL + 6 * SECOND)
-    assert telemetry.heard_ns == {"n0": 4 * WALL - 2 * SECOND, "n1": 4 * WALL - 5 * SECOND}
-    assert site.look.next(4 * WALL).heard_ns == {"n0": 4 * WALL, "n1": 4 * WALL - 3 * SECOND}
+    assert telemetry.last_received_ns == {"n0": 4 * WALL - 2 * SECOND, "n1": 4 * WALL - 5 * SECOND}
+    assert site.look.next(4 * WALL).last_received_ns == {"n0": 4 * WALL, "n1": 4 * WALL - 3 * SECOND}
 
 
 def test_a_restarted_gang_is_new_for_its_reader() -> None:

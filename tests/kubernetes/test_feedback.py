@@ -275,7 +275,7 @@ def test_queue_usage_and_run_times_survive_controller_and_folder(
         """Return since when usage is counted, and the number of jobs with a known run time."""
 
         def of(state: State) -> tuple[int, float]:
-            return state.queue_use_ns, sum(state.history.get("", ())) + len(state.lately)
+            return state.queue_use_ns, sum(state.history.get("", ())) + len(state.recently_ended)
 
         return it.controller.cycle.ask(of).result(9)
 

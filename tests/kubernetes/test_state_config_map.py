@@ -24,17 +24,17 @@ from scheduler_feedback.policies.index.runtime_history import BINS, Answers, cou
 
 def state_of(jobs: int, users: int = 1) -> State:
     state = State(now_ns=5)
-    state.lately = [Ended("q", f"user-{number % users}", "", 8, 60.0 + number) for number in range(jobs)]
+    state.recently_ended = [Ended("q", f"user-{number % users}", "", 8, 60.0 + number) for number in range(jobs)]
     count_ended_jobs(state)
     state.queue_use, state.queue_use_ns = {"q": 1234.5}, 4
-    state.lately = [Ended("q", "u", "w", 8, 30.0)]
+    state.recently_ended = [Ended("q", "u", "w", 8, 30.0)]
     return state
 
 
 def test_saved_state_is_restored() -> None:
     before, after = state_of(20), State(now_ns=5)
     give_back(kept_of(before), after)
-    assert (after.queue_use, after.queue_use_ns, after.lately) == ({"q": 1234.5}, 4, before.lately)
+    assert (after.queue_use, after.queue_use_ns, after.recently_ended) == ({"q": 1234.5}, 4, before.recently_ended)
     assert after.trust == pytest.approx(before.trust, abs=1e-6)
     assert after.history.keys() == before.history.keys()
     for kind, counts in before.history.items():

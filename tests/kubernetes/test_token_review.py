@@ -94,12 +94,12 @@ def test_the_api_server_gives_the_user_and_its_rbac_the_role(accounts: Accounts,
     users = {role: accounts.account(f"a-{role or 'nobody'}", role) for role in ("viewer", "submitter", "operator", "")}
     tokens = {role: accounts.token(f"a-{role or 'nobody'}") for role in users}
     found = review(access, *tokens.values())
-    roles = (Role.VIEWER, Role.SUBMITTER, Role.OPERATOR, Role.NOBODY)
+    roles = (Role.VIEWER, Role.SUBMITTER, Role.OPERATOR, Role.ANONYMOUS)
     assert found == [Reviewed(user, role) for user, role in zip(users.values(), roles, strict=True)]
     group = f"system:serviceaccounts:{NAMESPACE}"
     by_group = review(access, tokens[""], roles={group: Role.SUBMITTER}, access_review=False)
     assert by_group == [Reviewed(users[""], Role.SUBMITTER)]
-    assert review(access, tokens["operator"], access_review=False)[0].role is Role.NOBODY
+    assert review(access, tokens["operator"], access_review=False)[0].role is Role.ANONYMOUS
 
 
 def test_only_tokens_for_gangwatch_are_accepted(accounts: Accounts, access: Access) -> None:
@@ -107,7 +107,7 @@ def test_only_tokens_for_gangwatch_are_accepted(accounts: Accounts, access: Acce
     user = accounts.account("b-account", "operator")
     ours, servers, others = (accounts.token("b-account", *one) for one in ((AUDIENCE,), (), ("vault",)))
     found = review(access, ours, servers, others, audiences=(AUDIENCE,))
-    assert found == [Reviewed(user, Role.OPERATOR), Reviewed("", Role.NOBODY), Reviewed("", Role.NOBODY)]
+    assert found == [Reviewed(user, Role.OPERATOR), Reviewed("", Role.ANONYMOUS), Reviewed("", Role.ANONYMOUS)]
     assert review(access, ours, others)[0].user == "", "without audiences the API server's own audience would be meant"
     head, claims, signature = ours.split(".")
     forged = (f"{head}.{claims}.", f"{head}.{claims}.{signature[:-4]}AAAA", "nonsense", "é", "x" * 9000)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_feedback.core.cluster import Level, Node, NodeState
+from scheduler_feedback.core.cluster import Level, Node, NodeState, Tier
 from scheduler_feedback.core.events import AttemptEnded, NodeCommand, NodeCommanded, RankExit
 from scheduler_feedback.core.job import Group, JobState, Slot
-from scheduler_feedback.core.slot_plan import Plan, Tier
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.nodes.quarantine import others_want, quarantine
 from scheduler_feedback.policies.queue.backfill import Backfill, Reservation, candidates, only
 from scheduler_feedback.policies.queue.pending_line import WaitingLine

@@ -6,9 +6,9 @@ from scheduler_feedback.core.actions import StartGang
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.events import NodeSeen, Submitted
 from scheduler_feedback.core.job import Job, JobSpec, JobState
-from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import State
 from scheduler_feedback.cycle import run
+from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.queue.placement import Capacity, place
 
 SECOND = 1_000_000_000

@@ -88,7 +88,7 @@ def test_a_slow_node_stays_quarantined_if_external_jobs_start_elsewhere() -> Non
 def test_free_slots_that_external_jobs_will_get_are_no_target() -> None:
     state, outcome = run_with_demand(HostWaits((HostedWait("batch", 2),)))
     assert outcome.actions == []
-    assert next(iter(state.cases.values())).ruling == "target"
+    assert next(iter(state.open_decisions.values())).choice == "target"
     outcome = cycle.run(state, [HostWaits(())], BEGAN + 6 * SECOND)
     assert [type(action) for action in outcome.actions] == [StopGang], "no external job is pending any more"
 

@@ -328,7 +328,7 @@ def test_the_other_orders_need_no_estimate(rule: Order) -> None:
 def state_with_history(*seconds: float, **policy: Any) -> State:
     state = State(policy=Policy(estimates=Estimates.HISTORY, **policy), now_ns=NOW_NS)
     for one in seconds:
-        state.lately.append(Ended("q", "", "w", 1, one))
+        state.recently_ended.append(Ended("q", "", "w", 1, one))
         runtime_history.count_ended_jobs(state)
     return state
 

@@ -9,9 +9,9 @@ import pytest
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.events import Submitted
 from scheduler_feedback.core.job import Group, Job, JobKind, JobSpec, JobState, Slot
-from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.index.runtime_estimate import Release, loss_seconds
+from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.intake.job_admission import admit_check
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.order import queue

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from scheduler_feedback import cycle
 from scheduler_feedback.core.cluster import Level, Node, NodeState
-from scheduler_feedback.core.domains import Topology
 from scheduler_feedback.core.events import NodeSeen, Submitted
 from scheduler_feedback.core.job import Group, Job, JobSpec, JobState, Packing, Slot
-from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Estimates, Policy, State
+from scheduler_feedback.policies.index.domains import Topology
 from scheduler_feedback.policies.index.runtime_estimate import Release
 from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import attempt_speed, place, speed, where
 

@@ -22,13 +22,13 @@ from scheduler_feedback.core.events import (
     VerdictJudged,
 )
 from scheduler_feedback.core.job import After, Dependency, Job, JobState, Slot, StopReason
-from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Decision, Estimates, Order, Policy, Queue, State
 from scheduler_feedback.core.verdict import Kind
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import timeouts, uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.nodes import spares
 from scheduler_feedback.policies.queue import preemption, resizing
 from scheduler_feedback.policies.queue.pending_line import WaitingLine

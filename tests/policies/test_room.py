@@ -13,6 +13,7 @@ from scheduler_feedback.core.cluster import Level
 from scheduler_feedback.core.events import FreezeSet, Progressed
 from scheduler_feedback.core.job import JobState, StopReason
 from scheduler_feedback.core.state import Estimates, Mode, Policy, Queue
+from scheduler_feedback.policies.index.scheduling_index import index_of
 from tests.cluster.cycle_world import SECOND, World
 
 _POLICY = Policy(migration_cooldown_seconds=100.0)
@@ -184,11 +185,11 @@ def test_a_larger_gang_is_expected_to_end_sooner_and_its_work_counts_more() -> N
     world = World({"n0": 8}, replace(_POLICY, estimates=Estimates.EXACT))
     elastic = world.submit(4, 10_000.0, **_ELASTIC, exact_seconds=1000.0)
     world.running()
-    (release,) = world.state.derived.ends
+    (release,) = index_of(world.state).ends
     assert release.at_ns == world.started[elastic] + 500 * SECOND
     world.advance(100.0)
     world.cycle(Progressed(elastic, 1, 200.0))
-    (release,) = world.state.derived.ends
+    (release,) = index_of(world.state).ends
     assert release.at_ns == world.started[elastic] + 500 * SECOND
     world.end(elastic, 75)
     assert world.state.jobs[elastic].done_seconds == 200.0

@@ -6,10 +6,10 @@ import pytest
 
 from scheduler_feedback.core.cluster import Level, Node
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.verdict import Cleared, Kind
 from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.index.uplink_loss import crossed, least_burdened
 from tests.cluster.cycle_world import World
 

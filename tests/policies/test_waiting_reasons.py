@@ -289,7 +289,7 @@ def test_the_fair_order_prefers_a_new_job_to_one_past_its_usual_run_time() -> No
 def state_with_history(*rows: tuple[str, int, float]) -> State:
     state = State()
     for workload, ranks, seconds in rows:
-        state.lately.append(Ended("q", "", workload, ranks, seconds))
+        state.recently_ended.append(Ended("q", "", workload, ranks, seconds))
         runtime_history.count_ended_jobs(state)
     state.renewed_ns = 1
     return state
@@ -305,7 +305,7 @@ def test_unused_history_is_bounded() -> None:
     ended = runtime_history.MOST_LATELY * 2 + 500
     for number in range(ended):
         runtime_history.learn(world.state, Job("a", JobSpec("a", ("x",), 1), JobState.COMPLETED, 0), float(number))
-    kept = [one.seconds for one in world.state.lately]
+    kept = [one.seconds for one in world.state.recently_ended]
     assert runtime_history.MOST_LATELY * 0.9 <= len(kept) <= runtime_history.MOST_LATELY
     assert kept == [float(number) for number in range(ended - len(kept), ended)], "the newest are kept"
 

@@ -46,6 +46,7 @@ from scheduler_feedback.core.state import Policy
 from scheduler_feedback.core.telemetry.gang_attempts import CONSUMED
 from scheduler_feedback.core.telemetry.placements import Attest, Placements
 from scheduler_feedback.detectors import make_all
+from scheduler_feedback.policies.index.scheduling_index import drop_index
 from tests.cluster.cycle_world import START_NS, World
 from tests.kubernetes.makers import pod_body
 
@@ -100,7 +101,7 @@ class Cluster:
                 msgspec.structs.replace(rank, slot=Slot(node, 0)) for rank, node in zip(job.ranks, nodes, strict=True)
             ]
             self.world.alive[job_id, 1].placement = tuple(rank.slot for rank in job.ranks)
-            del self.world.state.derived
+            drop_index(self.world.state)
         self.world.running()
 
     def _host_in_slurm(self, folder: Path) -> Attest:

@@ -134,7 +134,7 @@ def test_a_submitter_cancels_only_its_own_jobs(site: People) -> None:
 
 def test_a_job_without_a_user_belongs_to_no_submitter() -> None:
     assert not Principal("", Role.SUBMITTER, "test").owns("")
-    assert not Principal("", Role.NOBODY).sees("")
+    assert not Principal("", Role.ANONYMOUS).sees("")
 
 
 def test_priority_above_zero_requires_an_operator(site: People) -> None:

@@ -116,7 +116,7 @@ def test_agents_in_an_outage_are_not_received() -> None:
     one.faults.append(Fault("mass-loss", "j", lost, ONSET, LENGTH))
     stream = observed(World([one], 1, 10.0, PERFECT), ONSET + 120.0)
     last = stream[-1]
-    silent = [node for node, at in last.heard_ns.items() if last.now_ns - at > 60 * NS]
+    silent = [node for node, at in last.last_received_ns.items() if last.now_ns - at > 60 * NS]
     assert sorted(silent) == [f"node-{n:05d}" for n in range(8)]
     assert np.isnan(last.counters.values[FEATURE["power"]][:, :64]).all()
     assert np.isfinite(last.counters.values[FEATURE["power"]][:, 64:]).all()

@@ -233,7 +233,7 @@ MUTANTS = (
         ("tests/core/test_fleet.py",),
     ),
     Mutant(
-        "core.telemetry.fleet:Fleet.observe",
+        "core.telemetry.fleet:_check",
         "if frame.node != layout.node:",
         "if False:",
         ("tests/core/test_fleet.py",),
@@ -259,7 +259,12 @@ MUTANTS = (
         "pass",
         ("tests/core/test_fleet.py",),
     ),
-    Mutant("core.telemetry.fleet:Fleet.hear", "node.received_ns = received_ns", "pass", ("tests/core/test_fleet.py",)),
+    Mutant(
+        "core.telemetry.fleet:Fleet.note_receipt",
+        "node.received_ns = received_ns",
+        "pass",
+        ("tests/core/test_fleet.py",),
+    ),
     # --- fleet_nodes ---
     Mutant(
         "core.telemetry.fleet_nodes:NodeView.wall_of",
@@ -625,62 +630,68 @@ MUTANTS = (
     Mutant("core.plain_text:misleading", "{position + 1}", "{position}", ("tests/core/test_plain_text.py",)),
     Mutant("core.plain_text:_REORDERING", "\\u202e", "", ("tests/core/test_plain_text.py",)),
     # --- plan ---
-    Mutant("core.slot_plan:tier_of", " if node.present else None", "", ("tests/core/test_slot_plan.py",)),
     Mutant(
-        "core.slot_plan:Plan.give",
+        "core.cluster:tier_of",
+        "node.spare and node.present and",
+        "node.spare and",
+        ("tests/policies/test_slot_plan.py",),
+    ),
+    Mutant("core.cluster:tier_of", " if node.present else None", "", ("tests/policies/test_slot_plan.py",)),
+    Mutant(
+        "policies.index.slot_plan:Plan.give",
         "(bits := bits & (1 << sizes[number]) - 1)",
         "bits",
-        ("tests/core/test_slot_plan.py",),
+        ("tests/policies/test_slot_plan.py",),
     ),
     Mutant(
-        "core.slot_plan:Plan.rollback",
+        "policies.index.slot_plan:Plan.rollback",
         "while len(journal) > mark:",
         "while len(journal) > mark + 1:",
-        ("tests/core/test_slot_plan.py",),
+        ("tests/policies/test_slot_plan.py",),
     ),
     Mutant(
-        "core.slot_plan:Plan._put",
+        "policies.index.slot_plan:Plan._put",
         "inside[domain] += after",
         "inside[domain] -= after",
-        ("tests/core/test_slot_plan.py",),
+        ("tests/policies/test_slot_plan.py",),
     ),
     Mutant(
-        "core.slot_plan:Plan.island",
+        "policies.index.slot_plan:Plan.island",
         "part.bit_count() < found.bit_count()",
         "part.bit_count() > found.bit_count()",
-        ("tests/core/test_domains.py",),
+        ("tests/policies/test_domains.py",),
     ),
     Mutant(
-        "core.slot_plan:Plan.tightest",
+        "policies.index.slot_plan:Plan.tightest",
         "free[child] < free[fullest]",
         "free[child] > free[fullest]",
-        ("tests/core/test_domains.py",),
+        ("tests/policies/test_domains.py",),
     ),
     Mutant(
-        "core.slot_plan:Plan.free",
+        "policies.index.slot_plan:Plan.free",
         "if number is not None and self.pool[number] in pools:",
         "if number is not None:",
-        ("tests/core/test_slot_plan.py",),
+        ("tests/policies/test_slot_plan.py",),
     ),
     Mutant(
-        "core.slot_plan:Plan.change",
+        "policies.index.slot_plan:Plan.change",
         "self.slots_in[before] -= self.topology.sizes[number]",
         "pass",
-        ("tests/core/test_slot_plan.py",),
+        ("tests/policies/test_slot_plan.py",),
     ),
     Mutant(
-        "core.slot_plan:Plan._note_slowdown",
+        "policies.index.slot_plan:Plan._note_slowdown",
         "self.slowdown.pop(number, None)",
         "pass",
-        ("tests/core/test_slot_plan.py",),
+        ("tests/policies/test_slot_plan.py",),
     ),
     Mutant(
-        "core.slot_plan:Plan.tight_holes",
+        "policies.index.slot_plan:Plan.tight_holes",
         "key=lambda pool: pool % TIERS",
         "key=lambda pool: -pool",
-        ("tests/core/test_slot_plan.py",),
+        ("tests/policies/test_slot_plan.py",),
     ),
-    Mutant("core.slot_plan:Plan.copy", "self.count[:]", "self.count", ("tests/core/test_slot_plan.py",)),
+    Mutant("policies.index.slot_plan:Plan.copy", "self.count[:]", "self.count", ("tests/policies/test_slot_plan.py",)),
     # --- process_states ---
     Mutant(
         "core.telemetry.process_states:NodeStates.__init__",
@@ -772,17 +783,23 @@ MUTANTS = (
     ),
     # --- topology ---
     Mutant(
-        "core.domains:Topology.narrow", "if not domain.nodes & covered:", "if True:", ("tests/core/test_domains.py",)
+        "policies.index.domains:Topology.narrow",
+        "if not domain.nodes & covered:",
+        "if True:",
+        ("tests/policies/test_domains.py",),
     ),
     Mutant(
-        "core.domains:Topology._grow", "path = (*path, name)", "path = (level, name)", ("tests/core/test_domains.py",)
+        "policies.index.domains:Topology._grow",
+        "path = (*path, name)",
+        "path = (level, name)",
+        ("tests/policies/test_domains.py",),
     ),
-    Mutant("core.domains:lowest", "bits & -bits", "bits", ("tests/core/test_domains.py",)),
+    Mutant("policies.index.domains:lowest", "bits & -bits", "bits", ("tests/policies/test_domains.py",)),
     Mutant(
-        "core.domains:Topology.__init__",
+        "policies.index.domains:Topology.__init__",
         "self.refused.get(constraint, 0) | self.bits[number]",
         "self.bits[number]",
-        ("tests/core/test_domains.py",),
+        ("tests/policies/test_domains.py",),
     ),
     # --- turn ---
     Mutant(

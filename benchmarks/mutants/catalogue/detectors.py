@@ -527,8 +527,8 @@ MUTANTS = (
     # --- health_silence ---
     Mutant(
         "detectors.health.stale_agents:StaleAgents.mass",
-        "max(heard_ns, self._awake_ns)",
-        "heard_ns",
+        "max(received_ns, self._awake_ns)",
+        "received_ns",
         ("tests/detectors/test_health_parts.py",),
     ),
     Mutant(

@@ -34,8 +34,8 @@ MUTANTS = (
         ("tests/policies/test_feedback.py",),
     ),
     Mutant(
-        "policies.remediation.mitigation_options:rule",
-        'found.append(Ruling(code, "", test, target, _kept(state, job, target), stopped))',
+        "policies.remediation.mitigation_options:choose_option",
+        'found.append(Option(code, "", test, target, _kept(state, job, target), stopped))',
         "pass",
         ("tests/policies/test_room.py",),
     ),
@@ -287,14 +287,14 @@ MUTANTS = (
     ),
     Mutant(
         "policies.remediation.migration:_is_open",
-        'and case.ruling != "released"',
-        'and case.ruling == "released"',
+        'and opened.choice != "released"',
+        'and opened.choice == "released"',
         ("tests/policies/test_room.py",),
     ),
     Mutant(
         "policies.remediation.migration:judge_running_gangs",
-        "if ruling.code in ACTIONS and job.proposed != verdict.verdict_id:",
-        "if ruling.code not in ACTIONS and job.proposed != verdict.verdict_id:",
+        "if option.code in ACTIONS and job.proposed != verdict.verdict_id:",
+        "if option.code not in ACTIONS and job.proposed != verdict.verdict_id:",
         ("tests/policies/test_feedback.py",),
     ),
     Mutant(

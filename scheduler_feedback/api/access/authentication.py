@@ -159,7 +159,7 @@ class Authentication:
             return principal, "oidc", str(identity.expires)
         if self.reviews is not None and (not over or self.reviews.knows(token)):
             reviewed = await self.reviews.check(token)
-            if reviewed.user and reviewed.role is Role.NOBODY:
+            if reviewed.user and reviewed.role is Role.ANONYMOUS:
                 raise AccessError(403, f"{reviewed.user} has no role: {_GRANT}")
             if reviewed.user:
                 return Principal(reviewed.user, reviewed.role, "Kubernetes", peer), "kubernetes", token
@@ -236,7 +236,7 @@ class Authentication:
         if session.source == "kubernetes":
             assert self.reviews is not None, "it opened the session"
             reviewed = await self.reviews.check(session.key)
-            if not reviewed.user or reviewed.role is Role.NOBODY:
+            if not reviewed.user or reviewed.role is Role.ANONYMOUS:
                 return None
             role = reviewed.role
         return Principal(session.user, role, f"{session.means}, by the page", peer, by_cookie=True)

@@ -54,8 +54,8 @@ class Issuer:
     client_id: str
     roles: Mapping[str, Role]
     """Roles by the name of a group in the token."""
-    default_role: Role = Role.NOBODY
-    """Role of authenticated users in none of the groups; NOBODY: refused."""
+    default_role: Role = Role.ANONYMOUS
+    """Role of authenticated users in none of the groups; ANONYMOUS: refused."""
     user_claim: str = "sub"
     groups_claim: str = "groups"
     algorithms: Sequence[str] = ("RS256", "ES256")
@@ -73,7 +73,7 @@ class Issuer:
             raise ConfigError(f"oidc.algorithms: {unknown[0]!r} is not one of {', '.join(ALGORITHMS)}")
         if not self.client_id:
             raise ConfigError("oidc.client_id: missing; without it tokens for other applications would be accepted")
-        if not self.roles and self.default_role is Role.NOBODY:
+        if not self.roles and self.default_role is Role.ANONYMOUS:
             raise ConfigError("oidc.roles: no group has a role and oidc.default_role is not set: no user could log in")
 
 
@@ -207,9 +207,9 @@ class Oidc:
         groups = claims.get(self.issuer.groups_claim, ())
         groups = [groups] if isinstance(groups, str) else groups
         named = [one for one in groups if isinstance(one, str)] if isinstance(groups, list | tuple) else []
-        role = max((self.issuer.roles.get(one, Role.NOBODY) for one in named), default=Role.NOBODY)
+        role = max((self.issuer.roles.get(one, Role.ANONYMOUS) for one in named), default=Role.ANONYMOUS)
         role = max(role, self.issuer.default_role)
-        if role is Role.NOBODY:
+        if role is Role.ANONYMOUS:
             raise AccessError(
                 403, f"{user} is in no group with a role (oidc.roles: {', '.join(sorted(self.issuer.roles))})"
             )

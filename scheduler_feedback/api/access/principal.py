@@ -13,23 +13,23 @@ class Role(IntEnum):
 
     ::
 
-        NOBODY     read public fields: jobs, states, verdicts, without command lines, folders and logs
+        ANONYMOUS  read public fields: jobs, states, verdicts, without command lines, folders and logs
         VIEWER     the same on a server that requires a login, and all fields of the user's own jobs
         SUBMITTER  submit jobs, and control the user's own jobs
         OPERATOR   read everything but environments; control all jobs, nodes and verdicts; submit for others
     """
 
-    NOBODY = 0
+    ANONYMOUS = 0
     VIEWER = 1
     SUBMITTER = 2
     OPERATOR = 3
 
     @property
     def word(self) -> str:
-        return self.name.lower()
+        return "nobody" if self is Role.ANONYMOUS else self.name.lower()
 
 
-ROLES = {role.word: role for role in Role if role is not Role.NOBODY}
+ROLES = {role.word: role for role in Role if role is not Role.ANONYMOUS}
 """Roles by their names in configuration and token files."""
 
 
@@ -47,7 +47,7 @@ class Principal:
 
     user: str = ""
     """The user's name as in jobs; '' for the state folder's token and for a request without a login."""
-    role: Role = Role.NOBODY
+    role: Role = Role.ANONYMOUS
     means: str = "not logged in"
     """The proof: 'token ci', 'OpenID Connect', 'Kubernetes', 'local socket, uid 1000'."""
     peer: str = ""
@@ -58,7 +58,7 @@ class Principal:
 
     @property
     def logged_in(self) -> bool:
-        return self.role is not Role.NOBODY
+        return self.role is not Role.ANONYMOUS
 
     @property
     def name(self) -> str:

@@ -151,12 +151,12 @@ class TokenReviews:
             review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
             status = _decoded(await client.create(_REVIEWS, review), _TOKEN_REVIEW).status
             if not status.authenticated or not 0 < len(status.user.username) <= 200:
-                return Reviewed("", Role.NOBODY)
+                return Reviewed("", Role.ANONYMOUS)
             # A server without audiences returns none; its answer then means itself only (API reference).
             if reviewing.audiences and not set(reviewing.audiences) & set(status.audiences):
-                return Reviewed("", Role.NOBODY)
+                return Reviewed("", Role.ANONYMOUS)
             if misleading("user", status.user.username) is not None:
-                return Reviewed("", Role.NOBODY)
+                return Reviewed("", Role.ANONYMOUS)
             return Reviewed(status.user.username, await self._role(client, status.user))
         except RefusedError as error:
             raise AccessError(503, f"the API server refused the token review: {error}") from None
@@ -166,7 +166,9 @@ class TokenReviews:
     async def _role(self, client: Client, user: _User) -> Role:
         """Return the highest role that the configuration or RBAC grants."""
         configured = self._reviewing.roles
-        role = max((configured.get(one, Role.NOBODY) for one in (user.username, *user.groups)), default=Role.NOBODY)
+        role = max(
+            (configured.get(one, Role.ANONYMOUS) for one in (user.username, *user.groups)), default=Role.ANONYMOUS
+        )
         if not self._reviewing.access_review:
             return role
         for wanted in (Role.OPERATOR, Role.SUBMITTER, Role.VIEWER):

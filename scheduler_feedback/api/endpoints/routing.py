@@ -23,14 +23,14 @@ FRESH = {"cache-control": "private, no-cache"}
 """Only the client itself may store the response, and must revalidate it before each use."""
 
 
-def route(path: str, endpoint: Endpoint, role: Role = Role.NOBODY, what: str = "", method: str = "GET") -> Route:
+def route(path: str, endpoint: Endpoint, role: Role = Role.ANONYMOUS, what: str = "", method: str = "GET") -> Route:
     """Return a route whose endpoint requires the role. what: the action, for the text of a refusal."""
     return Route(path, _guarded(endpoint, role, what), methods=[method])
 
 
 def jobs_route(read: Endpoint, submit: Endpoint) -> Route:
     """Return the route of /api/jobs: GET lists jobs, POST submits one."""
-    reads, writes = _guarded(read, Role.NOBODY), _guarded(submit, Role.SUBMITTER, "submitting a job")
+    reads, writes = _guarded(read, Role.ANONYMOUS), _guarded(submit, Role.SUBMITTER, "submitting a job")
 
     async def endpoint(request: Request) -> Response:
         return await (writes if request.method == "POST" else reads)(request)
@@ -41,7 +41,7 @@ def jobs_route(read: Endpoint, submit: Endpoint) -> Route:
 def _guarded(endpoint: Endpoint, role: Role, what: str = "") -> Endpoint:
     async def guarded(request: Request) -> Response:
         check_origin(request)
-        if role is not Role.NOBODY:
+        if role is not Role.ANONYMOUS:
             principal_of(request).require(role, what)
         return await endpoint(request)
 

@@ -18,10 +18,9 @@ from scheduler_feedback.api import documents as documents
 from scheduler_feedback.api.web import timetable
 from scheduler_feedback.api.web.job_progress import progress_of
 from scheduler_feedback.api.web.words import node_state
-from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cluster import Node, NodeState, tier_of
 from scheduler_feedback.core.explanation import Explanation
 from scheduler_feedback.core.job import Job, JobState
-from scheduler_feedback.core.slot_plan import tier_of
 from scheduler_feedback.core.state import State
 from scheduler_feedback.core.telemetry.pace import Speed
 from scheduler_feedback.core.verdict import Verdict

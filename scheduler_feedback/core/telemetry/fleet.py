@@ -157,19 +157,8 @@ class Fleet:
         Raises FrameError, without any change, if the frame does not fit its layout or names another node. Invalid
         records are refused one by one and counted.
         """
-        check_fits(layout, frame)
-        if frame.node != layout.node:
-            raise FrameError(f"frame {frame.seq} of {frame.node}: its layout is of node {layout.node}")
+        _check(layout, frame)
         seq, monotonic_ns = frame.seq, frame.monotonic_ns
-        if not (
-            0 <= seq < LARGEST
-            and 0 <= frame.wall_ns < LARGEST
-            and 0 <= monotonic_ns < LARGEST
-            and 0 <= frame.record_seq < LARGEST
-        ):
-            names = ("seq", "wall_ns", "monotonic_ns", "record_seq")
-            wrong = ", ".join(f"{name} {getattr(frame, name)}" for name in names)
-            raise FrameError(f"frame {seq} of {frame.node}: one of {wrong} is out of range")
         node = self._nodes.get(frame.node)
         if node is None:
             node = self._nodes[frame.node] = NodeView(frame.node)
@@ -242,7 +231,7 @@ class Fleet:
             self._nodes[name] = fresh
             self._touched.add(name)
 
-    def hear(self, name: str, received_ns: int) -> None:
+    def note_receipt(self, name: str, received_ns: int) -> None:
         """Record the receipt of a frame from a node that is set aside: its agent is alive."""
         if (node := self._nodes.get(name)) is not None:
             node.received_ns = received_ns
@@ -319,6 +308,22 @@ class Fleet:
             group.gang = gang
             group.columns = np.array(columns, np.intp)
         self._consumption.take(group, gang, frame, continues)
+
+
+def _check(layout: AnyLayout, frame: Frame) -> None:
+    """Raise FrameError if the frame does not fit its layout, names another node, or has a number out of range."""
+    check_fits(layout, frame)
+    if frame.node != layout.node:
+        raise FrameError(f"frame {frame.seq} of {frame.node}: its layout is of node {layout.node}")
+    if not (
+        0 <= frame.seq < LARGEST
+        and 0 <= frame.wall_ns < LARGEST
+        and 0 <= frame.monotonic_ns < LARGEST
+        and 0 <= frame.record_seq < LARGEST
+    ):
+        names = ("seq", "wall_ns", "monotonic_ns", "record_seq")
+        wrong = ", ".join(f"{name} {getattr(frame, name)}" for name in names)
+        raise FrameError(f"frame {frame.seq} of {frame.node}: one of {wrong} is out of range")
 
 
 def _member(column: Column) -> Member | None:

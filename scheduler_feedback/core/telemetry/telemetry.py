@@ -341,7 +341,7 @@ class Telemetry:
     """Counters with N columns: the ranks of `jobs` in order."""
     events: tuple[NodeEvent, ...] = ()
     """New events."""
-    heard_ns: Mapping[str, int] = field(default_factory=dict)
+    last_received_ns: Mapping[str, int] = field(default_factory=dict)
     """Time at which the last frame of each known agent was received, by node."""
 
     def columns(self) -> list[slice]:

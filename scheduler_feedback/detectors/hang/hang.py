@@ -304,10 +304,10 @@ class HangDetector:
         entered = float(np.mean((telemetry.now_ns - opened[inside, 1]) * 1e-9))
         if entered < LEAST_SECONDS / 2:
             return []
-        reported_ns = np.array([telemetry.heard_ns.get(node, 0) for node in job.shape.nodes])
+        reported_ns = np.array([telemetry.last_received_ns.get(node, 0) for node in job.shape.nodes])
         lost = (
             (telemetry.now_ns - reported_ns) * 1e-9 > FRESH_SECONDS
-            if telemetry.heard_ns
+            if telemetry.last_received_ns
             else np.zeros(len(reported_ns), bool)
         )
         waiting = Evidence(

@@ -53,14 +53,16 @@ class StaleAgents:
             self._awake_ns = now_ns
         self._ticked_ns = now_ns
         silent_ns = now_ns - round(SILENT_SECONDS * 1e9)
-        received = ((node, max(heard_ns, self._awake_ns)) for node, heard_ns in telemetry.heard_ns.items())
+        received = (
+            (node, max(received_ns, self._awake_ns)) for node, received_ns in telemetry.last_received_ns.items()
+        )
         silent = {node for node, at_ns in received if at_ns < silent_ns}
         for node in silent - self._lost.keys():
             self._lost[node] = now_ns
         for node in self._lost.keys() - silent:
             del self._lost[node]
         recent = [node for node, at in self._lost.items() if (now_ns - at) * 1e-9 <= MASS_SECONDS]
-        agents = len(telemetry.heard_ns)
+        agents = len(telemetry.last_received_ns)
         if len(recent) < MASS_LEAST or len(recent) <= MASS_SHARE * agents:
             return None
         already_reported = now_ns < self._mass_until_ns
@@ -88,7 +90,7 @@ class StaleAgents:
                 # Second source of evidence: the job has finished no step since, for longer than its steps take.
                 if lost_ns is None or speed.finished_ns > lost_ns or (now_ns - lost_ns) * 1e-9 < STILL_SECONDS:
                     continue
-                reported_after = (telemetry.heard_ns[node] - speed.finished_ns) * 1e-9
+                reported_after = (telemetry.last_received_ns[node] - speed.finished_ns) * 1e-9
                 if reported_after > STOOD_STEPS * speed.usual + STOOD_SECONDS:
                     continue
                 if still < 3 * speed.usual or not _waited_for(job, telemetry, max(STILL_SECONDS, speed.usual)):
@@ -109,6 +111,6 @@ def _waited_for(job: JobTelemetry, telemetry: Telemetry, seconds: float) -> bool
     if not inside.any() or float(np.median(telemetry.now_ns - opened[inside, 1])) * 1e-9 < seconds:
         return False
     silent_ns = telemetry.now_ns - round(SILENT_SECONDS * 1e9)
-    lost = np.array([telemetry.heard_ns.get(one, 0) < silent_ns for one in job.shape.nodes])
+    lost = np.array([telemetry.last_received_ns.get(one, 0) < silent_ns for one in job.shape.nodes])
     absent = np.flatnonzero(~inside)
     return not len(absent) or bool(lost[at_fault(absent, lost, job.shape)].any())

@@ -9,11 +9,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 from scheduler_feedback.core.job import Job, JobState, Slot
-from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.policies.index import uplink_loss
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.runtime_estimate import Release, job_releases
+from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.queue.placement import Capacity
 
 _NONE: tuple[Slot, ...] = ()

@@ -38,7 +38,7 @@ _WEIGHT = 2.0
 _SCORE_FADING = 0.995
 """Decay of the log likelihood per later job: the last 200 jobs decide the weights of the kinds."""
 
-MOST_LATELY = 10_000
+MOST_RECENT = 10_000
 """Upper bound of ended jobs that are not counted yet; the oldest are dropped. They are counted every half hour
 (``preemption.RENEW_NS``). Only on the largest clusters do more jobs end in that time."""
 
@@ -63,17 +63,17 @@ def learn(state: State, job: Job, seconds: float) -> None:
 
     If the policy does not use the history, nothing is counted: the newest jobs are kept until the policy changes.
     """
-    spec, lately = job.spec, state.lately
-    lately.append(Ended(spec.queue, spec.user, spec.workload, spec.ranks, seconds))
-    if len(lately) > MOST_LATELY:
-        del lately[: MOST_LATELY // 10]
+    spec, ended = job.spec, state.recently_ended
+    ended.append(Ended(spec.queue, spec.user, spec.workload, spec.ranks, seconds))
+    if len(ended) > MOST_RECENT:
+        del ended[: MOST_RECENT // 10]
 
 
 def count_ended_jobs(state: State) -> None:
     """Count the recently ended jobs. Predictions for the same job are constant between two calls."""
     if len(state.trust) != len(KINDS):  # none yet, or written by another release
         state.trust = [0.0] * len(KINDS)
-    for ended in state.lately:
+    for ended in state.recently_ended:
         number = bin_of(ended.seconds)
         own = kinds(ended)
         all_jobs = state.history.get("", _NEVER)
@@ -89,7 +89,7 @@ def count_ended_jobs(state: State) -> None:
                     if count:
                         counts[other] = count * fading
             counts[number] += 1.0
-    state.lately.clear()
+    state.recently_ended.clear()
 
 
 def _base(state: State) -> Spread:
@@ -173,9 +173,9 @@ def _step(seconds: float) -> tuple[int, float]:
 
 def answers_of(state: State) -> Answers:
     """Return the predictions from the state's history as of its last count."""
-    kept = getattr(state, "remembered", None)
+    kept = state.__dict__.get("predictions")
     if not isinstance(kept, Answers) or kept.taken_in_ns != state.renewed_ns:
-        kept = state.remembered = Answers(state)
+        kept = state.__dict__["predictions"] = Answers(state)
     return kept
 
 

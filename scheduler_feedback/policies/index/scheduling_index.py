@@ -45,17 +45,17 @@ STATE_FIELDS = frozenset({"policy", "jobs", "nodes", "verdicts", "waits", "empti
 
 def index_of(state: State) -> SchedulingIndex:
     """Return the state's index; build it if there is none, or if the policy was replaced."""
-    index = getattr(state, "derived", None)
+    index = state.__dict__.get("index")
     if not isinstance(index, SchedulingIndex) or index.policy is not state.policy:
         if isinstance(index, SchedulingIndex):  # evaluate all pending jobs again
             state.idle = False
-        index = state.derived = SchedulingIndex(state)
+        index = state.__dict__["index"] = SchedulingIndex(state)
     return index
 
 
 def drop_index(state: State) -> None:
     """Drop the index after direct changes of jobs or nodes; it is rebuilt on demand."""
-    state.derived = None
+    state.__dict__.pop("index", None)
     state.idle = False
 
 

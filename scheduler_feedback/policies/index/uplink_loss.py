@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import State
+from scheduler_feedback.policies.index.slot_plan import Plan
 
 
 def crossed(plan: Plan, slots: Iterable[Slot]) -> list[int]:

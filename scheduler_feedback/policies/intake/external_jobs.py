@@ -7,10 +7,9 @@ enough to decide whether a slow node is better used than quarantined.
 
 from __future__ import annotations
 
-from scheduler_feedback.core.cluster import Node
+from scheduler_feedback.core.cluster import Node, Tier
 from scheduler_feedback.core.events import Hosted, HostWaits
 from scheduler_feedback.core.job import HostedWait, Job, JobKind, JobSpec, JobState
-from scheduler_feedback.core.slot_plan import Tier
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.runtime_estimate import remaining_ns

@@ -110,7 +110,7 @@ def drop_verdict(context: CycleContext, verdict: Verdict, why: str) -> None:
     past.append(PastVerdict(verdict, context.now_ns, why))
     del past[:-PAST_VERDICTS]
     context.index.remove_verdict(verdict)
-    context.state.cases.pop(verdict.verdict_id, None)
+    context.state.open_decisions.pop(verdict.verdict_id, None)
 
 
 def drop_verdicts_of(context: CycleContext, job_id: str, why: str) -> None:

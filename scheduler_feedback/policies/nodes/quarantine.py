@@ -25,7 +25,7 @@ from agent.schema.verdicts.kinds import ACCUSING
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.durations import nanoseconds, span
 from scheduler_feedback.core.job import Job, JobKind, JobSpec, JobState, StopReason
-from scheduler_feedback.core.state import Case, Mode, Policy, State
+from scheduler_feedback.core.state import Mode, OpenDecision, Policy, State
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.cycle_context import CycleContext
@@ -39,11 +39,11 @@ from scheduler_feedback.policies.queue.placement import slow_slots_pay
 def mark_accused_nodes(context: CycleContext) -> None:
     """Apply every active verdict once to its node: suspect, or quarantine if that is due."""
     for verdict_id, verdict in context.state.verdicts.items():
-        case = context.state.cases.setdefault(verdict_id, Case())
+        opened = context.state.open_decisions.setdefault(verdict_id, OpenDecision())
         node = context.state.nodes.get(verdict.node)
-        if case.marked or verdict.kind not in ACCUSING or node is None:
+        if opened.marked or verdict.kind not in ACCUSING or node is None:
             continue
-        case.marked = True
+        opened.marked = True
         _mark(context, node, verdict)
 
 
@@ -333,7 +333,8 @@ def release(context: CycleContext, node: Node, by: str, reason: str) -> None:
     """Release the node for an operator. Its active verdicts have no further effect."""
     for verdict in context.state.verdicts.values():
         if verdict.node == node.name:
-            context.state.cases[verdict.verdict_id] = Case(True, "released", f"{by or 'an operator'} released the node")
+            why = f"{by or 'an operator'} released the node"
+            context.state.open_decisions[verdict.verdict_id] = OpenDecision(True, "released", why)
     recover(context, node, "released", f"healthy: released by {by or 'an operator'}{_because(reason)}")
 
 
@@ -393,8 +394,8 @@ def reject(context: CycleContext, verdict_id: str, by: str) -> None:
             continue
         recover(context, node, "released", f"healthy: verdict {verdict_id} was rejected by {by or 'an operator'}")
         for other in context.state.verdicts.values():
-            if other.node == node.name and other.verdict_id in context.state.cases:
-                context.state.cases[other.verdict_id].marked = False
+            if other.node == node.name and other.verdict_id in context.state.open_decisions:
+                context.state.open_decisions[other.verdict_id].marked = False
 
 
 def longest_unavailable_ns(policy: Policy, node: Node) -> int | None:

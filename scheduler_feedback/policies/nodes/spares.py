@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 
-from scheduler_feedback.core.cluster import Level, Node, NodeState
-from scheduler_feedback.core.slot_plan import tier_of
+from scheduler_feedback.core.cluster import Level, Node, NodeState, tier_of
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex

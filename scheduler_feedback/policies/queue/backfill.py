@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 from scheduler_feedback.core.job import Job, Slot
-from scheduler_feedback.core.slot_plan import NOWHERE, Plan
 from scheduler_feedback.core.state import Policy
 from scheduler_feedback.policies.index.runtime_estimate import Release
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.queue.pending_line import Bucket, Key, Kind, WaitingLine
 from scheduler_feedback.policies.queue.placement import goes_anywhere, place, waits_for_healthy
 

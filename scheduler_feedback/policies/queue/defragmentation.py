@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler_feedback.core.cluster import Level
-from scheduler_feedback.core.domains import numbers
+from scheduler_feedback.core.cluster import Level, Tier
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, Slot, StopReason
-from scheduler_feedback.core.slot_plan import NOWHERE, TIERS, Plan, Tier
 from scheduler_feedback.core.state import State
 from scheduler_feedback.policies.cycle_context import CycleContext
+from scheduler_feedback.policies.index.domains import numbers
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS, Plan
 from scheduler_feedback.policies.queue.placement import place, where
 from scheduler_feedback.policies.remediation.gang_moves import (
     first_in_line,

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from scheduler_feedback.core.cluster import Node
-from scheduler_feedback.core.domains import numbers
+from scheduler_feedback.core.cluster import Node, Tier, tier_of
 from scheduler_feedback.core.job import Job, JobSpec, Slot
-from scheduler_feedback.core.slot_plan import NOWHERE, TIERS, Plan, Tier, tier_of
 from scheduler_feedback.core.state import Policy
+from scheduler_feedback.policies.index.domains import numbers
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS, Plan
 from scheduler_feedback.policies.queue.slot_assignment import barred_free, lay
 
 Shape = tuple[Any, ...]

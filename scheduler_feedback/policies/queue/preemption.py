@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import merge
 
+from scheduler_feedback.core.cluster import Tier
 from scheduler_feedback.core.durations import nanoseconds
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
-from scheduler_feedback.core.slot_plan import NOWHERE, TIERS, Tier
 from scheduler_feedback.core.state import Estimates, Mode, Order, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index import runtime_history
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, TIERS
 from scheduler_feedback.policies.queue import order
 from scheduler_feedback.policies.queue.placement import may_borrow, place
 
@@ -172,7 +173,7 @@ def renewal_due(state: State, now_ns: int) -> bool:
 def _learns(state: State) -> bool:
     policy = state.policy
     learns = policy.order is Order.FAIR or policy.estimates is Estimates.HISTORY
-    return learns and bool(state.lately or policy.queues)
+    return learns and bool(state.recently_ended or policy.queues)
 
 
 def swap(context: CycleContext) -> None:

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from scheduler_feedback.core.cluster import Tier
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, JobState, Slot, StopReason
-from scheduler_feedback.core.slot_plan import Tier
 from scheduler_feedback.core.state import Estimates, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.evaluation_times import next_evaluation_ns

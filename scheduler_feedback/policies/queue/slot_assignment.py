@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from scheduler_feedback.core.cluster import Level
-from scheduler_feedback.core.domains import WIDTH, numbers
 from scheduler_feedback.core.job import JobSpec, Packing, Slot
-from scheduler_feedback.core.slot_plan import NOWHERE, Plan
+from scheduler_feedback.policies.index.domains import WIDTH, numbers
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.index.uplink_loss import least_burdened
 
 _NARROW_FIRST = (Level.ISLAND, Level.RAIL, Level.RACK, Level.SPINE)

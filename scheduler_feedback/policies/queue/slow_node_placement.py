@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cluster import Node, NodeState, Tier
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job
-from scheduler_feedback.core.slot_plan import TIERS, Tier
 from scheduler_feedback.core.state import Backfilling, State
 from scheduler_feedback.policies.cycle_context import CycleContext
 from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
+from scheduler_feedback.policies.index.slot_plan import TIERS
 from scheduler_feedback.policies.nodes.quarantine import may_be_reinstated, reinstate
 from scheduler_feedback.policies.queue.backfill import Reservation, reserve
 from scheduler_feedback.policies.queue.placement import NEVER, barred_for, place, slow_slots_pay, types_for

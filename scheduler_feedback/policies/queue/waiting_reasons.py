@@ -8,14 +8,14 @@ from heapq import heapify, heappop, heappush
 
 from msgspec import structs
 
-from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cluster import Node, NodeState, Tier, tier_of
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.explanation import Blocker, Explanation, WaitsFor
 from scheduler_feedback.core.job import Job, JobKind, JobState
-from scheduler_feedback.core.slot_plan import NOWHERE, Plan, Tier, tier_of
 from scheduler_feedback.core.state import Estimates, Policy, State
 from scheduler_feedback.policies.index.queue_shares import Shares
 from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 from scheduler_feedback.policies.intake.job_admission import over_limit
 from scheduler_feedback.policies.queue.backfill import reserve
 from scheduler_feedback.policies.queue.placement import Capacity, may_borrow, place, where
@@ -185,7 +185,7 @@ def _decisions(state: State, job: Job) -> tuple[str, ...]:
     active = tuple(
         f"verdict {verdict.verdict_id}: {case.reason or 'no decision yet'}"
         for verdict in state.verdicts.values()
-        if verdict.gang == job.job_id and (case := state.cases.get(verdict.verdict_id)) is not None
+        if verdict.gang == job.job_id and (case := state.open_decisions.get(verdict.verdict_id)) is not None
     )
     refused = tuple(
         f"verdict {one.verdict.verdict_id} was refused: {one.why}"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from agent.schema.verdicts.kinds import ACCUSING, RESTARTING
 from scheduler_feedback.core.cluster import Node, NodeState
 from scheduler_feedback.core.job import Job, JobState
-from scheduler_feedback.core.state import Case, Decision, Mode, State
+from scheduler_feedback.core.state import Decision, Mode, OpenDecision, State
 from scheduler_feedback.core.verdict import Kind, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.cycle_context import CycleContext
@@ -22,15 +22,15 @@ from scheduler_feedback.policies.index.scheduling_index import SchedulingIndex
 from scheduler_feedback.policies.nodes.quarantine import others_want, quarantine_or_suspect
 from scheduler_feedback.policies.queue.preemption import stop_for
 from scheduler_feedback.policies.remediation import hang_restart
-from scheduler_feedback.policies.remediation.mitigation_options import ACTIONS, Ruling, cheaper_to_move, rule
+from scheduler_feedback.policies.remediation.mitigation_options import ACTIONS, Option, cheaper_to_move, choose_option
 from scheduler_feedback.policies.remediation.move_cost import accused_nodes, lost_seconds
 
 
 def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
     """Yield when to evaluate again the options of gangs with an active verdict, or on a slow node."""
     for verdict in state.verdicts.values():
-        job, case = state.jobs.get(verdict.gang), state.cases.get(verdict.verdict_id)
-        if job is not None and case is not None and job.spec.restartable and _is_open(job, verdict, case):
+        job, opened = state.jobs.get(verdict.gang), state.open_decisions.get(verdict.verdict_id)
+        if job is not None and opened is not None and job.spec.restartable and _is_open(job, verdict, opened):
             yield next_evaluation_ns(verdict.first_wall_ns, state.now_ns)
             confirmed = state.judged.get(verdict.verdict_id) is True
             kept = (
@@ -48,14 +48,14 @@ def timeouts(state: State, index: SchedulingIndex) -> Iterator[int]:
             yield next_evaluation_ns(node.doubted_ns, state.now_ns)
 
 
-def _is_open(job: Job, verdict: Verdict, case: Case) -> bool:
+def _is_open(job: Job, verdict: Verdict, opened: OpenDecision) -> bool:
     """Return whether the verdict may still lead to a decision about the running gang."""
     return (
         job.state is JobState.RUNNING
         and job.stop_reason is None
         and (verdict.kind in ACCUSING or bool(verdict.aggressor))
-        and case.ruling not in ACTIONS
-        and case.ruling != "released"
+        and opened.choice not in ACTIONS
+        and opened.choice != "released"
     )
 
 
@@ -65,24 +65,24 @@ def judge_running_gangs(context: CycleContext) -> None:
     plan = index.plan if context.state.verdicts else None
     for verdict in list(context.state.verdicts.values()):
         job = context.state.jobs.get(verdict.gang)
-        case = context.state.cases.setdefault(verdict.verdict_id, Case())
-        if plan is None or job is None or not _is_open(job, verdict, case):
+        opened = context.state.open_decisions.setdefault(verdict.verdict_id, OpenDecision())
+        if plan is None or job is None or not _is_open(job, verdict, opened):
             continue
-        ruling = rule(context.state, job, verdict, plan, context.now_ns)
-        if ruling.code == "separate":
-            job, ruling = cheaper_to_move(context.state, job, verdict, ruling, plan, context.now_ns)
-        if ruling.code in ACTIONS:
-            _migrate(context, job, verdict, case, ruling)
-        elif ruling.code != case.ruling:
-            words = ruling.reason if verdict.kind in RESTARTING else f"not moved: {ruling.reason}"
-            context.decide(job.job_id, "stay", words, ruling.detail(verdict))
-            case.ruling, case.reason = ruling.code, ruling.reason
+        option = choose_option(context.state, job, verdict, plan, context.now_ns)
+        if option.code == "separate":
+            job, option = cheaper_to_move(context.state, job, verdict, option, plan, context.now_ns)
+        if option.code in ACTIONS:
+            _migrate(context, job, verdict, opened, option)
+        elif option.code != opened.choice:
+            words = option.reason if verdict.kind in RESTARTING else f"not moved: {option.reason}"
+            context.decide(job.job_id, "stay", words, option.detail(verdict))
+            opened.choice, opened.reason = option.code, option.reason
     if index.doubtful and not context.state.frozen:
         for job, verdict in list(gangs_on_slow_nodes(context.state, index, context.now_ns)):
-            ruling = rule(context.state, job, verdict, index.plan, context.now_ns)
-            if ruling.code in ACTIONS and job.proposed != verdict.verdict_id:
+            option = choose_option(context.state, job, verdict, index.plan, context.now_ns)
+            if option.code in ACTIONS and job.proposed != verdict.verdict_id:
                 job.proposed = verdict.verdict_id
-                _migrate(context, job, verdict, Case(), ruling)
+                _migrate(context, job, verdict, OpenDecision(), option)
 
 
 def gangs_on_slow_nodes(state: State, index: SchedulingIndex, now_ns: int) -> Iterator[tuple[Job, Verdict]]:
@@ -143,21 +143,21 @@ _WORDS = {
 }
 
 
-def _migrate(context: CycleContext, job: Job, verdict: Verdict, case: Case, ruling: Ruling) -> None:
+def _migrate(context: CycleContext, job: Job, verdict: Verdict, opened: OpenDecision, option: Option) -> None:
     state = context.state
-    case.reason, words = ruling.reason, _WORDS[ruling.code]
+    opened.reason, words = option.reason, _WORDS[option.code]
     if state.frozen:
-        if case.ruling != "frozen":
-            case.ruling = "frozen"
+        if opened.choice != "frozen":
+            opened.choice = "frozen"
             context.decide(
                 job.job_id,
-                ruling.code,
-                f"would {'restart' if ruling.code == 'restart' else 'move'}, but actions are frozen: {ruling.reason}",
-                ruling.detail(verdict),
+                option.code,
+                f"would {'restart' if option.code == 'restart' else 'move'}, but actions are frozen: {option.reason}",
+                option.detail(verdict),
                 "frozen",
             )
         return
-    case.ruling = ruling.code
+    opened.choice = option.code
     applied = state.policy.mode is Mode.ACT
     state.decision_count += 1
     state.decisions.append(
@@ -167,26 +167,26 @@ def _migrate(context: CycleContext, job: Job, verdict: Verdict, case: Case, ruli
             verdict_id=verdict.verdict_id,
             wall_ns=context.now_ns,
             applied=applied,
-            predicted_gain_seconds=ruling.test.benefit_seconds - ruling.test.cost_seconds,
+            predicted_gain_seconds=option.test.benefit_seconds - option.test.cost_seconds,
             slowdown=verdict.slowdown,
-            cost_seconds=ruling.test.cost_seconds,
+            cost_seconds=option.test.cost_seconds,
             attempt=job.attempt,
             fault_cost_seconds=lost_seconds(verdict, context.now_ns),
         )
     )
     if not applied:
-        context.decide(job.job_id, ruling.code, f"would {words}: {ruling.reason}", ruling.detail(verdict), "observed")
+        context.decide(job.job_id, option.code, f"would {words}: {option.reason}", option.detail(verdict), "observed")
         return
-    context.decide(job.job_id, ruling.code, f"will {words}: {ruling.reason}", ruling.detail(verdict))
-    for other in ruling.stopped:
+    context.decide(job.job_id, option.code, f"will {words}: {option.reason}", option.detail(verdict))
+    for other in option.stopped:
         stop_for(context, state.jobs[other], job)
     job.migrations += 1
-    context.index.move(job, ruling.target, excluded=() if ruling.in_place else accused_nodes(state, job))
+    context.index.move(job, option.target, excluded=() if option.in_place else accused_nodes(state, job))
     node = state.nodes.get(verdict.node)
     if (
         verdict.kind in ACCUSING
         and node is not None
-        and not ruling.in_place
+        and not option.in_place
         and node.state in (NodeState.HEALTHY, NodeState.SUSPECT, NodeState.PROBATION)
     ):
         quarantine_or_suspect(context, node, verdict, f"{job.job_id} is moved away: {sentence(verdict)}")

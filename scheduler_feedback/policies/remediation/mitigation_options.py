@@ -21,11 +21,11 @@ from agent.schema.verdicts.kinds import MOVING, RESTARTING, SEPARATING
 from scheduler_feedback.core.cluster import NodeState
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.job import Job, JobKind, JobState, Slot
-from scheduler_feedback.core.slot_plan import Plan
 from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.core.verdict import Cause, Verdict
 from scheduler_feedback.core.verdict_text import sentence
 from scheduler_feedback.policies.index.scheduling_index import index_of
+from scheduler_feedback.policies.index.slot_plan import Plan
 from scheduler_feedback.policies.intake import external_jobs
 from scheduler_feedback.policies.nodes.spares import borrowers
 from scheduler_feedback.policies.queue.backfill import reserve
@@ -47,7 +47,7 @@ ACTIONS = frozenset({"migrate", "separate", "shrink", "requeue", "restart"})
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class Option:
     """Best option for the gang."""
 
     code: str
@@ -81,7 +81,7 @@ class Ruling:
         )
 
 
-def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> Ruling:
+def choose_option(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> Option:
     """Return the best option for the gang. The plan is unchanged afterwards."""
     policy = state.policy
     confirmed = state.judged.get(verdict.verdict_id) is True
@@ -92,11 +92,11 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
         lost = sum(moving_seconds(state, state.jobs[one], now_ns) * len(state.jobs[one].ranks) for one in stopped)
         test = replace(test, queue_seconds=test.queue_seconds + lost / len(job.ranks))
     if verdict.kind in RESTARTING:
-        return _of_hang(state, job, verdict, Ruling("restart", "", test, target, stopped=stopped), plan, now_ns)
+        return _of_hang(state, job, verdict, Option("restart", "", test, target, stopped=stopped), plan, now_ns)
     stranger = verdict.kind in SEPARATING and not apart
     missing = _no_reason(verdict) if stranger else lacks(verdict, policy, confirmed)
     if missing is not None:
-        return Ruling(*missing, test, target)
+        return Option(*missing, test, target)
     for code, stays, reason in (
         ("restartable", not job.spec.restartable, "it is not declared restartable"),
         ("cooldown", cooling_ns(policy, job, now_ns) > 0, cooling(policy)),
@@ -107,12 +107,12 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
         ),
     ):
         if stays:
-            return Ruling(code, reason, test, target)
+            return Option(code, reason, test, target)
     test = with_course(state, job, verdict, test, now_ns)
-    found: list[Ruling] = []
+    found: list[Option] = []
     if target:
         code = "separate" if apart else "migrate"
-        found.append(Ruling(code, "", test, target, _kept(state, job, target), stopped))
+        found.append(Option(code, "", test, target, _kept(state, job, target), stopped))
     if not apart:
         # A gang that was started on a known slow node is not requeued: starting there already was better than waiting.
         knowingly = job.attempt_started_ns is not None and verdict.first_wall_ns <= job.attempt_started_ns
@@ -124,13 +124,13 @@ def rule(state: State, job: Job, verdict: Verdict, plan: Plan, now_ns: int) -> R
         return _waits(min(gaining, key=lambda one: one.test.cost_seconds))
     if not paying:
         away = f"{verdict.node}" if not apart else f"those of {verdict.aggressor}"
-        return Ruling("target", _no_target(job, away), test)
+        return Option("target", _no_target(job, away), test)
     best = max(paying, key=lambda one: one.test.net_seconds)
     others = tuple((one.code, one.test.cost_seconds) for one in found if one is not best)
     return replace(best, reason=weighed(verdict, best.test), others=others)
 
 
-def _of_hang(state: State, job: Job, verdict: Verdict, restart: Ruling, plan: Plan, now_ns: int) -> Ruling:
+def _of_hang(state: State, job: Job, verdict: Verdict, restart: Option, plan: Plan, now_ns: int) -> Option:
     """Return the first possible option for a hanging gang: restart elsewhere, shrink, requeue, or restart in place.
 
     restart: the option to restart elsewhere; its target is empty if no other slots are free.
@@ -140,14 +140,14 @@ def _of_hang(state: State, job: Job, verdict: Verdict, restart: Ruling, plan: Pl
     if (kept := hang_restart.why_not_restarted(state.policy, job, verdict, confirmed, now_ns)) is not None:
         code, why, _ = kept
         words = hang_restart.in_words(verdict, code, why, test.cost_seconds, now_ns)
-        return Ruling(code, words, test, restart.target)
-    found: Ruling | None = restart if restart.target else None
+        return Option(code, words, test, restart.target)
+    found: Option | None = restart if restart.target else None
     found = found or _shrunk(state, job, test, plan) or _requeued(state, job, test, now_ns)
     if found is None and still_usable(plan, state.nodes, (rank.slot for rank in job.ranks)):
-        found = Ruling("restart", "", test, tuple(rank.slot for rank in job.ranks), in_place=True)
+        found = Option("restart", "", test, tuple(rank.slot for rank in job.ranks), in_place=True)
     if found is None:
         words = hang_restart.in_words(verdict, "target", _no_target(job, verdict.node), test.cost_seconds, now_ns)
-        return Ruling("target", words, test)
+        return Option("target", words, test)
     where_to = " on the same slots, because no others are free," if found.in_place else ""
     reason = f"{sentence(verdict)}: a restart{where_to} is expected to cost {span(found.test.cost_seconds)}"
     return replace(found, reason=reason, swap=bool(restart.target) and _kept(state, job, restart.target))
@@ -178,15 +178,15 @@ def _no_reason(verdict: Verdict) -> tuple[str, str]:
 _DOING = {"migrate": "moving", "separate": "moving", "shrink": "shrinking", "requeue": "requeueing"}
 
 
-def _waits(ruling: Ruling) -> Ruling:
+def _waits(option: Option) -> Option:
     """Return the decision to wait before this option is taken."""
-    test, doing = ruling.test, _DOING[ruling.code]
+    test, doing = option.test, _DOING[option.code]
     seconds, cost = test.wait or (0.0, test.cost_seconds)
     reason = (
         f"the slowdown may end soon: waiting another {span(seconds)} before {doing} is expected to cost "
         f"{span(cost)}, {doing} now {span(test.cost_seconds)}"
     )
-    return replace(ruling, code="wait", reason=reason, stopped=(), swap=False)
+    return replace(option, code="wait", reason=reason, stopped=(), swap=False)
 
 
 def weighed(verdict: Verdict, test: CostTest) -> str:
@@ -209,7 +209,7 @@ def _undiminished(job: Job) -> Job:
     return structs.replace(job, spec=structs.replace(job.spec, min_ranks=len(job.ranks)))
 
 
-def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Ruling | None:
+def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Option | None:
     """Return the option to continue with the members that no verdict accuses, or with more on other healthy nodes.
 
     None if that is fewer than the gang's minimum.
@@ -224,10 +224,10 @@ def _shrunk(state: State, job: Job, test: CostTest, plan: Plan) -> Ruling | None
     if not job.spec.min_ranks <= len(healthy) < len(job.ranks):
         return None
     longer = test.remaining_seconds * (len(job.ranks) / len(healthy) - 1)
-    return Ruling("shrink", "", replace(test, queue_seconds=test.queue_seconds + longer), healthy)
+    return Option("shrink", "", replace(test, queue_seconds=test.queue_seconds + longer), healthy)
 
 
-def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | None:
+def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Option | None:
     """Return the option to wait for healthy slots; None if no start can be predicted.
 
     None also for an external job while its scheduler has pending jobs: only that scheduler knows their order.
@@ -246,7 +246,7 @@ def _requeued(state: State, job: Job, test: CostTest, now_ns: int) -> Ruling | N
         return None
     # Pending jobs start before a requeued one: their expected run times are added to its wait.
     waits = (found.from_ns - now_ns) / 1e9 + sum(p.length_ns for p in index.line.places.values()) / 1e9
-    return Ruling("requeue", "", replace(test, queue_seconds=test.queue_seconds + waits))
+    return Option("requeue", "", replace(test, queue_seconds=test.queue_seconds + waits))
 
 
 def _target(state: State, job: Job, plan: Plan, disturbed: Verdict | None) -> tuple[tuple[Slot, ...], tuple[str, ...]]:
@@ -289,21 +289,21 @@ def around(state: State, job: Job) -> tuple[str, ...]:
 
 
 def cheaper_to_move(
-    state: State, job: Job, verdict: Verdict, ruling: Ruling, plan: Plan, now_ns: int
-) -> tuple[Job, Ruling]:
+    state: State, job: Job, verdict: Verdict, option: Option, plan: Plan, now_ns: int
+) -> tuple[Job, Option]:
     """Return, of two interfering jobs, the one whose move costs fewer GPU-seconds, with its option."""
     other = state.jobs[verdict.aggressor]
     movable = other.state is JobState.RUNNING and other.stop_reason is None and other.spec.restartable
     if not movable or cooling_ns(state.policy, other, now_ns) > 0:
-        return job, ruling
+        return job, option
     test = replace(
-        ruling.test,
+        option.test,
         save_seconds=save_seconds(other),
         unsaved_seconds=unsaved_seconds(other, now_ns),
         restart_seconds=other.spec.restart_cost_seconds,
         measured_seconds=None,
     )
     target, _ = _target(state, other, plan, replace(verdict, aggressor=job.job_id))
-    if not target or test.cost_seconds * len(other.ranks) >= ruling.test.cost_seconds * len(job.ranks):
-        return job, ruling
-    return other, replace(ruling, test=test, target=target, swap=False)
+    if not target or test.cost_seconds * len(other.ranks) >= option.test.cost_seconds * len(job.ranks):
+        return job, option
+    return other, replace(option, test=test, target=target, swap=False)

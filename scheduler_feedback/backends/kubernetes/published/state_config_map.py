@@ -25,7 +25,7 @@ MOST_HISTORY_BYTES = 512 * 1024
 """An API object has at most 1 MiB (the server's and etcd's limits on requests); kinds of jobs beyond this limit are
 left out, the rarest first."""
 
-MOST_LATELY = 1000
+MOST_RECENT = 1000
 """Ended jobs that are not yet counted by kind; there are some only if run times are learned."""
 
 _KEY = "memory.json"
@@ -84,7 +84,7 @@ def kept_of(state: State) -> bytes:
         history[kind] = nonzero
     use = {queue: round(seconds, 3) for queue, seconds in state.queue_use.items()}
     trust = [round(score, 6) for score in state.trust]
-    return msgspec.json.encode(Kept(use, state.queue_use_ns, history, trust, state.lately[-MOST_LATELY:]))
+    return msgspec.json.encode(Kept(use, state.queue_use_ns, history, trust, state.recently_ended[-MOST_RECENT:]))
 
 
 def needed_release(text: bytes) -> str:
@@ -113,7 +113,7 @@ def give_back(text: bytes, state: State) -> None:
     state.queue_use = {queue: seconds for queue, seconds in kept.queue_use.items() if seconds >= 0}
     state.queue_use_ns = max(0, min(kept.queue_use_ns, state.now_ns))
     state.trust = kept.trust if len(kept.trust) == len(KINDS) else []
-    state.lately = [ended for ended in kept.lately if 0 <= ended.seconds <= MOST_SECONDS]
+    state.recently_ended = [ended for ended in kept.lately if 0 <= ended.seconds <= MOST_SECONDS]
     for kind, nonzero in kept.history.items():
         counts = state.history[kind] = [0.0] * BINS
         for number, count in nonzero:

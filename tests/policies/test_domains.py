@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_feedback.core.cluster import Level, Node
-from scheduler_feedback.core.domains import Topology, lowest, numbers
+from scheduler_feedback.core.cluster import Level, Node, Tier
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.slot_plan import NOWHERE, Plan, Tier
+from scheduler_feedback.policies.index.domains import Topology, lowest, numbers
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 
 
 def names_in(topology: Topology, domain: int) -> set[str]:

@@ -8,32 +8,13 @@ the topology, it has the number of free slots. No query therefore iterates over 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from enum import IntEnum
 
-from scheduler_feedback.core.cluster import Node, NodeState
-from scheduler_feedback.core.domains import Topology, lowest, numbers
+from scheduler_feedback.core.cluster import Node, Tier, tier_of
 from scheduler_feedback.core.job import Slot
-
-
-class Tier(IntEnum):
-    """Use of a usable node. Nodes in any other state have no tier and take no jobs."""
-
-    HEALTHY = 0
-    PROBATION = 1
-    SUSPECT = 2
-    SPARE = 3
-
+from scheduler_feedback.policies.index.domains import Topology, lowest, numbers
 
 TIERS = len(Tier)
 NOWHERE = -1
-_TIERS = {NodeState.HEALTHY: Tier.HEALTHY, NodeState.PROBATION: Tier.PROBATION, NodeState.SUSPECT: Tier.SUSPECT}
-
-
-def tier_of(node: Node) -> Tier | None:
-    """Return the node's tier; None if it takes no jobs: absent, in quarantine or in maintenance."""
-    if node.spare and node.present and node.state is NodeState.HEALTHY:
-        return Tier.SPARE
-    return _TIERS.get(node.state) if node.present else None
 
 
 def _by_node(slots: Iterable[Slot]) -> dict[str, int]:

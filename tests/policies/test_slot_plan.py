@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_feedback.core.cluster import Node, NodeState
+from scheduler_feedback.core.cluster import Node, NodeState, Tier, tier_of
 from scheduler_feedback.core.job import Slot
-from scheduler_feedback.core.slot_plan import NOWHERE, Plan, Tier, tier_of
+from scheduler_feedback.policies.index.slot_plan import NOWHERE, Plan
 
 
 def test_rollback_undoes_changes_and_commit_keeps_them() -> None:
@@ -41,10 +41,11 @@ def test_nodes_out_of_use_are_in_no_tier() -> None:
         Node("a", 2, state=NodeState.QUARANTINE),
         Node("b", 2, state=NodeState.MAINTENANCE),
         Node("c", 2, present=False),
+        Node("s", 2, present=False, spare=True),
         Node("d", 2, state=NodeState.SUSPECT),
         Node("e", 2, state=NodeState.PROBATION),
     ]
-    assert [tier_of(node) for node in nodes] == [None, None, None, Tier.SUSPECT, Tier.PROBATION]
+    assert [tier_of(node) for node in nodes] == [None, None, None, None, Tier.SUSPECT, Tier.PROBATION]
     plan = Plan(nodes)
     assert {tier: plan.free(tier) for tier in Tier if plan.free(tier)} == {Tier.SUSPECT: 2, Tier.PROBATION: 2}
     assert plan.tightest(Tier.HEALTHY, 1) == NOWHERE
