@@ -1,4 +1,6 @@
 """gangwatch: telemetry and gang scheduling for GPU training clusters.
 
-This file is also part of the ``gangwatch-steps`` wheel, with ``steps.py`` and ``torch.py``, so it imports nothing.
+Start at ``cli.py``, the commands; ``daemons.py`` assembles an agent and a controller, ``supervisor/`` keeps them
+running. Training jobs import ``steps.py`` and ``torch.py``. The ``gangwatch-steps`` wheel consists of those two and
+this file, so this file imports nothing.
 """

@@ -113,5 +113,51 @@ class Trust:
         return ""
 
 
+class CurrentCredentials:
+    """The credentials and the newest valid contents of their files. None: no client certificate, the system's CAs."""
+
+    def __init__(self, credentials: Credentials | None) -> None:
+        """Raises ConfigError for unusable credentials."""
+        self._files = credentials or Credentials()
+        self._stamps = _stamps(self._files)
+        self._trust = self._files.read() if credentials is not None else None
+
+    @property
+    def ends(self) -> float | None:
+        """Expiry of the controller's certificate, in seconds since the epoch; None without one."""
+        return self._trust.ends if self._trust is not None else None
+
+    def trust(self) -> Trust:
+        """Return the contents of the files."""
+        if self._trust is None:
+            self._trust = self._files.read()
+        return self._trust
+
+    def headers(self, url: str) -> dict[str, str]:
+        """Return headers for a request (see ``Credentials.headers``)."""
+        return self._files.headers(url)
+
+    def read_again(self) -> Trust | None:
+        """Read the files if they have changed; None if not. Raises ConfigError; the former contents then stay valid."""
+        stamps = _stamps(self._files)
+        if stamps == self._stamps:
+            return None
+        self._stamps = stamps
+        self._trust = self._files.read()
+        return self._trust
+
+
+def _stamps(credentials: Credentials) -> tuple[tuple[int, int, int] | None, ...]:
+    """Return values that change when a file does, also if a link in its path changes (as Kubernetes does)."""
+    stamps: list[tuple[int, int, int] | None] = []
+    for file in credentials.files():
+        try:
+            status = file.stat()
+            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
+        except OSError:
+            stamps.append(None)
+    return tuple(stamps)
+
+
 def _no_password() -> str:
     raise ValueError("the key is encrypted, and a daemon cannot ask for a password: use an unencrypted key")

@@ -14,12 +14,11 @@ import logging
 import os
 import resource
 import select
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from agent.schema.clock import Clock
 from agent.schema.errors import ConfigError, FrameError, VersionError
@@ -27,11 +26,18 @@ from agent.schema.frame import AnyLayout, Frame, Layout, check_fits, pack
 from agent.schema.identity import Certificate
 from scheduler_feedback.core.telemetry.fleet import Sample
 from scheduler_feedback.feed.agent_records import AgentRecord, Agents
-from scheduler_feedback.feed.credentials import Credentials, Trust
+from scheduler_feedback.feed.credentials import Credentials, CurrentCredentials
 from scheduler_feedback.feed.frames_response import RefusedError
 from scheduler_feedback.feed.handshake_slots import HandshakeSlots
 from scheduler_feedback.feed.host_addresses import POLL_SECONDS, Address, HostAddresses, literal
-from scheduler_feedback.feed.stream_connection import Connection, EndedError, IdentityError, SharedBuffers
+from scheduler_feedback.feed.stream_connection import (
+    Connection,
+    EndedError,
+    IdentityError,
+    SharedBuffers,
+    frames_request,
+    reason_of,
+)
 from scheduler_feedback.feed.stream_state import ALLOWED_A_SECOND, LAYOUT_WEIGHT, Allowance, Follower, Stream
 
 DISCOVERY_SECONDS = 1.0
@@ -96,14 +102,12 @@ class Feed:
         reached: Callable[[str, str], None] | None = None,
     ) -> None:
         """Raises ConfigError for unusable credentials."""
-        self._credentials = credentials or Credentials()
-        self._stamps = _stamps(self._credentials)
-        self._trust = self._credentials.read() if credentials is not None else None
+        self._credentials = CurrentCredentials(credentials)
         self._deliver = deliver
         self._between = between
         self._failed = failed
         self._reached = reached
-        self._query = f"?metrics={quote(','.join(wanted), safe=',*')}" if wanted else ""
+        self._wanted = tuple(wanted)
         self._clock = clock
         self._agents = Agents(folder)
         self._followers: dict[str, Follower] = {}
@@ -153,8 +157,8 @@ class Feed:
     def measures(self) -> Iterator[Sample]:
         """Yield the feed's metrics. May be called from any thread."""
         now_ns = self._clock.monotonic_ns()
-        if self._trust is not None and self._trust.ends is not None:
-            yield "gangwatch_certificate_expiry_seconds", (("use", "feed"),), self._trust.ends
+        if (ends := self._credentials.ends) is not None:
+            yield "gangwatch_certificate_expiry_seconds", (("use", "feed"),), ends
         for stream in list(self.streams.values()):
             labels = (("node", stream.node),)
             yield "gangwatch_feed_connected", labels, float(stream.connected)
@@ -329,10 +333,11 @@ class Feed:
         follower.layout, follower.frames_before = None, follower.stream.frames
         family, address = addresses[follower.tries % len(addresses)]
         try:
-            request = self._request(follower.record.url)
+            url = follower.record.url
+            request = frames_request(url, self._wanted, self._credentials.headers(url))
             connection = self._open_connection(follower, family, address, request)
         except OSError as error:
-            self._lost(follower, _words(error))
+            self._lost(follower, reason_of(error))
             return
         except ValueError as error:  # a name that is not valid for TLS
             self._lost(follower, f"{follower.record.url}: {error}", longest=True)
@@ -349,10 +354,10 @@ class Feed:
         host = url.hostname or ""
         if url.scheme != "https":
             return Connection(family, address, host, request, self._buffers, None)
-        trust = self._trusted()
+        trust = self._credentials.trust()
 
         def check(certificate: Certificate) -> str:
-            return self._trusted().refusal(certificate, node, host)  # as configured at that time
+            return self._credentials.trust().refusal(certificate, node, host)  # as configured at that time
 
         return Connection(family, address, trust.name_of(node, host), request, self._buffers, trust.context, check)
 
@@ -373,24 +378,17 @@ class Feed:
             follower.deadline_ns = now_ns + int(CONNECT_SECONDS * 1e9)
             self._epoll.modify(follower.descriptor, select.EPOLLIN | select.EPOLLOUT)
 
-    def _trusted(self) -> Trust:
-        if self._trust is None:
-            self._trust = self._credentials.read()
-        return self._trust
-
     def _read_credentials(self) -> None:
         """Load changed certificates, keys and revocations. A faulty change is logged, and the former files stay valid.
 
         Open streams keep their certificates, unless these were revoked.
         """
-        stamps = _stamps(self._credentials)
-        if stamps == self._stamps:
-            return
-        self._stamps = stamps
         try:
-            self._trust = trust = self._credentials.read()
+            trust = self._credentials.read_again()
         except ConfigError as error:
             _log.error("changed feed certificates not loaded, the former ones stay valid: %s", error)
+            return
+        if trust is None:
             return
         _log.info("changed feed certificates loaded")
         for follower in list(self._open.values()):
@@ -398,18 +396,6 @@ class Feed:
             if certificate is not None and (why := trust.revocations.refuses(certificate)):
                 follower.stream.identity_refused += 1
                 self._lost(follower, f"its certificate is not accepted: {why}", longest=True)
-
-    def _request(self, url: str) -> bytes:
-        parts = urlsplit(url)
-        lines = [
-            f"GET {parts.path.rstrip('/')}/frames{self._query} HTTP/1.1",
-            f"Host: {parts.netloc.rpartition('@')[2]}",
-            "User-Agent: gangwatch",
-            "Accept: application/vnd.gangwatch.frame",
-            "Accept-Encoding: identity",
-            *(f"{name}: {value}" for name, value in self._credentials.headers(url).items()),
-        ]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -451,7 +437,7 @@ class Feed:
         except (EndedError, RefusedError) as error:
             complaint = str(error)
         except OSError as error:
-            complaint = _words(error)
+            complaint = reason_of(error)
         except Exception as error:
             self._bug(follower, error)
             return
@@ -552,24 +538,3 @@ class Feed:
             self._epoll.unregister(follower.descriptor)
             follower.connection.close()
             follower.connection, follower.layout = None, None
-
-
-def _stamps(credentials: Credentials) -> tuple[tuple[int, int, int] | None, ...]:
-    """Return values that change when a file does, also if a link in its path changes (as Kubernetes does)."""
-    stamps: list[tuple[int, int, int] | None] = []
-    for file in credentials.files():
-        try:
-            status = file.stat()
-            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
-        except OSError:
-            stamps.append(None)
-    return tuple(stamps)
-
-
-def _words(error: OSError) -> str:
-    """What went wrong, for a person who reads it once."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}"
-    return error.strerror or str(error) or type(error).__name__

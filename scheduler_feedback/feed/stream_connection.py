@@ -12,8 +12,9 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from agent.schema.errors import GangwatchError
 from agent.schema.identity import Certificate, read_certificate
@@ -193,3 +194,27 @@ class Connection:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
             except BlockingIOError:
                 pass
+
+
+def frames_request(url: str, wanted: Sequence[str], headers: Mapping[str, str]) -> bytes:
+    """Return the request for an agent's frames. wanted: names of metrics; none requests all."""
+    parts = urlsplit(url)
+    query = f"?metrics={quote(','.join(wanted), safe=',*')}" if wanted else ""
+    lines = [
+        f"GET {parts.path.rstrip('/')}/frames{query} HTTP/1.1",
+        f"Host: {parts.netloc.rpartition('@')[2]}",
+        "User-Agent: gangwatch",
+        "Accept: application/vnd.gangwatch.frame",
+        "Accept-Encoding: identity",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def reason_of(error: OSError) -> str:
+    """Return why a connection failed, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    return error.strerror or str(error) or type(error).__name__

@@ -106,11 +106,6 @@ def _replay_part(path: Path, start: int | None, last: int | None) -> tuple[bytes
     return state, (replayed.cycles, replayed.events, replayed.different)
 
 
-def replay_row(state: State, row: JournalRow) -> bool:
-    """Replay one journalled cycle on `state`; return whether it made the recorded decisions."""
-    return run_again(state, row)[1]
-
-
 def run_again(state: State, row: JournalRow) -> tuple[Outcome, bool]:
     """Replay one journalled cycle on `state`; return its outcome, and whether that is the recorded one."""
     # Cycles without a change were not journalled, but they count.

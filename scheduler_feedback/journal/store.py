@@ -29,15 +29,7 @@ from scheduler_feedback.core.state import State
 from scheduler_feedback.journal import retention as store_keeping
 from scheduler_feedback.journal.format_needs import raise_minimum, write_needs
 from scheduler_feedback.journal.retention import Retention
-from scheduler_feedback.journal.store_reading import (
-    WHEN_DAMAGED,
-    JournalRow,
-    Loaded,
-    NumberedEntry,
-    Reader,
-    RecordedAction,
-    Running,
-)
+from scheduler_feedback.journal.store_reading import WHEN_DAMAGED, Loaded, Reader, Running
 from scheduler_feedback.journal.store_schema import (
     APPLICATION_ID,
     MIGRATIONS,
@@ -45,6 +37,7 @@ from scheduler_feedback.journal.store_schema import (
     SCHEMA_VERSION,
     schema_of,
 )
+from scheduler_feedback.journal.stored_rows import JournalRow, NumberedEntry, RecordedAction
 
 __all__ = [
     "Store",

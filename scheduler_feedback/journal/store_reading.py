@@ -8,29 +8,36 @@ from __future__ import annotations
 import logging
 import sqlite3
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from agent.schema.errors import StoreError
-from scheduler_feedback.core.actions import Action, Entry
-from scheduler_feedback.core.codec import decode_action, decode_event, decode_state
-from scheduler_feedback.core.events import Event
+from scheduler_feedback.core.actions import Action
+from scheduler_feedback.core.codec import decode_state
 from scheduler_feedback.core.state import State
 from scheduler_feedback.journal.format_needs import UNCHANGED
 from scheduler_feedback.journal.retention import read_sums
 from scheduler_feedback.journal.store_schema import schema_of
+from scheduler_feedback.journal.stored_rows import (
+    UNREADABLE,
+    EntryError,
+    JournalRow,
+    NumberedEntry,
+    RecordedAction,
+    action_of,
+    block_of,
+    entry_of,
+    events_of,
+)
 
 _log = logging.getLogger(__name__)
-_event_list = msgspec.msgpack.Decoder(list[bytes])
 _detector_map = msgspec.msgpack.Decoder(dict[str, bytes])
-_detail = msgspec.json.Decoder(tuple[tuple[str, str], ...])
-
 WHEN_DAMAGED = (
     f"{UNCHANGED}. Restore a backup made by `gangwatch backup`: jobs that began after it are ended. Only if there is "
     "none, move it aside to start with an empty journal: all running jobs are then unknown and are ended"
@@ -53,24 +60,6 @@ _ADVICE = (
 
 
 @dataclass(frozen=True, slots=True)
-class JournalRow:
-    """One cycle as stored: number, time, inputs and encoded decisions.
-
-    Most replays only compare the encoded decisions, which is faster than decoding them.
-    """
-
-    cycle: int
-    now_ns: int
-    events: tuple[Event, ...]
-    decided: tuple[bytes, ...]
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """Decode the actions. Raises StoreError, naming cycle and entry, if that fails."""
-        return _decoded(self.decided, decode_action, f"cycle {self.cycle}, decided")
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """A state to start from (None: an empty one), the detectors' snapshots by name, and the cycles to replay."""
 
@@ -88,25 +77,6 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class NumberedEntry:
-    """A stored entry. entry_id: increases with every entry."""
-
-    entry_id: int
-    cycle: int
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedAction:
-    """An action with the time of its cycle, and its outcome (None: not known yet)."""
-
-    cycle: int
-    now_ns: int
-    action: Action
-    outcome: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Extent:
     """The replayable cycles: after `after`, up to `last`. complete: whether they start at the first cycle ever."""
 
@@ -115,15 +85,7 @@ class Extent:
     last: int
 
 
-class _EntryError(StoreError):
-    """One entry of the journal is unreadable; the text names its cycle and position."""
-
-
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, zlib.error, TypeError)
-"""Errors of damaged columns; TypeError if a column has another type than bytes."""
-
 _LARGEST = 2**63 - 1  # of an SQLite integer
-_block = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]])
 
 
 def _has_blocks(database: sqlite3.Connection) -> bool:
@@ -139,7 +101,7 @@ def _cycles(database: sqlite3.Connection, after: int, last: int) -> Iterator[tup
             "ORDER BY last_cycle",
             (after, last),
         ):
-            for cycle, now_ns, events in _block_of(first_cycle, last_cycle, body):
+            for cycle, now_ns, events in block_of(first_cycle, last_cycle, body):
                 if after < cycle <= last:
                     yield cycle, now_ns, events
     yield from database.execute(
@@ -147,57 +109,7 @@ def _cycles(database: sqlite3.Connection, after: int, last: int) -> Iterator[tup
     )
 
 
-_Decoded = TypeVar("_Decoded")
-
-
-def _decoded(entries: Sequence[bytes], decode: Callable[[bytes], _Decoded], where: str) -> tuple[_Decoded, ...]:
-    """Decode the entries. Raises _EntryError that starts with `where` and the number of the first unreadable one."""
-    found: list[_Decoded] = []
-    try:
-        for one in entries:
-            found.append(decode(one))
-    except StoreError as error:
-        raise _EntryError(f"{where} entry {len(found) + 1} of {len(entries)}: {error}") from error
-    return tuple(found)
-
-
-def _block_of(first_cycle: int, last_cycle: int, body: bytes) -> list[tuple[int, int, bytes]]:
-    try:
-        return _block.decode(zlib.decompress(body))
-    except _UNREADABLE as error:
-        raise _EntryError(f"the block of cycles {first_cycle} to {last_cycle}: {error}") from error
-
-
-def _events_of(cycle: int, packed: bytes) -> tuple[Event, ...]:
-    try:
-        events = _event_list.decode(packed)
-    except _UNREADABLE as error:
-        raise _EntryError(f"cycle {cycle}: the list of its events can't be read: {error}") from error
-    return _decoded(events, decode_event, f"cycle {cycle},")
-
-
-def _action_of(action_id: str, body: bytes) -> Action:
-    try:
-        return decode_action(body)
-    except StoreError as error:
-        raise _EntryError(f"action {action_id}: {error}") from error
-
-
-def _detail_of(text: str) -> tuple[tuple[str, str], ...]:
-    """Decode the numbers of an entry. If they are damaged, return the error instead, so that the text stays
-    readable."""
-    try:
-        return _detail.decode(text)
-    except _UNREADABLE as error:
-        return (("unreadable", str(error)),)
-
-
 _ENTRIES = "SELECT id, cycle, wall_ns, subject, kind, text, applied, detail FROM entries"
-
-
-def _entry_of(row: tuple[Any, ...]) -> NumberedEntry:
-    entry_id, cycle, wall_ns, subject, kind, text, applied, detail = row
-    return NumberedEntry(entry_id, cycle, Entry(wall_ns, subject, kind, text, bool(applied), _detail_of(detail)))
 
 
 class Reader:
@@ -238,21 +150,15 @@ class Reader:
     def journal_all(self) -> Loaded:
         """Return the longest possible replay: from the first cycle, or from the oldest snapshot."""
         with self._reading("read the journal") as database:
-            return self._from(database, self._start(database, "", ()))
-
-    def journal_to(self, now_ns: int | None = None, cycle: int | None = None) -> Loaded:
-        """Return the replay up to a time or a cycle: the newest snapshot before it, and the cycles up to it."""
-        with self._reading("read the journal") as database:
-            loaded = self._from(database, *self._way_to(database, now_ns, cycle))
-        if now_ns is None:
-            return loaded
-        return Loaded(loaded.state, loaded.detectors, tuple(row for row in loaded.journal if row.now_ns <= now_ns))
+            cycle = self._start(database, "", ())
+            state = None if cycle is None else self._state_of(database, cycle)
+            return Loaded(state, {}, tuple(self._rows(database, cycle or 0)))
 
     @contextmanager
     def replaying(
         self, now_ns: int | None = None, cycle: int | None = None, job: str | None = None
     ) -> Iterator[Running]:
-        """Open ``journal_to`` (``journal_all`` without arguments) for journals of any length, read on demand.
+        """Open the replay up to a time or a cycle, or of the whole journal, read on demand.
 
         job: from before its submission to its last entry, if the journal has its story. Inside of the context the file
         is read as of one moment, and may grow; its write-ahead log grows until the context ends.
@@ -298,7 +204,7 @@ class Reader:
                     (after, last, most_blocks),
                 ).fetchall()
                 for first_cycle, last_cycle, body in blocks:
-                    found += sum(after < cycle <= last for cycle, _, _ in _block_of(first_cycle, last_cycle, body))
+                    found += sum(after < cycle <= last for cycle, _, _ in block_of(first_cycle, last_cycle, body))
                 if len(blocks) == most_blocks:
                     until = min(int(blocks[-1][1]), last)
             count = "SELECT count(*) FROM journal WHERE cycle > ? AND cycle <= ?"
@@ -351,7 +257,7 @@ class Reader:
                     (row,) = self._rows(database, cycle - 1, cycle)
                     _ = row.actions
                     found.append(row)
-                except _EntryError as error:
+                except EntryError as error:
                     complaints.append(str(error))
         return tuple(found), tuple(complaints)
 
@@ -375,11 +281,6 @@ class Reader:
             )
         return None
 
-    def _from(self, database: sqlite3.Connection, cycle: int | None, last: int | None = None) -> Loaded:
-        if cycle is None:
-            return Loaded(None, {}, tuple(self._rows(database, 0, last)))
-        return Loaded(self._state_of(database, cycle), {}, tuple(self._rows(database, cycle, last)))
-
     @staticmethod
     def _state_of(database: sqlite3.Connection, cycle: int) -> State:
         """Return the state of the snapshot of this cycle. Raises StoreError or zlib.error if it is unreadable."""
@@ -392,7 +293,7 @@ class Reader:
             if (sum_ := read_sums(database).get(cycle)) is not None and zlib.crc32(encoded) != sum_:
                 raise StoreError("its checksum is wrong (CRC-32)")
             return decode_state(encoded)
-        except (StoreError, *_UNREADABLE) as error:
+        except (StoreError, *UNREADABLE) as error:
             raise StoreError(f"snapshot of cycle {cycle}: {error}") from error
 
     def _newest_detectors(self, database: sqlite3.Connection) -> dict[str, bytes]:
@@ -403,7 +304,7 @@ class Reader:
         ):
             try:
                 return _detector_map.decode(detectors)
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 _log.error("%s: detectors' snapshots of cycle %d skipped: %s", self.path, cycle, error)
         return {}
 
@@ -422,8 +323,8 @@ class Reader:
         action = actions.fetchone()
         for cycle, now_ns, events in _cycles(database, after, last):
             if not isinstance(now_ns, int):
-                raise _EntryError(f"cycle {cycle}: its time is {now_ns!r}")
-            inputs = _events_of(cycle, events)
+                raise EntryError(f"cycle {cycle}: its time is {now_ns!r}")
+            inputs = events_of(cycle, events)
             decided: list[bytes] = []
             while action is not None and action[0] <= cycle:
                 if action[0] == cycle:
@@ -437,7 +338,7 @@ class Reader:
             rows = database.execute(
                 "SELECT action_id, body FROM actions WHERE outcome IS NULL ORDER BY cycle, rowid"
             ).fetchall()
-            return [_action_of(action_id, body) for action_id, body in rows]
+            return [action_of(action_id, body) for action_id, body in rows]
 
     def actions_of(self, job_id: str) -> list[RecordedAction]:
         """Return every stored action of the job, in order. now_ns is 0 if the cycle's row was deleted."""
@@ -448,7 +349,7 @@ class Reader:
                 (job_id,),
             ).fetchall()
             return [
-                RecordedAction(cycle, now_ns, _action_of(action_id, body), outcome)
+                RecordedAction(cycle, now_ns, action_of(action_id, body), outcome)
                 for cycle, now_ns, action_id, body, outcome in rows
             ]
 
@@ -471,7 +372,7 @@ class Reader:
                 values = (subject, first, last, after, most)
                 for row in database.execute(f"{_ENTRIES} {where} LIMIT ?", values):
                     found[row[0]] = row
-        return [_entry_of(found[entry_id]) for entry_id in sorted(found, reverse=newest)[:most]]
+        return [entry_of(found[entry_id]) for entry_id in sorted(found, reverse=newest)[:most]]
 
     def end_of(self, job_id: str) -> int | None:
         """Return the cycle in which the job ended, according to its story; None if it has not ended."""
@@ -492,7 +393,7 @@ class Reader:
 
     def _entries(self, where: str, values: tuple[object, ...]) -> list[NumberedEntry]:
         with self._reading("read entries") as database:
-            return [_entry_of(row) for row in database.execute(f"{_ENTRIES} {where}", values).fetchall()]
+            return [entry_of(row) for row in database.execute(f"{_ENTRIES} {where}", values).fetchall()]
 
     @contextmanager
     def _reading(self, what: str, any_release: bool = False) -> Iterator[sqlite3.Connection]:
@@ -518,7 +419,7 @@ class Reader:
         except StoreError as error:  # from the codec, which does not know the file
             if str(error).startswith(f"{self.path}: "):
                 raise
-            advice = WHEN_ENTRY_DAMAGED if isinstance(error, _EntryError) else WHEN_DAMAGED
+            advice = WHEN_ENTRY_DAMAGED if isinstance(error, EntryError) else WHEN_DAMAGED
             raise StoreError(f"{self.path}: could not {what}: {error}. {advice}") from error
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorname", type(error).__name__)

@@ -1,4 +1,8 @@
-"""Step traces: recorded jobs as a stream of telemetry. Each format has a module and a line in FORMATS."""
+"""Step traces: recorded jobs as a stream of telemetry. Each format has a module and a line in FORMATS.
+
+Start at ``step_trace.py``, a recorded job as every reader returns it; ``judging.py`` runs the detectors over it for
+`gangwatch detect`, and ``operation_replay.py`` computes what a straggler cost.
+"""
 
 from __future__ import annotations
 

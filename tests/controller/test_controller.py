@@ -32,7 +32,7 @@ from scheduler_feedback.core.telemetry.telemetry import Telemetry
 from scheduler_feedback.core.verdict import Finding
 from scheduler_feedback.detectors import DETECTORS
 from scheduler_feedback.feed import Stream
-from scheduler_feedback.journal.recovery import recover, replay_row
+from scheduler_feedback.journal.recovery import recover, run_again
 from scheduler_feedback.journal.store import Store
 from tests.cluster.memory_backend import MemoryBackend, World
 
@@ -178,7 +178,7 @@ def test_a_replay_of_the_journal_rebuilds_the_state(tmp_path: Path, world: World
         live = controller.cycle.ask(lambda state: (state.jobs, state.nodes, state.counts, state.frozen)).result(20)
         replayed = State()
         for row in controller.store.journal_all().journal:
-            assert replay_row(replayed, row)
+            assert run_again(replayed, row)[1]
         assert (replayed.jobs, replayed.nodes, replayed.counts, replayed.frozen) == live
 
 

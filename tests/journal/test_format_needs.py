@@ -30,6 +30,7 @@ from scheduler_feedback.journal.format_needs import this_release
 from scheduler_feedback.journal.recovery import recover
 from scheduler_feedback.journal.store import MIGRATIONS, CycleRow, Reader, Store
 from scheduler_feedback.journal.store_schema import SCHEMA_RELEASES, SCHEMA_VERSION
+from tests.journal.reading import journal_to
 
 SPEC = JobSpec("train", ("python", "train.py"), 2)
 
@@ -206,7 +207,7 @@ def test_every_reader_of_a_newer_store_raises_the_same_error(from_later: Path, t
         reader.open_actions,
         lambda: reader.actions_of("j-000001"),
         lambda: reader.entries_of("j-000001"),
-        lambda: reader.journal_to(cycle=1),
+        lambda: journal_to(reader, cycle=1),
         lambda: back_up(from_later, tmp_path / "copy.sqlite"),
     ):
         with pytest.raises(NewerStoreError) as refused:
@@ -514,7 +515,7 @@ def test_packed_snapshots_are_checked_too(path: Path) -> None:
     other = zlib.compress(encode_state(State(cycle=99)))
     store._connection.execute("UPDATE snapshots SET state = ? WHERE cycle = ?", (other, cycle))
     with pytest.raises(StoreError, match=rf"snapshot of cycle {cycle}: its checksum is wrong"):
-        store.journal_to(cycle=cycle + 1)
+        journal_to(store, cycle=cycle + 1)
     store.close()
 
 

@@ -24,6 +24,7 @@ from scheduler_feedback.core.state import Policy, State
 from scheduler_feedback.journal.backup import verify
 from scheduler_feedback.journal.store import MIGRATIONS, SCHEMA_VERSION, CycleRow, Reader, Retention, Store
 from tests import needs
+from tests.journal.reading import journal_to
 
 SPEC = JobSpec("train", ("python", "train.py"), 2)
 DAY_NS = 86400 * 10**9
@@ -423,13 +424,13 @@ def test_old_cycles_are_compacted_and_read_as_before(path: Path) -> None:
 
 def test_a_cycle_of_last_week_is_replayed_from_the_beginning_of_its_day(path: Path) -> None:
     store = _long_past(path)
-    loaded = store.journal_to(cycle=2400)
+    loaded = journal_to(store, cycle=2400)
     assert loaded.state is not None
     assert loaded.state.cycle == 3 * 700 + 175, "the first snapshot of the fourth day"
     assert [row.cycle for row in loaded.journal] == list(range(3 * 700 + 176, 2401))
-    by_time = store.journal_to(now_ns=3 * DAY_NS + 2400)
+    by_time = journal_to(store, now_ns=3 * DAY_NS + 2400)
     assert by_time == loaded
-    assert [row.cycle for row in store.journal_to(cycle=3).journal] == [1, 2, 3]
+    assert [row.cycle for row in journal_to(store, cycle=3).journal] == [1, 2, 3]
     assert store._connection.execute("SELECT count(*) FROM snapshots").fetchone()[0] == 10 + 3
     store.close()
 
@@ -470,7 +471,7 @@ def test_a_replay_of_deleted_cycles_is_an_error(path: Path) -> None:
     forgotten = int(store.meta("forgotten_to") or 0)
     assert 6 * 700 < forgotten < 7 * 700, "whole blocks, up to the seventh day"
     with pytest.raises(StoreError, match=rf"the journal begins after cycle {forgotten}: earlier cycles were deleted"):
-        store.journal_to(cycle=forgotten - 10)
+        journal_to(store, cycle=forgotten - 10)
     whole = store.journal_all()
     assert whole.state is not None and whole.state.cycle >= forgotten
     kept = store._connection.execute("SELECT min(cycle), count(*) FROM actions").fetchone()

@@ -1,1 +1,4 @@
-"""Statistics that several detectors use: medians, correlation, periodicity, log odds."""
+"""Statistics that several detectors use: medians, correlation, periodicity, log odds.
+
+Pure functions on arrays; each module is named after its statistic.
+"""
