@@ -140,12 +140,12 @@ def _signer_of(settings: Settings) -> Signer | None:
 def _stand_by(config: Config, leadership: Leadership, ending: threading.Event) -> bool:
     """Wait until this controller leads or is stopped; return whether it leads.
 
-    The stand-by endpoints are served only if the lease is not available at once.
+    The standby endpoints are served only if the lease is not available at once.
     """
     if leadership.wait(_WAIT_SECONDS):
         return True
     with standing_by(config) as url:
-        _log.info("stand-by: another controller leads; metrics at %s/metrics", url)
+        _log.info("standby: another controller leads; metrics at %s/metrics", url)
         while not leadership.wait(_WAIT_SECONDS):
             if ending.is_set():
                 return False

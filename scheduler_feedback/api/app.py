@@ -146,7 +146,7 @@ class Control(Protocol):
 
 
 def create_api(controller: Control, more: Sequence[Route] = ()) -> Starlette:
-    """Return the application. It has no state of its own. more: routes to add, with the same authentication."""
+    """Return the application. It is stateless. more: routes to add, with the same authentication."""
     pages = (*Login(controller).routes(), *Pages(controller).routes())
     return Starlette(
         routes=[*more, *_Api(controller).routes(), *pages],

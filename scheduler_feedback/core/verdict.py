@@ -9,7 +9,7 @@ from enum import StrEnum
 class Kind(StrEnum):
     """Type of problem."""
 
-    STRAGGLER = "straggler"  # a member is slower than its peers for a reason of its own
+    STRAGGLER = "straggler"  # a member is slower than its peers for its own reason
     INTERFERENCE = "interference"  # another job, which the verdict names, slows it down
     HANG = "hang"  # a member did not arrive at a step or collective
     HEALTH = "health"  # a device's own counters or events report a fault
@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 
 OF_HARDWARE = frozenset({Kind.STRAGGLER, Kind.HANG, Kind.HEALTH})
-"""Kinds that accuse a node or device. Verdicts of other kinds never lead to a quarantine or a move by themselves."""
+"""Kinds that accuse a node or device. Verdicts of other kinds alone never lead to a quarantine or a move."""
 
 
 class Cause(StrEnum):

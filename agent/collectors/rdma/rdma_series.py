@@ -11,7 +11,7 @@ from agent.sources.rdma.infiniband import Port, RdmaDevice
 
 LANE = "sysfs"
 NETLINK_LANE = "netlink"
-"""Lanes of collectors that read files, and of those that use sockets, where the kernel may hold a lock for long."""
+"""Lanes of collectors that read files, and of collectors that use sockets. The kernel may lock the latter for long."""
 
 SLOW_SECONDS = 15.0
 
