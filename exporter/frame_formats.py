@@ -74,7 +74,7 @@ def frame_messages(layout: Layout, frame: Frame) -> bytes:
 
 
 def wanted_metrics(text: str, renamed: Sequence[Renamed] = RENAMED) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the patterns of ``?metrics=a,b*``, and those that match nothing in this build's catalogue.
+    """Return the patterns of ``?metrics=a,b*``, and the patterns that match nothing in this build's catalogue.
 
     A pattern is a metric name, or a prefix with ``*``; '' selects all. A counter's name may be followed by labels,
     ``gangwatch_nvlink_errors_total(gpu)``, ``gangwatch_rdma_pause_frames_total(device;direction)``: its series are then

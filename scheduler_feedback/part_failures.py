@@ -119,7 +119,7 @@ class PartFailures:
             return "; ".join(f"{part} failed: {text}" for part, text in self._out.items())
 
     def troubles(self) -> list[Trouble]:
-        """Return parts out of service, then those that failed within RECENT_SECONDS, including the controller."""
+        """Return parts out of service, then parts that failed within RECENT_SECONDS, including the controller."""
         now_s = time.monotonic()
         with self._lock:
             found = [

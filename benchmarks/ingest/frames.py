@@ -68,90 +68,107 @@ def whole_layout(node: str, number: int, job: Job) -> Layout:
     tiers = [Tier("host", 1.0), Tier("process", 0.5), Tier("pcie", 10.0), Tier("topology", 60.0)]
     tiers += [Tier("attribution", 5.0), Tier("nvml", 10.0)]
     gauges: list[Column] = []
-    counters: list[Column] = []
-    counters += [
+    counters = [
         Column("gangwatch_host_pressure_waiting_seconds_total", (("resource", resource),), 0)
         for resource in ("cpu", "io", "memory")
     ]
     for gpu in range(GPUS):
-        uuid = _uuid(number, gpu)
-        pci, nic = f"0000:{0x10 + gpu:02x}:00.0", f"mlx5_{gpu}"
-        of_gpu, of_nic = (("gpu", uuid),), (("device", nic), ("port", "1"))
-        fast, slow, rdma, rdma_slow, ethtool = range(len(tiers), len(tiers) + 5)
-        tiers += [Tier(f"{name}/{pci}", seconds) for name, seconds in (("gpu", 1.0), ("gpu-slow", 10.0))]
+        first = len(tiers)
+        tiers += [Tier(f"{name}/{_pci(gpu)}", seconds) for name, seconds in (("gpu", 1.0), ("gpu-slow", 10.0))]
         tiers += [
-            Tier(f"{name}/{nic}", seconds)
+            Tier(f"{name}/mlx5_{gpu}", seconds)
             for name, seconds in (("rdma", 1.0), ("rdma-slow", 10.0), ("rdma-ethtool", 10.0))
         ]
-        gauges += [
-            Column(f"gangwatch_gpu_{name}", of_gpu, fast)
-            for name in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "sm_clock_hertz",
-                         "power_watts", "temperature_celsius")
-        ]  # fmt: skip
-        owner = {"attempt": "1", "gang": job.name, "gpu": uuid, "rank": str(job.first_rank + gpu)}
-        owner |= {"container": "", "mig": "", "namespace": "", "pod": "", "slurm_job": ""}
-        info = {"driver": "580.82.07", "gpu": uuid, "index": str(gpu), "mig_mode": "", "minor": str(gpu)}
-        info |= {"model": "NVIDIA H100 80GB HBM3", "pci_address": pci, "serial": "", "vbios": ""}
-        place = {"attempt": "1", "data": str(job.first_rank // GPUS), "expert": "", "gang": job.name, "stage": "0"}
-        place |= {"rank": str(job.first_rank + gpu), "tensor": str(gpu)}
-        rail = {"distance": "1", "nic": nic, "nic_pci_address": "", "numa_node": "", "pci_address": pci}
-        rail |= {"switch": f"0000:{0x80 + gpu // 2:02x}:00.0"}
-        gauges += [
-            Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), 4),
-            Column("gangwatch_rank_place_info", tuple(sorted(place.items())), 1),
-            Column("gangwatch_gpu_info", tuple(sorted(info.items())), 5),
-            Column("gangwatch_gpu_up", of_gpu, fast),
-            Column("gangwatch_rdma_port_state", of_nic, rdma),
-            Column("gangwatch_topology_rail_info", tuple(sorted({**rail, "rail": str(gpu)}.items())), 3),
-        ]
-        gauges += [
-            Column(f"gangwatch_pcie_link_{name}", (("pci_address", address),), 2)
-            for name in ("generation", "generation_maximum", "lanes", "lanes_maximum")
-            for address in (pci, f"0000:{0x90 + gpu:02x}:00.0")
-        ]
-        counters += [
-            *(Column("gangwatch_gpu_throttle_seconds_total", (*of_gpu, ("reason", one)), fast) for one in THROTTLES),
-            *(
-                Column("gangwatch_gpu_ecc_errors_total", (*of_gpu, ("severity", one)), slow)
-                for one in ("corrected", "uncorrected")
-            ),
-            *(
-                Column("gangwatch_nvlink_transmit_bytes_total", (*of_gpu, ("link", str(link))), fast)
-                for link in range(LINKS)
-            ),
-            *(
-                Column("gangwatch_nvlink_errors_total", (*of_gpu, ("kind", one), ("link", str(link))), slow)
-                for link in range(LINKS)
-                for one in LINK_ERRORS
-            ),
-            Column("gangwatch_gpu_pcie_replays_total", of_gpu, slow),
-            *(Column("gangwatch_gpu_pcie_errors_total", (*of_gpu, ("kind", one)), slow) for one in PCIE_ERRORS),
-            *(
-                Column(f"gangwatch_rdma_{name}_total", of_nic, rdma, 64)
-                for name in ("port_transmit_bytes", "port_receive_bytes", "port_symbol_errors", "port_link_downed")
-            ),
-            *(
-                Column(f"gangwatch_rdma_{name}_total", of_nic, rdma_slow, 32)
-                for name in ("cnp_handled", "ecn_marked_packets", "out_of_sequence", "sequence_naks_received",
-                             "ack_timeouts")
-            ),
-            *(
-                Column(f"gangwatch_rdma_{name}_total", of_nic, ethtool, 64)
-                for name in ("physical_symbol_errors", "physical_uncorrected_symbols")
-            ),
-            *(
-                Column("gangwatch_rdma_pause_frames_total",
-                       (("device", nic), ("direction", way), ("port", "1"), ("priority", priority)), ethtool)
-                for way in ("receive", "transmit")
-                for priority in ("0", "3")
-            ),
-        ]  # fmt: skip
+        gauges += _gauges(number, gpu, job, first)
+        counters += _gpu_counters(number, gpu, first)
+        counters += _nic_counters(gpu, first + 2)
         member = (("attempt", "1"), ("gang", job.name), ("rank", str(job.first_rank + gpu)))
         counters += [
             Column(f"gangwatch_rank_{name}_total", member, 1)
             for name in ("cpu_seconds", "runqueue_wait_seconds", "block_io_seconds", "stopped_samples", "samples")
         ]
     return make_layout(node, tiers, gauges, counters)
+
+
+def _pci(gpu: int) -> str:
+    return f"0000:{0x10 + gpu:02x}:00.0"
+
+
+def _gauges(number: int, gpu: int, job: Job, first_tier: int) -> list[Column]:
+    """Return the gauges of a GPU, its NIC and its rank. first_tier: the first of the five tiers of this GPU."""
+    uuid, pci, nic = _uuid(number, gpu), _pci(gpu), f"mlx5_{gpu}"
+    of_gpu, rank = (("gpu", uuid),), str(job.first_rank + gpu)
+    owner = {"attempt": "1", "gang": job.name, "gpu": uuid, "rank": rank}
+    owner |= {"container": "", "mig": "", "namespace": "", "pod": "", "slurm_job": ""}
+    info = {"driver": "580.82.07", "gpu": uuid, "index": str(gpu), "mig_mode": "", "minor": str(gpu)}
+    info |= {"model": "NVIDIA H100 80GB HBM3", "pci_address": pci, "serial": "", "vbios": ""}
+    place = {"attempt": "1", "data": str(job.first_rank // GPUS), "expert": "", "gang": job.name, "stage": "0"}
+    place |= {"rank": rank, "tensor": str(gpu)}
+    rail = {"distance": "1", "nic": nic, "nic_pci_address": "", "numa_node": "", "pci_address": pci}
+    rail |= {"switch": f"0000:{0x80 + gpu // 2:02x}:00.0"}
+    return [
+        *(
+            Column(f"gangwatch_gpu_{name}", of_gpu, first_tier)
+            for name in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "sm_clock_hertz",
+                         "power_watts", "temperature_celsius")
+        ),
+        Column("gangwatch_gpu_owner_info", tuple(sorted(owner.items())), 4),
+        Column("gangwatch_rank_place_info", tuple(sorted(place.items())), 1),
+        Column("gangwatch_gpu_info", tuple(sorted(info.items())), 5),
+        Column("gangwatch_gpu_up", of_gpu, first_tier),
+        Column("gangwatch_rdma_port_state", (("device", nic), ("port", "1")), first_tier + 2),
+        Column("gangwatch_topology_rail_info", tuple(sorted({**rail, "rail": str(gpu)}.items())), 3),
+        *(
+            Column(f"gangwatch_pcie_link_{name}", (("pci_address", address),), 2)
+            for name in ("generation", "generation_maximum", "lanes", "lanes_maximum")
+            for address in (pci, f"0000:{0x90 + gpu:02x}:00.0")
+        ),
+    ]  # fmt: skip
+
+
+def _gpu_counters(number: int, gpu: int, fast: int) -> list[Column]:
+    """Return the counters of a GPU. fast: its fast tier; the slow tier is the next one."""
+    of_gpu, slow = (("gpu", _uuid(number, gpu)),), fast + 1
+    links = [str(link) for link in range(LINKS)]
+    return [
+        *(Column("gangwatch_gpu_throttle_seconds_total", (*of_gpu, ("reason", one)), fast) for one in THROTTLES),
+        *(
+            Column("gangwatch_gpu_ecc_errors_total", (*of_gpu, ("severity", one)), slow)
+            for one in ("corrected", "uncorrected")
+        ),
+        *(Column("gangwatch_nvlink_transmit_bytes_total", (*of_gpu, ("link", link)), fast) for link in links),
+        *(
+            Column("gangwatch_nvlink_errors_total", (*of_gpu, ("kind", one), ("link", link)), slow)
+            for link in links
+            for one in LINK_ERRORS
+        ),
+        Column("gangwatch_gpu_pcie_replays_total", of_gpu, slow),
+        *(Column("gangwatch_gpu_pcie_errors_total", (*of_gpu, ("kind", one)), slow) for one in PCIE_ERRORS),
+    ]
+
+
+def _nic_counters(gpu: int, fast: int) -> list[Column]:
+    """Return the counters of a GPU's NIC. fast: its fast tier; the tiers of slow and of ethtool counters follow."""
+    device, port, slow, ethtool = ("device", f"mlx5_{gpu}"), ("port", "1"), fast + 1, fast + 2
+    tiers = (
+        (("port_transmit_bytes", "port_receive_bytes", "port_symbol_errors", "port_link_downed"), fast, 64),
+        (("cnp_handled", "ecn_marked_packets", "out_of_sequence", "sequence_naks_received", "ack_timeouts"), slow, 32),
+        (("physical_symbol_errors", "physical_uncorrected_symbols"), ethtool, 64),
+    )
+    return [
+        *(
+            Column(f"gangwatch_rdma_{name}_total", (device, port), tier, bits)
+            for names, tier, bits in tiers
+            for name in names
+        ),
+        *(
+            Column(
+                "gangwatch_rdma_pause_frames_total", (device, ("direction", way), port, ("priority", number)), ethtool
+            )
+            for way in ("receive", "transmit")
+            for number in ("0", "3")
+        ),
+    ]
 
 
 class Agents:

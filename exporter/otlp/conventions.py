@@ -44,7 +44,7 @@ class Convention:
 
 
 def _gpu(**more: str) -> Callable[[Labels, Labels], dict[str, str]]:
-    """Return the attributes of a GPU or an instance; in `more`, '_' stands for '.'."""
+    """Return the attributes of a GPU or an instance; in `more`, '_' replaces '.'."""
     own = {name.replace("__", "."): value for name, value in more.items()}
 
     def attributes(labels: Labels, info: Labels) -> dict[str, str]:

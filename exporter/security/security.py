@@ -178,7 +178,7 @@ class Security:
         return self._passwords.hashed
 
     def protects(self) -> str:
-        """Return what is missing for a server that other hosts can reach; '' if nothing is."""
+        """Return what a server that other hosts can reach lacks; '' if it lacks nothing."""
         if os.environ.get(PLAIN) == "yes":
             return ""
         if self._config.tls is None:

@@ -162,7 +162,7 @@ class BoundedProtocol(H11Protocol):
     def look(self, now_s: float) -> str:
         """Close the connection if it is late; return the reason for the counter, or ''."""
         transport: asyncio.Transport | None = self.transport
-        if transport is None:  # the TLS handshake has a deadline of its own
+        if transport is None:  # the TLS handshake has a separate deadline
             return ""
         if self._has_stalled(now_s):
             transport.abort()

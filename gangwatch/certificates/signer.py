@@ -3,7 +3,7 @@
 An agent's pod requests a certificate from the API server (certificates.k8s.io/v1), for gangwatch's own signer name. The
 API server attests the sender: the pod's service account and, from the token's claims, the pod and its node
 (https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#bound-service-account-tokens). A
-kubelet gets such tokens only for pods of its own node, so root on a node can request only that node's certificate.
+kubelet gets such tokens only for pods on its node, so root on a node can request only that node's certificate.
 
 Another signer may sign (cert-manager: ``clusterissuers.cert-manager.io/NAME``). It signs the request unchanged, so the
 request is checked here before its approval.
@@ -147,7 +147,7 @@ def decide(request: Request, node: str, rules: Rules, revocations: Revocations) 
 
 @dataclass(slots=True)
 class Signer:
-    """Thread that approves and signs requests, on the leader and on stand-bys.
+    """Thread that approves and signs requests, on the leader and on standbys.
 
     All controllers decide alike, and the API server accepts the first decision.
     """

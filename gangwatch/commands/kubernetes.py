@@ -114,7 +114,7 @@ def controller(
 ) -> None:
     """Run the cluster's controller in the foreground, until SIGTERM or until another controller leads.
 
-    Several may run: one leads, and a stand-by takes over within 15 seconds of its end. All required state is in API
+    Several may run: one leads, and a standby takes over within 15 seconds of its end. All required state is in API
     objects, so the state folder may be empty.
     """
     from gangwatch.commands.kubernetes_controller import Signing, run

@@ -112,12 +112,12 @@ def _signer_of(access: Access, namespace: str, signing: Signing | None) -> Signe
 def _stand_by(config: Config, leadership: Leadership, stop: StopRequest) -> bool:
     """Wait until this controller leads or is stopped; return whether it leads.
 
-    The stand-by endpoints are served only if the lease is not available at once.
+    The standby endpoints are served only if the lease is not available at once.
     """
     if leadership.wait(_WAIT_SECONDS):
         return True
     with standing_by(config) as url:
-        _log.info("stand-by: another controller leads; metrics at %s/metrics", url)
+        _log.info("standby: another controller leads; metrics at %s/metrics", url)
         while not leadership.wait(_WAIT_SECONDS):
             if stop.made:
                 return False

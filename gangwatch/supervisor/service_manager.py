@@ -18,7 +18,7 @@ def notify(*lines: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
         sender.settimeout(1.0)
         try:
-            # A leading '@' stands for the abstract name space.
+            # A leading '@' means the abstract name space.
             sender.sendto("\n".join(lines).encode(), "\0" + address[1:] if address[0] == "@" else address)
         except OSError:
             pass

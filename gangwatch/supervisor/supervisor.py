@@ -1,6 +1,6 @@
 """The supervisor of `gangwatch up`: it runs one process per agent and one for the controller, and restarts them.
 
-It holds no state of its own. If it is killed with -9, daemons and jobs continue. The next `up` on the same folder
+It is stateless. If it is killed with -9, daemons and jobs continue. The next `up` on the same folder
 adopts the live daemons (pid and start time are in the state folder) and starts the missing ones.
 
 The supervisor waits for daemons by pidfd, which also works for adopted processes (pidfd_open(2), Linux 5.3).
@@ -238,7 +238,7 @@ class Supervisor:
                 (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
-            # A session of its own: Ctrl-C on `up --foreground` must stop the daemons in order, not all at once.
+            # A separate session: Ctrl-C on `up --foreground` must stop the daemons in order, not all at once.
             setsid=True,
             setsigmask=[],
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
@@ -380,7 +380,7 @@ class Supervisor:
                 continue
             pid = daemon.record.pid
             seconds_since = self._heartbeats.seconds_since(pid, now_s)
-            # Somebody has stopped this process on purpose: its timeout starts again when it continues.
+            # A user has stopped this process on purpose: its timeout starts again when it continues.
             if seconds_since > WATCHDOG_SECONDS / 4 and is_stopped(pid):
                 self._heartbeats.excuse(pid, now_s)
                 continue

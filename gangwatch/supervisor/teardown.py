@@ -117,7 +117,7 @@ def _stop_daemons(state: StateFolder, say: Say) -> int:
     if supervisor is not None:
         say(f"stopping the daemons ({len(before)}) and their supervisor")
         supervisor.signal(signal.SIGTERM)
-        # The supervisor stops the controller, then the agents, and kills those that take too long.
+        # The supervisor stops the controller, then the agents, and kills processes that take too long.
         _wait_for([supervisor], 4 * STOP_SECONDS)
         supervisor.signal(signal.SIGKILL)
         _wait_for([supervisor], STOP_SECONDS)

@@ -25,7 +25,7 @@ class StartGang(msgspec.Struct, frozen=True):
 
 
 class StopGang(msgspec.Struct, frozen=True):
-    """Run the checkpoint command, if any, and signal the attempt to save; after the grace period, kill what is left."""
+    """Run the checkpoint command, if any, and signal the attempt to save; after the grace period, kill it."""
 
     action_id: str
     job_id: str

@@ -145,7 +145,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     """Speed by GPU type, as a share of the speed that the estimates assume. A type without an entry uses the policy's
     matrix, else 1."""
     checkpoint_interval_seconds: float | None = None
-    """Interval at which the job saves by itself; a stop loses the work since the last save. None: the job saves on
+    """Interval at which the job saves automatically; a stop loses the work since the last save. None: the job saves on
     request."""
     checkpoint_cost_seconds: float = 0.0
     """Time that one save takes."""

@@ -31,7 +31,7 @@ class Credentials:
     """Read at every connection."""
     verify: Verify = "node"
     """'node': an agent's certificate must be issued to its node. 'host': to the host that it is reached at, which
-    distinguishes nodes only if each has a host name of its own."""
+    distinguishes nodes only if each has its own host name."""
     revoked_file: Path | None = None
     """List of revoked certificates (agent/schema/identity.py)."""
 

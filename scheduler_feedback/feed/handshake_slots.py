@@ -27,7 +27,7 @@ class HandshakeSlots(Generic[Who]):
 
     @property
     def crowded(self) -> bool:
-        """Whether so many are waiting that no further connection needs to be opened."""
+        """Whether enough handshakes wait, so that no further connection needs to be opened."""
         return len(self._waiting) >= self._most
 
     def enter(self, who: Who, now_ns: int) -> bool:
@@ -40,7 +40,7 @@ class HandshakeSlots(Generic[Who]):
         return True
 
     def let_in(self, now_ns: int) -> Iterator[Who]:
-        """Yield those that waited longest, while there are free slots."""
+        """Yield the handshakes that waited longest, while there are free slots."""
         while self._waiting and self._has_room(now_ns):
             who = next(iter(self._waiting))
             del self._waiting[who]

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 THREADS = 4
 
 POLL_SECONDS = 0.05
-"""Interval at which results are polled while a look-up is running."""
+"""Interval at which results are polled while a lookup is running."""
 
 Address = tuple[int, tuple[str, int]]
 """Address family and address, for creating and connecting a socket."""

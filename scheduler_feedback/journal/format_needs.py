@@ -76,7 +76,7 @@ def check_reader(database: sqlite3.Connection, path: Path, schema_release: str, 
 
 
 def newer_text(path: Path, minimum: str, unknown: list[str], schema: str = "") -> str:
-    """Return why the store is refused, and what is safe to do. minimum: the required release, '' if it names none."""
+    """Return why the store is refused, and a safe next step. minimum: the required release, '' if it names none."""
     named = ", ".join(unknown[:MOST_NAMES]) + (f" and {len(unknown) - MOST_NAMES} more" if unknown[MOST_NAMES:] else "")
     contains = f" (it contains {named})" if named else schema
     needed = f"gangwatch {minimum} or newer" if minimum else "a newer gangwatch"

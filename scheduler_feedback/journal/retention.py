@@ -83,7 +83,7 @@ def _used_bytes(database: sqlite3.Connection) -> int:
 
 
 def _thin_snapshots(database: sqlite3.Connection, retention: Retention, now_ns: int) -> None:
-    """Keep the newest snapshots and the first of each day in retention; compress those that only a replay needs."""
+    """Keep the newest snapshots, and the first of each day in retention (compressed); delete the others."""
     before_ns = now_ns - round(retention.days * DAY_NS)
     database.execute(
         "DELETE FROM snapshots WHERE cycle NOT IN (SELECT cycle FROM snapshots ORDER BY cycle DESC LIMIT ?) "

@@ -133,7 +133,7 @@ def jobs_of(
 def collect(name: str, read: Iterable[TraceJob | Refused], notes: Iterable[str] = ()) -> Trace:
     """Build a trace from a reader's jobs: refuse duplicates and sort stably by submission.
 
-    Raises TraceError if no job is usable, or if so many are refused that the file must have another format.
+    Raises TraceError if no job is usable, or if most are refused, so that the file must have another format.
     """
     jobs: list[TraceJob] = []
     refused: list[Refused] = []

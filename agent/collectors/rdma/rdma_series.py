@@ -11,7 +11,7 @@ from agent.sources.rdma.infiniband import Port, RdmaDevice
 
 WORKER = "sysfs"
 NETLINK_WORKER = "netlink"
-"""Workers of collectors that read files, and of those that use sockets, where the kernel may hold a lock for long."""
+"""Workers of collectors that read files, and of those that use sockets: the kernel may lock these for long."""
 
 SLOW_SECONDS = 15.0
 

@@ -97,7 +97,7 @@ FEEDBACK: tuple[Metric, ...] = (
            "the controller"),
     Metric("gangwatch_event_streams_displaced_total", "counter",
            "Event streams closed to make room for another.", "", (), "the controller"),
-    Metric("gangwatch_leads", "gauge", "1 while this controller is the leader, 0 while it is on stand-by (Kubernetes).",
+    Metric("gangwatch_leads", "gauge", "1 while this controller is the leader, 0 while it is on standby (Kubernetes).",
            "", (), "the controller"),
     Metric("gangwatch_frozen", "gauge", "1 while an operator has frozen all actions.", "", (), "the controller"),
     Metric("gangwatch_store_failures_total", "counter",

@@ -244,7 +244,7 @@ class Attempts:
             node._waiting.append((received_ns, record))
 
     def _waited(self, node: NodeView, received_ns: int) -> list[Record]:
-        """Return the waiting records whose gang is known now; refuse those that have waited too long."""
+        """Return the waiting records whose gang is known now; refuse records that have waited too long."""
         assert self._membership is not None
         waited = list(node._waiting)
         node._waiting.clear()

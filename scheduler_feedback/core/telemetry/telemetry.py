@@ -3,7 +3,7 @@
 There are three sources: the fleet (frames of real agents), the simulated world (without frames), and readers of
 recorded traces. Detectors must not depend on the source.
 
-Telemetry is a stream. Each ``Telemetry`` contains only what is NEW since the last one: steps that every known rank has
+Telemetry is a stream. Each ``Telemetry`` contains only NEW data since the last one: steps that every known rank has
 finished, closed windows of counters, events. A detector stores the history that it needs and never sees the future. An
 empty ``Telemetry`` is valid input too: time passed without data.
 

@@ -211,7 +211,7 @@ class Look:
     def _coordinates(self, gang: Gang, nodes: tuple[str, ...]) -> dict[str, IntArray]:
         """Return the coordinates that every rank reports, by name.
 
-        Incomplete layouts are ignored, because a rank without coordinates would look like a stage of its own. So are
+        Incomplete layouts are ignored, because a rank without coordinates would look like a separate stage. So are
         layouts in which two ranks report the same coordinates.
         """
         found: dict[int, tuple[int, ...]] = {}

@@ -373,7 +373,7 @@ class CounterStatistics:
     # --- other ranks ------------------------------------------------------------------------------------------------
 
     def _move(self, shapes: tuple[Shape, ...]) -> None:
-        """Add and remove columns, and move the state of those that stay."""
+        """Add and remove columns, and move the state of the remaining columns."""
         old = {
             (shape.job, shape.attempt): (shape, columns)
             for shape, columns in zip(self._shapes, self.columns.values(), strict=True)

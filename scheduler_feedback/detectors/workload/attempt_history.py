@@ -117,7 +117,7 @@ class Course:
     block_step: int = 0
     usual: Usual | None = None
     pressure: Pressure | None = None
-    """Waiting tasks on its nodes, if each stage is on a node of its own."""
+    """Waiting tasks on its nodes, if each stage is on a separate node."""
     waits: Pressure | None = None
     """Waiting tasks on its nodes, without tensor pipe counters."""
     long_steps: LongSteps = field(default_factory=LongSteps)

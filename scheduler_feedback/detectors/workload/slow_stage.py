@@ -1,4 +1,4 @@
-"""Slow stage or slow node: separates the two where each stage of a job is on a node of its own.
+"""Slow stage or slow node: separates the two where each stage of a job is on a separate node.
 
 No rank of such a job has a role peer on another node. All ranks of a stage take longer together, whether the stage has
 more work, waits for its input, or shares a slow disk or a busy CPU. The time that the node's tasks wait for disks and

@@ -5,7 +5,7 @@ never be made. So every policy that depends on time has a function ``timeouts``,
 its result may change. ``SOURCES`` lists these functions; a new policy adds one line. Timeouts of a single job or node
 (a late start, the end of a pause, of the minimum run time, of a cooldown, of a quarantine) are in the index's heap.
 
-An instant may be early, but never late: an early evaluation does no harm. ``expired`` tells the cycle to evaluate all
+An instant may be early, but never late: an early evaluation does no harm. ``expired`` makes the cycle evaluate all
 decisions again. ``next_ns`` gives the next instant to the simulator and the tests.
 """
 

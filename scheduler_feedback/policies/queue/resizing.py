@@ -198,7 +198,7 @@ def _room_without(
 
 
 def _split(job: Job) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
-    """Return the slots that the gang keeps at its minimum and those that it leaves, on its least used nodes first."""
+    """Return the slots that the gang keeps at its minimum size, and the others, on its least used nodes first."""
     on_node: dict[str, int] = {}
     for rank in job.ranks:
         on_node[rank.slot.node] = on_node.get(rank.slot.node, 0) + 1

@@ -8,7 +8,7 @@
     requeue   stop and wait for healthy slots; the expected wait is added to the cost
     restart   for a hanging gang (``hang_restart``): away from the culprit's node, else on its own slots
 
-The option with the largest gain is taken, among those that are possible and pay (``move_cost.CostTest``).
+The option with the largest gain is taken, among the options that are possible and pay (``move_cost.CostTest``).
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def _cpu_pressure(crowd: FloatArray) -> FloatArray:
 
 
 def crowding(scene: Scene, _fault: Fault, intensity: FloatArray, magnitude: float) -> None:
-    """Apply the effect of host interference on the aggressor: processor use and waits of its own ranks."""
+    """Apply the effect of host interference on the aggressor: CPU use and waits of the aggressor's ranks."""
     scene.add_signal("processor", scene.ranks, 12.0 * (intensity > 0) * min(1.0, 0.3 + magnitude))
     scene.add_signal("runqueue_wait", scene.ranks, 0.5 * intensity * min(1.0, magnitude))
     scene.add_signal("cpu_waiting", scene.ranks, _cpu_pressure(magnitude * intensity))

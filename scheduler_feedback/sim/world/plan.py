@@ -37,7 +37,7 @@ OPTIMIZER_BYTES = 16
 """Bytes read and written per parameter by mixed-precision Adam, sharded over the data ranks (ZeRO-1)."""
 
 MOST_DP2_GPUS = 256
-"""Maximum number of GPUs of a job with two replicas. Nobody trains two replicas of more than 16 stages."""
+"""Maximum number of GPUs of a job with two replicas. In practice two replicas have at most 16 stages."""
 
 DATA_OVERLAP = 0.3
 """Share of the gradients' traffic hidden behind the last backwards."""

@@ -34,7 +34,7 @@ class _Groups(Part):
 
 
 async def remove_all(client: Client, namespace: str, lease: str) -> dict[str, int]:
-    """Remove everything that gangwatch wrote; return the number of objects of each kind. Users' annotations stay."""
+    """Remove what gangwatch wrote; return the number of changed objects of each kind. Annotations by users stay."""
     nodes = await client.get("/api/v1/nodes", msgspec.json.Decoder(_Nodes))
     pods = await client.get("/api/v1/pods", msgspec.json.Decoder(_Pods))
     work: dict[str, list[Any]] = {

@@ -1,7 +1,7 @@
 """Two-dimensional least attained service, in discrete queues (Tiresias-L, NSDI 2019, section 3.2).
 
 Needs no run times: a job falls into the next queue each time its GPU-seconds pass a threshold. Within a queue the order
-is: jobs chosen by the last pass, so that a running gang is not stopped for an older one of its own queue; jobs stopped
+is: jobs chosen by the last pass, so that a running gang is not stopped for an older one of the same queue; jobs stopped
 by it; pending jobs; new jobs. `Job.level` is the queue, `Job.turn` the place in it: chosen jobs count up from far below
 0, stopped jobs down from 0, new jobs up from 1.
 """

@@ -1,7 +1,7 @@
 """Exact output of the world: frames as the nodes' agents would send them, with the catalogue's names.
 
 It is meant for small worlds and for the product's own path (feed, fleet, detectors). Every node has an agent with a
-layout, monotonic integer counters, a sample time for each tier, step and open records, and a clock of its own. Frames
+layout, monotonic integer counters, a sample time for each tier, step and open records, and a separate clock. Frames
 can be lost, late or repeated; agents can restart and drivers can be reloaded, which resets counters.
 """
 
