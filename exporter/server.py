@@ -46,7 +46,7 @@ STREAM_FRAMES = 16
 """Frames queued for a slow reader of /frames. Beyond that the oldest are dropped, which leaves a gap in ``seq``."""
 
 MOST_STREAMS, MOST_STREAMS_EACH = 64, 16
-"""Maximum number of readers of /frames, in total and per peer: a controller, its stand-by, people."""
+"""Maximum number of readers of /frames, in total and per peer: a controller, its standby, people."""
 
 LEAST_STREAM_SECONDS = 10.0
 """Minimum age of a stream that may be closed for a new one of the same peer, or of a peer with fewer streams. Younger

@@ -322,7 +322,7 @@ def make_context(config: WebConfig) -> ssl.SSLContext | None:
     context.minimum_version, context.maximum_version = tls.least, tls.most
     context.verify_mode = tls.client_auth
     context.set_alpn_protocols(["http/1.1"])
-    # Connections are kept open: nobody resumes one, and a controller would keep two tickets, 9 kB, of every agent.
+    # Connections are kept open: no client resumes one, and a controller would keep two tickets, 9 kB, of every agent.
     context.num_tickets = 0
     try:
         key = "cert_file, key_file"

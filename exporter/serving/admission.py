@@ -96,11 +96,11 @@ class Admission:
     def _wait_seconds(self, peer: str) -> float:
         """Return the delay of the peer's request; a request with too long a delay takes no token of the bucket."""
         now_s, most = time.monotonic(), self._limits.most_wait_seconds
-        own, everybody = self._rates.of(peer, now_s), self._all.of("", now_s)
-        wait_seconds = max(own.wait_seconds(now_s), everybody.wait_seconds(now_s))
+        own, total = self._rates.of(peer, now_s), self._all.of("", now_s)
+        wait_seconds = max(own.wait_seconds(now_s), total.wait_seconds(now_s))
         if wait_seconds <= most:
             own.owe()
-            everybody.owe()
+            total.owe()
         return wait_seconds
 
     async def _refuse(self, send: Send, status: int, reason: str, text: str, retry: int = 0) -> None:
