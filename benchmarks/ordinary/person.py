@@ -57,7 +57,7 @@ class Person:
                 return
 
     def later(self, seconds: float, activity: Activity) -> None:
-        """Do it after this many seconds."""
+        """Do the activity after this many seconds."""
         self._count += 1
         heapq.heappush(self._later, (time.monotonic() + seconds, self._count, activity))
 

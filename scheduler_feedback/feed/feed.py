@@ -567,7 +567,7 @@ def _stamps(credentials: Credentials) -> tuple[tuple[int, int, int] | None, ...]
 
 
 def _words(error: OSError) -> str:
-    """What went wrong, for a person who reads it once."""
+    """Return the reason of a connection error in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
