@@ -336,7 +336,7 @@ class Model:
         return loss
 
     def update(self, gradients: Vector) -> None:
-        """One step of gradient descent with momentum."""
+        """Make one step of gradient descent with momentum."""
         self.velocity *= np.float32(MOMENTUM)
         self.velocity += gradients
         self.weights -= np.float32(LEARNING_RATE) * self.velocity
@@ -353,7 +353,7 @@ def checkpoint_bytes(model: Model, seed: int, hidden: int, step: int) -> bytes:
 
 
 def restore(model: Model, data: bytes, seed: int, hidden: int, where: Path) -> int:
-    """Set weights and velocity; gives the steps done. Raises TrainingError where it is not this training's."""
+    """Set weights and velocity; return the steps done. Raises TrainingError for another training's checkpoint."""
     magic, _, rest = data.partition(b"\n")
     line, _, content = rest.partition(b"\n")
     try:

@@ -24,7 +24,7 @@ _DROPPED_LABELS = ("app.kubernetes.io/managed-by",)
 
 
 def manifests(helm: str) -> str:
-    """The file's text. Raises CalledProcessError where helm does not render the chart."""
+    """Return the file's text. Raises CalledProcessError if helm cannot render the chart."""
     command = [helm, "template", "gangwatch", str(CHART), "--namespace", "gangwatch", "--no-hooks", "--include-crds"]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     bodies = [body for body in yaml.safe_load_all(rendered) if body and body["kind"] != "Secret"]

@@ -109,7 +109,7 @@ class WebConfig:
         return bool(self.users) or (self.tls is not None and self.tls.client_auth is ssl.CERT_REQUIRED)
 
     def files(self) -> tuple[Path, ...]:
-        """All files of this configuration."""
+        """Return all files of this configuration."""
         tls = self.tls
         named = (tls.certificate, tls.key, tls.client_ca) if tls is not None else ()
         return (self.file, *(one for one in named if isinstance(one, Path)))
@@ -302,7 +302,7 @@ class _Reading:
 
 
 def certificate_path(file: Path) -> Path | None:
-    """The file of the certificate that a web configuration names, whether it is there yet or not; None for none.
+    """Return the certificate file that a web configuration names, even if it does not exist yet; None without TLS.
 
     Raises ConfigError for a configuration that can't be read.
     """
@@ -314,7 +314,7 @@ def certificate_path(file: Path) -> Path | None:
 
 
 def make_context(config: WebConfig) -> ssl.SSLContext | None:
-    """What connections are encrypted with, None for nothing. Raises ConfigError naming file and key."""
+    """Return the TLS context of connections, None without TLS. Raises ConfigError naming file and key."""
     tls = config.tls
     if tls is None:
         return None
@@ -347,7 +347,7 @@ def make_context(config: WebConfig) -> ssl.SSLContext | None:
 
 @contextmanager
 def _as_file(pem: str | Path) -> Iterator[str]:
-    """A path that `ssl`, which loads a chain from files only, can read: for a text, of a file in memory."""
+    """Yield a path from which `ssl` can load a chain (it reads files only); a text is put into a file in memory."""
     if isinstance(pem, Path):
         yield str(pem)
         return

@@ -302,11 +302,11 @@ def _spec(workload: str, ranks: int = 1) -> JobSpec:
 def test_unused_history_is_bounded() -> None:
     """Under FIFO with limits, ended jobs are never counted, so their list must be bounded."""
     world = World({"n0": 8})
-    ended = runtime_history.MOST_LATELY * 2 + 500
+    ended = runtime_history.MOST_RECENT * 2 + 500
     for number in range(ended):
         runtime_history.learn(world.state, Job("a", JobSpec("a", ("x",), 1), JobState.COMPLETED, 0), float(number))
     kept = [one.seconds for one in world.state.recently_ended]
-    assert runtime_history.MOST_LATELY * 0.9 <= len(kept) <= runtime_history.MOST_LATELY
+    assert runtime_history.MOST_RECENT * 0.9 <= len(kept) <= runtime_history.MOST_RECENT
     assert kept == [float(number) for number in range(ended - len(kept), ended)], "the newest are kept"
 
 

@@ -34,7 +34,7 @@ def holds_text(hint: object) -> bool:
 
 
 def structures(hint: object) -> Iterator[type]:
-    """Yield the structures that a type is or contains."""
+    """Yield the structs and dataclasses that a type is or contains."""
     if isinstance(hint, type) and (issubclass(hint, msgspec.Struct) or dataclasses.is_dataclass(hint)):
         yield hint
     for one in get_args(hint):

@@ -27,7 +27,7 @@ _line = msgspec.json.Decoder(dict[str, Any])
 
 
 def read(path: Path) -> Trace:
-    """The trace in this file. Raises TraceError."""
+    """Return the trace in this file. Raises TraceError."""
     return collect(str(path), _jobs(path))
 
 

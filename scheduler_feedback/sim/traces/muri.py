@@ -17,7 +17,7 @@ _NEEDED = ("num_gpu", "submit_time", "duration")
 
 
 def read(path: Path) -> Trace:
-    """The trace in this file. Raises TraceError."""
+    """Return the trace in this file. Raises TraceError."""
     return collect(str(path), jobs_of(rows(path, _NEEDED), "job_id", _job))
 
 

@@ -18,7 +18,7 @@ _NEEDED = ("num_gpu", "creation_time", "deletion_time", "scheduled_time")
 
 
 def read(path: Path) -> Trace:
-    """The trace in this file. Raises TraceError."""
+    """Return the trace in this file. Raises TraceError."""
     trace = collect(str(path), jobs_of(rows(path, _NEEDED), "name", _job))
     shared = _shared(path)
     if not shared:

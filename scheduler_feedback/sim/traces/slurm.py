@@ -45,7 +45,7 @@ _GRES = re.compile(r"gpu(?::([^:,(]+))?:(\d+)")
 
 
 def read(path: Path) -> Trace:
-    """The trace in this file. Raises TraceError."""
+    """Return the trace in this file. Raises TraceError."""
     first = next(lines_of(path), None)
     if first is not None and first[1].lstrip().startswith("{"):
         return collect(str(path), _of_json(path))
