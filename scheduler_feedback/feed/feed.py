@@ -538,27 +538,3 @@ class Feed:
             self._epoll.unregister(follower.descriptor)
             follower.connection.close()
             follower.connection, follower.layout = None, None
-<<<<<<< HEAD
-=======
-
-
-def _stamps(credentials: Credentials) -> tuple[tuple[int, int, int] | None, ...]:
-    """Return values that change when a file does, also if a link in its path changes (as Kubernetes does)."""
-    stamps: list[tuple[int, int, int] | None] = []
-    for file in credentials.files():
-        try:
-            status = file.stat()
-            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
-        except OSError:
-            stamps.append(None)
-    return tuple(stamps)
-
-
-def _words(error: OSError) -> str:
-    """Return the reason of a connection error in words."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}"
-    return error.strerror or str(error) or type(error).__name__
->>>>>>> p-words
