@@ -108,7 +108,7 @@ def assign_slots(context: CycleContext, happened: bool) -> None:
         preemption.renew_all(context)  # this order changes with time, even without preemption
     restart_moved(context)
     preempts = preemption.due(state, context.now_ns)
-    context.looked |= policy.preempt
+    context.evaluated |= policy.preempt
     state.replan_owed |= policy.preempt  # a pass that is not due yet is deferred (``preemption.timeouts``)
     if preempts and policy.order is not Order.FAIR:
         replan(context)
@@ -175,7 +175,7 @@ def evaluate_what_is_due(context: CycleContext) -> None:
     """Evaluate every decision again if a policy's timeout has expired. The journal records such a cycle."""
     if context.due:
         context.index.evaluate_all()
-        context.looked = True
+        context.evaluated = True
 
 
 def suspect_accused_nodes(context: CycleContext) -> None:
@@ -201,7 +201,7 @@ def commit(context: CycleContext, happened: bool) -> Outcome:
     forget_the_oldest(state, index)
     if index.plan_or_none is not None:
         index.plan_or_none.commit()
-    changed = bool(context.actions or context.entries) or context.looked or happened
+    changed = bool(context.actions or context.entries) or context.evaluated or happened
     return Outcome(context.actions, context.entries, context.now_ns, changed)
 
 

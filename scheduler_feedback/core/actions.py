@@ -28,14 +28,23 @@ class StopGang(msgspec.Struct, frozen=True):
     """Run the checkpoint command, if any, and signal the attempt to save; after the grace period, kill it."""
 
     action_id: str
+    """Unique id."""
     job_id: str
+    """Job to stop."""
     attempt: int
+    """Number of the attempt to stop."""
     signal: str
+    """Name of the signal that makes the job save and exit."""
     grace_seconds: float
+    """Time between that signal and SIGKILL."""
     why: StopReason
+    """Reason, as a code."""
     reason: str = ""
+    """Reason in words."""
     checkpoint_command: tuple[str, ...] = ()
+    """Argument list, no shell, that saves the job before the signal; empty: none."""
     checkpoint_timeout_seconds: float = 0.0
+    """Longest wait for checkpoint_command."""
 
 
 Action = StartGang | StopGang

@@ -28,7 +28,11 @@ class Level(StrEnum):
 
 @dataclass(slots=True)
 class Node:
-    """A node, its state, and the reason for that state. Only the cycle changes it."""
+    """A node, its state, and the reason for that state.
+
+    Only the cycle changes it, fields on which the scheduling index depends through methods of that index. All times are
+    the cycle's wall time, in nanoseconds since 1970.
+    """
 
     name: str
     """Unique name of the node."""

@@ -78,7 +78,9 @@ class Dependency(msgspec.Struct, frozen=True):
     """Condition on another job. The job starts once it is met; if it can no longer be met, the job ends."""
 
     job_id: str
+    """Id of the other job, or of an array: then each of its members must meet the condition."""
     condition: After = After.OK
+    """State that the other job must reach."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -187,7 +189,9 @@ class Slot(msgspec.Struct, frozen=True, order=True, gc=False):
     """Place for one rank on a node: a GPU or a share of the CPU."""
 
     node: str
+    """Name of the node."""
     slot: int
+    """Number of the slot on that node, from 0."""
 
 
 class HostedWait(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -217,7 +221,11 @@ class RankRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Job(msgspec.Struct):
-    """A job and its newest attempt. Only the cycle changes it. All times are the cycle's wall time."""
+    """A job and its newest attempt.
+
+    Only the cycle changes it, fields on which the scheduling index depends through methods of that index. All times are
+    the cycle's wall time, in nanoseconds since 1970.
+    """
 
     job_id: str
     """Unique id."""

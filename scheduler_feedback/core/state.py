@@ -251,7 +251,7 @@ class Ended:
 
 
 class State(msgspec.Struct, dict=True, rename={"open_decisions": "cases", "recently_ended": "lately"}):
-    """Everything that the cycle decides on.
+    """Everything that the cycle decides on. All times are the cycle's wall time, in nanoseconds since 1970.
 
     Values derived from a state, such as its scheduling index, are in its ``__dict__``. They are not part of its value,
     its encoding or its copies.

@@ -26,7 +26,7 @@ class CycleContext:
     """Sentences for `explain` and `story` so far."""
     arrived: list[str] = field(default_factory=list)
     """Jobs that became pending in this run."""
-    looked: bool = False
+    evaluated: bool = False
     """Whether a preemption pass ran, or its preconditions changed. Either may change later decisions even if this run
     decides nothing."""
     due: bool = False

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+from types import ModuleType
+
 import msgspec
 import pytest
 
+from scheduler_feedback.core import actions, cluster, job, state
 from scheduler_feedback.core.cluster import Node
 from scheduler_feedback.core.durations import span
 from scheduler_feedback.core.events import NodeCommand, NodeCommanded, NodeSeen, Tick, as_seen
@@ -115,3 +121,13 @@ def test_after_adds_seconds_to_now() -> None:
 )  # fmt: skip
 def test_span_uses_a_suitable_unit(seconds: float, expected: str) -> None:
     assert span(seconds) == expected
+
+
+@pytest.mark.parametrize("module", [actions, cluster, job, state])
+def test_every_field_is_documented_beside_it(module: ModuleType) -> None:
+    tree = ast.parse(inspect.getsource(module))
+    for one in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for field, after in itertools.zip_longest(one.body, one.body[1:]):
+            if isinstance(field, ast.AnnAssign):
+                documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert documented, f"{one.name}.{ast.unparse(field.target)}"

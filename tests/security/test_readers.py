@@ -49,7 +49,7 @@ def state_of(count: int) -> State:
 def test_a_frozen_copy_shares_nothing_that_a_cycle_changes() -> None:
     state = state_of(6)
     copy = frozen(state)
-    for name in State.__dataclass_fields__:
+    for name in State.__struct_fields__:
         live, kept = getattr(state, name), getattr(copy, name)
         if isinstance(live, dict | list):
             assert live is not kept, name

@@ -84,7 +84,7 @@ def choose(context: CycleContext) -> list[Job]:
     index = context.index
     state, now_ns = context.state, context.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
-    context.looked = True
+    context.evaluated = True
     running = [state.jobs[job_id] for job_id in index.held]
     movable = [job for job in running if may_be_stopped(state, job, now_ns)]
     if state.policy.order is Order.THEMIS:
@@ -151,7 +151,7 @@ def renew(context: CycleContext) -> None:
     """Update the run-time history, the order of the queues by their usage, and the appraisals of pending jobs."""
     index = context.index
     state = context.state
-    context.looked = True
+    context.evaluated = True
     runtime_history.count_ended_jobs(state)
     state.renewed_ns = context.now_ns
     index.shares.rank_queues(state, context.now_ns)
@@ -186,7 +186,7 @@ def swap(context: CycleContext) -> None:
     index = context.index
     state, now_ns = context.state, context.now_ns
     state.planned_ns, state.replan_owed = now_ns, False
-    context.looked = True
+    context.evaluated = True
     if not index.line.order:
         return
     movable = []
