@@ -23,7 +23,7 @@ ENDED_JOBS_KEPT = 1000
 """Ended jobs kept in the state. The engine keeps its own records of all jobs."""
 
 FEEDBACKS = ("off", "on", "told", "oracle")
-"""Kinds of simulated verdicts (``sim.feedback``)."""
+"""Kinds of simulated verdicts (``simulated_feedback.py``)."""
 
 HORIZON = 3.0
 """Faults of nodes are drawn for this multiple of the time of all submissions, because a queue may outlast it."""
