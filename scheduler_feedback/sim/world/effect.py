@@ -323,4 +323,4 @@ EFFECTS: dict[str, Effect] = {
     "crossing": crossing,
 }
 """Effects by name of the disorder. The last two are effects on aggressors. course.py handles hangs, and the outputs
-handles lost telemetry."""
+handle lost telemetry."""
