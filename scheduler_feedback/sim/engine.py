@@ -50,6 +50,12 @@ MOST_TURNS = 10_000
 SAVED_AND_STOPPED = 128 + 15
 """Exit code of a rank that SIGTERM ended, as a shell reports it."""
 
+PROBE_NS = 60 * 10**9
+"""Duration of a probe, including its start (``backends/local/slot_probe.py``)."""
+
+PROBE_FINDS_SLOWDOWN = 1.1
+"""A node slower than this fails its probe."""
+
 
 class Journal:
     """Destination of finished cycles. This one discards them."""
@@ -399,10 +405,3 @@ class Engine:
         action = self._probes.pop(job_id)
         slow = self.machines.worst(slot.node for slot in action.placement) > PROBE_FINDS_SLOWDOWN
         return AttemptEnded(job_id, action.attempt, (), ended_wall_ns=now_ns, all_exited_with=1 if slow else 0)
-
-
-PROBE_NS = 60 * 10**9
-"""Duration of a probe, including its start (``backends/local/slot_probe.py``)."""
-
-PROBE_FINDS_SLOWDOWN = 1.1
-"""A node slower than this fails its probe."""

@@ -322,5 +322,5 @@ EFFECTS: dict[str, Effect] = {
     "crowding": crowding,
     "crossing": crossing,
 }
-"""Effects by name of the disorder. The last two are effects on aggressors. course.py handles hangs, and telemetry.py
-handles lost telemetry."""
+"""Effects by name of the disorder. The last two are effects on aggressors. course.py handles hangs, and the outputs
+handle lost telemetry."""
