@@ -40,6 +40,13 @@ def _expanded(nav: Any, docs: Path) -> Any:
     return [_expanded(entry, docs) for entry in nav] if isinstance(nav, list) else nav
 
 
+def _contents(folder: Path) -> str:
+    """Return a list of links to the numbered pages of a folder, by their titles."""
+    pages = sorted(folder.glob("0*.md"))
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for page in pages]
+    return "\n".join(f"- [{title}]({page.name})" for page, title in zip(pages, titles, strict=True))
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside of docs/."""
     for source, name in ADDED.items():
@@ -48,7 +55,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Change links between docs/ and the rest of the repository: to the page on the site, else to the repository."""
+    """Change links between docs/ and the rest of the repository: to the page on the site, else to the repository.
+
+    The index of decisions also gets a list of them.
+    """
+    if page.file.src_uri == "adr/README.md":
+        markdown += f"\n{_contents(Path(config.docs_dir) / 'adr')}\n"
     sources = {name: source for source, name in ADDED.items()}
     folder = posixpath.dirname(sources.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
 

@@ -11,19 +11,25 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from markdown_it import MarkdownIt
 
 from tests.web.browser import chromium, page_of
 
-pytestmark = pytest.mark.xdist_group("site")  # one worker builds the site once
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("site")]  # one worker builds the site once
 
 ROOT = Path(__file__).parents[2]
 VENDORED = ROOT / "docs/theme/vendored"
+
+ADDED_TO = "adr/README.md"
+"""Page to which hooks.py adds a list."""
 
 # The mistakes of this page, each with the warning that it causes. The page has no entry in `nav`.
 BROKEN = """# Broken
@@ -102,6 +108,36 @@ def test_pages_load_nothing_from_other_hosts(built: Built) -> None:
         loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"?(https?:[^\">\s]+)", page.read_text())
         loaded += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preconnect)\"?[^>]*(https?:[^\">\s]+)", page.read_text())
         assert loaded == [], page
+
+
+class _Structure(HTMLParser):
+    """Number of list items, code blocks, tables and headings of a page's text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag in ("li", "ol", "ul", "pre", "table", "h1", "h2", "h3"):
+            self.counts[tag] += 1
+
+
+def test_pages_have_the_same_structure_on_github_and_on_the_site(built: Built) -> None:
+    """Python-Markdown reads a nested list or code block with less than four spaces as text."""
+    markdown = MarkdownIt("commonmark").enable("table")
+    differing = {}
+    for source in sorted((ROOT / "docs").rglob("*.md")):
+        relative = source.relative_to(ROOT / "docs")
+        if relative.parts[0] == "theme" or relative.parts[:2] == ("reference", "api") or str(relative) == ADDED_TO:
+            continue
+        name = relative.parent if source.name == "README.md" else relative.with_suffix("")
+        article = re.search(r"<article.*</article>", (built.folder / name / "index.html").read_text(), flags=re.DOTALL)
+        assert article is not None
+        here, there = _Structure(article[0]).counts, _Structure(markdown.render(source.read_text())).counts
+        if here != there:
+            differing[str(relative)] = (here - there, there - here)
+    assert differing == {}
 
 
 def test_the_api_reference_has_the_docstrings_of_plug_ins(built: Built) -> None:
