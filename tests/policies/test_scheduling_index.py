@@ -132,6 +132,7 @@ def _appraise(world: World, index: SchedulingIndex) -> None:
 def _leave_attempt(world: World, index: SchedulingIndex) -> None:
     job = world.state.jobs["j-000001"]
     index.leave_attempt(job, job.ranks, world.now_ns, 10 * SECOND, 500.0)
+    index.requeue(job, "")
 
 
 def _request_stop(world: World, index: SchedulingIndex) -> None:

@@ -38,7 +38,6 @@ MUTANTS = (
     _forgets("cancel", "self._update(job)"),
     _forgets("move", "self._update(job)"),
     _forgets("repeat_stop", "self._note_stopping(job)"),
-    _forgets("leave_attempt", "self.update_expected_end(job)"),
     _forgets("requeue", "self._update(job)"),
     _forgets("end", "self._update(job)"),
     _forgets("forget_ended", "self.ended[:extra] = needed"),

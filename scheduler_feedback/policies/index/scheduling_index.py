@@ -336,7 +336,7 @@ class SchedulingIndex(TrackedJobs):
             self.update_expected_end(job)
 
     def leave_attempt(self, job: Job, ranks: list[RankRecord], ended_ns: int, ran_ns: int, done_seconds: float) -> None:
-        """Record the end of the attempt, before ``requeue`` or ``end``.
+        """Record the end of the attempt. ``requeue`` or ``end`` must follow in this cycle and updates the index.
 
         ranks: with exit codes, in the same slots. ran_ns: its run time, if it counts.
         """
@@ -344,7 +344,6 @@ class SchedulingIndex(TrackedJobs):
         job.run_ns += ran_ns
         job.done_seconds, job.progress_ns = done_seconds, None
         job.stopping_ns, job.action_id, job.not_before_ns = None, "", 0
-        self.update_expected_end(job)
 
     def requeue(self, job: Job, why: str, not_before_ns: int = 0, keep_claim: bool = True) -> None:
         """Put the job back into the queue. keep_claim: whether the slots reserved for its restart stay reserved."""

@@ -52,15 +52,17 @@ def attempt_running(context: CycleContext, event: AttemptRunning) -> None:
     job = _held(context, event.job_id, event.attempt, "running")
     if job is None:
         return
-    seen = {rank.rank: rank for rank in event.ranks}
-    ranks = [
-        RankRecord(old.rank, Slot(new.node, new.slot), new.pid, new.start_time, old.exit_code)
-        if (new := seen.get(old.rank)) is not None
-        else old
-        for old in job.ranks
-    ]
+    ranks = None
+    if event.ranks:
+        seen = {rank.rank: rank for rank in event.ranks}
+        ranks = [
+            RankRecord(old.rank, Slot(new.node, new.slot), new.pid, new.start_time, old.exit_code)
+            if (new := seen.get(old.rank)) is not None
+            else old
+            for old in job.ranks
+        ]
     starting = job.state is JobState.STARTING
-    context.index.run(job, ranks if seen else None)
+    context.index.run(job, ranks)
     if starting:
         began = context.now_ns - (job.attempt_started_ns or context.now_ns)
         text = f"all ranks of attempt {job.attempt} are running, {span(began / 1e9)} after the start"
