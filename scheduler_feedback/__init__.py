@@ -1,3 +1,3 @@
-"""CycleContext telemetry into verdicts, and verdicts into what runs where."""
+"""Scheduling with feedback: telemetry becomes verdicts, and verdicts become scheduling decisions."""
 
 PART_OF = "gangwatch"
