@@ -243,7 +243,7 @@ class Worker:
         return None
 
     def _put_back(self, runner: Runner) -> None:
-        """Note the next due time of the collector."""
+        """Queue the collector for its next due time."""
         if self._due is not None and not runner.released:
             self._due.append((runner.due_ns, runner.interval_ns // EARLY_SHARE, runner))
 

@@ -76,7 +76,7 @@ class Steps:
     tokens: FloatArray | None = None
     """float64 [k, n]: tokens of each rank; NaN if it did not report them, None if no rank ever did."""
     squares: FloatArray | None = None
-    """float64 [k, n]: sum of squared sequence lengths, likewise."""
+    """float64 [k, n]: sum of squared sequence lengths; NaN and None as in `tokens`."""
 
 
 @dataclass(frozen=True, slots=True)

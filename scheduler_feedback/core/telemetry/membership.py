@@ -115,7 +115,7 @@ class Membership:
             self.newly_refused.append((node, gang, why))
 
     def _outside(self, node: str, gang: str) -> str | None:
-        """Return the name of the node's part of a gang without a placement; None if the node has too many."""
+        """Return a name for the node's ranks of a gang without a placement; None if it has too many of these."""
         name = gang
         while (owner := self.owners.get(name)) != node:
             if owner is None:

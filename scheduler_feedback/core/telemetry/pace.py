@@ -125,7 +125,7 @@ class Pace:
     """float32 [k, n]: mean over the row's steps of each rank's own time, without waits for other ranks; all of its time
     if waits are not reported."""
     slowest_own_seconds: Float32Array
-    """float32 [k, n]: the maximum likewise."""
+    """float32 [k, n]: the maximum of the same values."""
     speed: Speed
     """Speed of the attempt, from all rows that are kept."""
 

@@ -30,7 +30,7 @@ do."""
 KEPT, LEAST_SAMPLES = 512, 64
 LEAST_KNOWN = 0.8
 LEAST_CYCLES, LOWEST_CYCLES = 32, 6
-"""Minimum number of cycles over the whole time: of a result, and of a period of which it may be a harmonic. A line is
+"""Minimum number of cycles in the whole time: for a result, and for a fundamental whose harmonic it may be. A line is
 one cycle wide, so that fewer cycles are not accurate to two per cent. Longer periods can be tracked."""
 
 MOST_A_SAMPLE = 6.0

@@ -113,7 +113,7 @@ class Topology:
         return bits
 
     def narrow(self, widest: Level) -> list[int]:
-        """Return the domains of this level, and the widest lower domains of nodes whose domain on it is unknown."""
+        """Return the level's domains. A node without a known domain of the level is in its widest narrower domain."""
         covered, chosen = 0, []
         for level in WIDE:
             if WIDTH[level] <= WIDTH[widest]:

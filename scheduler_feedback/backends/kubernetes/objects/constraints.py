@@ -40,7 +40,7 @@ class Constraint:
     """Conditions that a node must meet for a pod; gangs with equal conditions share one."""
 
     name: str
-    """Digest of the rest."""
+    """Digest of the other fields."""
 
     resource: str
     """The accelerator."""
