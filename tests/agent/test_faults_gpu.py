@@ -68,7 +68,7 @@ def test_a_hung_driver_call_affects_only_its_gpu(tmp_path: Path, nvml_library: P
     assert not threads_of()
 
 
-def test_a_driver_that_hangs_completely_affects_only_its_lane(site: TrainingNode) -> None:
+def test_a_driver_that_hangs_completely_affects_only_its_worker(site: TrainingNode) -> None:
     for gpu in range(ALL_GPUS):
         site.nvml.hang(gpu)
     wait_until(lambda: site.present(POWER) == 0)
