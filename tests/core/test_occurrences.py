@@ -26,6 +26,7 @@ from scheduler_feedback.core.telemetry.telemetry_update import Look
 from scheduler_feedback.core.verdict import Cause, Finding, Verdict
 from scheduler_feedback.detectors.health.health import HealthDetector
 from tests.agent.training_node import TrainingNode, shorten_intervals
+from tests.detectors.alone import alone
 from tests.fakes.nvml.control import GPU_IS_LOST, FakeNvml
 
 SECOND = 1_000_000_000
@@ -40,7 +41,7 @@ class DetectorReader:
         self._subscription = node.subscribe(1024)
         self._fleet = Fleet()
         self._look = Look(self._fleet)
-        self._detector = HealthDetector()
+        self._detector = alone(HealthDetector())
         self.events: list[NodeEvent] = []
         self.findings: list[Finding] = []
 

@@ -27,5 +27,5 @@ def test_the_device_gives_the_cause_and_not_a_sleeping_process(disorder: str, ca
     one.course.faults.append(one.course.solved(fault))
     run = ScriptedRun([one])
     run.until(ONSET + LENGTH)
-    verdicts = [event for _, event in run.told if isinstance(event, Verdict) and event.kind is Kind.STRAGGLER]
+    verdicts = [event for _, event in run.past_events if isinstance(event, Verdict) and event.kind is Kind.STRAGGLER]
     assert [(verdict.rank, verdict.cause) for verdict in verdicts] == [(9, cause)]
