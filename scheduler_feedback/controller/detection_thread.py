@@ -84,6 +84,7 @@ class DetectionThread:
         self._begin()
         self._detectors = {detector.name: detector for detector in detectors}
         self._shared = SharedState()
+        self._kept: dict[str, SharedState | Detector] = {SHARED: self._shared, **self._detectors}
         self._found = found
         self._clock = clock
         self._tick_seconds = tick_seconds
@@ -153,7 +154,7 @@ class DetectionThread:
         """Return every detector's baselines and their shared state, by name; the last good ones of a disabled
         detector."""
         with self._lock:
-            for name, part in {SHARED: self._shared, **self._detectors}.items():
+            for name, part in self._kept.items():
                 if not self._failures.is_out(name):
                     try:
                         self._good[name] = part.snapshot()
@@ -167,7 +168,7 @@ class DetectionThread:
         """Restore the detectors' baselines. A detector that cannot read its own starts without, which is logged."""
         shared = shared_of(snapshots)
         known = snapshots if shared is None else {**snapshots, SHARED: shared}
-        for name, part in {SHARED: self._shared, **self._detectors}.items():
+        for name, part in self._kept.items():
             if name in known:
                 try:
                     part.restore(known[name])

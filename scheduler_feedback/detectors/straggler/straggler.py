@@ -106,8 +106,8 @@ class StragglerDetector:
         self._causes.begin(context)
         self._context = context
         if published.refused:
-            for watched in self._watched.values():
-                watched.forget_verdicts(published.refused)
+            for gang in self._watched.values():
+                gang.forget_verdicts(published.refused)
         for job in telemetry.jobs:
             name = job.shape.job
             present.add(name)
