@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
-from scheduler_feedback.detectors import Detection, make_all
+from scheduler_feedback.detectors import Detection, make_all, make_detection
 from tests.detectors.test_detectors import Job, course
 
 RANKS = 16
@@ -45,3 +46,18 @@ def test_the_order_of_the_detectors_does_not_matter(order: tuple[int, ...], usua
 
 def test_a_recorded_trace_has_no_clock_for_any_detector() -> None:
     assert not any(vars(detector)["_timed"] for detector in make_all(timed=False))
+
+
+def test_a_health_snapshot_of_release_0_1_0_restores_the_shared_state() -> None:
+    """That release kept fault history, counter baselines and best speeds in the health detector's snapshot."""
+    before, after = make_detection(), make_detection()
+    course(before, [slow_job(True), slow_job(False)], 60, seed=2)
+    shared = before.shared
+    history = shared.arbiter.fault_history.dump()
+    old = msgspec.msgpack.encode((2, history, shared.counters.dump(), shared.speeds.dump()))
+    after.restore({"health": old, "straggler": before.snapshots()["straggler"]})
+    assert after.shared.arbiter.fault_history.dump() == history
+    assert after.shared.counters._restored.keys() == {("reports", 1), ("silent", 1)}
+    again = make_detection()
+    again.restore(before.snapshots())
+    assert again.shared.arbiter.published == before.shared.arbiter.published
